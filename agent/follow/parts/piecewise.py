@@ -2,7 +2,7 @@
 
 An elementwise operator over whole contiguous tensors gives the same bits on consecutive pieces that start at multiples of
 the vector width (`planner.ir.lowering.update_slices`); a softmax along the last dimension does on whole rows, each of which
-its kernel computes alone. A piece of an operand that is away is read into a buffer; a piece of a result whose storage is
+its kernel computes alone; what only moves elements, in runs of them (`moves`). A piece of an operand that is away is read into a buffer; a piece of a result whose storage is
 away goes straight to its page: AdamW on an embedding never has four such tensors in RAM, the loss of a language model never
 both logits and their logarithms.
 """
@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from agent.follow.operands import makes_storage, tensors_in
+from agent.follow.parts.moves import ElementRun, moved_runs, only_moves
 from agent.follow.parts.rows import converted_dtype
 from agent.follow.residency import Residency
 from agent.follow.storages import Storage, StorageTable, allocated_bytes, data_ptr, untyped_storage
@@ -61,23 +62,28 @@ _WRITES_UNDER_WAY = 2
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """How a call is cut: its `large` operands, of which a piece is `step` elements: whole rows of `row` each, where that is not 0."""
+    """How a call is cut: its `large` operands, of which a piece is `step` elements: whole rows of `row` each, where that is not 0.
+
+    `shape`: of a result. `runs`: what a result is made of where the operator only moves elements.
+    """
 
     large: list[torch.Tensor]
     step: int
     row: int
+    shape: torch.Size
     made_item_bytes: int
+    runs: tuple[ElementRun, ...] = ()
 
     @property
     def made_bytes(self) -> int:
         """Of a result."""
-        return self.large[0].numel() * self.made_item_bytes
+        return self.shape.numel() * self.made_item_bytes
 
     @property
     def buffers_bytes(self) -> int:
-        """What pieces take at most: one of each operand, one that is made, those that are being written, and ends of rows."""
+        """What pieces take at most: one of each operand, one that is made, those that are being written, and what ends within a chunk."""
         piece_bytes = self.step * max(self.made_item_bytes, *(t.element_size() for t in self.large))
-        ends_bytes = CHUNK if self.row else 0
+        ends_bytes = CHUNK if self.row or self.runs else 0
         return (piece_bytes + ends_bytes) * (len(self.large) + 1 + _WRITES_UNDER_WAY)
 
 
@@ -93,15 +99,15 @@ class PieceBuffers:
         """The end of the last appended piece, less than a chunk."""
 
     def load(self, tensor: torch.Tensor, start: int, stop: int) -> torch.Tensor:
-        """Return elements `start` to `stop` of a contiguous tensor, in a buffer of whole chunks where it is away.
+        """Return elements `start` to `stop` of a tensor's storage, in a buffer of whole chunks where it is away.
 
-        Pieces come in order. Raises PageError, or RuntimeError where the tensor is away and has no page: a defect of the
+        One that begins in the chunk in which the one before ended does not read it again. Raises PageError, or RuntimeError where the tensor is away and has no page: a defect of the
         follower.
         """
         key, item_bytes = untyped_storage(tensor)._cdata, tensor.element_size()
         storage = self._away.get(key)
         if storage is None:
-            return tensor.view(-1)[start:stop]
+            return tensor.as_strided((stop - start,), (1,), start)
         if storage.region is None:
             raise RuntimeError(f"storage {storage.number} of {storage.nbytes} bytes has no page to read")
         first, last = start * item_bytes, stop * item_bytes
@@ -138,7 +144,8 @@ class PieceBuffers:
         """Queue a write; raises PageError for an earlier one, or RuntimeError where there is no page: a defect of the follower."""
         if storage.region is None:
             raise RuntimeError(f"storage {storage.number} of {storage.nbytes} bytes has no page to write")
-        pager, address = self._residency.pager, data_ptr(untyped_storage(buffer))
+        pager = self._residency.pager
+        address = data_ptr(untyped_storage(buffer)) + int(buffer.storage_offset()) * buffer.element_size()
         self._writes.append(pager.write(storage.region, address, buffer, begin, nbytes))
         while len(self._writes) > _WRITES_UNDER_WAY:
             pager.wait(self._writes.popleft())
@@ -153,6 +160,8 @@ def pieces_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any], limit_byte
     """Return how a call is cut that must run piece by piece; None where it may, or has to, run whole."""
     if math.isinf(limit_bytes) or not runs_in_pieces(func):
         return None
+    if only_moves(func) and (runs := moved_runs(func, args, kwargs)):
+        return _pieces_moved(args[0], runs, args[1] if len(args) > 1 else args[0].shape, limit_bytes)
     tensors = [*tensors_in(args), *tensors_in(kwargs.values())]
     largest = max((t.numel() for t in tensors), default=0)
     if largest * _LARGEST_ITEM_BYTES * (len(tensors) + 1) <= limit_bytes:
@@ -179,7 +188,20 @@ def pieces_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any], limit_byte
     step = max(PIECE_BYTES // max(item_bytes, made_item_bytes) // unparted, 1) * unparted
     if sum(nbytes.values()) + made_bytes <= limit_bytes or largest < 2 * step:
         return None
-    return Pieces(large, step, row, made_item_bytes)
+    return Pieces(large, step, row, large[0].shape, made_item_bytes)
+
+
+def _pieces_moved(
+    source: torch.Tensor, runs: tuple[ElementRun, ...], shape: Sequence[int], limit_bytes: float
+) -> Pieces | None:
+    """Return how a result of these runs is cut; None where it may be made whole."""
+    item_bytes = source.element_size()
+    reached = max(run.start + run.count for run in runs if run.start is not None)
+    made = sum(run.count for run in runs)
+    step = PIECE_BYTES // item_bytes
+    if (reached + made) * item_bytes <= limit_bytes or made < 2 * step:
+        return None
+    return Pieces([source], step, 0, torch.Size(shape), item_bytes, runs)
 
 
 def _row(func: Any, args: Sequence[Any], large: Sequence[torch.Tensor]) -> int | None:
@@ -201,7 +223,7 @@ def _shown_alike(large: Sequence[torch.Tensor]) -> bool:
 def runs_in_pieces(func: Any) -> bool:
     """Tell whether an operator may run piece by piece."""
     name = _full_name(func)
-    if name in _ROWWISE or name == _CONVERTING:
+    if name in _ROWWISE or name == _CONVERTING or only_moves(func):
         return True
     return name not in _CREATING and (name in ELEMENTWISE or name in _LISTS or name.startswith(_FUSED))
 
@@ -210,13 +232,15 @@ def run_piecewise(
     func: Any, args: Sequence[Any], kwargs: dict[str, Any], pieces: Pieces, written: list[Storage],
     residency: Residency, table: StorageTable,
 ) -> Any:  # fmt: skip
-    """Run a call piece by piece and return what the whole call would. Raises PageError."""
+    """ElementRun a call piece by piece and return what the whole call would. Raises PageError."""
     large = pieces.large
     away = {
         s.key: s for s in (table.known(t) for t in large)
         if s is not None and not s.resident and s.region is not None
     }  # fmt: skip
     buffers = PieceBuffers(residency, away)
+    if pieces.runs:
+        return _moved(pieces, buffers, residency, table)
     elements = large[0].numel()
     large_keys = {id(t) for t in large}
     changed = {s.key for s in written}
@@ -248,6 +272,23 @@ def run_piecewise(
     return _returned(func, args)
 
 
+def _moved(pieces: Pieces, buffers: PieceBuffers, residency: Residency, table: StorageTable) -> torch.Tensor:
+    """Make a result of its runs. Raises PageError."""
+    (source,) = pieces.large
+    result = _Result(source.dtype, pieces, residency, table)
+    zeros = torch.zeros(pieces.step, dtype=source.dtype)
+    place = 0
+    for run in pieces.runs:
+        for begin in range(0, run.count, pieces.step):
+            count = min(pieces.step, run.count - begin)
+            start = None if run.start is None else run.start + begin
+            piece = zeros[:count] if start is None else buffers.load(source, start, start + count)
+            result.put(buffers, piece, place)
+            place += count
+    buffers.finish()
+    return result.finish()
+
+
 class _Result:
     """A result that is made piece by piece: its storage is away from the beginning where it does not fit."""
 
@@ -256,7 +297,7 @@ class _Result:
         fits = residency.could_hold(need_bytes)
         if fits:
             residency.make_room(need_bytes)
-        self.tensor = torch.empty(pieces.large[0].shape, dtype=dtype)
+        self.tensor = torch.empty(pieces.shape, dtype=dtype)
         self._storage = table.of(self.tensor)
         if self._storage is not None and not fits:
             residency.bear_away(self._storage)

@@ -12,7 +12,7 @@ from agent import budget
 from agent.finetune.grid import linear as grid_linear
 from agent.finetune.grid.linear import GridConv1D, GridLinear, encode_weight
 from agent.finetune.libraries import Conv1D
-from agent.follow import rows
+from agent.follow.parts import rows
 from agent.follow.parts.kept_comparisons import KeptComparisons
 from agent.packing import QuantizationGrid
 from agent.packing.grids import NF4_LEVELS

@@ -232,7 +232,7 @@ def run_piecewise(
     func: Any, args: Sequence[Any], kwargs: dict[str, Any], pieces: Pieces, written: list[Storage],
     residency: Residency, table: StorageTable,
 ) -> Any:  # fmt: skip
-    """ElementRun a call piece by piece and return what the whole call would. Raises PageError."""
+    """Run a call piece by piece and return what the whole call would. Raises PageError."""
     large = pieces.large
     away = {
         s.key: s for s in (table.known(t) for t in large)

@@ -536,6 +536,20 @@ class Follower:
                 self.table.of(tensor)
             self.residency.make_room_if_possible()
 
+    def make_way(self) -> None:
+        """Have tensors leave for what the process took between operators; nothing is done while a thread is in one.
+
+        A thread that imports does not wait here: who is in an operator may wait for what it imports.
+        """
+        if self._process is None or not self.lock.acquire_if_free():
+            return
+        try:
+            self._bury()
+            self.residency.limit_bytes = self._process.tensor_bytes()
+            self.residency.make_room_if_possible()
+        finally:
+            self.lock.release()
+
     # -- held from another thread: `agent.follow.exec.opportunistic`
 
     def hold(self) -> str:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from agent.follow.storages import StorageTable
 from agent.malloc import Allocator, active, release_free_memory
-from planner.ir.code_pages import release_code_pages
+from agent.system.mounts import in_ram
+from planner.ir.code_pages import release_code_pages, release_shared_pages
 from planner.ir.errors import ExitCode, PortError
 from planner.ir.process_memory import resident_bytes
 from planner.ir.units import format_bytes
@@ -50,6 +51,10 @@ _SEGMENTS_REMEMBERED = 8
 """The most that the rest of the process took in so many segments counts, a step or two: code that was given back at a
 segment's end comes back when the same operators run again."""
 
+_FILES_GROWTH_BYTES = 16 << 20
+"""So much more of files may be mapped in than when they were given back last: data sets that are read through numpy's memmap or
+Arrow, of which any page may come, and code."""
+
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _STATM = Path("/proc/self/statm")
 _STATM_BYTES = 256
@@ -79,6 +84,8 @@ class ProcessBudget:
         if sys.platform == "linux":
             self._statm = os.open(_STATM, os.O_RDONLY | os.O_CLOEXEC)
             weakref.finalize(self, os.close, self._statm)
+        self._of_files = 0
+        """What files took when they were given back last, weights left out that are followed."""
         self._looked_at = -_LOOK_BYTES
         self._cache_limit = ram_bytes
         """What the allocator's blocks and the pages of files may take together."""
@@ -154,7 +161,7 @@ class ProcessBudget:
         """
         self._skipped = 0
         self._looked_at = self._table.resident_bytes
-        resident = resident_now() if self._statm is None else _resident_in(os.pread(self._statm, _STATM_BYTES, 0))
+        resident = resident_now() if self._statm is None else self._look(self._statm)
         if self.strict and resident + _KEPT_FREE_BYTES > self.ram_bytes:
             resident = self.lacking_bytes(0) + self.ram_bytes
         if self._allocator is None:
@@ -165,6 +172,14 @@ class ProcessBudget:
         self._allocator.set_limit(max(self._cache_limit - self._coming_bytes - mapped_bytes, stats.live_bytes))
         foreign = max(stats.live_bytes - (self._table.resident_bytes - mapped_bytes), 0)
         return max(self._usable - rest - foreign, _LEAST_TENSOR_BYTES)
+
+    def _look(self, statm: int) -> int:
+        """Return the resident bytes of the process, and give back what files grew by: as much comes again until the next time."""
+        found = os.pread(statm, _STATM_BYTES, 0)
+        if _of_files_in(found) - self._table.mapped_bytes > self._of_files + _FILES_GROWTH_BYTES:
+            release_shared_pages(in_ram)
+            self._of_files = _of_files_in(os.pread(statm, _STATM_BYTES, 0)) - self._table.mapped_bytes
+        return _resident_in(found)
 
     def expect_product(self) -> None:
         """Take note that a product of matrices is about to run: what the process grows by from now on is its code."""
@@ -236,3 +251,8 @@ def resident_now() -> int:
 
 def _resident_in(statm: bytes) -> int:
     return int(statm.split(None, 2)[1]) * _PAGE_BYTES
+
+
+def _of_files_in(statm: bytes) -> int:
+    """Return the resident bytes of files and of shared memory."""
+    return int(statm.split(None, 3)[2]) * _PAGE_BYTES

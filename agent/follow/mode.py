@@ -284,7 +284,7 @@ class Follower:
             made[0].recipe = recipe_of(
                 traits.func, args, kwargs, inputs, made[0], result, workspace_bytes=workspace_bytes
             )
-        self.room.took(traits, inputs, workspace_bytes)
+        self.room.took(traits, args, inputs, workspace_bytes)
         if self.planning.recording is not None:
             self.planning.recording.add(inputs, made, written, seconds, workspace_bytes, repeatable=again)
         book.ran(fingerprint, inputs, made, workspace_bytes)
@@ -540,6 +540,20 @@ class Follower:
             if tensor.layout is torch.strided:
                 self.table.of(tensor)
             self.residency.make_room_if_possible()
+
+    def make_way(self) -> None:
+        """Have tensors leave for what the process took between operators; nothing is done while a thread is in one.
+
+        A thread that imports does not wait here: who is in an operator may wait for what it imports.
+        """
+        if self._process is None or not self.lock.acquire_if_free():
+            return
+        try:
+            self._bury()
+            self.residency.limit_bytes = self._process.tensor_bytes()
+            self.residency.make_room_if_possible()
+        finally:
+            self.lock.release()
 
     # -- held from another thread: `agent.follow.exec.opportunistic`
 

@@ -75,8 +75,8 @@ class OperatorRoom:
     def __init__(self, residency: Residency, process: ProcessBudget | None) -> None:
         self._residency, self._process = residency, process
         self._meter = WorkspaceMeter(enabled=process is not None)
-        self._workspace_shares: dict[int, float] = {}
-        """The most that each operator took besides its operands and results, as a share of its operands."""
+        self._workspace_shares: dict[tuple[int, torch.dtype | None], float] = {}
+        """The most that each operator, on each data type, took besides its operands and results, as a share of its operands."""
         self._told: set[str] = set()
         self.on_lack: Callable[[LackOfRoom], None] = tell_lack
         """Called once for each operator that runs though it takes more than the budget leaves."""
@@ -89,7 +89,7 @@ class OperatorRoom:
         made = (result_bytes if self._residency.pressed else known_bytes)(func, args, kwargs)
         if made is None:
             made = max((s.nbytes for s in inputs), default=0) if traits.makes_storage else 0
-        share = self._workspace_shares.get(traits.number)
+        share = self._workspace_shares.get(_kind(traits, args))
         if share is None:
             share = 0.0
             if self._process is not None and traits.name in _PACKING:
@@ -110,11 +110,14 @@ class OperatorRoom:
         """Return the bytes that the operator took besides what was there and the `made_bytes` of its results."""
         return self._meter.end(made_bytes)
 
-    def took(self, traits: OperatorTraits, inputs: Sequence[Storage], workspace_bytes: int) -> None:
+    def took(
+        self, traits: OperatorTraits, args: Sequence[Any], inputs: Sequence[Storage], workspace_bytes: int
+    ) -> None:
         """Remember what an operator took besides, for where it runs on other operands."""
         if workspace_bytes:
             share = workspace_bytes / max(sum(s.nbytes for s in inputs), workspace_bytes)
-            self._workspace_shares[traits.number] = max(self._workspace_shares.get(traits.number, 0.0), share)
+            kind = _kind(traits, args)
+            self._workspace_shares[kind] = max(self._workspace_shares.get(kind, 0.0), share)
 
     def short(self, name: str, held: Sequence[Storage], need_bytes: int) -> None:
         """Tell that an operator takes `need_bytes` beside the operands `held`, which is more than there is.
@@ -139,3 +142,9 @@ class OperatorRoom:
                 f"{lack}, which is {format_bytes(lacking_bytes)} more than the budget of {format_bytes(process.ram_bytes)} has; "
                 f"give {format_bytes(process.ram_bytes + max(missing_bytes, lacking_bytes))}"
             )
+
+
+def _kind(traits: OperatorTraits, args: Sequence[Any]) -> tuple[int, torch.dtype | None]:
+    """Return what decides which kernel runs: the operator, and the data type of its first tensor. Those of half precision copy more."""
+    first = next(tensors_in(args), None)
+    return traits.number, None if first is None else first.dtype

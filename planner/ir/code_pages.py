@@ -15,6 +15,14 @@ from pathlib import Path
 
 _MADV_DONTNEED = 4
 
+_madvise = ctypes.CDLL(None).madvise
+_madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+_NO_FILES = ("/dev/", "/memfd:", "/SYSV", "/anon_hugepage")
+"""Beginnings of what Linux lists like the path of a file."""
+
+_DELETED = " (deleted)"
+
 _CODE, _CONSTANTS = "r-xp", "r--p"
 """Permissions of private mappings that nobody writes."""
 
@@ -40,6 +48,35 @@ def release_data_pages() -> None:
     _release(data_mappings)
 
 
+def release_shared_pages(in_ram: Callable[[Path], bool]) -> None:
+    """Unmap the resident pages of files that this process has mapped to share: numpy's memmap, tables of Arrow.
+
+    Linux only; nothing happens elsewhere. What was written of them stays in the page cache, whose pages the kernel writes. Files that
+    are `in_ram` themselves are left alone.
+    """
+    if sys.platform != "linux":
+        return
+    for start, stop, path in shared_mappings(Path("/proc/self/maps").read_text()):
+        if not in_ram(Path(path)):
+            _madvise(start, stop - start, _MADV_DONTNEED)
+
+
+def shared_mappings(maps: str) -> list[tuple[int, int, str]]:
+    """Return address range and path of each mapping that shares a file with a name, from the text of a /proc/PID/maps."""
+    found = []
+    for line in maps.splitlines():
+        words = line.split(maxsplit=5)
+        if (
+            len(words) == 6
+            and words[1].endswith("s")
+            and words[5].startswith("/")
+            and not words[5].startswith(_NO_FILES)
+        ):
+            start, _, stop = words[0].partition("-")
+            found.append((int(start, 16), int(stop, 16), words[5].removesuffix(_DELETED)))
+    return found
+
+
 def _release(mappings: Callable[[str], list[tuple[int, int]]]) -> None:
     if sys.platform != "linux":
         return
@@ -47,10 +84,8 @@ def _release(mappings: Callable[[str], list[tuple[int, int]]]) -> None:
         described = Path("/proc/self/smaps").read_text()
     except OSError:  # a sandbox without it
         return
-    madvise = ctypes.CDLL(None).madvise
-    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     for start, stop in mappings(described):
-        madvise(start, stop - start, _MADV_DONTNEED)
+        _madvise(start, stop - start, _MADV_DONTNEED)
 
 
 def code_mappings(smaps: str) -> list[tuple[int, int]]:

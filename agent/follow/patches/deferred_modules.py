@@ -7,11 +7,13 @@ for the names that are taken from it on import. Anything else, a submodule inclu
 
 import importlib
 import importlib.util
+import re
 import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from typing import Any
 
 FUNCTIONS: Mapping[str, tuple[str, ...]] = {
@@ -66,6 +68,9 @@ makes any, and by then they are the real ones."""
 _CONTENTS = frozenset(("__all__", "__version__"))
 """Names of the real module that a held one answers by loading it, unlike what the import system and inspect look for."""
 
+_TAKES_ALL = re.compile(rb"^from \S+ import \*", re.MULTILINE)
+"""What a module's source says that takes every name of another one."""
+
 
 def defer_modules() -> None:
     """Load the modules above only when they are used, but for those that are there already."""
@@ -82,9 +87,27 @@ class HeldModule(types.ModuleType):
         self.__path__ = list(spec.submodule_search_locations or ())
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") and name not in _CONTENTS:
+        if (name.startswith("__") and name not in _CONTENTS) or not self._may_have(name):
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         return getattr(real_module(self.__name__), name)
+
+    def _may_have(self, name: str) -> bool:
+        """Tell whether a name is written in the real module's sources, or is a file beside them.
+
+        pickle asks every module for what it pickles, where that does not say where it is from, and finds it in none if one of
+        them loads others meanwhile.
+        """
+        if name in _CONTENTS or self.__file__ is None:
+            return True
+        beside = [file for folder in self.__path__ for file in Path(folder).iterdir()]
+        if any(file.name.partition(".")[0] == name for file in beside):
+            return True
+        own = Path(self.__file__).read_bytes()
+        sources = [own]
+        if _TAKES_ALL.search(own) is not None:
+            sources += [file.read_bytes() for file in beside if file.suffix == ".py"]
+        word = re.compile(rb"\b%s\b" % re.escape(name.encode()))
+        return any(word.search(source) is not None for source in sources)
 
     def give_way(self) -> types.ModuleType:
         """Load the real module into this one's place and return it."""

@@ -8,8 +8,11 @@ import functools
 import signal
 import sys
 import threading
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Sequence
 from concurrent.futures.thread import _WorkItem
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
 from typing import Any
 
 import torch
@@ -33,6 +36,20 @@ _SCRIPT_SAVES: tuple[tuple[Any, str], ...] = (
     *((torch._C.ScriptFunction, name) for name in ("save", "save_to_buffer")),
 )  # fmt: skip
 """Owner and name of what writes scripted and traced modules and functions, constants included."""
+
+
+class _MakingWayForCode(MetaPathFinder):
+    """Finds nothing: at each module that a program loads, tensors leave for those before it. A compiler's are 100 MiB."""
+
+    def __init__(self, follower: Follower) -> None:
+        self._follower = follower
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return None, as one that does not know the module."""
+        self._follower.make_way()
+        return None
 
 
 class ProgramHooks:
@@ -59,6 +76,9 @@ class ProgramHooks:
         frames = sys.modules.get("torch._dynamo.eval_frame")
         if frames is not None:  # something may have been compiled before
             self._replace(frames, "_callback_from_stance", _refuse_compiled)
+        finder = _MakingWayForCode(self._follower)
+        sys.meta_path.insert(0, finder)
+        self._undo.append(lambda: sys.meta_path.remove(finder))
         dispatch_keys.start()
         self._undo.append(compute_values_alone())
         self._replace(torch, "set_autocast_enabled", dispatch_keys.watching_autocast)

@@ -38,6 +38,10 @@ class SignalSafeLock:
     def acquire(self) -> None:
         self._lock.acquire()
 
+    def acquire_if_free(self) -> bool:
+        """Take the lock if no thread has it, not this one either, and tell whether that was so."""
+        return not self._held() and self._lock.acquire(blocking=False)
+
     def release(self) -> None:
         """Let go, and run what waited; raises what a handler raises."""
         self._lock.release()

@@ -43,11 +43,22 @@ def test_what_was_measured_is_expected_again_as_a_share_of_the_operands(bound: B
         room, inputs = followed(bound, one)
         traits = traits_of(aten.cumsum.default)
         made = room.expected_bytes(traits, (one, 0), {}, inputs)
-        room.took(traits, inputs, one.nbytes // 2)
+        room.took(traits, (one, 0), inputs, one.nbytes // 2)
         assert room.expected_bytes(traits, (one, 0), {}, inputs) == made + one.nbytes // 2
-        room.took(traits, inputs, one.nbytes // 4)
+        room.took(traits, (one, 0), inputs, one.nbytes // 4)
         room, inputs = followed(bound, other)
         assert room.expected_bytes(traits, (other, 0), {}, inputs) == made * 4 + other.nbytes // 2, "the most counts"
+
+
+def test_what_was_measured_on_one_data_type_is_not_expected_of_another(bound: Budget) -> None:
+    with bound:
+        wide = torch.empty(1 << 10, 1 << 10)
+        narrow = wide.bfloat16()
+        traits = traits_of(aten.mm.default)
+        room, inputs = followed(bound, wide)
+        room.took(traits, (wide, wide), inputs, wide.nbytes // 64)
+        room, inputs = followed(bound, narrow, narrow.clone())
+        assert room.expected_bytes(traits, (narrow, narrow), {}, inputs) == 3 * narrow.nbytes
 
 
 def test_a_shortage_is_told_once_for_each_operator_and_a_small_one_is_not(bound: Budget) -> None:

@@ -2,10 +2,11 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from planner.ir.code_pages import code_mappings, data_mappings
+from planner.ir.code_pages import code_mappings, data_mappings, shared_mappings
 
 SMAPS = """\
 7f0000000000-7f0000100000 r-xp 00001000 fe:00 1234                       /usr/lib/with space/libtorch_cpu.so
@@ -34,6 +35,31 @@ Anonymous:             0 kB
 Swap:                  4 kB
 """
 
+MAPS = """\
+7f0000000000-7f0000100000 r--s 00000000 fe:00 12                         /home/with space/rows.bin
+7f0000100000-7f0000200000 rw-s 00000000 fe:00 13                         /home/gone.arrow (deleted)
+7f0000200000-7f0000300000 rw-s 00000000 00:18 14                         /dev/shm/torch_1
+7f0000300000-7f0000400000 rw-s 00000000 00:01 15                         /memfd:torch (deleted)
+7f0000400000-7f0000500000 r--p 00000000 fe:00 99                         /home/weights.safetensors
+7f0000500000-7f0000600000 rw-s 00000000 00:00 0
+"""
+
+WRITES_SHARED = """
+import mmap, sys
+from planner.ir.code_pages import release_shared_pages
+from planner.ir.process_memory import resident_bytes
+
+with open(sys.argv[1], "w+b") as file:
+    file.truncate(64 << 20)
+    shared = mmap.mmap(file.fileno(), 0)
+shared[:] = b"x" * len(shared)
+held = resident_bytes()
+release_shared_pages(lambda path: True)
+assert held - resident_bytes() < 1 << 20
+release_shared_pages(lambda path: False)
+print(held - resident_bytes(), shared[:] == b"x" * len(shared))
+"""
+
 PROGRAM = """
 import torch
 from planner.ir.code_pages import release_code_pages
@@ -55,6 +81,22 @@ def test_only_clean_code_and_constants_of_executable_files_are_released() -> Non
         (0x7F0000600000, 0x7F0000700000),
     ]
     assert data_mappings(SMAPS) == [(0x7F0000500000, 0x7F0000600000)]
+
+
+def test_shared_mappings_are_those_of_files_with_names() -> None:
+    assert shared_mappings(MAPS) == [
+        (0x7F0000000000, 0x7F0000100000, "/home/with space/rows.bin"),
+        (0x7F0000100000, 0x7F0000200000, "/home/gone.arrow"),
+    ]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_what_was_written_to_a_shared_file_is_there_after_its_pages_left(tmp_path: Path) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", WRITES_SHARED, str(tmp_path / "rows.bin")], capture_output=True, text=True, check=True
+    )
+    left, same = ran.stdout.split()
+    assert int(left) > 60 << 20 and same == "True"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

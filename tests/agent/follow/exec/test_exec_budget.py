@@ -65,6 +65,61 @@ def test_the_end_of_the_process_is_within_the_budget_too(tmp_path: Path) -> None
         assert int(done.stdout) << 10 <= process_mib() + 125 << 20
 
 
+TRAINS_BESIDE = """
+import torch
+model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(13)))
+optimizer = torch.optim.AdamW(model.parameters())
+def train(x):
+    loss = model(x).pow(2).mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    print(loss.item().hex())
+"""
+"""208 MiB of weights, gradients and state."""
+
+READS_MAPPED_ROWS = (
+    TRAINS_BESIDE
+    + """
+import numpy as np
+rows = np.memmap("rows.bin", np.float32, "r").reshape(-1, 1024)
+for start in range(0, len(rows), 2048):
+    train(torch.from_numpy(rows[start : start + 2048].mean(0, keepdims=True)))
+"""
+)
+LOADS_MODULES = (
+    TRAINS_BESIDE
+    + """
+import importlib
+for _ in range(3):
+    train(torch.ones(2, 1024))
+for k in range(64):
+    importlib.import_module(f"many.m{k}")
+train(torch.ones(2, 1024))
+"""
+)
+MAPPED_BYTES = 256 << 20
+MODULES, MODULE_BYTES = 64, 1 << 20
+BETWEEN_LOOKS_BYTES = 8 << 20
+"""What a step of these reads or loads, which is seen at its next operator."""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("program", [READS_MAPPED_ROWS, LOADS_MODULES], ids=["mapped rows", "modules"])
+def test_what_a_program_maps_or_loads_while_it_trains_is_within_the_budget(tmp_path: Path, program: str) -> None:
+    written(tmp_path, program)
+    os.truncate(os.open(tmp_path / "rows.bin", os.O_CREAT | os.O_WRONLY), MAPPED_BYTES)
+    for k in range(MODULES):
+        written(tmp_path, f"HELD = b'.{k}' * {MODULE_BYTES // 2}", f"many/m{k}.py")
+    bound = beside_process(125)
+    done = followed("train.py", folder=tmp_path, bound=(*bound, "--report", str(tmp_path / "report.json")))
+    assert done.code == 0, done.said
+    assert (
+        report_of(tmp_path / "report.json")["peak_resident_bytes"]
+        <= (int(bound[1].removesuffix("M")) << 20) + BETWEEN_LOOKS_BYTES
+    )
+
+
 RESERVING = """
 import importlib.util, mmap, torch
 if importlib.util.find_spec("pyarrow"):

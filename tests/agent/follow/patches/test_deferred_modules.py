@@ -82,6 +82,22 @@ for name, function in functions.items():
 """
 
 
+PICKLED = """
+import pickle, sys, torch
+import transformers.modeling_utils, transformers.loss.loss_utils
+print(pickle.dumps(torch.per_channel_affine).hex())
+print("torch._dynamo.config" in sys.modules, "sympy.core" in sys.modules, "scipy.optimize._optimize" in sys.modules)
+"""
+"""A value that does not say which module it is from: pickle asks all that there are."""
+
+
+def test_what_pickle_asks_every_module_for_is_found_and_loads_none(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PICKLED)
+    expected, done = plain("train.py", folder=tmp_path), followed("train.py", folder=tmp_path)
+    assert (done.code, done.said) == (0, expected.said)
+    assert done.output.splitlines() == [expected.output.splitlines()[0], "False False False"]
+
+
 OFTEN = {"attribute"}
 """Each use takes two processes; the others are looked at before a release."""
 

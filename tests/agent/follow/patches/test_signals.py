@@ -1,7 +1,9 @@
 """Handlers of the program's signals, at any moment, raising or using tensors."""
 
+import contextlib
 import signal
 import sys
+import threading
 from pathlib import Path
 from types import FrameType
 
@@ -9,6 +11,7 @@ import pytest
 import torch
 
 from agent import budget
+from agent.follow.patches.signals import SignalSafeLock
 from tests.agent.follow.page_files import TWO_LAYERS, layers
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no interval timers")
@@ -73,3 +76,15 @@ def test_a_handler_may_save_a_checkpoint(tmp_path: Path) -> None:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, before)
     assert seen == [True] * 5
+
+
+def test_the_lock_is_taken_only_if_nobody_has_it() -> None:
+    lock = SignalSafeLock(contextlib.nullcontext)
+    assert lock.acquire_if_free()
+    assert not lock.acquire_if_free(), "this thread has it"
+    taken: list[bool] = []
+    other = threading.Thread(target=lambda: taken.append(lock.acquire_if_free()))
+    other.start()
+    other.join()
+    assert taken == [False]
+    lock.release()

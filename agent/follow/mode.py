@@ -34,7 +34,7 @@ from agent.follow.operator_room import OperatorRoom
 from agent.follow.pace import CpuPace
 from agent.follow.patches import dispatch_keys
 from agent.follow.patches.light_dynamo import never_compile
-from agent.follow.patches.refusals import not_followed, refuse_unfollowable
+from agent.follow.patches.refusals import not_followed, refuse_higher_order, refuse_unfollowable
 from agent.follow.patches.signals import SignalSafeLock
 from agent.follow.patches.tangents import refuse_tangents
 from agent.follow.patches.values_alone import composite_kernel
@@ -621,6 +621,9 @@ def _call(name: str, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> 
 class FollowMode(TorchDispatchMode):
     """The follower in one thread of the program; a mode belongs to a thread."""
 
+    supports_higher_order_operators = True
+    """They come here, to be refused by name."""
+
     def __init__(self, follower: Follower) -> None:
         initialise: Any = super().__init__
         initialise()
@@ -637,6 +640,7 @@ class FollowMode(TorchDispatchMode):
 
         Tensors without memory go to their own mode, which is below this one while a program is traced (`torch.export`).
         """
+        refuse_higher_order(func)
         refuse_unfollowable(func, types)
         refuse_tangents(func, args)
         if FakeTensor in types:

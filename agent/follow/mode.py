@@ -536,8 +536,8 @@ class Follower:
                 self.table.of(tensor)
             self.residency.make_room_if_possible()
 
-    def make_way(self) -> None:
-        """Have tensors leave for what the process took between operators; nothing is done while a thread is in one.
+    def make_way(self, nbytes: int = 0) -> None:
+        """Have tensors leave for what the process took between operators, and `nbytes` more; nothing is done while a thread is in one.
 
         A thread that imports does not wait here: who is in an operator may wait for what it imports.
         """
@@ -546,7 +546,7 @@ class Follower:
         try:
             self._bury()
             self.residency.limit_bytes = self._process.tensor_bytes()
-            self.residency.make_room_if_possible()
+            self.residency.make_room_if_possible(nbytes)
         finally:
             self.lock.release()
 

@@ -113,7 +113,7 @@ def pieces_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any], limit_byte
         return None
     shape = large[0].shape
     whole = all(t.is_contiguous() and t.shape == shape and t.storage_offset() == 0 for t in large)
-    return large if whole else None
+    return large if whole and all(t.dim() <= len(shape) for t in tensors) else None
 
 
 def _shown_alike(large: Sequence[torch.Tensor]) -> bool:
@@ -222,7 +222,9 @@ def _replaced_items(
 
 def _replace(value: Any, large: set[int], piece: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     if isinstance(value, torch.Tensor):
-        return piece(value) if id(value) in large else value
+        if id(value) in large:
+            return piece(value)
+        return value.reshape(1) if value.dim() > 1 else value  # a single number, as pieces have one dimension
     if isinstance(value, (list, tuple)):
         return [_replace(part, large, piece) for part in value]
     return value

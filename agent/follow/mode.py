@@ -37,7 +37,7 @@ from agent.follow.parts.products import MappedProduct, MappedProducts
 from agent.follow.parts.rows import MappedCopy, MappedRows, mapped_copy, mapped_rows
 from agent.follow.patches import dispatch_keys
 from agent.follow.patches.light_dynamo import never_compile
-from agent.follow.patches.refusals import not_followed, refuse_unfollowable
+from agent.follow.patches.refusals import not_followed, refuse_higher_order, refuse_unfollowable
 from agent.follow.patches.signals import SignalSafeLock
 from agent.follow.patches.tangents import refuse_tangents
 from agent.follow.patches.values_alone import composite_kernel
@@ -541,8 +541,8 @@ class Follower:
                 self.table.of(tensor)
             self.residency.make_room_if_possible()
 
-    def make_way(self) -> None:
-        """Have tensors leave for what the process took between operators; nothing is done while a thread is in one.
+    def make_way(self, nbytes: int = 0) -> None:
+        """Have tensors leave for what the process took between operators, and `nbytes` more; nothing is done while a thread is in one.
 
         A thread that imports does not wait here: who is in an operator may wait for what it imports.
         """
@@ -551,7 +551,7 @@ class Follower:
         try:
             self._bury()
             self.residency.limit_bytes = self._process.tensor_bytes()
-            self.residency.make_room_if_possible()
+            self.residency.make_room_if_possible(nbytes)
         finally:
             self.lock.release()
 
@@ -626,6 +626,9 @@ def _call(name: str, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> 
 class FollowMode(TorchDispatchMode):
     """The follower in one thread of the program; a mode belongs to a thread."""
 
+    supports_higher_order_operators = True
+    """They come here, to be refused by name."""
+
     def __init__(self, follower: Follower) -> None:
         initialise: Any = super().__init__
         initialise()
@@ -642,6 +645,7 @@ class FollowMode(TorchDispatchMode):
 
         Tensors without memory go to their own mode, which is below this one while a program is traced (`torch.export`).
         """
+        refuse_higher_order(func)
         refuse_unfollowable(func, types)
         refuse_tangents(func, args)
         if FakeTensor in types:

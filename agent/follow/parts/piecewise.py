@@ -173,6 +173,8 @@ def pieces_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any], limit_byte
         return None
     if any(not t.is_contiguous() or t.shape != large[0].shape or t.storage_offset() != 0 for t in large):
         return None
+    if any(t.dim() > large[0].dim() for t in tensors):  # a single number that gives a result more dimensions
+        return None
     row, item_bytes = _row(func, args, large), max((t.element_size() for t in large), default=0)
     made_item_bytes = item_bytes
     if func._schema.name == _CONVERTING:
@@ -337,7 +339,9 @@ def _replaced_items(
 
 def _replace(value: Any, large: set[int], piece: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     if isinstance(value, torch.Tensor):
-        return piece(value) if id(value) in large else value
+        if id(value) in large:
+            return piece(value)
+        return value.reshape(1) if value.dim() > 1 else value  # a single number, as pieces have one dimension
     if isinstance(value, (list, tuple)):
         return [_replace(part, large, piece) for part in value]
     return value

@@ -63,6 +63,9 @@ _LEAST_LOADED_BYTES = 64 << 10
 _LOADED_TWICE = 2
 """A storage that is loaded is there twice for a moment."""
 
+_PICKLED = 3
+"""Times its size that a storage takes while it is pickled: its bytes, and pickle's own, which grow by half."""
+
 _ASKING_FRAME = 2
 """From a guard: `guarded` is the first, then the one that calls the method."""
 
@@ -94,6 +97,7 @@ class Escapes:
         self._guard(torch.UntypedStorage, _STORAGE_READS, self._storage_read)
         self._guard(torch.UntypedStorage, _STORAGE_SIZES, self._storage_size)
         self._guard(torch.UntypedStorage, ("resize_",), self._storage_resize)
+        self._guard(torch.TypedStorage, ("__reduce__",), self._storage_pickled)
         self._guard(torch._C.PyTorchFileWriter, ("write_record",), self._storage_saved)
         self._guard(torch._C.PyTorchFileReader, ("get_storage_from_record",), self._storage_loaded)
 
@@ -215,6 +219,13 @@ class Escapes:
     def _storage_size(self, method: Callable[..., Any], memory: torch.UntypedStorage, args: Any, kwargs: Any) -> Any:
         storage = self._table.known_storage(memory)
         return method(memory, *args, **kwargs) if storage is None else storage.nbytes
+
+    def _storage_pickled(self, method: Callable[..., Any], memory: torch.TypedStorage, args: Any, kwargs: Any) -> Any:
+        """Have tensors leave for the bytes that pickle makes of one, which no operator makes, and for those it made before."""
+        storage = self._table.known_storage(memory._untyped_storage)
+        if storage is not None:
+            self._follower.make_way(_PICKLED * storage.nbytes)
+        return method(memory, *args, **kwargs)
 
     def _storage_saved(self, method: Callable[..., Any], writer: Any, args: Any, kwargs: Any) -> Any:
         """Have what `torch.save` writes into a file there while it does; between its sizes and their contents anything may run."""

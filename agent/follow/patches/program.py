@@ -5,6 +5,7 @@ Ends of steps, threads, forks, and what is refused.
 
 import contextlib
 import functools
+import os
 import signal
 import sys
 import threading
@@ -203,9 +204,16 @@ def _check_backend(backend: Any) -> None:
 
     A backend of torch.compile.
     """
-    if backend != _SAME_BITS_BACKEND:
+    if backend != _SAME_BITS_BACKEND and not _compiles_nothing():
         raise not_followed(
             f"torch.compile(backend={backend!r}) gives other numbers than the operators one by one, and only those can be "
             "followed",
-            "leave torch.compile away",
+            "leave torch.compile away, or run the program as it is with TORCH_COMPILE_DISABLE=1 in its environment",
         )
+
+
+def _compiles_nothing() -> bool:
+    """Tell whether torch.compile leaves programs as they are: their user asked for that in the environment."""
+    config: Any = sys.modules.get("torch._dynamo.config")
+    disabled = os.environ.get("TORCH_COMPILE_DISABLE") == "1" if config is None else config.disable
+    return disabled or os.environ.get("TORCHDYNAMO_DISABLE") == "1"

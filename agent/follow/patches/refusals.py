@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
+from torch._ops import HigherOrderOperator
+
 from planner.ir.errors import ExitCode, PortError, program_line
 
 _COLLECTIVES = ("c10d::", "_c10d_functional::", "c10d_functional::", "symm_mem::")
@@ -30,6 +32,15 @@ def _is_collective(func: Any) -> bool:
     """Tell whether an operator moves values between processes; a barrier moves none."""
     name = str(func._schema.name)
     return name.startswith(_COLLECTIVES) and name not in _WITHOUT_VALUES
+
+
+def refuse_higher_order(func: Any) -> None:
+    """Raise NotFollowedError for an operator that takes programs: torch runs these where no mode may be."""
+    if isinstance(func, HigherOrderOperator):
+        raise not_followed(
+            f"{func.name()} of torch takes a program of its own, which cannot be followed",
+            "write it with plain operators: scaled_dot_product_attention in place of flex_attention, `if` in place of cond",
+        )
 
 
 def refuse_unfollowable(func: Any, types: Sequence[type]) -> None:

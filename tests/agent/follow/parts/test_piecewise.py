@@ -60,6 +60,19 @@ def test_views_that_show_other_numbers_than_their_memory_holds_are_not_cut(name:
         assert torch.equal(followed, expected)
 
 
+@pytest.mark.parametrize("room", [9, 17])
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1), (1, 1, 1)], ids=str)
+def test_a_single_number_of_any_shape_gives_the_result_its_shape(
+    shape: tuple[int, ...], room: int, tmp_path: Path
+) -> None:
+    """One that has more dimensions than the rest adds them."""
+    rows = torch.ones(4, 2 * PIECE_BYTES // 4).cumsum(0)
+    expected = rows * torch.full(shape, 2.0)
+    with budget(tensors=room * PIECE_BYTES, page_dir=tmp_path):
+        found = rows * torch.full(shape, 2.0)
+        assert found.shape == expected.shape and torch.equal(found, expected)
+
+
 @pytest.mark.parametrize("foreach", [True, False])
 def test_an_update_larger_than_the_budget_has_the_same_bits(foreach: bool, tmp_path: Path) -> None:
     def train() -> torch.Tensor:

@@ -9,6 +9,7 @@ import torch
 
 from agent import budget
 from agent.follow.patches.refusals import NotFollowedError
+from tests.agent.follow.programs import TRAIN, followed, plain, written
 
 
 @pytest.mark.parametrize("backend", ["inductor", "eager"])
@@ -22,6 +23,25 @@ def test_what_was_compiled_before_the_budget_is_refused_when_it_is_called(backen
         assert layer(torch.ones(2, 8)).shape == (2, 8)
     if backend == "eager":
         assert torch.equal(model(torch.ones(2, 8)), layer(torch.ones(2, 8))), "after the budget it runs again"
+
+
+@pytest.mark.parametrize("variable", ["TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE"])
+def test_a_program_that_compiles_is_followed_where_its_user_has_that_left_away(variable: str, tmp_path: Path) -> None:
+    program = TRAIN.replace("for _ in range(3):", "compiled = torch.compile(model)\nfor _ in range(3):")
+    written(tmp_path, program.replace("loss = model(", "loss = compiled("))
+    surroundings = {variable: "1"}
+    expected = plain("train.py", folder=tmp_path, environment=surroundings)
+    done = followed("train.py", folder=tmp_path, environment=surroundings)
+    assert (done.code, done.output, done.said) == (0, expected.output, expected.said)
+
+
+def test_an_operator_that_takes_programs_is_refused_by_name(tmp_path: Path) -> None:
+    yes, x = torch.tensor(True), torch.ones(3)
+    with (
+        budget(tensors="4K", page_dir=tmp_path),
+        pytest.raises(NotFollowedError, match="cond of torch takes a program"),
+    ):
+        torch.ops.higher_order.cond(yes, torch.sin, torch.cos, (x,))
 
 
 def test_a_thread_is_followed_from_its_start(tmp_path: Path) -> None:

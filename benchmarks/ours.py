@@ -11,7 +11,9 @@ import torch
 from agent.energy.sources.power_models import power_with
 from agent.prepare import bundle
 from agent.prepare.bench.bench import Bench
-from agent.prepare.slices import ComparingRoom, Sliced, again_with_base, in_halves, in_pieces
+from agent.prepare.slices.choosing import again_with_base, in_pieces
+from agent.prepare.slices.halves import in_halves
+from agent.prepare.slices.sliced import ComparingRoom, Sliced
 from agent.worker.options import TorchOptions
 from agent.worker.protocol import plain_values
 from agent.worker.start import start_worker, torch_worker

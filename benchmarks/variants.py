@@ -24,7 +24,9 @@ from agent.energy.media import FlashPrices, medium_of, medium_under
 from agent.energy.sources.power_models import power_with
 from agent.prepare import bundle
 from agent.prepare.bench.bench import Bench
-from agent.prepare.slices import ComparingRoom, Sliced, in_halves, in_pieces
+from agent.prepare.slices.choosing import in_pieces
+from agent.prepare.slices.halves import in_halves
+from agent.prepare.slices.sliced import ComparingRoom, Sliced
 from benchmarks.models import CASES, DEMO, case_of, make_optimizer, workload
 from benchmarks.ours import COMPARING_BYTES
 from benchmarks.tables import table_console

@@ -3,7 +3,8 @@
 from collections.abc import Set
 
 from agent.prepare.bundle import Progress
-from agent.prepare.slices import ComparingRoom, Sliced, cut_in, keys_in_blocks
+from agent.prepare.slices.comparing import cut_in
+from agent.prepare.slices.sliced import ComparingRoom, Sliced, keys_in_blocks
 from planner.ir.bundle.bundle import first_shapes, kind_of_graph
 from planner.ir.costs import CostTable, DeviceCosts
 from planner.ir.devices.kinds import CPU

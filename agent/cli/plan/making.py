@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from agent.prepare.peers import PlanningPeers
     from agent.prepare.placement.device_watts import DeviceWatts
     from agent.prepare.pools import Pools
-    from agent.prepare.slices import Sliced
+    from agent.prepare.slices.sliced import Sliced
     from agent.prepare.sparse import SparseJob
     from agent.prepare.threads import ThreadChoice
     from planner.deadline import Pace
@@ -91,7 +91,7 @@ def _planned(arguments: argparse.Namespace, out: Path, make_room: Callable[[], N
     """
     from agent.cli.progress import StageBar
     from agent.prepare.bench.bench import Bench
-    from agent.prepare.slices import again_with_base
+    from agent.prepare.slices.choosing import again_with_base
 
     machine, peers = _machine(arguments), _planning_peers(arguments)
     with StageBar(_STAGES, quiet=arguments.json) as bar:
@@ -283,7 +283,10 @@ def _pieces(
     from agent.prepare import bundle
     from agent.prepare.frozen_weights.grids import with_grid_weights
     from agent.prepare.further_shapes import with_further_shapes
-    from agent.prepare.slices import QUICK_S, ComparingRoom, Sliced, in_halves, in_pieces, measured_again
+    from agent.prepare.slices.choosing import QUICK_S, in_pieces
+    from agent.prepare.slices.comparing import measured_again
+    from agent.prepare.slices.halves import in_halves
+    from agent.prepare.slices.sliced import ComparingRoom, Sliced
     from planner import make_bundle
     from planner.ir.costs import CostTable
 

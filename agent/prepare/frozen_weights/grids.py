@@ -11,7 +11,7 @@ import torch
 
 from agent import packing
 from agent.packing.grids import NF4_LEVELS, QuantizationGrid, encode_on_grid
-from agent.prepare.slices import Sliced, cost_of_plan
+from agent.prepare.slices.sliced import Sliced, cost_of_plan
 from planner import make_bundle
 from planner.ir.bundle.bundle import TensorLayout
 from planner.ir.costs import DeviceCosts

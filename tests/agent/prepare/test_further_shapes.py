@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from agent.prepare import slices
 from agent.prepare.further_shapes import cut_like, with_further_shapes
-from agent.prepare.slices import ComparingRoom, Sliced, cut_in, in_pieces
+from agent.prepare.slices import comparing, ways
+from agent.prepare.slices.choosing import in_pieces
+from agent.prepare.slices.comparing import cut_in
+from agent.prepare.slices.sliced import ComparingRoom, Sliced
 from planner import make_bundle
 from planner.ir.bundle.bundle import NO_LIMITS
 from planner.ir.costs import CostTable, OpCost
@@ -48,16 +50,16 @@ def recorded(shares: Iterable[tuple[int, int]]) -> Sliced:
 @pytest.fixture(autouse=True)
 def _without_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pieces, "SPLIT_BYTES", 50_000)
-    monkeypatch.setattr(slices, "compared", lambda pairs, _: ((),) * len(pairs))
+    monkeypatch.setattr(comparing, "compared", lambda pairs, _: ((),) * len(pairs))
 
     def measured(made: list[Sliced], *_: Any) -> list[Sliced]:
         return [replace(s, measured=Measured(tuple(map(by_bytes, s.prepared.graphs.values())), 0, 0)) for s in made]
 
-    monkeypatch.setattr(slices, "_measured", measured)
+    monkeypatch.setattr(comparing, "measured_anew", measured)
 
 
 def test_the_first_shape_is_tried_in_pieces_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slices, "first_cuts", lambda *_: [(FAT_BYTES, 4)])
+    monkeypatch.setattr(ways, "first_cuts", lambda *_: [(FAT_BYTES, 4)])
     whole = recorded([(2, 1)])
     graph = whole.prepared.graphs["step"]
     device = costs_of(graph, base=1 << 20).device

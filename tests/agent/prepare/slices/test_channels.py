@@ -1,0 +1,38 @@
+"""A batch norm's backward pass by channels, near the floor that it sets."""
+
+from dataclasses import replace
+
+import pytest
+
+from agent.prepare.slices.channels import in_channels
+from agent.prepare.slices.sliced import Sliced
+from planner import make_bundle
+from planner.ir.costs import CostTable
+from planner.job import TrainingJob
+from planner.profiling.operators import Measured
+from planner.search.floor import floor_of
+from planner.slices.gradients import split_gradients
+from planner.slices.norms import NORM_BACKWARD
+from planner.slices.rewriting import compacted
+from tests.agent.exactness import OPTIMIZERS
+from tests.agent.prepare.slices.small_jobs import ROOM
+from tests.planner.slices.normed_step import normed, normed_batch, normed_loss
+from tests.planner.steps import costs_of
+
+
+@pytest.mark.long
+def test_near_the_floor_that_a_batch_norm_sets_its_backward_pass_runs_by_channels() -> None:
+    model, columns = normed(), list(normed_batch(0))
+    job = TrainingJob(model, normed_loss, OPTIMIZERS["sgd"](model.parameters()), columns, 4)
+    prepared = make_bundle.prepare(job)
+    prepared = replace(
+        prepared, graphs={name: compacted(split_gradients(graph).graph) for name, graph in prepared.graphs.items()}
+    )
+    device = costs_of(prepared.graphs["step"], base=1 << 20).device
+    halved = Sliced(prepared, Measured(tuple(costs_of(g).ops for g in prepared.graphs.values()), 0, 0), ())
+    floor = floor_of(prepared.graphs["step"], CostTable(device, halved.measured.ops[0]))
+    assert floor.name == NORM_BACKWARD
+    (found,) = in_channels(halved, device, floor.nbytes, ROOM, lambda *_: None)
+    assert found.left_whole == ()
+    assert floor_of(found.prepared.graphs["step"], CostTable(device, found.measured.ops[0])).name != NORM_BACKWARD
+    assert in_channels(halved, device, 2 * floor.nbytes, ROOM, lambda *_: None) == [], "with room, nothing is copied"

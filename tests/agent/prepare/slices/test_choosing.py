@@ -1,0 +1,187 @@
+"""Whole, in halves or in pieces: the cheapest within the budget."""
+
+import itertools
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from agent.prepare.slices import comparing
+from agent.prepare.slices import ways as ways_to_cut
+from agent.prepare.slices.choosing import again_with_base, cheapest_way
+from agent.prepare.slices.halves import in_halves
+from agent.prepare.slices.sliced import PlanCost, Sliced, cost_of_plan
+from planner import make_bundle
+from planner.ir.costs import CostTable, DeviceCosts, OpCost
+from planner.ir.graph import StepGraph
+from planner.ir.lowering.lower import lower
+from planner.job import TrainingJob
+from planner.profiling.operators import Measured
+from planner.search.floor import floor_of
+from planner.search.plan_step import PlanResult
+from planner.slices import pieces
+from planner.slices.choices import Cut, cut_fat, kinds
+from planner.slices.comparison import Differing
+from planner.slices.rewriting import Replacement
+from tests.agent.exactness import OPTIMIZERS
+from tests.agent.prepare.slices.small_jobs import GREEDY, ROOM, adapted_job, chosen, ops_by_bytes, whole
+from tests.planner.slices.adapted_step import adapted_model
+from tests.planner.slices.language_step import language_batch, language_loss, language_model, language_step
+from tests.planner.steps import costs_of
+
+
+def test_the_recorded_step_stays_a_rival_of_its_halves(
+    monkeypatch: pytest.MonkeyPatch, halves: tuple[make_bundle.Prepared, Measured, Sliced]
+) -> None:
+    monkeypatch.setattr(ways_to_cut, "first_cuts", lambda *_: [])
+    prepared, measured, halved = halves
+    recorded = Sliced(prepared, measured, ())
+
+    def costing(seconds: float) -> Sliced:
+        tables = tuple(tuple(OpCost(seconds, 0, seconds) for _ in ops) for ops in halved.measured.ops)
+        return replace(halved, measured=replace(halved.measured, ops=tables))
+
+    cheap, dear = costing(1e-6), costing(1e-2)
+    graph = prepared.graphs["step"]
+    device = costs_of(graph, base=1 << 20).device
+    tight = floor_of(graph, CostTable(device, measured.ops[0])).nbytes + 1000
+    assert chosen(recorded, dear, device, tight) is recorded
+    assert chosen(recorded, cheap, device, tight) is cheap
+
+    def overruling(graph: StepGraph, costs: CostTable, ram_bytes: int) -> PlanResult:
+        found = GREEDY(graph, costs, ram_bytes)
+        return found if graph == prepared.graphs["step"] else replace(found, plan=None)
+
+    def joules(sliced: Sliced) -> float:
+        found = cost_of_plan(sliced, device, tight, GREEDY)
+        assert found is not None
+        return found.joules
+
+    least, most = 1e-6, 1e-2
+    for _ in range(30):
+        middle = (least + most) / 2
+        least, most = (middle, most) if joules(costing(middle)) < 0.98 * joules(recorded) else (least, middle)
+    near = costing(least)
+    assert chosen(recorded, near, device, tight) is near
+    assert chosen(recorded, near, device, tight, overruling) is recorded
+    assert chosen(recorded, cheap, device, tight, overruling) is cheap, "so far apart that quick plans decide"
+    assert chosen(recorded, cheap, device, 1) is cheap, "where nothing fits, what needs less says how much"
+
+
+def test_chains_run_in_pieces_where_that_is_cheaper_and_only_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces, "SPLIT_BYTES", 50_000)
+    made = make_bundle.prepare(
+        TrainingJob(
+            language_model(), language_loss, OPTIMIZERS["adamw"](language_model().parameters()),
+            [torch.cat(columns) for columns in zip(language_batch(0), language_batch(1), strict=True)], 8,
+        )
+    )  # fmt: skip
+    graph = made.graphs["step"]
+    device = costs_of(graph, base=1 << 20).device
+    measured = Measured((costs_of(graph).ops,), 0, 0)
+    recorded, halved = Sliced(made, measured, ()), in_halves(made, measured, ROOM, 2.0, lambda *_: None)
+    assert chosen(recorded, halved, device, 1 << 40) is recorded
+    least = floor_of(graph, CostTable(device, halved.measured.ops[0])).nbytes
+    tight = chosen(recorded, halved, device, least - (1 << 17))
+    assert tight.in_pieces and tight.left_whole == ()
+    assert floor_of(tight.prepared.graphs["step"], CostTable(device, tight.measured.ops[0])).nbytes < least
+    odd = tuple(Differing(Replacement((i,), (), "all"), "differs") for i in range(len(graph.ops)))
+    monkeypatch.setattr(comparing, "compared", lambda pairs, _: (odd,) * len(pairs))
+    assert chosen(recorded, halved, device, least).in_pieces == ()
+
+
+def test_below_the_floor_of_the_whole_weight_blocks_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared = make_bundle.prepare(adapted_job(adapted_model(), rows=1))
+    graph = prepared.graphs["step"]
+    device = costs_of(graph, base=1 << 20).device
+    recorded = Sliced(prepared, Measured(tuple(costs_of(g).ops for g in prepared.graphs.values()), 0, 0), ())
+    weight = next(s.nbytes for s in graph.storages if s.name == "embed.weight")
+    budget = (1 << 20) + weight
+    found = chosen(recorded, recorded, device, budget)
+    assert found.prepared.blocks and found.left_whole == ()
+    assert floor_of(found.prepared.graphs["step"], CostTable(device, found.measured.ops[0])).nbytes <= budget
+    assert floor_of(graph, CostTable(device, recorded.measured.ops[0])).nbytes > budget
+
+
+@pytest.mark.parametrize("spare_bytes", [0, pytest.param(1_500_000, marks=pytest.mark.long)])
+def test_each_kind_of_chain_is_a_choice_and_the_chosen_is_nearly_the_best(
+    spare_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pieces, "SPLIT_BYTES", 50_000)
+    monkeypatch.setattr(ways_to_cut, "first_cuts", lambda *_: [(280_000, 4)])
+    monkeypatch.setattr(comparing, "compared", lambda pairs, _: ((),) * len(pairs))
+    monkeypatch.setattr(
+        comparing, "measured_anew",
+        lambda made, *_: [replace(s, measured=Measured((ops_by_bytes(s.prepared.graphs["step"]),), 0, 0)) for s in made],
+    )  # fmt: skip
+    graph = language_step().graphs["step"]
+    device = costs_of(graph, base=1 << 20).device
+    recorded = Sliced(replace(whole()[0], graphs={"step": graph}), Measured((ops_by_bytes(graph),), 0, 0), ())
+    ram_bytes = floor_of(graph, CostTable(device, recorded.measured.ops[0])).nbytes + spare_bytes
+
+    def joules(cut: Cut) -> float:
+        new = cut.applied(graph).graph
+        costs = CostTable(device, ops_by_bytes(new))
+        plan = GREEDY(new, costs, ram_bytes).plan
+        return math.inf if plan is None else lower(new, costs, plan).cost_joules
+
+    uniform = cut_fat(graph, 280_000, 4)
+    alike = kinds(graph, uniform.applied(graph))
+    every = []
+    for counts in itertools.product((1, 4, 8), repeat=len(alike)):
+        cut = uniform
+        for ops, n in zip(alike, counts, strict=True):
+            cut = cut.changed(ops, n)
+        every.append(joules(cut))
+    found = chosen(recorded, recorded, device, ram_bytes)
+    assert len(alike) == 3
+    assert joules(found.cuts.get("step", Cut(()))) <= 1.1 * min(every)
+
+
+@pytest.mark.parametrize(
+    ("quick", "planned", "chosen_one", "ran"),
+    [
+        ({"a": 1.00, "b": 1.04}, {"a": 1.00, "b": 0.90}, "a", ["a"]),
+        ({"a": 1.00, "b": 1.005}, {"a": 1.00, "b": 0.90}, "b", ["a", "b"]),
+        ({"a": 1.00, "b": 1.04}, {"a": 0.98, "b": 0.97}, "a", ["a"]),
+        ({"a": 1.00, "b": 1.02}, {"a": 0.97, "b": 0.95}, "b", ["a", "b"]),
+        ({"a": 1.00, "b": 1.04}, {"b": 1.03}, "b", ["a", "b"]),
+        ({"b": 1.04, "a": 1.00}, {}, "a", ["a", "b"]),
+        ({"b": 1.06, "a": 1.00}, {"a": 1.00, "b": 0.90}, "a", []),
+    ],
+)
+def test_ways_are_planned_properly_for_as_long_as_one_may_win(
+    quick: dict[str, float], planned: dict[str, float], chosen_one: str, ran: list[str]
+) -> None:
+    prepared, measured = whole()
+    ways = {name: Sliced(prepared, measured, (name,)) for name in quick}
+    asked: list[str] = []
+
+    def plan(sliced: Sliced) -> PlanCost | None:
+        (name,) = sliced.left_whole
+        asked.append(name)
+        return PlanCost(sliced, planned[name], False) if name in planned else None
+
+    found = cheapest_way([PlanCost(ways[name], joules, False) for name, joules in quick.items()], plan)
+    assert (found.sliced.left_whole, asked) == ((chosen_one,), ran)
+
+
+@pytest.mark.parametrize(("found", "bases"), [(30, [20, 30]), (20, [20]), (None, [20])])
+def test_pieces_are_chosen_again_where_a_trial_found_more_beside_the_step(found: int | None, bases: list[int]) -> None:
+    device, seen = costs_of(whole()[0].graphs["step"]).device, list[int]()
+
+    def make(device: DeviceCosts) -> str:
+        seen.append(device.base_bytes)
+        if len(seen) == 2:
+            return "made"
+        error = make_bundle.InfeasibleError("no plan fits", None)
+        error.base_bytes = found
+        raise error
+
+    if len(bases) == 2:
+        assert again_with_base(make, replace(device, base_bytes=20)) == "made"
+    else:
+        with pytest.raises(make_bundle.InfeasibleError):
+            again_with_base(make, replace(device, base_bytes=20))
+    assert seen == bases

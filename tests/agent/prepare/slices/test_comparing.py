@@ -1,0 +1,66 @@
+"""Graphs compared in a process of its own: once, each by itself; each keeps its own costs."""
+
+from dataclasses import replace
+
+import pytest
+
+from agent.prepare.bench.bench import Bench
+from agent.prepare.bundle import TrialError
+from agent.prepare.slices.comparing import compared, measured_anew
+from agent.prepare.slices.sliced import Sliced
+from planner.ir.costs import OpCost
+from planner.ir.graph import StepGraph
+from planner.profiling.operators import Measured
+from planner.slices.comparison import Differing
+from planner.slices.gradients import split_gradients
+from planner.slices.rewriting import Rewritten
+from tests.agent.prepare.slices.small_jobs import ROOM, whole
+
+
+def test_a_comparison_that_ends_otherwise_is_an_error() -> None:
+    graph = whole()[0].graphs["step"]
+    rewritten = split_gradients(graph)
+    damaged = replace(rewritten.graph, storages=rewritten.graph.storages[:-1])
+    with pytest.raises(TrialError, match="comparing operators in pieces ended"):
+        compared([(graph, replace(rewritten, graph=damaged))], ROOM)
+
+
+def test_graphs_are_compared_in_one_process_each_by_itself() -> None:
+    graph = whole()[0].graphs["step"]
+    rewritten = split_gradients(graph)
+    assert rewritten.replacements
+    nothing = Rewritten(graph, ())
+    assert compared([(graph, nothing), (graph, rewritten), (graph, nothing)], ROOM) == ((), (), ())
+    assert compared([(graph, nothing)], ROOM) == ((),)
+
+
+def test_what_was_compared_is_known_the_next_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = whole()[0].graphs["step"]
+    rewritten = split_gradients(graph)
+    ran: list[int] = []
+
+    def odd(_: Bench, pairs: list[tuple[StepGraph, Rewritten]], *__: object) -> tuple[tuple[Differing, ...], ...]:
+        ran.append(sum(len(new.replacements) for _, new in pairs))
+        return tuple(tuple(Differing(r, "the third byte differs") for r in new.replacements) for _, new in pairs)
+
+    monkeypatch.setattr(Bench, "compare", odd)
+    first = compared([(graph, rewritten)], ROOM)
+    assert {d.where for d in first[0]} == {"the third byte differs"} and len(first[0]) == len(rewritten.replacements)
+    assert compared([(graph, rewritten)], ROOM) == first
+    assert ran == [len(rewritten.replacements)]
+    compared([(graph, rewritten)], replace(ROOM, threads=2))
+    assert len(ran) == 2, "another number of threads is another machine"
+
+
+def test_each_way_of_cutting_keeps_the_costs_of_its_own_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, measured = whole()
+    graphs = made.graphs
+    sliced = [Sliced(made, measured, ()), Sliced(made, measured, ())]
+    counted = [
+        [OpCost(float(place), 0, 0.0)] * len(g.ops) for place, g in enumerate((*graphs.values(), *graphs.values()))
+    ]
+    monkeypatch.setattr(Bench, "measure", lambda *_, **__: Measured(tuple(map(tuple, counted)), 0, 0))
+    first, second = measured_anew(sliced, ROOM, 2.0, lambda *_: None)
+    assert [table[0].seconds for table in first.measured.ops] == [*range(len(graphs))]
+    assert [table[0].seconds for table in second.measured.ops] == [*range(len(graphs), 2 * len(graphs))]
+    assert first.measured.base_bytes == measured.base_bytes

@@ -1,0 +1,79 @@
+"""Gradients of convolutions in halves: what differs left whole and named, costs measured anew; single pixels as products."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from agent.prepare.slices import comparing
+from agent.prepare.slices import halves as halves_of
+from agent.prepare.slices.halves import in_halves, with_products
+from agent.prepare.slices.sliced import ComparingRoom, Sliced
+from planner import make_bundle
+from planner.ir.costs import OpCost
+from planner.ir.graph import StepGraph
+from planner.job import TrainingJob
+from planner.profiling.operators import Measured
+from planner.slices.comparison import Differing
+from planner.slices.gradients import CONVOLUTION_BACKWARD, WHAT
+from planner.slices.pixels import PRODUCTS
+from planner.slices.rewriting import Rewritten
+from tests.agent.prepare.slices.small_jobs import ROOM, whole
+
+
+def test_a_job_with_a_convolution_is_halved_and_measured_again(
+    halves: tuple[make_bundle.Prepared, Measured, Sliced],
+) -> None:
+    prepared, _, sliced = halves
+    assert sliced.left_whole == ()
+    assert sliced.measured.base_bytes == 100
+    for (name, graph), ops in zip(sliced.prepared.graphs.items(), sliced.measured.ops, strict=True):
+        before = prepared.graphs[name]
+        halved = sum(op.name == CONVOLUTION_BACKWARD and len(op.outputs) == 3 for op in before.ops)
+        assert len(ops) == len(graph.ops) == len(before.ops) + halved
+        assert halved == (0 if name.startswith("eval") else 1)
+        assert all(cost.seconds > 0 for cost in ops)
+
+
+def test_of_convolutions_of_single_pixels_those_are_products_that_cost_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 1, bias=False), nn.Tanh(), nn.Conv2d(8, 8, 1, bias=False), nn.Tanh())
+    job = TrainingJob(
+        model, lambda m, x: m(x).mean(), torch.optim.SGD(model.parameters(), lr=0.1), [torch.randn(8, 3, 9, 9)], 4
+    )
+    made = make_bundle.prepare(job)
+    (graph,) = made.graphs.values()
+    first, *others = (i for i, op in enumerate(graph.ops) if op.name == "aten::convolution")
+
+    def costs(made: dict[str, StepGraph], before: Measured, *_: Any) -> Measured:
+        """Let the first be dear as products, the others cheap."""
+        (ops,) = (one.ops for one in made.values())
+        table = tuple(
+            OpCost(1e-4, 7, 2e-4 if i == first else 0.5e-4) if op.name == PRODUCTS else OpCost(1e-4, 0, 1e-4)
+            for i, op in enumerate(ops)
+        )
+        return replace(before, ops=(table,))
+
+    monkeypatch.setattr(halves_of, "measured_again", costs)
+    whole = Sliced(made, Measured((tuple(OpCost(1e-4, 0, 1e-4) for _ in graph.ops),), 5, 0), ("something",))
+    found = with_products(whole, ROOM, 2.0, lambda *_: None)
+    (chosen,) = found.prepared.graphs.values()
+    products = [i for i, op in enumerate(chosen.ops) if op.name == PRODUCTS]
+    assert others and products == others and found.left_whole == ("something",)
+    assert [found.measured.ops[0][i].workspace_bytes for i in (first, *others)] == [0] + [7] * len(others)
+    assert found.measured.base_bytes == 5
+
+
+def test_what_differs_here_is_left_whole_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared, measured = whole()
+
+    def odd(pairs: list[tuple[StepGraph, Rewritten]], _: ComparingRoom) -> tuple[tuple[Differing, ...], ...]:
+        return tuple(tuple(Differing(r, "the third byte differs") for r in new.replacements) for _, new in pairs)
+
+    monkeypatch.setattr(comparing, "compared", odd)
+    sliced = in_halves(prepared, measured, ROOM, 2.0, lambda *_: None)
+    assert sliced.prepared.graphs == prepared.graphs
+    assert sliced.measured == measured
+    assert {f"{WHAT}: the third byte differs", "relu in place: the third byte differs"} <= set(sliced.left_whole)

@@ -1,0 +1,21 @@
+"""What a plan of a job in pieces costs, if there is one."""
+
+from agent.prepare.slices.sliced import Sliced, cost_of_plan, main_step
+from planner.ir.lowering.lower import lower
+from planner.ir.plan import Plan
+from planner.search.floor import floor_of
+from planner.search.plan_step import base_joules
+from tests.agent.prepare.slices.small_jobs import GREEDY, whole
+from tests.planner.steps import costs_of
+
+
+def test_a_plan_that_moves_nothing_costs_what_its_operators_do_and_one_below_the_floor_is_none() -> None:
+    sliced = Sliced(*whole(), ())
+    device = costs_of(sliced.prepared.graphs["step"], base=1 << 20).device
+    graph, costs = main_step(sliced, device)
+    kept = cost_of_plan(sliced, device, lower(graph, costs, Plan(), check_budget=False).peak_bytes, GREEDY)
+    assert kept is not None and kept.keeps_everything and kept.joules == base_joules(costs)
+    floor = floor_of(graph, costs).nbytes
+    tight = cost_of_plan(sliced, device, floor + 1000, GREEDY)
+    assert tight is not None and not tight.keeps_everything and tight.joules > kept.joules
+    assert cost_of_plan(sliced, device, floor - 1, GREEDY) is None

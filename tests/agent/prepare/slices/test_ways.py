@@ -1,0 +1,157 @@
+"""What is looked at, compared and planned of the ways to cut a step, and what is not."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from agent.prepare.slices import choosing, comparing
+from agent.prepare.slices import ways as ways_to_cut
+from agent.prepare.slices.sliced import Sliced, cost_of_plan, main_step
+from agent.prepare.slices.ways import WaysToCut
+from planner import make_bundle
+from planner.ir.costs import CostTable, OpCost
+from planner.ir.graph import StepGraph
+from planner.profiling.operators import Measured
+from planner.search.floor import floor_of
+from planner.search.plan_step import PlanResult
+from planner.slices import pieces
+from planner.slices.choices import cut_fat
+from tests.agent.prepare.slices.small_jobs import GREEDY, ROOM, chosen, ops_by_bytes, whole
+from tests.planner.slices.language_step import language_step
+from tests.planner.steps import costs_of
+
+
+def test_a_change_is_planned_once_and_not_where_it_takes_no_less_of_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces, "SPLIT_BYTES", 50_000)
+    graph = language_step().graphs["step"]
+    device = costs_of(graph, base=1 << 20).device
+    recorded = Sliced(replace(whole()[0], graphs={"step": graph}), Measured((ops_by_bytes(graph),), 0, 0), ())
+    ram_bytes = floor_of(graph, CostTable(device, recorded.measured.ops[0])).nbytes + (1 << 19)
+    planned = list[int]()
+
+    def quick(graph: StepGraph, costs: CostTable, ram_bytes: int) -> PlanResult:
+        planned.append(len(graph.ops))
+        return GREEDY(graph, costs, ram_bytes)
+
+    ways = WaysToCut(recorded, recorded, device, ram_bytes, ROOM, quick, lambda *_: None, 60.0, math.inf)
+    uniform = cut_fat(graph, 280_000, 4)
+    start, finer = {"step": uniform}, {"step": uniform.changed(range(len(graph.ops)), 8)}
+    assert ways._better([start], start, 4) == []
+    assert planned == []
+    found = ways._better([start, finer], start, 4)
+    assert planned == [len(way["step"].applied(graph).graph.ops) for way in (start, finer)]
+    assert ways._better([finer], start, 4) == found
+    assert len(planned) == 2
+
+
+def test_a_graph_of_many_times_the_operators_is_measured_only_where_no_shorter_one_has_a_plan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pieces, "SPLIT_BYTES", 50_000)
+    monkeypatch.setattr(ways_to_cut, "first_cuts", lambda *_: [(280_000, 2), (280_000, 8)])
+    monkeypatch.setattr(comparing, "compared", lambda pairs, _: ((),) * len(pairs))
+    graph = language_step().graphs["step"]
+    few, many = (len(cut_fat(graph, 280_000, n).applied(graph).graph.ops) for n in (2, 8))
+    monkeypatch.setattr(ways_to_cut, "MANY_TIMES", (few + many) / 2 / len(graph.ops))
+    measured = set[int]()
+
+    def counted(made: list[Sliced], *_: Any) -> list[Sliced]:
+        measured.update(len(sliced.prepared.graphs["step"].ops) for sliced in made)
+        tables = [ops_by_bytes(sliced.prepared.graphs["step"]) for sliced in made]
+        return [replace(s, measured=Measured((ops,), 0, 0)) for s, ops in zip(made, tables, strict=True)]
+
+    monkeypatch.setattr(comparing, "measured_anew", counted)
+    monkeypatch.setattr(WaysToCut, "plan_changes", lambda *_: None)
+    device = costs_of(graph, base=1 << 20).device
+    recorded = Sliced(replace(whole()[0], graphs={"step": graph}), Measured((ops_by_bytes(graph),), 0, 0), ())
+    floor = floor_of(graph, CostTable(device, recorded.measured.ops[0])).nbytes
+    chosen(recorded, recorded, device, floor + (1 << 18))
+    assert measured and max(measured) < (few + many) / 2
+    measured.clear()
+    finest = cut_fat(graph, 280_000, 8).applied(graph).graph
+    floor = floor_of(finest, CostTable(device, ops_by_bytes(finest))).nbytes
+    chosen(recorded, recorded, device, floor)
+    assert max(measured) > (few + many) / 2, "two pieces do not fit, eight do"
+
+
+@pytest.mark.parametrize(
+    ("joint", "cheap", "tried"),
+    [(1, True, []), (2, True, [2]), (2, False, [2, 4])],
+    ids=["it leaves all whole", "it cuts", "its cut costs more than promised"],
+)
+def test_what_the_joint_model_cuts_is_tried_and_the_rest_only_where_that_failed(
+    joint: int, cheap: bool, tried: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pieces, "SPLIT_BYTES", 50_000)
+    monkeypatch.setattr(ways_to_cut, "first_cuts", lambda *_: [(280_000, 4)])
+    monkeypatch.setattr(comparing, "compared", lambda pairs, _: ((),) * len(pairs))
+    monkeypatch.setattr(ways_to_cut, "joint_cut", lambda graph, costs, ram_bytes, cut, limit_s: cut.changed_all(joint))
+    graph = language_step().graphs["step"]
+    lengths = {len(cut_fat(graph, 280_000, n).applied(graph).graph.ops): n for n in (2, 4)}
+    measured = list[int]()
+
+    def counted(made: list[Sliced], *_: Any) -> list[Sliced]:
+        graphs = [sliced.prepared.graphs["step"] for sliced in made]
+        measured.extend(lengths[len(made.ops)] for made in graphs)
+        factor = 1 if cheap else 10
+        tables = [tuple(replace(op, joules=factor * op.joules) for op in ops_by_bytes(made)) for made in graphs]
+        return [replace(s, measured=Measured((ops,), 0, 0)) for s, ops in zip(made, tables, strict=True)]
+
+    monkeypatch.setattr(comparing, "measured_anew", counted)
+    monkeypatch.setattr(WaysToCut, "plan_changes", lambda *_: None)
+    device = costs_of(graph, base=1 << 20).device
+    recorded = Sliced(replace(whole()[0], graphs={"step": graph}), Measured((ops_by_bytes(graph),), 0, 0), ())
+    floor = floor_of(graph, CostTable(device, recorded.measured.ops[0])).nbytes
+    chosen(recorded, recorded, device, floor + (1 << 16))
+    assert measured == tried
+
+
+def test_what_does_not_fit_whatever_its_kernels_take_is_not_compared_and_the_least_floor_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pieces, "SPLIT_BYTES", 50_000)
+    monkeypatch.setattr(ways_to_cut, "first_cuts", lambda *_: [(280_000, 2), (280_000, 8)])
+    asked = list[int]()
+    monkeypatch.setattr(comparing, "compared", lambda pairs, _: asked.append(len(pairs)) or ((),) * len(pairs))
+    graph = language_step().graphs["step"]
+    device = costs_of(graph, base=1 << 20).device
+    recorded = Sliced(replace(whole()[0], graphs={"step": graph}), Measured((ops_by_bytes(graph),), 0, 0), ())
+    uncut, finest = (
+        floor_of(made, CostTable(device, tuple(OpCost(1e-4, 0, 1e-4) for _ in made.ops))).nbytes
+        for made in (graph, cut_fat(graph, 280_000, 8).applied(graph).graph)
+    )
+    quick = make_bundle.default_planner(strategy="greedy", time_limit_s=1.0)
+    ways = WaysToCut(recorded, recorded, device, finest - 1, ROOM, quick, lambda *_: None, 60.0, math.inf)
+    ways.plan_starts()
+    assert (sum(asked), ways.best) == (0, None)
+    found = cost_of_plan(ways.finest, device, finest - 1, quick)
+    told = floor_of(*main_step(ways.finest, device)).nbytes
+    assert found is None and finest <= told < uncut
+
+
+def test_ways_that_are_near_are_worked_on_whatever_measuring_them_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Comparing and measuring them had used up the time, and what came of it was thrown away."""
+    monkeypatch.setattr(pieces, "SPLIT_BYTES", 50_000)
+    cuts_nothing = (1 << 40, 4)
+    monkeypatch.setattr(ways_to_cut, "first_cuts", lambda *_: [cuts_nothing, (280_000, 4)])
+    monkeypatch.setattr(ways_to_cut, "MOST_STARTS", 1)
+    monkeypatch.setattr(comparing, "compared", lambda pairs, _: ((),) * len(pairs))
+    clock, measured = [0.0], list[int]()
+
+    def slowly(made: list[Sliced], *_: Any) -> list[Sliced]:
+        clock[0] += 10 * choosing.LEAST_SEARCH_S
+        measured.append(len(made))
+        tables = [ops_by_bytes(sliced.prepared.graphs["step"]) for sliced in made]
+        return [replace(s, measured=Measured((ops,), 0, 0)) for s, ops in zip(made, tables, strict=True)]
+
+    monkeypatch.setattr(comparing, "measured_anew", slowly)
+    for module in (ways_to_cut, choosing):
+        monkeypatch.setattr(module, "cpu_s", lambda: clock[0])
+    graph = language_step().graphs["step"]
+    device = costs_of(graph, base=1 << 20).device
+    recorded = Sliced(replace(whole()[0], graphs={"step": graph}), Measured((ops_by_bytes(graph),), 0, 0), ())
+    floor = floor_of(graph, CostTable(device, recorded.measured.ops[0])).nbytes
+    assert chosen(recorded, recorded, device, floor + (1 << 18)).in_pieces
+    assert len(measured) > 1 and all(measured), "the cut of the joint model, not one of nothing; then changes of it"

@@ -9,7 +9,6 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,6 +17,7 @@ import torch
 
 from agent.backend.choose import shares_host_memory
 from agent.follow.patches.refusals import not_followed
+from planner.ir.code_pages import FileMapping, file_mappings
 from planner.ir.devices.kinds import CPU
 
 if TYPE_CHECKING:
@@ -326,23 +326,9 @@ def _is_mapped(start: int, stop: int) -> bool:
     return os.path.lexists(f"/proc/self/map_files/{start:x}-{stop:x}")
 
 
-@dataclass(frozen=True, slots=True)
-class FileMapping:
-    """Addresses from `start` to `stop` that show a file from byte `offset`."""
-
-    start: int
-    stop: int
-    offset: int
-    path: str
-
-
 def private_file_mappings() -> Iterator[FileMapping]:
-    """Yield this process's private mappings of files, as Linux lists them (proc_pid_maps(5))."""
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        words = line.split(maxsplit=5)
-        if len(words) == 6 and words[5].startswith("/") and words[1].endswith("-p"):
-            start, _, stop = words[0].partition("-")
-            yield FileMapping(int(start, 16), int(stop, 16), int(words[2], 16), words[5])
+    """Yield this process's private mappings of files."""
+    return (one for one in file_mappings(Path("/proc/self/maps").read_text()) if not one.shared)
 
 
 _MADV_WILLNEED = 3

@@ -9,7 +9,7 @@ large folios and maps each as a whole. The kernel gives code back, too, when mem
 
 import ctypes
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,18 +63,31 @@ def release_shared_pages(in_ram: Callable[[Path], bool]) -> None:
 
 def shared_mappings(maps: str) -> list[tuple[int, int, str]]:
     """Return address range and path of each mapping that shares a file with a name, from the text of a /proc/PID/maps."""
-    found = []
+    return [
+        (mapping.start, mapping.stop, mapping.path.removesuffix(_DELETED))
+        for mapping in file_mappings(maps)
+        if mapping.shared and not mapping.path.startswith(_NO_FILES)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class FileMapping:
+    """Addresses from `start` to `stop` that show a file from byte `offset`; `path` as Linux lists it."""
+
+    start: int
+    stop: int
+    offset: int
+    path: str
+    shared: bool
+
+
+def file_mappings(maps: str) -> Iterator[FileMapping]:
+    """Yield a process's mappings of files, from the text of its /proc/PID/maps (proc_pid_maps(5))."""
     for line in maps.splitlines():
         words = line.split(maxsplit=5)
-        if (
-            len(words) == 6
-            and words[1].endswith("s")
-            and words[5].startswith("/")
-            and not words[5].startswith(_NO_FILES)
-        ):
+        if len(words) == 6 and words[5].startswith("/"):
             start, _, stop = words[0].partition("-")
-            found.append((int(start, 16), int(stop, 16), words[5].removesuffix(_DELETED)))
-    return found
+            yield FileMapping(int(start, 16), int(stop, 16), int(words[2], 16), words[5], words[1].endswith("s"))
 
 
 def _release(mappings: Callable[[str], list[tuple[int, int]]]) -> None:

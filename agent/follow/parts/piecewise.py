@@ -2,9 +2,9 @@
 
 An elementwise operator over whole contiguous tensors gives the same bits on consecutive pieces that start at multiples of
 the vector width (`planner.ir.lowering.update_slices`); a softmax along the last dimension does on whole rows, each of which
-its kernel computes alone; what only moves elements, in runs of them (`moves`). A piece of an operand that is away is read into a buffer; a piece of a result whose storage is
-away goes straight to its page: AdamW on an embedding never has four such tensors in RAM, the loss of a language model never
-both logits and their logarithms.
+its kernel computes alone; what only moves elements, in runs of them (`moves`). A piece of an operand that is away is read into
+a buffer; a piece of a result whose storage is away goes straight to its page: AdamW on an embedding never has four such tensors
+in RAM, the loss of a language model never both logits and their logarithms.
 """
 
 import math
@@ -112,9 +112,8 @@ def pieces_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any], limit_byte
         return None
     nbytes = {untyped_storage(t)._cdata: t.numel() * t.element_size() for t in large}
     made_bytes = largest * made_item_bytes if makes_storage(func) else 0
-    unparted = row or CHUNK // min(
-        t.element_size() for t in large
-    )  # what is written in place fills chunks of each page
+    fills_chunk = CHUNK // min(t.element_size() for t in large)  # of each page that is written in place
+    unparted = row or fills_chunk
     step = max(PIECE_BYTES // max(item_bytes, made_item_bytes) // unparted, 1) * unparted
     if sum(nbytes.values()) + made_bytes <= limit_bytes or largest < 2 * step:
         return None

@@ -11,6 +11,7 @@ import re
 import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -78,6 +79,26 @@ def defer_modules() -> None:
     sys.meta_path.insert(0, _DeferringFinder(waiting))
 
 
+@cache
+def _may_have(file: str | None, folders: tuple[str, ...], name: str) -> bool:
+    """Tell whether a name is written in the sources of a module in `file`, or is a file in its `folders`.
+
+    pickle asks every module for what it pickles, where that does not say where it is from, and finds it in none if one of
+    them loads others meanwhile.
+    """
+    if name in _CONTENTS or file is None:
+        return True
+    beside = [found for folder in folders for found in Path(folder).iterdir()]
+    if any(found.name.partition(".")[0] == name for found in beside):
+        return True
+    own = Path(file).read_bytes()
+    sources = [own]
+    if _TAKES_ALL.search(own) is not None:
+        sources += [found.read_bytes() for found in beside if found.suffix == ".py"]
+    word = re.compile(rb"\b%s\b" % re.escape(name.encode()))
+    return any(word.search(source) is not None for source in sources)
+
+
 class HeldModule(types.ModuleType):
     """Stands for a module that is not loaded yet; the place of the real one, and of its submodules, is known by its spec."""
 
@@ -87,27 +108,11 @@ class HeldModule(types.ModuleType):
         self.__path__ = list(spec.submodule_search_locations or ())
 
     def __getattr__(self, name: str) -> Any:
-        if (name.startswith("__") and name not in _CONTENTS) or not self._may_have(name):
+        if (name.startswith("__") and name not in _CONTENTS) or not _may_have(
+            self.__file__, tuple(self.__path__), name
+        ):
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         return getattr(real_module(self.__name__), name)
-
-    def _may_have(self, name: str) -> bool:
-        """Tell whether a name is written in the real module's sources, or is a file beside them.
-
-        pickle asks every module for what it pickles, where that does not say where it is from, and finds it in none if one of
-        them loads others meanwhile.
-        """
-        if name in _CONTENTS or self.__file__ is None:
-            return True
-        beside = [file for folder in self.__path__ for file in Path(folder).iterdir()]
-        if any(file.name.partition(".")[0] == name for file in beside):
-            return True
-        own = Path(self.__file__).read_bytes()
-        sources = [own]
-        if _TAKES_ALL.search(own) is not None:
-            sources += [file.read_bytes() for file in beside if file.suffix == ".py"]
-        word = re.compile(rb"\b%s\b" % re.escape(name.encode()))
-        return any(word.search(source) is not None for source in sources)
 
     def give_way(self) -> types.ModuleType:
         """Load the real module into this one's place and return it."""

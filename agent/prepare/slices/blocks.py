@@ -16,14 +16,11 @@ from planner.slices.rewriting import Replacement, compacted
 LARGE = 1 / 2
 """Of the step's own memory: weights that take more are read in blocks."""
 
-
 BLOCK = 1 / 8
 """Of the step's own memory: what a block of them takes, with the optimizer's state of the same rows."""
 
-
 COLUMNS_BLOCK = 1 / 4
 """The same of a block of columns that is put together from rows: for each, all rows are read."""
-
 
 MOST_BLOCKS = 16
 """More would be copied and read in transfers too small."""

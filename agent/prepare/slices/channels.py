@@ -14,7 +14,6 @@ from planner.slices.rewriting import compacted
 NORM_PIECES = 8
 """Of channels, into which the backward pass of a batch norm is cut: its copies are little beside what stays whole."""
 
-
 NEAR_THE_FLOOR = 1.5
 """Of what the step's floor needs beside the process: with more memory, norms whose copies take time are left whole."""
 

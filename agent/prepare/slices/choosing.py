@@ -21,11 +21,9 @@ CLOSE, APART = 0.01, 0.05
 """Of the joules: ways that quick plans tell apart by less than the second may be planned properly before one of them is taken; at least by
 the first, once it is known how little that saves."""
 
-
 SEARCH_S, LEAST_SEARCH_S = 60.0, 6.0
 """Of CPU time, for comparing, measuring and planning what is tried for one budget: after that, nothing further is changed. The shorter
 where the whole has a plan, which pieces can only make cheaper."""
-
 
 QUICK_S = 5.0
 """Of planning, for each way that is compared."""

@@ -27,30 +27,23 @@ from planner.slices.rewriting import Rewritten
 NEAR = 1.05
 """Of the whole's joules: pieces that are estimated to cost more are not measured, and those that do are not worked on further."""
 
-
 ESTIMATED_HIGH = 1.1
 """Estimates of pieces are dearer than what is measured by up to so much: 8 to 11 % for the transformer of `examples/shakespeare`."""
-
 
 WORTH = 0.01
 """Of the joules: where changes gain less, no more are tried."""
 
-
 MOST_STARTS = 2
 """Cuts that are worked on."""
-
 
 JOINT_S = 5.0
 """For each look at the joint model; one takes 1 to 3 seconds."""
 
-
 MOST_KINDS = 6
 """Of chains, those that touch most bytes: what is changed about each is tried."""
 
-
 TOGETHER = 4
 """Of graphs that are compared and measured at once: one of 5,000 operators takes tens of megabytes of the budget that planning has, too."""
-
 
 MANY_OPS, MANY_TIMES = 5000, 3
 """A graph with more, or so many times those of the halves, is planned only where no other has a plan: its plan takes long, and more

@@ -39,13 +39,14 @@ def test_a_budget_below_the_possible(planned: tuple[Path, dict[str, Any]], tmp_p
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("x = 1", "port_job"),
+        pytest.param("x = 1", "port_job", marks=pytest.mark.long),
         ("def port_job():\n    return 5", "returned int"),
         ("def port_job(:", "SyntaxError|invalid syntax"),
-        ("import nothing_of_this_name", "nothing_of_this_name"),
+        pytest.param("import nothing_of_this_name", "nothing_of_this_name", marks=pytest.mark.long),
     ],
 )
 def test_scripts_that_describe_no_job(content: str, message: str, tmp_path: Path) -> None:
+    """One of each kind of error each time; `tests/planner/test_job_sources.py` has them all, without a process each."""
     import re
 
     (tmp_path / "train.py").write_text(content)

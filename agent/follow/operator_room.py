@@ -76,7 +76,9 @@ class OperatorRoom:
         self._residency, self._process = residency, process
         self._meter = WorkspaceMeter(enabled=process is not None)
         self._workspace_shares: dict[tuple[int, torch.dtype | None], float] = {}
-        """The most that each operator, on each data type, took besides its operands and results, as a share of its operands."""
+        """The most that each operator, on each data type, took besides its operands and results, as a share of its operands, 1 at most."""
+        self._beyond_operands: dict[tuple[tuple[int, torch.dtype | None], int], int] = {}
+        """What those took that took more than their operands, by the size of these: of others it says nothing."""
         self._told: set[str] = set()
         self.on_lack: Callable[[LackOfRoom], None] = tell_lack
         """Called once for each operator that runs though it takes more than the budget leaves."""
@@ -89,7 +91,8 @@ class OperatorRoom:
         made = (result_bytes if self._residency.pressed else known_bytes)(func, args, kwargs)
         if made is None:
             made = max((s.nbytes for s in inputs), default=0) if traits.makes_storage else 0
-        share = self._workspace_shares.get(_kind(traits, args))
+        kind, operand_bytes = _kind(traits, args), sum(s.nbytes for s in inputs)
+        share = self._workspace_shares.get(kind)
         if share is None:
             share = 0.0
             if self._process is not None and traits.name in _PACKING:
@@ -97,10 +100,10 @@ class OperatorRoom:
                 share = _UNKNOWN_WORKSPACE
             if self._process is not None and traits.name.startswith(_BLOCKWISE):
                 return made + _BLOCKWISE_WORKSPACE_BYTES
-        besides = int(share * sum(s.nbytes for s in inputs))
+        besides = int(share * operand_bytes)
         if traits.name in _PRODUCTS and all(t.dtype in _COPIED_BY_BLOCK for t in tensors_in(args)):
             besides = min(besides, _PRODUCT_WORKSPACE_BYTES)
-        return made + besides
+        return made + max(besides, self._beyond_operands.get((kind, operand_bytes), 0))
 
     def begin(self) -> None:
         """Start measuring: an operator is about to run."""
@@ -115,9 +118,12 @@ class OperatorRoom:
     ) -> None:
         """Remember what an operator took besides, for where it runs on other operands."""
         if workspace_bytes:
-            share = workspace_bytes / max(sum(s.nbytes for s in inputs), workspace_bytes)
-            kind = _kind(traits, args)
+            kind, operand_bytes = _kind(traits, args), sum(s.nbytes for s in inputs)
+            share = workspace_bytes / max(operand_bytes, workspace_bytes)
             self._workspace_shares[kind] = max(self._workspace_shares.get(kind, 0.0), share)
+            if workspace_bytes > operand_bytes:
+                alike = kind, operand_bytes
+                self._beyond_operands[alike] = max(self._beyond_operands.get(alike, 0), workspace_bytes)
 
     def short(self, name: str, held: Sequence[Storage], need_bytes: int) -> None:
         """Tell that an operator takes `need_bytes` beside the operands `held`, which is more than there is.

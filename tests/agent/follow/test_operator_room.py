@@ -50,6 +50,20 @@ def test_what_was_measured_is_expected_again_as_a_share_of_the_operands(bound: B
         assert room.expected_bytes(traits, (other, 0), {}, inputs) == made * 4 + other.nbytes // 2, "the most counts"
 
 
+def test_what_took_more_than_its_operands_is_expected_to_again_on_as_many(bound: Budget) -> None:
+    with bound:
+        image, other = torch.empty(1 << 16), torch.empty(1 << 15)
+        traits = traits_of(aten.convolution.default)
+        for tensor, besides in ((image, 0), (image, 5), (image, 3)):
+            room, inputs = followed(bound, tensor)
+            room.took(traits, (tensor,), inputs, besides * tensor.nbytes)
+        assert room.expected_bytes(traits, (image,), {}, inputs) == (1 + 5) * image.nbytes
+        room, inputs = followed(bound, other)
+        assert room.expected_bytes(traits, (other,), {}, inputs) == (1 + 1) * other.nbytes, (
+            "of others no more than the share is known"
+        )
+
+
 def test_what_was_measured_on_one_data_type_is_not_expected_of_another(bound: Budget) -> None:
     with bound:
         wide = torch.empty(1 << 10, 1 << 10)

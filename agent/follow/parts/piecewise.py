@@ -1,14 +1,14 @@
 """Operators whose operands do not fit together run piece by piece, with the same bits.
 
-An elementwise operator over whole contiguous tensors gives the same bits on consecutive pieces that start at multiples of
-the vector width (`planner.ir.lowering.update_slices`); a softmax along the last dimension does on whole rows, each of which
-its kernel computes alone; what only moves elements, in runs of them (`moves`). A piece of an operand that is away is read into
+An elementwise operator over whole contiguous tensors gives the same bits on consecutive pieces in which each number is computed in a
+vector where it was in the whole, or rounded alike without one (`planner.slices.thread_shares`); a softmax along the last dimension does
+on whole rows, each of which its kernel computes alone; what only moves elements, in runs of them (`moves`). A piece of an operand that is away is read into
 a buffer; a piece of a result whose storage is away goes straight to its page: AdamW on an embedding never has four such tensors
 in RAM, the loss of a language model never both logits and their logarithms.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -23,6 +23,7 @@ from agent.follow.residency import Residency
 from agent.follow.storages import Storage, StorageTable, untyped_storage
 from agent.train.pager import CHUNK
 from planner.ir.lowering.update_slices import ELEMENTWISE
+from planner.slices.thread_shares import LEAST_SHARE, VECTORS, rounds_apart
 
 _FUSED = ("aten::_fused_adam_", "aten::_fused_adamw_", "aten::_fused_sgd_", "aten::_fused_adagrad_")
 
@@ -34,6 +35,16 @@ _LISTS = frozenset(
         "addcdiv_.Scalar", "addcdiv_.ScalarList", "lerp_.Scalar", "lerp_.List", "sqrt_", "neg_",
     )
 )  # fmt: skip
+
+_ACTIVATIONS = frozenset(
+    f"aten::{name}"
+    for name in (
+        "relu", "relu_", "threshold_backward", "hardtanh", "hardtanh_", "hardtanh_backward", "leaky_relu", "leaky_relu_",
+        "leaky_relu_backward", "gelu", "gelu_backward", "silu", "silu_", "silu_backward", "sigmoid", "sigmoid_", "sigmoid_backward",
+        "tanh", "tanh_", "tanh_backward", "exp", "rsqrt", "pow.Tensor_Scalar", "masked_fill.Scalar", "native_dropout_backward",
+    )
+)  # fmt: skip
+"""Elementwise, of floating-point numbers, which their results are, too."""
 
 _CONVERTING = "aten::_to_copy"
 """Elementwise where it gives floating-point numbers another type (`converted_dtype`)."""
@@ -61,7 +72,8 @@ PIECEWISE_FROM = 256
 class Pieces:
     """How a call is cut: its `large` operands, of which a piece is `step` elements: whole rows of `row` each, where that is not 0.
 
-    `shape`: of a result. `runs`: what a result is made of where the operator only moves elements.
+    `shape`: of a result. `runs`: what a result is made of where the operator only moves elements. `least`: fewer elements that are left at
+    the end belong to the piece before.
     """
 
     large: list[torch.Tensor]
@@ -70,6 +82,7 @@ class Pieces:
     shape: torch.Size
     made_item_bytes: int
     runs: tuple[ElementRun, ...] = ()
+    least: int = 0
 
     @property
     def made_bytes(self) -> int:
@@ -79,9 +92,18 @@ class Pieces:
     @property
     def buffers_bytes(self) -> int:
         """What pieces take at most: one of each operand, one that is made, those that are being written, and what ends within a chunk."""
-        piece_bytes = self.step * max(self.made_item_bytes, *(t.element_size() for t in self.large))
+        piece_bytes = (self.step + self.least) * max(self.made_item_bytes, *(t.element_size() for t in self.large))
         ends_bytes = CHUNK if self.row or self.runs else 0
         return (piece_bytes + ends_bytes) * (len(self.large) + 1 + WRITES_UNDER_WAY)
+
+    def bounds(self) -> Iterator[tuple[int, int]]:
+        """Yield the first element of each piece, and that behind its last."""
+        elements, start = self.large[0].numel(), 0
+        while start < elements:
+            stop = start + self.step
+            stop = stop if elements - stop >= self.least and stop < elements else elements
+            yield start, stop
+            start = stop
 
 
 def pieces_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any], limit_bytes: float) -> Pieces | None:
@@ -108,16 +130,22 @@ def pieces_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any], limit_byte
     if func._schema.name == _CONVERTING:
         dtype = converted_dtype(args[0], kwargs)
         made_item_bytes = 0 if dtype is None else dtype.itemsize
-    if row is None or not made_item_bytes:
+    if row is None or not made_item_bytes or (_full_name(func) in _ACTIVATIONS and not large[0].is_floating_point()):
         return None
     nbytes = {untyped_storage(t)._cdata: t.numel() * t.element_size() for t in large}
     made_bytes = largest * made_item_bytes if makes_storage(func) else 0
     fills_chunk = CHUNK // min(t.element_size() for t in large)  # of each page that is written in place
-    unparted = row or fills_chunk
-    step = max(PIECE_BYTES // max(item_bytes, made_item_bytes) // unparted, 1) * unparted
-    if sum(nbytes.values()) + made_bytes <= limit_bytes or largest < 2 * step:
+    unparted, least = row or fills_chunk, 0
+    if sum(nbytes.values()) + made_bytes <= limit_bytes:
         return None
-    return Pieces(large, step, row, large[0].shape, made_item_bytes)
+    if _by_vectors(func) and (threads := torch.get_num_threads()) > 1 and rounds_apart(func, args, kwargs):
+        if largest % (threads * VECTORS):
+            return None
+        unparted, least = math.lcm(unparted, threads * VECTORS), threads * LEAST_SHARE
+    step = max(PIECE_BYTES // max(item_bytes, made_item_bytes) // unparted, 1) * unparted
+    if largest < 2 * step + least:
+        return None
+    return Pieces(large, step, row, large[0].shape, made_item_bytes, least=least)
 
 
 def _pieces_moved(
@@ -152,9 +180,14 @@ def _shown_alike(large: Sequence[torch.Tensor]) -> bool:
 def runs_in_pieces(func: Any) -> bool:
     """Tell whether an operator may run piece by piece."""
     name = _full_name(func)
-    if name in _ROWWISE or name == _CONVERTING or only_moves(func):
-        return True
-    return name not in _CREATING and (name in ELEMENTWISE or name in _LISTS or name.startswith(_FUSED))
+    return name in _ROWWISE or name == _CONVERTING or only_moves(func) or name.startswith(_FUSED) or _by_vectors(func)
+
+
+@cache
+def _by_vectors(func: Any) -> bool:
+    """Tell whether threads take an operator's elements in vectors from where their shares begin, whatever cache lines these lie in."""
+    name = _full_name(func)
+    return name not in _CREATING and (name in ELEMENTWISE or name in _LISTS or name in _ACTIVATIONS)
 
 
 def run_piecewise(
@@ -170,15 +203,13 @@ def run_piecewise(
     buffers = PieceBuffers(residency, away)
     if pieces.runs:
         return _moved(pieces, buffers, residency, table)
-    elements = large[0].numel()
     large_keys = {id(t) for t in large}
     changed = {s.key for s in written}
     result: _Result | None = None
     of_piece = list(args)
     if func._schema.name in _ROWWISE:
         of_piece[_ROWWISE[func._schema.name][1]] = -1
-    for start in range(0, elements, pieces.step):
-        stop = min(start + pieces.step, elements)
+    for start, stop in pieces.bounds():
         loaded: dict[int, torch.Tensor] = {}
 
         def piece(

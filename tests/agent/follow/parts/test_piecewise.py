@@ -8,6 +8,7 @@ import torch
 
 from agent import budget
 from agent.follow.parts.piecewise import PIECE_BYTES, pieces_of
+from planner.ir.tensor_bytes import same_bits
 
 ATEN = torch.ops.aten
 ELEMENTS = 3 * PIECE_BYTES // 4 + 77
@@ -71,6 +72,65 @@ def test_a_single_number_of_any_shape_gives_the_result_its_shape(
     with budget(tensors=room * PIECE_BYTES, page_dir=tmp_path):
         found = rows * torch.full(shape, 2.0)
         assert found.shape == expected.shape and torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("elements", [48 * PIECE_BYTES // 16, 48 * PIECE_BYTES // 16 + 77])
+def test_numbers_that_vectors_round_apart_are_those_of_the_whole(elements: int, threads: int, tmp_path: Path) -> None:
+    def train() -> torch.Tensor:
+        torch.manual_seed(0)
+        weight = torch.nn.Parameter(torch.randn(elements, dtype=torch.bfloat16))
+        gradient = torch.randn(elements, dtype=torch.bfloat16)
+        optimizer = torch.optim.SGD([weight], lr=0.1, weight_decay=0.3, foreach=False)
+        for _ in range(2):
+            weight.grad = gradient.clone()
+            optimizer.step()
+        return weight.detach()
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        expected = train()
+        with budget(tensors=2 * PIECE_BYTES, page_dir=tmp_path):
+            found = train()
+            assert torch.equal(found, expected)
+    finally:
+        torch.set_num_threads(before)
+
+
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "gelu": torch.nn.functional.gelu, "gelu of tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+    "silu": torch.nn.functional.silu, "relu": torch.relu, "relu6": torch.nn.functional.relu6, "sigmoid": torch.sigmoid,
+    "leaky": torch.nn.functional.leaky_relu, "cube": lambda x: torch.tanh(x + 0.044715 * torch.pow(x, 3.0)),
+    "masked": lambda x: torch.exp(x.masked_fill(x > 1, -2.0)), "rsqrt": lambda x: torch.rsqrt(x * x + 1e-3),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activations_and_their_gradients_run_in_pieces(
+    name: str, dtype: torch.dtype, threads: int, tmp_path: Path
+) -> None:
+    def run() -> tuple[torch.Tensor, torch.Tensor]:
+        torch.manual_seed(0)
+        x = torch.randn(8 * PIECE_BYTES // 4, dtype=dtype, requires_grad=True)
+        y = ACTIVATIONS[name](x)
+        y.backward(torch.randn_like(y))
+        assert x.grad is not None
+        return y.detach(), x.grad
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        expected = run()
+        with budget(tensors=6 * expected[0].nbytes // 4, page_dir=tmp_path) as bound:  # of the three of a gradient
+            found = run()
+            over_bytes = bound.report.over_bytes
+            assert all(same_bits(mine, theirs) for mine, theirs in zip(found, expected, strict=True))
+        assert over_bytes == 0
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("foreach", [True, False])

@@ -21,7 +21,7 @@ from planner.ir.bundle.checksums import SUM_BYTES, block_sum
 KEPT_DAYS = 30
 """After so long an operator is measured again: the machine around it has changed."""
 
-_FORMAT = 1
+_FORMAT = 2
 _Content = TypeVar("_Content")
 _MOST_FILES = 32
 """Those not written for longest go; a file holds some 100 KB."""

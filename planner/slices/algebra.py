@@ -72,6 +72,9 @@ RULES: dict[str, CutRule] = {
     "_scaled_dot_product_flash_attention_for_cpu_backward": CutRule(Carry.EVERY),
 }  # fmt: skip
 
+MADE_OF_NOTHING = ("zeros_like", "ones_like", "empty_like")
+"""Elementwise operators that read no numbers."""
+
 _ROOTS = ("sqrt", "rsqrt", "sqrt_", "rsqrt_")
 _ROUNDED = ("float32", "float64")
 """Types in which a root and a square are rounded correctly, so are the same in vectors and one by one."""

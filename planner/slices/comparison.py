@@ -24,8 +24,10 @@ from planner.ir.operators import GUARD
 from planner.ir.torch_operators import dtype, function_of, literal
 from planner.profiling.kept_costs import operator_key
 from planner.profiling.operators import give_back
+from planner.slices.algebra import MADE_OF_NOTHING, RULES, Carry, base_name
 from planner.slices.rewriting import Replacement, Rewritten
 from planner.slices.sums import CLOSE
+from planner.slices.thread_shares import in_whole_vectors, rounds_apart
 
 _SEED = 20
 _SPREAD = 0.5
@@ -179,7 +181,35 @@ def _difference(graph: StepGraph, rewritten: Rewritten, replacement: Replacement
         elif not torch.equal(bits, found):
             count = int(torch.count_nonzero(bits != found))
             return f"{rewritten.graph.label(s)} differs in {count} of {bits.numel()} bytes"
+    return _apart_at_ends(graph, replacement.old) or _apart_at_ends(rewritten.graph, replacement.new)
+
+
+def _apart_at_ends(graph: StepGraph, ops: Sequence[int]) -> str:
+    """Return which operator gives other numbers where threads' shares end: few, which those made up may not show; empty where none does."""
+    threads = torch.get_num_threads()
+    for op in (graph.ops[i] for i in ops):
+        rule = RULES.get(base_name(op))
+        if threads == 1 or rule is None or rule.carry is not Carry.ELEMENTS or base_name(op) in MADE_OF_NOTHING:
+            continue
+        sizes = {math.prod(graph.values[v].shape) for v in operands(op)} - {1}
+        if len(sizes) <= 1 and all(in_whole_vectors(size, threads) for size in sizes):
+            continue
+        args = [_described(graph, a) for a in op.args]
+        if rounds_apart(function_of(op), args, {k: _described(graph, a) for k, a in op.kwargs}):
+            return f"{op.name} rounds apart where a thread's share ends within a vector"
     return ""
+
+
+def _described(graph: StepGraph, argument: Argument) -> Any:
+    """Return an argument with tensors of no memory for values."""
+    if isinstance(argument, Ref):
+        value = graph.values[argument.value]
+        return torch.empty(value.shape, dtype=dtype(value.dtype), device="meta")
+    if isinstance(argument, Scalar):
+        return _SCALAR
+    if isinstance(argument, tuple):
+        return [_described(graph, a) for a in argument]
+    return literal(argument)
 
 
 def _apart(bits: torch.Tensor, found: torch.Tensor, value: Value) -> float:

@@ -21,6 +21,10 @@ ELEMENTWISE = frozenset(
 )  # fmt: skip
 """Operators that compute each element from the elements at the same place only."""
 
+_HALVES = ("float16", "bfloat16")
+"""Their scaled sums are rounded apart in vectors and number by number, and how many numbers are left for that at the ends of threads'
+shares depends on how much is computed at once (`planner.slices.thread_shares`)."""
+
 SLICE_BYTES = 1 << 20
 """Slices start at multiples of this many bytes: a multiple of every vector width, and what flash likes to move."""
 
@@ -71,7 +75,7 @@ def _group(graph: StepGraph, parameter: int, first: int, last: int) -> UpdateGro
                 return None
             whole.append(i)
             continue
-        if graph.ops[i].name not in ELEMENTWISE or graph.ops[i].random:
+        if graph.ops[i].name not in ELEMENTWISE or graph.ops[i].random or _is_scaled_sum_of_halves(graph, graph.ops[i]):
             return None
         for v, full in zip(_touched(graph.ops[i]), kinds, strict=True):
             if full:
@@ -98,6 +102,10 @@ def _group(graph: StepGraph, parameter: int, first: int, last: int) -> UpdateGro
 
 def _touched(op: Op) -> list[int]:
     return [*operands(op), *(v for v in op.outputs if v is not None)]
+
+
+def _is_scaled_sum_of_halves(graph: StepGraph, op: Op) -> bool:
+    return dict(op.kwargs).get("alpha", 1) != 1 and any(graph.values[v].dtype in _HALVES for v in operands(op))
 
 
 def _count(value: Value) -> int:

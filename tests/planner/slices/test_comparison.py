@@ -124,6 +124,29 @@ def test_what_comparing_holds_at_once_is_known_before(monkeypatch: pytest.Monkey
             assert seen[0] == most_held_bytes(graph, alone)
 
 
+@pytest.mark.parametrize(("width", "threads", "cut"), [(64, 2, True), (50, 1, True), (50, 2, False)])
+def test_what_vectors_round_apart_is_cut_where_threads_shares_end_with_whole_ones(
+    width: int, threads: int, cut: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The numbers that are made up may happen to be rounded alike at the few places that lie in no vector."""
+    monkeypatch.setattr(pieces, "SPLIT_BYTES", 1 << 10)
+    model = nn.Sequential(nn.Linear(8, width), nn.SiLU(), nn.Linear(width, 1)).double()
+    graph = capture_step(
+        model, lambda m, x: m(x).square().mean(), torch.optim.SGD(model.parameters(), lr=0.1),
+        (torch.randn(250, 8, dtype=torch.float64),),
+    ).graphs["step"]  # fmt: skip
+    rewritten = cut_chains(graph, find_chains(graph, 1 << 10), 4)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    monkeypatch.setattr(comparison, "_made_up", lambda graph, s, *of: torch.zeros(graph.storages[s].nbytes).byte())
+    try:
+        found = differing(graph, rewritten)
+    finally:
+        torch.set_num_threads(before)
+    assert rewritten.replacements and (not found) == cut
+    assert all("silu rounds apart where a thread's share ends" in one.where for one in found)
+
+
 def test_replacements_are_parted_by_the_room_that_they_need() -> None:
     graph = step()
     wrong = turned(split_gradients(graph), 1)

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.ir.graph import Op, Phase, Ref, Role, StepGraph
+from planner.ir.graph import ITEM_BYTES, Op, Phase, Ref, Role, StepGraph
 from planner.ir.lowering.update_slices import ELEMENTWISE, SLICE_BYTES, slice_bounds, update_groups
 from planner.ir.torch_operators import resolve
 from tests.planner.steps import tiny_step
@@ -101,6 +101,15 @@ def test_a_group_that_takes_a_transposed_tensor_is_none() -> None:
     values = tuple(replace(v, stride=v.stride[::-1]) if v == square else v for v in graph.values)
     before, after = ({g.parameter for g in update_groups(g_)} for g_ in (graph, replace(graph, values=values)))
     assert before - after == {square.storage}
+
+
+@pytest.mark.parametrize(("dtype", "sliced"), [("float32", True), ("bfloat16", False)])
+def test_a_scaled_sum_that_vectors_round_apart_is_whole(dtype: str, sliced: bool) -> None:
+    graph = tiny_step("SGD").graphs["step"]
+    values = tuple(replace(v, dtype=dtype) for v in graph.values)
+    storages = tuple(replace(s, nbytes=s.nbytes * ITEM_BYTES[dtype] // 4) for s in graph.storages)
+    assert any(op.phase is Phase.UPDATE and "alpha" in dict(op.kwargs) for op in graph.ops)
+    assert bool(update_groups(replace(graph, values=values, storages=storages))) == sliced
 
 
 def test_a_group_whose_temporary_is_read_outside_of_it_is_none() -> None:

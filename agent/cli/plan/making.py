@@ -284,7 +284,7 @@ def _pieces(
     from agent.prepare.frozen_weights.grids import with_grid_weights
     from agent.prepare.further_shapes import with_further_shapes
     from agent.prepare.slices.choosing import QUICK_S, in_pieces
-    from agent.prepare.slices.comparing import measured_again
+    from agent.prepare.slices.comparing import costs_of_rewritten
     from agent.prepare.slices.halves import in_halves
     from agent.prepare.slices.sliced import ComparingRoom, Sliced
     from planner import make_bundle
@@ -303,7 +303,7 @@ def _pieces(
         prepared, whole = with_grid_weights(
             prepared, whole, costs.device, captured.pools.computing_bytes,
             make_bundle.default_planner(strategy="greedy", time_limit_s=QUICK_S, limits=limits),
-            lambda coded: measured_again(coded.graphs, costs.choice.measured, room, power.compute_watts, progress),
+            lambda coded: costs_of_rewritten(coded.graphs, costs.choice.measured, room, power.compute_watts, progress),
         )  # fmt: skip
         sliced = Sliced(prepared, whole, ())
         planner = make_bundle.default_planner(

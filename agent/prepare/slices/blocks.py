@@ -2,7 +2,7 @@
 
 import torch
 
-from agent.prepare.bundle import Progress
+from agent.prepare.progress import Progress
 from agent.prepare.slices import comparing
 from agent.prepare.slices.sliced import ComparingRoom, Sliced
 from planner import make_bundle

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from agent.prepare.bundle import Progress
+from agent.prepare.progress import Progress
 from agent.prepare.slices import comparing
 from agent.prepare.slices.sliced import ComparingRoom, Sliced, main_step
 from planner.ir.costs import DeviceCosts

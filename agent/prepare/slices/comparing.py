@@ -6,7 +6,7 @@ What differs stays whole and is named; what costs are then is measured.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from agent.prepare.bundle import Progress
+from agent.prepare.progress import Progress
 from agent.prepare.slices.sliced import ComparingRoom, Sliced
 from planner.ir.costs import OpCost
 from planner.ir.devices.kinds import CPU

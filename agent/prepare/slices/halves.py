@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from agent.prepare.bundle import Progress
+from agent.prepare.progress import Progress
 from agent.prepare.slices.comparing import costs_of_rewritten, rewritten_alike
 from agent.prepare.slices.sliced import ComparingRoom, Sliced
 from planner.ir.costs import OpCost

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from agent.prepare.bench.bench import Bench
-from agent.prepare.bundle import TrialError
+from agent.prepare.making.trial import TrialError
 from agent.prepare.slices.comparing import compared, with_operator_costs
 from agent.prepare.slices.sliced import Sliced
 from planner.ir.costs import OpCost

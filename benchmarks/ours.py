@@ -9,8 +9,10 @@ from typing import Any
 import torch
 
 from agent.energy.sources.power_models import power_with
-from agent.prepare import bundle
 from agent.prepare.bench.bench import Bench
+from agent.prepare.making import bundle, device_costs
+from agent.prepare.making.packed_pages import with_packed_pages
+from agent.prepare.making.trial import Throttle
 from agent.prepare.slices.choosing import again_with_base, in_pieces
 from agent.prepare.slices.halves import in_halves
 from agent.prepare.slices.sliced import ComparingRoom, Sliced
@@ -81,7 +83,7 @@ class Ours:
         self.whole = Sliced(whole, measured, ())
         sliced = in_halves(whole, measured, self.room, power.compute_watts, lambda *_: None)
         self.halved, self.prepared, self.measured = sliced, sliced.prepared, sliced.measured
-        self.device = bundle.this_device(sliced.measured, folder, threads, power, lambda *_: None)
+        self.device = device_costs.this_device(sliced.measured, folder, threads, power, lambda *_: None)
 
     def plan(
         self,
@@ -93,8 +95,8 @@ class Ours:
     ) -> Path | None:
         """Return a bundle planned for a budget (with flash no faster than `limits`, read and write); None if none fits."""
         path = self.folder / f"{self.job.name}-{ram_bytes}.port"
-        device = bundle.slower_flash(self.device, *limits) if limits else self.device
-        device = bundle.with_packed_pages(device, self.prepared.initial_tensors)
+        device = device_costs.slower_flash(self.device, *limits) if limits else self.device
+        device = with_packed_pages(device, self.prepared.initial_tensors)
         planner = make_bundle.default_planner(strategy=strategy, time_limit_s=time_limit_s)
 
         def make(device: DeviceCosts) -> None:
@@ -142,6 +144,6 @@ class Ours:
         return Run(steps, events[0]["planned_peak_bytes"], peak, events[-1]["digest"], events)
 
 
-def throttle(limits: tuple[float, float] | None) -> bundle.Throttle | None:
+def throttle(limits: tuple[float, float] | None) -> Throttle | None:
     """Return what holds a worker to flash of this speed."""
-    return None if limits is None else bundle.Throttle(int(limits[0]), int(limits[1]))
+    return None if limits is None else Throttle(int(limits[0]), int(limits[1]))

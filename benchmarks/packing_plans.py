@@ -15,7 +15,8 @@ import tempfile
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from agent.prepare import bundle
+from agent.prepare.making.device_costs import slower_flash
+from agent.prepare.making.trial import trial
 from benchmarks.models import case_of
 from benchmarks.ours import Ours
 from benchmarks.packing_footprint import on_images, written
@@ -98,10 +99,10 @@ def measure(model: str, folder: Path, arguments: argparse.Namespace) -> list[Row
     ours = on_images(model, folder, arguments.batch, 2) if images else Ours(model, folder, *case_of(model), steps=2)
     graph = ours.prepared.graphs["step"]
     without = CostTable(ours.device, ours.measured.ops[0])
-    found = bundle.trial(written(ours, folder / "kept.port", without, Plan()), (folder,), 1, probe_packing=True)
+    found = trial(written(ours, folder / "kept.port", without, Plan()), (folder,), 1, probe_packing=True)
     watts = ours.device.compute_watts
     if arguments.card:
-        card = bundle.slower_flash(ours.device, CARD_READ, CARD_WRITE)
+        card = slower_flash(ours.device, CARD_READ, CARD_WRITE)
         flash = replace(card.flash, wear_joules_per_byte=CARD_WEAR_JOULES_PER_BYTE)
         without = replace(without, device=replace(card, flash=flash))
     packings = tuple(replace(cost, joules=cost.seconds * watts) for cost in found.packings.get("step", ()))

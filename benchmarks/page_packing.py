@@ -14,7 +14,8 @@ import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from agent.prepare import bundle
+from agent.prepare.making.device_costs import slower_flash
+from agent.prepare.making.packed_pages import with_packed_pages
 from benchmarks.models import CASES
 from benchmarks.ours import Ours
 from planner import make_bundle
@@ -66,8 +67,8 @@ def measure(model: str, folder: Path, mib: int, limits: tuple[float, float], ste
     """Return the row of one model."""
     optimizer, batch = CASES[model]
     ours = Ours(model, folder, optimizer, batch, steps=steps)
-    plain = bundle.slower_flash(ours.device, *limits)
-    packed = bundle.with_packed_pages(plain, ours.prepared.initial_tensors)
+    plain = slower_flash(ours.device, *limits)
+    packed = with_packed_pages(plain, ours.prepared.initial_tensors)
     planner = make_bundle.default_planner(strategy="greedy", time_limit_s=20.0)
     planned, runs = [], []
     for number, device in enumerate((plain, packed)):

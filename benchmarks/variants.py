@@ -22,8 +22,9 @@ from rich.table import Table
 
 from agent.energy.media import FlashPrices, medium_of, medium_under
 from agent.energy.sources.power_models import power_with
-from agent.prepare import bundle
 from agent.prepare.bench.bench import Bench
+from agent.prepare.making import device_costs
+from agent.prepare.progress import Progress
 from agent.prepare.slices.choosing import in_pieces
 from agent.prepare.slices.halves import in_halves
 from agent.prepare.slices.sliced import ComparingRoom, Sliced
@@ -74,11 +75,11 @@ def compare_variants(
         made.model, made.loss_fn, make_optimizer(optimizer, made.model.parameters()), list(batch), batch[0].shape[0]
     )
     prepared, watts = make_bundle.prepare(job), power_with(1)
-    quiet: bundle.Progress = lambda *_: None  # noqa: E731
+    quiet: Progress = lambda *_: None  # noqa: E731
     measured = Bench().measure(prepared.graphs.values(), 1, watts.compute_watts, quiet)
     prices = FlashPrices()
     paged_to = medium_under(folder, prices) if medium is None else medium_of(medium, prices)
-    device = bundle.on_medium(bundle.this_device(measured, folder, 1, watts, quiet), paged_to)
+    device = device_costs.on_medium(device_costs.this_device(measured, folder, 1, watts, quiet), paged_to)
     whole = Sliced(prepared, measured, ())
     room = ComparingRoom(COMPARING_BYTES, folder, 1)
     halved = in_halves(prepared, measured, room, watts.compute_watts, quiet)

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from agent.energy.media import FlashPrices, medium_of
-from agent.prepare.bundle import on_medium
+from agent.prepare.making.device_costs import on_medium
 from agent.prepare.slices.choosing import QUICK_S
 from benchmarks.models import CASES, DEMO, DEMO_SCRIPT, Workload, make_optimizer, workload
 from planner.capture.step import capture_step

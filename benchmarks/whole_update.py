@@ -18,8 +18,9 @@ from rich.table import Table
 
 from agent.energy.media import FlashPrices, medium_of
 from agent.energy.sources.power_models import power_with
-from agent.prepare import bundle
 from agent.prepare.bench.bench import Bench
+from agent.prepare.making import bundle, device_costs
+from agent.prepare.making.trial import TrialError
 from agent.prepare.reference import with_reference
 from agent.prepare.whole_updates import with_whole_update
 from agent.worker.options import TorchOptions
@@ -68,7 +69,7 @@ def run(path: Path, folder: Path, count: int, peak_bytes: int) -> list[StepDone]
             case TrainingFailed():
                 failure = event.message
     if worker.process.returncode:
-        raise bundle.TrialError(failure or f"the worker ended with exit code {worker.process.returncode}")
+        raise TrialError(failure or f"the worker ended with exit code {worker.process.returncode}")
     return steps
 
 
@@ -78,8 +79,8 @@ def rows_of(case: str, count: int, ram_bytes: int, folder: Path) -> list[Row]:
     quiet = lambda stage, share: print(f"{stage} {share:.0%}   ", end="\r", file=sys.stderr)  # noqa: E731
     power = power_with(1)
     measured = Bench().measure(prepared.graphs.values(), 1, power.compute_watts, quiet)
-    device = bundle.this_device(measured, folder, 1, power, quiet)
-    device = bundle.on_medium(device, medium_of(MediumKind.SD, FlashPrices()))
+    device = device_costs.this_device(measured, folder, 1, power, quiet)
+    device = device_costs.on_medium(device, medium_of(MediumKind.SD, FlashPrices()))
     prepared = with_reference(prepared, count)
     quick = make_bundle.default_planner(strategy="greedy", time_limit_s=20.0)
     whole, costs = with_whole_update(prepared, measured, device, int(ram_bytes * 0.99), quick)

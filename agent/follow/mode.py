@@ -14,35 +14,31 @@ from torch.utils._python_dispatch import (
     _get_current_dispatch_mode_stack,
 )
 
+from agent.follow.decisions.foresight import Foresight
 from agent.follow.decisions.planning import Planning
-from agent.follow.decisions.recompute import SMALLEST_BYTES as RECIPE_BYTES
-from agent.follow.decisions.recompute import WORTH, recipe_of
-from agent.follow.decisions.trace import AHEAD, LONGEST_SEGMENT, NOTHING, Entry, TraceBook, Use
-from agent.follow.decisions.victims import LEAVES
+from agent.follow.decisions.recompute import recipe_of
+from agent.follow.decisions.trace import AHEAD, LONGEST_SEGMENT, Entry, TraceBook
 from agent.follow.memory import ProcessBudget
 from agent.follow.operands import (
     bare_storages_in,
     is_composite,
     is_wrapper,
-    makes_storage,
     storages_in,
     tensors_in,
     written_storages,
 )
 from agent.follow.operator_room import OperatorRoom
+from agent.follow.operator_ways import OperatorWays, call_whole
 from agent.follow.pace import CpuPace
 from agent.follow.parts.lists import runs_by_element, split_call
-from agent.follow.parts.piecewise import PIECEWISE_FROM, Pieces, pieces_of, run_piecewise
-from agent.follow.parts.products import MappedProduct, MappedProducts
-from agent.follow.parts.rows import MappedCopy, MappedRows, mapped_copy, mapped_rows
-from agent.follow.patches import dispatch_keys
+from agent.follow.parts.rows import MappedRows
 from agent.follow.patches.light_dynamo import never_compile
 from agent.follow.patches.refusals import not_followed, refuse_higher_order, refuse_unfollowable
 from agent.follow.patches.signals import SignalSafeLock
 from agent.follow.patches.tangents import refuse_tangents
 from agent.follow.patches.values_alone import composite_kernel
 from agent.follow.residency import Residency
-from agent.follow.storages import NEVER, Storage, StorageTable, read_mapping_ahead
+from agent.follow.storages import Storage, StorageTable, read_mapping_ahead
 from agent.follow.traits import OperatorTraits, traits_of
 from agent.malloc import release_free_memory
 from planner.ir.code_pages import release_code_pages
@@ -52,9 +48,6 @@ _KEPT_SHARE = 1 / 2
 
 _ALIASES = frozenset({"aten::alias", "aten::detach"})
 """Views of all that their operand is of: they do not ask for the storage, which stays away. A `state_dict()` is made of them."""
-
-_Cut = MappedProduct | MappedRows | MappedCopy
-"""An operator that reads an operand where its file is mapped, a part at a time."""
 
 
 class Follower:
@@ -68,8 +61,9 @@ class Follower:
         self.table, self.residency, self.planning = table, residency, planning
         self._process, self._at_step = process, at_step
         self.room = OperatorRoom(residency, process)
-        self._products = MappedProducts(table, residency.make_room)
+        self._ways = OperatorWays(table, residency, self.room)
         self.book = TraceBook()
+        self._foresight = Foresight(table, residency, planning, self.book)
         self.lock = SignalSafeLock(self._outside_of_operators)
         self._may_run = self.lock.condition()
         self._held = False
@@ -81,7 +75,6 @@ class Follower:
         self.operators = 0
         self.steps = 0
         """Of optimizers."""
-        self._fetched_to = 0
         self._escaped: list[Storage] = []
         self._escaped_before: list[Storage] = []
 
@@ -123,7 +116,7 @@ class Follower:
         return func(*args, **kwargs)
 
     def _run_one(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        residency, traits = self.residency, traits_of(func)
+        residency, ways, traits = self.residency, self._ways, traits_of(func)
         self.operators += 1
         residency.clock += 1
         read = args if traits.shape_alone is None else (*args[: traits.shape_alone], *args[traits.shape_alone + 1 :])
@@ -136,19 +129,19 @@ class Follower:
         if residency.may_recompute and entry is None:
             residency.victims.demote()
         residency.may_recompute = entry is not None
-        pieces, cut = self._in_parts(traits, func, args, kwargs, sum(sizes))
+        pieces, cut = ways.in_parts(traits, func, args, kwargs, sum(sizes))
         for storage in inputs:
             storage.pins += 1
             if storage.left_at is not None and storage.resident:
                 storage.left_at.stayed()
         try:
-            held, cut = self._bring(traits, inputs, cut, whole=pieces is None)
+            held, cut = ways.bring(traits, inputs, cut, whole=pieces is None)
             written: list[Storage] = []
             if traits.writes:
                 written = written_storages(func, args, kwargs, self.table)
                 residency.change(written)
             if pieces is None:
-                self._make_room(traits, args, kwargs, inputs, held, entry, cut, writes=bool(written))
+                ways.make_room(traits, args, kwargs, inputs, held, entry, cut, writes=bool(written))
             measured = entry is None and pieces is None
             if measured:
                 self.room.begin()
@@ -159,9 +152,9 @@ class Follower:
                 if not isinstance(cut, MappedRows):
                     residency.counters.mapped_bytes += cut.read_bytes
             elif pieces is None:
-                result = _call(traits.name, func, args, kwargs)
+                result = call_whole(traits.name, func, args, kwargs)
             else:
-                result = self._run_piecewise(func, args, kwargs, pieces, inputs, written)
+                result = ways.run_pieces(func, args, kwargs, pieces, inputs, written)
             for storage in written:
                 if storage.resident:
                     self.resized(storage)
@@ -180,79 +173,6 @@ class Follower:
         )  # fmt: skip
         return result
 
-    def _in_parts(
-        self, traits: OperatorTraits, func: Any, args: Sequence[Any], kwargs: dict[str, Any], input_bytes: int
-    ) -> tuple[Pieces | None, _Cut | None]:
-        """Return the pieces of an operator too large to run whole, or how one reads from a file in place."""
-        limit_bytes = self.residency.limit_bytes
-        copy = mapped_copy(func, args, kwargs, self.table) if traits.copies else None
-        if copy is not None and self.residency.could_hold(copy.need_bytes):
-            return None, copy
-        if traits.in_pieces and (traits.takes_lists or input_bytes > limit_bytes / PIECEWISE_FROM):
-            pieces = pieces_of(func, args, kwargs, limit_bytes)
-            if pieces is not None:
-                return pieces, None
-        if traits.cut_from_file:
-            product = self._products.of(func, args, kwargs, limit_bytes)
-            return None, product or mapped_rows(func, args, kwargs, self.table)
-        return None, copy
-
-    def _bring(
-        self, traits: OperatorTraits, inputs: list[Storage], cut: _Cut | None, *, whole: bool
-    ) -> tuple[list[Storage], _Cut | None]:
-        """Make operands resident; return which, and what is left of a cut: nothing where its bits differ from the whole's."""
-        held = _to_bring(traits, inputs, cut, whole=whole)
-        self.residency.bring(held)
-        if isinstance(cut, MappedProduct) and not self._products.has_bits_of_whole(cut):
-            self.residency.bring(inputs)
-            return inputs, None
-        return held, cut
-
-    def _make_room(
-        self, traits: OperatorTraits, args: Sequence[Any], kwargs: dict[str, Any], inputs: list[Storage],
-        held: list[Storage], entry: Entry | None, cut: _Cut | None, *, writes: bool,
-    ) -> None:  # fmt: skip
-        """Make room for what an operator takes that is run at once. Raises where there is none."""
-        if cut is not None:
-            need_bytes = cut.need_bytes
-        elif entry is not None:
-            need_bytes = entry.need_bytes
-        else:
-            need_bytes = self.room.expected_bytes(traits, args, kwargs, inputs)
-        if not (need_bytes or writes):
-            self.residency.make_room_if_possible()
-        elif not self.residency.make_room(need_bytes):
-            self.room.short(traits.name, held, need_bytes)
-        if cut is not None:
-            self.residency.before_mapping(cut.mapped_bytes)
-
-    def _run_piecewise(
-        self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], pieces: Pieces, inputs: list[Storage],
-        written: list[Storage],
-    ) -> Any:  # fmt: skip
-        """Run an operator in pieces; operands that do not fit leave, or stay away.
-
-        They leave for the page file, not to be recomputed: a piece of them must be there to be read.
-        """
-        residency = self.residency
-        may_recompute, residency.may_recompute = residency.may_recompute, False
-        for storage in inputs:
-            storage.pins -= 1
-        try:
-            try:
-                room_bytes = pieces.buffers_bytes
-                if makes_storage(func) and residency.could_hold(room_bytes + pieces.made_bytes):
-                    room_bytes += pieces.made_bytes
-                residency.make_room(room_bytes)
-            finally:
-                residency.may_recompute = may_recompute
-                for storage in inputs:
-                    storage.pins += 1
-            return run_piecewise(func, args, kwargs, pieces, written, residency, self.table)
-        finally:
-            for storage in written:
-                storage.clean = not storage.resident
-
     def _after(
         self, traits: OperatorTraits, args: Sequence[Any], kwargs: dict[str, Any], fingerprint: int, entry: Entry | None,
         inputs: list[Storage], written: list[Storage], first_made: int, result: Any, seconds: float, mapped_bytes: int,
@@ -269,7 +189,7 @@ class Follower:
                 made.append(storage)
         touched = (*inputs, *made)
         if residency.pressed and entry is not None and len(entry.next_uses) == len(touched):
-            self._touch(entry, touched)
+            self._foresight.touch(entry, touched)
         else:
             for storage in touched:
                 residency.victims.touch(storage, residency.clock, None)
@@ -280,7 +200,7 @@ class Follower:
         else:  # of pieces' buffers the whole operator, which is elementwise, would take none
             workspace_bytes = 0
         again = len(made) == 1 and traits.repeatable and whole
-        if residency.pressed and again and self._remade(entry, made[0], seconds):
+        if residency.pressed and again and self._foresight.remade(entry, made[0], seconds):
             made[0].recipe = recipe_of(
                 traits.func, args, kwargs, inputs, made[0], result, workspace_bytes=workspace_bytes
             )
@@ -289,7 +209,7 @@ class Follower:
             self.planning.recording.add(inputs, made, written, seconds, workspace_bytes, repeatable=again)
         book.ran(fingerprint, inputs, made, workspace_bytes)
         if residency.pressed and book.plan is None and not book.resting:
-            self._learn(touched)
+            self._foresight.learn(touched)
         if book.position >= LONGEST_SEGMENT:
             self.end_segment()
         if self._process is not None and self._process.due():
@@ -297,68 +217,7 @@ class Follower:
         if table.resident_bytes > residency.limit_bytes:
             residency.make_room_if_possible()
         if residency.pressed and entry is not None:
-            self._fetch_ahead()
-
-    def _touch(self, entry: Entry, touched: Sequence[Storage]) -> None:
-        """Tell when each storage is needed next; those that the plan lets leave here begin to be written."""
-        residency, book = self.residency, self.book
-        plan = book.plan
-        leaving = None if plan is None else plan.leaving.get(book.position, NOTHING)
-        for operand, (storage, local, position) in enumerate(
-            zip(touched, entry.operands, entry.next_uses, strict=True)
-        ):
-            next_use = book.next_clock(storage, position)
-            if storage.dependents and next_use is not None:
-                next_use = min(next_use, storage.awaited_at)
-            rank = None
-            if leaving is not None and operand in leaving:
-                rank = LEAVES + min(next_use or 0, LEAVES)
-            elif next_use == NEVER and not storage.clean:
-                rank = book.end_clock(storage, local) if leaving is None else residency.clock
-            residency.victims.touch(storage, residency.clock, next_use, rank)
-        for operand, recomputed in (leaving or NOTHING).items():
-            if not recomputed and operand < len(touched):
-                residency.write_early(touched[operand])
-
-    def _remade(self, entry: Entry | None, made: Storage, seconds: float) -> bool:
-        """Tell whether a result may be made again in place of being paged."""
-        plan = self.book.plan
-        if plan is not None and entry is not None:
-            return self.book.position in plan.remade
-        return made.nbytes >= RECIPE_BYTES and seconds < WORTH * self.planning.paging_seconds(made.nbytes)
-
-    def _learn(self, touched: Sequence[Storage]) -> None:
-        """Remember each storage's use, and start writing those that left after this use the last time."""
-        entry = self.book.entry_run()
-        leaving = entry.leaving
-        for operand, storage in enumerate(touched):
-            storage.left_at = Use(entry, operand)
-            if leaving is not None and operand in leaving:
-                self.residency.write_early(storage)
-            self.residency.keep_smaller(storage)
-
-    def _fetch_ahead(self) -> None:
-        """Start reading what the next operators of the trace need, as far as there is room."""
-        book = self.book
-        trace = book.matched
-        if trace is None:
-            return
-        place = max(self._fetched_to, book.position)
-        stop = min(book.position + AHEAD, len(trace.entries))
-        if place >= stop:
-            return
-        reserve_bytes = trace.entries[book.position].room_bytes
-        while place < stop:
-            for local in trace.entries[place].operands:
-                number = book.number_of(local)
-                storage = None if number is None else self.table.numbered(number)
-                if storage is None or storage.resident:
-                    continue
-                if not self.residency.prefetch(storage, reserve_bytes, book.start_clock + place):
-                    self._fetched_to = place
-                    return
-            place += 1
-        self._fetched_to = place
+            self._foresight.fetch_ahead()
 
     @contextlib.contextmanager
     def _outside_of_operators(self) -> Iterator[None]:
@@ -385,7 +244,7 @@ class Follower:
                 self.planning.segment_ended(self.book.ended_last, whole=whole, stepped=stepped)
             if self._process is not None:
                 self._process.end_segment()
-            self._fetched_to = 0
+            self._foresight.fetched_to = 0
             for storage in self._escaped_before:
                 storage.pins -= 1
             self._escaped_before, self._escaped = self._escaped, []
@@ -568,7 +427,7 @@ class Follower:
         """Give back the memory of a program that is held: tensors go to the page file. Raises PageError."""
         with self.lock:
             self.residency.bury()
-            self._fetched_to = 0
+            self._foresight.fetched_to = 0
             try:
                 self.residency.empty()
             finally:
@@ -599,28 +458,8 @@ class Follower:
             raise
 
 
-def _to_bring(
-    traits: OperatorTraits, inputs: list[Storage], cut: _Cut | None, *, whole: bool
-) -> list[Storage]:  # fmt: skip
-    """Return which operands must be resident: not those read by row or in pieces from a mapping."""
-    if cut is not None:
-        return [storage for storage in inputs if storage is not cut.storage]
-    if traits.reads_rows:
-        return [storage for storage in inputs if not storage.in_file]
-    return inputs if whole else [s for s in inputs if s.resident or not s.clean or s.mapped]
-
-
 def _alone(result: Any) -> Sequence[torch.Tensor]:
     return (result,) if isinstance(result, torch.Tensor) else ()
-
-
-def _call(name: str, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Call an operator whose kernel sees what it would see without a mode."""
-    keys = dispatch_keys.hidden_keys(name, args)
-    if keys:
-        with dispatch_keys.seeing(keys):
-            return func(*args, **kwargs)
-    return func(*args, **kwargs)
 
 
 class FollowMode(TorchDispatchMode):

@@ -18,8 +18,8 @@ from agent.mcu.board.simulate import Simulator
 from agent.mcu.data import BoardSamples, keep_shard, load_samples, split_held_out, take_shard
 from agent.mcu.errors import BoardJobError
 from agent.mcu.model import ModelDirectory, read_model
+from agent.mcu.protocol.effects import Rule
 from agent.mcu.protocol.link import Link
-from agent.mcu.protocol.messages import Rule
 from agent.mcu.protocol.ports import PortSelector
 from agent.mcu.trainer import BoardTrainer, Event, TrainSettings
 from agent.worker.shard import Shard

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from agent.mcu.errors import SnapshotError
-from agent.mcu.protocol.messages import TrainingOptions, TrainingState
+from agent.mcu.protocol.effects import TrainingOptions, TrainingState
 from agent.system.atomic_file import write_atomically
 from planner.ir.bundle.safetensors_io import Chunks, encode
 

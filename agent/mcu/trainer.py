@@ -25,8 +25,8 @@ from agent.mcu.errors import (
 )
 from agent.mcu.model import ModelDirectory
 from agent.mcu.protocol.device import Device
+from agent.mcu.protocol.effects import RestoreSource, Rule, TrainingOptions, TrainingState
 from agent.mcu.protocol.link import Link
-from agent.mcu.protocol.messages import RestoreSource, Rule, TrainingOptions, TrainingState
 from agent.mcu.snapshot import (
     MARK_NAME,
     SNAPSHOT_NAME,

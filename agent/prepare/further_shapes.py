@@ -2,7 +2,7 @@
 
 from collections.abc import Set
 
-from agent.prepare.bundle import Progress
+from agent.prepare.progress import Progress
 from agent.prepare.slices.comparing import cut_in
 from agent.prepare.slices.sliced import ComparingRoom, Sliced, keys_in_blocks
 from planner.ir.bundle.bundle import first_shapes, kind_of_graph

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from agent.prepare.bench.bench import Bench
-from agent.prepare.bundle import Progress
+from agent.prepare.progress import Progress
 from planner.ir.costs import CostTable, DeviceCosts
 from planner.ir.lowering.lower import lower
 from planner.ir.plan import Plan

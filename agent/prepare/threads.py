@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from agent.prepare.bench.bench import Bench
-from agent.prepare.bundle import Progress
 from agent.prepare.peers import PlanningPeers
+from agent.prepare.progress import Progress, part_of
 from planner.ir.graph import StepGraph
 from planner.profiling.operators import Measured
 
@@ -49,12 +49,8 @@ def fastest(
     """
     bench, found = bench or Bench(), dict[int, Measured]()
     for done, count in enumerate(counts):
-
-        def share(stage: str, part: float, done: int = done) -> None:
-            progress(stage, (done + part) / len(counts))
-
         shared = peers.costs(count) if peers is not None else b""
-        found[count] = bench.measure(graphs.values(), count, watts(count), share, shared)
+        found[count] = bench.measure(graphs.values(), count, watts(count), part_of(progress, done, len(counts)), shared)
         if peers is not None:
             peers.judge_costs(count, found[count])
     step_s = {count: sum(op.seconds for op in measured.ops[0]) for count, measured in found.items()}

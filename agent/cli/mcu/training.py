@@ -18,7 +18,7 @@ from agent.mcu.data import keep_shard
 from agent.mcu.errors import McuError
 from agent.mcu.job import DEFAULT_SIMULATED, BoardJobSpec, load_data, make_link, read_job, with_settings
 from agent.mcu.model import read_model
-from agent.mcu.protocol.messages import Rule
+from agent.mcu.protocol.effects import Rule
 from agent.mcu.protocol.ports import simulator_folder
 from agent.mcu.stream import Recorded, open_stream, record
 from agent.mcu.trainer import BoardTrainer

@@ -12,8 +12,8 @@ from rich.table import Table
 from agent.cli.terminal import terminal
 from agent.mcu.board.firmware import Firmware
 from agent.mcu.protocol.device import Device
-from agent.mcu.protocol.messages import DeviceInfo, DevicePages, DeviceStatus
 from agent.mcu.protocol.ports import PortInfo
+from agent.mcu.protocol.queries import DeviceInfo, DevicePages, DeviceStatus
 from agent.mcu.trainer import BoardEvaluation, BoardInterrupted, Event, SnapshotTaken
 from agent.mcu.trainer import Progress as Trained
 from planner.ir.units import format_bytes, format_seconds

@@ -27,10 +27,11 @@ if TYPE_CHECKING:
     from agent.energy.sources.estimated import PowerModel
     from agent.energy.sources.registry import EnergyConfig
     from agent.prepare.bench.bench import Bench
-    from agent.prepare.bundle import Made, Progress
+    from agent.prepare.making.bundle import Made
     from agent.prepare.peers import PlanningPeers
     from agent.prepare.placement.device_watts import DeviceWatts
     from agent.prepare.pools import Pools
+    from agent.prepare.progress import Progress
     from agent.prepare.slices.sliced import Sliced
     from agent.prepare.sparse import SparseJob
     from agent.prepare.threads import ThreadChoice
@@ -217,7 +218,8 @@ def _costs(
     """Measure the operators, with the number of threads that is fastest, and the media; set that number."""
     import torch
 
-    from agent.prepare import bundle
+    from agent.prepare.making import device_costs
+    from agent.prepare.making.packed_pages import with_packed_pages
     from agent.prepare.page_ways import measured_page_ways
     from agent.prepare.placement.device_watts import measured_device_watts
     from agent.prepare.pools import with_own_memory
@@ -226,19 +228,19 @@ def _costs(
     graphs = captured.prepared.graphs
     choice = fastest(graphs, captured.counts, lambda count: machine.power(count).compute_watts, progress, peers, bench)
     power = machine.power(choice.threads)
-    measured = bundle.by_class(graphs, choice.measured, power)
+    measured = device_costs.by_class(graphs, choice.measured, power)
     torch.set_num_threads(choice.threads)
-    here = device = bundle.this_device(measured, machine.page_dir, choice.threads, power, progress)
+    here = device = device_costs.this_device(measured, machine.page_dir, choice.threads, power, progress)
     if arguments.board is not None:
-        measured, device = bundle.other_board(graphs, measured, here, arguments.board)
-    device = bundle.slower_flash(device, arguments.flash_read, arguments.flash_write)
-    device = bundle.on_medium(device, machine.medium)
-    device = bundle.with_scratch(device, machine.further, progress)
+        measured, device = device_costs.other_board(graphs, measured, here, arguments.board)
+    device = device_costs.slower_flash(device, arguments.flash_read, arguments.flash_write)
+    device = device_costs.on_medium(device, machine.medium)
+    device = device_costs.with_scratch(device, machine.further, progress)
     if captured.backend.kind != CPU:
         device = with_own_memory(device, captured.backend, captured.pools)
         if captured.backend.unified:
             device = measured_page_ways(captured.backend, machine.page_dir).applied(device)
-    device = bundle.with_packed_pages(device, captured.prepared.initial_tensors)
+    device = with_packed_pages(device, captured.prepared.initial_tensors)
     drawn = measured_device_watts(captured.backend, machine.energy, captured.pools.computing_bytes)
     if drawn is not None and arguments.place is None:
         device = replace(device, compute_watts=drawn.dense)
@@ -280,11 +282,11 @@ def _pieces(
     sparse: "SparseJob | None", progress: "Progress",
 ) -> _Pieces:  # fmt: skip
     """Put operators in pieces, where that gives the same bits and costs less."""
-    from agent.prepare import bundle
     from agent.prepare.frozen_weights.grids import with_grid_weights
     from agent.prepare.further_shapes import with_further_shapes
+    from agent.prepare.making import device_costs
     from agent.prepare.slices.choosing import QUICK_S, in_pieces
-    from agent.prepare.slices.comparing import measured_again
+    from agent.prepare.slices.comparing import costs_of_rewritten
     from agent.prepare.slices.halves import in_halves
     from agent.prepare.slices.sliced import ComparingRoom, Sliced
     from planner import make_bundle
@@ -303,7 +305,7 @@ def _pieces(
         prepared, whole = with_grid_weights(
             prepared, whole, costs.device, captured.pools.computing_bytes,
             make_bundle.default_planner(strategy="greedy", time_limit_s=QUICK_S, limits=limits),
-            lambda coded: measured_again(coded.graphs, costs.choice.measured, room, power.compute_watts, progress),
+            lambda coded: costs_of_rewritten(coded.graphs, costs.choice.measured, room, power.compute_watts, progress),
         )  # fmt: skip
         sliced = Sliced(prepared, whole, ())
         planner = make_bundle.default_planner(
@@ -316,11 +318,11 @@ def _pieces(
         )  # fmt: skip
         sliced = with_further_shapes(sliced, costs.device, captured.pools.computing_bytes, room, progress)
     graphs = sliced.prepared.graphs
-    measured = bundle.by_class(graphs, sliced.measured, power)
+    measured = device_costs.by_class(graphs, sliced.measured, power)
     if costs.drawn is not None and arguments.place is None:
         measured = costs.drawn.applied(graphs, sliced.measured)
     if arguments.board is not None:
-        measured, _ = bundle.other_board(sliced.prepared.graphs, measured, costs.here, arguments.board)
+        measured, _ = device_costs.other_board(sliced.prepared.graphs, measured, costs.here, arguments.board)
     return _Pieces(sliced, measured, limits)
 
 
@@ -332,9 +334,9 @@ def _made(
 
     Where operators are divided, return seconds of a step by single device, too.
     """
-    from agent.prepare import bundle
     from agent.prepare.device_room import in_device_room
     from agent.prepare.frozen_weights.files import with_weight_files
+    from agent.prepare.making import bundle
     from agent.prepare.reference import with_reference
     from agent.prepare.whole_updates import with_whole_update
     from planner import make_bundle
@@ -391,8 +393,8 @@ def _divided(
 
     Raises PlacementError where that saves no time.
     """
-    from agent.prepare import bundle
     from agent.prepare.bench.bench import Bench
+    from agent.prepare.making import device_costs
     from agent.prepare.placement.divide import divided, measured_links
     from agent.prepare.placement.reference import with_placed_reference
     from agent.prepare.placement.room import PlacementRoom
@@ -408,7 +410,7 @@ def _divided(
     graphs = {name: on_kind(graph, other) for name, graph in prepared.graphs.items()}
     there = Bench(arguments.ram).measure(graphs.values(), threads, watts, progress, resident=False, elsewhere=True)
     if arguments.board is not None and other == CPU:
-        there, _ = bundle.other_board(graphs, there, costs.here, arguments.board)
+        there, _ = device_costs.other_board(graphs, there, costs.here, arguments.board)
     on_cpu, on_device = (pieces.measured, there) if home == CPU else (there, pieces.sliced.measured)
     if costs.drawn is not None:
         on_device = costs.drawn.applied(prepared.graphs, on_device)
@@ -432,8 +434,8 @@ def _divided_by_teams(
 
     `with_all`: what they take with the bundle's number of threads. Raises PlacementError where that saves nothing.
     """
-    from agent.prepare import bundle
     from agent.prepare.bench.bench import Bench
+    from agent.prepare.making import device_costs
     from agent.prepare.placement.reference import with_placed_reference
     from agent.prepare.placement.teams import divided_by_teams, measured_times, on_cores_of
     from planner.ir.devices.cpu_teams import CpuTeam
@@ -447,7 +449,7 @@ def _divided_by_teams(
             found = Bench(arguments.ram).measure(
                 graphs.values(), team.threads, power.compute_watts, progress, resident=False
             )
-        measured.append(bundle.by_class(graphs, found, power))
+        measured.append(device_costs.by_class(graphs, found, power))
     times = measured_times(threads, teams)
     watts = [power.compute_watts for power in powers]
     made = divided_by_teams(

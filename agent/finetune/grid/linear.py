@@ -37,13 +37,20 @@ class _OnGrid(nn.Module):
     codes: torch.Tensor
     scales: torch.Tensor
 
-    def _keep(
+    def __init__(
         self, grid: QuantizationGrid, codes: torch.Tensor, scales: torch.Tensor, bias: nn.Parameter | None, dtype: torch.dtype
     ) -> None:  # fmt: skip
+        """`codes`: uint8 [rows, columns * bits / 8]. `scales`: float32 [rows, columns / block]. `dtype`: of the decoded weight."""
+        nn.Module.__init__(self)
+        self._take_sizes(codes.shape[0], codes.shape[1] * 8 // grid.code_bits)
         self.grid, self.dtype = grid, dtype
         self.register_buffer("codes", codes, persistent=False)
         self.register_buffer("scales", scales, persistent=False)
         self.register_parameter("bias", bias)
+
+    def _take_sizes(self, rows: int, columns: int) -> None:
+        """Keep the size of the weight under the names of the layer's kind."""
+        raise NotImplementedError
 
     def decoded(self) -> torch.Tensor:
         """Return the weight, laid out as its codes are."""
@@ -52,20 +59,10 @@ class _OnGrid(nn.Module):
 
 
 class GridLinear(_OnGrid, nn.Linear):
-    """A linear layer whose weight is codes and scales; only its bias and what it is given may be trained."""
+    """A linear layer whose weight, [out, in], is codes and scales; only its bias and what it is given may be trained."""
 
-    def __init__(
-        self,
-        grid: QuantizationGrid,
-        codes: torch.Tensor,
-        scales: torch.Tensor,
-        bias: nn.Parameter | None,
-        dtype: torch.dtype,
-    ) -> None:
-        """`codes`: uint8 [out, in * bits / 8]. `scales`: float32 [out, in / block]. `dtype`: of the decoded weight."""
-        nn.Module.__init__(self)
-        self.out_features, self.in_features = codes.shape[0], codes.shape[1] * 8 // grid.code_bits
-        self._keep(grid, codes, scales, bias, dtype)
+    def _take_sizes(self, rows: int, columns: int) -> None:
+        self.out_features, self.in_features = rows, columns
 
     @property
     def weight(self) -> torch.Tensor:  # type: ignore[override]
@@ -81,20 +78,10 @@ class GridLinear(_OnGrid, nn.Linear):
 
 
 class GridConv1D(_OnGrid, Conv1D):
-    """A layer of GPT-2's kind whose weight is codes and scales; only its bias and what it is given may be trained."""
+    """A layer of GPT-2's kind whose weight, [in, out], is codes and scales; only its bias and what it is given may be trained."""
 
-    def __init__(
-        self,
-        grid: QuantizationGrid,
-        codes: torch.Tensor,
-        scales: torch.Tensor,
-        bias: nn.Parameter | None,
-        dtype: torch.dtype,
-    ) -> None:
-        """`codes`: uint8 [in, out * bits / 8]. `scales`: float32 [in, out / block]. `dtype`: of the decoded weight."""
-        nn.Module.__init__(self)
-        self.nx, self.nf = codes.shape[0], codes.shape[1] * 8 // grid.code_bits
-        self._keep(grid, codes, scales, bias, dtype)
+    def _take_sizes(self, rows: int, columns: int) -> None:
+        self.nx, self.nf = rows, columns
 
     @property
     def weight(self) -> torch.Tensor:  # type: ignore[override]

@@ -9,31 +9,24 @@ from collections.abc import Callable
 from typing import cast
 
 from agent.mcu.errors import IncompatibleError, MessageError, RefusedError
-from agent.mcu.protocol.messages import (
+from agent.mcu.protocol.effects import (
     Abort,
-    Crc,
-    DeviceInfo,
-    DevicePages,
-    DeviceStatus,
     DeviceTraining,
     Eval,
     Infer,
     LearnResult,
     Load,
     Options,
-    Pages,
     Push,
-    Read,
-    ReplyStatus,
-    Request,
     Restore,
     RestoreSource,
     Save,
-    Status,
     Train,
     TrainingOptions,
     TrainingState,
 )
+from agent.mcu.protocol.messages import ReplyStatus, Request
+from agent.mcu.protocol.queries import Crc, DeviceInfo, DevicePages, DeviceStatus, Pages, Read, Status
 from agent.mcu.protocol.session import Session
 
 

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from agent.mcu.errors import DisconnectedError, IncompatibleError, McuError, PortNotFoundError
 from agent.mcu.model import ModelDirectory
 from agent.mcu.protocol.device import Device
-from agent.mcu.protocol.messages import DeviceInfo
 from agent.mcu.protocol.ports import PortSelector, find_port, require_port, selector_of
+from agent.mcu.protocol.queries import DeviceInfo
 from agent.mcu.protocol.session import DEFAULT_PATIENCE, Patience, Session
 from agent.mcu.protocol.transport import SerialTransport, Transport
 

@@ -23,19 +23,18 @@ from agent.mcu.errors import (
     RefusedError,
     SequenceError,
 )
+from agent.mcu.protocol.effects import Reset
 from agent.mcu.protocol.framing import ATTENTION, DELIMITER, FrameDecoder, encode_frame
 from agent.mcu.protocol.messages import (
     PROTOCOL_VERSION,
-    DeviceInfo,
-    Hello,
     MessageType,
     ReplyHeader,
     ReplyStatus,
     Request,
-    Reset,
     decode_reply,
     encode_request,
 )
+from agent.mcu.protocol.queries import DeviceInfo, Hello
 from agent.mcu.protocol.transport import Transport
 
 R = TypeVar("R")

@@ -11,6 +11,7 @@ from typing import Annotated
 import msgspec
 
 from agent.peers.announcement import BOARD_LIMIT, NAME_LIMIT, VERSION_LIMIT
+from agent.peers.decoding import decoded
 from planner.ir.errors import PortError
 
 OLDEST_VERSION, NEWEST_VERSION = 1, 2
@@ -151,10 +152,7 @@ def encode_peer_message(message: PeerMessage) -> bytes:
 
 def decode_peer_message(content: bytes) -> PeerMessage:
     """Return the message that `content` is; raises PeerMessageError for anything else."""
-    try:
-        message: PeerMessage = _DECODER.decode(content)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:  # a text that is no UTF-8, a deep nest
-        raise PeerMessageError(f"no message of this protocol ({len(content)} bytes): {error}") from error
+    message: PeerMessage = decoded(_DECODER, content, PeerMessageError, "no message of this protocol")
     return message
 
 

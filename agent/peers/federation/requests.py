@@ -10,6 +10,7 @@ from typing import Annotated
 
 import msgspec
 
+from agent.peers.decoding import decoded
 from planner.ir.errors import PortError
 
 PART_BYTES = 768 << 10
@@ -108,15 +109,9 @@ def encode_federation(message: FederationRequest | TaskAnswer) -> bytes:
 
 def decode_request(content: bytes) -> Request:
     """Return the request that `content` is; raises FederationMessageError."""
-    try:
-        return _requests.decode(content)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise FederationMessageError(f"no request of a federation ({len(content)} bytes): {error}") from error
+    return decoded(_requests, content, FederationMessageError, "no request of a federation")
 
 
 def decode_answer(content: bytes) -> TaskAnswer:
     """Return the answer that `content` is; raises FederationMessageError."""
-    try:
-        return _answers.decode(content)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise FederationMessageError(f"no answer of a federation ({len(content)} bytes): {error}") from error
+    return decoded(_answers, content, FederationMessageError, "no answer of a federation")

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import msgspec
 
+from agent.peers.decoding import decoded
 from planner.ir.errors import PortError
 
 MOVE_PART_BYTES = 768 << 10
@@ -177,15 +178,9 @@ def encode_move(message: MoveRequest | MoveAnswer) -> bytes:
 
 def decode_move_request(content: bytes) -> Request:
     """Return the request that `content` is; raises MoveMessageError."""
-    try:
-        return _requests.decode(content)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise MoveMessageError(f"no request about a job ({len(content)} bytes): {error}") from error
+    return decoded(_requests, content, MoveMessageError, "no request about a job")
 
 
 def decode_move_answer(content: bytes) -> MoveAnswer:
     """Return the answer that `content` is; raises MoveMessageError."""
-    try:
-        return _answers.decode(content)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise MoveMessageError(f"no answer about a job ({len(content)} bytes): {error}") from error
+    return decoded(_answers, content, MoveMessageError, "no answer about a job")

@@ -16,7 +16,8 @@ import msgspec
 
 from agent.malloc import PreloadMode, preload_environment, preload_mode
 from agent.prepare.bench.process import DONE, LAST, Compare, Measure, Request, read_measured
-from agent.prepare.bundle import Progress, TrialError
+from agent.prepare.making.trial import TrialError
+from agent.prepare.progress import Progress
 from agent.system.python_process import module_command, module_environment, threads_environment
 from planner.ir.bundle.codec import pack_graph
 from planner.ir.graph import StepGraph

@@ -2,7 +2,7 @@
 
 import torch
 
-from agent.prepare.bundle import Progress
+from agent.prepare.progress import Progress
 from agent.prepare.slices import comparing
 from agent.prepare.slices.sliced import ComparingRoom, Sliced
 from planner import make_bundle
@@ -50,7 +50,9 @@ def in_blocks(
     found_graphs = {name: compacted(read_in_blocks(graph, blocks).graph) for name, graph in graphs.items()}
     by_key = {key: blocks[w.name] for w in large if w.name in blocks for key in w.keys}
     made = make_bundle.with_blocks(prepared, found_graphs, by_key)
-    return comparing.measured_anew([Sliced(made, halved.measured, tuple(left))], room, device.compute_watts, progress)
+    return comparing.with_operator_costs(
+        [Sliced(made, halved.measured, tuple(left))], room, device.compute_watts, progress
+    )
 
 
 def block_counts(weight: LargeWeight, own_bytes: int) -> tuple[int, int]:

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from agent.prepare.bundle import Progress
+from agent.prepare.progress import Progress
 from agent.prepare.slices import comparing
 from agent.prepare.slices.sliced import ComparingRoom, Sliced, main_step
 from planner.ir.costs import DeviceCosts
@@ -36,4 +36,4 @@ def in_channels(
         return []
     made = replace(halved.prepared, graphs={name: compacted(graph) for name, graph in graphs.items()})
     sliced = Sliced(made, halved.measured, (*halved.left_whole, *left))
-    return comparing.measured_anew([sliced], room, device.compute_watts, progress)
+    return comparing.with_operator_costs([sliced], room, device.compute_watts, progress)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from agent.prepare.bundle import Progress
+from agent.prepare.progress import Progress
 from agent.prepare.slices.blocks import in_blocks
 from agent.prepare.slices.channels import in_channels
 from agent.prepare.slices.sliced import ComparingRoom, PlanCost, Sliced, cost_of_plan

@@ -6,7 +6,7 @@ What differs stays whole and is named; what costs are then is measured.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from agent.prepare.bundle import Progress
+from agent.prepare.progress import Progress
 from agent.prepare.slices.sliced import ComparingRoom, Sliced
 from planner.ir.costs import OpCost
 from planner.ir.devices.kinds import CPU
@@ -68,10 +68,10 @@ def cut_in(
                 what += [r.what for r in new.replacements]
         made.append(Sliced(replace(prepared, graphs=graphs), base.measured, tuple(left), tuple(what), cuts, uncut))
     known = {id(graph): ops for graph, ops in zip(prepared.graphs.values(), base.measured.ops, strict=True)}
-    return measured_anew(made, room, compute_watts, progress, known)
+    return with_operator_costs(made, room, compute_watts, progress, known)
 
 
-def measured_anew(
+def with_operator_costs(
     made: list[Sliced], room: ComparingRoom, compute_watts: float, progress: Progress,
     known: Mapping[int, tuple[OpCost, ...]] = {},
 ) -> list[Sliced]:  # fmt: skip
@@ -90,7 +90,7 @@ def pairs_of(prepared: Prepared, rewritten: Mapping[str, Rewritten]) -> list[tup
     return [(prepared.graphs[name], new) for name, new in rewritten.items()]
 
 
-def measured_again(
+def costs_of_rewritten(
     graphs: Mapping[str, StepGraph], before: Measured, room: ComparingRoom, compute_watts: float, progress: Progress
 ) -> Measured:
     """Return the costs of rewritten graphs; what the process itself holds was measured `before`, and the trial shows what they add."""

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from agent.prepare.bundle import Progress
-from agent.prepare.slices.comparing import measured_again, rewritten_alike
+from agent.prepare.progress import Progress
+from agent.prepare.slices.comparing import costs_of_rewritten, rewritten_alike
 from agent.prepare.slices.sliced import ComparingRoom, Sliced
 from planner.ir.costs import OpCost
 from planner.make_bundle import Prepared
@@ -29,7 +29,7 @@ def in_halves(
     sliced = Sliced(prepared, measured, tuple(left))
     if any(graphs[name] != graph for name, graph in prepared.graphs.items()):
         graphs = {name: compacted(graph) for name, graph in graphs.items()}
-        again = measured_again(graphs, measured, room, compute_watts, progress)
+        again = costs_of_rewritten(graphs, measured, room, compute_watts, progress)
         sliced = Sliced(replace(prepared, graphs=graphs), again, tuple(left))
     return with_products(sliced, room, compute_watts, progress)
 
@@ -43,7 +43,7 @@ def with_products(sliced: Sliced, room: ComparingRoom, compute_watts: float, pro
     graphs, left = rewritten_alike(sliced.prepared, as_products, room)
     if graphs == before:
         return replace(sliced, left_whole=(*sliced.left_whole, *left))
-    fresh = measured_again(graphs, sliced.measured, room, compute_watts, progress)
+    fresh = costs_of_rewritten(graphs, sliced.measured, room, compute_watts, progress)
     tables = list[tuple[OpCost, ...]]()
     for (name, graph), old, new in zip(before.items(), sliced.measured.ops, fresh.ops, strict=True):
         chosen = [mine.joules <= theirs.joules for mine, theirs in zip(new, old, strict=True)]

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 
-from agent.prepare.bundle import Progress
+from agent.prepare.progress import Progress
 from agent.prepare.slices.comparing import cut_in
 from agent.prepare.slices.sliced import ComparingRoom, PlanCost, Sliced, cost_of_plan, keys_in_blocks, main_step
 from planner import make_bundle

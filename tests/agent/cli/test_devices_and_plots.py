@@ -9,7 +9,7 @@ import pytest
 
 from agent.cli import main
 from agent.cli.devices_and_plots import BITWISE, REORDERED, operator_sums, too_slow, wanted_pace
-from agent.prepare import bundle
+from agent.prepare.making.device_costs import other_board
 from planner.deadline import DeadlineError, Pace
 from planner.ir.boards import BoardError, load_board
 from planner.ir.costs import OpCost
@@ -57,14 +57,14 @@ def test_costs_of_another_board_are_scaled_and_say_estimated() -> None:
     measured = Measured((costs.ops,), costs.device.base_bytes, 0)
     times = {}
     for name in ("pi4b", "jetson-orin"):
-        scaled, device = bundle.other_board({"step": graph}, measured, costs.device, name)
+        scaled, device = other_board({"step": graph}, measured, costs.device, name)
         assert device.name.endswith("(estimated)") and device.base_bytes == costs.device.base_bytes
         assert device.static_watts == load_board(name)["static_watts"]
         assert [c.workspace_bytes for c in scaled.ops[0]] == [c.workspace_bytes for c in costs.ops]
         times[name] = sum(c.seconds for c in scaled.ops[0])
     assert 0 < times["jetson-orin"] < times["pi4b"]
     with pytest.raises(BoardError, match="pi4b"):
-        bundle.other_board({"step": graph}, measured, costs.device, "abacus")
+        other_board({"step": graph}, measured, costs.device, "abacus")
 
 
 def test_operators_are_summed_by_name_and_device() -> None:

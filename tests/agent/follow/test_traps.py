@@ -29,7 +29,7 @@ from torch.overrides import TorchFunctionMode
 
 from agent import budget
 from agent.follow import mode, operands, pages, residency, storages, traits
-from agent.follow.decisions import recompute
+from agent.follow.decisions import foresight, recompute
 from agent.follow.patches import escapes, program
 from agent.train.pager import Pager
 
@@ -429,7 +429,7 @@ def _child(trap: Trap, cured: bool) -> None:
         removed = contextlib.nullcontext() if cured else trap.without()
         if trap.limit:
             plain = run()
-            worth = mock.patch.object(mode, "WORTH", math.inf if trap.limit == DROPS else mode.WORTH)
+            worth = mock.patch.object(foresight, "WORTH", math.inf if trap.limit == DROPS else foresight.WORTH)
             followed = run(removed, worth, budget(tensors=trap.limit, page_dir=folder))
         else:
             plain, followed = True, run(removed)

@@ -2,39 +2,37 @@
 
 import struct
 
-from agent.mcu.protocol.messages import (
-    HEADER,
-    REPLY_BIT,
+from agent.mcu.protocol.effects import (
     Abort,
-    Crc,
-    DeviceInfo,
-    DevicePages,
-    DeviceStatus,
     DeviceTraining,
-    Echo,
     Eval,
-    Hello,
     Infer,
     LearnResult,
     Load,
-    MemoryRegion,
-    MessageType,
     Options,
-    Pages,
     Push,
-    Read,
-    ReplyStatus,
-    Request,
     Reset,
-    ResetReason,
     Restore,
     RestoreSource,
     Rule,
     Save,
-    Status,
     Train,
     TrainingOptions,
     TrainingState,
+)
+from agent.mcu.protocol.messages import HEADER, REPLY_BIT, MessageType, ReplyStatus, Request
+from agent.mcu.protocol.queries import (
+    Crc,
+    DeviceInfo,
+    DevicePages,
+    DeviceStatus,
+    Echo,
+    Hello,
+    MemoryRegion,
+    Pages,
+    Read,
+    ResetReason,
+    Status,
 )
 
 SEQUENCE, NONCE = 0x0102, 0x11223344

@@ -21,8 +21,8 @@ from agent.mcu.errors import BuildError, PagesFailedError
 from agent.mcu.model import read_model
 from agent.mcu.protocol.device import Device
 from agent.mcu.protocol.link import Link
-from agent.mcu.protocol.messages import DevicePages
 from agent.mcu.protocol.ports import PortSelector
+from agent.mcu.protocol.queries import DevicePages
 from agent.mcu.protocol.session import Patience, Session
 from agent.mcu.protocol.transport import SerialTransport
 from agent.mcu.snapshot import SNAPSHOT_NAME, read_snapshot

@@ -6,7 +6,7 @@ import pytest
 from safetensors import safe_open
 
 from agent.mcu.errors import SnapshotError
-from agent.mcu.protocol.messages import Rule, TrainingOptions, TrainingState
+from agent.mcu.protocol.effects import Rule, TrainingOptions, TrainingState
 from agent.mcu.snapshot import (
     MARK_NAME,
     PlaceMark,

@@ -19,8 +19,9 @@ from agent.mcu.model import read_model
 from agent.mcu.protocol.device import Device
 from agent.mcu.protocol.framing import FrameDecoder, cobs_encode, encode_frame
 from agent.mcu.protocol.link import Link
-from agent.mcu.protocol.messages import HEADER, PROTOCOL_VERSION, DeviceInfo, MessageType, Status
+from agent.mcu.protocol.messages import HEADER, PROTOCOL_VERSION, MessageType
 from agent.mcu.protocol.ports import PortSelector
+from agent.mcu.protocol.queries import DeviceInfo, Status
 from agent.mcu.protocol.session import Patience, Session
 from agent.mcu.protocol.transport import SerialTransport, Transport
 from agent.mcu.trainer import BoardInterrupted, BoardTrainer, Event, Progress, TrainSettings, sample_order

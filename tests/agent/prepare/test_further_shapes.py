@@ -55,7 +55,7 @@ def _without_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     def measured(made: list[Sliced], *_: Any) -> list[Sliced]:
         return [replace(s, measured=Measured(tuple(map(by_bytes, s.prepared.graphs.values())), 0, 0)) for s in made]
 
-    monkeypatch.setattr(comparing, "measured_anew", measured)
+    monkeypatch.setattr(comparing, "with_operator_costs", measured)
 
 
 def test_the_first_shape_is_tried_in_pieces_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:

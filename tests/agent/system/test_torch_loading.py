@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from agent.prepare.bundle import loading_peak
+from agent.prepare.making.trial import loading_peak
 
 PROGRAM = """
 import sys

@@ -14,8 +14,8 @@ from agent.cli.mcu.views import (
     show_summary,
     status_json,
 )
-from agent.mcu.protocol.messages import DeviceInfo, DeviceStatus, ResetReason
 from agent.mcu.protocol.ports import PortInfo
+from agent.mcu.protocol.queries import DeviceInfo, DeviceStatus, ResetReason
 from agent.mcu.trainer import BoardEvaluation, BoardInterrupted, SnapshotTaken
 
 INFO = DeviceInfo(

@@ -13,9 +13,10 @@ from agent.mcu.job import load_data, read_job
 from agent.mcu.model import read_model
 from agent.mcu.project import load_project, write_project
 from agent.mcu.protocol.device import Device
+from agent.mcu.protocol.effects import Infer, TrainingOptions, TrainingState
 from agent.mcu.protocol.link import Link
-from agent.mcu.protocol.messages import DeviceStatus, Infer, ResetReason, TrainingOptions, TrainingState
 from agent.mcu.protocol.ports import PortSelector
+from agent.mcu.protocol.queries import DeviceStatus, ResetReason
 from agent.mcu.protocol.session import Patience, Session
 from agent.mcu.protocol.transport import SerialTransport
 from agent.mcu.snapshot import SNAPSHOT_NAME, read_snapshot

@@ -18,28 +18,20 @@ from agent.mcu.errors import (
 )
 from agent.mcu.model import read_model
 from agent.mcu.protocol.device import Device
-from agent.mcu.protocol.framing import ATTENTION, FrameDecoder, encode_frame
-from agent.mcu.protocol.messages import (
-    PROTOCOL_VERSION,
-    Crc,
-    Echo,
+from agent.mcu.protocol.effects import (
     Infer,
     Load,
-    MemoryRegion,
-    MessageType,
     Options,
     Push,
-    Read,
-    ReplyStatus,
-    ResetReason,
     RestoreSource,
     Rule,
     Train,
     TrainingOptions,
     TrainingState,
-    decode_reply,
-    encode_request,
 )
+from agent.mcu.protocol.framing import ATTENTION, FrameDecoder, encode_frame
+from agent.mcu.protocol.messages import PROTOCOL_VERSION, MessageType, ReplyStatus, decode_reply, encode_request
+from agent.mcu.protocol.queries import Crc, Echo, MemoryRegion, Read, ResetReason
 from agent.mcu.protocol.session import Session
 from agent.mcu.protocol.transport import SerialTransport
 from tests.agent.mcu.simulated_board import QUICK

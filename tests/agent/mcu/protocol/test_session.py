@@ -6,8 +6,10 @@ from collections.abc import Callable
 import pytest
 
 from agent.mcu.errors import DeviceResetError, DisconnectedError, IncompatibleError, NoAnswerError, SequenceError
+from agent.mcu.protocol.effects import Load, Train
 from agent.mcu.protocol.framing import FrameDecoder, encode_frame
-from agent.mcu.protocol.messages import HEADER, REPLY_BIT, Crc, Echo, Load, MessageType, ReplyStatus, Train
+from agent.mcu.protocol.messages import HEADER, REPLY_BIT, MessageType, ReplyStatus
+from agent.mcu.protocol.queries import Crc, Echo
 from agent.mcu.protocol.session import Patience, Session
 from tests.agent.mcu.examples import HELLO, LEARNT, NONCE
 

@@ -10,7 +10,7 @@ import pytest
 
 from agent.prepare.bench import bench as module
 from agent.prepare.bench.bench import Bench
-from agent.prepare.bundle import TrialError
+from agent.prepare.making.trial import TrialError
 from planner import make_bundle
 from planner.ir.graph import StepGraph
 from planner.slices.gradients import split_gradients

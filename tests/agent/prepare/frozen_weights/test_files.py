@@ -9,8 +9,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn import functional
 
-from agent.prepare.bundle import trial
 from agent.prepare.frozen_weights.files import with_weight_files
+from agent.prepare.making.trial import trial
 from agent.prepare.reference import with_reference
 from agent.prepare.within_budget import within_budget
 from planner import make_bundle

@@ -11,8 +11,8 @@ from torch.nn import functional
 
 from agent import packing
 from agent.packing.grids import NF4_LEVELS, QuantizationGrid
-from agent.prepare.bundle import trial
 from agent.prepare.frozen_weights.grids import on_grids, with_grid_weights
+from agent.prepare.making.trial import trial
 from agent.prepare.reference import with_reference
 from agent.prepare.within_budget import within_budget
 from agent.train.result import save_result

@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from agent.federate.tensors import federated_tensors
-from agent.prepare.bundle import trial
 from agent.prepare.frozen_weights import files as weight_files
 from agent.prepare.frozen_weights.files import with_weight_files
+from agent.prepare.making.trial import trial
 from agent.prepare.reference import with_reference
 from agent.prepare.slices import comparing
 from agent.prepare.slices.blocks import in_blocks

@@ -112,7 +112,7 @@ def test_each_kind_of_chain_is_a_choice_and_the_chosen_is_nearly_the_best(
     monkeypatch.setattr(ways_to_cut, "first_cuts", lambda *_: [(280_000, 4)])
     monkeypatch.setattr(comparing, "compared", lambda pairs, _: ((),) * len(pairs))
     monkeypatch.setattr(
-        comparing, "measured_anew",
+        comparing, "with_operator_costs",
         lambda made, *_: [replace(s, measured=Measured((ops_by_bytes(s.prepared.graphs["step"]),), 0, 0)) for s in made],
     )  # fmt: skip
     graph = language_step().graphs["step"]

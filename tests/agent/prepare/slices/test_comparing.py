@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from agent.prepare.bench.bench import Bench
-from agent.prepare.bundle import TrialError
-from agent.prepare.slices.comparing import compared, measured_anew
+from agent.prepare.making.trial import TrialError
+from agent.prepare.slices.comparing import compared, with_operator_costs
 from agent.prepare.slices.sliced import Sliced
 from planner.ir.costs import OpCost
 from planner.ir.graph import StepGraph
@@ -60,7 +60,7 @@ def test_each_way_of_cutting_keeps_the_costs_of_its_own_operators(monkeypatch: p
         [OpCost(float(place), 0, 0.0)] * len(g.ops) for place, g in enumerate((*graphs.values(), *graphs.values()))
     ]
     monkeypatch.setattr(Bench, "measure", lambda *_, **__: Measured(tuple(map(tuple, counted)), 0, 0))
-    first, second = measured_anew(sliced, ROOM, 2.0, lambda *_: None)
+    first, second = with_operator_costs(sliced, ROOM, 2.0, lambda *_: None)
     assert [table[0].seconds for table in first.measured.ops] == [*range(len(graphs))]
     assert [table[0].seconds for table in second.measured.ops] == [*range(len(graphs), 2 * len(graphs))]
     assert first.measured.base_bytes == measured.base_bytes

@@ -56,7 +56,7 @@ def test_of_convolutions_of_single_pixels_those_are_products_that_cost_no_more(m
         )
         return replace(before, ops=(table,))
 
-    monkeypatch.setattr(halves_of, "measured_again", costs)
+    monkeypatch.setattr(halves_of, "costs_of_rewritten", costs)
     whole = Sliced(made, Measured((tuple(OpCost(1e-4, 0, 1e-4) for _ in graph.ops),), 5, 0), ("something",))
     found = with_products(whole, ROOM, 2.0, lambda *_: None)
     (chosen,) = found.prepared.graphs.values()

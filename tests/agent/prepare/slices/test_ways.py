@@ -62,7 +62,7 @@ def test_a_graph_of_many_times_the_operators_is_measured_only_where_no_shorter_o
         tables = [ops_by_bytes(sliced.prepared.graphs["step"]) for sliced in made]
         return [replace(s, measured=Measured((ops,), 0, 0)) for s, ops in zip(made, tables, strict=True)]
 
-    monkeypatch.setattr(comparing, "measured_anew", counted)
+    monkeypatch.setattr(comparing, "with_operator_costs", counted)
     monkeypatch.setattr(WaysToCut, "plan_changes", lambda *_: None)
     device = costs_of(graph, base=1 << 20).device
     recorded = Sliced(replace(whole()[0], graphs={"step": graph}), Measured((ops_by_bytes(graph),), 0, 0), ())
@@ -99,7 +99,7 @@ def test_what_the_joint_model_cuts_is_tried_and_the_rest_only_where_that_failed(
         tables = [tuple(replace(op, joules=factor * op.joules) for op in ops_by_bytes(made)) for made in graphs]
         return [replace(s, measured=Measured((ops,), 0, 0)) for s, ops in zip(made, tables, strict=True)]
 
-    monkeypatch.setattr(comparing, "measured_anew", counted)
+    monkeypatch.setattr(comparing, "with_operator_costs", counted)
     monkeypatch.setattr(WaysToCut, "plan_changes", lambda *_: None)
     device = costs_of(graph, base=1 << 20).device
     recorded = Sliced(replace(whole()[0], graphs={"step": graph}), Measured((ops_by_bytes(graph),), 0, 0), ())
@@ -146,7 +146,7 @@ def test_ways_that_are_near_are_worked_on_whatever_measuring_them_took(monkeypat
         tables = [ops_by_bytes(sliced.prepared.graphs["step"]) for sliced in made]
         return [replace(s, measured=Measured((ops,), 0, 0)) for s, ops in zip(made, tables, strict=True)]
 
-    monkeypatch.setattr(comparing, "measured_anew", slowly)
+    monkeypatch.setattr(comparing, "with_operator_costs", slowly)
     for module in (ways_to_cut, choosing):
         monkeypatch.setattr(module, "cpu_s", lambda: clock[0])
     graph = language_step().graphs["step"]

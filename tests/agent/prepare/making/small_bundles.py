@@ -1,0 +1,65 @@
+"""Small jobs made into bundles whose operators' costs are those of a table."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from agent.prepare.making.bundle import Made, make
+from planner import make_bundle
+from planner.ir.bundle.bundle import NO_LIMITS, PlannedLimits
+from planner.ir.costs import Codec, DeviceCosts, Flash, OpCost, PackingCost
+from planner.job import Bucket, TrainingJob
+from planner.make_bundle import Planner, Prepared
+from planner.profiling.operators import Measured
+from tests.planner.steps import costs_of
+
+MIB = 1 << 20
+HOST = Flash("host memory", 1e10, 1e10, 1e-6, 1e-11, 1e-11, capacity_bytes=0)
+SEEN = PackingCost(3, 1, Codec.BITMAP, 4, 0.5, 1 << 17, 1e-3, 3e-3, 0.0)
+
+
+def classifier(
+    model: nn.Module, data: list[torch.Tensor], batch_size: int, buckets: Sequence[Bucket] = ()
+) -> TrainingJob:
+    """Return a job that trains a model to tell ten classes apart."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return TrainingJob(
+        model, lambda m, x, y: functional.cross_entropy(m(x), y), optimizer, data, batch_size, buckets=buckets
+    )
+
+
+def shallow() -> Prepared:
+    """Return a job of two layers."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
+    return make_bundle.prepare(classifier(model, [torch.randn(16, 64), torch.randint(0, 10, (16,))], 8))
+
+
+def deep() -> Prepared:
+    """Return a job whose step has room for decisions."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(layer for _ in range(8) for layer in (nn.Linear(64, 64), nn.Tanh())), nn.Linear(64, 10))
+    return make_bundle.prepare(classifier(model, [torch.randn(2048, 64), torch.randint(0, 10, (2048,))], 1024))
+
+
+def greedy(limits: PlannedLimits = NO_LIMITS) -> Planner:
+    """Return a planner that takes a second at the most."""
+    return make_bundle.default_planner(strategy="greedy", time_limit_s=1.0, limits=limits)
+
+
+def small_made(
+    path: Path, prepared: Prepared, ram_bytes: int, *, device: DeviceCosts | None = None,
+    ops: tuple[OpCost, ...] | None = None, planner: Planner | None = None, **asked: Any,
+) -> Made:  # fmt: skip
+    """Make a bundle of a job on a device, with these costs of the main graph's operators, where others are given than the table's."""
+    tables = [costs_of(graph) for graph in prepared.graphs.values()]
+    main, *further = (table.ops for table in tables)
+    measured = Measured((main if ops is None else ops, *further), 0, 0)
+    return make(
+        path, prepared, measured, device or tables[0].device, ram_bytes, page_dir=path.parent, threads=1,
+        progress=lambda *_: None, planner=planner or greedy(), **asked,
+    )  # fmt: skip

@@ -1,0 +1,42 @@
+"""The file that a bundle grows in."""
+
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from agent.prepare.making import attempts
+from agent.prepare.making.trial import Trial
+from planner.ir.bundle import writer
+from planner.ir.bundle.bundle import TENSOR_MEMBERS, Bundle
+from planner.ir.bundle.safetensors_io import Chunks
+from tests.agent.prepare.making.small_bundles import MIB, shallow, small_made
+from tests.planner.bundles import read_everything
+
+
+def test_weights_and_data_are_written_once_whatever_the_trials_find(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unplanned = iter([8 * MIB, 4 * MIB, 2 * MIB, 0])
+    tried: list[int] = []
+    written: list[str] = []
+    write_tensors = writer._write_tensors
+
+    def counted(archive: zipfile.ZipFile, name: str, tensors: Mapping[str, Chunks]) -> str:
+        written.append(name)
+        return write_tensors(archive, name, tensors)
+
+    def trial(draft: Path, *_: object, **__: object) -> Trial:
+        planned = Bundle(draft).manifest.plans[0].peak_bytes
+        tried.append(planned)
+        return Trial(planned + next(unplanned))
+
+    monkeypatch.setattr(writer, "_write_tensors", counted)
+    monkeypatch.setattr(attempts, "trial", trial)
+    path = tmp_path / "job.port"
+    small_made(path, shallow(), 64 * MIB)
+    assert len(tried) == 4 and tried == sorted(tried)
+    assert sorted(written) == sorted(TENSOR_MEMBERS), "each member once"
+    read_everything(Bundle(path))
+    assert [p.name for p in tmp_path.iterdir()] == ["job.port"]

@@ -1,0 +1,72 @@
+"""What a run of a bundle's first steps tells."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from msgspec.structs import replace as replaced
+from torch import nn
+
+from agent.prepare.making import trial as trials
+from agent.worker.protocol import StepDone, TrainingFailed, TrainingFinished, WorkerReady
+from planner import make_bundle
+from planner.ir.costs import Codec
+from planner.ir.errors import ExitCode
+from planner.ir.plan import Plan
+from tests.agent.prepare.making.small_bundles import classifier
+from tests.planner.steps import costs_of
+
+
+def step_event(*, wall_s: float, stall_s: float, cpu_s: float, planned_compute_s: float) -> StepDone:
+    return StepDone(
+        step=1, epoch=0, loss=0.5, wall_s=wall_s, cpu_s=cpu_s, phases_s={"stall": stall_s},
+        planned_compute_s=planned_compute_s,
+    )  # fmt: skip
+
+
+def test_pace_leaves_out_waiting_and_on_one_thread_what_other_processes_took() -> None:
+    disturbed = step_event(wall_s=5.0, stall_s=1.0, cpu_s=3.0, planned_compute_s=2.0)
+    assert trials._pace(disturbed, threads=1) == 1.5
+    assert trials._pace(disturbed, threads=4) == 2.0
+    busy_page_thread = step_event(wall_s=2.2, stall_s=0.2, cpu_s=2.5, planned_compute_s=2.0)
+    assert trials._pace(busy_page_thread, threads=1) == 1.0
+
+
+def test_a_trial_looks_at_the_tensors_of_real_steps(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64), nn.ReLU(), nn.Linear(64, 10))
+    data = [torch.randn(512, 64), torch.randint(0, 10, (512,))]
+    made = make_bundle.prepare(classifier(model, data, 256))
+    costs = costs_of(made.graphs["step"])
+    path = tmp_path / "job.port"
+    make_bundle.write(path, made, [{"step": Plan()}], {"step": costs}, [1 << 40], threads=1)
+    found = trials.trial(path, (tmp_path,), 1, probe_packing=True).packings
+    relu = next(i for i, op in enumerate(made.graphs["step"].ops) if op.name.startswith("aten::relu"))
+    assert set(found) == {"step"} and relu in {made.graphs["step"].writers[c.storage][-1] for c in found["step"]}
+    assert all(c.codec is Codec.BITMAP and 0.3 < c.density < 0.7 and c.seconds > 0 for c in found["step"])
+    assert not trials.trial(path, (tmp_path,), 1).packings, "only when asked"
+
+
+def test_a_trial_counts_what_huge_pages_may_still_fill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = [
+        WorkerReady(pid=1, step=0, total_steps=2, plan=0, planned_peak_bytes=300, resident_bytes=50, start_peak_bytes=60),
+        replaced(step_event(wall_s=1.0, stall_s=0.0, cpu_s=1.0, planned_compute_s=1.0), peak_rss_bytes=300),
+        TrainingFinished(step=2, peak_rss_bytes=310, untouched_block_bytes=7),
+    ]  # fmt: skip
+    ended = SimpleNamespace(events=lambda: iter(told), process=SimpleNamespace(returncode=0))
+    monkeypatch.setattr(trials, "start_worker", lambda *_, **__: ended)
+    assert trials.trial(tmp_path / "job.port", (tmp_path,), 1).peak_bytes == 317
+
+
+def test_a_full_device_is_a_finding_and_any_other_end_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for code, ended, full in (("OutOfMemoryError", 1, True), ("PageError", ExitCode.DIVERGED, False)):
+        told = [TrainingFailed(message="no room", code=code)]
+        worker = SimpleNamespace(events=lambda told=told: iter(told), process=SimpleNamespace(returncode=ended))
+        monkeypatch.setattr(trials, "start_worker", lambda *_, worker=worker, **__: worker)
+        if full:
+            assert trials.trial(tmp_path / "job.port", (tmp_path,), 1).device_full
+            continue
+        with pytest.raises(trials.TrialError, match="no room") as error:
+            trials.trial(tmp_path / "job.port", (tmp_path,), 1)
+        assert error.value.exit_code is ExitCode.IMPOSSIBLE

@@ -1,0 +1,56 @@
+"""Memory that a trial finds beside its plan is reserved in each pool."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agent.prepare.making import attempts
+from agent.prepare.making.trial import Trial
+from agent.prepare.pools import with_host_room
+from planner.ir.bundle.bundle import Bundle
+from planner.make_bundle import InfeasibleError
+from tests.agent.prepare.making.small_bundles import HOST, MIB, shallow, small_made
+from tests.planner.steps import costs_of
+
+
+def test_two_pools_are_each_corrected_by_their_own_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full device is reserved more of for gaps; the host's unplanned bytes are taken off the room for pages."""
+    prepared = shallow()
+    costs = costs_of(prepared.graphs["step"])
+    device = with_host_room(
+        replace(costs.device, base_bytes=MIB, scratch_targets=(HOST,), host_base_bytes=20 * MIB), 64 * MIB
+    )
+    seen: list[tuple[int, int]] = []
+
+    def trial(draft: Path, *_: object, **__: object) -> Trial:
+        found = Bundle(draft)
+        planned, here = found.manifest.plans[0], found.costs["step"].device
+        seen.append((here.base_bytes, here.host_base_bytes))
+        assert here.host is not None and here.host.capacity_bytes == 64 * MIB - here.host_base_bytes
+        assert (planned.ram_bytes, planned.device_ram_bytes) == (64 * MIB, 4 * MIB)
+        tries = len(seen)
+        if tries == 1:
+            return Trial(30 * MIB, device_full=True)
+        host = planned.peak_bytes + (10 * MIB if tries == 2 else 0)
+        return Trial(host, device_peak_bytes=planned.device_peak_bytes + (MIB // 2 if tries == 3 else 0))
+
+    monkeypatch.setattr(attempts, "trial", trial)
+    path = tmp_path / "job.port"
+    found = small_made(path, prepared, 64 * MIB, device=device, device_bytes=4 * MIB)
+    quarter = 4 * MIB // 16
+    assert seen == [
+        (MIB, 20 * MIB), (MIB + quarter, 20 * MIB), (MIB + quarter, 30 * MIB), (MIB + quarter + MIB // 2, 30 * MIB),
+    ]  # fmt: skip
+    first = found.manifest.plans[0]
+    assert (found.measured_peak_bytes, found.measured_device_bytes) == (first.peak_bytes, first.device_peak_bytes)
+    assert {plan.ram_bytes for plan in found.manifest.plans} == {64 * MIB}
+
+
+def test_a_device_that_stays_full_is_said_with_its_own_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared = shallow()
+    costs = costs_of(prepared.graphs["step"])
+    device = with_host_room(replace(costs.device, scratch_targets=(HOST,)), 64 * MIB)
+    monkeypatch.setattr(attempts, "trial", lambda *_, **__: Trial(MIB, device_full=True))
+    with pytest.raises(InfeasibleError, match=r"within 4\.0 MiB.*raise --gpu-ram to 4\.2 MiB"):
+        small_made(tmp_path / "job.port", prepared, 64 * MIB, device=device, device_bytes=4 * MIB)

@@ -1,0 +1,12 @@
+"""A stage in parts and in rounds."""
+
+from agent.prepare.progress import part_of, rounds_of
+
+
+def test_parts_of_a_stage_follow_one_another_to_its_end() -> None:
+    told: list[tuple[str, float]] = []
+    for part in range(2):
+        rounds = rounds_of(part_of(lambda *said: told.append(said), part, 2), "flash")
+        rounds(1, 2)
+        rounds(2, 2)
+    assert told == [("flash", 0.25), ("flash", 0.5), ("flash", 0.75), ("flash", 1.0)]

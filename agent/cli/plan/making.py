@@ -17,6 +17,7 @@ from agent.cli.devices_and_plots import too_slow, wanted_pace
 from agent.cli.plan.placement import names_teams, wanted_teams
 from agent.energy.media import FlashPrices, Medium, medium_of, medium_under
 from agent.energy.sources.power_models import power_with
+from agent.system.torch_loading import uncollected
 from planner.ir.boards import load_board
 from planner.ir.costs import MediumKind
 from planner.ir.devices.kinds import CPU
@@ -70,8 +71,9 @@ def make_bundle_of(arguments: argparse.Namespace, out: Path) -> Planned:
 
     A job that cannot be followed with the same numbers takes plain PyTorch's memory.
     """
-    from agent.follow.budget import NotFollowedError
-    from agent.prepare.within_budget import within_budget
+    with uncollected():
+        from agent.follow.budget import NotFollowedError
+        from agent.prepare.within_budget import within_budget
 
     page_dir, *_ = _page_dirs(arguments)
     try:

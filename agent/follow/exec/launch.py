@@ -22,7 +22,7 @@ from pathlib import Path
 
 from agent.follow.exec.exec_budget import ExecBudget, ExecOptions
 from agent.follow.exec.tracebacks import clean_exception
-from agent.system.torch_loading import load_torch_library
+from agent.system.torch_loading import load_torch_library, uncollected
 
 BOOTSTRAP = (
     "import sys; sys.path[: not sys.flags.safe_path] = sys.argv[1:2]; from agent.follow.exec.launch import main; main()"
@@ -165,7 +165,8 @@ class _TorchLoader(Loader):
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
-        self._loader.exec_module(module)
+        with uncollected():
+            self._loader.exec_module(module)
         with self._aside.shown():
             self._start()
 

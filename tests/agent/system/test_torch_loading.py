@@ -17,6 +17,9 @@ print(peak_resident_bytes())
 """
 THRIFTY = "from agent.system.torch_loading import load_torch; load_torch(); assert 'torch' in sys.modules"
 
+COLLECTIONS = 100
+"""More are made while torch is imported, fewer by all else."""
+
 
 def peak(load: str) -> int:
     return int(subprocess.check_output([sys.executable, "-c", PROGRAM.format(load=load)]))
@@ -31,6 +34,18 @@ def test_the_peak_is_lower_and_torch_works() -> None:
 
 def test_a_process_that_has_torch_keeps_it() -> None:
     assert peak(f"import torch as first; {THRIFTY}; assert sys.modules['torch'] is first") > 0
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_nothing_is_collected_meanwhile_and_afterwards_as_before(*, collects: bool) -> None:
+    program = f"""
+import gc, sys
+{"" if collects else "gc.disable()"}
+{THRIFTY}
+print(gc.isenabled(), sum(generation["collections"] for generation in gc.get_stats()))
+"""
+    said = subprocess.check_output([sys.executable, "-c", program], text=True).split()
+    assert said[0] == str(collects) and int(said[1]) < COLLECTIONS
 
 
 def test_a_worker_listens_before_torch_is_there() -> None:

@@ -1,18 +1,20 @@
 """`port-agent finetune` as a user types it: the bits of the recipe without a budget, and refusals in one line."""
 
+import contextlib
 import json
 import os
 import shutil
 import subprocess
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agent.cli import main
 from agent.finetune.options import FinetuneOptions
 from agent.packing import QuantizationGrid
+from tests.agent.finetune.left_alone import WEIGHTS, trained_alone
 from tests.agent.finetune.tiny_model import make_data, make_model
 
 
@@ -27,43 +29,36 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def run(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run([sys.executable, *words], cwd=folder, capture_output=True, text=True, env=environment)
-
-
 def finetune(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
-    return run(folder, "-P", "-m", "agent.cli", "finetune", *words, "--page-dir", str(folder))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-P", "-m", "agent.cli", "finetune", *words, "--page-dir", str(folder)]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment)
 
 
-def events(printed: str) -> list[dict[str, Any]]:
-    """Return the lines without what depends on the clock."""
-    return [{k: v for k, v in json.loads(line).items() if k not in ("seconds", "out")} for line in printed.splitlines()]
+def untimed(lines: list[str]) -> list[dict[str, Any]]:
+    """Return what lines of JSON say without what depends on the clock, and without where it went."""
+    return [{k: v for k, v in json.loads(line).items() if k not in ("seconds", "out")} for line in lines]
 
 
 @pytest.mark.parametrize(
-    "base", [None, QuantizationGrid.NF4, pytest.param(QuantizationGrid.INT8, marks=pytest.mark.long)]
+    "base",
+    [
+        QuantizationGrid.NF4,
+        pytest.param(None, marks=pytest.mark.long),  # `finetune/job/test_worker.py` compares these bits each time
+        pytest.param(QuantizationGrid.INT8, marks=pytest.mark.long),
+    ],
 )
 def test_in_a_budget_it_has_the_bits_of_the_recipe_without(
     base: QuantizationGrid | None, folder: Path, tmp_path: Path
 ) -> None:
-    asked = FinetuneOptions(
-        str(folder / "model"),
-        str(folder / "data.jsonl"),
-        str(tmp_path / "plain"),
-        base=base,
-        sequence_tokens=32,
-        updates=3,
-        json=True,
-    )
-    plain = run(folder, "-m", "agent.cli.finetune", json.dumps(asdict(asked)))
+    model, data, out = (str(path) for path in (folder / "model", folder / "data.jsonl", tmp_path / "plain"))
+    alone = trained_alone(FinetuneOptions(model, data, out, base=base, sequence_tokens=32, updates=3))
     words = ("--ram", "800M", "--seq-len", "32", "--updates", "3", "--json")
     words += ("--base", "bf16" if base is None else base.value, "--lora", "r=8")
     mine = finetune(folder, "model", "--data", "data.jsonl", "--out", str(tmp_path / "mine"), *words)
-    assert (plain.returncode, mine.returncode) == (0, 0), plain.stderr + mine.stderr
-    assert events(mine.stdout) == events(plain.stdout)
-    weights = "adapter_model.safetensors"
-    assert (tmp_path / "mine" / weights).read_bytes() == (tmp_path / "plain" / weights).read_bytes()
+    assert mine.returncode == 0, mine.stderr
+    assert untimed(mine.stdout.splitlines()) == untimed(alone)
+    assert (tmp_path / "mine" / WEIGHTS).read_bytes() == (tmp_path / "plain" / WEIGHTS).read_bytes()
     ours = [line for line in mine.stderr.splitlines() if line.startswith("port-agent: ")]
     assert "2 broken lines are left away" in ours[0] and "of 800.0 MiB" in ours[-1]
 
@@ -91,12 +86,33 @@ def test_in_a_budget_it_has_the_bits_of_the_recipe_without(
         (("model", "--data", "data.jsonl", "--lora", "r=big"), "'big' is no whole number from 1 to 1024"),
         (("own_code", "--data", "data.jsonl"), "is a 'mine', which transformers"),
         (("model", "--data", "data.jsonl", "--held-out", "1"), "1 is no share; give a number from 0 to below 1"),
-        (("model", "--data", "data.jsonl", "--targets", "w_q"), "the model has no layer w_q; it has down_proj"),
     ],
 )
-def test_wrong_input_is_one_line_and_exit_code_2(words: tuple[str, ...], message: str, folder: Path) -> None:
-    done = finetune(folder, *words, "--out", "wrong", "--ram", "800M")
-    assert done.returncode == 2 and done.stdout == ""
-    (line,) = (line for line in done.stderr.splitlines() if message in line)
-    assert line.startswith("port-agent") and "Traceback" not in done.stderr
-    assert not (folder / "wrong").exists() or not any((folder / "wrong").iterdir())
+def test_wrong_input_is_one_line_and_exit_code_2(
+    words: tuple[str, ...],
+    message: str,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """All of it is found before the process becomes the one that trains."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("os.execve", lambda *become: pytest.fail(f"it trains: {become}"))
+    with contextlib.suppress(SystemExit):  # of the parser
+        assert main(["finetune", *words, "--out", "wrong", "--ram", "800M", "--page-dir", str(folder)]) == 2
+    check_refusal(capsys.readouterr(), message, folder / "wrong")
+
+
+def test_what_only_the_model_tells_is_one_line_and_exit_code_2_too(folder: Path) -> None:
+    words = ("model", "--data", "data.jsonl", "--targets", "w_q", "--out", "wrong", "--ram", "800M")
+    done = finetune(folder, *words)
+    assert done.returncode == 2
+    check_refusal((done.stdout, done.stderr), "the model has no layer w_q; it has down_proj", folder / "wrong")
+
+
+def check_refusal(said: tuple[str, str], message: str, out: Path) -> None:
+    """See that a refusal is one line on standard error, and that nothing was written."""
+    output, errors = said
+    (line,) = (line for line in errors.splitlines() if message in line)
+    assert line.startswith("port-agent") and "Traceback" not in errors and output == ""
+    assert not out.exists() or not any(out.iterdir())

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from agent.cli import main
 from agent.cli.finetune.explanation import explanation_table
 from agent.finetune.explain import Explanation
 from agent.finetune.options import FinetuneOptions
@@ -99,9 +100,8 @@ def test_the_command_explains_in_a_table(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("other", ["--submit", "--opportunistic"])
-def test_it_does_not_go_with_what_runs(other: str, tmp_path: Path) -> None:
-    words = ("finetune", "model", "--data", "d", "--out", "out", "--ram", "700M", "--explain", other)
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "agent.cli", *words], cwd=tmp_path, capture_output=True, text=True
-    )
-    assert (done.returncode, done.stdout) == (2, "") and "--explain trains nothing; leave --submit" in done.stderr
+def test_it_does_not_go_with_what_runs(other: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = str(tmp_path / "out")
+    assert main(["finetune", "model", "--data", "d", "--out", out, "--ram", "700M", "--explain", other]) == 2
+    output, errors = capsys.readouterr()
+    assert output == "" and "--explain trains nothing; leave --submit" in errors

@@ -8,30 +8,31 @@ from pathlib import Path
 
 import pytest
 
+from agent.cli import main
+from agent.finetune.options import FinetuneOptions
+from agent.packing import QuantizationGrid
+from tests.agent.finetune.left_alone import trained_alone
 from tests.agent.finetune.tiny_model import make_data, make_model
-
-
-def run(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [sys.executable, "-P", "-m", "agent.cli", *words], cwd=folder, capture_output=True, text=True, env=environment
-    )
+from tests.forked import run_forked
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with an adapter that `finetune` made over a grid."""
+    """Return a folder with an adapter that the recipe made over a grid."""
     made = tmp_path_factory.mktemp("merge")
-    make_model(made / "model", hidden_size=128)
-    make_data(made / "data.jsonl")
-    words = ("model", "--data", "data.jsonl", "--out", "adapter", "--ram", "800M", "--seq-len", "32", "--base", "nf4")
-    done = run(made, "finetune", *words, "--updates", "3", "--page-dir", ".")
-    assert done.returncode == 0, done.stderr
+    model, data = make_model(made / "model", hidden_size=128), make_data(made / "data.jsonl")
+    grid = QuantizationGrid.NF4
+    trained_alone(
+        FinetuneOptions(str(model), str(data), str(made / "adapter"), base=grid, sequence_tokens=32, updates=1)
+    )
     return made
 
 
-def test_it_says_what_it_wrote(folder: Path) -> None:
-    done = run(folder, "merge", "adapter", "--out", "merged")
+def test_it_says_what_it_wrote(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("merge", "adapter", "--out", "merged")
+    done = run_forked("tests.agent.cli.finetune.loaded_command", "main", *words, folder=folder)
     assert done.returncode == 0, done.stderr
     assert done.stdout == (
         "merged: 618.7 KiB, 4 layers of model with their adapters; for llama.cpp: python convert_hf_to_gguf.py merged\n"
@@ -40,9 +41,10 @@ def test_it_says_what_it_wrote(folder: Path) -> None:
         "port-agent: the adapter was trained over weights on the nf4 grid: 14 layers are written as the grid has them, in the data "
         "type of model\n"
     )
-    again = run(folder, "merge", "adapter", "--out", "merged")
-    assert (again.returncode, again.stdout) == (2, "")
-    assert again.stderr == "port-agent: merged is there already; give a directory that is not, or remove it\n"
+    monkeypatch.chdir(folder)
+    assert main(list(words)) == 2
+    said = "port-agent: merged is there already; give a directory that is not, or remove it\n"
+    assert capsys.readouterr() == ("", said)
 
 
 LOADED = """

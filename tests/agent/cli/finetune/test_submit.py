@@ -1,13 +1,10 @@
 """`port-agent finetune --submit`: a real daemon starts, ends and goes on with a fine-tuning, to the bits of one left alone."""
 
 import contextlib
-import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +14,7 @@ from agent.cli import main
 from agent.control.client import ControlClient, ControlError
 from agent.finetune.options import FinetuneOptions
 from tests import waiting
+from tests.agent.finetune.left_alone import WEIGHTS, adapter_left_alone
 from tests.agent.finetune.tiny_model import make_data, make_model
 from tests.agent.live_daemon import CONFIG, start_agent
 from tests.agent.trees import LAPTOP_BATTERY, MAINS, supply_tree
@@ -136,14 +134,13 @@ def test_unplugged_paused_and_without_its_daemon_for_a_time_it_ends_with_the_sam
         row = next(row for row in report["jobs"] if row["name"] == "1")
         assert row["steps"] > 0 and row["gross_joules"] > 0
     options = FinetuneOptions(
-        str(tmp_path / "model"), str(tmp_path / "data.jsonl"), str(tmp_path / "plain"), sequence_tokens=32, updates=UPDATES,
-        json=True,
-    )  # fmt: skip
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    words = [sys.executable, "-m", "agent.cli.finetune", json.dumps(asdict(options))]
-    subprocess.run(words, check=True, capture_output=True, env=environment)
-    weights = "adapter_model.safetensors"
-    assert (tmp_path / "out" / weights).read_bytes() == (tmp_path / "plain" / weights).read_bytes()
+        str(tmp_path / "model"),
+        str(tmp_path / "data.jsonl"),
+        str(tmp_path / "plain"),
+        sequence_tokens=32,
+        updates=UPDATES,
+    )
+    assert (tmp_path / "out" / WEIGHTS).read_bytes() == adapter_left_alone(options)
 
 
 @pytest.mark.long  # `finetune/job/test_worker.py` ends the worker without a daemon

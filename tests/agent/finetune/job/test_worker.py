@@ -1,14 +1,10 @@
 """A fine-tuning's worker process: it pauses, leaves and is killed at random instants, and ends with the bits of a run left alone."""
 
-import json
-import os
 import random
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -32,11 +28,11 @@ from agent.worker.protocol import (
 )
 from agent.worker.start import Worker, start_worker
 from planner.ir.errors import ExitCode
+from tests.agent.finetune.left_alone import WEIGHTS, adapter_left_alone
 from tests.agent.finetune.tiny_model import make_data, make_model
 
 MIB = 1 << 20
 RAM = 700 * MIB
-WEIGHTS = "adapter_model.safetensors"
 
 
 @pytest.fixture(scope="module")
@@ -84,15 +80,6 @@ def until(events: Iterator[Event], kind: type[Event]) -> tuple[Event, list[Event
     raise AssertionError(f"no {kind.__name__} after {before[-3:]}")
 
 
-def left_alone(folder: Path, out: Path, updates: int) -> bytes:
-    """Return the adapter of the recipe in a process of its own, without budget and worker."""
-    asked = replace(options_of(folder, out, updates), json=True)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    words = [sys.executable, "-m", "agent.cli.finetune", json.dumps(asdict(asked))]
-    subprocess.run(words, check=True, capture_output=True, env=environment)
-    return (out / WEIGHTS).read_bytes()
-
-
 def test_paused_left_and_killed_it_ends_with_the_bits_of_a_run_left_alone(folder: Path, tmp_path: Path) -> None:
     updates, job = 60, job_of(folder, tmp_path / "out", 60)
     with worker_of(job) as (worker, events):
@@ -136,7 +123,8 @@ def test_paused_left_and_killed_it_ends_with_the_bits_of_a_run_left_alone(folder
             and finished.out == str(tmp_path / "out")
         )
         assert worker.process.wait() == ExitCode.DONE
-    assert (tmp_path / "out" / WEIGHTS).read_bytes() == left_alone(folder, tmp_path / "plain", updates)
+    alone = adapter_left_alone(options_of(folder, tmp_path / "plain", updates))
+    assert (tmp_path / "out" / WEIGHTS).read_bytes() == alone
     assert not (tmp_path / "out.state").exists()
     assert (tmp_path / "worker.err").read_text().count("port-agent: peak") == 2  # not of the one that was killed
 
@@ -165,7 +153,8 @@ def test_left_at_random_instants_it_ends_with_the_same_bits(folder: Path, tmp_pa
                 break
             assert code == ExitCode.LEFT, (tmp_path / "worker.err").read_text()[-2000:]
     assert runs > 4
-    assert (tmp_path / "out" / WEIGHTS).read_bytes() == left_alone(folder, tmp_path / "plain", updates)
+    alone = adapter_left_alone(options_of(folder, tmp_path / "plain", updates))
+    assert (tmp_path / "out" / WEIGHTS).read_bytes() == alone
 
 
 def test_files_that_changed_are_refused_by_name(folder: Path, tmp_path: Path) -> None:

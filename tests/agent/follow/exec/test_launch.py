@@ -1,12 +1,16 @@
 """What a program under `port-agent exec` can see of Python is what it sees without it."""
 
+import gc
 import os
 import signal
 import subprocess
+import types
+from importlib.abc import Loader
 from pathlib import Path
 
 import pytest
 
+from agent.follow.exec.launch import _OwnModules, _TorchLoader
 from tests.agent.follow.programs import TRAIN, exec_words, followed, plain, written
 
 LOOK = """
@@ -135,3 +139,15 @@ def test_signals_from_outside(tmp_path: Path, number: signal.Signals) -> None:
     if number is signal.SIGINT:
         theirs = [line for line in said.splitlines() if not line.startswith("port-agent")]
         assert theirs[-1] == "KeyboardInterrupt" and str(tmp_path / "train.py") in said and "agent/follow" not in said
+
+
+def test_nothing_is_collected_while_torch_is_imported() -> None:
+    collects: list[bool] = []
+
+    class Torch(Loader):
+        def exec_module(self, module: types.ModuleType) -> None:
+            collects.append(gc.isenabled())
+
+    loader = _TorchLoader(Torch(), _OwnModules(), lambda: collects.append(gc.isenabled()))
+    loader.exec_module(types.ModuleType("torch"))
+    assert collects == [False, True]

@@ -6,6 +6,8 @@ process id are the program's own. What happens inside is `agent.follow.exec.laun
 
 import argparse
 import os
+import re
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import NoReturn
@@ -22,6 +24,8 @@ from agent.malloc import preload_environment
 from agent.supervisor.job.plans.choice import data_limit, memory_max
 from agent.system.memory_belt import limit_data, scope_command
 from agent.train.pager import PageError
+
+_PYTHON = re.compile(r"python(\d+(\.\d+)?)?")
 
 _EPILOG = """\
 what it does: every operator of the program runs as the program calls it, on the same values; tensors that the next
@@ -171,6 +175,9 @@ def _program(words: list[str]) -> tuple[bool, list[str]]:
         words = words[1:]
     if not words:
         raise UsageError("no program; write it after --, as in: port-agent exec --ram 600M -- train.py --epochs 3")
+    words = _without_python(words)
+    if not words:
+        raise UsageError("python alone is no program; give a script, or -m and a module")
     if words[0] == "-m":
         if len(words) == 1:
             raise UsageError("-m needs the name of a module")
@@ -185,6 +192,18 @@ def _program(words: list[str]) -> tuple[bool, list[str]]:
     except OSError as error:
         raise UsageError(f"cannot open {script}: {error.strerror}") from error
     return False, words
+
+
+def _without_python(words: list[str]) -> list[str]:
+    """Return a command without the interpreter before it, where that is this one; raises UsageError where it may be another."""
+    first = Path(words[0])
+    if not _PYTHON.fullmatch(first.name) or (first.parent == Path() and first.exists()):
+        return words
+    if first.parent not in (Path(), Path(sys.executable).parent):
+        raise UsageError(
+            f"{first} may be another Python than {sys.executable}, which runs the program; leave it out, or use its port-agent"
+        )
+    return words[1:]
 
 
 def check_page_dir(directory: Path, *, for_ram: bool) -> None:

@@ -22,6 +22,9 @@ from tests.agent.follow.programs import followed, written
         (("--ram", "1G", "--tensors", "4K", "--", "train.py"), "not allowed with"),
         (("--ram", "1G"), "no program"),
         (("--ram", "1G", "--", "-m"), "name of a module"),
+        (("--ram", "1G", "--", "python"), "python alone is no program"),
+        (("--ram", "1G", "--", "python", "-u", "train.py"), "-u is not a program"),
+        (("--ram", "1G", "--", "/nowhere/bin/python3", "train.py"), "/nowhere/bin/python3 may be another Python than"),
         (("--ram", "1G", "--", "-x"), "-x is not a program"),
         (("--ram", "1G", "--", "nowhere.py"), "cannot open nowhere.py: No such file"),
         (("--ram", "1G", "--page-dir", "nowhere", "--", "train.py"), "choose another --page-dir"),
@@ -53,6 +56,13 @@ def test_pages_in_ram_are_refused(tmp_path: Path) -> None:
     written(tmp_path, "")
     refused = followed("train.py", folder=tmp_path, bound=("--ram", "1G", "--page-dir", "/dev/shm"))
     assert refused.code == 2 and "itself in RAM" in refused.ours[0]
+
+
+@pytest.mark.parametrize("python", ["python", "python3.11", sys.executable])
+def test_the_interpreter_may_stand_before_the_program(python: str, tmp_path: Path) -> None:
+    written(tmp_path, "import sys, torch\nprint(sys.argv)")
+    done = followed(python, "train.py", "-x", folder=tmp_path, bound=("--tensors", "1G"))
+    assert done.output == "['train.py', '-x']\n"
 
 
 def test_cpus_are_those_asked_for(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from agent.follow.arithmetic import arithmetic, computing_as
 from agent.follow.operands import makes_storage, shape_alone, written_arguments
 from agent.follow.storages import NEVER, Storage, exposed, untyped_storage
 
@@ -37,7 +38,7 @@ class Recipe:
     `sources`: the followed ones it reads.
     """
 
-    __slots__ = ("_args", "_func", "_kwargs", "_versions", "sources", "workspace_bytes")
+    __slots__ = ("_args", "_arithmetic", "_func", "_kwargs", "_versions", "sources", "workspace_bytes")
 
     def __init__(
         self, func: Any, args: "list[_Argument]", kwargs: "dict[str, _Argument]", sources: tuple[Storage, ...],
@@ -46,6 +47,7 @@ class Recipe:
         self._func, self._args, self._kwargs, self.sources = func, args, kwargs, sources
         self.workspace_bytes = workspace_bytes
         self._versions = tuple(s.version for s in sources)
+        self._arithmetic = arithmetic()
 
     def possible(self, storage: Storage) -> bool:
         """Tell whether what the recipe reads is unchanged and will be there when `storage` is needed next.
@@ -82,7 +84,7 @@ class Recipe:
 
     def run(self) -> torch.UntypedStorage:
         """Return a storage with the bytes, made now; every source must be resident."""
-        with _disable_current_modes(), torch.no_grad():
+        with _disable_current_modes(), torch.no_grad(), computing_as(self._arithmetic):
             made = self._func(*[a() for a in self._args], **{k: a() for k, a in self._kwargs.items()})
         return untyped_storage(made[0] if isinstance(made, tuple) else made)
 

@@ -9,6 +9,7 @@ import os
 
 import torch
 
+from agent.follow.arithmetic import arithmetic
 from planner.profiling.kept_costs import cache_folder, context, operator_key, read_kept, write_kept
 
 _FOLDER = "comparisons"
@@ -25,14 +26,14 @@ class KeptComparisons:
 
     def get(self, form: object) -> bool | None:
         """Return whether a call of this form was found equal; None where none was compared."""
-        key = form, _arithmetic()
+        key = form, arithmetic()
         if key not in self._found:
             self._found[key] = _read().get(_kept_key(form))
         return self._found[key]
 
     def note(self, form: object, *, equal: bool) -> None:
         """Keep what a comparison found."""
-        self._found[form, _arithmetic()] = equal
+        self._found[form, arithmetic()] = equal
         write_kept(cache_folder(_FOLDER), _name(), {**_read(), _kept_key(form): equal})
 
 
@@ -41,15 +42,10 @@ def _read() -> dict[str, bool]:
     return read_kept(cache_folder(_FOLDER), _name(), dict[str, bool]) or {}
 
 
-def _arithmetic() -> tuple[int, bool, str]:
-    """Return what a process may change on its way that chooses kernels: threads, whether oneDNN is used, and how exact float32 products are."""
-    return torch.get_num_threads(), torch._C._get_mkldnn_enabled(), torch.get_float32_matmul_precision()
-
-
 def _kept_key(form: object) -> str:
     """Return the key of a form under the present arithmetic and the settings of the libraries that compute."""
     settings = sorted(pair for pair in os.environ.items() if pair[0].startswith(_LIBRARY_SETTINGS))
-    return operator_key((form, _arithmetic(), settings))
+    return operator_key((form, tuple(arithmetic()), settings))
 
 
 def _name() -> str:

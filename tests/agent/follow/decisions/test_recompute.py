@@ -34,6 +34,25 @@ def test_a_recipe_makes_the_same_bytes() -> None:
     assert torch.equal(again, result)
 
 
+def test_it_computes_as_its_call_did_whatever_was_set_since() -> None:
+    table, threads = StorageTable(256), torch.get_num_threads()
+    x, weight = torch.randn(8, 16, 40, 40), torch.randn(32, 16, 3, 3)
+    arguments = (None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+    torch.set_num_threads(2)
+    result, _, recipe = made(table, ATEN.convolution.default, x, weight, *arguments)
+    torch.set_num_threads(1)
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        other = ATEN.convolution(x, weight, *arguments)
+        assert recipe is not None and not torch.equal(other, result), "computed by another library"
+        again = torch.empty(0).set_(recipe.run(), 0, result.size(), result.stride())
+        assert torch.equal(again, result)
+        assert torch.get_num_threads() == 1 and not torch._C._get_mkldnn_enabled()
+    finally:
+        torch._C._set_mkldnn_enabled(True)
+        torch.set_num_threads(threads)
+
+
 def test_it_is_void_when_a_source_changes_or_is_gone() -> None:
     table, x = StorageTable(256), torch.randn(64, 64)
     _, record, recipe = made(table, ATEN.mul.Tensor, x, 2.0)

@@ -141,9 +141,9 @@ class Follower:
             storage.pins += 1
             if storage.left_at is not None and storage.resident:
                 storage.left_at.stayed()
+        written: list[Storage] = []
         try:
             held, cut = self._bring(traits, inputs, cut, whole=pieces is None)
-            written: list[Storage] = []
             if traits.writes:
                 written = written_storages(func, args, kwargs, self.table)
                 residency.change(written)
@@ -159,15 +159,15 @@ class Follower:
                 if not isinstance(cut, MappedRows):
                     residency.counters.mapped_bytes += cut.read_bytes
             elif pieces is None:
-                result = _call(traits.name, func, args, kwargs)
+                result = _call(traits, args, kwargs)
             else:
                 result = self._run_piecewise(func, args, kwargs, pieces, inputs, written)
-            for storage in written:
-                if storage.resident:
-                    self.resized(storage)
         finally:
             for storage in inputs:
                 storage.pins -= 1
+            for storage in written:  # also by one that failed: it had resized its `out` before
+                if storage.resident:
+                    self.resized(storage)
         if traits.reads_rows or cut is not None:
             residency.drop_touched(inputs)
         elif traits.copies and self.book.segment == 0:
@@ -614,13 +614,13 @@ def _alone(result: Any) -> Sequence[torch.Tensor]:
     return (result,) if isinstance(result, torch.Tensor) else ()
 
 
-def _call(name: str, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _call(traits: OperatorTraits, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Call an operator whose kernel sees what it would see without a mode."""
-    keys = dispatch_keys.hidden_keys(name, args)
+    keys = dispatch_keys.hidden_keys(traits.name, args, counting=traits.counts_inside)
     if keys:
         with dispatch_keys.seeing(keys):
-            return func(*args, **kwargs)
-    return func(*args, **kwargs)
+            return traits.func(*args, **kwargs)
+    return traits.func(*args, **kwargs)
 
 
 class FollowMode(TorchDispatchMode):

@@ -134,9 +134,9 @@ class Follower:
             storage.pins += 1
             if storage.left_at is not None and storage.resident:
                 storage.left_at.stayed()
+        written: list[Storage] = []
         try:
             held, cut = ways.bring(traits, inputs, cut, whole=pieces is None)
-            written: list[Storage] = []
             if traits.writes:
                 written = written_storages(func, args, kwargs, self.table)
                 residency.change(written)
@@ -152,15 +152,15 @@ class Follower:
                 if not isinstance(cut, MappedRows):
                     residency.counters.mapped_bytes += cut.read_bytes
             elif pieces is None:
-                result = call_whole(traits.name, func, args, kwargs)
+                result = call_whole(traits, args, kwargs)
             else:
                 result = ways.run_pieces(func, args, kwargs, pieces, inputs, written)
-            for storage in written:
-                if storage.resident:
-                    self.resized(storage)
         finally:
             for storage in inputs:
                 storage.pins -= 1
+            for storage in written:  # also by one that failed: it had resized its `out` before
+                if storage.resident:
+                    self.resized(storage)
         if traits.reads_rows or cut is not None:
             residency.drop_touched(inputs)
         elif traits.copies and self.book.segment == 0:

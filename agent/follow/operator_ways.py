@@ -110,10 +110,10 @@ def _to_bring(
     return inputs if whole else [s for s in inputs if s.resident or not s.clean or s.mapped]
 
 
-def call_whole(name: str, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def call_whole(traits: OperatorTraits, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Call an operator whose kernel sees what it would see without a mode."""
-    keys = dispatch_keys.hidden_keys(name, args)
+    keys = dispatch_keys.hidden_keys(traits.name, args, counting=traits.counts_inside)
     if keys:
         with dispatch_keys.seeing(keys):
-            return func(*args, **kwargs)
-    return func(*args, **kwargs)
+            return traits.func(*args, **kwargs)
+    return traits.func(*args, **kwargs)

@@ -20,6 +20,7 @@ from agent.follow.parts.lists import takes_lists
 from agent.follow.parts.piecewise import runs_in_pieces
 from agent.follow.parts.products import is_product
 from agent.follow.parts.rows import looks_up_rows
+from agent.follow.patches.dispatch_keys import counts_inside
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,8 @@ class OperatorTraits:
     makes_storage: bool
     writes: bool
     repeatable: bool
+    counts_inside: bool
+    """Its kernel counts what it writes by calling operators that do; their counters tell autograd what was changed."""
     in_pieces: bool
     takes_lists: bool
     cut_from_file: bool
@@ -66,7 +69,7 @@ def _learn(func: Any) -> OperatorTraits:
     name = str(func._schema.name)
     traits = _known[id(func)] = OperatorTraits(
         func, name, stable_number(func), only_views(func), reads_nothing(func), shape_alone(func), reads_rows(func), makes_storage(func),
-        bool(written_arguments(func)), repeatable(func), runs_in_pieces(func), takes_lists(func),
+        bool(written_arguments(func)), repeatable(func), counts_inside(func), runs_in_pieces(func), takes_lists(func),
         is_product(func) or looks_up_rows(func), name in _COPIES,
     )  # fmt: skip
     return traits

@@ -39,21 +39,41 @@ def takes_lists(func: Any) -> bool:
 
 
 def split_call(func: Any, args: Sequence[Any], kwargs: dict[str, Any], call: Call) -> Any:
-    """Run a call over lists for each element; return what the whole call would."""
-    count = max((len(a) for a in args if isinstance(a, (list, tuple))), default=0)
-    if count == 0:
-        return call(func, args, kwargs)
+    """Run a call over lists for each element; return, or raise, what the whole call would."""
+    listed = [a for a in (*args, *kwargs.values()) if isinstance(a, (list, tuple)) and len(a) > 0]
+    count = max(map(len, listed), default=0)
+    numbers = _numbers_argument(func)
+    if (
+        any(len(a) != count for a in listed)
+        or count == 0
+        or (numbers is not None and not _one_each(args[numbers], count))
+    ):
+        return call(func, args, kwargs)  # nothing to do, or an error before anything is changed
 
     def part(argument: Any, index: int) -> Any:
-        whole = isinstance(argument, (list, tuple)) and len(argument) == count
+        whole = isinstance(argument, (list, tuple)) and len(argument) > 0
         return argument[index : index + 1] if whole else argument
 
-    results = [
-        call(func, tuple(part(a, i) for a in args), {k: part(v, i) for k, v in kwargs.items()}) for i in range(count)
-    ]
+    def parts(index: int) -> list[Any]:
+        return [a[index : index + 1] if k == numbers else part(a, index) for k, a in enumerate(args)]
+
+    results = [call(func, parts(i), {k: part(v, i) for k, v in kwargs.items()}) for i in range(count)]
     first = results[0]
     if first is None:
         return None
     if isinstance(first, tuple):
         return tuple([o for result in results for o in result[k]] for k in range(len(first)))
     return [output for result in results for output in result]
+
+
+@cache
+def _numbers_argument(func: Any) -> int | None:
+    """Return which argument is a tensor of a number for each element, if there is one."""
+    return next(
+        (k for k, a in enumerate(func._schema.arguments) if a.name == "scalars" and str(a.type) == "Tensor"), None
+    )
+
+
+def _one_each(numbers: torch.Tensor, count: int) -> bool:
+    """Tell whether there is a number for each of `count` elements, as the whole call takes them."""
+    return numbers.dim() == 1 and len(numbers) == count and numbers.is_contiguous()

@@ -14,11 +14,13 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch.autograd.graph import increment_version
 
-from agent.follow.operands import makes_storage, tensors_in
+from agent.follow.operands import makes_storage, tensors_in, written_arguments
 from agent.follow.parts.moves import ElementRun, moved_runs, only_moves
 from agent.follow.parts.piece_buffers import WRITES_UNDER_WAY, PieceBuffers
 from agent.follow.parts.rows import converted_dtype
+from agent.follow.patches.dispatch_keys import counts_inside
 from agent.follow.residency import Residency
 from agent.follow.storages import Storage, StorageTable, untyped_storage
 from agent.train.pager import CHUNK
@@ -57,6 +59,9 @@ _ROWWISE = {
 
 _CREATING = frozenset(("aten::zeros_like", "aten::empty_like"))
 """They read nothing: there is nothing to cut."""
+
+_SAME_ORDER = (None, torch.contiguous_format, torch.preserve_format)
+"""What may be asked of a copy of a contiguous tensor whose elements stay in their order."""
 
 PIECE_BYTES = 4 * CHUNK
 """Bytes of each operand in a piece: a multiple of the checksummed chunk, and what flash likes to move at once."""
@@ -121,9 +126,14 @@ def pieces_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any], limit_byte
         return None
     if any(t.is_conj() or t.is_neg() for t in tensors) or not _shown_alike(large):
         return None
-    if any(not t.is_contiguous() or t.shape != large[0].shape or t.storage_offset() != 0 for t in large):
+    strides = _strides(large[0].shape)
+    if any(t.stride() != strides or t.shape != large[0].shape or t.storage_offset() != 0 for t in large):
+        return None
+    if kwargs.get("memory_format") not in _SAME_ORDER:
         return None
     if any(t.dim() > large[0].dim() for t in tensors):  # a single number that gives a result more dimensions
+        return None
+    if _writes_numbers(func, args, kwargs, largest):
         return None
     row, item_bytes = _row(func, args, large), max((t.element_size() for t in large), default=0)
     made_item_bytes = item_bytes
@@ -171,9 +181,26 @@ def _row(func: Any, args: Sequence[Any], large: Sequence[torch.Tensor]) -> int |
     return int(large[0].shape[-1]) if len(large) == count and dim in (-1, last) and last > 0 else None
 
 
+def _strides(shape: torch.Size) -> tuple[int, ...]:
+    """Return the strides of a new tensor; one that is contiguous may have others where a dimension is 1, and gives them on."""
+    return tuple(math.prod(max(size, 1) for size in shape[dim + 1 :]) for dim in range(len(shape)))
+
+
 def _shown_alike(large: Sequence[torch.Tensor]) -> bool:
     """Tell whether operands that share a storage have one data type: a piece of it is read once for all."""
     return len({(untyped_storage(t)._cdata, t.dtype) for t in large}) == len({untyped_storage(t)._cdata for t in large})
+
+
+def _writes_numbers(func: Any, args: Sequence[Any], kwargs: dict[str, Any], largest: int) -> bool:
+    """Tell whether a call writes single numbers, or the storages of some: those of a piece are read anew for each.
+
+    The steps of fused optimizers are only read, though their schema says otherwise.
+    """
+    if func._schema.name.startswith(_FUSED):
+        return False
+    written = list(tensors_in(args[k] if k < len(args) else kwargs.get(name) for k, name in written_arguments(func)))
+    numbers = {untyped_storage(t)._cdata for t in tensors_in((*args, *kwargs.values())) if t.numel() != largest}
+    return any(untyped_storage(t)._cdata in numbers for t in written)
 
 
 @cache
@@ -195,15 +222,15 @@ def run_piecewise(
     residency: Residency, table: StorageTable,
 ) -> Any:  # fmt: skip
     """Run a call piece by piece and return what the whole call would. Raises PageError."""
-    large = pieces.large
+    tensors = list(tensors_in((*args, *kwargs.values())))
     away = {
-        s.key: s for s in (table.known(t) for t in large)
+        s.key: s for s in (table.known(t) for t in tensors)
         if s is not None and not s.resident and s.region is not None
     }  # fmt: skip
     buffers = PieceBuffers(residency, away)
     if pieces.runs:
         return _moved(pieces, buffers, residency, table)
-    large_keys = {id(t) for t in large}
+    numbers = {id(t): _number(t, buffers) for t in tensors if t.numel() == 1}
     changed = {s.key for s in written}
     result: _Result | None = None
     of_piece = list(args)
@@ -215,12 +242,14 @@ def run_piecewise(
         def piece(
             tensor: torch.Tensor, start: int = start, stop: int = stop, loaded: dict[int, torch.Tensor] = loaded
         ) -> torch.Tensor:
+            if id(tensor) in numbers:
+                return numbers[id(tensor)]
             key = untyped_storage(tensor)._cdata
             if key not in loaded:
                 loaded[key] = buffers.load(tensor, start, stop)
             return loaded[key].view(-1, pieces.row) if pieces.row else loaded[key]
 
-        out = func(*_replaced(of_piece, large_keys, piece), **dict(_replaced_items(kwargs, large_keys, piece)))
+        out = func(*_replaced(of_piece, piece), **dict(_replaced_items(kwargs, piece)))
         for key in changed & away.keys() & loaded.keys():
             buffers.store(away[key], loaded[key], start)
         if makes_storage(func):
@@ -229,7 +258,7 @@ def run_piecewise(
     buffers.finish()
     if result is not None:
         return result.finish()
-    return _returned(func, args)
+    return _changed(func, args, kwargs)
 
 
 def _moved(pieces: Pieces, buffers: PieceBuffers, residency: Residency, table: StorageTable) -> torch.Tensor:
@@ -280,26 +309,31 @@ def _full_name(func: Any) -> str:
     return f"{name}.{overload}" if overload else name
 
 
-def _returned(func: Any, args: Sequence[Any]) -> Any:
-    """Return what an in-place operator returns: its first argument, or nothing."""
-    return args[0] if func._schema.returns else None
+def _changed(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Return what an operator returns that writes into its first argument, or `out`, once that is counted."""
+    if counts_inside(func) and not func._schema.name.startswith(_FUSED):  # which count nothing
+        increment_version(t for t in args[0] if not t.is_inference())
+    return kwargs.get("out", args[0]) if func._schema.returns else None
 
 
-def _replaced(values: Sequence[Any], large: set[int], piece: Callable[[torch.Tensor], torch.Tensor]) -> list[Any]:
-    return [_replace(value, large, piece) for value in values]
+def _number(tensor: torch.Tensor, buffers: PieceBuffers) -> torch.Tensor:
+    """Return a single number of no more dimensions than a piece, wherever its storage is. Raises PageError."""
+    place = int(tensor.storage_offset())
+    number = buffers.load(tensor, place, place + 1)
+    return number if tensor.dim() > 0 else number.view(())
 
 
-def _replaced_items(
-    values: dict[str, Any], large: set[int], piece: Callable[[torch.Tensor], torch.Tensor]
-) -> list[tuple[str, Any]]:
-    return [(name, _replace(value, large, piece)) for name, value in values.items()]
+def _replaced(values: Sequence[Any], piece: Callable[[torch.Tensor], torch.Tensor]) -> list[Any]:
+    return [_replace(value, piece) for value in values]
 
 
-def _replace(value: Any, large: set[int], piece: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+def _replaced_items(values: dict[str, Any], piece: Callable[[torch.Tensor], torch.Tensor]) -> list[tuple[str, Any]]:
+    return [(name, _replace(value, piece)) for name, value in values.items()]
+
+
+def _replace(value: Any, piece: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     if isinstance(value, torch.Tensor):
-        if id(value) in large:
-            return piece(value)
-        return value.reshape(1) if value.dim() > 1 else value  # a single number, as pieces have one dimension
+        return piece(value)
     if isinstance(value, (list, tuple)):
-        return [_replace(part, large, piece) for part in value]
+        return [_replace(part, piece) for part in value]
     return value

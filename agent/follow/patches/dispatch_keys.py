@@ -1,13 +1,15 @@
-"""Autocast and lazy conjugation inside kernels that call operators themselves, as without a dispatch mode.
+"""Autocast, lazy conjugation and the counting of writes inside kernels that call operators themselves, as without a dispatch mode.
 
-While a dispatch mode handles an operator, every key above it is switched off: Autocast, Conjugate, Negative. Most kernels compute
-and never ask. Those that call other operators do: matrix products inside the fused ones of nn.TransformerEncoder and of `bilinear`
-are cast by plain PyTorch, and `x.mH()` of a complex matrix inside `linalg_pinv` would be taken for x.mT().
+While a dispatch mode handles an operator, every key above it is switched off: Autocast, Conjugate, Negative, ADInplaceOrView. Most
+kernels compute and never ask. Those that call other operators do: matrix products inside the fused ones of nn.TransformerEncoder and of
+`bilinear` are cast by plain PyTorch, `x.mH()` of a complex matrix inside `linalg_pinv` would be taken for x.mT(), and of what
+`_foreach_mul_` multiplies autograd would not know that it was changed.
 """
 
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -20,6 +22,7 @@ _CAST_INSIDE = frozenset(
 )
 """Called by modules directly, never from below an autocast kernel, where plain PyTorch does not cast either."""
 _LAZY = (torch._C.DispatchKey.Conjugate, torch._C.DispatchKey.Negative)
+_COUNTING = torch._C.DispatchKey.ADInplaceOrView
 _NUMBERS = frozenset((int, float, bool, str, type(None)))
 
 _program = threading.local()
@@ -44,12 +47,21 @@ def start() -> None:
     _program.autocasts = torch.is_autocast_enabled("cpu")
 
 
-def hidden_keys(name: str, args: Sequence[Any]) -> tuple[Any, ...]:
+@cache
+def counts_inside(func: Any) -> bool:
+    """Tell whether nobody but the kernel of an operator counts that its arguments are written."""
+    written = any(a.alias_info is not None and a.alias_info.is_write for a in func._schema.arguments)
+    return written and not torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _COUNTING.name)
+
+
+def hidden_keys(name: str, args: Sequence[Any], *, counting: bool = False) -> tuple[Any, ...]:
     """Return what the kernel of an operator would see without a mode: Autocast where the program has it on, Conjugate for complex operands.
 
-    Raises NotFollowedError where that cannot be told.
+    `counting`: it counts what it writes. Raises NotFollowedError where that cannot be told.
     """
     keys = _LAZY if _has_complex(args) else ()
+    if counting:
+        keys = (*keys, _COUNTING)
     if not getattr(_program, "autocasts", False):
         return keys
     if name == "aten::linalg_pinv":

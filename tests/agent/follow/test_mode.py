@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -133,3 +134,14 @@ def test_the_first_product_over_a_grid_has_room_for_what_it_takes_besides(
         )
         torch.ops.port_agent.grid_linear(flat, codes, scales, None, QuantizationGrid.NF4.value, torch.float32)
         assert max(needed) > 12 << 20
+
+
+def test_an_operator_that_fails_may_have_resized_its_result(tmp_path: Path) -> None:
+    with budget(tensors="4K", page_dir=tmp_path):
+        x, other = torch.ones(2, 3000), torch.ones(6000)
+        with pytest.raises(RuntimeError, match="single memory location"), warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # of the resizing
+            torch.cat([x, x], out=x)
+        x[2:] = 2.0
+        other.mul_(2.0)  # which sends `x` away
+        assert (x.shape, x.sum().item()) == ((4, 3000), 18000.0)

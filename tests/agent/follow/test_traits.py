@@ -17,7 +17,7 @@ ATEN = torch.ops.aten
         (ATEN.view.default, {"views"}),
         (ATEN.embedding.default, {"reads_rows", "makes_storage", "repeatable", "cut_from_file"}),
         (ATEN.mm.default, {"makes_storage", "repeatable", "cut_from_file"}),
-        (ATEN._foreach_add_.Scalar, {"writes", "takes_lists", "in_pieces"}),
+        (ATEN._foreach_add_.Scalar, {"writes", "counts_inside", "takes_lists", "in_pieces"}),
         (ATEN._to_copy.default, {"makes_storage", "repeatable", "copies", "in_pieces"}),
         (ATEN.prod.default, {"makes_storage", "repeatable"}),
         (ATEN.bernoulli.default, {"makes_storage"}),

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 import torch
 
 from agent.follow.parts.lists import runs_by_element, split_call
@@ -39,3 +40,25 @@ def test_the_results_are_those_of_the_whole_call() -> None:
 
 def test_empty_lists_are_one_call() -> None:
     assert split_call(ADD_IN_PLACE, ([], []), {}, lambda func, args, kwargs: "once") == "once"
+
+
+@pytest.mark.parametrize(
+    ("func", "args"),
+    [
+        (ADD_IN_PLACE, ([torch.ones(3), torch.ones(3)], [torch.ones(3)])),
+        (torch.ops.aten._foreach_mul_.ScalarList, ([torch.ones(3), torch.ones(3)], [2.0, 2.0, 2.0])),
+        (torch.ops.aten._foreach_addcmul_.Tensor, ([torch.ones(3)] * 2, [torch.ones(3)] * 2, [torch.ones(3)] * 2, torch.ones(3))),
+    ],
+    ids=["tensors", "numbers", "a tensor of numbers"],
+)  # fmt: skip
+def test_lists_of_different_lengths_are_the_error_of_the_whole_call(func: Any, args: Any) -> None:
+    with pytest.raises(RuntimeError):
+        split_call(func, args, {}, call)
+    assert all(torch.equal(t, torch.ones(3)) for t in args[0]), "nothing was changed before"
+
+
+def test_a_tensor_of_numbers_gives_each_element_its_own() -> None:
+    first, second, numbers = torch.ones(3), torch.ones(4), torch.tensor([2.0, 3.0])
+    ones = [torch.ones(3), torch.ones(4)]
+    split_call(torch.ops.aten._foreach_addcmul_.Tensor, ([first, second], ones, ones, numbers), {}, call)
+    assert (first[0].item(), second[0].item()) == (3.0, 4.0)

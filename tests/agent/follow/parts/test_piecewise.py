@@ -1,5 +1,6 @@
 """Elementwise operators over operands that do not fit together."""
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -131,6 +132,51 @@ def test_activations_and_their_gradients_run_in_pieces(
         assert over_bytes == 0
     finally:
         torch.set_num_threads(before)
+
+
+def test_single_numbers_of_tensors_that_are_away_are_read(tmp_path: Path) -> None:
+    def run() -> list[torch.Tensor]:
+        x, y, other = (torch.arange(ELEMENTS) + k for k in (1.0, 2.0, 3.0))
+        other.mul_(0.5)  # which sends the others away
+        return [y * x[5], torch.div(y, x[7:8]), x.mul_(y[3]), torch.add(x, x[9])]
+
+    expected = run()
+    with budget(tensors=PIECE_BYTES, page_dir=tmp_path):
+        found = run()
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(found, expected, strict=True))
+
+
+def test_what_writes_a_number_of_an_operand_is_plain_pytorchs_error(tmp_path: Path) -> None:
+    with budget(tensors=PIECE_BYTES, page_dir=tmp_path):
+        x = torch.ones(ELEMENTS)
+        with pytest.raises(RuntimeError, match="single memory location"):
+            x.mul_(x[ELEMENTS - 1])
+        assert x.sum().item() == ELEMENTS, "no piece was changed"
+
+
+@torch.inference_mode()
+def test_results_are_written_where_they_are_asked_for(tmp_path: Path) -> None:
+    """In inference mode nobody else sees to it that `out` is what is returned."""
+    with budget(tensors=PIECE_BYTES, page_dir=tmp_path):
+        x, y, out, small = torch.ones(ELEMENTS), torch.zeros(ELEMENTS), torch.zeros(ELEMENTS), torch.zeros(1)
+        assert torch.maximum(y, x, out=out).data_ptr() == out.data_ptr()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # of the resizing
+            torch.maximum(y, x, out=small)
+        assert small.shape == x.shape and small.sum().item() == ELEMENTS
+
+
+def test_a_copy_in_another_order_and_strides_of_single_dimensions_are_plain_pytorchs(tmp_path: Path) -> None:
+    def run() -> list[torch.Tensor]:
+        x = torch.arange(2.0 * PIECE_BYTES).view(2, PIECE_BYTES // 4, 2, 2)
+        column = torch.arange(2.0 * PIECE_BYTES).view(1, -1).t()
+        return [x.clone(memory_format=torch.channels_last), column.clone(), column + 1]
+
+    expected = run()
+    with budget(tensors=PIECE_BYTES, page_dir=tmp_path):
+        found = run()
+        assert [t.stride() for t in found] == [t.stride() for t in expected]
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(found, expected, strict=True))
 
 
 @pytest.mark.parametrize("foreach", [True, False])

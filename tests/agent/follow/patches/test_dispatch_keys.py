@@ -79,3 +79,18 @@ def test_attention_and_bilinear_under_autocast_are_plain_pytorchs(dropout: float
 def test_complex_operands_need_it(args: tuple[object, ...], needed: bool) -> None:
     dispatch_keys.start()
     assert bool(dispatch_keys.hidden_keys("aten::mm", args)) is needed
+
+
+@pytest.mark.parametrize("tensors", ["4K", "8M", "64M"], ids=["in pieces", "one by one", "whole"])
+@pytest.mark.parametrize("foreach", [True, False])
+def test_autograd_knows_what_an_optimizer_changed(foreach: bool, tensors: str, tmp_path: Path) -> None:
+    """`_foreach_` operators leave it to those that they call to count what is written."""
+    with budget(tensors=tensors, page_dir=tmp_path):
+        weight = torch.nn.Parameter(torch.ones(3 << 20))
+        optimizer = torch.optim.SGD([weight], lr=0.1, foreach=foreach)
+        loss = (weight * weight).sum()
+        loss.backward(retain_graph=True)
+        optimizer.step()
+        assert weight._version == 1
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()

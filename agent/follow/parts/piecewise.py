@@ -117,6 +117,8 @@ def pieces_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any], limit_byte
         return None
     if only_moves(func) and (runs := moved_runs(func, args, kwargs)):
         return _pieces_moved(args[0], runs, args[1] if len(args) > 1 else args[0].shape, limit_bytes)
+    if only_moves(func) and _full_name(func) not in ELEMENTWISE:
+        return None
     tensors = [*tensors_in(args), *tensors_in(kwargs.values())]
     largest = max((t.numel() for t in tensors), default=0)
     if largest * _LARGEST_ITEM_BYTES * (len(tensors) + 1) <= limit_bytes:

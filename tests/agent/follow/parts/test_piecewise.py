@@ -146,6 +146,19 @@ def test_single_numbers_of_tensors_that_are_away_are_read(tmp_path: Path) -> Non
         assert all(torch.equal(mine, theirs) for mine, theirs in zip(found, expected, strict=True))
 
 
+@pytest.mark.parametrize("place", [(..., slice(None, None, 2)), (..., slice(0, 4))], ids=["every other", "short runs"])
+def test_gradients_of_slices_in_many_parts_are_made_whole(place: object, tmp_path: Path) -> None:
+    def run() -> torch.Tensor:
+        x = torch.ones(ELEMENTS, 8, requires_grad=True)
+        x[place].backward(torch.arange(4.0 * ELEMENTS).view(ELEMENTS, 4))
+        assert x.grad is not None
+        return x.grad
+
+    expected = run()
+    with budget(tensors=PIECE_BYTES, page_dir=tmp_path):
+        assert torch.equal(run(), expected)
+
+
 def test_what_writes_a_number_of_an_operand_is_plain_pytorchs_error(tmp_path: Path) -> None:
     with budget(tensors=PIECE_BYTES, page_dir=tmp_path):
         x = torch.ones(ELEMENTS)

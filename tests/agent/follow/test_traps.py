@@ -8,7 +8,6 @@ import contextlib
 import ctypes
 import faulthandler
 import io
-import math
 import multiprocessing
 import os
 import re
@@ -45,7 +44,7 @@ Cure = contextlib.AbstractContextManager[Any]
 
 
 DROPS = "1M"
-"""The limit of traps in which results are dropped to be made again, however long a busy machine took to make them."""
+"""The limit of traps in which results are dropped to be made again."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +62,16 @@ def filler(*met: Tensor) -> None:
     for one in met:
         one.sum()
     torch.ones(300, 300) @ torch.ones(300, 300)
+
+
+@contextlib.contextmanager
+def dropping() -> Iterator[None]:
+    """Have all results made again that can be, whatever paging took, a plan says, or was written ahead of time."""
+    with (
+        mock.patch.object(foresight.Foresight, "remade", lambda self, entry, made, seconds: True),
+        mock.patch.object(residency.Residency, "write_early", lambda self, storage: None),
+    ):
+        yield
 
 
 # -- the programs
@@ -429,8 +438,8 @@ def _child(trap: Trap, cured: bool) -> None:
         removed = contextlib.nullcontext() if cured else trap.without()
         if trap.limit:
             plain = run()
-            worth = mock.patch.object(foresight, "WORTH", math.inf if trap.limit == DROPS else foresight.WORTH)
-            followed = run(removed, worth, budget(tensors=trap.limit, page_dir=folder))
+            drops = dropping() if trap.limit == DROPS else contextlib.nullcontext()
+            followed = run(removed, drops, budget(tensors=trap.limit, page_dir=folder))
         else:
             plain, followed = True, run(removed)
     same = torch.utils._pytree.tree_map(

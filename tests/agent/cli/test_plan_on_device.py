@@ -62,8 +62,8 @@ class Agent:
 
     def run_forked(self, *words: str) -> "subprocess.CompletedProcess[str]":
         """Do the same in a fork of a process that has loaded what `plan` needs."""
-        module = "tests.agent.cli.device_command"
-        return run_forked(module, "main", *words, folder=self.folder, environment=self.environment)
+        module = "tests.agent.cli.forked_command"
+        return run_forked(module, "main_with_device", *words, folder=self.folder, environment=self.environment)
 
     def plan(self, *words: str, **more: str) -> dict[str, Any]:
         done = self.run("plan", "train.py", "--strategy", "greedy", "--json", *words, **more)

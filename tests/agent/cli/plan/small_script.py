@@ -38,4 +38,4 @@ def run(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
 def run_forked_plan(folder: Path, *words: str, **environment: str) -> "subprocess.CompletedProcess[str]":
     """Run `plan` in a fork of a process that has loaded what it needs; it does not begin again under another allocator."""
     own = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
-    return run_forked("tests.agent.cli.plan.loaded_command", "main", "plan", *words, folder=folder, environment=own)
+    return run_forked("tests.agent.cli.forked_command", "main", "plan", *words, folder=folder, environment=own)

@@ -1,8 +1,8 @@
-"""Programs in forks of a process that has imported torch and computed nothing: importing it is most of what a short program takes.
+"""Functions in forks of a process that has imported torch, and their module, and computed nothing: that is most of what a short program takes.
 
 A fork finds no thread there but those of numpy's library, which ends them before a fork. It is no place for what is said of
 the start of a process: what that loads, what it takes before its first tensor, that it starts itself again under another allocator.
-As a program (`python -m tests.forked`) this module is the process that forks.
+As a program (`python -m tests.forked MODULE`) this module is the process that forks.
 """
 
 import atexit
@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 
 _ROOT = Path(__file__).parents[1]
 _THREADS = "OMP_NUM_THREADS"
@@ -24,9 +25,9 @@ _THREADS = "OMP_NUM_THREADS"
 
 @dataclass(frozen=True)
 class _Request:
-    """What a fork is to run: a function by its module and name, its words and surroundings, and the files that take what it says."""
+    """What a fork is to run: a function of the module, its words and surroundings, and the files that take what it says."""
 
-    function: tuple[str, str]
+    function: str
     words: list[str]
     folder: str
     environment: dict[str, str]
@@ -41,24 +42,24 @@ def run_forked(
     surroundings = dict(os.environ if environment is None else environment)
     with tempfile.TemporaryDirectory() as place:
         said = [Path(place) / name for name in ("output", "errors")]
-        request = _Request((module, function), list(words), str(folder), surroundings, *map(str, said))
-        code = os.waitstatus_to_exitcode(_ask_for_fork(request))
+        request = _Request(function, list(words), str(folder), surroundings, *map(str, said))
+        code = os.waitstatus_to_exitcode(_ask_for_fork(module, request))
         output, errors = (path.read_text(errors="replace") for path in said)
     return subprocess.CompletedProcess([module, *words], code, output, errors)
 
 
 @cache
-def _server() -> "subprocess.Popen[str]":
-    """Return the process that forks; it ends with this one."""
-    words = [sys.executable, "-m", "tests.forked"]
+def _server(module: str) -> "subprocess.Popen[str]":
+    """Return the process that forks for a module, so that no fork finds what another module loads; it ends with this one."""
+    words = [sys.executable, "-m", "tests.forked", module]
     server = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=_ROOT)
     atexit.register(server.communicate)
     return server
 
 
-def _ask_for_fork(request: _Request) -> int:
+def _ask_for_fork(module: str, request: _Request) -> int:
     """Have a fork do it, and return its status once it has ended."""
-    server = _server()
+    server = _server(module)
     assert server.stdin is not None and server.stdout is not None
     server.stdin.write(json.dumps(asdict(request)) + "\n")
     server.stdin.flush()
@@ -67,23 +68,22 @@ def _ask_for_fork(request: _Request) -> int:
     return int(answer)
 
 
-def _serve() -> int:
+def _serve(name: str) -> int:
     """Answer each request of the standard input, once its fork has ended, with the status of that."""
     import torch._dynamo  # noqa: F401  what forks begin with; optimizers import this at their first step
 
+    module = importlib.import_module(name)
     for line in sys.stdin:
-        request = _Request(**json.loads(line))
-        importlib.import_module(request.function[0])  # once for all forks that call it
         pid = os.fork()
         if pid == 0:
-            return _run_as_fork(request)
+            return _run_as_fork(module, _Request(**json.loads(line)))
         _, status = os.waitpid(pid, 0)
         sys.stdout.write(f"{status}\n")
         sys.stdout.flush()
     return 0
 
 
-def _run_as_fork(request: _Request) -> int:
+def _run_as_fork(module: ModuleType, request: _Request) -> int:
     """Become a process as if it had just been started, and call the function."""
     import torch
 
@@ -97,10 +97,9 @@ def _run_as_fork(request: _Request) -> int:
     os.chdir(request.folder)
     if _THREADS in os.environ:
         torch.set_num_threads(int(os.environ[_THREADS]))
-    module, function = request.function
-    code: int = getattr(importlib.import_module(module), function)(request.words)
+    code: int = getattr(module, request.function)(request.words)
     return code
 
 
 if __name__ == "__main__":
-    raise SystemExit(_serve())
+    raise SystemExit(_serve(sys.argv[1]))

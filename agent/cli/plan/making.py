@@ -71,23 +71,23 @@ def make_bundle_of(arguments: argparse.Namespace, out: Path) -> Planned:
 
     A job that cannot be followed with the same numbers takes plain PyTorch's memory.
     """
+    machine = _machine(arguments)  # before torch: what it refuses takes no seconds
     with uncollected():
         from agent.follow.budget import NotFollowedError
         from agent.prepare.within_budget import within_budget
 
-    page_dir, *_ = _page_dirs(arguments)
     try:
-        with within_budget(arguments.ram, page_dir) as make_room:
-            return _planned(arguments, out, make_room)
+        with within_budget(arguments.ram, machine.page_dir) as make_room:
+            return _planned(arguments, out, machine, make_room)
     except NotFollowedError:
-        return _planned(arguments, out, lambda: None)
+        return _planned(arguments, out, machine, lambda: None)
 
 
 _STAGES = ("capture", "profile", "flash", "analyse", "compare", "follow", "plan", "try")
 """What the bar shows; `follow`: plain PyTorch's first steps."""
 
 
-def _planned(arguments: argparse.Namespace, out: Path, make_room: Callable[[], None]) -> Planned:
+def _planned(arguments: argparse.Namespace, out: Path, machine: "_Machine", make_room: Callable[[], None]) -> Planned:
     """Capture, measure, choose what is trained where that was asked for, and plan; show how far it is.
 
     `make_room`: gives back memory before a search, and what searches left before tensors come again.
@@ -96,7 +96,7 @@ def _planned(arguments: argparse.Namespace, out: Path, make_room: Callable[[], N
     from agent.prepare.bench.bench import Bench
     from agent.prepare.slices.choosing import again_with_base
 
-    machine, peers = _machine(arguments), _planning_peers(arguments)
+    peers = _planning_peers(arguments)
     with StageBar(_STAGES, quiet=arguments.json) as bar:
         captured = _captured(arguments, bar.update)
         with Bench(arguments.ram) as bench:

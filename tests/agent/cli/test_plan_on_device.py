@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from agent.cli import main
 from agent.health.conditions import HealthBoard
 from agent.jobs.model import JobKind, JobSpec, JobState
 from agent.jobs.store import JobStore
@@ -20,6 +21,7 @@ from agent.supervisor.job.worker_kinds import WorkerKind, read_training_bundle, 
 from agent.system.clock import SystemClock
 from agent.system.locks import LockFile
 from agent.worker.options import TORCH_WORKER
+from tests.forked import run_forked
 from tests.simulated_device import CONTEXT_BYTES, COPY_S, ROUNDING, SHARED_S, UNIFIED, installed
 
 SCRIPT = """
@@ -58,6 +60,11 @@ class Agent:
             capture_output=True, text=True,
         )  # fmt: skip
 
+    def run_forked(self, *words: str) -> "subprocess.CompletedProcess[str]":
+        """Do the same in a fork of a process that has loaded what `plan` needs."""
+        module = "tests.agent.cli.forked_command"
+        return run_forked(module, "main_with_device", *words, folder=self.folder, environment=self.environment)
+
     def plan(self, *words: str, **more: str) -> dict[str, Any]:
         done = self.run("plan", "train.py", "--strategy", "greedy", "--json", *words, **more)
         assert done.returncode == 0, done.stderr
@@ -95,10 +102,13 @@ def test_a_step_on_a_device_is_planned_for_both_pools_and_gives_the_numbers_of_p
     shown = " ".join(agent.run("show", "sim.port").stdout.replace("│", " ").split())
     assert "computes on sim, which has memory of its own" in shown and "5.5 MiB on the device" in shown
     assert "3.0 MiB of it context and libraries" in shown and "device memory over the step's seconds" in shown
-    agent.plan("--ram", "900M", "-o", "cpu.port")
-    assert agent.digest("sim.port", "sim.state") == agent.digest("cpu.port", "cpu.state")
-    told = agent.run("train", "sim.port", "--state-dir", "told.state").stdout
+    plain = agent.run_forked("plan", "train.py", "--strategy", "greedy", "--ram", "900M", "-o", "cpu.port")
+    assert plain.returncode == 0, plain.stderr
+    told = agent.run(
+        "train", "sim.port", "--epochs", "2", "--digest", "--verify", "2", "--state-dir", "sim.state"
+    ).stdout
     assert "5.5 MiB, 5." in told or "of 5.5 MiB" in told
+    assert agent.digest("cpu.port", "cpu.state") in told
 
 
 def test_a_device_that_turns_out_full_is_a_clean_failure_and_the_smaller_plan(
@@ -175,10 +185,15 @@ def test_pages_take_the_way_that_was_measured_to_be_faster(agent: Agent, copies_
             ["--device", "sim", "--gpu-ram", str(TIGHT)],
             "2.5 MiB beside 3.0 MiB of context and libraries: let planning alone",
         ),
-        (["--device", "cuda", "--board", "pi4"], "--board: of the GPU of a board"),
     ],
 )
 def test_what_cannot_be_planned_is_said_in_one_line(agent: Agent, words: list[str], said: str) -> None:
-    done = agent.run("plan", "train.py", "--ram", "900M", "-o", "never.port", *words)
+    done = agent.run_forked("plan", "train.py", "--ram", "900M", "-o", "never.port", *words)
     assert done.returncode != 0 and said in done.stderr and "Traceback" not in done.stderr, done.stderr
     assert not (agent.folder / "never.port").exists()
+
+
+def test_the_gpu_of_a_board_that_is_not_at_hand_is_refused(agent: Agent, capsys: pytest.CaptureFixture[str]) -> None:
+    script = str(agent.folder / "train.py")
+    assert main(["plan", script, "--ram", "900M", "--device", "cuda", "--board", "pi4"]) == 2
+    assert "--board: of the GPU of a board" in capsys.readouterr().err

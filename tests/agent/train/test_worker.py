@@ -58,8 +58,15 @@ def until(worker: Worker, events: Iterator[dict[str, Any]], name: str, step: int
 
 
 @pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(finish(start(tmp_path_factory.mktemp("reference"), plan=0))["digest"])
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """Return the state directory of a run that nobody disturbed, and its digest."""
+    state = tmp_path_factory.mktemp("reference")
+    return state, str(finish(start(state, plan=0))["digest"])
+
+
+@pytest.fixture(scope="module")
+def reference(finished: tuple[Path, str]) -> str:
+    return finished[1]
 
 
 def test_events_of_an_undisturbed_run(tmp_path: Path, reference: str) -> None:
@@ -220,8 +227,16 @@ def test_leaving_while_paused(tmp_path: Path, reference: str) -> None:
     assert finish(start(tmp_path))["digest"] == reference
 
 
-def test_stop_finishes_the_step_and_commits(tmp_path: Path, reference: str) -> None:
+NONSENSE = (
+    b"\n", b"{}\n", b"[1]\n", b"\xff\xfe\n", b'{"v": 9, "cmd": "leave"}\n', b'{"v": 1}\n', b'{"v": 1, "cmd": 7}\n',
+    b'{"v": 1, "cmd": "plan"}\n', b'{"v": 1, "cmd": "plan", "plan": "x"}\n',
+)  # fmt: skip
+
+
+def test_stop_finishes_the_step_and_commits_and_nonsense_before_it_is_ignored(tmp_path: Path, reference: str) -> None:
     worker = start(tmp_path, checkpoint_every=100)
+    for line in NONSENSE:
+        worker.channel._socket.sendall(line)
     events = said(worker)
     until(worker, events, "step", 2)
     worker.send(StopAfterStep())
@@ -243,16 +258,6 @@ def test_checkpoint_on_request_and_plan_switch(tmp_path: Path, reference: str) -
     switched = until(worker, events, "plan")
     assert (switched["plan"], switched["reason"]) == (1, "less memory")
     assert list(events)[-1]["digest"] == reference
-
-
-def test_nonsense_on_the_line_is_ignored(tmp_path: Path, reference: str) -> None:
-    worker = start(tmp_path)
-    for line in (b"\n", b"{}\n", b"[1]\n", b"\xff\xfe\n", b'{"v": 9, "cmd": "leave"}\n', b'{"v": 1}\n',
-                 b'{"v": 1, "cmd": 7}\n', b'{"v": 1, "cmd": "plan"}\n', b'{"v": 1, "cmd": "plan", "plan": "x"}\n'):  # fmt: skip
-        worker.channel._socket.sendall(line)
-    worker.send(StopAfterStep())
-    assert [*said(worker)] and worker.process.wait(30) == 75, "it still listens"
-    assert finish(start(tmp_path))["digest"] == reference
 
 
 def test_a_switch_to_a_plan_that_does_not_exist_fails_and_can_be_retried(tmp_path: Path, reference: str) -> None:
@@ -309,9 +314,8 @@ def with_budget(source: Path, target: Path, ram_bytes: int) -> None:
     rewrite(source, target, {"plans.msgpack": tighten})
 
 
-def test_the_state_of_another_job_is_refused(tmp_path: Path) -> None:
-    finish(start(tmp_path))
-    failure = _refused(start(tmp_path, bundle=small_bundle(3)), 1)
+def test_the_state_of_another_job_is_refused(finished: tuple[Path, str]) -> None:
+    failure = _refused(start(finished[0], bundle=small_bundle(3)), 1)
     assert failure["code"] == "CheckpointError" and "another job" in failure["message"]
 
 

@@ -13,7 +13,6 @@ from agent.finetune.options import FinetuneOptions
 from agent.packing import QuantizationGrid
 from tests.agent.finetune.left_alone import trained_alone
 from tests.agent.finetune.tiny_model import make_data, make_model
-from tests.forked import run_forked
 
 
 @pytest.fixture(scope="module")
@@ -32,17 +31,17 @@ def test_it_says_what_it_wrote(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ("merge", "adapter", "--out", "merged")
-    done = run_forked("tests.agent.cli.finetune.loaded_command", "main", *words, folder=folder)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == (
+    monkeypatch.chdir(folder)
+    assert main(words) == 0
+    output, errors = capsys.readouterr()
+    assert output == (
         "merged: 618.7 KiB, 4 layers of model with their adapters; for llama.cpp: python convert_hf_to_gguf.py merged\n"
     )
-    assert done.stderr == (
+    assert errors == (
         "port-agent: the adapter was trained over weights on the nf4 grid: 14 layers are written as the grid has them, in the data "
         "type of model\n"
     )
-    monkeypatch.chdir(folder)
-    assert main(list(words)) == 2
+    assert main(words) == 2
     said = "port-agent: merged is there already; give a directory that is not, or remove it\n"
     assert capsys.readouterr() == ("", said)
 

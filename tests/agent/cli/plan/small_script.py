@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.forked import run_forked
+
 SCRIPT = """
 import torch
 from torch import nn
@@ -31,3 +33,9 @@ def command(*words: str) -> list[str]:
 def run(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.run(command(*words), cwd=folder, capture_output=True, text=True, env=environment)
+
+
+def run_forked_plan(folder: Path, *words: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    """Run `plan` in a fork of a process that has loaded what it needs; it does not begin again under another allocator."""
+    own = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+    return run_forked("tests.agent.cli.forked_command", "main", "plan", *words, folder=folder, environment=own)

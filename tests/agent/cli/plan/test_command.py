@@ -1,15 +1,14 @@
 """`plan` as a user runs it: what it writes, and what it refuses in one line."""
 
 import json
-import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agent.cli import main
 from agent.system.checksum import bytes_checksum
-from tests.agent.cli.plan.small_script import SCRIPT, command, run
+from tests.agent.cli.plan.small_script import SCRIPT, run_forked_plan
 from tests.agent.paired_agents import history, paired_agents
 
 
@@ -20,7 +19,7 @@ def test_plan_writes_its_model_where_asked(planned: tuple[Path, dict[str, Any]])
 
 def test_pruning_is_planned_with_the_job_and_wrong_shares_are_refused(planned: tuple[Path, dict[str, Any]]) -> None:
     assert planned[1]["pruning"] is None
-    wrong = run(planned[0], "plan", "train.py", "--ram", "700M", "-o", "no.port", "--prune", "1.5")
+    wrong = run_forked_plan(planned[0], "train.py", "--ram", "700M", "-o", "no.port", "--prune", "1.5")
     assert (
         wrong.returncode != 0
         and "the share lies above 0, up to 0.99" in wrong.stderr
@@ -30,7 +29,7 @@ def test_pruning_is_planned_with_the_job_and_wrong_shares_are_refused(planned: t
 
 def test_a_budget_below_the_possible(planned: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    done = run(tmp_path, "plan", "train.py", "--ram", "20M", "-o", "job.port", "--strategy", "greedy")
+    done = run_forked_plan(tmp_path, "train.py", "--ram", "20M", "-o", "job.port", "--strategy", "greedy")
     assert done.returncode == 2
     assert "raise" in done.stderr and "iB" in done.stderr and "Traceback" not in done.stderr
     assert [p.name for p in tmp_path.iterdir() if not p.name.startswith("__")] == ["train.py"], "nothing is left behind"
@@ -50,38 +49,37 @@ def test_scripts_that_describe_no_job(content: str, message: str, tmp_path: Path
     import re
 
     (tmp_path / "train.py").write_text(content)
-    done = run(tmp_path, "plan", "train.py", "--ram", "700M")
+    done = run_forked_plan(tmp_path, "train.py", "--ram", "700M")
     assert done.returncode != 0 and re.search(message, done.stderr)
     assert not list(tmp_path.glob("*.port"))
 
 
-def test_files_that_do_not_exist(tmp_path: Path) -> None:
-    for words in (["plan", "none.py", "--ram", "1G"], ["show", "none.port"], ["train", "none.port"]):
-        done = run(tmp_path, *words)
-        assert (
-            done.returncode == 2
-            and "No such file or directory; name a file" in done.stderr
-            and "Traceback" not in done.stderr
-        )
+@pytest.mark.parametrize("words", [("plan", "none.py", "--ram", "1G"), ("show", "none.port"), ("train", "none.port")])
+def test_files_that_do_not_exist(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match="2"):
+        main(words)
+    assert "No such file or directory; name a file" in capsys.readouterr().err
 
 
-def test_more_cores_than_there_are(planned: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
-    for words in (["plan", "train.py", "--ram", "700M", "-o", str(tmp_path / "job.port")], ["train", "job.port"]):
-        done = run(planned[0], *words, "--cpus", "9999")
-        assert done.returncode == 2 and "--cpus 9999: this process may use 1 to " in done.stderr
+@pytest.mark.parametrize("words", [("plan", "train.py", "--ram", "700M", "-o", "no.port"), ("train", "job.port")])
+def test_more_cores_than_there_are(
+    words: tuple[str, ...],
+    planned: tuple[Path, dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(planned[0])
+    assert main([*words, "--cpus", "9999"]) == 2
+    assert "--cpus 9999: this process may use 1 to " in capsys.readouterr().err
 
 
 def peered(folder: Path, runtime_dir: Path, *words: str) -> dict[str, Any]:
     """Plan with the agent in `runtime_dir`, costs kept in a cache of this folder's own; returns what `plan` says."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(folder / "cache")}
-    asked = command("plan", str(folder / "train.py"), "--ram", "700M", "--time-limit", "4s", "--verify", "0", *words)
-    done = subprocess.run(
-        [*asked, "--runtime-dir", str(runtime_dir), "--json"],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        env=environment,
-    )
+    asked = ("--ram", "700M", "--time-limit", "4s", "--verify", "0", "--runtime-dir", str(runtime_dir), "--json")
+    done = run_forked_plan(folder, "train.py", *asked, *words, XDG_CACHE_HOME=str(folder / "cache"))
     assert done.returncode == 0, done.stderr
     facts: dict[str, Any] = json.loads(done.stdout)
     return facts
@@ -98,10 +96,18 @@ def test_planning_with_paired_devices(tmp_path: Path) -> None:
         told = peered(tmp_path / "two", runs[1], "--solve-on", "any")["peers"]
         assert any("solved on attic" in line or "a plan of attic for the same step" in line for line in told), told
         assert any("operators from attic, a sample of them measured here too" in line for line in told), told
+
+
+@pytest.mark.long  # `prepare/test_peer_plans.py` has all kinds of wrong answers, `control/test_peer_exchange.py` who is told
+def test_a_wrong_plan_of_a_paired_device(tmp_path: Path) -> None:
+    (tmp_path / "two").mkdir()
+    (tmp_path / "two" / "train.py").write_text(SCRIPT)
+    with paired_agents(tmp_path, "share = true\nsolve = true", "share = true") as (_, cellar):
+        peered(tmp_path / "two", cellar.path.parent, "--solve-on", "any")
         for file in (tmp_path / "attic/state/shared/plan").iterdir():
             content = b"\x80\x04K\x01."
             file.write_bytes(bytes_checksum(content).encode() + b"\n" + content)
-        told = peered(tmp_path / "two", runs[1])["peers"]
+        told = peered(tmp_path / "two", cellar.path.parent)["peers"]
         assert any(line.startswith("attic gave a wrong answer and is cut off for a while: no plan") for line in told), (
             told
         )

@@ -3,8 +3,11 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from agent.cli import main
 from agent.cli.plan.facts import _overhead
-from tests.agent.cli.plan.small_script import SCRIPT, run
+from tests.agent.cli.plan.small_script import SCRIPT
 
 
 def test_plan_says_what_it_made(planned: tuple[Path, dict[str, Any]]) -> None:
@@ -22,11 +25,12 @@ def test_plan_says_what_it_made(planned: tuple[Path, dict[str, Any]]) -> None:
     ]
 
 
-def test_how_long_a_medium_lasts_that_does_not_wear_out(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(SCRIPT)
-    words = ("plan", "train.py", "--ram", "700M", "--flash-life", "3y", "--medium", "disk")
-    done = run(tmp_path, *words)
-    assert done.returncode == 2 and "does not wear out a disk that turns; name the --medium" in done.stderr
+def test_how_long_a_medium_lasts_that_does_not_wear_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    words = ("--ram", "700M", "--threads", "1", "--flash-life", "3y", "--medium", "disk")
+    assert main(["plan", str(script), *words]) == 2
+    assert "does not wear out a disk that turns; name the --medium" in capsys.readouterr().err
 
 
 def test_the_price_of_wear_is_told_apart_from_joules_that_are_spent() -> None:

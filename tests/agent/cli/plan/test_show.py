@@ -1,30 +1,46 @@
-"""`show` as a user runs it."""
+"""`show`, as its command prints it."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.agent.cli.plan.small_script import run
+from agent.cli import main
+
+Show = Callable[..., tuple[int, str, str]]
 
 
-def test_show(planned: tuple[Path, dict[str, Any]]) -> None:
-    facts = json.loads(run(planned[0], "show", "job.port", "--json").stdout)
+@pytest.fixture
+def show(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Show:
+    """Return what runs `show` in a folder: its exit code, what it printed and what it said on standard error."""
+
+    def shown(folder: Path, *words: str) -> tuple[int, str, str]:
+        monkeypatch.chdir(folder)
+        return main(["show", *words]), *capsys.readouterr()
+
+    return shown
+
+
+def test_show(planned: tuple[Path, dict[str, Any]], show: Show) -> None:
+    facts = json.loads(show(planned[0], "job.port", "--json")[1])
     assert facts["planned_peak_bytes"] == planned[1]["planned_peak_bytes"]
-    shown = run(planned[0], "show", "job.port")
-    assert shown.returncode == 0 and "planned peak" in shown.stdout and "budget" in shown.stdout
-    words = " ".join(shown.stdout.replace("│", " ").split())
+    code, shown, _ = show(planned[0], "job.port")
+    assert code == 0 and "planned peak" in shown and "budget" in shown
+    words = " ".join(shown.replace("│", " ").split())
     assert "training 22:00 to 07:00" in words and "20.0 MiB written a step" in words and "threads 1" in words
     assert facts["recordings"]["count"] == 3 and "3 times, varying the rows of the batch" in words
     assert facts["compared_steps"] == 2 and facts["compared_tensors"] > 0 and "equal to the bit" in words
     assert (facts["medium"], facts["endurance_bytes"], facts["flash_lasts_steps"]) == ("SD card", 19.2e12, None)
-    missing = run(planned[0], "show", "job.port", "--plan", "5")
-    assert missing.returncode != 0 and "no plan 5" in missing.stderr and "Traceback" not in missing.stderr
+    code, _, said = show(planned[0], "job.port", "--plan", "5")
+    assert code == 2 and "no plan 5" in said and said.count("\n") == 1
 
 
-def test_show_says_what_is_packed_where_it_waits_and_that_pruning_changes_the_numbers(tmp_path: Path) -> None:
+def test_show_says_what_is_packed_where_it_waits_and_that_pruning_changes_the_numbers(
+    tmp_path: Path, show: Show
+) -> None:
     from planner.ir.bundle.pruning import Pruning
     from planner.ir.graph import StepGraph
     from planner.ir.lowering.packables import packables
@@ -41,19 +57,19 @@ def test_show_says_what_is_packed_where_it_waits_and_that_pruning_changes_the_nu
     job = make_job()
     job.pruning = Pruning(0.8, end=20)
     write_job(tmp_path / "job.port", job, plan=packs, packings=packing_costs)
-    facts = json.loads(run(tmp_path, "show", "job.port", "--plan", "1", "--json").stdout)
+    facts = json.loads(show(tmp_path, "job.port", "--plan", "1", "--json")[1])
     places = {one["medium"] for one in facts["packings"]}
     assert places == {None, "card"} and facts["packed"] and facts["packed_and_paged"]
     assert all(one["packed_bytes"] and one["seconds"] for one in facts["packings"])
     assert facts["pruning"]["sparsity"] == 0.8
-    words = " ".join(run(tmp_path, "show", "job.port", "--plan", "1").stdout.replace("│", " ").split())
+    words = " ".join(show(tmp_path, "job.port", "--plan", "1")[1].replace("│", " ").split())
     assert "waits in" in words and " card " in words and " RAM " in words and "bitmap" in words
     assert "80% of each weight matrix set to zero by update 20: other numbers than plain PyTorch's" in words
 
 
 @pytest.mark.parametrize("reordered", [False, True])
 def test_show_says_what_runs_in_pieces_and_marks_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, reordered: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, show: Show, *, reordered: bool
 ) -> None:
     from planner import make_bundle
     from planner.ir.bundle.bundle import PIECES_FORMAT, SUMMED_FORMAT, Bundle
@@ -78,9 +94,9 @@ def test_show_says_what_runs_in_pieces_and_marks_it(
     monkeypatch.setattr(make_bundle, "prepare", prepared)
     write_job(tmp_path / "job.port", make_job(), seeds=(0,), compared=0)
     assert Bundle(tmp_path / "job.port").manifest.format == (SUMMED_FORMAT if reordered else PIECES_FORMAT)
-    shown = run(tmp_path, "show", "job.port", "--html", "plan.html")
-    words = " ".join(shown.stdout.replace("│", " ").split())
-    assert "in pieces relu to mm (2 operators) along dimension 0 of [8, 4] in 2 pieces" in words, shown.stderr
+    _, shown, said = show(tmp_path, "job.port", "--html", "plan.html")
+    words = " ".join(shown.replace("│", " ").split())
+    assert "in pieces relu to mm (2 operators) along dimension 0 of [8, 4] in 2 pieces" in words, said
     assert ("in 2 pieces, summed in another order" in words) is reordered
     assert ("1 chain of operators sums over its pieces: other last digits than plain PyTorch's" in words) is reordered
     page = (tmp_path / "plan.html").read_text()

@@ -1,0 +1,18 @@
+"""The command line in a process that has loaded what `plan` needs, for forks (`tests/forked.py`)."""
+
+import os
+import sys
+
+import agent.follow.budget
+import agent.prepare.within_budget  # noqa: F401
+from agent.cli import main
+from tests.simulated_device import register
+
+__all__ = ["main", "main_with_device"]
+
+
+def main_with_device(words: list[str]) -> int:
+    """Run a command that knows the simulated device; the environment says where the package of that is."""
+    sys.path[:0] = os.environ["PYTHONPATH"].split(os.pathsep)
+    register()
+    return main(words)

@@ -538,7 +538,8 @@ class Residency:
         first: PageError | None = None
         for step in (self._start, self.finish_read):
             for storage in self.table:
-                if storage.in_file or (storage.resident and not storage.reading):
+                memory = storage.ref()  # held: the garbage collector may run meanwhile
+                if memory is None or storage.in_file or (storage.resident and not storage.reading):
                     continue
                 try:
                     step(storage)

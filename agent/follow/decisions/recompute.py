@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from agent.follow.arithmetic import arithmetic, computing_as
 from agent.follow.operands import makes_storage, shape_alone, written_arguments
+from agent.follow.patches.dispatch_keys import CAST_INSIDE
 from agent.follow.storages import NEVER, Storage, exposed, untyped_storage
 
 _SNAPSHOT_BYTES = 4 << 10
@@ -99,11 +100,15 @@ class _NotRepeatableError(Exception):
 
 @cache
 def repeatable(func: Any) -> bool:
-    """Tell whether an operator gives the same bits again from operands that are there, and does nothing else."""
+    """Tell whether an operator gives the same bits again from operands that are there, and does nothing else.
+
+    What those that cast inside give depends on the autocast of their time, too.
+    """
     namespace, _, name = func._schema.name.partition("::")
     return (
         namespace == "aten" and not name.removeprefix("_").startswith(_UNREPEATABLE) and not written_arguments(func)
         and torch.Tag.nondeterministic_seeded not in func.tags and makes_storage(func) and shape_alone(func) is None
+        and func._schema.name not in CAST_INSIDE
     )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ import torch
 from agent.follow.patches.refusals import not_followed
 
 _AUTOCAST = torch._C.DispatchKey.AutocastCPU
-_CAST_INSIDE = frozenset(
+CAST_INSIDE = frozenset(
     {"aten::_transformer_encoder_layer_fwd", "aten::_native_multi_head_attention", "aten::_trilinear"}
 )
 """Called by modules directly, never from below an autocast kernel, where plain PyTorch does not cast either."""
@@ -69,7 +69,7 @@ def hidden_keys(name: str, args: Sequence[Any], *, counting: bool = False) -> tu
             "linalg_pinv under autocast casts inside, or not, as its caller does",
             "call it under torch.autocast(enabled=False)",
         )
-    return (_AUTOCAST, *keys) if name in _CAST_INSIDE else keys
+    return (_AUTOCAST, *keys) if name in CAST_INSIDE else keys
 
 
 @contextlib.contextmanager

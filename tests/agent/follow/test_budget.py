@@ -138,3 +138,13 @@ def test_a_product_is_not_refused_for_a_copy_of_its_operands(tmp_path: Path) -> 
 def test_a_budget_for_tensors_alone_is_not_made_strict(tmp_path: Path) -> None:
     with budget(tensors="1M", page_dir=tmp_path):
         assert strict_budget() is None
+
+
+def test_what_dies_while_everything_comes_back_is_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As garbage does that is collected meanwhile."""
+    with budget(tensors="4K", page_dir=tmp_path) as held:
+        garbage = [torch.ones(6000), torch.ones(6000)]
+        torch.ones(6000).mul_(2.0)  # which sends them away
+        residency = held.follower.residency
+        start = residency._start
+        monkeypatch.setattr(residency, "_start", lambda storage: (garbage.clear(), start(storage)))

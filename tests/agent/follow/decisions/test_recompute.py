@@ -26,6 +26,11 @@ def test_what_is_random_or_writes_is_not_repeatable() -> None:
     assert not any(repeatable(f) for f in (*drawn, ATEN.add_.Tensor, ATEN.native_batch_norm.default, ATEN.view.default))
 
 
+def test_what_casts_inside_is_not_repeatable() -> None:
+    """Made again, outside of the autocast of its time, `bilinear` had other bits."""
+    assert not any(repeatable(f) for f in (ATEN._trilinear.default, ATEN._transformer_encoder_layer_fwd.default))
+
+
 def test_a_recipe_makes_the_same_bytes() -> None:
     table, x = StorageTable(256), torch.randn(64, 64)
     result, record, recipe = made(table, ATEN.mul.Tensor, x.t(), torch.tensor(3.0))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from planner.capture.recorder import Tape
 from planner.capture.step import Capture, Fill, capture_evaluation, capture_step
@@ -34,7 +35,7 @@ from planner.ir.bundle.safetensors_io import STORED_DTYPES, Chunks
 from planner.ir.bundle.writer import Contents, write_bundle
 from planner.ir.costs import CostTable, DeviceCosts
 from planner.ir.devices.cpu_teams import CpuTeam
-from planner.ir.errors import CaptureError, ExitCode, PortError
+from planner.ir.errors import CaptureError, ExitCode, PortError, of_the_program
 from planner.ir.graph import Phase, Role, StepGraph, computed_bytes, storage_key, structure
 from planner.ir.lowering import optimizer_scalars
 from planner.ir.operand_rules import verify_operands
@@ -264,6 +265,7 @@ def _check_settings(job: TrainingJob) -> None:
             )
     if not callable(job.loss_fn):
         raise JobError(f"loss_fn is a {type(job.loss_fn).__name__}; give a function of the model and a batch")
+    _check_hooks(job.optimizer)
     clip = job.clip_grad_norm
     if clip is not None and (isinstance(clip, bool) or not isinstance(clip, int | float) or not 0 < clip < math.inf):
         raise JobError(f"clip_grad_norm is {clip!r}; it must be a number above 0, or None")
@@ -280,6 +282,29 @@ def _check_settings(job: TrainingJob) -> None:
         raise JobError(
             f"the scheduler is a {type(job.scheduler).__name__}; give one of torch.optim.lr_scheduler, or None"
         )
+
+
+def _check_hooks(optimizer: torch.optim.Optimizer) -> None:
+    """Raise JobError where something of the program's runs with each step of the optimizer: at any of them it may change what is trained."""
+    of_all = (*_global_optimizer_pre_hooks.values(), *_global_optimizer_post_hooks.values())
+    own = (*optimizer._optimizer_step_pre_hooks.values(), *optimizer._optimizer_step_post_hooks.values())
+    for hook in (*own, *(hook for hook in of_all if not _of_a_library(hook))):
+        raise JobError(
+            f"{_place_of(hook)} is a hook on the optimizer's steps, which a bundle does not run: let the loss function or the model "
+            "do that, or train with `port-agent exec`, which follows the program itself"
+        )
+
+
+def _of_a_library(hook: Any) -> bool:
+    """Tell whether a hook is an installed library's, or one by which a program is followed while it is planned."""
+    code = getattr(hook, "__code__", None)
+    return code is not None and not (of_the_program(code.co_filename) or code.co_filename.startswith("<"))
+
+
+def _place_of(hook: Any) -> str:
+    """Return where a function is written, or what else a hook is."""
+    code = getattr(hook, "__code__", None)
+    return type(hook).__name__ if code is None else f"{Path(code.co_filename).name}:{code.co_firstlineno}"
 
 
 def _told(loss_fn: Callable[..., Any]) -> Callable[..., Any]:

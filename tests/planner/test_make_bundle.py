@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from planner.ir.bundle.bundle import Bundle, PlannedLimits
 from planner.ir.costs import DeviceCosts, Flash, OpCost
@@ -158,6 +159,26 @@ def test_parts_that_are_something_else_are_named(name: str, message: str) -> Non
     setattr(wrong, name, "resnet18")
     with pytest.raises(JobError, match=f"{name} is a str; give {message}"):
         prepare(wrong)
+
+
+@pytest.mark.parametrize("of_all", [False, True])
+def test_a_hook_on_the_optimizers_steps_is_refused_whatever_it_does_at_first(of_all: bool) -> None:
+    hooked = job()
+    register = register_optimizer_step_pre_hook if of_all else hooked.optimizer.register_step_post_hook
+    handle = register(lambda *_: None)
+    try:
+        with pytest.raises(JobError, match=r"test_make_bundle\.py:\d+ is a hook on the optimizer's steps"):
+            prepare(hooked)
+    finally:
+        handle.remove()
+
+
+def test_libraries_may_watch_the_steps_of_all_optimizers() -> None:
+    handle = register_optimizer_step_pre_hook(nn.init.zeros_)
+    try:
+        prepare(job())
+    finally:
+        handle.remove()
 
 
 def with_hooks(pack: Callable[[torch.Tensor], torch.Tensor]) -> TrainingJob:

@@ -17,7 +17,7 @@ from agent.train.comparison import MismatchError
 from agent.train.trainer import Trainer, TrainOptions
 from planner.ir.bundle.bundle import Bundle
 from planner.ir.errors import CaptureError, PortError
-from planner.job import Bucket, TrainingJob
+from planner.job import Bucket, JobError, TrainingJob
 from planner.make_bundle import plain_losses, prepare
 from tests.agent.jobs_small import classify, make_job, write_job
 
@@ -405,8 +405,8 @@ CHANGES: dict[str, tuple[Callable[[TrainingJob], None], type[PortError] | None]]
     "forward hook": (with_forward_hook, None),
     "gradient hook": (with_gradient_hook, None),
     "hook after accumulation": (with_accumulation_hook, None),
-    "weights clipped after the step": (with_clipped_weights, MismatchError),
-    "average of the weights": (with_average, CaptureError),
+    "weights clipped after the step": (with_clipped_weights, JobError),
+    "average of the weights": (with_average, JobError),
     "loss that changes later": (with_phases, CaptureError),
     "reentrant checkpoint": (with_checkpoint, None),
     "buffers bound anew": (with_rebound_buffers, None),
@@ -414,7 +414,7 @@ CHANGES: dict[str, tuple[Callable[[TrainingJob], None], type[PortError] | None]]
     "results written with out=": (with_out, None),
     "layer frozen later": (with_frozen_layer_later, CaptureError),
     "weights given other memory": (with_exchanged_weights, MismatchError),
-    "learning rate changed by a hook": (with_learning_rate_of_a_hook, MismatchError),
+    "learning rate changed by a hook": (with_learning_rate_of_a_hook, JobError),
     "modes by turns": (with_alternating_modes, CaptureError),
     "batch changed in place": (with_changed_batch, None),
     "gradient penalty": (with_gradient_penalty, None),

@@ -174,7 +174,9 @@ def test_a_hook_on_the_optimizers_steps_is_refused_whatever_it_does_at_first(of_
 
 
 def test_libraries_may_watch_the_steps_of_all_optimizers() -> None:
-    handle = register_optimizer_step_pre_hook(nn.init.zeros_)
+    library: dict[str, Any] = {}
+    exec(compile("def watch(*of_a_step): ...", torch.__file__, "exec"), library)
+    handle = register_optimizer_step_pre_hook(library["watch"])
     try:
         prepare(job())
     finally:

@@ -135,6 +135,7 @@ class Follower:
             if storage.left_at is not None and storage.resident:
                 storage.left_at.stayed()
         written: list[Storage] = []
+        over_bytes = residency.counters.over_bytes
         try:
             held, cut = ways.bring(traits, inputs, cut, whole=pieces is None)
             if traits.writes:
@@ -155,6 +156,9 @@ class Follower:
                 result = call_whole(traits, args, kwargs)
             else:
                 result = ways.run_pieces(func, args, kwargs, pieces, inputs, written)
+        except (RuntimeError, MemoryError):  # of torch, which made nothing
+            residency.counters.over_bytes = over_bytes
+            raise
         finally:
             for storage in inputs:
                 storage.pins -= 1

@@ -138,14 +138,11 @@ def pieces_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any], limit_byte
     if _writes_numbers(func, args, kwargs, largest):
         return None
     row, item_bytes = _row(func, args, large), max((t.element_size() for t in large), default=0)
-    made_item_bytes = item_bytes
-    if func._schema.name == _CONVERTING:
-        dtype = converted_dtype(args[0], kwargs)
-        made_item_bytes = 0 if dtype is None else dtype.itemsize
-    if row is None or not made_item_bytes or (_full_name(func) in _ACTIVATIONS and not large[0].is_floating_point()):
+    if row is None or (func._schema.name == _CONVERTING and converted_dtype(args[0], kwargs) is None):
         return None
     nbytes = {untyped_storage(t)._cdata: t.numel() * t.element_size() for t in large}
-    made_bytes = largest * made_item_bytes if makes_storage(func) else 0
+    made_item_bytes = _made_item_bytes(func, args, kwargs, largest) if makes_storage(func) else 0
+    made_bytes = largest * made_item_bytes
     fills_chunk = CHUNK // min(t.element_size() for t in large)  # of each page that is written in place
     unparted, least = row or fills_chunk, 0
     if sum(nbytes.values()) + made_bytes <= limit_bytes:
@@ -158,6 +155,16 @@ def pieces_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any], limit_byte
     if largest < 2 * step + least:
         return None
     return Pieces(large, step, row, large[0].shape, made_item_bytes, least=least)
+
+
+def _made_item_bytes(func: Any, args: Sequence[Any], kwargs: dict[str, Any], largest: int) -> int:
+    """Return the bytes of an element of a result: a mask times a number, say, has the number's type. Raises what the call would."""
+
+    def of_none(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.new_zeros((0, *tensor.shape[1:]) if tensor.numel() == largest else tensor.shape)
+
+    made = func(*_replaced(args, of_none), **dict(_replaced_items(kwargs, of_none)))
+    return int(made.element_size())
 
 
 def _pieces_moved(

@@ -37,6 +37,15 @@ def test_started_and_stopped_by_hand(tmp_path: Path) -> None:
     assert b.report == stopped or b.report.operators == stopped.operators
 
 
+def test_what_torch_refused_to_make_counts_as_nothing(tmp_path: Path) -> None:
+    with budget(tensors="1M", page_dir=tmp_path) as b:
+        with pytest.raises(RuntimeError, match="can't allocate memory"):
+            torch.empty(1 << 50)
+        assert b.report.over_bytes == 0
+        torch.ones(1 << 20)
+        assert b.report.over_bytes == 3 << 20
+
+
 def test_used_wrongly_it_says_so(tmp_path: Path) -> None:
     b = budget(tensors="1G", page_dir=tmp_path)
     for wrong in (b.stop, lambda: b.report):

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -97,6 +98,15 @@ def test_numbers_that_vectors_round_apart_are_those_of_the_whole(elements: int, 
             assert torch.equal(found, expected)
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("func", "other", "item_bytes"),
+    [(ATEN.mul.Tensor, 2.5, 4), (ATEN.div.Tensor, 3, 4), (ATEN.mul.Tensor, torch.tensor(2, dtype=torch.int64), 1), (ATEN.mul_.Tensor, 2, 0)],
+)  # fmt: skip
+def test_results_have_the_size_of_the_type_that_they_get(func: Any, other: Any, item_bytes: int) -> None:
+    pieces = pieces_of(func, (torch.ones(ELEMENTS * 4, dtype=torch.int8), other), {}, 1 << 20)
+    assert pieces is not None and pieces.made_item_bytes == item_bytes
 
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {

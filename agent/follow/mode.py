@@ -208,7 +208,7 @@ class Follower:
             made[0].recipe = recipe_of(
                 traits.func, args, kwargs, inputs, made[0], result, workspace_bytes=workspace_bytes
             )
-        self.room.took(traits, args, inputs, workspace_bytes)
+        self.room.took(traits, args, inputs, workspace_bytes, mapped_bytes)
         if self.planning.recording is not None:
             self.planning.recording.add(inputs, made, written, seconds, workspace_bytes, repeatable=again)
         book.ran(fingerprint, inputs, made, workspace_bytes)

@@ -114,16 +114,17 @@ class OperatorRoom:
         return self._meter.end(made_bytes)
 
     def took(
-        self, traits: OperatorTraits, args: Sequence[Any], inputs: Sequence[Storage], workspace_bytes: int
-    ) -> None:
-        """Remember what an operator took besides, for where it runs on other operands."""
+        self, traits: OperatorTraits, args: Sequence[Any], inputs: Sequence[Storage], workspace_bytes: int,
+        mapped_bytes: int = 0,
+    ) -> None:  # fmt: skip
+        """Remember what an operator took besides, for where it runs on other operands; `mapped_bytes` of it, of a file that it read in place."""
         if workspace_bytes:
             kind, operand_bytes = _kind(traits, args), sum(s.nbytes for s in inputs)
             share = workspace_bytes / max(operand_bytes, workspace_bytes)
             self._workspace_shares[kind] = max(self._workspace_shares.get(kind, 0.0), share)
-            if workspace_bytes > operand_bytes:
+            if (computed_bytes := workspace_bytes - mapped_bytes) > operand_bytes:
                 alike = kind, operand_bytes
-                self._beyond_operands[alike] = max(self._beyond_operands.get(alike, 0), workspace_bytes)
+                self._beyond_operands[alike] = max(self._beyond_operands.get(alike, 0), computed_bytes)
 
     def short(self, name: str, held: Sequence[Storage], need_bytes: int) -> None:
         """Tell that an operator takes `need_bytes` beside the operands `held`, which is more than there is.

@@ -57,7 +57,10 @@ def test_what_took_more_than_its_operands_is_expected_to_again_on_as_many(bound:
         for tensor, besides in ((image, 0), (image, 5), (image, 3)):
             room, inputs = followed(bound, tensor)
             room.took(traits, (tensor,), inputs, besides * tensor.nbytes)
-        assert room.expected_bytes(traits, (image,), {}, inputs) == (1 + 5) * image.nbytes
+        room.took(traits, (image,), inputs, 20 * image.nbytes, 18 * image.nbytes)
+        assert room.expected_bytes(traits, (image,), {}, inputs) == (1 + 5) * image.nbytes, (
+            "a file is not read in place again"
+        )
         room, inputs = followed(bound, other)
         assert room.expected_bytes(traits, (other,), {}, inputs) == (1 + 1) * other.nbytes, (
             "of others no more than the share is known"

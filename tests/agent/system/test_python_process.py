@@ -69,6 +69,7 @@ def test_no_other_module_starts_python() -> None:
         "agent/system/python_process.py",
         "agent/malloc/environment.py",  # a trial with -I
         "agent/malloc/restart.py",  # becomes the command that it was started as
+        "agent/cli/exec.py",  # tells it from another that the user wrote
         "agent/health/doctor.py",  # names it
         "agent/follow/exec/launch.py",  # becomes the user's program; its bootstrap drops the working directory
     }

@@ -37,6 +37,9 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="children are fo
 EQUAL, DIFFERENT = 0, 3
 FOR_EVER = 1 << 60
 TIMEOUT_S = 120.0
+ATTEMPTS = 3
+"""A trap need not close each time: memory that was given back may hold what it held."""
+
 LARGE = (1024, 1024)
 """4 MiB: worth making again rather than paging."""
 
@@ -467,7 +470,7 @@ def test_with_its_cure(name: str) -> None:
 
 @pytest.mark.parametrize("name", TRAPS)
 def test_not_without_its_cure(name: str) -> None:
-    assert ending(TRAPS[name], cured=False) != EQUAL
+    assert any(ending(TRAPS[name], cured=False) != EQUAL for _ in range(ATTEMPTS))
 
 
 def test_an_operator_that_raises_lets_go_of_its_operands(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ class CutRule:
 
 
 VECTOR = 64
-"""Elements: a multiple of every vector that exp and its like are computed in."""
+"""Elements: a multiple of every vector that exp and its like are computed in, and of every pair of vectors of 16 bits or more each."""
 PRODUCT_ROWS = 16
 """Of a matrix product: fewer rows choose another kernel."""
 _CONVOLUTION_SAMPLES = 2

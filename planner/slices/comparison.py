@@ -194,22 +194,10 @@ def _apart_at_ends(graph: StepGraph, ops: Sequence[int]) -> str:
         sizes = {math.prod(graph.values[v].shape) for v in operands(op)} - {1}
         if len(sizes) <= 1 and all(in_whole_vectors(size, threads) for size in sizes):
             continue
-        args = [_described(graph, a) for a in op.args]
-        if rounds_apart(function_of(op), args, {k: _described(graph, a) for k, a in op.kwargs}):
+        args = [_filled(graph, a, None) for a in op.args]
+        if rounds_apart(function_of(op), args, {k: _filled(graph, a, None) for k, a in op.kwargs}):
             return f"{op.name} rounds apart where a thread's share ends within a vector"
     return ""
-
-
-def _described(graph: StepGraph, argument: Argument) -> Any:
-    """Return an argument with tensors of no memory for values."""
-    if isinstance(argument, Ref):
-        value = graph.values[argument.value]
-        return torch.empty(value.shape, dtype=dtype(value.dtype), device="meta")
-    if isinstance(argument, Scalar):
-        return _SCALAR
-    if isinstance(argument, tuple):
-        return [_described(graph, a) for a in argument]
-    return literal(argument)
 
 
 def _apart(bits: torch.Tensor, found: torch.Tensor, value: Value) -> float:
@@ -324,10 +312,13 @@ def _call(graph: StepGraph, i: int, held: dict[int, torch.Tensor]) -> None:
             held[s] = _bytes(tensor, graph.storages[s])
 
 
-def _filled(graph: StepGraph, argument: Argument, held: Mapping[int, torch.Tensor]) -> Any:
-    """Return an argument with tensors for values; no closure, which would keep what it holds until cycles are collected."""
+def _filled(graph: StepGraph, argument: Argument, held: Mapping[int, torch.Tensor] | None) -> Any:
+    """Return an argument with tensors for values, of no memory where nothing is held; no closure, which would keep what it holds until cycles are collected."""
     if isinstance(argument, Ref):
-        return _tensor(graph.values[argument.value], held)
+        value = graph.values[argument.value]
+        if held is None:
+            return torch.empty(value.shape, dtype=dtype(value.dtype), device="meta")
+        return _tensor(value, held)
     if isinstance(argument, Scalar):
         return _SCALAR
     if isinstance(argument, tuple):

@@ -15,9 +15,7 @@ import torch
 import torch.utils._pytree as pytree
 
 from planner.ir.tensor_bytes import same_bits
-
-VECTORS = 64
-"""Elements: a pair of the longest vectors of 16 bits each, a multiple of the pairs of all wider numbers."""
+from planner.slices.algebra import VECTOR
 
 LEAST_SHARE = 32768
 """Elements from which kernels take a further thread."""
@@ -42,7 +40,7 @@ def in_whole_vectors(elements: int, threads: int) -> bool:
     taken = {min(threads, math.ceil(elements / least)) for least in _LEAST_SHARES}
     if elements > min(_LEAST_SHARES):
         taken.add(threads)
-    return all(count <= 1 or math.ceil(elements / count) % VECTORS == 0 for count in taken)
+    return all(count <= 1 or math.ceil(elements / count) % VECTOR == 0 for count in taken)
 
 
 def rounds_apart(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:

@@ -25,7 +25,8 @@ from agent.follow.residency import Residency
 from agent.follow.storages import Storage, StorageTable, untyped_storage
 from agent.train.pager import CHUNK
 from planner.ir.lowering.update_slices import ELEMENTWISE
-from planner.slices.thread_shares import LEAST_SHARE, VECTORS, rounds_apart
+from planner.slices.algebra import VECTOR
+from planner.slices.thread_shares import LEAST_SHARE, rounds_apart
 
 _FUSED = ("aten::_fused_adam_", "aten::_fused_adamw_", "aten::_fused_sgd_", "aten::_fused_adagrad_")
 
@@ -148,9 +149,9 @@ def pieces_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any], limit_byte
     if sum(nbytes.values()) + made_bytes <= limit_bytes:
         return None
     if _by_vectors(func) and (threads := torch.get_num_threads()) > 1 and rounds_apart(func, args, kwargs):
-        if largest % (threads * VECTORS):
+        if largest % (threads * VECTOR):
             return None
-        unparted, least = math.lcm(unparted, threads * VECTORS), threads * LEAST_SHARE
+        unparted, least = math.lcm(unparted, threads * VECTOR), threads * LEAST_SHARE
     step = max(PIECE_BYTES // max(item_bytes, made_item_bytes) // unparted, 1) * unparted
     if largest < 2 * step + least:
         return None

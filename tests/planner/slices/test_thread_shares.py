@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from planner.ir.tensor_bytes import same_bits
-from planner.slices.thread_shares import LEAST_SHARE, VECTORS, in_whole_vectors, rounds_apart
+from planner.slices.algebra import VECTOR
+from planner.slices.thread_shares import LEAST_SHARE, in_whole_vectors, rounds_apart
 
 ATEN = torch.ops.aten
 
@@ -21,11 +22,11 @@ def two_threads() -> Iterator[None]:
 
 
 def test_shares_are_whole_vectors_where_each_but_the_last_is() -> None:
-    assert in_whole_vectors(2 * 1000 * VECTORS + 7, 1)
-    assert in_whole_vectors(2 * 1000 * VECTORS, 2) and in_whole_vectors(6 * 1000 * VECTORS, 3)
-    assert not in_whole_vectors(2 * 1000 * VECTORS + 7, 2)
+    assert in_whole_vectors(2 * 1000 * VECTOR + 7, 1)
+    assert in_whole_vectors(2 * 1000 * VECTOR, 2) and in_whole_vectors(6 * 1000 * VECTOR, 3)
+    assert not in_whole_vectors(2 * 1000 * VECTOR + 7, 2)
     assert in_whole_vectors(2000, 8), "one thread takes so few"
-    assert not in_whole_vectors(3 * LEAST_SHARE // 2 + VECTORS, 3)
+    assert not in_whole_vectors(3 * LEAST_SHARE // 2 + VECTOR, 3)
 
 
 @pytest.mark.parametrize(
@@ -61,12 +62,10 @@ def test_what_rounds_apart_is_found(func: Any, args: Any, kwargs: dict[str, Any]
 
 def test_what_rounds_apart_shows_at_the_ends_of_shares_and_only_there(two_threads: None) -> None:
     torch.manual_seed(0)
-    numbers = torch.randn(2, 2 * 1000 * VECTORS + 2 * (VECTORS - 1)).bfloat16()
+    numbers = torch.randn(2, 2 * 1000 * VECTOR + 2 * (VECTOR - 1)).bfloat16()
     scaled = {"alpha": 0.3}
     apart = rounds_apart(ATEN.add.Tensor, (*numbers,), scaled)
-    for count in (2 * 1000 * VECTORS, numbers.shape[1]):
+    for count in (2 * 1000 * VECTOR, numbers.shape[1]):
         x, y = numbers[0, :count].clone(), numbers[1, :count].clone()
-        pieces = [
-            ATEN.add(a, b, **scaled) for a, b in zip(x.split(1000 * VECTORS), y.split(1000 * VECTORS), strict=True)
-        ]
+        pieces = [ATEN.add(a, b, **scaled) for a, b in zip(x.split(1000 * VECTOR), y.split(1000 * VECTOR), strict=True)]
         assert same_bits(ATEN.add(x, y, **scaled), torch.cat(pieces)) == (in_whole_vectors(count, 2) or not apart)

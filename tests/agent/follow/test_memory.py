@@ -5,12 +5,12 @@ from types import SimpleNamespace
 import pytest
 
 from agent.follow import memory
-from agent.follow.memory import BudgetTooSmallError, ProcessBudget, WorkspaceMeter, least_ram_for, resident_now
+from agent.follow.memory import BudgetTooSmallError, ProcessBudget, WorkspaceMeter, least_ram_for
 from agent.follow.storages import StorageTable
 
 
-def test_the_rest_of_the_process_is_subtracted() -> None:
-    process = ProcessBudget(resident_now() + (400 << 20), StorageTable(256))
+def test_the_rest_of_the_process_is_subtracted(held_bytes: int) -> None:
+    process = ProcessBudget(held_bytes + (400 << 20), StorageTable(256))
     process.check()
     first = process.tensor_bytes()
     assert 200 << 20 < first < process.ram_bytes - (100 << 20)

@@ -13,7 +13,6 @@ import torch
 from agent import budget
 from agent.finetune.grid.linear import encode_weight
 from agent.follow.budget import keeping, without_foresight
-from agent.follow.memory import resident_now
 from agent.packing.grids import QuantizationGrid
 
 LAYERS: dict[str, Callable[[], torch.nn.Module]] = {
@@ -121,12 +120,12 @@ def test_without_foresight_nothing_is_recorded_and_segments_before_are_recognise
 
 
 def test_the_first_product_over_a_grid_has_room_for_what_it_takes_besides(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held_bytes: int
 ) -> None:
     torch.manual_seed(0)
     codes, scales = encode_weight(QuantizationGrid.NF4, torch.randn(256, 128))
     flat = torch.randn(32, 128)
-    with budget(ram=resident_now() + (400 << 20), page_dir=tmp_path) as b:
+    with budget(ram=held_bytes + (400 << 20), page_dir=tmp_path) as b:
         needed: list[int] = []
         make_room = b.follower.residency.make_room
         monkeypatch.setattr(

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from agent.follow.budget import Budget, budget
-from agent.follow.memory import resident_now
 from agent.follow.operator_room import LackOfRoom, OperatorRoom, tell_lack
 from agent.follow.storages import Storage
 from agent.follow.traits import traits_of
@@ -15,8 +14,8 @@ aten = torch.ops.aten
 
 
 @pytest.fixture
-def bound(tmp_path: Path) -> Budget:
-    return budget(ram=resident_now() + (400 << 20), page_dir=tmp_path)
+def bound(tmp_path: Path, held_bytes: int) -> Budget:
+    return budget(ram=held_bytes + (400 << 20), page_dir=tmp_path)
 
 
 def followed(bound: Budget, *tensors: torch.Tensor) -> tuple[OperatorRoom, list[Storage]]:

@@ -2,6 +2,9 @@
 
 `item()` and `bool()` are operators, which a recorder sees; these methods reach the memory, and what a program decides by them would
 be frozen without a word. They are patched one by one while a step is recorded: an active TorchFunctionMode would turn off fast paths.
+
+`one_hot` reads the smallest and the largest class in torch itself, only to refuse those out of range, which the kernel that it calls does too:
+it is left to that one, or a bundle would hold for these two numbers alone.
 """
 
 import functools
@@ -27,12 +30,15 @@ def reads_told(told: Callable[[torch.Tensor, str], None]) -> Iterator[None]:
     What it raises is raised where the program reads.
     """
     before = [(owner, name, vars(owner).get(name)) for owner, name in (*_READS, (PackedSequence, "__new__"))]
+    kernels = torch.library.Library("aten", "IMPL")
     try:
+        kernels.impl("one_hot", _one_hot, "AutogradCPU")
         PackedSequence.__new__ = staticmethod(_telling_sizes(PackedSequence.__new__, told))  # type: ignore[method-assign]
         for owner, name in _READS:
             setattr(owner, name, _telling(getattr(owner, name), name, told))
         yield
     finally:
+        kernels._destroy()
         for owner, name, method in before:
             if method is None:
                 delattr(owner, name)
@@ -59,6 +65,15 @@ def _telling_sizes(make: Callable[..., Any], told: Callable[[torch.Tensor, str],
         return make(cls, data, batch_sizes, *args, **kwargs)
 
     return telling
+
+
+def _one_hot(classes: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
+    if num_classes < 1 or not classes.numel() or classes.dtype is not torch.int64:
+        found: torch.Tensor = torch.ops.aten.one_hot.default._op_dk(
+            torch._C.DispatchKey.CompositeImplicitAutograd, classes, num_classes
+        )
+        return found
+    return classes.new_zeros((*classes.shape, num_classes)).scatter_(-1, classes.unsqueeze(-1), 1)
 
 
 def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:

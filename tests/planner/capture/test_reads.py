@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.nn.functional import one_hot
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from planner.capture.reads import reads_told
 
@@ -43,3 +45,26 @@ def test_methods_are_as_before_even_where_the_program_fails() -> None:
     with pytest.raises(ValueError, match="tolist"), reads_told(refuse):
         torch.ones(1).tolist()
     assert before == {name: vars(torch.Tensor).get(name) for name in before}
+
+
+def test_one_hot_reads_no_class_where_their_number_is_given_and_refuses_the_same() -> None:
+    class Reads(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            found.append(func.name())
+            return func(*args, **kwargs or {})
+
+    classes, found = torch.tensor([[2, 0], [1, 2]]), list[str]()
+    expected, inferred = one_hot(classes, 5), one_hot(classes)
+    with reads_told(lambda t, name: None):
+        with Reads():
+            given = one_hot(classes, 5)
+        assert "aten::_local_scalar_dense" not in found
+        assert torch.equal(given, expected) and given.dtype == expected.dtype
+        assert torch.equal(one_hot(classes), inferred)
+        for wrong in (torch.tensor([5]), torch.tensor([-1])):
+            with pytest.raises(RuntimeError, match="out of bounds"):
+                one_hot(wrong, 5)
+        with pytest.raises(RuntimeError, match="only applicable to index tensor"):
+            one_hot(classes.float(), 5)
+    with pytest.raises(RuntimeError, match="smaller than num_classes"):
+        one_hot(torch.tensor([5]), 5)

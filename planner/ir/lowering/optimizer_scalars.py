@@ -29,6 +29,11 @@ from planner.ir.operators import OPTIMIZERS
 SUPPORTED: dict[str, type[torch.optim.Optimizer]] = {name: getattr(torch.optim, name) for name in OPTIMIZERS}
 
 _REFUSED = ("capturable", "differentiable")
+_APART_IN_LISTS = ("NAdam", "RAdam")
+"""Optimizers whose update with foreach=True rounds otherwise than their update of one parameter after another, which bundles have."""
+_HALVES_APART_IN_LISTS = ("SGD", "RMSprop", "Adagrad", "Adadelta", *_APART_IN_LISTS)
+"""The same where parameters have 16 bits: what one computes in a single operator the other does in two."""
+
 _HYPER_DTYPES = {
     "float32": torch.float32,
     "float64": torch.float64,
@@ -106,6 +111,12 @@ def describe_optimizer(optimizer: torch.optim.Optimizer) -> OptimizerSpec:
                     f"the optimizer was made with {flag}=True, which computes other numbers than the plain update; "
                     f"make it with {flag}=False"
                 )
+        apart = _HALVES_APART_IN_LISTS if any(p.dtype.itemsize == 2 for p in group["params"]) else _APART_IN_LISTS
+        if group.get("foreach") and name in apart:
+            raise CaptureError(
+                f"the optimizer {name} was made with foreach=True, which rounds otherwise than the update of one parameter after another "
+                "that a bundle has; make it with foreach=False, or train with `port-agent exec`"
+            )
         if name == "SGD" and group.get("fused") and (group["dampening"] or not group["momentum"]):
             raise CaptureError(
                 f"fused SGD with momentum={group['momentum']} and dampening={group['dampening']} cannot be planned; make the "

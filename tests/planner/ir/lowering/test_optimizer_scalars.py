@@ -55,3 +55,32 @@ def test_an_optimizer_whose_count_has_begun_is_refused(name: str, options: dict[
         optimizer.step()
     with pytest.raises(CaptureError, match=f"the optimizer {name} has made (2|some) steps"):
         describe_optimizer(optimizer)
+
+
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "SGD": {"momentum": 0.9}, "RMSprop": {"centered": True, "momentum": 0.9}, "AdamW": {"amsgrad": True},
+}  # fmt: skip
+"""Of optimizers whose defaults leave operators out."""
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_update_in_lists_has_the_numbers_of_the_plain_one_or_is_refused(name: str, dtype: torch.dtype) -> None:
+    def trained(*, foreach: bool) -> tuple[torch.optim.Optimizer, torch.Tensor]:
+        drawn = torch.Generator().manual_seed(0)
+        parameter = torch.nn.Parameter(torch.randn(1000, generator=drawn).to(dtype))
+        optimizer = getattr(torch.optim, name)(
+            [parameter], lr=0.01, weight_decay=0.1, foreach=foreach, **_OPTIONS.get(name, {})
+        )
+        for _ in range(8):
+            parameter.grad = torch.randn(1000, generator=drawn).to(dtype)
+            optimizer.step()
+        optimizer.state.clear()
+        return optimizer, parameter.detach()
+
+    (in_lists, found), (_, plain) = trained(foreach=True), trained(foreach=False)
+    if torch.equal(found, plain):
+        assert describe_optimizer(in_lists).name == name
+    else:
+        with pytest.raises(CaptureError, match=f"{name} was made with foreach=True.*make it with foreach=False"):
+            describe_optimizer(in_lists)

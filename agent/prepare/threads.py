@@ -4,9 +4,12 @@ A number of threads belongs to the bits of a result (sums are split among them),
 not tied to cores: where cores differ, the kernel runs as many busy threads as there are fast cores on those.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+
+import torch
 
 from agent.prepare.bench.bench import Bench
 from agent.prepare.peers import PlanningPeers
@@ -25,6 +28,22 @@ class ThreadChoice:
     threads: int
     measured: Measured
     step_s: Mapping[int, float]
+
+
+@contextlib.contextmanager
+def counts_set() -> Iterator[list[int]]:
+    """Collect the numbers of torch's threads that the program sets in the block, in order: the one that was there already, too."""
+    counts, set_count = list[int](), torch.set_num_threads
+
+    def setting(count: int) -> None:
+        set_count(count)
+        counts.append(count)
+
+    torch.set_num_threads = setting
+    try:
+        yield counts
+    finally:
+        torch.set_num_threads = set_count
 
 
 def tried_counts(cores: int, clusters: Sequence[int] = ()) -> tuple[int, ...]:

@@ -166,10 +166,9 @@ class _Captured:
 
 def _captured(arguments: argparse.Namespace, progress: "Progress") -> _Captured:
     """Load the script's job, move it where it computes, and record its step."""
-    import torch
-
     from agent.prepare.device_room import in_device_room
     from agent.prepare.repeatable import reordered_in
+    from agent.prepare.threads import counts_set
     from planner import make_bundle
     from planner.ir.bundle.pruning import Pruning
     from planner.ir.devices.torch_device import repeat_kernels
@@ -177,12 +176,12 @@ def _captured(arguments: argparse.Namespace, progress: "Progress") -> _Captured:
     from planner.job_sources import load_job
 
     progress("capture", 0.0)
-    before = torch.get_num_threads()
-    job = load_job(arguments.script, _page_dirs(arguments)[0])
+    with counts_set() as counts_of_script:
+        job = load_job(arguments.script, _page_dirs(arguments)[0])
     backend, pools = _place(job, arguments)
     repeat_kernels(backend.kind)
     on_device = backend.kind != CPU and arguments.place is None
-    counts = _thread_counts(arguments, set_by_script=torch.get_num_threads() != before, on_device=on_device)
+    counts = _thread_counts(arguments, set_by_script=bool(counts_of_script), on_device=on_device)
     teams = wanted_teams(arguments.place)
     if teams:
         counts = tuple(sorted({team.threads for team in teams if not team.cores} or {teams[0].threads}))

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+import torch
 
 from agent.prepare import threads
 from agent.prepare.bench.bench import Bench
@@ -54,3 +55,14 @@ def test_the_fewest_threads_of_those_as_fast_as_the_fastest(
     assert (choice.threads, choice.step_s) == (fastest, step_s)
     assert choice.measured.base_bytes == fastest and choice.measured.ops[0][0].joules == step_s[fastest] * 2 * fastest
     assert shares == sorted(shares) and shares[-1] == 1.0
+
+
+def test_a_number_that_a_script_sets_counts_though_it_is_the_one_that_was_there() -> None:
+    there, set_count = torch.get_num_threads(), torch.set_num_threads
+    with threads.counts_set() as counts:
+        assert not counts
+        torch.set_num_threads(there)
+    assert (counts, torch.get_num_threads()) == ([there], there)
+    with pytest.raises(RuntimeError), threads.counts_set() as counts:
+        torch.set_num_threads(-1)
+    assert not counts and torch.set_num_threads is set_count

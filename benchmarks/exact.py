@@ -21,7 +21,7 @@ from benchmarks.tables import table_console
 from planner.ir.bundle.bundle import Bundle
 from planner.ir.bundle.codec import pack_plan
 from planner.ir.plan import Action
-from planner.make_bundle import plain_losses
+from planner.plain_steps import plain_losses
 
 OPTIMIZERS = dict.fromkeys(("bert", "gpt2", "llama", "vit", "unet2d", "unet2dcondition"), "adamw")
 

@@ -16,7 +16,7 @@ import xxhash
 from planner.ir.bundle.bundle import read_manifest
 from planner.job import TrainingJob
 from planner.job_sources import load_job
-from planner.make_bundle import plain_losses
+from planner.plain_steps import plain_losses
 
 
 def digest(job: TrainingJob, keys: list[str]) -> str:

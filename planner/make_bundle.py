@@ -3,18 +3,17 @@
 import copy
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from planner.capture.recorder import Tape
 from planner.capture.step import Capture, Fill, capture_evaluation, capture_step
-from planner.column_file import Column, ColumnFile, as_column
+from planner.column_file import Column, ColumnFile
 from planner.ir.bundle.bundle import (
     NO_LIMITS,
     BucketSize,
@@ -29,20 +28,20 @@ from planner.ir.bundle.bundle import (
     kind_of_graph,
     train_part,
 )
-from planner.ir.bundle.codec import MAX_WHOLE
-from planner.ir.bundle.data_order import bucket_batches, epoch_order
-from planner.ir.bundle.safetensors_io import STORED_DTYPES, Chunks
+from planner.ir.bundle.data_order import epoch_order
+from planner.ir.bundle.safetensors_io import Chunks
 from planner.ir.bundle.writer import Contents, write_bundle
 from planner.ir.costs import CostTable, DeviceCosts
 from planner.ir.devices.cpu_teams import CpuTeam
-from planner.ir.errors import CaptureError, ExitCode, PortError, of_the_program
+from planner.ir.errors import CaptureError, ExitCode, PortError
 from planner.ir.graph import Phase, Role, StepGraph, computed_bytes, storage_key, structure
 from planner.ir.lowering import optimizer_scalars
 from planner.ir.operand_rules import verify_operands
 from planner.ir.operators import check_operator
 from planner.ir.plan import Plan
 from planner.ir.tensor_bytes import storage_pieces, tensor_pieces
-from planner.job import Bucket, JobError, TrainingJob, own_code
+from planner.job import JobError, TrainingJob, own_code
+from planner.job_checks import checked_columns, checked_samples
 from planner.job_device import kind_of_job, on_device
 from planner.profiling.operators import Measured
 from planner.search.pareto import choice_of
@@ -126,39 +125,8 @@ def steps_and_updates(job: TrainingJob, epochs: int) -> tuple[int, int]:
 
     Raises JobError.
     """
-    steps = sum(size.batches(drop_last=False) for size in _sizes(_checked_data(job)))
+    steps = sum(samples.size.batches(drop_last=False) for samples in checked_samples(job))
     return steps, epochs * steps // job.accumulate
-
-
-@dataclass(frozen=True, slots=True)
-class _Columns:
-    """A bucket's columns, and how many rows make a batch."""
-
-    columns: list[Column]
-    batch_size: int
-
-
-def _checked_data(job: TrainingJob) -> list[_Columns]:
-    """Return the columns of each of a job's buckets; raise JobError for settings or data that cannot be trained on."""
-    _check_settings(job)
-    found: list[_Columns] = []
-    for bucket in (Bucket(job.data, job.batch_size), *job.buckets):
-        what = f"buckets[{len(found) - 1}]" if found else "data"
-        columns = _columns(bucket.data, what)
-        if not columns:
-            raise JobError(f"the job has no {what}; give one tensor per argument of the batch")
-        count = columns[0].shape[0]
-        if not 1 <= bucket.batch_size <= count:
-            remedy = f"choose between 1 and {count}" if count else "give at least one"
-            raise JobError(f"batch_size is {bucket.batch_size}, the {what} has {count} rows; {remedy}")
-        if found and len(columns) != len(found[0].columns):
-            raise JobError(f"{what} has {len(columns)} columns, data has {len(found[0].columns)}; give as many")
-        found.append(_Columns(columns, bucket.batch_size))
-    return found
-
-
-def _sizes(data: Iterable[_Columns]) -> list[BucketSize]:
-    return [BucketSize(found.columns[0].shape[0], found.batch_size) for found in data]
 
 
 def prepare(job: TrainingJob, *, updates: int = 0, followed: int = 0) -> Prepared:
@@ -169,15 +137,15 @@ def prepare(job: TrainingJob, *, updates: int = 0, followed: int = 0) -> Prepare
     after an update, those are its further recordings. Raises CaptureError for a step that cannot be recorded or is not the same each time, GraphError for one whose
     operators a bundle may not call that way, JobError for data or settings that cannot be trained on.
     """
-    buckets, eval_data = _checked_data(job), _columns(job.eval_data, "eval_data")
+    buckets, eval_data = checked_samples(job), checked_columns(job.eval_data, "eval_data")
     kind = kind_of_job(job)
     schedule = _schedule(job, updates)
     each_update: optimizer_scalars.Schedule = schedule or [[{}] * len(job.optimizer.param_groups)] * updates
     graphs: dict[str, StepGraph] = {}
     captures: list[Capture] = []
     count_recorded, varied, tapes = 1, _RANDOM, dict[tuple[int, int], Tape]()
-    for number, size in enumerate(_sizes(buckets)):
-        data, loss_fn = buckets[number].columns, _told(job.loss_of(number))
+    for number, samples in enumerate(buckets):
+        data, size, loss_fn = samples.columns, samples.size, _told(job.loss_of(number))
         for rows in _batch_sizes(size, job.drop_last):
             full = rows == size.batch_size
             later = full and _is_shown(job, number, size, followed)
@@ -256,57 +224,6 @@ def _result(model: torch.nn.Module, used: Set[str]) -> tuple[tuple[str, ...], di
     return names, {n: state[n].detach() for n in names if not keys[n] & used}
 
 
-def _check_settings(job: TrainingJob) -> None:
-    """Raise JobError for what no bundle can be made of, before anything takes time."""
-    for name, kind in (("model", torch.nn.Module), ("optimizer", torch.optim.Optimizer)):
-        if not isinstance(getattr(job, name), kind):
-            raise JobError(
-                f"the {name} is a {type(getattr(job, name)).__name__}; give a {kind.__module__}.{kind.__name__}"
-            )
-    if not callable(job.loss_fn):
-        raise JobError(f"loss_fn is a {type(job.loss_fn).__name__}; give a function of the model and a batch")
-    _check_hooks(job.optimizer)
-    clip = job.clip_grad_norm
-    if clip is not None and (isinstance(clip, bool) or not isinstance(clip, int | float) or not 0 < clip < math.inf):
-        raise JobError(f"clip_grad_norm is {clip!r}; it must be a number above 0, or None")
-    for name, least in (("batch_size", 1), ("accumulate", 1), ("seed", 0)):
-        value = getattr(job, name)
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value < MAX_WHOLE:
-            raise JobError(f"{name} is {value!r}; it must be a whole number, at least {least} and below 2**62")
-    if isinstance(job.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
-        raise JobError(
-            "ReduceLROnPlateau follows a metric, and a bundle's schedule is fixed when it is made; use a scheduler that "
-            "depends on the number of steps alone"
-        )
-    if job.scheduler is not None and not isinstance(job.scheduler, torch.optim.lr_scheduler.LRScheduler):
-        raise JobError(
-            f"the scheduler is a {type(job.scheduler).__name__}; give one of torch.optim.lr_scheduler, or None"
-        )
-
-
-def _check_hooks(optimizer: torch.optim.Optimizer) -> None:
-    """Raise JobError where something of the program's runs with each step of the optimizer: at any of them it may change what is trained."""
-    of_all = (*_global_optimizer_pre_hooks.values(), *_global_optimizer_post_hooks.values())
-    own = (*optimizer._optimizer_step_pre_hooks.values(), *optimizer._optimizer_step_post_hooks.values())
-    for hook in (*own, *(hook for hook in of_all if not _of_a_library(hook))):
-        raise JobError(
-            f"{_place_of(hook)} is a hook on the optimizer's steps, which a bundle does not run: let the loss function or the model "
-            "do that, or train with `port-agent exec`, which follows the program itself"
-        )
-
-
-def _of_a_library(hook: Any) -> bool:
-    """Tell whether a hook is an installed library's, or one by which a program is followed while it is planned."""
-    code = getattr(hook, "__code__", None)
-    return code is not None and not (of_the_program(code.co_filename) or code.co_filename.startswith("<"))
-
-
-def _place_of(hook: Any) -> str:
-    """Return where a function is written, or what else a hook is."""
-    code = getattr(hook, "__code__", None)
-    return type(hook).__name__ if code is None else f"{Path(code.co_filename).name}:{code.co_firstlineno}"
-
-
 def _told(loss_fn: Callable[..., Any]) -> Callable[..., Any]:
     """Return a loss function whose errors say on which batch, with the user's own lines."""
 
@@ -316,30 +233,6 @@ def _told(loss_fn: Callable[..., Any]) -> Callable[..., Any]:
             return loss_fn(model, *batch)
 
     return told
-
-
-def _columns(data: Sequence[Any], what: str) -> list[Column]:
-    if isinstance(data, str) or not isinstance(data, Sequence):
-        raise JobError(f"{what} is a {type(data).__name__}; give a list with one tensor per argument of the batch")
-    columns = list[Column]()
-    for i, column in enumerate(data):
-        try:
-            columns.append(as_column(column))
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise JobError(
-                f"column {i} of {what} is no array of numbers ({error}); give a tensor or an array"
-            ) from error
-        kind = str(columns[-1].dtype).removeprefix("torch.")
-        if kind not in STORED_DTYPES:
-            raise JobError(f"column {i} of {what} is {kind}; give one of {', '.join(STORED_DTYPES)}")
-        if not columns[-1].shape:
-            raise JobError(f"column {i} of {what} is a single number; give a tensor with one row per sample")
-    lengths = {c.shape[0] for c in columns}
-    if len(lengths) > 1:
-        raise JobError(
-            f"the columns of {what} have different lengths {sorted(lengths)}; they must have one row per sample"
-        )
-    return [c.detach().cpu().contiguous() if isinstance(c, torch.Tensor) else c for c in columns]
 
 
 def _batch_sizes(size: BucketSize, drop_last: bool) -> list[int]:
@@ -434,45 +327,6 @@ def _schedule(job: TrainingJob, updates: int) -> tuple[tuple[Mapping[str, Any], 
         scheduler.load_state_dict(state)
     changing = [{k for row in rows for k in row[g] if row[g][k] != rows[0][g][k]} for g in range(len(before))]
     return tuple(tuple({k: row[g][k] for k in sorted(changing[g])} for g in range(len(before))) for row in rows)
-
-
-Pass = Callable[[TrainingJob, tuple[torch.Tensor, ...], int, int], torch.Tensor]
-"""Forward and backward pass of a job on the batch of that number, of a bucket; returns the loss."""
-
-
-def plain_pass(job: TrainingJob, batch: tuple[torch.Tensor, ...], number: int, bucket: int) -> torch.Tensor:
-    """Run forward and backward pass as the program has them."""
-    result = job.loss_of(bucket)(job.model, *batch)
-    loss: torch.Tensor = result[0] if isinstance(result, tuple) else result
-    loss.backward()
-    return loss.detach()
-
-
-def plain_losses(
-    job: TrainingJob, data: Sequence[Column], steps: int, run: Pass = plain_pass,
-    buckets: Sequence[Sequence[Column]] = (),
-) -> Iterator[float]:  # fmt: skip
-    """Train with plain PyTorch exactly as a bundle of this job would, yielding the loss of each batch.
-
-    `data`, `buckets`: the columns of the job's samples, as tensors or in files.
-    """
-    torch.manual_seed(job.seed)
-    kind = kind_of_job(job)
-    parameters = [p for g in job.optimizer.param_groups for p in g["params"]]
-    columns = (data, *buckets)
-    rows_to_batch = (job.batch_size, *(bucket.batch_size for bucket in job.buckets))
-    sizes = [BucketSize(c[0].shape[0], size) for c, size in zip(columns, rows_to_batch, strict=True)]
-    batches = bucket_batches(job.seed, sizes, drop_last=[job.drop_last] * len(sizes))
-    for step, (_, bucket, rows) in zip(range(steps), batches, strict=False):
-        loss = run(job, on_device((c[rows] for c in columns[bucket]), kind), step, bucket)
-        if (step + 1) % job.accumulate == 0:
-            if job.clip_grad_norm is not None:
-                torch.nn.utils.clip_grad_norm_(parameters, job.clip_grad_norm, foreach=False)
-            job.optimizer.step()
-            if job.scheduler is not None:
-                job.scheduler.step()
-            job.optimizer.zero_grad()
-        yield float(loss)
 
 
 def with_blocks(prepared: Prepared, graphs: Mapping[str, StepGraph], blocks: Mapping[str, Blocks]) -> Prepared:

@@ -23,7 +23,8 @@ from planner.ir.errors import CaptureError
 from planner.ir.graph import Role, storage_key
 from planner.job import TrainingJob
 from planner.job_device import kind_of_job
-from planner.make_bundle import Pass, Prepared, plain_losses, plain_pass
+from planner.make_bundle import Prepared
+from planner.plain_steps import Pass, plain_losses, plain_pass
 
 
 def compared_steps(job: TrainingJob) -> int:

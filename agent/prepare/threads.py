@@ -35,9 +35,9 @@ def counts_set() -> Iterator[list[int]]:
     """Collect the numbers of torch's threads that the program sets in the block, in order: the one that was there already, too."""
     counts, set_count = list[int](), torch.set_num_threads
 
-    def setting(count: int) -> None:
-        set_count(count)
-        counts.append(count)
+    def setting(nthreads: int) -> None:
+        set_count(nthreads)
+        counts.append(nthreads)
 
     torch.set_num_threads = setting
     try:

@@ -28,7 +28,8 @@ from planner.ir.costs import CostTable, DeviceCosts, Flash
 from planner.ir.errors import ExitCode, PortError
 from planner.ir.plan import Plan
 from planner.job import TrainingJob
-from planner.make_bundle import InfeasibleError, Prepared, plain_losses
+from planner.make_bundle import InfeasibleError, Prepared
+from planner.plain_steps import plain_losses
 from planner.profiling.operators import Measured, profile_operators
 
 FLASH = Flash("flash", 500e6, 500e6, 1e-4, 1e-9, 1e-9)

@@ -23,7 +23,7 @@ from planner.ir.bundle.data_order import epoch_order
 from planner.ir.errors import CaptureError, PortError
 from planner.job import JobError, TrainingJob
 from planner.job_sources import as_job
-from planner.make_bundle import plain_losses
+from planner.plain_steps import plain_losses
 from tests.agent.jobs_small import write_job
 
 ROWS, BATCH, WIDTH, CLASSES, STEPS = 32, 8, 16, 4, 7

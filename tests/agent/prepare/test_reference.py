@@ -18,7 +18,8 @@ from agent.train.trainer import Trainer, TrainOptions
 from planner.ir.bundle.bundle import Bundle
 from planner.ir.errors import CaptureError, PortError
 from planner.job import Bucket, JobError, TrainingJob
-from planner.make_bundle import plain_losses, prepare
+from planner.make_bundle import prepare
+from planner.plain_steps import plain_losses
 from tests.agent.jobs_small import classify, make_job, write_job
 
 

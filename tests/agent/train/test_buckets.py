@@ -21,6 +21,7 @@ from planner.ir.costs import DeviceCosts, Flash, OpCost
 from planner.ir.errors import CaptureError
 from planner.job import TrainingJob
 from planner.job_sources import as_job
+from planner.plain_steps import plain_losses
 from planner.profiling.operators import Measured
 from tests.agent.jobs_small import write_job
 
@@ -65,7 +66,7 @@ def make_job(accumulate: int = 1) -> TrainingJob:
 
 def expected_losses(job: TrainingJob, steps: int) -> list[float]:
     buckets = [bucket.data for bucket in job.buckets]
-    return list(make_bundle.plain_losses(job, job.data, steps, buckets=buckets))
+    return list(plain_losses(job, job.data, steps, buckets=buckets))
 
 
 def trained(trainer: Trainer) -> list[StepEvent]:

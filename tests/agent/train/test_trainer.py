@@ -18,13 +18,13 @@ from agent.train.trainer import StepEvent, Trainer, TrainOptions, step_message
 from agent.worker.control import LeftOnRequest
 from agent.worker.protocol import StateRecovered
 from benchmarks.models import workload
-from planner import make_bundle
 from planner.ir.bundle.bundle import Bundle, BundleError
 from planner.ir.costs import Flash
 from planner.ir.errors import PortError
 from planner.ir.graph import StepGraph
 from planner.ir.plan import Plan
 from planner.job import TrainingJob
+from planner.plain_steps import plain_losses
 from tests.agent.exactness import random_plan
 from tests.agent.jobs_small import BATCH, ROWS, Odd, make_job, next_token, small_bundle, unseen_row, write_job
 from tests.agent.train.trained_job import STEPS, paging_trainer, train, trainer
@@ -194,7 +194,7 @@ def test_a_state_is_refused_by_a_bundle_with_other_weights_and_back(tmp_path: Pa
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_losses_and_weights_are_plain_pytorchs(accumulate: int, tmp_path: Path) -> None:
     job = make_job(accumulate=accumulate, clip_grad_norm=1.0 if accumulate > 1 else None)
-    expected = list(make_bundle.plain_losses(job, list(job.data), STEPS))
+    expected = list(plain_losses(job, list(job.data), STEPS))
     t = trainer(tmp_path, accumulate=accumulate, verify=5)
     losses: list[float] = []
     t.start()
@@ -224,7 +224,7 @@ def test_all_micro_batches_of_an_update_at_once_are_plain_pytorchs(remake: bool,
     """
     steps, settings = 14, {"accumulate": 3, "clip_grad_norm": 1.0}
     job = make_job(**settings)
-    expected = list(make_bundle.plain_losses(job, list(job.data), steps))
+    expected = list(plain_losses(job, list(job.data), steps))
     write_job(tmp_path / "job.port", make_job(**settings), remake=remake, seeds=(0, 1, 2))
     t = Trainer(Bundle(tmp_path / "job.port"), TrainOptions(tmp_path / "state", tmp_path, plan, steps, verify=5))
     runs: list[str] = []
@@ -432,7 +432,7 @@ def test_the_result_is_the_whole_state_under_its_own_names(tmp_path: Path) -> No
         t.save_weights(tmp_path / "w.safetensors")
     finally:
         t.close()
-    losses = list(make_bundle.plain_losses(job, data, 2))
+    losses = list(plain_losses(job, data, 2))
     assert len(losses) == 2
     fresh = Odd()
     assert load_model(fresh, tmp_path / "w.safetensors", strict=True) == (set(), [])

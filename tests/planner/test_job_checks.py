@@ -1,0 +1,89 @@
+"""What a job may not ask for, by name and with the remedy, and what its samples may be."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from planner.job import JobError
+from planner.make_bundle import prepare
+from tests.planner.tied_job import ROWS, job
+
+
+def test_arrays_and_lists_are_data_too() -> None:
+    x = np.arange(4.0 * ROWS, dtype=np.float32).reshape(ROWS, 4)
+    prepared = prepare(job(data=(x, x.tolist())))
+    assert [column.dtype for column in prepared.data] == [torch.float32] * 2
+    assert all(column.is_contiguous() for column in prepare(job(data=[torch.randn(4, ROWS).T] * 2)).data)
+
+
+X = torch.randn(ROWS, 4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"data": X}, "data is a Tensor; give a list with one tensor per argument of the batch"),
+        ({"data": None}, "data is a NoneType"),
+        ({"data": "cifar10"}, "data is a str"),
+        ({"eval_data": None}, "eval_data is a NoneType"),
+        ({"data": []}, "the job has no data; give one tensor per argument"),
+        ({"data": [torch.tensor(3.0)]}, "column 0 of data is a single number; give a tensor with one row per sample"),
+        ({"data": [X, ["a"] * ROWS]}, "column 1 of data is no array of numbers"),
+        ({"data": [X, [[1.0], [2.0, 3.0]]]}, "column 1 of data is no array of numbers"),
+        ({"data": [X, X[1:]]}, rf"the columns of data have different lengths \[9, {ROWS}\]"),
+        ({"batch_size": 11}, "batch_size is 11, the data has 10 rows; choose between 1 and 10"),
+        ({"data": [X[:0], X[:0]]}, "the data has 0 rows; give at least one"),
+        ({"data": [X.to(torch.complex64), X]}, "column 0 of data is complex64; give one of bool, uint8"),
+        ({"batch_size": "8"}, "batch_size is '8'; it must be a whole number, at least 1"),
+        ({"batch_size": 0}, "batch_size is 0; it must be a whole number, at least 1"),
+        ({"clip_grad_norm": float("nan")}, "clip_grad_norm is nan; it must be a number above 0, or None"),
+        ({"clip_grad_norm": "1"}, "clip_grad_norm is '1'"),
+        ({"data": [X, X[:, :3]]}, r"(?s)on a batch of float32 \[4, 4\], float32 \[4, 3\] failed.*The size of tensor a"),
+        ({"batch_size": 4.0}, "batch_size is 4.0; it must be a whole number, at least 1"),
+        ({"batch_size": True}, "batch_size is True"),
+        ({"accumulate": 0}, "accumulate is 0; it must be a whole number, at least 1"),
+        ({"accumulate": 1.5}, "accumulate is 1.5"),
+        ({"seed": -5}, r"seed is -5; it must be a whole number, at least 0 and below 2\*\*62"),
+        ({"seed": 1 << 62}, "seed is 4611686018427387904"),
+        ({"schedule": torch.optim.lr_scheduler.ReduceLROnPlateau}, "ReduceLROnPlateau follows a metric"),
+        ({"schedule": lambda optimizer: "cosine"}, "the scheduler is a str; give one of torch.optim.lr_scheduler"),
+    ],
+)
+def test_what_cannot_be_trained_on_is_refused_before_anything_takes_time(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(JobError, match=message):
+        prepare(job(**changes), updates=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("model", "a torch.nn"), ("optimizer", "a torch.optim"), ("loss_fn", "a function")]
+)
+def test_parts_that_are_something_else_are_named(name: str, message: str) -> None:
+    wrong = job()
+    setattr(wrong, name, "resnet18")
+    with pytest.raises(JobError, match=f"{name} is a str; give {message}"):
+        prepare(wrong)
+
+
+@pytest.mark.parametrize("of_all", [False, True])
+def test_a_hook_on_the_optimizers_steps_is_refused_whatever_it_does_at_first(of_all: bool) -> None:
+    hooked = job()
+    register = register_optimizer_step_pre_hook if of_all else hooked.optimizer.register_step_post_hook
+    handle = register(lambda *_: None)
+    try:
+        with pytest.raises(JobError, match=r"test_job_checks\.py:\d+ is a hook on the optimizer's steps"):
+            prepare(hooked)
+    finally:
+        handle.remove()
+
+
+def test_libraries_may_watch_the_steps_of_all_optimizers() -> None:
+    library: dict[str, Any] = {}
+    exec(compile("def watch(*of_a_step): ...", torch.__file__, "exec"), library)
+    handle = register_optimizer_step_pre_hook(library["watch"])
+    try:
+        prepare(job())
+    finally:
+        handle.remove()

@@ -1,8 +1,10 @@
 """What a run of the tests says at its end: a table of the attacks that were made, and what they came to."""
 
 import gc
+import random
 import signal
-from collections.abc import Callable, Generator
+from collections import defaultdict
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict
 
 import pytest
@@ -12,6 +14,7 @@ from tests.own_process import leave_fixtures_to_own_process, run_in_own_process
 
 _PROPERTY = "attack"
 _SHOWN_HARM = 20
+_SAMPLE = "sample"
 
 
 def pytest_configure() -> None:
@@ -22,12 +25,25 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what has a row in the table of attacks."""
+    """Mark what has a row in the table of attacks, and which cases are left to long runs."""
+    _leave_cases_to_long_runs([item for item in items if item.get_closest_marker(_SAMPLE) is not None])
     for item in items:
         if isinstance(item, pytest.Function):
             if "survived" in item.fixturenames:
                 item.add_marker("attack")
             leave_fixtures_to_own_process(item)
+
+
+def _leave_cases_to_long_runs(items: Sequence[pytest.Item]) -> None:
+    cases: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        cases[item.nodeid.partition("[")[0]].append(item)
+    for test, of_test in cases.items():
+        count: int = next(of_test[0].iter_markers(_SAMPLE)).args[0]
+        drawn = random.Random(test).sample(of_test, min(count, len(of_test)))
+        for item in of_test:
+            if item not in drawn:
+                item.add_marker("long")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -35,6 +35,7 @@ def things(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield tmp_path
 
 
+@pytest.mark.long
 def test_wrong_arguments_of_every_command(things: Path, survived: Survived) -> None:
     tried = [attempt for attempt in attempts() if attempt.words[0] != "exec"]
     outcome = run_all("wrong arguments", tried, things, refused, here)

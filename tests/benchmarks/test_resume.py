@@ -8,6 +8,7 @@ from benchmarks.resume import PARTS, checksums, measure
 from benchmarks.resume_loop import SMALL
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "way", ["torch.save", *(pytest.param(way, marks=pytest.mark.long) for way in ("transformers", "lightning"))]
 )

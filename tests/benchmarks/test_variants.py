@@ -7,6 +7,7 @@ import pytest
 from benchmarks.variants import compare_variants, variants_table
 
 
+@pytest.mark.long
 def test_a_share_has_both_rows_and_the_floor_does_not_rise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     whole, cut = compare_variants("resnet18", [50], tmp_path, small=True, strategy="greedy")

@@ -76,6 +76,7 @@ def test_pages_in_ram_are_refused(tmp_path: Path) -> None:
     assert refused.code == 2 and "itself in RAM" in refused.ours[0]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("python", ["python", "python3.11", sys.executable])
 def test_the_interpreter_may_stand_before_the_program(python: str, tmp_path: Path) -> None:
     written(tmp_path, "import sys, torch\nprint(sys.argv)")

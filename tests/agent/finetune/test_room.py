@@ -141,6 +141,7 @@ def test_numbers_of_rows_that_come_later_are_compared_before_the_first_update(
             Room(options_of(tmp_path)).check(LearnedLoss(model), [], tokens, 96, lambda: {96, 64, 32})
 
 
+@pytest.mark.long
 def test_a_budget_that_is_too_small_is_refused_before_the_first_update(tmp_path: Path) -> None:
     model, data = make_model(tmp_path / "model"), make_data(tmp_path / "data.jsonl")
     command = [

@@ -79,6 +79,7 @@ def _cases() -> list[Any]:
     ]  # fmt: skip
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(("kind", "rank", "base"), _cases())
 def test_it_has_the_bits_of_plain_pytorch(
     kind: str, rank: int | None, base: QuantizationGrid | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,

@@ -75,6 +75,7 @@ def test_every_case_is_run_below(family: Path) -> None:
     assert sorted(listed) == sorted(CASES)
 
 
+@pytest.mark.sample(8)
 @needs_compiler
 @needs_preload
 @pytest.mark.parametrize("limit_bytes", [None, 20_000_000, 1_000_000, 0])

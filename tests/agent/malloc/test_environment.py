@@ -258,6 +258,7 @@ print(json.dumps({"losses": losses, "digest": digest.hexdigest()}))
 """
 
 
+@pytest.mark.sample(1)
 @needs_preload
 @pytest.mark.parametrize("limit_bytes", [None, 12 * MIB, 0])
 def test_training_equals_glibc_to_the_bit(limit_bytes: int | None, glibc_training: dict[str, Any]) -> None:

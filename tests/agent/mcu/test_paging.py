@@ -371,6 +371,7 @@ def test_pulls_flips_and_power_cuts_in_qemu(emulated: Board, tmp_path: Path) -> 
     assert saved(tmp_path / "cuts") == emulated.job.result
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("board", "medium"), [("nrf52840-dk", "nor"), ("feather-nrf52840", "nor"), ("feather-nrf52840", "sd")]
 )

@@ -51,6 +51,7 @@ def undisturbed(model: Path, data: Path, folder: Path, shard: Shard | None = Non
     return folder / "out.safetensors"
 
 
+@pytest.mark.long
 def test_a_board_job_survives_unplug_and_kill_in_the_daemon(
     model: Path, simulator: Simulator, data: Path, tmp_path: Path
 ) -> None:
@@ -187,6 +188,7 @@ def test_one_job_over_three_boards_trains_each_sample_exactly_once(
     assert len({(tmp_path / f"{number}.safetensors").read_bytes() for number in (1, 2, 3)}) == 3
 
 
+@pytest.mark.long
 def test_simulated_boards_divide_a_job(model: Path, data: Path, tmp_path: Path) -> None:
     async def run() -> None:
         async with running(tmp_path / "daemon", kinds=DEFAULT_KINDS) as live:

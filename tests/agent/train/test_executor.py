@@ -82,6 +82,7 @@ def test_random_plans_on_small_models(name: str, optimizer: str, tmp_path: Path)
     compare(w.model, w.loss_fn, OPTIMIZERS[optimizer], [w.batch(i) for i in range(2)], tmp_path, (0, 1))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=[pytest.mark.long] * (name in SLOWEST)) for name in WORKLOADS if name not in FAST],
@@ -438,6 +439,7 @@ def _others() -> dict[str, MakeOptimizer]:
     }
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("name", _others())
 def test_every_supported_optimizer(name: str, tmp_path: Path) -> None:
     make, data = _others()[name], batches(9 if "radam" in name else 4)

@@ -36,6 +36,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[float], st
     return train(tmp_path_factory.mktemp("reference"), plan=0)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "cls",
     [
@@ -215,6 +216,7 @@ def test_losses_and_weights_are_plain_pytorchs(accumulate: int, tmp_path: Path) 
     assert all(torch.equal(saved[k], v) for k, v in job.model.state_dict().items())
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("plan", [0, 1, 2])
 @pytest.mark.parametrize("remake", [False, True])
 def test_all_micro_batches_of_an_update_at_once_are_plain_pytorchs(remake: bool, plan: int, tmp_path: Path) -> None:
@@ -241,9 +243,8 @@ def test_all_micro_batches_of_an_update_at_once_are_plain_pytorchs(remake: bool,
     t.close()
 
 
-@pytest.mark.parametrize(
-    "room_bytes", [500 << 10, *(pytest.param(room, marks=pytest.mark.long) for room in (800 << 10, 1 << 20, 2 << 20))]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("room_bytes", [500 << 10, 800 << 10, 1 << 20, 2 << 20])
 def test_a_tied_weight_is_trained_to_the_bit_though_other_weights_are_new_by_then(
     room_bytes: int, tmp_path: Path
 ) -> None:

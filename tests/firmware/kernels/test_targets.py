@@ -51,6 +51,7 @@ def digits(simd: bool = True) -> tuple[CompiledModel, np.ndarray, np.ndarray]:
     return model, model.quantize_input(data), np.arange(100) % 10
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("core", list(Core))
 @pytest.mark.parametrize("rule", [UpdateRounding.STOCHASTIC, UpdateRounding.Q88])
 def test_every_core_trains_to_the_hosts_bits(core, rule, tmp_path):
@@ -98,6 +99,7 @@ def test_operators_that_run_again_or_in_bands_give_the_hosts_bits(share, tmp_pat
     assert run.parameters == host.parameters
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("core", "share"), [(Core.M4F, 0.5), (Core.M7F, 0.5), (Core.M3, 0.75)])
 def test_pages_give_the_hosts_bits_on_the_cores(core, share, tmp_path):
     """Trained parameters and activations on memory-mapped PSRAM, which the emulated boards have."""
@@ -115,6 +117,7 @@ def test_pages_give_the_hosts_bits_on_the_cores(core, share, tmp_path):
     assert run.page_bytes[1] == 3 * plan.memory.medium.written_bytes
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("core", [Core.M4F, Core.M3, Core.M0])
 def test_dynamic_updates_give_the_hosts_bits_and_take_fewer_instructions(core, tmp_path):
     torch.manual_seed(0)

@@ -21,6 +21,7 @@ def bound(problem: Problem, breadth: Breadth = SMALLEST) -> float | None:
     return run.bound * formulation.joule_scale if run.status is SolverStatus.OPTIMAL else None
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("weight", [False, True])
 @pytest.mark.parametrize("semantics", [Semantics.POET, Semantics.REAL])
 def test_no_schedule_beats_the_bound_and_it_is_often_higher_than_without_inputs(

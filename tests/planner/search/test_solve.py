@@ -16,6 +16,7 @@ from tests.planner.brute_force import (
 )
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("block", range(10))
 def test_the_optimum_equals_brute_force(block: int) -> None:
     tried = 0
@@ -59,6 +60,7 @@ def test_packing_never_makes_the_quick_answer_dearer() -> None:
         assert without is None or (found is not None and found <= without * (1 + 1e-9))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("semantics", [Semantics.POET, Semantics.REAL])
 @pytest.mark.parametrize("block", range(4))
 def test_with_two_pools_and_three_levels_the_optimum_equals_brute_force(block: int, semantics: Semantics) -> None:
@@ -73,6 +75,7 @@ def test_with_two_pools_and_three_levels_the_optimum_equals_brute_force(block: i
     assert tried >= 4
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("copied", [False, True])
 def test_with_two_pools_and_a_weight_that_is_paged_the_optimum_equals_brute_force(copied: bool) -> None:
     """What lives within the step may go to the host's memory or to flash; a weight to flash, around the step's end too, or, `copied`,

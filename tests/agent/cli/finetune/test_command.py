@@ -103,6 +103,7 @@ def test_wrong_input_is_one_line_and_exit_code_2(
     check_refusal(capsys.readouterr(), message, folder / "wrong")
 
 
+@pytest.mark.long
 def test_what_only_the_model_tells_is_one_line_and_exit_code_2_too(folder: Path) -> None:
     words = ("model", "--data", "data.jsonl", "--targets", "w_q", "--out", "wrong", "--ram", "800M")
     done = finetune(folder, *words)

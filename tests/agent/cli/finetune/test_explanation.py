@@ -88,6 +88,7 @@ def explained(folder: Path, *more: str) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 def test_the_command_explains_and_leaves_nothing(tmp_path: Path) -> None:
     told = json.loads(explained(tmp_path, "--json"))
     assert told["event"] == "explained" and told["trained_parameters"] == 7168 and told["ram_bytes"] == 700 * MIB

@@ -153,6 +153,7 @@ def test_cancelled_it_ends_and_leaves_no_result(tmp_path: Path) -> None:
         assert it.job()["state"] == "cancelled" and not (tmp_path / "out").exists()
 
 
+@pytest.mark.long
 def test_files_that_changed_are_refused_by_name_until_they_are_put_back(tmp_path: Path) -> None:
     with rig(tmp_path) as it:
         it.plug(online=False)

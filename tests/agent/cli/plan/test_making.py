@@ -11,6 +11,7 @@ from agent.cli import main
 from tests.agent.cli.plan.small_script import SCRIPT, run, run_forked_plan
 
 
+@pytest.mark.long
 def test_several_media(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     where = ["--page-dir", "card", "--page-dir", "stick"]

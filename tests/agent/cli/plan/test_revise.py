@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from planner.ir.bundle.bundle import Bundle
 from planner.ir.bundle.revision import read_revision, revision_path
 from planner.ir.costs import Speeds
@@ -30,6 +32,7 @@ def test_the_process_needs_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout.strip() == "False"
 
 
+@pytest.mark.long
 def test_a_paired_device_solves(tmp_path: Path) -> None:
     """Both agents are real; the one that does not solve for others says so, and the plan is made here."""
     bundle = tmp_path / "job.port"

@@ -80,6 +80,7 @@ def until(events: Iterator[Event], kind: type[Event]) -> tuple[Event, list[Event
     raise AssertionError(f"no {kind.__name__} after {before[-3:]}")
 
 
+@pytest.mark.long
 def test_paused_left_and_killed_it_ends_with_the_bits_of_a_run_left_alone(folder: Path, tmp_path: Path) -> None:
     updates, job = 60, job_of(folder, tmp_path / "out", 60)
     with worker_of(job) as (worker, events):

@@ -116,6 +116,7 @@ PICKLE_BYTES = 52 << 20
 """pickle copies what it has of it as it grows: half of that may lie beside the whole, and nobody sees it coming."""
 
 
+@pytest.mark.sample(1)
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize(
     ("program", "unseen_bytes"),

@@ -24,6 +24,7 @@ print({k: v for k, v in os.environ.items() if k != "_"}, sys.stdin.read(), os.ge
 """
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(
     "words",
     [
@@ -56,6 +57,7 @@ ENDS = {
 }  # fmt: skip
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("end", list(ENDS))
 def test_ends_as_without_a_budget(tmp_path: Path, end: str) -> None:
     written(tmp_path, "import os, signal, sys\n" + ENDS[end])
@@ -90,6 +92,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("way", "count"), [("fork", "2"), ("spawn", "1")])  # each that is spawned imports torch
 def test_workers_of_a_loader(tmp_path: Path, way: str, count: str) -> None:
     written(tmp_path, WORKERS)

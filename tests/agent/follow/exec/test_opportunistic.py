@@ -199,6 +199,7 @@ for k, batch in enumerate(DataLoader(Rows(), 4, num_workers=2)):
 """
 
 
+@pytest.mark.long
 def test_workers_of_a_loader_are_stopped_with_the_program(tmp_path: Path) -> None:
     def workers() -> list[psutil.Process]:
         return [p for p in psutil.Process(program.pid).children() if "train.py" in p.cmdline()]
@@ -221,6 +222,7 @@ def test_workers_of_a_loader_are_stopped_with_the_program(tmp_path: Path) -> Non
         assert not any(p.is_running() for p in stopped)
 
 
+@pytest.mark.long
 def test_ctrl_c_while_workers_are_stopped_ends_all(tmp_path: Path) -> None:
     with rig(tmp_path) as it:
         program = it.start(LOADS)

@@ -76,6 +76,7 @@ def test_a_single_number_of_any_shape_gives_the_result_its_shape(
         assert found.shape == expected.shape and torch.equal(found, expected)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("elements", [48 * PIECE_BYTES // 16, 48 * PIECE_BYTES // 16 + 77])
 def test_numbers_that_vectors_round_apart_are_those_of_the_whole(elements: int, threads: int, tmp_path: Path) -> None:
@@ -117,6 +118,7 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", ACTIVATIONS)
@@ -240,6 +242,7 @@ SOFTMAXES = {
 }
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", SOFTMAXES)
 @pytest.mark.parametrize("shape", [(120, 40003), (2, 3, 12, 70000), (5, 1100001)])

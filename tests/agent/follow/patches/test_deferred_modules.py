@@ -91,6 +91,7 @@ print("torch._dynamo.config" in sys.modules, "sympy.core" in sys.modules, "scipy
 """A value that does not say which module it is from: pickle asks all that there are."""
 
 
+@pytest.mark.long
 def test_what_pickle_asks_every_module_for_is_found_and_loads_none(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PICKLED)
     expected, done = plain("train.py", folder=tmp_path), followed("train.py", folder=tmp_path)

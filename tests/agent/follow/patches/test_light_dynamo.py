@@ -46,6 +46,7 @@ print(isinstance(torch.compile(model, backend="aot_eager"), Compiled), isinstanc
     assert done.code == 0 and done.output.split()[1:] == ["False", "False", "False", "True", "False", "False"]
 
 
+@pytest.mark.long
 def test_functions_that_a_library_disables_do_not_load_it(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         STEP

@@ -25,6 +25,7 @@ def test_what_was_compiled_before_the_budget_is_refused_when_it_is_called(backen
         assert torch.equal(model(torch.ones(2, 8)), layer(torch.ones(2, 8))), "after the budget it runs again"
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("variable", ["TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE"])
 def test_a_program_that_compiles_is_followed_where_its_user_has_that_left_away(variable: str, tmp_path: Path) -> None:
     program = TRAIN.replace("for _ in range(3):", "compiled = torch.compile(model)\nfor _ in range(3):")

@@ -14,6 +14,7 @@ FAST = {"qemu-m4f", "qemu-m0", "arduino-zero", "feather-nrf52840", "stm32f405"}
 """One board per port; the others differ in numbers only."""
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "board",
     [pytest.param(b, marks=() if b.name in FAST else pytest.mark.long, id=b.name) for b in BOARDS if b.cpu],

@@ -48,6 +48,7 @@ def test_what_is_met_late_brings_no_unpaired_device_back(tmp_path: Path) -> None
     assert known.all() == devices(tmp_path).all() == ()
 
 
+@pytest.mark.long
 def test_no_flipped_bit_makes_another_device_trusted(tmp_path: Path) -> None:
     known, device = devices(tmp_path), as_paired(identity(tmp_path / "one"), "one", ("10.0.0.2", 9478))
     known.add(device)

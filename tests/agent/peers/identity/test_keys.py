@@ -40,6 +40,7 @@ def test_two_that_need_the_first_key_at_once_get_the_same(tmp_path: Path) -> Non
     assert len(found) == 2 and found[0] == found[1]
 
 
+@pytest.mark.long
 def test_no_flipped_bit_makes_another_key_or_goes_unseen(tmp_path: Path) -> None:
     own_identity(tmp_path)
     file = tmp_path / FILE_NAME

@@ -31,6 +31,7 @@ from tests.planner.slices.language_step import language_batch, language_loss, la
 from tests.planner.steps import costs_of
 
 
+@pytest.mark.long
 def test_the_recorded_step_stays_a_rival_of_its_halves(
     monkeypatch: pytest.MonkeyPatch, halves: tuple[make_bundle.Prepared, Measured, Sliced]
 ) -> None:
@@ -104,7 +105,8 @@ def test_below_the_floor_of_the_whole_weight_blocks_are_chosen(monkeypatch: pyte
     assert floor_of(graph, CostTable(device, recorded.measured.ops[0])).nbytes > budget
 
 
-@pytest.mark.parametrize("spare_bytes", [0, pytest.param(1_500_000, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("spare_bytes", [0, 1_500_000])
 def test_each_kind_of_chain_is_a_choice_and_the_chosen_is_nearly_the_best(
     spare_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,6 +23,7 @@ from planner.slices.rewriting import Rewritten
 from tests.agent.prepare.slices.small_jobs import ROOM, whole
 
 
+@pytest.mark.long
 def test_a_job_with_a_convolution_is_halved_and_measured_again(
     halves: tuple[make_bundle.Prepared, Measured, Sliced],
 ) -> None:

@@ -67,6 +67,7 @@ def brute_force(graph: Graph, table: ContributionTable, limits: Limits) -> float
     return best
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("ram_bytes", [2000, 3500, 5000, 7000, 20000])
 def test_the_choice_is_the_best_of_all(graph, seed, ram_bytes):

@@ -43,6 +43,7 @@ def test_candidates_go_from_what_is_given_to_everything(model: CompiledModel) ->
     assert trained == sorted(trained) and trained[-1] == len(model.quantized.graph.weighted())
 
 
+@pytest.mark.long
 def test_what_is_measured_is_the_same_each_time_and_fits(model: CompiledModel) -> None:
     paged = FitOptions(RAM, page=PageMedium.PSRAM)
     first, second = value(model, paged), value(model, paged)

@@ -47,6 +47,7 @@ def joules(graph: StepGraph, cut: Cut, ram_bytes: int) -> float:
     return math.inf if plan is None else base_joules(estimated) + plan.overhead_joules
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("spare_bytes", [-200_000, 0, 400_000])
 def test_the_joint_cut_is_nearly_the_best_of_all(graph: StepGraph, spare_bytes: int) -> None:
     costs, cut = by_bytes(graph), cut_fat(graph, FAT_BYTES, 4)

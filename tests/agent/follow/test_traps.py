@@ -87,7 +87,11 @@ def encoder(model: nn.Module) -> Tensor:
 
 def address_of_what_is_away(weight: Tensor) -> bytes:
     filler(weight)
-    return ctypes.string_at(weight.data_ptr(), weight.numel() * weight.element_size())
+    size = weight.numel() * weight.element_size()
+    others = [bytearray(size) for _ in range(256)]  # in the memory that was given back, which may hold what it held
+    found = (ctypes.c_char * size).from_address(weight.data_ptr()).raw  # `string_at` makes any bytes of a null pointer
+    assert not any(map(any, others))
+    return found
 
 
 def written_after_a_drop(weight: Tensor) -> list[Tensor]:

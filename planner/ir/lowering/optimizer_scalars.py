@@ -31,8 +31,9 @@ SUPPORTED: dict[str, type[torch.optim.Optimizer]] = {name: getattr(torch.optim, 
 _REFUSED = ("capturable", "differentiable")
 _APART_IN_LISTS = ("NAdam", "RAdam")
 """Optimizers whose update with foreach=True rounds otherwise than their update of one parameter after another, which bundles have."""
-_HALVES_APART_IN_LISTS = ("SGD", "RMSprop", "Adagrad", "Adadelta", *_APART_IN_LISTS)
-"""The same where parameters have 16 bits: what one computes in a single operator the other does in two."""
+_HALVES_APART_IN_LISTS = ("SGD", "RMSprop", "Adagrad", "Adadelta")
+"""The same where parameters have 16 bits: what one computes in a single operator the other does in two. SGD's without momentum is one."""
+_HALF_BYTES = 2
 
 _HYPER_DTYPES = {
     "float32": torch.float32,
@@ -111,8 +112,7 @@ def describe_optimizer(optimizer: torch.optim.Optimizer) -> OptimizerSpec:
                     f"the optimizer was made with {flag}=True, which computes other numbers than the plain update; "
                     f"make it with {flag}=False"
                 )
-        apart = _HALVES_APART_IN_LISTS if any(p.dtype.itemsize == 2 for p in group["params"]) else _APART_IN_LISTS
-        if group.get("foreach") and name in apart:
+        if group.get("foreach") and _rounds_apart_in_lists(name, group):
             raise CaptureError(
                 f"the optimizer {name} was made with foreach=True, which rounds otherwise than the update of one parameter after another "
                 "that a bundle has; make it with foreach=False, or train with `port-agent exec`"
@@ -129,6 +129,13 @@ def describe_optimizer(optimizer: torch.optim.Optimizer) -> OptimizerSpec:
         )
     _check_not_begun(optimizer)
     return OptimizerSpec(name, tuple(hyperparameters(g) for g in optimizer.param_groups))
+
+
+def _rounds_apart_in_lists(name: str, group: Mapping[str, Any]) -> bool:
+    """Tell whether a group's update with foreach=True has other numbers than without."""
+    of_halves = any(p.dtype.itemsize == _HALF_BYTES for p in group["params"])
+    one_operator = name == "SGD" and not group["momentum"]
+    return name in _APART_IN_LISTS or (of_halves and name in _HALVES_APART_IN_LISTS and not one_operator)
 
 
 def _check_not_begun(optimizer: torch.optim.Optimizer) -> None:

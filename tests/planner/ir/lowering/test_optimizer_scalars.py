@@ -64,14 +64,16 @@ _OPTIONS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_an_update_in_lists_has_the_numbers_of_the_plain_one_or_is_refused(name: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("name", "options"), [*((name, _OPTIONS.get(name, {})) for name in OPTIMIZERS), ("SGD", {}), ("RMSprop", {})]
+)
+def test_an_update_in_lists_has_the_numbers_of_the_plain_one_or_is_refused(
+    name: str, options: dict[str, Any], dtype: torch.dtype
+) -> None:
     def trained(*, foreach: bool) -> tuple[torch.optim.Optimizer, torch.Tensor]:
         drawn = torch.Generator().manual_seed(0)
         parameter = torch.nn.Parameter(torch.randn(1000, generator=drawn).to(dtype))
-        optimizer = getattr(torch.optim, name)(
-            [parameter], lr=0.01, weight_decay=0.1, foreach=foreach, **_OPTIONS.get(name, {})
-        )
+        optimizer = getattr(torch.optim, name)([parameter], lr=0.01, weight_decay=0.1, foreach=foreach, **options)
         for _ in range(8):
             parameter.grad = torch.randn(1000, generator=drawn).to(dtype)
             optimizer.step()

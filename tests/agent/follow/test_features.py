@@ -1,4 +1,4 @@
-"""Small programs under `budget(tensors="4K")` leave the bits that plain PyTorch leaves: every twentieth of `benchmarks.zoo --features`."""
+"""Small programs under `budget(tensors="4K")` leave the bits that plain PyTorch leaves: some of `benchmarks.zoo --features`."""
 
 import sys
 
@@ -10,7 +10,8 @@ from benchmarks.follow_zoo.compare import WRONG, Verdict
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="children are forked")
 
-EVERY = 20
+EVERY = [20, pytest.param(5, marks=pytest.mark.long)]
+"""Of a subject's features, each so manieth runs."""
 TIMEOUT_S = 120.0
 ONCE_WRONG = frozenset({
     "autograd/jacobians", "autograd/hessian", "autograd/forward_mode", "autograd/exported_between_steps",
@@ -23,15 +24,16 @@ ONCE_WRONG = frozenset({
 SUBJECTS = sorted({name.partition("/")[0] for name in features.registered()})
 
 
-def _chosen(subject: str) -> list[Case]:
+def _chosen(subject: str, every: int) -> list[Case]:
     known = features.registered().items()
     own = [(n, p) for n, p in known if n.startswith(subject + "/") and n not in features.KNOWN_WRONG]
-    chosen = {n: p for i, (n, p) in enumerate(own) if i % EVERY == 0 or n in ONCE_WRONG}
+    chosen = {n: p for i, (n, p) in enumerate(own) if i % every == 0 or n in ONCE_WRONG}
     return [Case(n, p, ("4K", "4K around training")) for n, p in chosen.items()]
 
 
+@pytest.mark.parametrize("every", EVERY)
 @pytest.mark.parametrize("subject", SUBJECTS)
-def test_features_leave_the_same_bits(subject: str) -> None:
-    outcomes = list(run_in_children(_chosen(subject), jobs=1, timeout_s=TIMEOUT_S))
+def test_features_leave_the_same_bits(subject: str, every: int) -> None:
+    outcomes = list(run_in_children(_chosen(subject, every), jobs=1, timeout_s=TIMEOUT_S))
     assert [o for o in outcomes if o.verdict in WRONG] == []
     assert any(o.verdict is Verdict.EQUAL for o in outcomes)

@@ -37,9 +37,6 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="children are fo
 EQUAL, DIFFERENT = 0, 3
 FOR_EVER = 1 << 60
 TIMEOUT_S = 120.0
-ATTEMPTS = 3
-"""A trap need not close each time: memory that was given back may hold what it held."""
-
 LARGE = (1024, 1024)
 """4 MiB: worth making again rather than paging."""
 
@@ -87,11 +84,11 @@ def encoder(model: nn.Module) -> Tensor:
 
 def address_of_what_is_away(weight: Tensor) -> bytes:
     filler(weight)
-    size = weight.numel() * weight.element_size()
-    others = [bytearray(size) for _ in range(256)]  # in the memory that was given back, which may hold what it held
-    found = (ctypes.c_char * size).from_address(weight.data_ptr()).raw  # `string_at` makes any bytes of a null pointer
-    assert not any(map(any, others))
-    return found
+    found = ctypes.create_string_buffer(weight.numel() * weight.element_size())
+    ctypes.memmove(
+        found, weight.data_ptr(), len(found)
+    )  # `string_at` makes of a null pointer what its memory happens to hold
+    return found.raw
 
 
 def written_after_a_drop(weight: Tensor) -> list[Tensor]:
@@ -474,7 +471,7 @@ def test_with_its_cure(name: str) -> None:
 
 @pytest.mark.parametrize("name", TRAPS)
 def test_not_without_its_cure(name: str) -> None:
-    assert any(ending(TRAPS[name], cured=False) != EQUAL for _ in range(ATTEMPTS))
+    assert ending(TRAPS[name], cured=False) != EQUAL
 
 
 def test_an_operator_that_raises_lets_go_of_its_operands(tmp_path: Path) -> None:

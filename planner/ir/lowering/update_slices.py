@@ -6,7 +6,7 @@ as the slices start at multiples of the vector width (the tail elements are then
 
 import math
 
-from planner.ir.graph import ITEM_BYTES, Op, Phase, Role, StepGraph, Value, operands
+from planner.ir.graph import ITEM_BYTES, Op, Phase, Ref, Role, StepGraph, Value, operands
 from planner.ir.program import UpdateGroup
 
 ELEMENTWISE = frozenset(
@@ -14,16 +14,21 @@ ELEMENTWISE = frozenset(
     for name in (
         "add.Tensor", "add_.Tensor", "sub.Tensor", "sub_.Tensor", "mul.Tensor", "mul_.Tensor", "mul.Scalar",
         "mul_.Scalar", "div.Tensor", "div_.Tensor", "div.Scalar", "div_.Scalar", "neg", "sqrt", "sqrt_", "addcmul",
-        "addcmul_", "addcdiv", "addcdiv_", "lerp.Scalar", "lerp_.Scalar", "lerp_.Tensor", "copy_", "clone", "maximum",
+        "addcmul_", "addcdiv", "addcdiv_", "lerp.Scalar", "lerp_.Scalar", "lerp_.Tensor", "copy_", "clone",
         "maximum.out", "abs", "abs_", "add.Scalar", "add_.Scalar", "zeros_like", "empty_like", "reciprocal",
         "clamp_", "sign", "sign_", "neg_",
     )
 )  # fmt: skip
-"""Operators that compute each element from the elements at the same place only."""
+"""Operators that compute each element from the elements at the same place only.
+
+The larger of two zeros may be either in vectors and number by number; `maximum.out` takes those of torch's optimizers alone, which keep
+squares and absolute values and have no negative zero.
+"""
 
 _HALVES = ("float16", "bfloat16")
-"""Their scaled sums are rounded apart in vectors and number by number, and how many numbers are left for that at the ends of threads'
-shares depends on how much is computed at once (`planner.slices.thread_shares`)."""
+_COMPLEX = "complex"
+_SCALED_BY_THE_THIRD = ("aten::add.Scalar", "aten::add_.Scalar")
+"""Whose third argument is `alpha`; sums of tensors take it by name."""
 
 SLICE_BYTES = 1 << 20
 """Slices start at multiples of this many bytes: a multiple of every vector width, and what flash likes to move."""
@@ -75,7 +80,7 @@ def _group(graph: StepGraph, parameter: int, first: int, last: int) -> UpdateGro
                 return None
             whole.append(i)
             continue
-        if graph.ops[i].name not in ELEMENTWISE or graph.ops[i].random or _is_scaled_sum_of_halves(graph, graph.ops[i]):
+        if graph.ops[i].name not in ELEMENTWISE or graph.ops[i].random or rounds_apart(graph, graph.ops[i]):
             return None
         for v, full in zip(_touched(graph.ops[i]), kinds, strict=True):
             if full:
@@ -104,8 +109,20 @@ def _touched(op: Op) -> list[int]:
     return [*operands(op), *(v for v in op.outputs if v is not None)]
 
 
-def _is_scaled_sum_of_halves(graph: StepGraph, op: Op) -> bool:
-    return dict(op.kwargs).get("alpha", 1) != 1 and any(graph.values[v].dtype in _HALVES for v in operands(op))
+def rounds_apart(graph: StepGraph, op: Op) -> bool:
+    """Tell whether an elementwise operator may round apart in vectors and number by number.
+
+    How many numbers are left for the latter at the ends of threads' shares depends on how much is computed at once. A worker lowers a
+    plan on another machine than made it, so this is what kernels of any processor may do; `planner.slices.thread_shares` looks at this one's.
+    """
+    kinds = {graph.values[v].dtype for v in operands(op)}
+    if any(kind.startswith(_COMPLEX) for kind in kinds):
+        return True
+    if op.name.startswith(("aten::lerp.", "aten::lerp_.")):
+        weight = op.args[-1]
+        return _count(graph.values[weight.value]) > 1 if isinstance(weight, Ref) else weight == 1
+    scale = op.args[2] if op.name in _SCALED_BY_THE_THIRD and len(op.args) > 2 else dict(op.kwargs).get("alpha", 1)
+    return scale != 1 and not kinds.isdisjoint(_HALVES)
 
 
 def _count(value: Value) -> int:

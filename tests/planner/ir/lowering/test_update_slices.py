@@ -1,16 +1,19 @@
 """Updates that may run slice by slice: the claim that it gives the same bits, and what breaks it."""
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.ir.graph import ITEM_BYTES, Op, Phase, Ref, Role, StepGraph
-from planner.ir.lowering.update_slices import ELEMENTWISE, SLICE_BYTES, slice_bounds, update_groups
+from planner.ir.graph import ITEM_BYTES, Argument, Op, Phase, Ref, Role, StepGraph
+from planner.ir.lowering.update_slices import ELEMENTWISE, SLICE_BYTES, rounds_apart, slice_bounds, update_groups
 from planner.ir.torch_operators import resolve
+from planner.slices import thread_shares
 from tests.planner.steps import tiny_step
 
 
@@ -110,6 +113,58 @@ def test_a_scaled_sum_that_vectors_round_apart_is_whole(dtype: str, sliced: bool
     storages = tuple(replace(s, nbytes=s.nbytes * ITEM_BYTES[dtype] // 4) for s in graph.storages)
     assert any(op.phase is Phase.UPDATE and "alpha" in dict(op.kwargs) for op in graph.ops)
     assert bool(update_groups(replace(graph, values=values, storages=storages))) == sliced
+
+
+FORMS = {"whole": (4096,), "one number": (1,)}
+
+
+def calls(name: str) -> Iterator[tuple[tuple[Argument, ...], tuple[tuple[str, Argument], ...]]]:
+    """Yield calls of an operator with tensors of both forms, as places in FORMS, and with numbers that choose a formula."""
+    parameters = resolve(name)._schema.arguments
+    tensors = [p.name for p in parameters if isinstance(p.type, torch.TensorType) and not p.is_out]
+    for forms in itertools.product(range(len(FORMS)), repeat=len(tensors) - 1):
+        for number in (0.3, 1, 1.7):
+            given: dict[str, Argument] = dict(zip(tensors, map(Ref, (0, *forms)), strict=True))
+            given |= {p.name: Ref(0) for p in parameters if p.is_out}
+            given |= {
+                p.name: number for p in parameters if isinstance(p.type, torch.NumberType) or p.name in ("min", "max")
+            }
+            of_position = tuple(given[p.name] for p in parameters if p.name in given and not p.kwarg_only)
+            yield of_position, tuple((p.name, given[p.name]) for p in parameters if p.name in given and p.kwarg_only)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64], ids=str
+)
+@pytest.mark.parametrize("name", sorted(ELEMENTWISE - {"aten::empty_like", "aten::maximum.out"}))
+def test_what_this_processor_rounds_apart_is_never_sliced(name: str, dtype: torch.dtype) -> None:
+    tensors = [torch.ones(shape, dtype=dtype) for shape in FORMS.values()]
+    kind = str(dtype).removeprefix("torch.")
+    one = tiny_step("SGD").graphs["step"]
+    values = tuple(replace(one.values[0], dtype=kind, shape=shape) for shape in FORMS.values())
+    graph = replace(one, values=values)
+    for args, kwargs in calls(name):
+        op = replace(one.ops[0], name=name, args=args, kwargs=kwargs)
+        filled = [tensors[a.value] if isinstance(a, Ref) else a for a in args]
+        try:
+            apart = thread_shares.rounds_apart(resolve(name), filled, dict(kwargs))
+        except RuntimeError:  # torch has no such kernel
+            continue
+        assert rounds_apart(graph, op) or not apart, (args, kwargs)
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "kwargs"),
+    [
+        ("aten::add_.Tensor", (Ref(0), Ref(0)), (("alpha", -0.1),)), ("aten::lerp_.Scalar", (Ref(0), Ref(0), 1), ()),
+        ("aten::lerp_.Tensor", (Ref(0), Ref(0), Ref(0)), ()), ("aten::mul_.Tensor", (Ref(2), Ref(2)), ()),
+    ],
+)  # fmt: skip
+def test_what_any_processor_may_round_apart_is_known(name: str, args: Any, kwargs: Any) -> None:
+    one = tiny_step("SGD").graphs["step"]
+    forms = {"bfloat16": (4096,), "float32": (1,), "complex64": (4096,)}
+    graph = replace(one, values=tuple(replace(one.values[0], dtype=d, shape=shape) for d, shape in forms.items()))
+    assert rounds_apart(graph, replace(one.ops[0], name=name, args=args, kwargs=kwargs))
 
 
 def test_a_group_whose_temporary_is_read_outside_of_it_is_none() -> None:

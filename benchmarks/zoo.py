@@ -1,4 +1,4 @@
-"""Whether a followed program keeps plain PyTorch's bits: `python -m benchmarks.zoo [--features | --programs N | --bundles]`.
+"""Whether a followed program keeps plain PyTorch's bits: `python -m benchmarks.zoo [--features | --operators | --programs N] [--bundles]`.
 
 Models are tiny random instances of every model type and task of transformers' auto mappings, of diffusers' models and of
 peft's methods: four AdamW steps with dropout on. Each runs in a child process twice plainly, then with an ample budget,
@@ -6,8 +6,10 @@ with half of the bytes that it then had in tensors, and with 4 KiB, where everyt
 buffers, gradients, optimizer state and random states are compared to the bit. Results are appended as they come and a run
 goes on where the last one ended.
 
+`--operators`: each function of torch's own database of operators instead, with the samples that torch tests it with.
+
 `--bundles`: one class of each model type as a job instead, captured, planned with all the memory it wants and with half of
-it, and trained by a worker, equal or refused; with `--programs N` so many random jobs.
+it, and trained by a worker, equal or refused; with `--programs N` so many random jobs, with `--operators` each function.
 """
 
 import argparse
@@ -35,6 +37,7 @@ def main() -> int:
     parser.add_argument(
         "--features", action="store_true", help="loops, data types, optimizers, hooks ... instead of models"
     )
+    parser.add_argument("--operators", action="store_true", help="torch's functions instead of models")
     parser.add_argument("--programs", type=int, metavar="N", help="this many random programs instead of models")
     parser.add_argument("--bundles", action="store_true", help="jobs that are planned and trained by a worker")
     parser.add_argument("--seed", type=int, default=0, help="of the sample, and of the first random program")
@@ -63,6 +66,8 @@ def main() -> int:
 
 
 def _kind(arguments: argparse.Namespace) -> str:
+    if arguments.operators:
+        return "operator_jobs" if arguments.bundles else "operators"
     if arguments.bundles:
         return "jobs" if arguments.programs else "bundles"
     if arguments.features:
@@ -73,6 +78,14 @@ def _kind(arguments: argparse.Namespace) -> str:
 TITLES = {
     "zoo": ("Models under a budget", "Four AdamW steps of tiny random instances, dropout on."),
     "features": ("Features under a budget", "Small programs, each about one thing."),
+    "operators": (
+        "Operators under a budget",
+        "Each function of torch's database of operators (`OpInfo`) that has a gradient.",
+    ),
+    "operator_jobs": (
+        "Operators as bundles",
+        "Each function of torch's database of operators (`OpInfo`) that has a gradient.",
+    ),
     "bundles": ("Models as bundles", "A job of six batches, captured, planned and trained by a worker, dropout on."),
     "jobs": ("Random jobs as bundles", "The name is the seed. Refused is what `plan` does not take."),
     "programs": ("Random programs under a budget", "The name is the seed."),
@@ -105,7 +118,7 @@ def _chosen(kind: str, arguments: argparse.Namespace, results: Results) -> Itera
 
 
 def cases_of(kind: str, programs: int, seed: int) -> Iterator[Judged]:
-    """Give every case of a kind: zoo, features, programs, bundles or jobs."""
+    """Give every case of a kind, one of TITLES."""
     if kind == "features":
         from benchmarks.follow_zoo import features
 
@@ -116,6 +129,10 @@ def cases_of(kind: str, programs: int, seed: int) -> Iterator[Judged]:
 
         for i in range(seed, seed + programs):
             yield Case(f"program/{i}", generator.program(i), ALL_SETTINGS)
+    elif kind in ("operators", "operator_jobs"):
+        from benchmarks.follow_zoo import operators
+
+        yield from operators.cases() if kind == "operators" else operators.job_cases()
     elif kind == "bundles":
         from benchmarks.follow_zoo import bundles
 

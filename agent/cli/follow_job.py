@@ -116,7 +116,7 @@ def follow(worker: Worker, manifest: Manifest, plan: int, *, as_json: bool) -> i
             f"the worker was killed by signal {-code}" if code < 0 else f"the worker ended with exit code {code}"
         )
         if not summary.would_fail_again:
-            reason = f"{reason}. What was checkpointed is safe; the same command resumes"
+            reason = f"{reason.removesuffix('.')}. What was checkpointed is safe; the same command resumes"
         raise TrainingFailedError(reason, abs(code))
     if not as_json:
         print_report(summary, manifest, plan)

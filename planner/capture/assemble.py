@@ -13,7 +13,7 @@ from planner.capture.masked_gradients import as_kernels_compute
 from planner.capture.recomputed import lay_into, merge_recomputed
 from planner.capture.recorder import RecordedOp, Tape
 from planner.ir.graph import PERSISTENT, Argument, Op, Phase, Ref, Role, StepGraph, Storage, Value, references
-from planner.ir.operators import GUARD
+from planner.ir.operators import CHECKS
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,14 +195,14 @@ def _summing_op(tape: Tape, gradient: int, touching: Mapping[int, list[int]], mo
 def _alive(tape: Tape, ops: list[RecordedOp], kept: set[int]) -> list[RecordedOp]:
     """Drop ops whose results nothing reads.
 
-    Those stay that change what outlives the step, draw numbers or guard.
+    Those stay that change what outlives the step, draw numbers or check.
     """
     needed = set(kept)
     result = []
     for op in reversed(ops):
         made = {tape.values[v].storage for v in op.outputs if v is not None} | set(op.writes)
         lasting = any(tape.storages[s].role in PERSISTENT for s in op.writes)
-        if made & needed or lasting or op.random or op.name == GUARD:
+        if made & needed or lasting or op.random or op.name in CHECKS:
             needed |= _touched(tape, op)
             result.append(op)
     return result[::-1]

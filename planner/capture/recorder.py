@@ -23,7 +23,7 @@ from planner.ir.errors import CaptureError, program_line
 from planner.ir.graph import Argument, Named, Phase, Ref, Role, Value
 from planner.ir.lowering.optimizer_scalars import SETTLED_STEP
 from planner.ir.lowering.rematerialize import BATCH_NORMS
-from planner.ir.operators import ADD_SCALED, GUARD, OPTIMIZERS
+from planner.ir.operators import ADD_SCALED, CHECKS, GUARD, OPTIMIZERS
 
 _DIGEST_BYTES = 16
 
@@ -239,12 +239,12 @@ class StepRecorder(TorchDispatchMode):
         result = None if without_kernel else func(*args, **kwargs)
         after = self.generators() if random else b""
         outputs = [t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
-        if not outputs and not writes:
+        if not outputs and not writes and _name(func) not in CHECKS:
             return result
         if any(t.is_conj() or t.is_neg() for t in outputs):
             return result
         moved = torch.Tag.inplace_view in func.tags and all(map(self._of_the_same_size, outputs))
-        if (moved or not writes) and all(self.known(t) for t in outputs) and "out" not in kwargs:
+        if outputs and (moved or not writes) and all(self.known(t) for t in outputs) and "out" not in kwargs:
             for t in outputs:
                 self.value_of(t)
             return result

@@ -11,13 +11,14 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import zip_longest
 
 from planner.ir.devices.transfers import transfer_of
 from planner.ir.graph import Argument, GraphError, Op, Ref, StepGraph, Value
 
 Shape = tuple[int, ...]
 
-_COPY = "aten::clone"
+_COPY, _COUNTED = "aten::clone", "aten::arange.start_step"
 
 _NORMALIZATIONS = 3
 """Ways to scale a Fourier transform: not, by the root of the size, by the size (`fft_norm_mode` of ATen)."""
@@ -254,11 +255,15 @@ def _padding(spatial: int, *, reflection: bool) -> Callable[[_Call], bool]:
     return fits
 
 
-def _grid_sampler(call: _Call) -> bool:
+def _grid_sampler(spatial: int) -> Callable[[_Call], bool]:
     """Reflection at the border (padding mode 2) takes coordinates that are infinite for pixels."""
-    image, grid = call.shape("input"), call.shape("grid")
-    fits = len(image) == len(grid) == 4 and 0 not in image and call.size("padding_mode") in (0, 1)
-    return fits and call.all_of("grad_output", (*image[:2], *grid[1:3]))
+
+    def fits(call: _Call) -> bool:
+        image, grid = call.shape("input"), call.shape("grid")
+        alike = len(image) == len(grid) == spatial + 2 and 0 not in image and call.size("padding_mode") in (0, 1)
+        return alike and call.all_of("grad_output", (*image[:2], *grid[1:-1]))
+
+    return fits
 
 
 def _max_pool(forward: str) -> Callable[[_Call], bool]:
@@ -387,6 +392,59 @@ def _bounded(call: _Call, value: Value | None, name: str) -> tuple[Value, int] |
     return call.graph.graph.values[source.value], _whole(number)
 
 
+def _embedding_bag(call: _Call) -> bool:
+    """Where bags begin is not checked by the kernel: here they are all as long, as `arange` counts for indices in rows."""
+    (count,), offsets = call.shape("indices"), call.value("offsets")
+    made = [] if offsets is None else call.graph.touching[offsets.storage]
+    op = call.graph.graph.ops[made[0]] if len(made) == 1 and made[0] < call.index else None
+    if op is None or op.name != _COUNTED or op.outputs[0] is None or call.graph.graph.values[op.outputs[0]] != offsets:
+        return False
+    first, end, length = map(_whole, op.args)
+    return first == 0 < length and 0 < end <= count and call.all_of("per_sample_weights", (count,))
+
+
+def _embedding_bag_backward(call: _Call) -> bool:
+    """The forward pass checks indices and offsets, and says which bag each index is of; the backward pass takes what it made."""
+    made = call.made_by("offset2bag", "_embedding_bag", 1)
+    weight, mode = made.shape("weight"), call.size("mode")
+    taken = all(
+        made.index in [c.index for c in call.taken_by(name, "_embedding_bag")] for name in ("indices", "offsets")
+    )
+    if "num_weights" in call.arguments:
+        outputs = {"bag_size": 2, "maximum_indices": 3}
+        counted = all(call.made_by(name, "_embedding_bag", o).index == made.index for name, o in outputs.items())
+        taken = taken and counted and call.size("num_weights") == weight[0] and call.arguments.get("sparse") is False
+    same = mode == made.arguments.get("mode", 0) and call.arguments.get("padding_idx", -1) == made.arguments.get(
+        "padding_idx", -1
+    )
+    result = call.graph.graph.ops[made.index].outputs[0]
+    bags = None if result is None else call.graph.graph.values[result].shape
+    return (
+        taken and same and call.shape("grad") == bags and call.all_of("weight", weight)
+        and call.all_of("per_sample_weights", made.shape("indices"))
+    )  # fmt: skip
+
+
+def _margin_loss(call: _Call) -> bool:
+    """A loss of every row has a gradient for each, others one."""
+    every = call.arguments.get("reduction", 1) == 0
+    return math.prod(call.shape("grad_output")) == (math.prod(call.shape("self")[:-1]) if every else 1)
+
+
+def _distances(call: _Call) -> bool:
+    one, other, grad = call.shape("x1"), call.shape("x2"), call.shape("grad")
+    batch = [*zip_longest(one[-3::-1], other[-3::-1], fillvalue=1)]
+    alike = min(len(one), len(other)) > 1 and one[-1] == other[-1] and call.shape("cdist") == grad
+    wanted = tuple(max(pair) if 0 not in pair else 0 for pair in batch)[::-1]
+    broadcasts = all(a == b or 1 in (a, b) for a, b in batch)
+    return alike and broadcasts and grad == (*wanted, one[-2], other[-2])
+
+
+def _distances_of_pairs(call: _Call) -> bool:
+    rows, _ = call.shape("self")
+    return rows > 0 and call.shape("grad") == call.shape("pdist") == (rows * (rows - 1) // 2,)
+
+
 def _ctc_loss(call: _Call) -> bool:
     """The forward pass checks lengths, and labels are checked before it; the backward pass takes what was checked."""
     made, likelihood = call.made_by("log_alpha", "_ctc_loss", 1), call.made_by("neg_log_likelihood", "_ctc_loss", 0)
@@ -504,14 +562,17 @@ def _dense(value: Value) -> bool:
     return size > 0
 
 
+_SCALES = {1: ("scales",), 2: ("scales_h", "scales_w"), 3: ("scales_d", "scales_h", "scales_w")}
+"""How operators name what sizes are scaled by, by the number of dimensions."""
+
+
 def _upsampled(spatial: int) -> Callable[[_Call], bool]:
     """A scale beside the sizes must be about what they say: source indices are computed with it."""
 
     def fits(call: _Call) -> bool:
         source = call.sizes("input_size") if "input_size" in call.arguments else call.shape("self")
         target = call.sizes("output_size")
-        scales = [call.arguments.get(n) for n in (("scales",) if spatial == 1 else ("scales_h", "scales_w"))]
-        sizes = zip(source[-spatial:], target, scales, strict=False)
+        sizes = zip(source[-spatial:], target, map(call.arguments.get, _SCALES[spatial]), strict=False)
         return len(source) == spatial + 2 and len(target) == spatial and all(
             scale is None or (isinstance(scale, int | float) and math.isfinite(scale) and scale > 0 and out <= scale * n + 1)
             for n, out, scale in sizes
@@ -520,16 +581,19 @@ def _upsampled(spatial: int) -> Callable[[_Call], bool]:
     return fits
 
 
-_UPSAMPLE = {1: ("nearest1d", "nearest_exact1d", "linear1d"), 2: ("nearest2d", "nearest_exact2d", "bilinear2d", "bicubic2d", "bicubic2d_aa")}  # fmt: skip
-_ALIGNED = ("linear1d", "bilinear2d", "bicubic2d", "bicubic2d_aa")
+_UPSAMPLE = {
+    1: ("nearest1d", "nearest_exact1d", "linear1d"),
+    2: ("nearest2d", "nearest_exact2d", "bilinear2d", "bilinear2d_aa", "bicubic2d", "bicubic2d_aa"),
+    3: ("nearest3d", "nearest_exact3d", "trilinear3d"),
+}
 
 
 def _upsample_rules() -> dict[str, tuple[str, Callable[[_Call], bool]]]:
     rules = {}
     for spatial, kinds in _UPSAMPLE.items():
-        scales = "scales" if spatial == 1 else "scales_h scales_w"
+        scales = " ".join(_SCALES[spatial])
         for kind in kinds:
-            corners = "align_corners " if kind in _ALIGNED else ""
+            corners = "" if kind.startswith("nearest") else "align_corners "
             hidden = "_" if kind.endswith("_aa") or "exact" in kind else ""
             name = f"{hidden}upsample_{kind}"
             rules[name] = (f"self output_size {corners}{scales}", _upsampled(spatial))
@@ -540,7 +604,11 @@ def _upsample_rules() -> dict[str, tuple[str, Callable[[_Call], bool]]]:
 _POOL = "grad_output self kernel_size stride padding dilation ceil_mode indices"
 _POOLED = "self kernel_size stride padding dilation ceil_mode"
 _AVERAGE = "grad_output self kernel_size stride padding ceil_mode count_include_pad divisor_override"
+_FRACTIONAL = "self kernel_size output_size"
+_GRID = "input grid interpolation_mode padding_mode align_corners"
 _LOSS = "self target weight reduction ignore_index"
+_BAG = "weight indices offsets scale_grad_by_freq mode sparse per_sample_weights include_last_offset padding_idx"
+_BAGS = "indices offsets offset2bag"
 _CTC = "log_probs targets input_lengths target_lengths blank zero_infinity"
 _NORMED = "input weight bias running_mean running_var training momentum eps"
 _SEQUENCES = "cum_seq_q cum_seq_k max_q max_k"
@@ -601,18 +669,31 @@ _RULES: dict[str, tuple[str, Callable[[_Call], bool]]] = {
     "avg_pool3d_backward": (_AVERAGE, _average_pool(3)),
     "reflection_pad1d_backward": ("grad_output self padding", _padding(1, reflection=True)),
     "reflection_pad2d_backward": ("grad_output self padding", _padding(2, reflection=True)),
+    "reflection_pad3d_backward": ("grad_output self padding", _padding(3, reflection=True)),
     "replication_pad1d_backward": ("grad_output self padding", _padding(1, reflection=False)),
     "replication_pad2d_backward": ("grad_output self padding", _padding(2, reflection=False)),
-    "grid_sampler_2d": ("input grid interpolation_mode padding_mode align_corners", _grid_sampler),
-    "grid_sampler_2d_backward": (
-        "grad_output input grid interpolation_mode padding_mode align_corners output_mask", _grid_sampler
-    ),
+    "replication_pad3d_backward": ("grad_output self padding", _padding(3, reflection=False)),
+    "grid_sampler_2d": (_GRID, _grid_sampler(2)),
+    "grid_sampler_2d_backward": (f"grad_output {_GRID} output_mask", _grid_sampler(2)),
+    "grid_sampler_3d": (_GRID, _grid_sampler(3)),
+    "grid_sampler_3d_backward": (f"grad_output {_GRID} output_mask", _grid_sampler(3)),
     "max_pool2d_with_indices_backward": (_POOL, _max_pool("max_pool2d_with_indices")),
     "max_pool3d_with_indices_backward": (_POOL, _max_pool("max_pool3d_with_indices")),
     "adaptive_max_pool2d_backward": ("grad_output self indices", _max_pool("adaptive_max_pool2d")),
+    "adaptive_max_pool3d_backward": ("grad_output self indices", _max_pool("adaptive_max_pool3d")),
+    "fractional_max_pool2d_backward": (f"grad_output {_FRACTIONAL} indices", _max_pool("fractional_max_pool2d")),
+    "fractional_max_pool3d_backward": (f"grad_output {_FRACTIONAL} indices", _max_pool("fractional_max_pool3d")),
     "nll_loss_backward": (f"grad_output {_LOSS} total_weight", _nll_loss("nll_loss_forward")),
     "nll_loss2d_backward": (f"grad_output {_LOSS} total_weight", _nll_loss("nll_loss2d_forward")),
     "embedding_dense_backward": ("grad_output indices num_weights padding_idx scale_grad_by_freq", _embedding),
+    "_embedding_bag_backward": (
+        f"grad {_BAGS} bag_size maximum_indices num_weights scale_grad_by_freq mode sparse per_sample_weights padding_idx",
+        _embedding_bag_backward,
+    ),
+    "_embedding_bag_per_sample_weights_backward": (f"grad weight {_BAGS} mode padding_idx", _embedding_bag_backward),
+    "_embedding_bag": (_BAG, _embedding_bag),
+    "multi_margin_loss_backward": ("grad_output self target p margin weight reduction", _margin_loss),
+    "multilabel_margin_loss_backward": ("grad_output self target reduction is_target", _margin_loss),
     "_ctc_loss_backward": (
         "grad log_probs targets input_lengths target_lengths neg_log_likelihood log_alpha blank zero_infinity", _ctc_loss
     ),
@@ -627,6 +708,8 @@ _RULES: dict[str, tuple[str, Callable[[_Call], bool]]] = {
     "mkldnn_rnn_layer": (_LSTM, _lstm),
     "mkldnn_rnn_layer_backward": (_LSTM_BACKWARD, _lstm),
     "_pdist_forward": ("self p", lambda call: len(call.shape("self")) == 2),
+    "_pdist_backward": ("grad self p pdist", _distances_of_pairs),
+    "_cdist_backward": ("grad x1 x2 p cdist", _distances),
     **_upsample_rules(),
 }  # fmt: skip
 
@@ -637,6 +720,9 @@ _FORWARD = {
     "max_pool2d_with_indices": _POOLED,
     "max_pool3d_with_indices": _POOLED,
     "adaptive_max_pool2d": "self output_size",
+    "adaptive_max_pool3d": "self output_size",
+    "fractional_max_pool2d": f"{_FRACTIONAL} random_samples",
+    "fractional_max_pool3d": f"{_FRACTIONAL} random_samples",
     "nll_loss_forward": _LOSS,
     "nll_loss2d_forward": _LOSS,
     "_ctc_loss": _CTC,

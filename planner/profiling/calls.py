@@ -43,6 +43,8 @@ class Call:
                 )
         self._choose_rows(tensors)
         self._fill_lengths(tensors)
+        if op.name in _PIVOTS and isinstance(pivots := op.args[_PIVOTS[op.name]], Ref):
+            tensors[pivots.value].fill_(1)
         args = [_filled(a, tensors) for a in op.args]
         kwargs = {k: _filled(a, tensors) for k, a in op.kwargs}
         warm = [t for v, t in tensors.items() if self.graph.values[v].storage not in self.cold]
@@ -121,6 +123,8 @@ class Call:
 
 _LENGTHS = {"aten::_ctc_loss.Tensor": 0, "aten::_ctc_loss_backward.Tensor": 1}
 """Operators that take log-probabilities, labels and both lengths as tensors, from this argument on."""
+_PIVOTS = {"aten::linalg_lu_solve": 1}
+"""Operators that take the rows which were exchanged, counted from one, and where among their arguments."""
 _INDEXED = ("index", "index_put", "index_put_")
 """Operators whose second argument is a list of indices, masks among them."""
 

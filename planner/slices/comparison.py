@@ -20,7 +20,7 @@ import torch
 from planner.ir.bundle.codec import pack_graph, unpack_graph
 from planner.ir.errors import PortError
 from planner.ir.graph import ITEM_BYTES, Argument, Op, Ref, Scalar, StepGraph, Storage, Value, operands
-from planner.ir.operators import GUARD
+from planner.ir.operators import CHECKS
 from planner.ir.torch_operators import dtype, function_of, literal
 from planner.profiling.kept_costs import operator_key
 from planner.profiling.operators import give_back
@@ -300,7 +300,7 @@ def _run(
 
 def _call(graph: StepGraph, i: int, held: dict[int, torch.Tensor]) -> None:
     op = graph.ops[i]
-    if op.name == GUARD:
+    if op.name in CHECKS:
         return
 
     args, kwargs = [_filled(graph, a, held) for a in op.args], {k: _filled(graph, a, held) for k, a in op.kwargs}

@@ -16,8 +16,6 @@ import resource
 import signal
 import subprocess
 import sys
-import types
-import unittest
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -30,6 +28,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from agent.train.step_values import StepValues
+from benchmarks.follow_zoo.operators import torch_functions
 from planner.ir.errors import PortError
 from planner.ir.graph import ITEM_BYTES, Named, Op, Phase, Ref, Role, StepGraph, Storage, Value, verify_graph
 from planner.ir.operand_rules import verify_operands
@@ -110,21 +109,11 @@ def _recorded(argument: Any) -> Any:
     raise ValueError
 
 
-def torch_samples() -> list[Any]:
-    """Return torch's own descriptions of its functions, each with samples of what they are called with."""
-    if "expecttest" not in sys.modules:  # a test library of torch's own, of which it wants a base class
-        sys.modules["expecttest"] = types.ModuleType("expecttest")
-        sys.modules["expecttest"].TestCase = unittest.TestCase  # type: ignore[attr-defined]
-    from torch.testing._internal.common_methods_invocations import op_db
-
-    return list(op_db)
-
-
 def right_calls(functions: Sequence[str] = ()) -> list[Call]:
     """Return calls of the allowed operators that torch's samples of its functions (or these) make, forward and backward."""
     recorder = _Recorder()
     torch.manual_seed(0)
-    for info in torch_samples():
+    for info in torch_functions():
         if torch.float32 not in info.supported_dtypes("cpu") or (functions and info.name not in functions):
             continue
         with warnings.catch_warnings():
@@ -153,6 +142,7 @@ def _more() -> tuple[Callable[[], Any], ...]:
     """Return functions that call the operators which torch's samples leave out."""
     aten = torch.ops.aten
     x, w = torch.randn(2, 3, 4, requires_grad=True), torch.randn(4, requires_grad=True)
+    volume = torch.randn(1, 2, 3, 4, 5, requires_grad=True)
     q, image, whole = torch.randn(1, 2, 5, 8, requires_grad=True), torch.randn(1, 2, 6, 6), torch.arange(6)
     k = torch.randn(1, 1, 5, 8, requires_grad=True)
     return (
@@ -162,6 +152,8 @@ def _more() -> tuple[Callable[[], Any], ...]:
         lambda: functional.scaled_dot_product_attention(q, q, q, torch.zeros(5, 5)).sum().backward(),
         lambda: functional.scaled_dot_product_attention(q, k, k, enable_gqa=True).sum().backward(),
         lambda: functional.interpolate(image, (4, 4), mode="bicubic", antialias=True),
+        *(partial(_pads, volume, mode) for mode in ("reflect", "replicate")),
+        *(partial(_resizes, volume, mode) for mode in ("nearest", "nearest-exact", "trilinear")),
         lambda: torch._weight_norm(x, torch.randn(2, 1, 1, requires_grad=True), 0).sum().backward(),
         lambda: aten._weight_norm_interface(x.detach(), torch.randn(2, 1, 1), 0),
         lambda: aten._weight_norm_interface_backward(x.detach(), x.detach(), torch.randn(2, 1, 1), torch.randn(2, 1, 1), 0),
@@ -177,6 +169,14 @@ def _more() -> tuple[Callable[[], Any], ...]:
         lambda: torch.nn.LSTM(4, 3)(x)[0].sum().backward(),
         *(partial(_fused_step, *made) for made in _FUSED),
     )  # fmt: skip
+
+
+def _pads(volume: torch.Tensor, mode: str) -> None:
+    functional.pad(volume, (1,) * 6, mode).sum().backward()
+
+
+def _resizes(volume: torch.Tensor, mode: str) -> None:
+    functional.interpolate(volume, scale_factor=(2, 1.5, 1), mode=mode).sum().backward()
 
 
 _FUSED: tuple[tuple[type[torch.optim.Optimizer], dict[str, Any]], ...] = (

@@ -9,7 +9,9 @@ TRUSTING = (
     "nn.functional.max_pool2d", "nn.functional.max_pool3d", "nn.functional.adaptive_max_pool2d", "nn.functional.nll_loss",
     "nn.functional.embedding", "nn.functional.batch_norm", "nn.functional.layer_norm", "log_softmax",
     "nn.functional.avg_pool2d", "nn.functional.adaptive_avg_pool2d", "nn.functional.grid_sample", "nn.functional.interpolate",
-    "unfold", "nn.functional.gelu",
+    "unfold", "nn.functional.gelu", "nn.functional.embedding_bag", "cdist", "nn.functional.pdist", "nn.functional.adaptive_max_pool3d",
+    "nn.functional.fractional_max_pool2d", "nn.functional.fractional_max_pool3d", "nn.functional.multi_margin_loss",
+    "nn.functional.multilabel_margin_loss", "grid_sampler_3d", "_upsample_bilinear2d_aa",
 )  # fmt: skip
 """Functions of torch whose operators crashed before they were checked."""
 

@@ -4,7 +4,9 @@ What a loop does between steps a job does in its loss function or in a hook; `te
 """
 
 import contextlib
+import itertools
 import random
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -418,3 +420,30 @@ def test_equal_or_refused(what: str, tmp_path: Path) -> None:
     if outcome is None:
         plain = job_of(what)
         assert losses == list(plain_losses(plain, list(plain.data), STEPS))
+
+
+def asserted(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    torch._assert_async((y < CLASSES - 1).all(), "a label that is not known")  # type: ignore[attr-defined]
+    return classify(model, x, y)
+
+
+def inverted(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    scale = torch.linalg.inv(torch.eye(3) * (y < CLASSES - 1).all())
+    return classify(model, x, y) * scale.mean()
+
+
+@pytest.mark.parametrize("checked", [asserted, inverted])
+def test_a_check_fails_in_the_step_in_which_it_fails_plainly(checked: Loss, tmp_path: Path) -> None:
+    job = with_a_seldom_label(checked)()
+    write_job(tmp_path / "job.port", job, compared=compared_steps(job))
+    losses = list[float]()
+    options = TrainOptions(tmp_path / "state", tmp_path, steps=STEPS)
+    with contextlib.closing(Trainer(Bundle(tmp_path / "job.port"), options)) as trainer:
+        trainer.start()
+        with pytest.raises(RuntimeError) as found:
+            trainer.train(lambda event: losses.append(event.loss), lambda *_: None)
+    plain = with_a_seldom_label(checked)()
+    steps = plain_losses(plain, list(plain.data), STEPS)
+    assert losses == list(itertools.islice(steps, len(losses)))
+    with pytest.raises(RuntimeError, match=re.escape(str(found.value))):
+        next(steps)

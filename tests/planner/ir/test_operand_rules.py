@@ -27,6 +27,9 @@ class Everything(nn.Module):
         super().__init__()
         self.words = nn.Embedding(11, 8, padding_idx=0)
         self.same_words = nn.Embedding(11, 8, scale_grad_by_freq=True)
+        self.bags = nn.EmbeddingBag(11, 16, mode="sum")
+        self.shared = nn.EmbeddingBag(11, 16, mode="sum").requires_grad_(False)
+        self.shares = nn.Parameter(torch.rand(3, 8))
         self.conv = nn.utils.parametrizations.weight_norm(nn.Conv2d(1, 4, 3))
         self.norm, self.frozen, self.layer = nn.BatchNorm2d(4), nn.BatchNorm2d(4).eval(), nn.LayerNorm(8)
 
@@ -46,7 +49,27 @@ class Everything(nn.Module):
         grid = torch.linspace(-1, 1, 5).view(1, 5, 1, 1).expand(len(x), 5, 5, 2)
         x = functional.grid_sample(x, grid, align_corners=False)
         x = functional.adaptive_avg_pool2d(x.unfold(2, 3, 2).sum(-1) + x.unfold(-2, 3, 2).sum(-1), 2)
-        return functional.gelu(x.flatten(1))
+        bags = self.bags(tokens.flip(1)) + self.shared(tokens.roll(1), per_sample_weights=self.shares)
+        return functional.gelu(x.flatten(1)) + bags
+
+
+def of_volumes(x: torch.Tensor) -> torch.Tensor:
+    """Return the mean of what operators on volumes make of x (n, 1, 4, 4, 4)."""
+    x = functional.pad(functional.pad(x, (1,) * 6, mode="reflect"), (1,) * 6, mode="replicate")
+    x = functional.interpolate(x, scale_factor=1.5, mode="trilinear")
+    grid = torch.linspace(-1, 1, 5).view(1, 5, 1, 1, 1).expand(len(x), 5, 5, 5, 3)
+    x = functional.grid_sample(x, grid, align_corners=False)
+    drawn = torch.full((len(x), 1, 3), 0.5)
+    x = functional.adaptive_max_pool3d(x, 3) + functional.fractional_max_pool3d(x, 2, 3, _random_samples=drawn)
+    return functional.fractional_max_pool2d(x[..., 0], 2, 2, _random_samples=drawn[..., :2]).mean()
+
+
+def of_rows(x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return a loss of rows of numbers (n, k) that is a sum of margins and distances."""
+    margins = functional.multi_margin_loss(x, labels) + functional.multilabel_margin_loss(
+        x, labels[:, None].expand_as(x) % 2
+    )
+    return margins + torch.cdist(x, 2 * x).mean() + functional.pdist(x).mean()
 
 
 def loss(model: nn.Module, tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -56,6 +79,8 @@ def loss(model: nn.Module, tokens: torch.Tensor, labels: torch.Tensor) -> torch.
     spoken = functional.ctc_loss(frames, labels[:, None] % 3 + 1, lengths, torch.ones_like(labels))
     return (
         spoken
+        + of_volumes(logits.tile(4).view(-1, 1, 4, 4, 4))
+        + of_rows(logits, labels)
         + functional.cross_entropy(logits, labels)
         + functional.cross_entropy(pixels, labels[:, None, None].expand(-1, 2, 2) % 4)
     )
@@ -104,7 +129,8 @@ def changed(graph: StepGraph, name: str, change: Callable[[Op], Op]) -> StepGrap
 
 INDICES = {
     "max_pool2d_with_indices_backward": 7, "adaptive_max_pool2d_backward": 2, "nll_loss_backward": 2, "nll_loss2d_backward": 2,
-    "embedding_dense_backward": 1, "_ctc_loss_backward": 2,
+    "embedding_dense_backward": 1, "_ctc_loss_backward": 2, "adaptive_max_pool3d_backward": 2, "fractional_max_pool2d_backward": 4,
+    "fractional_max_pool3d_backward": 4, "_embedding_bag_backward": 1, "_embedding_bag_per_sample_weights_backward": 2,
 }  # fmt: skip
 """Place of the argument whose values nobody checks."""
 
@@ -112,6 +138,7 @@ TRUSTED = (
     *INDICES, "native_batch_norm_backward", "native_layer_norm_backward", "_log_softmax_backward_data", "gelu_backward",
     "_scaled_dot_product_flash_attention_for_cpu_backward", "_adaptive_avg_pool2d_backward", "avg_pool2d_backward",
     "reflection_pad2d_backward", "replication_pad2d_backward", "grid_sampler_2d_backward", "unfold_backward",
+    "reflection_pad3d_backward", "replication_pad3d_backward", "grid_sampler_3d_backward", "_cdist_backward", "_pdist_backward",
 )  # fmt: skip
 """Operators whose first argument has to have the shape that the others say."""
 
@@ -322,6 +349,29 @@ def test_a_gradient_of_another_shape(graph: StepGraph, name: str) -> None:
     wide = replace(graph, values=(*graph.values, other))
     with pytest.raises(GraphError, match=name):
         verify_operands(changed(wide, name, lambda op: replace(op, args=(Ref(len(graph.values)), *op.args[1:]))))
+
+
+@pytest.mark.parametrize("name", ["multi_margin_loss_backward", "multilabel_margin_loss_backward"])
+def test_a_gradient_of_no_element(graph: StepGraph, name: str) -> None:
+    v = graph.ops[place(graph, name)].args[0]
+    assert isinstance(v, Ref)
+    none = replace(graph.values[v.value], shape=(0,), stride=(1,))
+    wide = replace(graph, values=(*graph.values, none))
+    with pytest.raises(GraphError, match=name):
+        verify_operands(changed(wide, name, lambda op: replace(op, args=(Ref(len(graph.values)), *op.args[1:]))))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda op: replace(op, args=(1, *op.args[1:])), lambda op: replace(op, args=(op.args[0], 1 << 20, op.args[2])),
+        lambda op: replace(op, args=(*op.args[:2], 0)), lambda op: replace(op, name="aten::arange.start"),
+    ],
+    ids=["begins later", "ends behind the indices", "bags of nothing", "another operator"],
+)  # fmt: skip
+def test_bags_begin_where_rows_do(graph: StepGraph, change: Callable[[Op], Op]) -> None:
+    with pytest.raises(GraphError, match="_embedding_bag"):
+        verify_operands(changed(graph, "arange", change))
 
 
 def test_statistics_for_other_channels(graph: StepGraph) -> None:

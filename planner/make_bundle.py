@@ -36,7 +36,7 @@ from planner.ir.devices.cpu_teams import CpuTeam
 from planner.ir.errors import CaptureError, ExitCode, PortError
 from planner.ir.graph import Phase, Role, StepGraph, computed_bytes, storage_key, structure
 from planner.ir.lowering import optimizer_scalars
-from planner.ir.operand_rules import verify_operands
+from planner.ir.operands.verify import verify_operands
 from planner.ir.operators import check_operator
 from planner.ir.plan import Plan
 from planner.ir.tensor_bytes import storage_pieces, tensor_pieces

@@ -7,7 +7,7 @@ from planner.ir.bundle.bundle import WHOLE_UPDATE
 from planner.ir.costs import CostTable, DeviceCosts, OpCost
 from planner.ir.graph import StepGraph, operands
 from planner.ir.lowering.lower import lower
-from planner.ir.operand_rules import verify_operands
+from planner.ir.operands.verify import verify_operands
 from planner.ir.program import Program
 from planner.make_bundle import Planner, Prepared
 from planner.problem.whole_update import WholeUpdate, whole_update

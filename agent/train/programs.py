@@ -12,7 +12,7 @@ from planner.ir.errors import PortError
 from planner.ir.lowering.lower import lower
 from planner.ir.lowering.packed_rooms import with_packed_rooms
 from planner.ir.lowering.verify import verify_lowered
-from planner.ir.operand_rules import verify_operands
+from planner.ir.operands.verify import verify_operands
 from planner.ir.plan import Plan
 from planner.ir.program import PlanError, Program, host_bytes_of
 

@@ -31,7 +31,7 @@ from agent.train.step_values import StepValues
 from benchmarks.follow_zoo.operators import torch_functions
 from planner.ir.errors import PortError
 from planner.ir.graph import ITEM_BYTES, Named, Op, Phase, Ref, Role, StepGraph, Storage, Value, verify_graph
-from planner.ir.operand_rules import verify_operands
+from planner.ir.operands.verify import verify_operands
 from planner.ir.operators import OperatorError, check_operator
 from planner.ir.torch_operators import resolve
 from tests.attack.children import lines_of_child

@@ -17,7 +17,7 @@ from planner.ir.bundle.bundle import TensorLayout
 from planner.ir.costs import DeviceCosts
 from planner.ir.devices.kinds import CPU
 from planner.ir.graph import Role, storage_key
-from planner.ir.operand_rules import verify_operands
+from planner.ir.operands.verify import verify_operands
 from planner.ir.tensor_bytes import tensor_pieces
 from planner.make_bundle import Prepared
 from planner.problem.decoded_weights import PAIRS, CodedWeight, with_decoded

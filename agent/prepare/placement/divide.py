@@ -20,7 +20,7 @@ from planner.ir.devices.kinds import CPU
 from planner.ir.devices.transfers import transfer_of
 from planner.ir.errors import ExitCode, PortError
 from planner.ir.graph import StepGraph
-from planner.ir.operand_rules import verify_operands
+from planner.ir.operands.verify import verify_operands
 from planner.make_bundle import Prepared
 from planner.problem.placed_step import PlacedStep, on_kind, placed_step
 from planner.profiling.operators import Measured

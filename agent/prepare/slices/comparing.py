@@ -11,7 +11,7 @@ from agent.prepare.slices.sliced import ComparingRoom, Sliced
 from planner.ir.costs import OpCost
 from planner.ir.devices.kinds import CPU
 from planner.ir.graph import GraphError, StepGraph
-from planner.ir.operand_rules import verify_operands
+from planner.ir.operands.verify import verify_operands
 from planner.make_bundle import Prepared
 from planner.profiling import kept_costs
 from planner.profiling.operators import Measured

@@ -80,7 +80,7 @@ def _group(graph: StepGraph, parameter: int, first: int, last: int) -> UpdateGro
                 return None
             whole.append(i)
             continue
-        if graph.ops[i].name not in ELEMENTWISE or graph.ops[i].random or rounds_apart(graph, graph.ops[i]):
+        if graph.ops[i].name not in ELEMENTWISE or graph.ops[i].random or may_round_apart(graph, graph.ops[i]):
             return None
         for v, full in zip(_touched(graph.ops[i]), kinds, strict=True):
             if full:
@@ -109,7 +109,7 @@ def _touched(op: Op) -> list[int]:
     return [*operands(op), *(v for v in op.outputs if v is not None)]
 
 
-def rounds_apart(graph: StepGraph, op: Op) -> bool:
+def may_round_apart(graph: StepGraph, op: Op) -> bool:
     """Tell whether an elementwise operator may round apart in vectors and number by number.
 
     How many numbers are left for the latter at the ends of threads' shares depends on how much is computed at once. A worker lowers a

@@ -29,7 +29,7 @@ from planner.ir.graph import StepGraph
 from planner.ir.lowering.lower import lower
 from planner.ir.lowering.optimizer_scalars import StepScalars
 from planner.ir.lowering.verify import verify_lowered
-from planner.ir.operand_rules import verify_operands
+from planner.ir.operands.verify import verify_operands
 from planner.ir.plan import Plan
 from planner.problem.placed_step import PlacedStep, placed_step
 from planner.search.placement.operator_devices import together_of

@@ -7,7 +7,7 @@ from torch.nn import functional
 
 from planner.capture.step import capture_step
 from planner.ir.graph import Role, StepGraph, verify_graph
-from planner.ir.operand_rules import verify_operands
+from planner.ir.operands.verify import verify_operands
 from planner.problem.decoded_weights import PAIRS, CodedWeight, decoded_bytes, with_decoded
 
 WIDTH = 128

@@ -11,7 +11,7 @@ from torch.nn import functional
 from planner.capture.step import Capture, capture_step
 from planner.ir.graph import Op, Phase, Role, StepGraph
 from planner.ir.lowering.lower import lower
-from planner.ir.operand_rules import verify_operands
+from planner.ir.operands.verify import verify_operands
 from planner.problem.whole_update import WholeUpdate, whole_update
 from planner.search.plan_step import plan_step
 from tests.agent.exactness import flat_costs

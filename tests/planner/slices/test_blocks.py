@@ -12,7 +12,7 @@ from planner.capture.step import Capture, Fill, capture_step
 from planner.ir.bundle.bundle import TensorLayout
 from planner.ir.graph import StepGraph, Value, verify_graph
 from planner.ir.lowering.update_slices import update_groups
-from planner.ir.operand_rules import verify_operands
+from planner.ir.operands.verify import verify_operands
 from planner.search.floor import floor_of
 from planner.slices import blocks
 from planner.slices.blocks import COLUMNS, ROWS, Block, blocks_of, large_weights, read_in_blocks

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from planner.capture.step import capture_step
 from planner.ir.graph import Phase, Ref, StepGraph, operands, verify_graph
-from planner.ir.operand_rules import verify_operands
+from planner.ir.operands.verify import verify_operands
 from planner.slices.algebra import base_name, cut_dimensions
 from planner.slices.chains import MOST_THIN, find_chains, least_rows, touched_bytes, units_of
 from planner.slices.comparison import differing

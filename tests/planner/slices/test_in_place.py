@@ -11,7 +11,7 @@ from torch.nn import functional
 from planner.capture.step import Capture, capture_step
 from planner.ir.graph import Role, StepGraph, verify_graph
 from planner.ir.lowering.lower import lower
-from planner.ir.operand_rules import verify_operands
+from planner.ir.operands.verify import verify_operands
 from planner.ir.plan import Plan
 from planner.slices import in_place
 from planner.slices.chains import find_chains

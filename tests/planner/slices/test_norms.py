@@ -8,7 +8,7 @@ import pytest
 
 from planner.capture.step import Capture, capture_step
 from planner.ir.graph import StepGraph, Value, verify_graph
-from planner.ir.operand_rules import verify_operands
+from planner.ir.operands.verify import verify_operands
 from planner.search.floor import floor_of
 from planner.slices import norms
 from planner.slices.comparison import differing

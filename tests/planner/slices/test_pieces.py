@@ -11,7 +11,7 @@ from torch import nn
 from planner.capture.step import capture_step
 from planner.ir.bundle.codec import pack_graph, unpack_graph
 from planner.ir.graph import RESERVED, Op, Piece, Ref, StepGraph, Value, verify_graph
-from planner.ir.operand_rules import verify_operands
+from planner.ir.operands.verify import verify_operands
 from planner.search.floor import floor_of
 from planner.slices import pieces
 from planner.slices.chains import find_chains

@@ -9,7 +9,7 @@ from torch import nn
 
 from planner.capture.step import Capture, capture_step
 from planner.ir.graph import Ref, StepGraph, verify_graph
-from planner.ir.operand_rules import verify_operands
+from planner.ir.operands.verify import verify_operands
 from planner.slices import pieces
 from planner.slices.chains import find_chains
 from planner.slices.comparison import differing

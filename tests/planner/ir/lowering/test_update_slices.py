@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.ir.graph import ITEM_BYTES, Argument, Op, Phase, Ref, Role, StepGraph
-from planner.ir.lowering.update_slices import ELEMENTWISE, SLICE_BYTES, rounds_apart, slice_bounds, update_groups
+from planner.ir.lowering.update_slices import ELEMENTWISE, SLICE_BYTES, may_round_apart, slice_bounds, update_groups
 from planner.ir.torch_operators import resolve
 from planner.slices import thread_shares
 from tests.planner.steps import tiny_step
@@ -150,7 +150,7 @@ def test_what_this_processor_rounds_apart_is_never_sliced(name: str, dtype: torc
             apart = thread_shares.rounds_apart(resolve(name), filled, dict(kwargs))
         except RuntimeError:  # torch has no such kernel
             continue
-        assert rounds_apart(graph, op) or not apart, (args, kwargs)
+        assert may_round_apart(graph, op) or not apart, (args, kwargs)
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_what_any_processor_may_round_apart_is_known(name: str, args: Any, kwarg
     one = tiny_step("SGD").graphs["step"]
     forms = {"bfloat16": (4096,), "float32": (1,), "complex64": (4096,)}
     graph = replace(one, values=tuple(replace(one.values[0], dtype=d, shape=shape) for d, shape in forms.items()))
-    assert rounds_apart(graph, replace(one.ops[0], name=name, args=args, kwargs=kwargs))
+    assert may_round_apart(graph, replace(one.ops[0], name=name, args=args, kwargs=kwargs))
 
 
 def test_a_group_whose_temporary_is_read_outside_of_it_is_none() -> None:

@@ -24,6 +24,7 @@ from planner.ir.graph import Argument, Named, Phase, Ref, Role, Value
 from planner.ir.lowering.optimizer_scalars import SETTLED_STEP
 from planner.ir.lowering.rematerialize import BATCH_NORMS
 from planner.ir.operators import ADD_SCALED, CHECKS, GUARD, OPTIMIZERS
+from planner.ir.torch_operators import COMPLEX
 
 _DIGEST_BYTES = 16
 
@@ -415,6 +416,8 @@ class StepRecorder(TorchDispatchMode):
             return Ref(value)
         if argument is None or isinstance(argument, bool | int | float | str):
             return argument
+        if isinstance(argument, complex):
+            return Named(COMPLEX, repr(argument))
         if isinstance(argument, list | tuple):
             return tuple(self._encode(a) for a in argument)
         if isinstance(argument, torch.device):

@@ -66,7 +66,7 @@ class Scalar:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """An argument that is one of torch's own named objects, such as `dtype float32` or `device cpu`."""
+    """An argument that is one of torch's own named objects, such as `dtype float32` or `device cpu`, or a number that is `complex 1j`."""
 
     kind: str
     name: str

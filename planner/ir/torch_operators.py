@@ -31,6 +31,8 @@ _NAMED: dict[str, dict[str, Any]] = {
     },
 }
 
+COMPLEX = "complex"
+"""The kind of an argument that names a complex number, as Python spells it."""
 
 COORDINATES = {"aten::grid_sampler_2d": 1, "aten::grid_sampler_2d_backward": 2}
 """Which argument of an operator holds coordinates that it turns into addresses whatever they are, NaN included."""
@@ -128,15 +130,15 @@ def dtype(name: str) -> torch.dtype:
 
 
 def named(argument: Named) -> Any:
-    """Return one of torch's named objects.
+    """Return one of torch's named objects, or a complex number.
 
     Raises GraphError for one that is not supported.
     """
     if argument.kind == "device" and argument.name in known_kinds():
         return torch.device(argument.name)
     try:
-        return _NAMED[argument.kind][argument.name]
-    except KeyError:
+        return complex(argument.name) if argument.kind == COMPLEX else _NAMED[argument.kind][argument.name]
+    except (KeyError, ValueError):
         raise GraphError(f"the argument {argument.kind} {argument.name!r} is not supported") from None
 
 

@@ -269,6 +269,11 @@ def spectrum_under_a_window(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return classify(model, torch.nan_to_num(torch.cat(parts, 1).log()), y)
 
 
+def turned_spectrum(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    turned = torch.fft.rfft(x) * (0.5 - 2j) + 1j
+    return classify(model, torch.fft.irfft(turned, n=x.shape[-1]), y)
+
+
 def learning_rate_in_a_tensor() -> TrainingJob:
     """torch computes what follows from it in the tensor's type, and a schedule writes into it."""
     job = job_with(classify)
@@ -368,6 +373,7 @@ LOOPS: dict[str, tuple[Loss | Callable[[], TrainingJob], type[PortError] | None]
     "adversarial inputs": (adversarial_inputs, None),
     "losses kept with their graphs": (losses_kept_with_their_graphs, None),
     "spectrum under a window": (spectrum_under_a_window, None),
+    "spectrum turned by a complex number": (turned_spectrum, None),
     "learning rate in a tensor": (learning_rate_in_a_tensor, None),
     "two batch sizes by turns": (two_batch_sizes_by_turns, JobError),
     "packed rows": (packed_job(lambda y: LENGTHS), None),

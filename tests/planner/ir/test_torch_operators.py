@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from planner.ir.graph import Argument, GraphError, Op, Phase, Ref, Role, StepGraph, Storage, Value
+from planner.ir.graph import Argument, GraphError, Named, Op, Phase, Ref, Role, StepGraph, Storage, Value
 from planner.ir.operators import OperatorError
-from planner.ir.torch_operators import check_arguments, function_of, resolve
+from planner.ir.torch_operators import COMPLEX, check_arguments, function_of, named, resolve
 
 
 def test_an_operator_that_this_torch_does_not_have_is_named() -> None:
@@ -19,6 +19,19 @@ def test_an_operator_that_this_torch_does_not_have_is_named() -> None:
 def test_an_operator_that_writes_into_a_given_tensor_is_refused(name: str) -> None:
     with pytest.raises(OperatorError, match="writes into a tensor it is given"):
         resolve(name)
+
+
+@pytest.mark.parametrize("number", [1j, -0.0 + 2.5j, complex("inf"), complex(1e-300, -0.0)])
+def test_complex_numbers_are_spelled(number: complex) -> None:
+    assert repr(named(Named(COMPLEX, repr(number)))) == repr(number)
+
+
+@pytest.mark.parametrize(
+    "argument", [Named(COMPLEX, "2 + 1j"), Named(COMPLEX, "x"), Named("dtype", "object"), Named("os", "1j")]
+)
+def test_an_object_that_is_not_torchs_is_refused(argument: Named) -> None:
+    with pytest.raises(GraphError, match="not supported"):
+        named(argument)
 
 
 def one_call(name: str, *args: Argument, writes: tuple[int, ...] = ()) -> tuple[Op, StepGraph]:

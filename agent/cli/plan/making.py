@@ -103,14 +103,14 @@ def _planned(arguments: argparse.Namespace, out: Path, machine: "_Machine", make
             costs = _costs(arguments, captured, machine, bench, peers, bar.update)
             make_room()
             sparse = _sparse(arguments, captured, costs, bar.update) if arguments.sparse_update else None
-            first: _Pieces | None = _pieces(arguments, captured, costs, machine, bench, sparse, bar.update)
+            first: _Pieces | None = _pieces(arguments, captured, costs, machine, bench, sparse, bar.update, make_room)
 
         def make(device: "DeviceCosts") -> "tuple[_Pieces, Made, Mapping[str, float]]":
             nonlocal first
             pieces, first, found = first, None, replace(costs, device=device)
             if pieces is None:
                 with Bench(arguments.ram) as bench:
-                    pieces = _pieces(arguments, captured, found, machine, bench, sparse, bar.update)
+                    pieces = _pieces(arguments, captured, found, machine, bench, sparse, bar.update, make_room)
             make_room()
             return pieces, *_made(arguments, out, captured, found, machine, pieces, peers, bar.update, make_room)
 
@@ -280,9 +280,9 @@ class _Pieces:
 
 def _pieces(
     arguments: argparse.Namespace, captured: _Captured, costs: _Costs, machine: _Machine, bench: "Bench",
-    sparse: "SparseJob | None", progress: "Progress",
+    sparse: "SparseJob | None", progress: "Progress", make_room: Callable[[], None],
 ) -> _Pieces:  # fmt: skip
-    """Put operators in pieces, where that gives the same bits and costs less."""
+    """Put operators in pieces, where that gives the same bits and costs less; room is made once frozen weights were looked through."""
     from agent.prepare.frozen_weights.grids import with_grid_weights
     from agent.prepare.further_shapes import with_further_shapes
     from agent.prepare.making import device_costs
@@ -308,6 +308,7 @@ def _pieces(
             make_bundle.default_planner(strategy="greedy", time_limit_s=QUICK_S, limits=limits),
             lambda coded: costs_of_rewritten(coded.graphs, costs.choice.measured, room, power.compute_watts, progress),
         )  # fmt: skip
+        make_room()
         sliced = Sliced(prepared, whole, ())
         planner = make_bundle.default_planner(
             strategy=arguments.strategy, time_limit_s=min(arguments.time_limit, QUICK_S), limits=limits

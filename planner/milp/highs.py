@@ -113,16 +113,25 @@ class SolverRun:
     """Of a relaxed run: what raising each column from its bound would cost."""
 
 
-class HighsSession:
-    """A model loaded into HiGHS. Column bounds may be changed between runs."""
+_SUB_MODELS = ("rins", "rens", "root_reduced_cost")
+"""Heuristics of HiGHS that solve a smaller model (options `mip_heuristic_run_*`)."""
 
-    def __init__(self, model: LinearModel, *, relaxed: bool = False) -> None:
+
+class HighsSession:
+    """A model loaded into HiGHS. Column bounds may be changed between runs.
+
+    `sub_models`: HiGHS may look for solutions in smaller copies of the model, which take memory beside it.
+    """
+
+    def __init__(self, model: LinearModel, *, relaxed: bool = False, sub_models: bool = True) -> None:
         self.model = model
         solver: Any = highspy.Highs  # its stub leaves the constructor untyped
         self.highs = solver()
         self.highs.setOptionValue("output_flag", False)
         self.highs.setOptionValue("threads", 1)
         self.highs.setOptionValue("random_seed", 0)
+        for heuristic in _SUB_MODELS if not sub_models else ():
+            self.highs.setOptionValue(f"mip_heuristic_run_{heuristic}", False)
         self.relaxed = relaxed
         self._load()
 
@@ -142,11 +151,17 @@ class HighsSession:
         if not self.relaxed:
             kinds = (highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger)
             lp.integrality_ = [kinds[flag] for flag in model.integral]
-        lp.col_names_, lp.row_names_ = model.names, model.row_names
         self.highs.passModel(lp)
 
     def write(self, path: Path, legend: Iterable[str] = ()) -> None:
-        """Write the model in the LP format, `legend` above it as comments. Raises ModelFileError."""
+        """Write the model in the LP format, `legend` above it as comments. Raises ModelFileError.
+
+        Names take hundreds of megabytes in a large model and are given to HiGHS here alone.
+        """
+        for column, name in enumerate(self.model.names):
+            self.highs.passColName(column, name)
+        for row, name in enumerate(self.model.row_names):
+            self.highs.passRowName(row, name)
         with tempfile.TemporaryDirectory() as folder:
             written = Path(folder) / "model.lp"
             if self.highs.writeModel(str(written)) != highspy.HighsStatus.kOk:

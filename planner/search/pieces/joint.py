@@ -35,5 +35,5 @@ def joint_cut(graph: StepGraph, costs: CostTable, ram_bytes: int, cut: Cut, time
     for column in formulation.variants.values():
         model.integral[column] = True
     near = CLOSE_ENOUGH * problem.base_joules / formulation.joule_scale
-    run = HighsSession(model).run(time_limit_s, gap=0.0, absolute_gap=near)
+    run = HighsSession(model, sub_models=False).run(time_limit_s, gap=0.0, absolute_gap=near)
     return None if run.values is None else found.chosen(cut, dict(formulation.schedule(run.values).variants))

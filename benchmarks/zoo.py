@@ -84,7 +84,8 @@ TITLES = {
     ),
     "operator_jobs": (
         "Operators as bundles",
-        "Each function of torch's database of operators (`OpInfo`) that has a gradient.",
+        "Each function of torch's database of operators (`OpInfo`) that has a gradient. Some of its samples seed torch's generator "
+        "in the step, which `plan` refuses.",
     ),
     "bundles": ("Models as bundles", "A job of six batches, captured, planned and trained by a worker, dropout on."),
     "jobs": ("Random jobs as bundles", "The name is the seed. Refused is what `plan` does not take."),

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from benchmarks.follow_zoo import bundles, features, programs
+from benchmarks.follow_zoo import bundles, features, operators, programs
 from benchmarks.follow_zoo.bundles import judge_bundle
-from benchmarks.follow_zoo.children import Case, run_in_children
+from benchmarks.follow_zoo.children import Case, Judged, run_in_children
 from benchmarks.follow_zoo.compare import ALL_SETTINGS, SETTINGS, WRONG, Outcome, Verdict, digest, first_difference
 from benchmarks.follow_zoo.shrink import WIDTH, Reach, shrink
 from benchmarks.follow_zoo.table import Results, counts, markdown
@@ -113,6 +113,16 @@ def test_sample_of_bundles() -> None:
     assert sum(o.verdict is Verdict.EQUAL for o in eligible) >= 0.95 * len(eligible)
     promised = {name for name, outcome in known.items() if outcome.verdict is Verdict.EQUAL}
     assert [o for o in outcomes if o.name in promised and o.verdict is not Verdict.EQUAL] == []
+
+
+@pytest.mark.long
+def test_sample_of_operators() -> None:
+    """Under budgets and as jobs; what the tables call equal stays so."""
+    for kind, cases in {"operators": operators.cases(), "operator_jobs": operators.job_cases()}.items():
+        chosen: list[Judged] = random.Random(28).sample(list(cases), SAMPLE)
+        known = Results.read(RESULTS / f"{kind}.jsonl").outcomes
+        outcomes = list(run_in_children(chosen, jobs=1, timeout_s=600))
+        assert [o for o in outcomes if o.verdict in WRONG or o.verdict is not known[o.name].verdict] == []
 
 
 @pytest.mark.long

@@ -2,7 +2,7 @@
 
 Logits of all rows, and what the product takes beside them, are the most that a step needs at once. Rows of a product are independent of
 each other, but kernels may add up terms in another order where rows are fewer. Whether they do is seen on this device, forward
-and backward, for each number of rows before the head first runs on it: with random numbers, of the head's width and data type, and
+and backward, for each number of rows before the head first runs on it: with numbers whose sums cancel, of the head's width and data type, and
 as many of its outputs as `_COMPARED_BYTES` has room for (all of them would take what there is no room for). What differs is not used.
 What follows the product, a cap or a scale, may do so by elements alone, which is seen, too (`works_by_element`).
 """
@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional as F
 
 from agent.finetune.options import FinetuneError
-from agent.follow.parts.kept_comparisons import KeptComparisons
+from agent.follow.parts.kept_comparisons import KeptComparisons, mirrored
 from planner.ir.tensor_bytes import same_bits
 
 LEAST_ROWS = 16
@@ -89,7 +89,7 @@ class HeadRows:
         tried = [at_once for at_once in AT_ONCE if at_once <= self.most]
         for at_once in tried:
             blocks = head_row_blocks(rows, at_once)
-            form = "head_rows", self._outputs, self._width, self._dtype, self._biased, tuple(blocks)
+            form = "mirrored head_rows", self._outputs, self._width, self._dtype, self._biased, tuple(blocks)
             equal = self._comparisons.get(form)
             if equal is None:
                 equal = self._has_bits_of_whole(blocks)
@@ -104,22 +104,23 @@ class HeadRows:
     def _has_bits_of_whole(self, blocks: list[tuple[int, int]]) -> bool:
         """Tell whether both products of all rows have the bits that these blocks have: the first, the last, and one between."""
         rows, item = blocks[-1][1], self._dtype.itemsize
-        output_bytes = self._width * item + rows * (2 * item + torch.float32.itemsize)
+        output_bytes = self._width * item + rows * (3 * item + torch.float32.itemsize)
         outputs = max(_COMPARED_BYTES // output_bytes // _STEP_OUTPUTS * _STEP_OUTPUTS, _LEAST_OUTPUTS)
         generator = torch.Generator().manual_seed(0)
 
         def drawn(*shape: int) -> torch.Tensor:
             return torch.randn(shape, generator=generator, dtype=self._dtype)
 
-        weight = drawn(min(outputs, self._outputs), self._width)
+        weight = mirrored(mirrored(drawn(min(outputs, self._outputs), self._width), 1, -1), 0, -1)
         bias = drawn(weight.shape[0]) if self._biased else None
-        hidden = drawn(rows, self._width).requires_grad_()
+        hidden = mirrored(drawn(rows, self._width), 1, 1).requires_grad_()
+        gradient = mirrored(drawn(rows, weight.shape[0]), 1, 1)
         seen = {blocks[0], blocks[len(blocks) // 2], blocks[-1]}
         logits = F.linear(hidden[None], weight, bias)[0]
-        (given,) = torch.autograd.grad(logits, hidden, logits.detach())
+        (given,) = torch.autograd.grad(logits, hidden, gradient)
         with torch.no_grad():
             return all(
                 same_bits(F.linear(hidden[None, a:b], weight, bias)[0], logits[a:b])
-                and same_bits(logits[a:b].clone().mm(weight), given[a:b])
+                and same_bits(gradient[a:b].clone().mm(weight), given[a:b])
                 for a, b in seen
             )

@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from agent.finetune.head_loss import LearnedLoss, chosen_log_probabilities, learned_places, summed_loss
+from agent.follow.parts.kept_comparisons import mirrored
 from planner.ir.tensor_bytes import same_bits
 
 _TILE_BYTES = 8 << 20
@@ -137,7 +138,7 @@ class TrainedHead:
         return max(_TILE_BYTES // row_bytes // _STEP_ROWS, 1) * _STEP_ROWS
 
     def _tiles_have_bits_of_whole(self, rows: int) -> bool:
-        """Tell whether products in tiles have the bits of what autograd multiplies: of random numbers, of two tiles and the last."""
+        """Tell whether products in tiles have the bits of what autograd multiplies: of numbers whose sums cancel, of two tiles and the last."""
         weight, step = self._head.weight, self._step
         outputs = min(weight.shape[0], 2 * step + weight.shape[0] % step)
         generator = torch.Generator().manual_seed(0)
@@ -146,9 +147,9 @@ class TrainedHead:
             return torch.randn(shape, generator=generator, dtype=weight.dtype)
 
         hidden, trained, given = (
-            drawn(1, rows, weight.shape[1]),
+            mirrored(drawn(1, rows, weight.shape[1]), 1, -1),
             drawn(outputs, weight.shape[1]),
-            drawn(1, rows, outputs),
+            mirrored(drawn(1, rows, outputs), 1, 1),
         )
         logits = F.linear(hidden, trained.requires_grad_())
         (whole,) = torch.autograd.grad(logits, trained, given)

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from agent import budget
 from agent.follow.patches.refusals import NotFollowedError
-from tests.attack.operators import torch_samples
+from benchmarks.follow_zoo.operators import torch_functions
 
 SAMPLES = 10
 NOT_REPEATED = frozenset(
@@ -45,7 +45,7 @@ def test_every_function_with_torchs_own_samples(
     warnings.simplefilter("ignore")
     differing: list[str] = []
     compared = 0
-    for info in torch_samples():
+    for info in torch_functions():
         name = f"{info.name}.{info.variant_test_name}".removesuffix(".")
         if dtype not in info.supported_dtypes("cpu") or info.name in NOT_REPEATED:
             continue

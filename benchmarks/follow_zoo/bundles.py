@@ -115,10 +115,10 @@ def judge_bundle(name: str, make_job: Callable[[], TrainingJob], at: Callable[[s
     """
     at("plain")
     try:
-        expected = digest_of(lambda: _trained(make_job()))
+        expected = digest_of(lambda: trained(make_job()))
     except Exception as error:
         return Outcome(name, Verdict.NOT_ELIGIBLE, f"plain PyTorch raises {said(error)}")
-    difference = first_difference(expected, digest_of(lambda: _trained(make_job())))
+    difference = first_difference(expected, digest_of(lambda: trained(make_job())))
     if difference:
         return Outcome(name, Verdict.NOT_ELIGIBLE, f"differs from itself: {difference}")
     at("capture")
@@ -137,7 +137,8 @@ def judge_bundle(name: str, make_job: Callable[[], TrainingJob], at: Callable[[s
     return _trained_by_worker(name, shown, prepared, measured, device, at)
 
 
-def _trained(job: TrainingJob) -> Any:
+def trained(job: TrainingJob) -> Any:
+    """Train a job with plain PyTorch for `STEPS` batches; return the losses, and the state that is compared."""
     losses = list(plain_losses(job, [torch.as_tensor(column) for column in job.data], STEPS))
     return losses, state(job.model, job.optimizer)
 

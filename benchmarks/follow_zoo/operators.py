@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from benchmarks.follow_zoo.bundles import STEPS, BundleCase
+from benchmarks.follow_zoo.bundles import STEPS, BundleCase, trained
 from benchmarks.follow_zoo.children import Case
-from benchmarks.follow_zoo.compare import ALL_SETTINGS, state, training_begins
+from benchmarks.follow_zoo.compare import ALL_SETTINGS, training_begins
 from planner.job import TrainingJob
 
 _SAMPLES = 4
@@ -123,13 +123,5 @@ def _job(info: Any) -> TrainingJob:
 
 def _trained(info: Any) -> Any:
     job = _job(info)
-    scales = torch.as_tensor(job.data[0]).split(_ROWS)
     training_begins()
-    losses = []
-    for scale in scales:
-        loss = job.loss_of(0)(job.model, scale)
-        loss.backward()
-        job.optimizer.step()
-        job.optimizer.zero_grad()
-        losses.append(loss.detach())
-    return losses, state(job.model, job.optimizer)
+    return trained(job)

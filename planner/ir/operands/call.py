@@ -57,8 +57,8 @@ class GraphCall:
 
     def maker(self, value: Value | None) -> Op | None:
         """Return the earlier operator whose only result is this value, where nothing else writes it."""
-        made = [] if value is None else self.graph.touching[value.storage]
-        op = self.graph.graph.ops[made[0]] if len(made) == 1 and made[0] < self.index else None
+        made = None if value is None else self.graph.only_toucher(value.storage, self.index)
+        op = None if made is None else self.graph.graph.ops[made]
         result = None if op is None or len(op.outputs) != 1 else op.outputs[0]
         return op if result is not None and self.graph.graph.values[result] == value else None
 
@@ -120,24 +120,31 @@ class Writers:
                 touching[s].append(i)
         return touching
 
+    def only_toucher(self, storage: int, before: int) -> int | None:
+        """Return the one operator that makes or changes a storage, where it is ahead of `before`; None where there is none or are more."""
+        touching = self.touching[storage]
+        return touching[0] if len(touching) == 1 and touching[0] < before else None
+
     def copy_of(self, value: Value, before: int) -> tuple[Value, int] | None:
         """Return what a value is a copy of and the operator, ahead of `before`, that made it; None where none did.
 
         Nothing else writes the copy, and nothing writes what it was made of any more.
         """
-        touching = self.touching[value.storage]
-        op = self.graph.ops[touching[0]] if len(touching) == 1 and touching[0] < before else None
-        if op is not None and (moved := transfer_of(self.graph, op)) is not None:
-            unchanged = max(self.touching[moved.source], default=-1) < touching[0]
-            return (replace(value, storage=moved.source), touching[0]) if unchanged else None
-        if op is None or op.name != _COPY or op.outputs[0] is None or self.graph.values[op.outputs[0]] != value:
+        made = self.only_toucher(value.storage, before)
+        if made is None:
+            return None
+        op = self.graph.ops[made]
+        if (moved := transfer_of(self.graph, op)) is not None:
+            unchanged = max(self.touching[moved.source], default=-1) < made
+            return (replace(value, storage=moved.source), made) if unchanged else None
+        if op.name != _COPY or op.outputs[0] is None or self.graph.values[op.outputs[0]] != value:
             return None
         if not isinstance(op.args[0], Ref):
             return None
         source = self.graph.values[op.args[0].value]
-        unchanged = max(self.touching[source.storage], default=-1) < touching[0]
+        unchanged = max(self.touching[source.storage], default=-1) < made
         alike = (source.shape, source.dtype) == (value.shape, value.dtype)
-        return (source, touching[0]) if unchanged and alike else None
+        return (source, made) if unchanged and alike else None
 
 
 def whole(number: object) -> int:

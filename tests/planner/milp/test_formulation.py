@@ -123,7 +123,10 @@ def test_names_are_unique() -> None:
 def test_a_written_model_reads_back_under_its_names(tmp_path: Path) -> None:
     model = max(models(), key=lambda m: m.columns)
     path = tmp_path / "model.lp"
-    HighsSession(model).write(path, ["a legend", "of two lines"])
+    session = HighsSession(model)
+    session.write(path, ["a legend", "of two lines"])
+    assert list(session.highs.getLp().col_names_) == model.names
+    assert list(session.highs.getLp().row_names_) == model.row_names
     assert path.read_text().startswith("\\ a legend\n\\ of two lines\n")
     solver: Any = highspy.Highs
     reader = solver()

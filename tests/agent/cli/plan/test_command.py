@@ -100,10 +100,11 @@ def test_planning_with_paired_devices(tmp_path: Path) -> None:
 
 @pytest.mark.long  # `prepare/test_peer_plans.py` has all kinds of wrong answers, `control/test_peer_exchange.py` who is told
 def test_a_wrong_plan_of_a_paired_device(tmp_path: Path) -> None:
-    (tmp_path / "two").mkdir()
-    (tmp_path / "two" / "train.py").write_text(SCRIPT)
-    with paired_agents(tmp_path, "share = true\nsolve = true", "share = true") as (_, cellar):
-        peered(tmp_path / "two", cellar.path.parent, "--solve-on", "any")
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "train.py").write_text(SCRIPT)
+    with paired_agents(tmp_path, "share = true\nsolve = true", "share = true") as (attic, cellar):
+        peered(tmp_path / "one", attic.path.parent)
         for file in (tmp_path / "attic/state/shared/plan").iterdir():
             content = b"\x80\x04K\x01."
             file.write_bytes(bytes_checksum(content).encode() + b"\n" + content)

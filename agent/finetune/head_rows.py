@@ -14,7 +14,8 @@ import torch
 from torch.nn import functional as F
 
 from agent.finetune.options import FinetuneError
-from agent.follow.parts.kept_comparisons import KeptComparisons, mirrored
+from agent.follow.parts.kept_comparisons import KeptComparisons
+from planner.ir.cancelling import RESIDUE, mirrored
 from planner.ir.tensor_bytes import same_bits
 
 LEAST_ROWS = 16
@@ -89,7 +90,7 @@ class HeadRows:
         tried = [at_once for at_once in AT_ONCE if at_once <= self.most]
         for at_once in tried:
             blocks = head_row_blocks(rows, at_once)
-            form = "mirrored head_rows", self._outputs, self._width, self._dtype, self._biased, tuple(blocks)
+            form = "head_rows", self._outputs, self._width, self._dtype, self._biased, tuple(blocks)
             equal = self._comparisons.get(form)
             if equal is None:
                 equal = self._has_bits_of_whole(blocks)
@@ -112,7 +113,7 @@ class HeadRows:
             return torch.randn(shape, generator=generator, dtype=self._dtype)
 
         weight = mirrored(mirrored(drawn(min(outputs, self._outputs), self._width), 1, -1), 0, -1)
-        bias = drawn(weight.shape[0]) if self._biased else None
+        bias = drawn(weight.shape[0]).mul_(RESIDUE) if self._biased else None
         hidden = mirrored(drawn(rows, self._width), 1, 1).requires_grad_()
         gradient = mirrored(drawn(rows, weight.shape[0]), 1, 1)
         seen = {blocks[0], blocks[len(blocks) // 2], blocks[-1]}

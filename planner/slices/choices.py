@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from planner.ir.graph import StepGraph
 from planner.slices.chains import Chain, find_chains, split_chains, touched_bytes
-from planner.slices.comparison import form_key
+from planner.slices.comparison.differing import form_key
 from planner.slices.pieces import cut_each
 from planner.slices.rewriting import Rewritten
 

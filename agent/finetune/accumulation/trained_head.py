@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from agent.finetune.head_loss import LearnedLoss, chosen_log_probabilities, learned_places, summed_loss
-from agent.follow.parts.kept_comparisons import mirrored
+from planner.ir.cancelling import mirrored
 from planner.ir.tensor_bytes import same_bits
 
 _TILE_BYTES = 8 << 20

@@ -7,7 +7,9 @@ product to the bits of the whole are seen by comparing, once for each shape and 
 is decoded for each product.
 """
 
+import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,9 +19,10 @@ from torch import nn
 
 from agent.finetune.libraries import Conv1D
 from agent.follow.parts.kept_comparisons import KeptComparisons
-from agent.follow.parts.products import column_blocks, tells_orders_apart
+from agent.follow.parts.products import column_blocks
 from agent.follow.storages import address_of
 from agent.packing.grids import NF4_LEVELS, GridMatrix, QuantizationGrid, decode
+from planner.ir.cancelling import RESIDUE, mirrored
 from planner.ir.tensor_bytes import same_bits
 
 BLOCK_BYTES = 4 << 20
@@ -160,13 +163,23 @@ class _GridProduct(torch.autograd.Function):
         return given, None, None, summed, None, None, None
 
 
-_WHOLE: dict[str, Callable[[torch.Tensor, torch.Tensor, Any], torch.Tensor]] = {
-    "grid_linear": nn.functional.linear,
-    "grid_input_gradient": lambda flat, weight, bias: torch.mm(flat, weight),
-    "grid_addmm": lambda flat, weight, bias: torch.addmm(bias, flat, weight),
-    "grid_addmm_input_gradient": lambda flat, weight, bias: torch.mm(flat, weight.t()),
+_Multiply: TypeAlias = Callable[[torch.Tensor, torch.Tensor, Any], torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class _Product:
+    """A product with a weight on a grid: what plain PyTorch does, and whether rows of the weight, or columns, give those of the result."""
+
+    multiply: _Multiply
+    by_rows: bool
+
+
+_PRODUCTS = {
+    "grid_linear": _Product(nn.functional.linear, by_rows=True),
+    "grid_input_gradient": _Product(lambda flat, weight, bias: torch.mm(flat, weight), by_rows=False),
+    "grid_addmm": _Product(lambda flat, weight, bias: torch.addmm(bias, flat, weight), by_rows=False),
+    "grid_addmm_input_gradient": _Product(lambda flat, weight, bias: torch.mm(flat, weight.t()), by_rows=True),
 }
-"""What the operators below compute, as plain PyTorch does."""
 
 _equal_in_blocks = KeptComparisons()
 
@@ -175,40 +188,51 @@ def _product(
     name: str, flat: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, grid: QuantizationGrid,
     dtype: torch.dtype,
 ) -> torch.Tensor:  # fmt: skip
-    """Return a product by blocks, or whole where this form has not been compared yet, or differs."""
-    form = (name, flat.shape, flat.stride(), codes.shape, grid, dtype, bias is None)
-    blockwise = getattr(torch.ops.port_agent, name)
-    known = _equal_in_blocks.get(form)
-    if not known:
-        whole = _WHOLE[name](flat, torch.ops.port_agent.grid_decode(codes, scales, grid.value, dtype), bias)
-        if known is None and tells_orders_apart(flat):
-            parts = blockwise(flat, codes, scales, bias, grid.value, dtype)
-            _equal_in_blocks.note(form, equal=same_bits(whole, parts))
-        return whole
-    made: torch.Tensor = blockwise(flat, codes, scales, bias, grid.value, dtype)
+    """Return a product by blocks, or whole where blocks have other bits."""
+    shape = codes.shape[0], _row_items(codes, grid.value)
+    form = (name, flat.shape, flat.stride(), shape, dtype, bias is None)
+    equal = _equal_in_blocks.get(form)
+    if equal is None:
+        equal = _has_bits_of_whole(_PRODUCTS[name], flat, shape, bias, dtype)
+        _equal_in_blocks.note(form, equal=equal)
+    if not equal:
+        whole = torch.ops.port_agent.grid_decode(codes, scales, grid.value, dtype)
+        return _PRODUCTS[name].multiply(flat, whole, bias)
+    made: torch.Tensor = getattr(torch.ops.port_agent, name)(flat, codes, scales, bias, grid.value, dtype)
     return made
 
 
-# -- operators, which `exec` sees as it sees torch's own: what they read is made resident first
+def _has_bits_of_whole(
+    product: _Product, flat: torch.Tensor, shape: tuple[int, int], bias: torch.Tensor | None, dtype: torch.dtype
+) -> bool:
+    """Tell whether a product of this form has the bits of the whole in blocks: of numbers whose sums cancel."""
+    generator = torch.Generator().manual_seed(0)
+    given = torch.empty_strided(flat.shape, flat.stride(), dtype=flat.dtype).normal_(generator=generator)
+    weight = torch.empty(shape, dtype=dtype).normal_(generator=generator)
+    mirrored(given, 1, 1)
+    mirrored(weight, 1 if product.by_rows else 0, -1)
+    added = None if bias is None else torch.empty_like(bias).normal_(generator=generator).mul_(RESIDUE)
 
-_SIGNATURE = "(Tensor flat, Tensor codes, Tensor scales, Tensor? bias, str grid, ScalarType dtype) -> Tensor"
-_operators = torch.library.Library("port_agent", "DEF")
-_operators.define(f"grid_linear{_SIGNATURE}")
-_operators.define(f"grid_input_gradient{_SIGNATURE}")
-_operators.define(f"grid_addmm{_SIGNATURE}")
-_operators.define(f"grid_addmm_input_gradient{_SIGNATURE}")
-_operators.define("grid_decode(Tensor codes, Tensor scales, str grid, ScalarType dtype) -> Tensor")
+    def part(rows: range, columns: range) -> torch.Tensor:
+        of = weight[rows.start : rows.stop, columns.start : columns.stop]
+        return of.clone(memory_format=torch.contiguous_format)
+
+    return same_bits(product.multiply(given, weight, added), _in_blocks(product, given, part, shape, added))
 
 
-def _row_items(codes: torch.Tensor, grid: str) -> int:
-    return codes.shape[1] * 8 // QuantizationGrid(grid).code_bits
-
-
-def _decode_into(
-    target: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, grid: str, rows: range, columns: range
-) -> None:
-    matrix = GridMatrix(QuantizationGrid(grid), address_of(codes), address_of(scales), _row_items(codes, grid))
-    decode(matrix, rows, columns, target.element_size(), address_of(target))
+def _in_blocks(
+    product: _Product, flat: torch.Tensor, part: Callable[[range, range], torch.Tensor], shape: tuple[int, int],
+    bias: torch.Tensor | None,
+) -> torch.Tensor:  # fmt: skip
+    """Run a product block by block. `part` returns rows and columns of the weight, of this shape, in memory of their own."""
+    rows, columns = shape
+    extent, other = (rows, columns) if product.by_rows else (columns, rows)
+    out = torch.empty((flat.shape[0], extent), dtype=flat.dtype)
+    for start, stop in column_blocks(extent, _step(extent, other, flat.dtype)):
+        taken = range(start, stop)
+        block = part(taken, range(columns)) if product.by_rows else part(range(rows), taken)
+        out[:, start:stop] = product.multiply(flat, block, None if bias is None else bias[start:stop])
+    return out
 
 
 def _step(extent: int, other: int, dtype: torch.dtype) -> int:
@@ -217,79 +241,55 @@ def _step(extent: int, other: int, dtype: torch.dtype) -> int:
     return min(max(fit, _STEP), extent)
 
 
-def _grid_linear(
-    flat: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, grid: str, dtype: torch.dtype
-) -> torch.Tensor:  # fmt: skip
-    rows, inner = codes.shape[0], flat.shape[1]
-    out = torch.empty((flat.shape[0], rows), dtype=dtype)
-    for start, stop in column_blocks(rows, _step(rows, inner, dtype)):
-        block = torch.empty((stop - start, inner), dtype=dtype)
-        _decode_into(block, codes, scales, grid, range(start, stop), range(inner))
-        out[:, start:stop] = torch.nn.functional.linear(flat, block, None if bias is None else bias[start:stop])
-    return out
+# -- operators, which `exec` sees as it sees torch's own: what they read is made resident first
+
+_SIGNATURE = "(Tensor flat, Tensor codes, Tensor scales, Tensor? bias, str grid, ScalarType dtype) -> Tensor"
+_operators = torch.library.Library("port_agent", "DEF")
+_operators.define("grid_decode(Tensor codes, Tensor scales, str grid, ScalarType dtype) -> Tensor")
 
 
-def _grid_input_gradient(
-    flat: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, grid: str, dtype: torch.dtype
-) -> torch.Tensor:  # fmt: skip
-    rows, columns = codes.shape[0], _row_items(codes, grid)
-    out = torch.empty((flat.shape[0], columns), dtype=dtype)
-    for start, stop in column_blocks(columns, _step(columns, rows, dtype)):
-        block = torch.empty((rows, stop - start), dtype=dtype)
-        _decode_into(block, codes, scales, grid, range(rows), range(start, stop))
-        out[:, start:stop] = torch.mm(flat, block)
-    return out
+def _row_items(codes: torch.Tensor, grid: str) -> int:
+    return codes.shape[1] * 8 // QuantizationGrid(grid).code_bits
 
 
-def _grid_addmm(
-    flat: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor, grid: str, dtype: torch.dtype
-) -> torch.Tensor:  # fmt: skip
-    rows, columns = codes.shape[0], _row_items(codes, grid)
-    out = torch.empty((flat.shape[0], columns), dtype=dtype)
-    for start, stop in column_blocks(columns, _step(columns, rows, dtype)):
-        block = torch.empty((rows, stop - start), dtype=dtype)
-        _decode_into(block, codes, scales, grid, range(rows), range(start, stop))
-        out[:, start:stop] = torch.addmm(bias[start:stop], flat, block)
-    return out
-
-
-def _grid_addmm_input_gradient(
-    flat: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, grid: str, dtype: torch.dtype
-) -> torch.Tensor:  # fmt: skip
-    rows, columns = codes.shape[0], _row_items(codes, grid)
-    out = torch.empty((flat.shape[0], rows), dtype=dtype)
-    for start, stop in column_blocks(rows, _step(rows, columns, dtype)):
-        block = torch.empty((stop - start, columns), dtype=dtype)
-        _decode_into(block, codes, scales, grid, range(start, stop), range(columns))
-        out[:, start:stop] = torch.mm(flat, block.t())
-    return out
-
-
-def _grid_decode(codes: torch.Tensor, scales: torch.Tensor, grid: str, dtype: torch.dtype) -> torch.Tensor:
-    whole = torch.empty((codes.shape[0], _row_items(codes, grid)), dtype=dtype)
-    _decode_into(whole, codes, scales, grid, range(whole.shape[0]), range(whole.shape[1]))
-    return whole
-
-
-def _shape_of_rows(flat: torch.Tensor, codes: torch.Tensor, *_: Any) -> torch.Tensor:
-    return flat.new_empty((flat.shape[0], codes.shape[0]))
-
-
-def _shape_of_columns(
-    flat: torch.Tensor, codes: torch.Tensor, scales: Any, bias: Any, grid: str, _: Any
+def _decoded(
+    codes: torch.Tensor, scales: torch.Tensor, grid: str, dtype: torch.dtype, rows: range, columns: range
 ) -> torch.Tensor:
-    return flat.new_empty((flat.shape[0], _row_items(codes, grid)))
+    """Return rows and columns of a weight."""
+    made = torch.empty((len(rows), len(columns)), dtype=dtype)
+    matrix = GridMatrix(QuantizationGrid(grid), address_of(codes), address_of(scales), _row_items(codes, grid))
+    decode(matrix, rows, columns, made.element_size(), address_of(made))
+    return made
 
 
-for _name, _compute, _shape in (
-    ("grid_linear", _grid_linear, _shape_of_rows),
-    ("grid_input_gradient", _grid_input_gradient, _shape_of_columns),
-    ("grid_addmm", _grid_addmm, _shape_of_columns),
-    ("grid_addmm_input_gradient", _grid_addmm_input_gradient, _shape_of_rows),
-):
-    _operators.impl(_name, _compute, "CPU")
-    _operators.impl(_name, _shape, "Meta")
-_operators.impl("grid_decode", _grid_decode, "CPU")
+def _define(name: str, product: _Product) -> None:
+    """Define a product as an operator."""
+
+    def computed(
+        flat: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, grid: str, dtype: torch.dtype
+    ) -> torch.Tensor:  # fmt: skip
+        part = functools.partial(_decoded, codes, scales, grid, dtype)
+        return _in_blocks(product, flat, part, (codes.shape[0], _row_items(codes, grid)), bias)
+
+    def of_shape(
+        flat: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, grid: str, dtype: torch.dtype
+    ) -> torch.Tensor:  # fmt: skip
+        return flat.new_empty((flat.shape[0], codes.shape[0] if product.by_rows else _row_items(codes, grid)))
+
+    _operators.define(f"{name}{_SIGNATURE}")
+    _operators.impl(name, computed, "CPU")
+    _operators.impl(name, of_shape, "Meta")
+
+
+for _name, _kind in _PRODUCTS.items():
+    _define(_name, _kind)
+_operators.impl(
+    "grid_decode",
+    lambda codes, scales, grid, dtype: _decoded(
+        codes, scales, grid, dtype, range(codes.shape[0]), range(_row_items(codes, grid))
+    ),
+    "CPU",
+)
 _operators.impl(
     "grid_decode",
     lambda codes, scales, grid, dtype: codes.new_empty((codes.shape[0], _row_items(codes, grid)), dtype=dtype),

@@ -13,19 +13,11 @@ from agent.follow.arithmetic import arithmetic
 from planner.profiling.kept_costs import cache_folder, context, operator_key, read_kept, write_kept
 
 _FOLDER = "comparisons"
+_MANNER = "sums that cancel"
+"""How is compared: what was found in another manner does not count."""
+
 _LIBRARY_SETTINGS = ("ONEDNN_", "DNNL_", "MKL_", "OPENBLAS_")
 """Beginnings of variables in the environment that choose kernels."""
-
-
-def mirrored(numbers: torch.Tensor, dim: int, sign: int) -> torch.Tensor:
-    """Make the second half of made-up numbers along a dimension `sign` times the first, from its end to its beginning, and return them.
-
-    Two halves that are added up for themselves are in different orders so, and do not cancel without a trace. A sum over that dimension of products with an operand mirrored by the other sign is what rounding left of it. In half precision the order of
-    adding shows in one of 64,000 sums of other numbers, in one of three of these (measured, matrix units of an Intel Xeon).
-    """
-    half = numbers.shape[dim] // 2
-    numbers.narrow(dim, half, half).copy_(sign * numbers.narrow(dim, 0, half).flip(dim))
-    return numbers
 
 
 class KeptComparisons:
@@ -56,7 +48,7 @@ def _read() -> dict[str, bool]:
 def _kept_key(form: object) -> str:
     """Return the key of a form under the present arithmetic and the settings of the libraries that compute."""
     settings = sorted(pair for pair in os.environ.items() if pair[0].startswith(_LIBRARY_SETTINGS))
-    return operator_key((form, tuple(arithmetic()), settings))
+    return operator_key((_MANNER, form, tuple(arithmetic()), settings))
 
 
 def _name() -> str:

@@ -1,7 +1,7 @@
 """Operators whose operands do not fit together run piece by piece, with the same bits.
 
 An elementwise operator over whole contiguous tensors gives the same bits on consecutive pieces in which each number is computed in a
-vector where it was in the whole, or rounded alike without one (`planner.slices.thread_shares`); a softmax along the last dimension does
+vector where it was in the whole, or rounded alike without one (`planner.slices.comparison.thread_shares`); a softmax along the last dimension does
 on whole rows, each of which its kernel computes alone; what only moves elements, in runs of them (`moves`). A piece of an operand that is away is read into
 a buffer; a piece of a result whose storage is away goes straight to its page: AdamW on an embedding never has four such tensors
 in RAM, the loss of a language model never both logits and their logarithms.
@@ -26,7 +26,7 @@ from agent.follow.storages import Storage, StorageTable, untyped_storage
 from agent.train.pager import CHUNK
 from planner.ir.lowering.update_slices import ELEMENTWISE
 from planner.slices.algebra import VECTOR
-from planner.slices.thread_shares import LEAST_SHARE, rounds_apart
+from planner.slices.comparison.thread_shares import LEAST_SHARE, rounds_apart
 
 _FUSED = ("aten::_fused_adam_", "aten::_fused_adamw_", "aten::_fused_sgd_", "aten::_fused_adagrad_")
 

@@ -9,7 +9,6 @@ process. Else the product is run whole.
 
 import contextlib
 import ctypes
-import math
 import mmap
 import os
 import platform
@@ -22,6 +21,7 @@ import torch
 
 from agent.follow.parts.kept_comparisons import KeptComparisons
 from agent.follow.storages import Storage, StorageTable, address_of, drop_mapping, read_ahead, span, untyped_storage
+from planner.ir.cancelling import RESIDUE, mirrored
 from planner.ir.tensor_bytes import same_bits
 
 _WEIGHT_ARGUMENT = {"aten::mm": 1, "aten::addmm": 2}
@@ -65,11 +65,8 @@ _COMPARED = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _PLACES, _STRETCH_ROWS = 64, 16
 """Of a weight that is compared, this many rows in this many places hold numbers."""
 
-_ROWS_LOOKED_AT = 8
-"""Of an operand, to tell whether it can be compared with."""
-
-_DENSE_SHARE = 1 / 4
-"""Of those rows' numbers that are not zero, at least."""
+_END_ROWS = 8
+"""Of what it is multiplied by, so many first and last rows do."""
 
 _X86 = frozenset(("x86_64", "AMD64"))
 
@@ -115,10 +112,12 @@ class MappedProduct:
     def compared_bytes(self) -> int:
         """What the whole call makes and takes besides it, and what a block takes."""
         inner, columns = self.weight.shape
-        rows: int = self.args[_WEIGHT_ARGUMENT[self.func._schema.name] - 1].shape[0]
+        operand = self.args[_WEIGHT_ARGUMENT[self.func._schema.name] - 1]
+        rows: int = operand.shape[0]
         block = _widest(columns, self.step)
         gathered = 0 if self.weight.stride(0) == 1 else inner * block
-        held_bytes = int((rows * (columns + block) + gathered) * self.weight.element_size())
+        filled = _compared_rows(operand) * inner
+        held_bytes = int((rows * (columns + block) + gathered + filled) * self.weight.element_size())
         return held_bytes + accumulated_bytes(rows, columns, self.weight.dtype)
 
     @property
@@ -273,51 +272,73 @@ def _widest(columns: int, step: int) -> int:
 def _equal_in_blocks(product: MappedProduct) -> bool:
     """Tell whether a product of this form, run in blocks, has the bits of the whole.
 
-    The weight has the same shape, layout and alignment, but most of it is pages of zeros, which take no RAM: numbers stand
-    in stretches of it. Which terms are added in which order does not depend on their values; operands that would hide it
-    are replaced by random ones. Raises OSError.
+    Which terms are added in which order does not depend on their values: operands of the same shapes, layouts and alignment stand for
+    those given, with sums that cancel. Most of them is pages of zeros, which take no RAM: numbers stand in a few rows, and in
+    stretches of the weight. Raises OSError.
     """
-    weight, position = product.weight, _WEIGHT_ARGUMENT[product.func._schema.name]
+    position = _WEIGHT_ARGUMENT[product.func._schema.name]
     generator = torch.Generator().manual_seed(0)
-    lead_bytes = address_of(weight) % mmap.PAGESIZE
-    with contextlib.closing(ZeroMapping(lead_bytes + span(weight) * weight.element_size())) as zeros:
-        flat = zeros.tensor(lead_bytes, weight.dtype)
-        row = max(weight.stride())
-        for first, stop in _stretches(product):
-            part = flat[first * row : min(stop * row, flat.numel())]
-            zeros.make_writable(part)
-            part.normal_(generator=generator)
+    with contextlib.ExitStack() as stack:
         args = [
-            torch.randn(span(a), generator=generator, dtype=a.dtype).as_strided(a.shape, a.stride())
-            if isinstance(a, torch.Tensor) and a is not weight and not tells_orders_apart(a) else a for a in product.args
-        ]  # fmt: skip
-        args[position] = flat.as_strided(weight.shape, weight.stride())
+            torch.randn(span(a), generator=generator, dtype=a.dtype).mul_(RESIDUE).as_strided(a.shape, a.stride())
+            for a in product.args[: position - 1]
+        ]
+        args += [_zeros_like(a, stack) for a in product.args[position - 1 :]]
+        _fill_rows(args[position - 1], generator)
+        _fill_stretches(product, args[position], generator)
         whole = product.func(*args, **product.kwargs)
         return all(
             same_bits(whole[:, start:stop], block) for start, stop, block in _computed_blocks(product, args, None)
         )
 
 
-def tells_orders_apart(operand: torch.Tensor) -> bool:
-    """Tell whether an operand has enough numbers, none of them infinite, for sums in another order to differ."""
-    rows = operand if operand.dim() < 2 else operand[:: max(1, operand.shape[0] // _ROWS_LOOKED_AT)].float()
-    return bool(rows.count_nonzero() >= _DENSE_SHARE * rows.numel()) and math.isfinite(float(rows.sum()))
+def _zeros_like(operand: torch.Tensor, stack: contextlib.ExitStack) -> torch.Tensor:
+    """Return zeros in an operand's layout, which takes no RAM until it is written, and is there until `stack` closes."""
+    lead_bytes = address_of(operand) % mmap.PAGESIZE
+    zeros = stack.enter_context(contextlib.closing(ZeroMapping(lead_bytes + span(operand) * operand.element_size())))
+    return zeros.tensor(lead_bytes, operand.dtype).as_strided(operand.shape, operand.stride())
 
 
-def _stretches(product: MappedProduct) -> list[tuple[int, int]]:
-    """Return which rows of the weight, as it lies in memory, hold numbers when it is compared.
+def _filled(rows: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Let numbers stand in a part of what `_zeros_like` returned, and return it. Raises OSError."""
+    flat = rows.as_strided((span(rows),), (1,))
+    make_writable(flat)
+    flat.normal_(generator=generator)
+    return rows
+
+
+def _fill_rows(operand: torch.Tensor, generator: torch.Generator) -> None:
+    """Fill the first and the last rows of what a weight is multiplied by, mirrored, all where they do not lie one behind the other."""
+    rows = operand.shape[0]
+    some = rows > _compared_rows(operand)
+    for first, stop in ((0, _END_ROWS), (rows - _END_ROWS, rows)) if some else ((0, rows),):
+        numbers = _filled(operand[first:stop], generator)
+        if 0 not in numbers.stride():  # what repeats one number is mirrored
+            mirrored(numbers, 1, 1)
+
+
+def _compared_rows(operand: torch.Tensor) -> int:
+    rows: int = operand.shape[0]
+    return min(2 * _END_ROWS, rows) if operand.stride(0) >= operand.shape[1] else rows
+
+
+def _fill_stretches(product: MappedProduct, weight: torch.Tensor, generator: torch.Generator) -> None:
+    """Fill rows of a weight, as it lies in memory, mirrored against the operand's.
 
     Those of terms all over each sum; or, of output columns, the first and last of the blocks that can differ.
     """
-    inner, columns = product.weight.shape
-    if product.weight.stride(0) != 1:
-        apart = max(inner // _PLACES, _STRETCH_ROWS)
-        return [(first, min(first + _STRETCH_ROWS, inner)) for first in range(0, inner, apart)]
+    inner, columns = weight.shape
+    if weight.stride(0) != 1:
+        half = inner // 2
+        for first in range(0, half, max(inner // _PLACES, _STRETCH_ROWS)):
+            stop = min(first + _STRETCH_ROWS, half)
+            numbers = _filled(weight[first:stop], generator)
+            _filled(weight[2 * half - stop : 2 * half - first], generator).copy_(numbers.flip(0)).neg_()
+        return
     blocks = list(column_blocks(columns, product.step))
-    seen = {blocks[0], blocks[len(blocks) // 2], blocks[-2], blocks[-1]}
-    return [
-        stretch for start, stop in seen for stretch in ((start, start + _STRETCH_ROWS), (stop - _COLUMNS, stop))
-    ]  # fmt: skip
+    for start, stop in {blocks[0], blocks[len(blocks) // 2], blocks[-2], blocks[-1]}:
+        for first, last in ((start, start + _STRETCH_ROWS), (stop - _COLUMNS, stop)):
+            mirrored(_filled(weight[:, first:last].t(), generator), 1, -1)
 
 
 class ZeroMapping:
@@ -334,13 +355,14 @@ class ZeroMapping:
         array = (ctypes.c_char * self._nbytes).from_address(self._start)
         return torch.frombuffer(array, dtype=dtype, offset=lead_bytes)
 
-    def make_writable(self, part: torch.Tensor) -> None:
-        """Let the pages of a part be written; RLIMIT_DATA counts those alone. Raises OSError."""
-        first = address_of(part) // mmap.PAGESIZE * mmap.PAGESIZE
-        nbytes = address_of(part) + part.numel() * part.element_size() - first
-        if _mprotect(first, nbytes, mmap.PROT_READ | mmap.PROT_WRITE) != 0:
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-
     def close(self) -> None:
         """Give the memory back; no tensor of it may be used any more."""
         self._memory.close()
+
+
+def make_writable(part: torch.Tensor) -> None:
+    """Let the pages of a part of a `ZeroMapping` be written; RLIMIT_DATA counts those alone. Raises OSError."""
+    first = address_of(part) // mmap.PAGESIZE * mmap.PAGESIZE
+    nbytes = address_of(part) + part.numel() * part.element_size() - first
+    if _mprotect(first, nbytes, mmap.PROT_READ | mmap.PROT_WRITE) != 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))

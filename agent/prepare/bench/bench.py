@@ -23,7 +23,8 @@ from planner.ir.bundle.codec import pack_graph
 from planner.ir.graph import StepGraph
 from planner.profiling import kept_costs, operators
 from planner.profiling.operators import Measured
-from planner.slices.comparison import Differing, pack_request, read_differing
+from planner.slices.comparison.differing import Differing
+from planner.slices.comparison.request import pack_request, read_differing
 from planner.slices.rewriting import Rewritten
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from agent.malloc import Allocator, active
 from planner.ir.process_memory import resident_bytes
-from planner.slices.comparison import ComparisonRequest, pack_differing
+from planner.slices.comparison.request import ComparisonRequest, pack_differing
 
 
 def compare(source: Path, target: Path, ram_bytes: int, page_dir: Path) -> bool:

@@ -16,7 +16,7 @@ from planner.make_bundle import Prepared
 from planner.profiling import kept_costs
 from planner.profiling.operators import Measured
 from planner.slices.choices import Cut
-from planner.slices.comparison import Differing, form_key
+from planner.slices.comparison.differing import Differing, form_key
 from planner.slices.rewriting import Rewritten
 
 _COMPARED = 0.5

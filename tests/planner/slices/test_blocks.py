@@ -17,7 +17,7 @@ from planner.search.floor import floor_of
 from planner.slices import blocks
 from planner.slices.blocks import COLUMNS, ROWS, Block, blocks_of, large_weights, read_in_blocks
 from planner.slices.chains import find_chains
-from planner.slices.comparison import differing
+from planner.slices.comparison.differing import differing
 from planner.slices.pieces import cut_chains
 from planner.slices.rewriting import Rewritten, compacted
 from tests.agent.exactness import OPTIMIZERS, Outcome, differences, plain, planned, random_plan

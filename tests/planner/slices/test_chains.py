@@ -14,7 +14,7 @@ from planner.ir.graph import Phase, Ref, StepGraph, operands, verify_graph
 from planner.ir.operands.verify import verify_operands
 from planner.slices.algebra import base_name, cut_dimensions
 from planner.slices.chains import MOST_THIN, find_chains, least_rows, touched_bytes, units_of
-from planner.slices.comparison import differing
+from planner.slices.comparison.differing import differing
 from planner.slices.pieces import cut_chains
 from tests.planner.slices.language_step import language_step
 

@@ -7,7 +7,7 @@ from planner.slices import pieces
 from planner.slices.algebra import base_name
 from planner.slices.chains import find_chains, split_chains, touched_bytes
 from planner.slices.choices import Cut, cut_fat, first_cuts, kinds, other_counts
-from planner.slices.comparison import differing
+from planner.slices.comparison.differing import differing
 from tests.planner.slices.language_step import language_step
 
 FAT_BYTES = 140_000

@@ -12,7 +12,7 @@ from benchmarks.models import workload
 from planner.capture.step import Capture, capture_step
 from planner.ir.graph import Ref, StepGraph, verify_graph
 from planner.ir.operands.verify import verify_operands
-from planner.slices.comparison import differing
+from planner.slices.comparison.differing import differing
 from planner.slices.gradients import CONVOLUTION, CONVOLUTION_BACKWARD, saved_bytes, split_gradients
 from tests.agent.exactness import OPTIMIZERS, differences, plain, planned, random_plan
 from tests.planner.steps import tiny_step

@@ -15,7 +15,7 @@ from planner.ir.operands.verify import verify_operands
 from planner.ir.plan import Plan
 from planner.slices import in_place
 from planner.slices.chains import find_chains
-from planner.slices.comparison import differing
+from planner.slices.comparison.differing import differing
 from planner.slices.in_place import write_in_place
 from planner.slices.pieces import cut_chains
 from planner.slices.rewriting import compacted

@@ -11,7 +11,7 @@ from planner.ir.graph import StepGraph, Value, verify_graph
 from planner.ir.operands.verify import verify_operands
 from planner.search.floor import floor_of
 from planner.slices import norms
-from planner.slices.comparison import differing
+from planner.slices.comparison.differing import differing
 from planner.slices.gradients import split_gradients
 from planner.slices.in_place import write_in_place
 from planner.slices.norms import norms_by_channels

@@ -15,7 +15,7 @@ from planner.ir.operands.verify import verify_operands
 from planner.search.floor import floor_of
 from planner.slices import pieces
 from planner.slices.chains import find_chains
-from planner.slices.comparison import differing
+from planner.slices.comparison.differing import differing
 from planner.slices.pieces import cut_chains, even_bounds
 from planner.slices.rewriting import Rewritten
 from tests.agent.exactness import OPTIMIZERS, differences, plain, planned, random_plan

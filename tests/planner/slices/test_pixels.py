@@ -12,7 +12,7 @@ from planner.ir.graph import Ref, StepGraph, verify_graph
 from planner.ir.operands.verify import verify_operands
 from planner.slices import pieces
 from planner.slices.chains import find_chains
-from planner.slices.comparison import differing
+from planner.slices.comparison.differing import differing
 from planner.slices.gradients import CONVOLUTION, split_gradients
 from planner.slices.pieces import cut_chains
 from planner.slices.pixels import PRODUCTS, as_products

@@ -16,7 +16,7 @@ from planner.search.floor import floor_of
 from planner.slices import pieces
 from planner.slices.algebra import base_name
 from planner.slices.chains import find_chains
-from planner.slices.comparison import differing
+from planner.slices.comparison.differing import differing
 from planner.slices.gradients import split_gradients
 from planner.slices.pieces import cut_chains
 from planner.slices.rewriting import Rewritten, compacted

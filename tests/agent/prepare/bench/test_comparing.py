@@ -12,7 +12,7 @@ from agent.malloc import preload_environment
 from planner.capture.step import capture_step
 from planner.ir.graph import StepGraph
 from planner.slices.chains import find_chains
-from planner.slices.comparison import pack_request, read_differing
+from planner.slices.comparison.request import pack_request, read_differing
 from planner.slices.pieces import cut_chains
 
 BUDGET = 360 << 20

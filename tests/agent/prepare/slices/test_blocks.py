@@ -24,7 +24,7 @@ from planner.ir.costs import DeviceCosts
 from planner.ir.graph import StepGraph
 from planner.job import TrainingJob
 from planner.profiling.operators import Measured
-from planner.slices.comparison import Differing
+from planner.slices.comparison.differing import Differing
 from planner.slices.rewriting import Rewritten
 from tests.agent.exactness import OPTIMIZERS
 from tests.agent.prepare.slices.small_jobs import GREEDY, ROOM, adapted_job

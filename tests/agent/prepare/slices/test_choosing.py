@@ -22,7 +22,7 @@ from planner.search.floor import floor_of
 from planner.search.plan_step import PlanResult
 from planner.slices import pieces
 from planner.slices.choices import Cut, cut_fat, kinds
-from planner.slices.comparison import Differing
+from planner.slices.comparison.differing import Differing
 from planner.slices.rewriting import Replacement
 from tests.agent.exactness import OPTIMIZERS
 from tests.agent.prepare.slices.small_jobs import GREEDY, ROOM, adapted_job, chosen, ops_by_bytes, whole

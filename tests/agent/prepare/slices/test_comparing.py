@@ -11,7 +11,7 @@ from agent.prepare.slices.sliced import Sliced
 from planner.ir.costs import OpCost
 from planner.ir.graph import StepGraph
 from planner.profiling.operators import Measured
-from planner.slices.comparison import Differing
+from planner.slices.comparison.differing import Differing
 from planner.slices.gradients import split_gradients
 from planner.slices.rewriting import Rewritten
 from tests.agent.prepare.slices.small_jobs import ROOM, whole

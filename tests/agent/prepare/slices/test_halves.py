@@ -16,7 +16,7 @@ from planner.ir.costs import OpCost
 from planner.ir.graph import StepGraph
 from planner.job import TrainingJob
 from planner.profiling.operators import Measured
-from planner.slices.comparison import Differing
+from planner.slices.comparison.differing import Differing
 from planner.slices.gradients import CONVOLUTION_BACKWARD, WHAT
 from planner.slices.pixels import PRODUCTS
 from planner.slices.rewriting import Rewritten

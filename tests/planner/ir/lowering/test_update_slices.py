@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from planner.ir.graph import ITEM_BYTES, Argument, Op, Phase, Ref, Role, StepGraph
 from planner.ir.lowering.update_slices import ELEMENTWISE, SLICE_BYTES, may_round_apart, slice_bounds, update_groups
 from planner.ir.torch_operators import resolve
-from planner.slices import thread_shares
+from planner.slices.comparison import thread_shares
 from tests.planner.steps import tiny_step
 
 

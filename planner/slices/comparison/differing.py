@@ -6,40 +6,37 @@ is not used. Of sums in another order, which somebody allowed, last digits may d
 """
 
 import math
-import sys
 from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-import msgspec
 import torch
 
-from planner.ir.bundle.codec import pack_graph, unpack_graph
+from planner.ir.cancelling import PRODUCTS, Product, cancel
 from planner.ir.errors import PortError
-from planner.ir.graph import ITEM_BYTES, Argument, Op, Ref, Scalar, StepGraph, Storage, Value, operands
+from planner.ir.graph import Argument, Op, Ref, Scalar, StepGraph, Value, operands
 from planner.ir.operators import CHECKS
+from planner.ir.tensor_bytes import same_bits
 from planner.ir.torch_operators import dtype, function_of, literal
 from planner.profiling.kept_costs import operator_key
 from planner.profiling.operators import give_back
 from planner.slices.algebra import MADE_OF_NOTHING, RULES, Carry, base_name
+from planner.slices.comparison.made_up import SEED, as_bytes, made_up, stand_in
+from planner.slices.comparison.thread_shares import in_whole_vectors, rounds_apart
 from planner.slices.rewriting import Replacement, Rewritten
 from planner.slices.sums import CLOSE
-from planner.slices.thread_shares import in_whole_vectors, rounds_apart
 
-_SEED = 20
-_SPREAD = 0.5
-"""Standard deviation of made-up numbers: exponentials of them neither overflow nor become all alike."""
 _SCALAR = 0.5
 """What stands for a number that the optimizer gives each step."""
 
-LABELS = {
-    "aten::nll_loss_forward": (0, 1), "aten::nll_loss_backward": (1, 2), "aten::gather": (0, 2),
-    "aten::embedding": (0, 1), "aten::index_select": (0, 2), "aten::embedding_dense_backward": (2, 1),
-}  # fmt: skip
-"""Operators with indices: the argument whose size bounds them, or the number that does, and the argument that holds them."""
+_HALF = ("bfloat16", "float16")
+"""Types of numbers that hide in which order they were added."""
+
+
+_MANNER = "sums that cancel"
+"""How is compared: what was found in another manner does not count."""
 
 
 class LayoutError(PortError):
@@ -71,18 +68,28 @@ def differing(graph: StepGraph, rewritten: Rewritten) -> tuple[Differing, ...]:
     return tuple(found)
 
 
-def most_held_bytes(graph: StepGraph, rewritten: Rewritten) -> int:
-    """Return the most bytes of tensors that `differing` holds at once; kernels may take more while they run."""
-    return max((_held_bytes(graph, rewritten, replacement) for replacement in rewritten.replacements), default=0)
-
-
-def _held_bytes(graph: StepGraph, rewritten: Rewritten, replacement: Replacement) -> int:
+def compared_bytes(graph: StepGraph, rewritten: Rewritten, replacement: Replacement) -> int:
+    """Return the most bytes of tensors that comparing a replacement holds at once; kernels may take more while they run."""
     compared = _Compared(graph, rewritten, replacement)
     given = sum(graph.storages[s].nbytes for s in compared.given)
     before, expected = _run_bytes(graph, replacement.old, set(compared.given), compared.wanted, ())
     there = {compared.lies_at[s] for s in compared.given}
     actual, _ = _run_bytes(rewritten.graph, replacement.new, there, compared.wanted_there, rewritten.sources)
-    return given + max(before, expected + actual)
+    cancelled = given + (_mirrored_bytes(graph, compared.given) if _only_product(graph, replacement) else 0)
+    by_rows = [_by_rows_bytes(graph, i) for i in replacement.old if _row_pieces(graph, i, rewritten, replacement.new)]
+    return max(given + max(before, expected + actual), cancelled, *by_rows)
+
+
+def _by_rows_bytes(graph: StepGraph, i: int) -> int:
+    """Return the most bytes that `_is_alike_by_rows` holds, at most."""
+    taken = sum(graph.storages[s].nbytes for s in graph.reads[i])
+    made = sum(graph.storages[s].nbytes for s in graph.creates[i])
+    return taken + max(_mirrored_bytes(graph, graph.reads[i]), made + made)
+
+
+def _mirrored_bytes(graph: StepGraph, storages: Iterable[int]) -> int:
+    """Return what `cancel` takes besides the numbers in these storages."""
+    return max(graph.storages[s].nbytes for s in storages) // 2
 
 
 def _run_bytes(
@@ -122,7 +129,7 @@ class _Compared:
 
 def form_key(graph: StepGraph, rewritten: Rewritten, replacement: Replacement) -> str:
     """Return the same for replacements that are alike."""
-    return operator_key(_form_of_both(graph, rewritten, replacement))
+    return operator_key((_MANNER, _form_of_both(graph, rewritten, replacement)))
 
 
 def _form_of_both(graph: StepGraph, rewritten: Rewritten, replacement: Replacement) -> Any:
@@ -159,9 +166,27 @@ def _form(graph: StepGraph, ops: Sequence[int]) -> Any:
 def _difference(graph: StepGraph, rewritten: Rewritten, replacement: Replacement) -> str:
     """Return in which storage, and how, the new ops' results differ; empty where they do not."""
     compared = _Compared(graph, rewritten, replacement)
-    wanted, split, lies_at = compared.wanted, compared.split, compared.lies_at
     edges = _edges(rewritten, replacement)
-    contents = {s: _made_up(graph, s, replacement.old, edges) for s in compared.given}
+    contents = {s: made_up(graph, s, replacement.old, edges) for s in compared.given}
+    found = _difference_of(graph, rewritten, replacement, compared, contents)
+    if not found and (product := _only_product(graph, replacement)) is not None:
+        op = graph.ops[replacement.old[0]]
+        cancel(product, {k: _filled(graph, op.args[k], contents) for k in _numbers_of(op, product)})
+        found = _difference_of(graph, rewritten, replacement, compared, contents)
+    contents.clear()
+    return (
+        found
+        or _apart_at_ends(graph, replacement.old)
+        or _apart_at_ends(rewritten.graph, replacement.new)
+        or _adds_otherwise(graph, rewritten, replacement)
+    )
+
+
+def _difference_of(
+    graph: StepGraph, rewritten: Rewritten, replacement: Replacement, compared: _Compared, contents: dict[int, torch.Tensor]
+) -> str:  # fmt: skip
+    """Return the same for these contents of what is given."""
+    wanted, split, lies_at = compared.wanted, compared.split, compared.lies_at
     expected = _run(graph, replacement.old, contents, wanted)
     given_there = {lies_at[s]: content for s, content in contents.items()}
     try:
@@ -181,7 +206,84 @@ def _difference(graph: StepGraph, rewritten: Rewritten, replacement: Replacement
         elif not torch.equal(bits, found):
             count = int(torch.count_nonzero(bits != found))
             return f"{rewritten.graph.label(s)} differs in {count} of {bits.numel()} bytes"
-    return _apart_at_ends(graph, replacement.old) or _apart_at_ends(rewritten.graph, replacement.new)
+    return ""
+
+
+# -- in which order half precision adds
+
+
+def _half_product(graph: StepGraph, op: Op) -> Product | None:
+    """Return how an op multiplies and adds, where its numbers hide the order."""
+    product = PRODUCTS.get(base_name(op))
+    return product if product and any(graph.values[v].dtype in _HALF for v in operands(op)) else None
+
+
+def _only_product(graph: StepGraph, replacement: Replacement) -> Product | None:
+    """Return how the only op of the original that was replaced multiplies, where its numbers hide in which order it adds."""
+    (i, *others) = replacement.old
+    return None if others or replacement.sums else _half_product(graph, graph.ops[i])
+
+
+def _numbers_of(op: Op, product: Product) -> list[int]:
+    """Return the arguments that are factors or addend."""
+    return [k for k in (*product.dims, product.addend) if k is not None and isinstance(op.args[k], Ref)]
+
+
+def _adds_otherwise(graph: StepGraph, rewritten: Rewritten, replacement: Replacement) -> str:
+    """Return which product of the original adds in another order in a piece of its rows; empty where none does.
+
+    Among other operators its results may not show that: what they are added to hides it.
+    """
+    for i in replacement.old:
+        for start, rows in _row_pieces(graph, i, rewritten, replacement.new):
+            if not _is_alike_by_rows(graph, graph.ops[i], start, rows):
+                return f"{graph.ops[i].name} adds in another order where {rows} rows are a piece"
+    return ""
+
+
+def _row_pieces(graph: StepGraph, i: int, rewritten: Rewritten, new: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the beginning and the size of pieces, one of each size, in which the new ops compute rows of a product in half precision."""
+    op = graph.ops[i]
+    product = _half_product(graph, op)
+    if product is None:
+        return []
+    extents = _extents(graph, op, product)
+    outermost = next(iter(extents))
+    if outermost in {dim for dim, _, _ in product.sums}:
+        return []
+    found, start, whole = dict[int, int](), 0, extents[outermost]
+    for k in new:
+        piece = rewritten.graph.ops[k]
+        sizes = _extents(rewritten.graph, piece, product) if base_name(piece) == base_name(op) else {}
+        rows = sizes.get(outermost, whole)
+        if rows < whole and {**sizes, outermost: whole} == extents:
+            found.setdefault(rows, min(start % whole, whole - rows))
+            start += rows
+    return [(start, rows) for rows, start in found.items()]
+
+
+def _extents(graph: StepGraph, op: Op, product: Product) -> dict[str, int]:
+    """Return the sizes of a product's dimensions."""
+    values = {k: graph.values[a.value] for k in product.dims if isinstance(a := op.args[k], Ref)}
+    return {dim: n for k, value in values.items() for dim, n in zip(product.dims[k], value.shape, strict=False)}
+
+
+def _is_alike_by_rows(graph: StepGraph, op: Op, start: int, rows: int) -> bool:
+    """Tell whether these rows of a product have the same bits when they are computed for themselves."""
+    product = PRODUCTS[base_name(op)]
+    args = [_filled(graph, a, None) for a in op.args]
+    for k in _numbers_of(op, product):
+        args[k] = stand_in(args[k], SEED + k)
+    cancel(product, {k: args[k] for k in _numbers_of(op, product)})
+    function = function_of(op)
+    whole = function(*args)
+    outermost = next(iter(product.dims.values()))[0]
+    for k in (k for k, dims in product.dims.items() if dims[0] == outermost):
+        args[k] = args[k].narrow(0, start, rows)
+    return same_bits(function(*args), whole.narrow(0, start, rows))
+
+
+# -- where vectors end
 
 
 def _apart_at_ends(graph: StepGraph, ops: Sequence[int]) -> str:
@@ -235,46 +337,6 @@ def _inputs(graph: StepGraph, ops: Sequence[int]) -> list[int]:
     return list(found)
 
 
-def _made_up(graph: StepGraph, s: int, ops: Iterable[int], edges: Sequence[int]) -> torch.Tensor:
-    """Return bytes for a storage: numbers of the kind that the ops read it as, indices within their bounds, `edges` among them."""
-    generator = torch.Generator().manual_seed(_SEED + s)
-    value, bound = _read_as(graph, s, ops)
-    flat = torch.empty(graph.storages[s].nbytes // ITEM_BYTES[value.dtype], dtype=dtype(value.dtype))
-    if flat.is_floating_point():
-        flat.normal_(0, _SPREAD, generator=generator)
-    elif not flat.is_complex():
-        flat.random_(0, bound, generator=generator)
-        known = torch.tensor([edge for edge in edges if edge < bound][: flat.numel()])
-        flat[: known.numel()] = known
-    return _bytes(flat, graph.storages[s])
-
-
-def _read_as(graph: StepGraph, s: int, ops: Iterable[int]) -> tuple[Value, int]:
-    """Return a value in which ops read a storage, and the number that integers in it are below."""
-    found: Value | None = None
-    bound = 2
-    for i in ops:
-        op = graph.ops[i]
-        for v in operands(op):
-            if graph.values[v].storage == s and found is None:
-                found = graph.values[v]
-        table, index = (op.args[k] for k in LABELS[op.name]) if op.name in LABELS else (None, None)
-        if not isinstance(index, Ref) or graph.values[index.value].storage != s:
-            continue
-        if isinstance(table, int):
-            bound = table
-        elif isinstance(table, Ref):
-            shape = graph.values[table.value].shape
-            bound = shape[0] if op.name in ("aten::embedding", "aten::index_select") else shape[-1]
-    if found is None:
-        raise ValueError(f"storage {s} is not read by these ops")
-    return found, bound
-
-
-def _bytes(tensor: torch.Tensor, storage: Storage) -> torch.Tensor:
-    return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage(), 0, (storage.nbytes,), (1,))
-
-
 def _run(
     graph: StepGraph, ops: Sequence[int], given: dict[int, torch.Tensor], wanted: set[int],
     sources: Mapping[int, Value] = MappingProxyType({}),
@@ -283,7 +345,7 @@ def _run(
 
     `sources`: of storages that hold a part of a given one from the start, which.
     """
-    torch.manual_seed(_SEED)
+    torch.manual_seed(SEED)
     changed = {s for i in ops for s in graph.ops[i].writes}
     held = {s: content.clone() if s in changed else content for s, content in given.items()}
     last = {s: i for i in ops for s in (*graph.reads[i], *graph.creates[i])}
@@ -309,7 +371,7 @@ def _call(graph: StepGraph, i: int, held: dict[int, torch.Tensor]) -> None:
     for v, tensor in zip(op.outputs, tensors, strict=True):
         if v is not None and (s := graph.values[v].storage) in graph.creates[i]:
             _check_layout(op, graph.values[v], tensor)
-            held[s] = _bytes(tensor, graph.storages[s])
+            held[s] = as_bytes(tensor, graph.storages[s])
 
 
 def _filled(graph: StepGraph, argument: Argument, held: Mapping[int, torch.Tensor] | None) -> Any:
@@ -317,7 +379,7 @@ def _filled(graph: StepGraph, argument: Argument, held: Mapping[int, torch.Tenso
     if isinstance(argument, Ref):
         value = graph.values[argument.value]
         if held is None:
-            return torch.empty(value.shape, dtype=dtype(value.dtype), device="meta")
+            return torch.empty_strided(value.shape, value.stride, dtype=dtype(value.dtype), device="meta")
         return _tensor(value, held)
     if isinstance(argument, Scalar):
         return _SCALAR
@@ -340,91 +402,3 @@ def _check_layout(op: Op, value: Value, tensor: torch.Tensor) -> None:
     found = tuple(tensor.shape), tuple(tensor.stride()), tensor.storage_offset()
     if found != (value.shape, value.stride, value.offset):
         raise LayoutError(f"{op.name} gives {found}, the graph says {value.shape}, {value.stride}, {value.offset}")
-
-
-# -- as a process of its own
-
-
-class _Pair(msgspec.Struct):
-    """One graph, by its place among those of the request, and what it was rewritten to."""
-
-    graph: int
-    other: Any
-    replacements: tuple[Replacement, ...]
-    sources: dict[int, Value]
-    moved: dict[int, int]
-
-
-class _Request(msgspec.Struct):
-    """What is to be compared, as bytes for `main`."""
-
-    graphs: list[Any]
-    pairs: list[_Pair]
-    threads: int
-
-
-def pack_request(pairs: Iterable[tuple[StepGraph, Rewritten]], threads: int) -> bytes:
-    """Return what `main` reads."""
-    pairs = list(pairs)
-    graphs = list({id(graph): graph for graph, _ in pairs}.values())
-    places = {id(graph): place for place, graph in enumerate(graphs)}
-    packed = [
-        _Pair(places[id(graph)], pack_graph(new.graph), new.replacements, dict(new.sources), dict(new.moved))
-        for graph, new in pairs
-    ]
-    return msgspec.msgpack.encode(_Request([pack_graph(graph) for graph in graphs], packed, threads))
-
-
-def read_differing(path: Path) -> tuple[tuple[Differing, ...], ...]:
-    """Return what `main` wrote: of each pair, what differs."""
-    return msgspec.msgpack.decode(path.read_bytes(), type=tuple[tuple[Differing, ...], ...])
-
-
-Pair = tuple[StepGraph, Rewritten]
-"""A graph and what it was rewritten to."""
-
-
-class ComparisonRequest:
-    """What is to be compared with so many threads."""
-
-    def __init__(self, content: bytes) -> None:
-        """Read what `pack_request` returned."""
-        request = msgspec.msgpack.decode(content, type=_Request)
-        graphs = [unpack_graph(graph) for graph in request.graphs]
-        self.threads = request.threads
-        self.pairs: list[Pair] = [
-            (graphs[p.graph], Rewritten(unpack_graph(p.other), p.replacements, p.sources, p.moved))
-            for p in request.pairs
-        ]
-
-    def parted(self, room_bytes: int) -> tuple[list[Pair], list[Pair]]:
-        """Return the pairs with the replacements for which so many bytes of tensors are room enough, and with the others."""
-        fitting, others = list[Pair](), list[Pair]()
-        for graph, rewritten in self.pairs:
-            small = frozenset(r for r in rewritten.replacements if _held_bytes(graph, rewritten, r) <= room_bytes)
-            for part, taken in ((fitting, True), (others, False)):
-                chosen = tuple(r for r in rewritten.replacements if (r in small) is taken)
-                part.append((graph, replace(rewritten, replacements=chosen)))
-        return fitting, others
-
-    def differing(self, pairs: Iterable[Pair]) -> list[tuple[Differing, ...]]:
-        """Return of each of these pairs what differs."""
-        torch.set_num_threads(self.threads)
-        return [differing(*pair) for pair in pairs]
-
-
-def pack_differing(found: Sequence[tuple[Differing, ...]]) -> bytes:
-    """Return what `read_differing` reads."""
-    return msgspec.msgpack.encode(found)
-
-
-def main(arguments: list[str]) -> int:
-    """Compare what file `arguments[0]` asks for and write what differs to `arguments[1]`."""
-    source, target = map(Path, arguments)
-    request = ComparisonRequest(source.read_bytes())
-    target.write_bytes(pack_differing(request.differing(request.pairs)))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -8,7 +8,7 @@ import torch
 
 from planner.ir.tensor_bytes import same_bits
 from planner.slices.algebra import VECTOR
-from planner.slices.thread_shares import LEAST_SHARE, in_whole_vectors, rounds_apart
+from planner.slices.comparison.thread_shares import LEAST_SHARE, in_whole_vectors, rounds_apart
 
 ATEN = torch.ops.aten
 

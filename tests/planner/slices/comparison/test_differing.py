@@ -2,7 +2,6 @@
 
 import gc
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,42 +9,14 @@ import torch
 from torch import nn
 
 from planner.capture.step import capture_step
-from planner.ir.graph import Ref, StepGraph
-from planner.slices import comparison, pieces
+from planner.ir.graph import Op, StepGraph
+from planner.slices import pieces
 from planner.slices.chains import find_chains
-from planner.slices.comparison import (
-    ComparisonRequest,
-    Differing,
-    differing,
-    main,
-    most_held_bytes,
-    pack_request,
-    read_differing,
-)
+from planner.slices.comparison import differing as comparison
+from planner.slices.comparison.differing import compared_bytes, differing
 from planner.slices.gradients import split_gradients
 from planner.slices.pieces import cut_chains
-from planner.slices.rewriting import Rewritten
-
-
-def step() -> StepGraph:
-    """Return a step with three equal convolutions whose input wants a gradient."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), *(nn.Conv2d(6, 6, 3, padding=1) for _ in range(3)))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return capture_step(model, lambda m, x: m(x).square().mean(), optimizer, (torch.randn(4, 3, 9, 9),)).graphs["step"]
-
-
-def turned(rewritten: Rewritten, which: int) -> Rewritten:
-    """Return the same with one half that reads its weight's rows as columns: the right shape, the wrong bits."""
-    graph = rewritten.graph
-    place = rewritten.replacements[which].new[1]
-    half = graph.ops[place]
-    (weight,) = (a.value for a in half.args[1:2] if isinstance(a, Ref))
-    value = graph.values[weight]
-    wrong = replace(value, stride=(*value.stride[:2], value.stride[3], value.stride[2]))
-    ops = list(graph.ops)
-    ops[place] = replace(half, args=(half.args[0], Ref(len(graph.values)), *half.args[2:]))
-    return replace(rewritten, graph=replace(graph, ops=tuple(ops), values=(*graph.values, wrong)))
+from tests.planner.slices.comparison.wrong_halves import step, turned
 
 
 def test_a_half_with_the_wrong_bits_is_found_with_where_it_differs() -> None:
@@ -96,17 +67,6 @@ def test_of_those_alike_one_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(ran) == 2
 
 
-def test_it_runs_as_a_process_would(tmp_path: Path) -> None:
-    graph = step()
-    source, target = tmp_path / "request", tmp_path / "found"
-    pairs = [(graph, split_gradients(graph)), (graph, turned(split_gradients(graph), 0))]
-    source.write_bytes(pack_request(pairs, 1))
-    assert main([str(source), str(target)]) == 0
-    same, other = read_differing(target)
-    assert same == ()
-    assert [type(one) for one in other] == [Differing]
-
-
 def test_what_comparing_holds_at_once_is_known_before(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pieces, "SPLIT_BYTES", 1 << 10)
     model = nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.Tanh(), nn.Linear(32, 1))
@@ -121,7 +81,7 @@ def test_what_comparing_holds_at_once_is_known_before(monkeypatch: pytest.Monkey
             watch(monkeypatch, seen)
             assert differing(graph, alone) == ()
             monkeypatch.undo()
-            assert seen[0] == most_held_bytes(graph, alone)
+            assert seen[0] == compared_bytes(graph, alone, replacement)
 
 
 @pytest.mark.parametrize(("width", "threads", "cut"), [(64, 2, True), (50, 1, True), (50, 2, False)])
@@ -138,26 +98,13 @@ def test_what_vectors_round_apart_is_cut_where_threads_shares_end_with_whole_one
     rewritten = cut_chains(graph, find_chains(graph, 1 << 10), 4)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
-    monkeypatch.setattr(comparison, "_made_up", lambda graph, s, *of: torch.zeros(graph.storages[s].nbytes).byte())
+    monkeypatch.setattr(comparison, "made_up", lambda graph, s, *of: torch.zeros(graph.storages[s].nbytes).byte())
     try:
         found = differing(graph, rewritten)
     finally:
         torch.set_num_threads(before)
     assert rewritten.replacements and (not found) == cut
     assert all("silu rounds apart where a thread's share ends" in one.where for one in found)
-
-
-def test_replacements_are_parted_by_the_room_that_they_need() -> None:
-    graph = step()
-    wrong = turned(split_gradients(graph), 1)
-    needs = sorted(most_held_bytes(graph, replace(wrong, replacements=(one,))) for one in wrong.replacements)
-    request = ComparisonRequest(pack_request([(graph, wrong), (graph, split_gradients(graph))], 1))
-    for room, counts in ((needs[0] - 1, (0, 3)), (needs[-1], (3, 0))):
-        parts = request.parted(room)
-        assert tuple(len(part[0][1].replacements) for part in parts) == counts
-        found = [request.differing(part) for part in parts]
-        assert [first + second for first, second in zip(*found, strict=True)] == request.differing(request.pairs)
-        assert len(found[0][0]) + len(found[1][0]) == 1
 
 
 def watch(monkeypatch: pytest.MonkeyPatch, seen: list[int]) -> None:
@@ -178,3 +125,72 @@ def watch(monkeypatch: pytest.MonkeyPatch, seen: list[int]) -> None:
 
     monkeypatch.setattr(comparison, "_run", running)
     monkeypatch.setattr(comparison, "_call", calling)
+
+
+def half_step() -> StepGraph:
+    """Return a step in half precision whose products have residual sums around them."""
+    torch.manual_seed(0)
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(96, 128), nn.Linear(128, 96)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            up, down = self.up(x), self.down
+            return x + down(torch.nn.functional.gelu(up))
+
+    model = nn.Sequential(Block(), Block()).bfloat16()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return capture_step(
+        model, lambda m, x: m(x).square().mean(), optimizer, (torch.randn(128, 96).bfloat16(),)
+    ).graphs["step"]  # fmt: skip
+
+
+def otherwise_added(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+    """Let products with fewer rows add their terms in another order, in 32 bits, as a kernel of its own for few rows may."""
+    function_of = comparison.function_of
+
+    def product(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        width = one.shape[1]
+        order = torch.arange(width).view(2, -1).t().reshape(-1) if one.shape[0] < rows else torch.arange(width)
+        total = torch.zeros(one.shape[0], other.shape[1])
+        for k in order.tolist():
+            total += one[:, k : k + 1].float() * other[k].float()
+        return total.bfloat16()
+
+    def of(op: Op) -> Any:
+        match op.name:
+            case "aten::mm":
+                return product
+            case "aten::addmm":
+                return lambda bias, one, other: (product(one, other).float() + bias).bfloat16()
+        return function_of(op)
+
+    monkeypatch.setattr(comparison, "function_of", of)
+
+
+def test_another_order_of_adding_is_found_in_half_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces, "SPLIT_BYTES", 1 << 10)
+    graph = half_step()
+    rewritten = cut_chains(graph, find_chains(graph, 1 << 12), 4)
+    products = [{graph.ops[i].name for i in r.old} & {"aten::mm", "aten::addmm"} for r in rewritten.replacements]
+    assert any(products) and differing(graph, rewritten) == ()
+    otherwise_added(monkeypatch, 128)
+    found = {one.replacement for one in differing(graph, rewritten)}
+    assert [r in found for r in rewritten.replacements] == [bool(of) for of in products]
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_numbers_that_do_not_cancel_hide_it(seen: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces, "SPLIT_BYTES", 1 << 10)
+    model = nn.Linear(96, 16).bfloat16()
+    graph = capture_step(
+        model, lambda m, x: m(x).square().mean(), torch.optim.SGD(model.parameters(), lr=0.1),
+        (torch.randn(128, 96).bfloat16(),),
+    ).graphs["step"]  # fmt: skip
+    rewritten = cut_chains(graph, find_chains(graph, 1 << 11), 4)
+    otherwise_added(monkeypatch, 128)
+    if not seen:
+        monkeypatch.setattr(comparison, "cancel", lambda *_: None)
+    assert rewritten.replacements and bool(differing(graph, rewritten)) == seen

@@ -1,0 +1,1 @@
+"""Runs what was rewritten beside the original, on made-up data, and compares every byte."""

@@ -48,6 +48,12 @@ class Steering:
         """While weights and optimizer state belong to no one update: LeaveTraining comes before or after."""
         yield
 
+    def finish(self) -> None:
+        """From here on results are written: LeaveTraining comes before, or no more."""
+
+    def finished(self, done: int, out: str) -> None:
+        """All results are in `out`, after so many updates; the checkpoint is still there."""
+
     def checkpoint_due(self) -> bool:
         """Tell whether a checkpoint is to be written after this update."""
         return time.monotonic() - self._written >= CHECKPOINT_S

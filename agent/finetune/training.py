@@ -134,10 +134,11 @@ def _run(run: "_Run", tokenizer: Tokenizing, say: Say, note: Callable[[str], Non
         return FinetuneOutcome(run.done, left=True, out=str(run.checkpoint.path))
     after = None if shown is None else _sample(model, tokenizer, shown)
     loss_after = run.held_out_loss() if run.updates else run.loss_before
+    run.finish()
     if run.given is not None and run.given.trains:
         run.given.take(model)
         run.check_peak()
-        run.checkpoint.remove()
+        run.finished("")
         return FinetuneOutcome(run.done, False, run.loss_before, loss_after)
     run.check_weights()
     model.save_pretrained(options.out)
@@ -147,7 +148,7 @@ def _run(run: "_Run", tokenizer: Tokenizing, say: Say, note: Callable[[str], Non
     if run.task.labels:
         write_atomically(Path(options.out) / LABELS, json.dumps(run.task.labels, ensure_ascii=False).encode())
     run.check_peak(written=options.out)
-    run.checkpoint.remove()
+    run.finished(options.out)
     return FinetuneOutcome(run.done, False, run.loss_before, loss_after, before, after, options.out, run.task.labels)
 
 
@@ -258,6 +259,15 @@ class _Run:
                 written_bytes = flash_written_bytes() - written_bytes
                 if written_bytes and self._by_layers is None and self._may_run_by_layers:
                     self._choose_order(written_bytes)
+
+    def finish(self) -> None:
+        """From here on results are written, whole; raises LeaveTraining before."""
+        self._steering.finish()
+
+    def finished(self, out: str) -> None:
+        """Results are in `out`: nobody goes on from a checkpoint any more."""
+        self._steering.finished(self.done, out)
+        self.checkpoint.remove()
 
     def check_peak(self, written: str | None = None) -> None:
         """Raise FinetuneError where the process took more than the budget: what is done is in the checkpoint then, and `written`.

@@ -83,7 +83,6 @@ def _train(job: FinetuneJob, files: RoundFiles | None, tell: Tell, steering: "Da
         note(f"sample before: {outcome.sample_before or '(in an earlier run)'}\nsample after: {outcome.sample_after}")
     if outcome.out:
         note(f"written: {outcome.out}")
-    tell(TrainingFinished(step=outcome.updates, out=outcome.out, peak_rss_bytes=peak_resident_bytes()))
 
 
 class DaemonSteering(Steering):
@@ -163,6 +162,17 @@ class DaemonSteering(Steering):
         if self._control.leaving and not self.leaving:
             self.leaving = True
             raise LeaveTraining
+
+    def finish(self) -> None:
+        """Put off leaving for good."""
+        self._updating = True
+        if self._control.leaving and not self.leaving:
+            self.leaving = True
+            raise LeaveTraining
+
+    def finished(self, done: int, out: str) -> None:
+        """Tell the daemon, which takes the job for done then, however this process ends."""
+        self._tell(TrainingFinished(step=done, out=out, peak_rss_bytes=peak_resident_bytes()))
 
     def checkpoint_due(self) -> bool:
         """Tell whether the daemon asked for one, which knows what one costs."""

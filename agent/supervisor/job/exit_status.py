@@ -30,9 +30,9 @@ def classify(end: WorkerExit) -> tuple[WorkerOutcome, str]:
     """Return the outcome and a sentence for the user."""
     if end.cancelled:
         return WorkerOutcome.CANCELLED, "cancelled by you"
+    if end.finished and end.failure is None:  # its results are written: what came after counts no more
+        return WorkerOutcome.FINISHED, "finished"
     if end.returncode == ExitCode.DONE:
-        if end.finished:
-            return WorkerOutcome.FINISHED, "finished"
         return WorkerOutcome.FAILED, "the worker ended without saying that it finished"
     if end.returncode == ExitCode.LEFT:
         return WorkerOutcome.LEFT, "left on request"

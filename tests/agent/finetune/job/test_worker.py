@@ -1,6 +1,7 @@
 """A fine-tuning's worker process: it pauses, leaves and is killed at random instants, and ends with the bits of a run left alone."""
 
 import random
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +11,10 @@ from pathlib import Path
 import pytest
 
 from agent.finetune.job.file import FinetuneJob
+from agent.finetune.job.worker import DaemonSteering
 from agent.finetune.options import FinetuneOptions
+from agent.finetune.steering import LeaveTraining
+from agent.worker.control import Control
 from agent.worker.options import FINETUNE_WORKER, WorkerOptions
 from agent.worker.protocol import (
     CheckpointWritten,
@@ -156,6 +160,33 @@ def test_left_at_random_instants_it_ends_with_the_same_bits(folder: Path, tmp_pa
     assert runs > 4
     alone = adapter_left_alone(options_of(folder, tmp_path / "plain", updates))
     assert (tmp_path / "out" / WEIGHTS).read_bytes() == alone
+
+
+@pytest.fixture
+def steered() -> Iterator[tuple[DaemonSteering, Control, list[Event]]]:
+    """A steering whose main thread is this, and what it tells."""
+    before, told = signal.getsignal(signal.SIGUSR1), list[Event]()
+    control = Control(told.append, abandon=lambda: None)
+    steering = DaemonSteering(control, told.append)
+    control.attach(steering)
+    yield steering, control, told
+    signal.signal(signal.SIGUSR1, before)
+
+
+def test_results_whose_writing_has_begun_are_written_whole(
+    steered: tuple[DaemonSteering, Control, list[Event]],
+) -> None:
+    steering, control, told = steered
+    steering.finish()
+    control.leave()
+    steering.finished(3, "adapter")
+    assert isinstance(told[-1], TrainingFinished) and (told[-1].step, told[-1].out) == (3, "adapter")
+
+
+def test_who_is_to_leave_before_leaves(steered: tuple[DaemonSteering, Control, list[Event]]) -> None:
+    _, control, _ = steered
+    with pytest.raises(LeaveTraining):
+        control.leave()
 
 
 def test_files_that_changed_are_refused_by_name(folder: Path, tmp_path: Path) -> None:

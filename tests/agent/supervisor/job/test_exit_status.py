@@ -15,6 +15,8 @@ def failed(message: str, cause: FailureCause = FailureCause.OTHER) -> TrainingFa
     ("end", "outcome", "words"),
     [
         (WorkerExit(0, finished=True), WorkerOutcome.FINISHED, "finished"),
+        (WorkerExit(75, finished=True, told_to_leave=True), WorkerOutcome.FINISHED, "finished"),
+        (WorkerExit(-9, finished=True), WorkerOutcome.FINISHED, "finished"),
         (WorkerExit(0), WorkerOutcome.FAILED, "without saying"),
         (WorkerExit(75, told_to_leave=True), WorkerOutcome.LEFT, "on request"),
         (WorkerExit(75, cancelled=True), WorkerOutcome.CANCELLED, "by you"),

@@ -7,6 +7,7 @@ from planner.ir.graph import StepGraph
 from planner.milp.columns import Breadth
 from planner.milp.highs import HighsSession
 from planner.milp.model import Formulation
+from planner.milp.telescoped import telescoped
 from planner.problem.coarsen import coarsen
 from planner.slices.choices import Cut
 from planner.slices.stage_groups import chain_groups
@@ -35,5 +36,5 @@ def joint_cut(graph: StepGraph, costs: CostTable, ram_bytes: int, cut: Cut, time
     for column in formulation.variants.values():
         model.integral[column] = True
     near = CLOSE_ENOUGH * problem.base_joules / formulation.joule_scale
-    run = HighsSession(model, sub_models=False).run(time_limit_s, gap=0.0, absolute_gap=near)
+    run = HighsSession(telescoped(model), sub_models=False).run(time_limit_s, gap=0.0, absolute_gap=near)
     return None if run.values is None else found.chosen(cut, dict(formulation.schedule(run.values).variants))

@@ -1,0 +1,53 @@
+"""Rows told by what changes have the solutions of rows that are written out, in fewer terms."""
+
+import numpy as np
+import pytest
+
+from planner.milp.highs import HighsSession, LinearModel, SolverStatus
+from planner.milp.telescoped import telescoped
+
+COLUMNS, ROWS = 90, 60
+
+
+def sliding(seed: int, *, integral: bool) -> LinearModel:
+    """Return a model whose rows hold forty columns each, of which a few are others from row to row, and short rows between."""
+    rng = np.random.default_rng(seed)
+    model = LinearModel()
+    for k in range(COLUMNS):
+        model.column(f"x({k})", cost=-float(rng.integers(1, 9)), integral=integral and k % 3 == 0)
+    sizes = rng.integers(1, 9, COLUMNS)
+    for row in range(ROWS):
+        start = row // 2
+        taken = range(start, start + 40)
+        model.row(f"memory({row})", [(k, float(sizes[k])) for k in taken], -np.inf, float(rng.integers(50, 90)))
+        model.row(f"short({row})", [(row, 1.0), (row + 1, 1.0)], 0.0, 1.5)
+    return model
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("integral", [True, False])
+def test_the_optimum_is_the_same_in_fewer_terms(seed: int, integral: bool) -> None:
+    model = sliding(seed, integral=integral)
+    told = telescoped(model)
+    assert len(told.index) < len(model.index) / 2
+    assert (told.names[:COLUMNS], told.row_names) == (model.names, model.row_names)
+    found = [HighsSession(one, relaxed=not integral).run(20.0, gap=0.0) for one in (model, told)]
+    assert all(run.status is SolverStatus.OPTIMAL and run.values is not None for run in found)
+    assert found[0].objective == pytest.approx(found[1].objective, rel=1e-9)
+    values = found[1].values
+    assert values is not None
+    for row in range(model.rows):
+        part = slice(model.row_start[row], model.row_start[row + 1])
+        total = float(np.array(model.value[part]) @ values[np.array(model.index[part])])
+        assert model.row_lower[row] - 1e-6 <= total <= model.row_upper[row] + 1e-6
+
+
+def test_what_is_impossible_stays_so_and_short_rows_stay_as_they_are() -> None:
+    model = LinearModel(offset=2.0)
+    model.column("x", cost=-1.0)
+    model.row("short", [(0, 2.0)], -np.inf, 1.0)
+    told = telescoped(model)
+    assert (told.columns, list(told.index), told.row_upper) == (1, [0], [1.0])
+    assert HighsSession(told, relaxed=True).run(1.0).objective == pytest.approx(1.5)
+    model.row("none", [], 1.0, 2.0)
+    assert HighsSession(telescoped(model)).run(1.0).status is SolverStatus.INFEASIBLE

@@ -5,13 +5,26 @@ column for that sum, which is the one before it with what changed, takes the pla
 U[t] = U[t-1] + born - freed of POET (Patil et al. 2022) and Checkmate (Jain et al. 2020), found in rows that were written out.
 """
 
-from planner.milp.highs import INFINITY, LinearModel
+from dataclasses import replace
+
+from planner.milp.highs import INFINITY, HighsSession, LinearModel, SolverRun
 
 _LEAST_TERMS = 32
 """Of a row: shorter ones are as fast as they are, and a solver finds cuts in them."""
 
 _CHANGED = 1 / 2
 """Of a row's terms, at most: a row that has less in common with the one before is written out."""
+
+
+def run_relaxed(model: LinearModel, time_limit_s: float) -> SolverRun:
+    """Solve a model as if no column were integral; return what was found, for its own columns."""
+    run = HighsSession(telescoped(model), relaxed=True).run(time_limit_s)
+    own = slice(model.columns)
+    return replace(
+        run,
+        values=None if run.values is None else run.values[own],
+        reduced_costs=None if run.reduced_costs is None else run.reduced_costs[own],
+    )
 
 
 def telescoped(model: LinearModel) -> LinearModel:

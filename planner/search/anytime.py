@@ -15,6 +15,7 @@ from planner.milp.columns import Breadth
 from planner.milp.conflict import shortfalls
 from planner.milp.highs import HighsSession, Progress, SolverRun, SolverStatus, Vector
 from planner.milp.model import Formulation
+from planner.milp.telescoped import run_relaxed
 from planner.problem.model import Problem, Semantics
 from planner.problem.replay import replay
 from planner.search.greedy.search import Greedy, greedy, greedy_variants
@@ -185,13 +186,13 @@ def relaxation_bound(problem: Problem, time_limit_s: float) -> float | None:
     None if time was too short.
     """
     formulation = Formulation(problem, SMALLEST)
-    run = HighsSession(formulation.model, relaxed=True).run(time_limit_s)
+    run = run_relaxed(formulation.model, time_limit_s)
     return run.bound * formulation.joule_scale if run.status is SolverStatus.OPTIMAL else None
 
 
 def _bound_by(state: Climb, breadth: Breadth, seconds: float) -> None:
     formulation = _formulation(state, breadth, included=False)
-    relaxed = HighsSession(formulation.model, relaxed=True).run(state.wall(min(seconds, state.left)))
+    relaxed = run_relaxed(formulation.model, state.wall(min(seconds, state.left)))
     if relaxed.status is SolverStatus.INFEASIBLE:
         _note_infeasible(state, formulation)
     elif relaxed.status is SolverStatus.OPTIMAL:
@@ -215,7 +216,7 @@ def guided(state: Climb, breadth: Breadth, share: float, seconds: float, *, fix_
     formulation = _formulation(state, breadth)
     if formulation.model.impossible:
         return
-    relaxed = HighsSession(formulation.model, relaxed=True).run(state.wall(min(seconds, state.left)))
+    relaxed = run_relaxed(formulation.model, state.wall(min(seconds, state.left)))
     if relaxed.status is not SolverStatus.OPTIMAL:
         return
     lowest = relaxed.bound * formulation.joule_scale
@@ -281,7 +282,7 @@ def full_model(state: Climb, total: float) -> None:
     formulation = _formulation(state, breadth)
     if formulation.model.columns > FULL_MODEL_COLUMNS:
         return
-    relaxed = HighsSession(formulation.model, relaxed=True).run(state.wall(min(0.6 * total, state.left)))
+    relaxed = run_relaxed(formulation.model, state.wall(min(0.6 * total, state.left)))
     if relaxed.status is SolverStatus.INFEASIBLE:
         _note_infeasible(state, formulation)
         return

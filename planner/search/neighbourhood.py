@@ -14,6 +14,7 @@ import numpy as np
 from planner.milp.highs import HighsSession, SolverStatus
 from planner.milp.model import Formulation
 from planner.milp.restriction import Restriction
+from planner.milp.telescoped import run_relaxed
 from planner.problem.model import Schedule
 from planner.search.incumbent import Climb, GainRate
 
@@ -69,7 +70,7 @@ class _Search:
         limit = self.restriction.limit_row(row, np.inf)
         values = np.array([start[c] for c in self.integral])
         left = self.restriction.bounded(self.integral, values, values)
-        run = HighsSession(left.model, relaxed=True).run(state.wall(max(state.left, PIECE_SECONDS)))
+        run = run_relaxed(left.model, state.wall(max(state.left, PIECE_SECONDS)))
         if run.values is not None:
             limit = max(limit, self.restriction.row_value(row, left.whole(run.values)))
         self.restriction.limit_row(row, limit)

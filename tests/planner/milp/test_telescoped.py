@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from planner.milp.highs import HighsSession, LinearModel, SolverStatus
-from planner.milp.telescoped import telescoped
+from planner.milp.telescoped import run_relaxed, telescoped
 
 COLUMNS, ROWS = 90, 60
 
@@ -51,3 +51,19 @@ def test_what_is_impossible_stays_so_and_short_rows_stay_as_they_are() -> None:
     assert HighsSession(told, relaxed=True).run(1.0).objective == pytest.approx(1.5)
     model.row("none", [], 1.0, 2.0)
     assert HighsSession(telescoped(model)).run(1.0).status is SolverStatus.INFEASIBLE
+
+
+def test_reduced_costs_bound_what_raising_a_column_costs() -> None:
+    model = sliding(1, integral=False)
+    told = run_relaxed(model, 20.0)
+    assert told.reduced_costs is not None and told.values is not None
+    assert len(told.values) == len(told.reduced_costs) == COLUMNS
+    assert told.bound == pytest.approx(HighsSession(model, relaxed=True).run(20.0).bound, rel=1e-9)
+    dear = [k for k in range(COLUMNS) if told.values[k] < 1e-9 and told.reduced_costs[k] > 1e-6]
+    assert dear
+    for column in dear[:10]:
+        session = HighsSession(model, relaxed=True)
+        session.bound_columns([column], np.ones(1), np.ones(1))
+        raised = session.run(20.0)
+        lowest = told.bound + told.reduced_costs[column] - 1e-6
+        assert raised.status is SolverStatus.INFEASIBLE or raised.objective >= lowest

@@ -164,7 +164,7 @@ class DaemonSteering(Steering):
             raise LeaveTraining
 
     def finish(self) -> None:
-        """Put off leaving for good."""
+        """Put off leaving for good; raise LeaveTraining where it is asked for already."""
         self._updating = True
         if self._control.leaving and not self.leaving:
             self.leaving = True

@@ -159,20 +159,21 @@ class DaemonSteering(Steering):
             yield
         finally:
             self._updating = False
-        if self._control.leaving and not self.leaving:
-            self.leaving = True
-            raise LeaveTraining
+        self._leave_if_asked()
 
     def finish(self) -> None:
         """Put off leaving for good; raise LeaveTraining where it is asked for already."""
         self._updating = True
-        if self._control.leaving and not self.leaving:
-            self.leaving = True
-            raise LeaveTraining
+        self._leave_if_asked()
 
     def finished(self, done: int, out: str) -> None:
         """Tell the daemon, which takes the job for done then, however this process ends."""
         self._tell(TrainingFinished(step=done, out=out, peak_rss_bytes=peak_resident_bytes()))
+
+    def _leave_if_asked(self) -> None:
+        if self._control.leaving and not self.leaving:
+            self.leaving = True
+            raise LeaveTraining
 
     def checkpoint_due(self) -> bool:
         """Tell whether the daemon asked for one, which knows what one costs."""

@@ -5,6 +5,7 @@ the number of threads. So each rewriting is tried here, once for each form, befo
 is not used. Of sums in another order, which somebody allowed, last digits may differ.
 """
 
+import functools
 import math
 from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence, Set
@@ -275,7 +276,7 @@ def _is_alike_by_rows(graph: StepGraph, op: Op, start: int, rows: int) -> bool:
     for k in _numbers_of(op, product):
         args[k] = stand_in(args[k], SEED + k)
     cancel(product, {k: args[k] for k in _numbers_of(op, product)})
-    function = function_of(op)
+    function = functools.partial(function_of(op), **{k: _filled(graph, a, None) for k, a in op.kwargs})
     whole = function(*args)
     outermost = next(iter(product.dims.values()))[0]
     for k in (k for k, dims in product.dims.items() if dims[0] == outermost):

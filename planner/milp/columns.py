@@ -3,7 +3,7 @@
 What is decided about each gap, under the letters of FORMULATION.md.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -226,20 +226,18 @@ def _fixed_gaps(problem: Problem) -> set[int]:
         load[s] = stage.fixed_bytes + stage.workspace_bytes
     for t in problem.tensors:
         load[list(t.accesses)] += t.nbytes
-    for gap in problem.gaps:
-        if not gap.dead:
-            load[[s % size for s in range(gap.after + 1, gap.before)]] += problem.tensors[gap.tensor].nbytes
+    alive = [g for g, gap in enumerate(problem.gaps) if not gap.dead]
     if problem.ram_bytes is None:
-        return {g for g, gap in enumerate(problem.gaps) if not gap.dead}
-    load += _most_by_variants(problem)
+        return set(alive)
+    load += kept_bytes(problem, alive) + _most_by_variants(problem)
     in_pieces = {g for group in problem.groups for one in group.alternatives for n in one.savings for g in n.gaps}
     tight = load > problem.ram_bytes
     streamed = {(i, slicing.stage) for slicing in problem.slicings if tight[slicing.stage] for i in slicing.members}
+    tight_before = np.concatenate(([0], np.cumsum([*tight, *tight])))
     fixed = set()
-    for g, gap in enumerate(problem.gaps):
+    for g in alive:
+        gap = problem.gaps[g]
         tensor = problem.tensors[gap.tensor]
-        if gap.dead:
-            continue
         movable = (
             tensor.nbytes > 0
             and not tensor.pinned
@@ -250,10 +248,21 @@ def _fixed_gaps(problem: Problem) -> set[int]:
             )
         )
         ends = {(gap.tensor, gap.after), (gap.tensor, gap.before % size)}
-        short = tight[[s % size for s in range(gap.after + 1, gap.before)]].any() or not ends.isdisjoint(streamed)
+        short = tight_before[gap.before] > tight_before[gap.after + 1] or not ends.isdisjoint(streamed)
         if not movable or not (short or g in in_pieces):
             fixed.add(g)
     return fixed
+
+
+def kept_bytes(problem: Problem, gaps: Iterable[int]) -> Vector:
+    """Return, by stage, what tensors take that are kept through these gaps."""
+    changes = np.zeros(2 * problem.size + 1)
+    for g in gaps:
+        gap = problem.gaps[g]
+        changes[gap.after + 1] += problem.tensors[gap.tensor].nbytes
+        changes[gap.before] -= problem.tensors[gap.tensor].nbytes
+    kept = np.cumsum(changes)[:-1]
+    return kept[: problem.size] + kept[problem.size :]
 
 
 def _most_by_variants(problem: Problem) -> Vector:

@@ -74,17 +74,25 @@ class LinearModel:
         self.integral.append(integral)
         return len(self.cost) - 1
 
-    def row(self, name: str, terms: Iterable[tuple[int, float]], lower: float, upper: float) -> None:
-        """Add lower <= sum of terms <= upper; columns may repeat in `terms`."""
+    def row(
+        self, name: str, terms: Iterable[tuple[int, float]], lower: float, upper: float,
+        columns: Sequence[int] = (), factors: Sequence[float] = (),
+    ) -> None:  # fmt: skip
+        """Add lower <= sum of terms, and of `columns` with their `factors`, <= upper.
+
+        Columns may repeat in `terms`; those of `columns` are there once and not in `terms`, with factors that are not 0.
+        """
         merged: dict[int, float] = {}
         for column, factor in terms:
             merged[column] = merged.get(column, 0.0) + factor
         merged = {c: a for c, a in merged.items() if a}
-        if not merged:
+        if not merged and not columns:
             if lower > 1e-9 or upper < -1e-9:
                 self.impossible[name] = max(lower, -upper)
             return
+        self.index.extend(columns)
         self.index.extend(merged)
+        self.value.extend(factors)
         self.value.extend(merged.values())
         self.row_start.append(len(self.index))
         self.row_lower.append(lower)

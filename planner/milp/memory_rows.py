@@ -7,7 +7,8 @@ from collections import defaultdict
 
 import numpy as np
 
-from planner.milp.columns import Columns, GapColumns, Term
+from planner.milp.columns import Columns, GapColumns, Term, kept_bytes
+from planner.milp.held_bytes import HeldBytes, MemoryRows
 from planner.milp.highs import Vector
 from planner.milp.time_rows import add_overlap_loads
 from planner.milp.variant_rows import spared_terms, variant_loads
@@ -19,12 +20,10 @@ def eq5_eq6_memory(f: Columns) -> None:
     """Bytes before and after a stage's output exists, both within the budget.
 
     Before it, intermediates count too.
-
-    Rows whose columns repeat those of another row with a higher fixed load say nothing new and are left out.
     """
     problem = f.problem
     fixed, born, work = _fixed_loads(f)
-    terms = _gap_loads(f)
+    held = _gap_loads(f)
     packing, unpacking = _packing_loads(f)
     variants = variant_loads(f)
     intermediates: list[list[Term]] = [[] for _ in range(problem.size)]
@@ -35,31 +34,28 @@ def eq5_eq6_memory(f: Columns) -> None:
     }
     work_before = _rematerialization_workspaces(f)
     limit = (problem.ram_bytes or 0) / f.byte_scale
-    tightest: dict[tuple[Term, ...], tuple[float, str]] = {}
+    rows = MemoryRows(f.model, f.byte_scale, limit)
     for s in range(problem.size):
+        rows.advance(held.changes(s))
         after = fixed[s] + work[s]
         sliced_after, sliced_before = _slice_terms(f, s)
-        working = terms[s] + sliced_after + variants[s].working
+        working = sliced_after + variants[s].working
         if f.breadth.optimistic:
             least = after - problem.stages[s].overcount_bytes / f.byte_scale
-            _offer_row(tightest, f"eq6_memory_after({s})", working, least)
+            rows.offer(f"eq6_memory_after({s})", working, least)
             continue
-        _offer_row(tightest, f"eq6_memory_after({s})", working, after)
+        rows.offer(f"eq6_memory_after({s})", working, after)
         before = fixed[s] - born[s]
         if packing[s]:
-            held = terms[s] + packing[s] + sliced_after + variants[s].after
-            _offer_row(tightest, f"eq6_packing({s})", held, fixed[s])
-        at_start = terms[s] + sliced_before + variants[s].before
+            rows.offer(f"eq6_packing({s})", packing[s] + sliced_after + variants[s].after, fixed[s])
+        at_start = sliced_before + variants[s].before
         if f.breadth.exact_stages and (intermediates[s] or s in workspaces):
-            eq5_in_stage(f, s, at_start, fixed[s] - born[s], limit)
+            eq5_in_stage(f, s, [*rows.held, *at_start], before, limit)
             intermediates[s] = []
         extra = unpacking[s] + intermediates[s] + ([(work_before[s], 1.0)] if s in work_before else [])
         if extra or before > after:
-            _offer_row(tightest, f"eq5_memory_before({s})", at_start + extra, before)
-    for row, (load, name) in tightest.items():
-        most = sum(a * f.model.upper[v] for v, a in row if a > 0)
-        if load + most > limit * (1 + 1e-12):
-            f.model.row(name, row, -np.inf, limit - load)
+            rows.offer(f"eq5_memory_before({s})", at_start + extra, before)
+    rows.write()
 
 
 def eq6_target_memory(f: Columns) -> None:
@@ -192,12 +188,6 @@ def _stage_rematerializations(f: Columns, stage: int) -> list[tuple[int, Remater
     ]
 
 
-def _offer_row(tightest: dict[tuple[Term, ...], tuple[float, str]], name: str, row: list[Term], load: float) -> None:
-    key = tuple(row)
-    if key not in tightest or tightest[key][0] < load:
-        tightest[key] = (load, name)
-
-
 def _fixed_loads(f: Columns) -> tuple[Vector, Vector, Vector]:
     """Return scaled bytes per stage: held whatever is decided, thereof born there, workspace."""
     problem, size = f.problem, f.problem.size
@@ -206,35 +196,33 @@ def _fixed_loads(f: Columns) -> tuple[Vector, Vector, Vector]:
         fixed[list(tensor.accesses)] += tensor.nbytes
         if tensor.birth >= 0:
             born[tensor.birth] += tensor.nbytes
-    for g in f.fixed_gaps:
-        gap = problem.gaps[g]
-        fixed[[s % size for s in range(gap.after + 1, gap.before)]] += problem.tensors[gap.tensor].nbytes
+    fixed += kept_bytes(problem, f.fixed_gaps)
     fixed += [stage.fixed_bytes for stage in problem.stages]
     work = np.array([stage.workspace_bytes for stage in problem.stages], dtype=float)
     return fixed / f.byte_scale, born / f.byte_scale, work / f.byte_scale
 
 
-def _gap_loads(f: Columns) -> list[list[Term]]:
-    """Return, per stage, the bytes that decisions hold there.
+def _gap_loads(f: Columns) -> HeldBytes:
+    """Return what decisions hold in each stage.
 
     Kept, back early, packed, landing, being written.
     """
-    problem, size = f.problem, f.problem.size
-    loads: list[list[Term]] = [[] for _ in range(size)]
+    problem, held = f.problem, HeldBytes(f.problem.size)
     for g, columns in f.gaps.items():
         gap, tensor = problem.gaps[g], problem.tensors[problem.gaps[g].tensor]
-        nbytes, packing = tensor.nbytes / f.byte_scale, tensor.packing(gap.version)
-        held = {v: (v, nbytes) for v in (columns.keep, *columns.presence.values())}
-        packed = (
-            [] if columns.packed is None or packing is None else [(columns.packed, packing.packed_bytes / f.byte_scale)]
-        )
-        for s in range(gap.after + 1, gap.before):
-            loads[s % size].append(held[columns.presence.get(s, columns.keep)])
-            loads[s % size] += packed
-        _add_transfer_loads(f, gap, columns, loads)
-        add_overlap_loads(f, gap, columns, loads)
-        _add_stored_loads(f, gap, columns, loads)
-    return loads
+        packing = tensor.packing(gap.version)
+        first, column = gap.after + 1, columns.keep
+        for s, present in columns.presence.items():
+            if present != column:
+                held.add(column, tensor.nbytes, first, s)
+                first, column = s, present
+        held.add(column, tensor.nbytes, first, gap.before)
+        if columns.packed is not None and packing is not None:
+            held.add(columns.packed, packing.packed_bytes, gap.after + 1, gap.before)
+        _add_transfer_loads(f, gap, columns, held)
+        add_overlap_loads(f, gap, columns, held)
+        _add_stored_loads(f, gap, columns, held)
+    return held
 
 
 def _packing_loads(f: Columns) -> tuple[list[list[Term]], list[list[Term]]]:
@@ -252,40 +240,36 @@ def _packing_loads(f: Columns) -> tuple[list[list[Term]], list[list[Term]]]:
     return packing, unpacking
 
 
-def _add_stored_loads(f: Columns, gap: Gap, columns: GapColumns, loads: list[list[Term]]) -> None:
+def _add_stored_loads(f: Columns, gap: Gap, columns: GapColumns, held: HeldBytes) -> None:
     """A page in zram stays in RAM, smaller, until it is read."""
     for paging in f.problem.tensors[gap.tensor].paging:
-        if not paging.stored_bytes:
-            continue
         for (s, target), v in columns.page.items():
             if target == paging.target:
-                for t in range(gap.after + 1, s):
-                    loads[t % f.problem.size].append((v, paging.stored_bytes / f.byte_scale))
+                held.add(v, paging.stored_bytes, gap.after + 1, s)
 
 
-def _add_transfer_loads(f: Columns, gap: Gap, columns: GapColumns, loads: list[list[Term]]) -> None:
+def _add_transfer_loads(f: Columns, gap: Gap, columns: GapColumns, held: HeldBytes) -> None:
     problem, tensor = f.problem, f.problem.tensors[gap.tensor]
-    nbytes, packing = tensor.nbytes / f.byte_scale, tensor.packing(gap.version)
-    packed = 0.0 if packing is None else packing.packed_bytes / f.byte_scale
+    packing = tensor.packing(gap.version)
+    packed_bytes = 0 if packing is None else packing.packed_bytes
     if page_out_ready(problem, gap, None) > gap.after + 2:
         for v in columns.page.values():
-            loads[(gap.after + 1) % problem.size].append((v, nbytes))
+            held.add(v, tensor.nbytes, gap.after + 1, gap.after + 2)
         for v in columns.packed_page.values():
-            loads[(gap.after + 1) % problem.size].append((v, packed))
+            held.add(v, packed_bytes, gap.after + 1, gap.after + 2)
     if problem.semantics is not Semantics.REAL:
         return
     for paging in tensor.paging:
         for (s, target), v in columns.page.items():
             if target == paging.target:
-                for t, _ in read_window(problem, gap, s, paging.seconds_in):
-                    loads[t].append((v, nbytes))
-                for t, _ in write_window(problem, gap, paging.seconds_out):
-                    loads[t].append((v, nbytes))
+                reads = read_window(problem, gap, s, paging.seconds_in)
+                for t, _ in (*reads, *write_window(problem, gap, paging.seconds_out)):
+                    held.add(v, tensor.nbytes, t, t + 1)
     for paging in packing.paging if packing is not None else ():
         if paging.target in columns.packed_page:
             v, reads = columns.packed_page[paging.target], read_window(problem, gap, gap.before, paging.seconds_in)
             for t, _ in (*reads, *write_window(problem, gap, paging.seconds_out)):
-                loads[t].append((v, packed))
+                held.add(v, packed_bytes, t, t + 1)
 
 
 def define_slices(f: Columns) -> None:

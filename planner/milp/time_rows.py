@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from planner.milp.columns import Columns, GapColumns, Term
+from planner.milp.held_bytes import HeldBytes
 from planner.milp.variant_rows import variant_seconds
 from planner.problem.model import Gap, Paging, Problem
 from planner.problem.replay import read_window, write_window
@@ -89,14 +90,13 @@ def define_overlap(f: Columns) -> None:
             )
 
 
-def add_overlap_loads(f: Columns, gap: Gap, columns: GapColumns, loads: list[list[Term]]) -> None:
+def add_overlap_loads(f: Columns, gap: Gap, columns: GapColumns, held: HeldBytes) -> None:
     """A transfer that hides behind compute holds its buffer meanwhile."""
-    nbytes = f.problem.tensors[gap.tensor].nbytes / f.byte_scale
+    nbytes, packed_bytes = f.problem.tensors[gap.tensor].nbytes, _packed_bytes(f.problem, gap)
     packed = {*columns.packed_read_ahead.values(), *columns.packed_write_behind.values()}
-    packed_bytes = _packed_bytes(f.problem, gap) / f.byte_scale
     for column, window, _ in _hidden(f.problem, gap, columns):
         for t, _ in window:
-            loads[t].append((column, packed_bytes if column in packed else nbytes))
+            held.add(column, packed_bytes if column in packed else nbytes, t, t + 1)
 
 
 def _packed_bytes(problem: Problem, gap: Gap) -> int:

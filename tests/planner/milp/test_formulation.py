@@ -61,7 +61,7 @@ def named_in(tree: ast.AST, methods: dict[str, int]) -> set[str]:
 
 
 COLUMN_CALLS = {"column": 0, "hiding_column": 0}
-ROW_CALLS = {"row": 0, "_offer_row": 1}
+ROW_CALLS = {"row": 0, "offer": 0}
 
 
 @pytest.mark.parametrize(("section", "calls"), [("Columns", COLUMN_CALLS), ("Rows", ROW_CALLS)])

@@ -7,6 +7,8 @@ U[t] = U[t-1] + born - freed of POET (Patil et al. 2022) and Checkmate (Jain et 
 
 from dataclasses import replace
 
+import numpy as np
+
 from planner.milp.highs import INFINITY, HighsSession, LinearModel, SolverRun
 
 _LEAST_TERMS = 32
@@ -58,15 +60,23 @@ def _terms(model: LinearModel, row: int) -> list[tuple[int, float]]:
 
 def _changes(model: LinearModel) -> dict[int, tuple[int, list[tuple[int, float]]]]:
     """Return, of each long row that has most in common with the long row before it, which that is, and what changed since."""
+    index, value = np.frombuffer(model.index, np.int32), np.frombuffer(model.value)
     found = dict[int, tuple[int, list[tuple[int, float]]]]()
-    before, had = -1, dict[int, float]()
+    before, before_columns = -1, np.zeros(0, np.int32)
+    had, has_now = np.zeros(model.columns), np.zeros(model.columns, bool)
     for row in range(model.rows):
-        if model.row_start[row + 1] - model.row_start[row] < _LEAST_TERMS or model.row_lower[row] != -INFINITY:
+        begin, end = model.row_start[row], model.row_start[row + 1]
+        if end - begin < _LEAST_TERMS or model.row_lower[row] != -INFINITY:
             continue
-        has = dict(_terms(model, row))
-        changed = [(c, a - had.get(c, 0.0)) for c, a in has.items() if a != had.get(c)]
-        changed += [(c, -a) for c, a in had.items() if c not in has]
-        if len(changed) <= _CHANGED * len(has):
-            found[row] = before, changed
-        before, had = row, has
+        columns, factors = index[begin:end], value[begin:end]
+        has_now[columns] = True
+        gone = before_columns[~has_now[before_columns]]
+        has_now[columns] = False
+        changed = factors != had[columns]
+        which = np.concatenate((columns[changed], gone))
+        if len(which) <= _CHANGED * len(columns):
+            by = np.concatenate((factors[changed] - had[columns[changed]], -had[gone]))
+            found[row] = before, list(zip(which.tolist(), by.tolist(), strict=True))
+        had[gone], had[columns] = 0.0, factors
+        before, before_columns = row, columns
     return found

@@ -65,10 +65,11 @@ def climb(
     paging: bool = True,
     recompute: bool = True,
     first: Greedy | None = None,
+    bounded: Problem | None = None,
 ) -> Climb:
     """Return the best schedule and bound found for `problem` within `time_limit_s` of CPU time.
 
-    `first`: what greedy search finds for it, where that is known.
+    `first`: what greedy search finds for it, where that is known. `bounded`: the same with wider limits, if the bound is to be one for that.
     """
     deadline = time.process_time() + time_limit_s
     state = Climb(problem, deadline, progress, judge=judge, paging=paging, recompute=recompute)
@@ -79,7 +80,7 @@ def climb(
         offer_without_limits(state)
     if state.proven:
         return state
-    small_bound(state)
+    small_bound(state, bounded or problem)
     if problem.semantics is Semantics.ELASTIC:
         _climb_captured(state, time_limit_s)
     else:
@@ -147,11 +148,11 @@ def offer_recipes(state: Climb, seconds: float) -> None:
             return
 
 
-def _formulation(state: Climb, breadth: Breadth, *, included: bool = True) -> Formulation:
-    """Return the model of this breadth; `included`: what the best schedule decides is offered too."""
+def _formulation(state: Climb, breadth: Breadth) -> Formulation:
+    """Return the model of this breadth; what the best schedule decides is offered too."""
     allowed = replace(breadth, paging=state.paging, recompute=state.recompute)
     begin = time.process_time()
-    made = Formulation(state.problem, allowed, state.schedule if included else None)
+    made = Formulation(state.problem, allowed, state.schedule)
     state.seconds_per_return = (time.process_time() - begin) / max(_returns(state.problem, breadth), 1)
     return made
 
@@ -175,9 +176,15 @@ SMALLEST = Breadth(0, 0, early_pages=False, inputs=False, sources=True, timeless
 take their time as a whole."""
 
 
-def small_bound(state: Climb) -> None:
-    """Bound by the smallest relaxation."""
-    _bound_by(state, SMALLEST, max(0.2 * state.left, 2.0))
+def small_bound(state: Climb, problem: Problem) -> None:
+    """Bound by the smallest relaxation of a problem that has all schedules of the one that is searched."""
+    formulation = Formulation(problem, replace(SMALLEST, paging=state.paging, recompute=state.recompute))
+    seconds = max(0.2 * state.left, 2.0)
+    relaxed = run_relaxed(formulation.model, state.wall(min(seconds, state.left)))
+    if relaxed.status is SolverStatus.INFEASIBLE:
+        _note_infeasible(state, formulation)
+    elif relaxed.status is SolverStatus.OPTIMAL:
+        state.raise_bound(relaxed.bound * formulation.joule_scale)
 
 
 def relaxation_bound(problem: Problem, time_limit_s: float) -> float | None:
@@ -188,15 +195,6 @@ def relaxation_bound(problem: Problem, time_limit_s: float) -> float | None:
     formulation = Formulation(problem, SMALLEST)
     run = run_relaxed(formulation.model, time_limit_s)
     return run.bound * formulation.joule_scale if run.status is SolverStatus.OPTIMAL else None
-
-
-def _bound_by(state: Climb, breadth: Breadth, seconds: float) -> None:
-    formulation = _formulation(state, breadth, included=False)
-    relaxed = run_relaxed(formulation.model, state.wall(min(seconds, state.left)))
-    if relaxed.status is SolverStatus.INFEASIBLE:
-        _note_infeasible(state, formulation)
-    elif relaxed.status is SolverStatus.OPTIMAL:
-        state.raise_bound(relaxed.bound * formulation.joule_scale)
 
 
 def _note_infeasible(state: Climb, formulation: Formulation) -> None:

@@ -126,6 +126,10 @@ class _Asked:
     rivals: tuple[Plan, ...]
     unpacked_known: bool = False
     """Whether what greedy search finds without packing is among the rivals."""
+    order: tuple[int, ...] | None = None
+    """Of the operators, where that is decided already."""
+    bounded: PlanLimits | None = None
+    """Limits that the bound is for, where they are wider than those of the plan."""
 
     @property
     def quick(self) -> "_Asked":
@@ -146,12 +150,12 @@ def _packing(asked: _Asked) -> PlanResult:
         return _within(asked)
     takes = lower(graph, costs, bare.plan)
     as_bare = replace(asked.limits, write_limit_bytes=takes.written_bytes)
-    limited = replace(asked, limits=as_bare, rivals=(*asked.rivals, bare.plan))
+    limited = replace(asked, limits=as_bare, rivals=(*asked.rivals, bare.plan), order=bare.plan.order)
     if dearest_wear(costs.device):
-        found = _sparing(limited)
+        found = replace(_sparing(limited), bound_joules=None)  # it is for cheaper wear
     else:
         in_time = replace(as_bare, deadline_s=takes.seconds)
-        found = _plan(replace(limited, limits=in_time, unpacked_known=True))
+        found = _plan(replace(limited, limits=in_time, unpacked_known=True, bounded=asked.limits))
     plan = found.plan if _takes_no_more(graph, costs, found.plan, takes) else with_figures(bare.plan, costs, takes)
     return _bounded(asked, replace(found, plan=plan), begin)
 
@@ -161,7 +165,7 @@ def _bounded(asked: _Asked, found: PlanResult, begin: float) -> PlanResult:
     plan, bound, outcome = found.plan, found.bound_joules, Outcome.FEASIBLE
     if plan is None:
         return found
-    if asked.strategy != "greedy":
+    if bound is None and asked.strategy != "greedy":
         limits = asked.limits
         coarse = coarsen(
             asked.graph, asked.costs, ram_bytes=limits.ram_bytes, deadline_s=limits.deadline_s,
@@ -171,10 +175,9 @@ def _bounded(asked: _Asked, found: PlanResult, begin: float) -> PlanResult:
     gap = relative_gap(plan.overhead_joules, bound)
     if gap is not None and gap <= OPTIMAL_GAP:
         outcome = Outcome.OPTIMAL
-    program = lower(asked.graph, asked.costs, plan)
     return replace(
         found, plan=replace(plan, bound_joules=bound), outcome=outcome, bound_joules=bound, gap=gap,
-        seconds=time.process_time() - begin, message=_message(outcome, program),
+        seconds=time.process_time() - begin, message=_message(outcome, plan),
     )  # fmt: skip
 
 
@@ -333,8 +336,10 @@ def _coarse_plan(asked: _Asked, min_bytes: int) -> PlanResult:
     """Return the plan of a problem in which storages of at least `min_bytes` are decided about."""
     begin = time.process_time()
     graph, costs, limits, ram_bytes = asked.graph, asked.costs, asked.limits, asked.limits.ram_bytes
-    start = _best_start(graph, costs, ram_bytes)
-    order = () if start is None else start.coarse.order
+    start, order = None, asked.order
+    if order is None:
+        start = _best_start(graph, costs, ram_bytes)
+        order = () if start is None else start.coarse.order
     unlimited = limits.deadline_s is None and limits.write_limit_bytes is None and min_bytes == MIN_DECIDED_BYTES
     target, overruns = ram_bytes, list[BudgetError]()
     for _ in range(1 + TIGHTENINGS):
@@ -348,9 +353,11 @@ def _coarse_plan(asked: _Asked, min_bytes: int) -> PlanResult:
             ), None  # fmt: skip
             judge = ProgramJudge(costs, coarse, ram_bytes, overruns)
         left = (1 - FINISHING) * asked.time_limit_s - (time.process_time() - begin)
+        bounded = asked.bounded or limits
+        wider = replace(coarse.problem, deadline_s=bounded.deadline_s, write_limit_bytes=bounded.write_limit_bytes)
         solution = solve(
             coarse.problem, time_limit_s=left, strategy=asked.strategy, progress=asked.progress, judge=judge, first=found_first,
-            unpacked_known=asked.unpacked_known,
+            unpacked_known=asked.unpacked_known, bounded=wider,
         )  # fmt: skip
         if solution.schedule is not None or not overruns or left <= 0 or target <= (least := _least(coarse, solution)):
             break
@@ -521,8 +528,8 @@ def with_figures(plan: Plan, costs: CostTable, program: Program, bound: float | 
     )  # fmt: skip
 
 
-def _message(outcome: Outcome, program: Program) -> str:
-    return f"{outcome.value}: peak {format_bytes(program.peak_bytes)}, {format_seconds(program.seconds)}"
+def _message(outcome: Outcome, takes: Program | Plan) -> str:
+    return f"{outcome.value}: peak {format_bytes(takes.peak_bytes)}, {format_seconds(takes.seconds)}"
 
 
 def _success(costs: CostTable, plan: Plan, program: Program, solution: Solution, begin: float) -> PlanResult:

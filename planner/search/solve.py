@@ -100,14 +100,16 @@ def solve(
     judge: Judge = replay,
     first: Greedy | None = None,
     unpacked_known: bool = False,
+    bounded: Problem | None = None,
 ) -> Solution:
     """Return the best schedule that `strategy` finds for `problem` within `time_limit_s` of CPU time.
 
-    `first`: what greedy search finds for it, where that is known; `unpacked_known`: the caller has what greedy search finds without packing. Raises StrategyError for a strategy that does not exist.
+    `first`: what greedy search finds for it, where that is known; `unpacked_known`: the caller has what greedy search finds without packing. `bounded`: the problem that the
+    bound is for, where that is another, with wider limits. Raises StrategyError for a strategy that does not exist.
     """
     begin = time.process_time()
     if strategy == "milp":
-        state = climb(problem, time_limit_s, progress, judge, first=first)
+        state = climb(problem, time_limit_s, progress, judge, first=first, bounded=bounded)
     elif strategy == "greedy":
         state = _greedy_climb(problem, time_limit_s, progress, judge, first, unpacked_known=unpacked_known)
     elif strategy in BASELINES:

@@ -1,6 +1,7 @@
 """Plans tried out one after the other: what is known of memory and costs gets better with every trial."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,11 @@ _QUICK_S = 1.0
 """Of a search for plans that are many, or tried for what a worker holds beside them."""
 _SLOW_STEP_S = 15.0
 """Of steps that take longer the first trial runs one: on an SD card a step of GPT-2 moves 4 GB, and the last trial shows the rest."""
+
+
+def _nothing() -> None:
+    """What this process does while plans run in another, where nothing is left to be done."""
+
 
 _Runs = dict[str, tuple[tuple[int, ...], tuple[Decision, ...]]]
 """By graph: the order of a plan's operators, and what is computed again."""
@@ -69,10 +75,15 @@ class Attempts:
             self.measured = at_trial_pace(self.measured, found)
         return found
 
-    def tried(self, planner: Planner, *, spared: float = SPARE, probe_packing: bool = False) -> tuple[Trial, bool]:
-        """Plan, write and run; note what turned out unplanned. Say whether that was next to nothing."""
+    def tried(
+        self, planner: Planner, *, spared: float = SPARE, probe_packing: bool = False, meanwhile: Callable[[], None] = _nothing
+    ) -> tuple[Trial, bool]:  # fmt: skip
+        """Plan, write and run; note what turned out unplanned. Say whether that was next to nothing.
+
+        `meanwhile`: what this process does of its own while the plans run in another.
+        """
         plans, costs = self._planned(planner, target_bytes(self.pools, spared))
-        return self.run(plans, costs, probe_packing=probe_packing)
+        return self.run(plans, costs, probe_packing=probe_packing, meanwhile=meanwhile)
 
     def planned(self, ram_bytes: int, planner: Planner) -> tuple[dict[str, Plan], dict[str, CostTable]]:
         """Return plans for a budget, and the costs that they were made with. Raises InfeasibleError."""
@@ -109,20 +120,25 @@ class Attempts:
             )
 
     def run(
-        self, plans: Mapping[str, Plan], costs: Mapping[str, CostTable], *, probe_packing: bool = False
-    ) -> tuple[Trial, bool]:
+        self, plans: Mapping[str, Plan], costs: Mapping[str, CostTable], *, probe_packing: bool = False,
+        meanwhile: Callable[[], None] = _nothing,
+    ) -> tuple[Trial, bool]:  # fmt: skip
         """Put these plans first in the draft and run them; note what turned out unplanned. Say whether that was next to nothing."""
         manifest = self.draft.put([plans], costs, [self.pools.computing_bytes])
         runs = _what_runs(plans)
         if self.shown is not None and self.shown.plans == runs:
+            meanwhile()
             return self.shown.trial, True
         compared = len(manifest.reference.losses)
         whole = max(TRIAL_STEPS, compared)
         steps = self._first_steps(manifest, whole, moving=runs is None) if probe_packing else whole
-        found = trial(
-            self.draft.path, self.page_dirs, self.draft.threads, throttle=self.throttle, compared=min(steps, compared),
-            probe_packing=probe_packing, steps=steps,
-        )  # fmt: skip
+        with ThreadPoolExecutor(1) as beside:
+            running = beside.submit(
+                trial, self.draft.path, self.page_dirs, self.draft.threads, throttle=self.throttle,
+                compared=min(steps, compared), probe_packing=probe_packing, steps=steps,
+            )  # fmt: skip
+            meanwhile()
+            found = running.result()
         self.start_bytes = max(self.start_bytes, found.start_bytes)
         if self.start_bytes > self.pools.ram_bytes:
             raise too_little_to_start(f"the budget is {format_bytes(self.pools.ram_bytes)}", self.start_bytes)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from agent.prepare.making.attempts import Attempts
 from agent.prepare.making.draft import BundleDraft
-from agent.prepare.making.smaller_plans import smaller_plans, with_cheapest_first, with_smaller_plans
+from agent.prepare.making.smaller_plans import SmallerPlans, smaller_plans, with_cheapest_first, with_smaller_plans
 from agent.prepare.making.trial import Throttle
 from agent.prepare.making.unplanned import held_bytes, too_much
 from agent.prepare.pools import Pools
@@ -78,14 +78,17 @@ def make(
 
 def _settled(attempts: Attempts, planner: Planner, progress: Progress, *, wide: bool) -> Made:
     """Try plans until one takes what it says, then add smaller ones. Raises InfeasibleError, TrialError."""
-    pools = attempts.pools
+    pools, smaller = attempts.pools, list[SmallerPlans]()
+
+    def plan_smaller() -> None:
+        smaller[:] = smaller_plans(attempts, planner if wide else None)
+
     progress("try", 0.0)
     found = attempts.find_unplanned()
     for attempt in range(_TRIES):
         progress("plan", attempt / _TRIES)
-        found, settled = attempts.tried(planner)
+        found, settled = attempts.tried(planner, meanwhile=plan_smaller)
         if settled:
-            smaller = smaller_plans(attempts, planner if wide else None)
             found = with_cheapest_first(attempts, smaller, found)
             manifest = with_smaller_plans(attempts, smaller)
             return Made(

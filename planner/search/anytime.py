@@ -5,8 +5,10 @@ Greedy, narrow models, the LP bound of the full model, the full model with dear 
 Every rung is judged by the replay, never by the solver's own word; the best valid schedule so far is kept.
 """
 
+import itertools
 import math
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -16,9 +18,9 @@ from planner.milp.conflict import shortfalls
 from planner.milp.highs import HighsSession, Progress, SolverRun, SolverStatus, Vector
 from planner.milp.model import Formulation
 from planner.milp.telescoped import run_relaxed
-from planner.problem.model import Problem, Semantics
+from planner.problem.model import Problem, Schedule, Semantics
 from planner.problem.replay import replay
-from planner.search.greedy.search import Greedy, greedy, greedy_variants
+from planner.search.greedy.search import EMPHASES, Greedy, greedy, greedy_variants
 from planner.search.incumbent import OPTIMAL_GAP, Climb, GainRate, Judge
 from planner.search.neighbourhood import neighbourhood_search
 from planner.search.recipes import cheap_segments, simple_schedules
@@ -129,23 +131,25 @@ def captured_breadth(problem: Problem) -> Breadth:
 
 
 def offer_recipes(state: Climb, seconds: float) -> None:
-    """Offer what recipes and variants of the greedy search give, for `seconds` of CPU time or until they gain next to nothing.
+    """Offer what variants of the greedy search and recipes give, for `seconds` of CPU time or until they gain next to nothing.
 
-    Baselines' among them.
+    Baselines' among them. Variants gain most where there is a schedule; where there is none yet, recipes find one first.
     """
-    stop_at = state.left - seconds
-    for partial in ({"packing": False}, {"recompute": False}, {"paging": False}):
-        found = greedy(state.problem, **partial).schedule
-        if found is not None:
-            state.offer(found, "greedy without " + next(iter(partial)))
-    for schedule in simple_schedules(state.problem):
-        state.offer(schedule, "simple")
-    rate = GainRate(state, seconds, LEAST_GAIN)
-    for variant in greedy_variants(state.problem, cheap_segments(state.problem)):
-        if variant is not None:
-            state.offer(variant, "variant")
-        if state.left < stop_at or rate.too_low:
+    stop_at, rate = state.left - seconds, GainRate(state, seconds, LEAST_GAIN)
+    variants = ((variant, "variant") for variant in greedy_variants(state.problem, cheap_segments(state.problem)))
+    first = [] if state.schedule is None else itertools.islice(variants, len(EMPHASES))
+    for schedule, rung in itertools.chain(first, _recipes(state.problem), variants):
+        if schedule is not None:
+            state.offer(schedule, rung)
+        if (state.schedule is not None or rung == "variant") and (state.left < stop_at or rate.too_low):
             return
+
+
+def _recipes(problem: Problem) -> Iterator[tuple[Schedule | None, str]]:
+    """Yield what the greedy search finds without one of its means, and simple schedules; None where it finds nothing."""
+    for partial in ({"packing": False}, {"recompute": False}, {"paging": False}):
+        yield greedy(problem, **partial).schedule, "greedy without " + next(iter(partial))
+    yield from ((schedule, "simple") for schedule in simple_schedules(problem))
 
 
 def _formulation(state: Climb, breadth: Breadth) -> Formulation:

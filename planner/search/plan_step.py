@@ -152,7 +152,7 @@ def _packing(asked: _Asked) -> PlanResult:
     as_bare = replace(asked.limits, write_limit_bytes=takes.written_bytes)
     limited = replace(asked, limits=as_bare, rivals=(*asked.rivals, bare.plan), order=bare.plan.order)
     if dearest_wear(costs.device):
-        found = replace(_sparing(limited), bound_joules=None)  # it is for cheaper wear
+        found = _sparing(limited)
     else:
         in_time = replace(as_bare, deadline_s=takes.seconds)
         found = _plan(replace(limited, limits=in_time, unpacked_known=True, bounded=asked.limits))
@@ -165,7 +165,9 @@ def _bounded(asked: _Asked, found: PlanResult, begin: float) -> PlanResult:
     plan, bound, outcome = found.plan, found.bound_joules, Outcome.FEASIBLE
     if plan is None:
         return found
-    if bound is None and asked.strategy != "greedy":
+    if asked.strategy != "greedy" and (
+        bound is None or dearest_wear(asked.costs.device)
+    ):  # or it is one for cheaper wear
         limits = asked.limits
         coarse = coarsen(
             asked.graph, asked.costs, ram_bytes=limits.ram_bytes, deadline_s=limits.deadline_s,

@@ -64,7 +64,7 @@ def test_the_smallest_relaxation_bounds_from_below() -> None:
         assert bound is not None and bound <= best + 1e-6
         positive += bound > 1e-6
         state = started(problem)
-        small_bound(state)
+        small_bound(state, problem)
         assert state.bound == pytest.approx(max(0.0, min(bound, state.cost)), abs=1e-6)
     assert positive > 5
 

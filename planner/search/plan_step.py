@@ -150,7 +150,8 @@ def _packing(asked: _Asked) -> PlanResult:
         return _within(asked)
     takes = lower(graph, costs, bare.plan)
     as_bare = replace(asked.limits, write_limit_bytes=takes.written_bytes)
-    limited = replace(asked, limits=as_bare, rivals=(*asked.rivals, bare.plan), order=bare.plan.order)
+    order = None if asked.strategy == "greedy" else bare.plan.order
+    limited = replace(asked, limits=as_bare, rivals=(*asked.rivals, bare.plan), order=order)
     if dearest_wear(costs.device):
         found = _sparing(limited)
     else:
@@ -165,9 +166,8 @@ def _bounded(asked: _Asked, found: PlanResult, begin: float) -> PlanResult:
     plan, bound, outcome = found.plan, found.bound_joules, Outcome.FEASIBLE
     if plan is None:
         return found
-    if asked.strategy != "greedy" and (
-        bound is None or dearest_wear(asked.costs.device)
-    ):  # or it is one for cheaper wear
+    for_cheaper_wear = dearest_wear(asked.costs.device) > 0
+    if asked.strategy != "greedy" and (bound is None or for_cheaper_wear):
         limits = asked.limits
         coarse = coarsen(
             asked.graph, asked.costs, ram_bytes=limits.ram_bytes, deadline_s=limits.deadline_s,

@@ -40,7 +40,7 @@ class HeldBytes:
         return [(column, nbytes) for column, nbytes in self._changes[stage].items() if nbytes]
 
 
-class MemoryRows:
+class HeldRows:
     """Writes rows: what is held in a stage, with further terms and what is fixed, is at most the limit; bytes are scaled.
 
     Of rows with the same terms only the one with the highest fixed load says something, and none that cannot be broken does.

@@ -8,7 +8,7 @@ from collections import defaultdict
 import numpy as np
 
 from planner.milp.columns import Columns, GapColumns, Term, kept_bytes
-from planner.milp.held_bytes import HeldBytes, MemoryRows
+from planner.milp.held_bytes import HeldBytes, HeldRows
 from planner.milp.highs import Vector
 from planner.milp.time_rows import add_overlap_loads
 from planner.milp.variant_rows import spared_terms, variant_loads
@@ -34,7 +34,7 @@ def eq5_eq6_memory(f: Columns) -> None:
     }
     work_before = _rematerialization_workspaces(f)
     limit = (problem.ram_bytes or 0) / f.byte_scale
-    rows = MemoryRows(f.model, f.byte_scale, limit)
+    rows = HeldRows(f.model, f.byte_scale, limit)
     for s in range(problem.size):
         rows.advance(held.changes(s))
         after = fixed[s] + work[s]

@@ -11,10 +11,11 @@ import msgspec
 import torch
 
 from agent.finetune.base_record import BaseRecord
+from agent.finetune.held_out import HeldOutLosses
 from agent.finetune.options import FinetuneError, FinetuneOptions
 from agent.system.atomic_file import atomic_stream
 
-_NAME, _ROUND_NAME = "checkpoint.pt", "round.pt"
+_NAME, _ROUND_NAME, _LOSSES_SUFFIX = "checkpoint.pt", "round.pt", ".losses"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,8 @@ class Checkpoint:
             made_of.update(repr(sequence).encode())
         made_of.update((round or "").encode())
         self._id = made_of.hexdigest()
+        self.losses = HeldOutLosses(self.path.with_suffix(_LOSSES_SUFFIX), self._id)
+        """Of held-out texts, as far as an evaluation under way is."""
 
     def write(
         self,
@@ -108,6 +111,7 @@ class Checkpoint:
     def remove(self) -> None:
         """Remove it: the result is written."""
         self.path.unlink(missing_ok=True)
+        self.losses.remove()
         if self.path.parent.is_dir() and not any(self.path.parent.iterdir()):
             self.path.parent.rmdir()
 

@@ -23,7 +23,7 @@ from agent.finetune.libraries import plain_model
 from agent.finetune.model import check_takes, load_model, multiplied_bytes
 from agent.finetune.options import FinetuneError, FinetuneOptions, MicroBatchOrder
 from agent.finetune.room import MOMENTS, Room
-from agent.finetune.steering import LeaveTraining, Steering
+from agent.finetune.steering import CHECKPOINT_S, LeaveTraining, Steering
 from agent.finetune.task import TaskKind
 from agent.finetune.text.sequence_file import IGNORED, TokenSequence
 from agent.finetune.text.sequences import BUCKET_TOKENS, masked
@@ -352,15 +352,35 @@ class _Run:
         return self._orders[epoch]
 
     def held_out_loss(self) -> float | None:
-        """Return the mean loss over the held-out tokens; None where none are held out."""
+        """Return the mean loss over the held-out tokens; None where none are held out. What is cut goes on where it was."""
         learned = sum(sequence.learned for sequence in self._held_out())
         if not learned:
             return None
+        losses = self.checkpoint.losses.read(self.done)
         self.model.eval()
-        with torch.no_grad():
-            total = sum(self._learned_loss(*self._as_tensors([sequence])).item() for sequence in self._held_out())
+        try:
+            with torch.no_grad():
+                self._add_losses(losses)
+        finally:
+            self._keep_losses(losses)
         self.model.train()
-        return total / learned
+        return sum(losses) / learned
+
+    def _add_losses(self, losses: list[float]) -> None:
+        """Add the losses of the held-out texts that have none yet."""
+        kept_s = time.monotonic()
+        for sequence in itertools.islice(self._held_out(), len(losses), None):
+            losses.append(self._learned_loss(*self._as_tensors([sequence])).item())
+            if time.monotonic() - kept_s >= CHECKPOINT_S:
+                self._keep_losses(losses)
+                kept_s = time.monotonic()
+
+    def _keep_losses(self, losses: list[float]) -> None:
+        """Keep what an evaluation found so far; where that cannot be written, it is only said."""
+        try:
+            self.checkpoint.losses.write(self.done, losses)
+        except OSError as error:
+            self._note(f"the losses of held-out text could not be kept, a cut begins them anew: {error}")
 
     def _held_out(self) -> Iterator[TokenSequence]:
         """Yield what is held out as it is learned, the same each time."""

@@ -1,5 +1,6 @@
 """The recipe learns, stops and goes on with the same bits, and leaves what peft and transformers load."""
 
+import contextlib
 import json
 import math
 import os
@@ -19,10 +20,12 @@ from agent.finetune import head_loss
 from agent.finetune.accumulation.choice import Accumulation
 from agent.finetune.grid.file import put_on_grid
 from agent.finetune.grid.linear import GridConv1D, GridLinear
+from agent.finetune.head_loss import LearnedLoss
 from agent.finetune.libraries import Conv1D
 from agent.finetune.model import load_model
 from agent.finetune.options import FinetuneError, FinetuneOptions, MicroBatchOrder
 from agent.finetune.room import Room
+from agent.finetune.steering import LeaveTraining
 from agent.finetune.training import FinetuneOutcome, Update, exit_code, finetune
 from agent.follow.budget import budget, flash_written_bytes
 from agent.packing import QuantizationGrid
@@ -103,6 +106,35 @@ def test_stopped_and_gone_on_it_is_the_same_to_the_bit(
     whole, again = files(tmp_path / "whole"), files(tmp_path / "parted")
     assert whole.keys() == again.keys()
     assert all(whole[name] == again[name] for name in whole if name.endswith(".safetensors"))
+
+
+def test_an_evaluation_that_is_cut_again_and_again_goes_on_where_it_was(
+    asked: FinetuneOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = replace(asked, out=str(tmp_path / "whole"), learning_rate=1e-3, updates=2)
+    evaluated, cut_every = 0, 0
+
+    class Counted(LearnedLoss):
+        def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+            nonlocal evaluated
+            loss = super().__call__(*args, **kwargs)
+            if not torch.is_grad_enabled():
+                evaluated += 1
+                if cut_every and evaluated % cut_every == 0:
+                    raise LeaveTraining
+            return loss
+
+    monkeypatch.setattr("agent.finetune.training.LearnedLoss", Counted)
+    whole, _ = run(options)
+    texts, evaluated, cut_every = evaluated // 2, 0, 2
+    parted, windows = None, 0
+    while parted is None and windows < 4 * texts:
+        windows += 1
+        with contextlib.suppress(LeaveTraining):
+            parted, _ = run(replace(options, out=str(tmp_path / "parted")))
+    assert texts > 1 and parted is not None and windows > texts
+    assert (parted.loss_before, parted.loss_after) == (whole.loss_before, whole.loss_after)
+    assert not (tmp_path / "parted.state").exists()
 
 
 @pytest.mark.parametrize("rank", [4, None])

@@ -132,6 +132,8 @@ class Attempts:
         compared = len(manifest.reference.losses)
         whole = max(TRIAL_STEPS, compared)
         steps = self._first_steps(manifest, whole, moving=runs is None) if probe_packing else whole
+        if probe_packing and runs is None:  # what pages move in is tried again, and compared then
+            compared = 0
         with ThreadPoolExecutor(1) as beside:
             running = beside.submit(
                 trial, self.draft.path, self.page_dirs, self.draft.threads, throttle=self.throttle,

@@ -52,16 +52,18 @@ def test_the_first_trial_does_not_run_all_shapes_and_tells_what_packing_takes_in
     place = next(s for s, storage in enumerate(graphs["step"].storages) if storage.nbytes == 2048 * 256 * 4)
     seen = replace(SEEN, storage=place, reserved_bytes=1 << 20)
     run: list[int] = []
+    compares: list[int] = []
 
-    def trial(draft: Path, *_: object, steps: int, probe_packing: bool, **__: object) -> Trial:
+    def trial(draft: Path, *_: object, steps: int, compared: int, probe_packing: bool, **__: object) -> Trial:
         run.append(steps)
+        compares.append(compared)
         return Trial(Bundle(draft).manifest.plans[0].peak_bytes, packings={"step": (seen,)} if probe_packing else {})
 
     monkeypatch.setattr(attempts, "trial", trial)
     kept = lower(graphs["step"], costs[0], Plan()).peak_bytes
     path = tmp_path / "job.port"
     small_made(path, prepared, int(0.75 * kept))
-    assert run[0] == 2 and run[-1] == 4
+    assert (run[0], compares[0]) == (2, 0) and (run[-1], compares[-1]) == (4, 4)
     found = [table.packings[0] for table in Bundle(path).costs.values()]
     assert [one.pack_seconds for one in found] == pytest.approx([1e-3, 0.75e-3, 0.5e-3])
     assert found[0].reserved_bytes > found[1].reserved_bytes > found[2].reserved_bytes >= 1 << 19

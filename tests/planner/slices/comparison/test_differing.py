@@ -194,3 +194,29 @@ def test_numbers_that_do_not_cancel_hide_it(seen: bool, monkeypatch: pytest.Monk
     if not seen:
         monkeypatch.setattr(comparison, "cancel", lambda *_: None)
     assert rewritten.replacements and bool(differing(graph, rewritten)) == seen
+
+
+def test_products_are_compared_with_the_factors_that_they_are_called_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces, "SPLIT_BYTES", 1 << 10)
+    model = nn.Linear(96, 16).bfloat16()
+    graph = capture_step(
+        model, lambda m, x: torch.addmm(m.bias, x, m.weight.t(), beta=0.5, alpha=2.0).square().mean(),
+        torch.optim.SGD(model.parameters(), lr=0.1), (torch.randn(128, 96).bfloat16(),),
+    ).graphs["step"]  # fmt: skip
+    rewritten = cut_chains(graph, find_chains(graph, 1 << 11), 4)
+    function_of, called = comparison.function_of, list[dict[str, Any]]()
+
+    def of(op: Op) -> Any:
+        function = function_of(op)
+        if op.name != "aten::addmm":
+            return function
+
+        def product(*args: torch.Tensor, **factors: Any) -> Any:
+            called.append(factors)
+            return function(*args, **factors)
+
+        return product
+
+    monkeypatch.setattr(comparison, "function_of", of)
+    assert differing(graph, rewritten) == ()
+    assert called and all(factors == {"beta": 0.5, "alpha": 2.0} for factors in called)

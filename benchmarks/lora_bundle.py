@@ -49,6 +49,8 @@ class Row:
     wall_s: float
     read_mib: float
     written_mib: float
+    state_mib: float
+    """What the job's state takes on flash."""
     equal: bool
 
     @property
@@ -80,13 +82,26 @@ def main() -> int:
 
 def measure(folder: Path, layers: int | None, ram_mib: int, steps: int) -> Row:
     """Plan and train the adapters of the model in `folder`; raise SystemExit with the command's words where it fails."""
-    script, bundle = folder / "job.py", folder / "job.port"
+    script, bundle, state = folder / "job.py", folder / "job.port", folder / "state"
     script.write_text(_SCRIPT.format(folder=str(folder), tokens=TOKENS))
     port = ["-m", "agent.cli"]
     *_, planned = _run(
         [*port, "plan", str(script), "--ram", f"{ram_mib}M", "-o", str(bundle), "--page-dir", str(folder), "--json"]
     )
-    events = _run([*port, "train", str(bundle), "--steps", str(steps), "--json", "--checkpoint-every", str(steps)])
+    events = _run(
+        [
+            *port,
+            "train",
+            str(bundle),
+            "--steps",
+            str(steps),
+            "--state-dir",
+            str(state),
+            "--json",
+            "--checkpoint-every",
+            str(steps),
+        ]
+    )
     *plain_steps, plain = _run(["-m", "benchmarks.plain", str(script), str(bundle), str(steps)])
     ours = [event for event in events if event.get("event") == "step"]
     later = ours[1:]
@@ -96,7 +111,7 @@ def measure(folder: Path, layers: int | None, ram_mib: int, steps: int) -> Row:
         planned["planning_peak_bytes"] / 2**20, max(step["peak_rss_bytes"] for step in ours) / 2**20, plain["peak_rss_bytes"] / 2**20,
         statistics.median(step["cpu_s"] for step in later), statistics.median(plain_s), statistics.median(step["wall_s"] for step in later),
         statistics.mean(step["paged_in_bytes"] for step in later) / 2**20,
-        statistics.mean(step["paged_out_bytes"] for step in later) / 2**20, [step["loss"] for step in ours] == plain["losses"],
+        statistics.mean(step["paged_out_bytes"] for step in later) / 2**20, sum(f.stat().st_size for f in state.rglob("*")) / 2**20, [step["loss"] for step in ours] == plain["losses"],
     )  # fmt: skip
 
 
@@ -112,12 +127,12 @@ def _run(words: list[str]) -> list[dict[str, Any]]:
 def _print(row: Row) -> None:
     table = Table(title=f"LoRA on {QWEN} (bf16, 1 x {TOKENS}, layers: {row.layers or 'all'}) as a bundle")
     for column in ("budget MiB", "planned in s (CPU)", "planning MiB", "peak MiB", "plain MiB", "CPU s/step", "plain", "ratio", "s/step",
-                   "read MiB", "written MiB", "losses equal"):  # fmt: skip
+                   "read MiB", "written MiB", "state MiB", "losses equal"):  # fmt: skip
         table.add_column(column, justify="right")
     table.add_row(
         str(row.ram_mib), f"{row.planning_s:.0f} ({sum(row.planning_cpu_s.values()):.0f})", f"{row.planning_peak_mib:.0f}",
         f"{row.peak_mib:.0f}", f"{row.plain_peak_mib:.0f}", f"{row.cpu_s:.2f}", f"{row.plain_cpu_s:.2f}", f"{row.ratio:.2f}",
-        f"{row.wall_s:.2f}", f"{row.read_mib:.0f}", f"{row.written_mib:.0f}", "yes" if row.equal else "NO",
+        f"{row.wall_s:.2f}", f"{row.read_mib:.0f}", f"{row.written_mib:.0f}", f"{row.state_mib:.0f}", "yes" if row.equal else "NO",
     )  # fmt: skip
     table_console(140).print(table)
 

@@ -79,9 +79,12 @@ class PageFile:
     `direct` tells whether it bypasses the page cache, `worn` whether what is written to it wears a medium.
     """
 
-    def __init__(self, path: Path, *, direct: bool = True) -> None:
+    def __init__(self, path: Path, *, direct: bool = True, read_only: bool = False) -> None:
+        """`read_only`: a file of the user's, which is there and stays as it is; no block of it begins with a tensor, so that it is not `direct`."""
         self.path = path
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        own = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+        flags = os.O_CLOEXEC | (os.O_RDONLY | os.O_NONBLOCK if read_only else own)
+        direct = direct and not read_only
         self.direct = direct and hasattr(os, "O_DIRECT")
         try:
             self.fd = os.open(path, flags | (os.O_DIRECT if self.direct else 0), 0o600)
@@ -179,7 +182,7 @@ def page_error(error: OSError, path: Path, verb: str, nbytes: int) -> PageError:
 
 
 class Slot:
-    """A place in a page file for one storage, with a checksum of each chunk that was written to it.
+    """A place in a page file for one storage, with a checksum of each chunk that was written to it, or that a user's file has there.
 
     The page thread alone touches the checksums, in the order of the queue, so a read always knows the write before it.
     """

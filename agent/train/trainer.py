@@ -6,7 +6,7 @@ The worker's inside; single-threaded but for the page thread.
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,17 @@ from agent.train.state.resident_state import Persistents, initial_contents
 from agent.train.step_paging import Scratch
 from agent.worker.protocol import StateRecovered, StepDone
 from agent.worker.thread_room import check_thread_room
-from planner.ir.bundle.bundle import UPDATING, WHOLE_UPDATE, BucketSize, Bundle, batch_kind, graph_name, train_part
+from planner.ir.bundle.bundle import (
+    UPDATING,
+    WHOLE_UPDATE,
+    BucketSize,
+    Bundle,
+    BundleError,
+    FileRange,
+    batch_kind,
+    graph_name,
+    train_part,
+)
 from planner.ir.bundle.data_order import bucket_batches
 from planner.ir.costs import Flash
 from planner.ir.devices.kinds import CPU
@@ -159,8 +169,9 @@ class Trainer:
         layouts = {} if self.manifest.allow_nonfinite else self.manifest.layouts
         finite = {key: dtype(layout.dtype) for key, layout in layouts.items()}
         self.store = StateStore(
-            options.state_dir, sizes, self.pager, job=bundle.id, finite=finite, item_bytes=self._packed_items()
-        )
+            options.state_dir, sizes, self.pager, job=bundle.id, finite=finite, item_bytes=self._packed_items(),
+            in_files=self._in_files(sizes),
+        )  # fmt: skip
         self.persistents = Persistents(self.store, self.manifest.layouts, self.manifest.blocks)
         parts = [train_part(bucket) for bucket in range(len(self.manifest.sizes))]
         self.samples: Samples | Arrivals = Samples(bundle, parts)
@@ -213,6 +224,13 @@ class Trainer:
         sizes = {key: dtype(layout.dtype).itemsize for key, layout in self.manifest.layouts.items()}
         numbers = (key for key, layout in self.manifest.layouts.items() if dtype(layout.dtype).is_floating_point)
         return {key: sizes[key] for key in numbers if sizes[key] in ITEM_BYTES}
+
+    def _in_files(self, sizes: Mapping[str, int]) -> dict[str, FileRange]:
+        """Return the frozen weights that may be read where the user's files have them: all but what others may replace, and what pages pack."""
+        files, packed = self.manifest.files.items(), self._packed_items()
+        if self.options.weights is not None:
+            return {}
+        return {key: part for key, part in files if key not in packed and part.nbytes == sizes.get(key)}
 
     # -- beginning and end
 
@@ -377,7 +395,11 @@ class Trainer:
                 on_recovery(self._recover(error))
 
     def _recover(self, error: CorruptPageError) -> StateRecovered:
-        """Go back to the latest commit that does not hold the damaged block."""
+        """Go back to the latest commit that does not hold the damaged block. Raises BundleError where that is in a file of the user's."""
+        if self.store.lies_in_file(error.path):
+            raise BundleError(
+                f"{error.path} was changed since the bundle was made; put back the file that the bundle was made from, or plan the job again"
+            ) from error
         reached, self._furthest = self.step, max(self.step, self._furthest)
         if error.path == self.store.file.path and self.store.avoid(error.offset):
             self.store.discard_latest()

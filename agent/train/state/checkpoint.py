@@ -1,6 +1,6 @@
 """Where a job's persistent storages (weights, buffers, optimizer state) lie, and their commits.
 
-Each storage has three slots in one page file. A commit record names, for every storage, the slot that holds its contents
+Each storage has three slots in one page file, but for frozen weights, which are read where they lie in the user's files. A commit record names, for every storage, the slot that holds its contents
 and their checksums; it becomes valid by an atomic rename after everything it names is on the medium. Until the next
 commit, changed storages go to the slot that neither the last commit nor the one before refers to. So a power cut at any
 instant leaves the last commit intact, and a block that rots leaves the one before.
@@ -10,6 +10,7 @@ import errno
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -18,14 +19,16 @@ import xxhash
 
 from agent.backend.raw_bytes import block, whole_bytes
 from agent.system.atomic_file import sync_directory, write_atomically
-from agent.train.pager import ZEROS, PageError, PageFile, Pager, Slot, Transfer, make_directory, page_error
+from agent.train.pager import CHUNK, ZEROS, PageError, PageFile, Pager, Slot, Transfer, make_directory, page_error
 from agent.train.state.finite import check_state
+from planner.ir.bundle.bundle import FileRange
 from planner.ir.direct_io import padded
 from planner.ir.errors import PortError
 
 SLOTS = 3
-_VERSION, _PACKED_VERSION, _ZEROS_VERSION = _VERSIONS = (1, 2, 3)
-"""Version 2 has chunks that lie on the medium packed, version 3 chunks of zeros that do not lie there."""
+_VERSION, _PACKED_VERSION, _ZEROS_VERSION, _FILES_VERSION = _VERSIONS = (1, 2, 3, 4)
+"""Version 2 has chunks that lie on the medium packed, version 3 chunks of zeros that do not lie there, version 4 storages that lie in files
+of the user's."""
 
 
 class CheckpointError(PortError):
@@ -54,6 +57,8 @@ class _CommitRecord(_Version):
     """For each storage the slot that holds it now, that of the commit before, and the checksums of the present one."""
     packed: dict[str, list[int]] = {}
     """For each storage with chunks that are packed or zeros, what each takes on the medium (`Slot.packed_bytes`)."""
+    in_files: list[str] = []
+    """Storages that are read where the user's files have them; their slot is 0."""
 
 
 class StateStore:
@@ -68,10 +73,13 @@ class StateStore:
         job: str,
         finite: Mapping[str, torch.dtype] | None = None,
         item_bytes: Mapping[str, int] | None = None,
+        in_files: Mapping[str, FileRange] = MappingProxyType({}),
     ) -> None:
         """`finite`: storages, and what their bytes are, that never reach flash with NaN or infinities in them.
 
-        `item_bytes`: storages of floating-point numbers of so many bytes whose chunks are packed on the medium.
+        `item_bytes`: storages of floating-point numbers of so many bytes whose chunks are packed on the medium. `in_files`: storages
+        that never change and are read where these files have them, in a state that begins; one that is there goes on as it began.
+        Raises CheckpointError where it began with such files and they are not given.
         """
         self.directory, self.pager, self.job = directory, pager, job
         self._finite, self._item_bytes = finite or {}, item_bytes or {}
@@ -80,6 +88,9 @@ class StateStore:
         self.sizes: dict[str, int] = {}
         self._slots: dict[str, list[Slot]] = {}
         self._file_bytes = 0
+        self._files: dict[str, PageFile] = {}
+        """The user's, by path."""
+        self._in_files = self._begun_in(in_files)
         self._committed: dict[str, int] = {}
         self._before: dict[str, int] = {}
         self.add(sizes)
@@ -97,12 +108,37 @@ class StateStore:
         for key in sorted(sizes.keys() - self.sizes.keys()):
             step = padded(sizes[key])
             self.sizes[key] = sizes[key]
+            self._committed[key] = self._before[key] = 0
+            if key in self._in_files:
+                part = self._in_files[key]
+                self._slots[key] = [Slot(self._file_of(part), part.offset, sizes[key])]
+                continue
             item_bytes = self._item_bytes.get(key, 0)
             self._slots[key] = [
                 Slot(self.file, self._file_bytes + i * step, sizes[key], item_bytes=item_bytes) for i in range(SLOTS)
             ]
             self._file_bytes += SLOTS * step
-            self._committed[key] = self._before[key] = 0
+
+    def _begun_in(self, in_files: Mapping[str, FileRange]) -> dict[str, FileRange]:
+        """Return which of the storages in files are read there: those that were, in a new state all on the medium that pages are on."""
+        records = [record for record in self._records()[0] if record.job == self.job]
+        if not records:
+            return {key: part for key, part in in_files.items() if _same_medium(Path(part.path), self.directory)}
+        keys = max(records, key=lambda record: record.sequence).in_files
+        if not in_files.keys() >= set(keys):
+            raise CheckpointError(
+                f"{self.directory} began with the bundle's own weights; go on without others, or choose another --state-dir"
+            )
+        return {key: in_files[key] for key in keys}
+
+    def _file_of(self, part: FileRange) -> PageFile:
+        if part.path not in self._files:
+            self._files[part.path] = PageFile(Path(part.path), read_only=True)
+        return self._files[part.path]
+
+    def lies_in_file(self, path: Path) -> bool:
+        """Tell whether storages are read from this file of the user's."""
+        return str(path) in self._files
 
     # -- beginning
 
@@ -116,6 +152,10 @@ class StateStore:
             start = 0
             for chunk in contents(key):
                 nbytes = chunk.numel()
+                if key in self._in_files:
+                    slots[0].sums[start // CHUNK] = xxhash.xxh3_64_intdigest(chunk.numpy().data)
+                    start += nbytes
+                    continue
                 self.pager.wait(self.pager.write(slots[0], chunk.data_ptr(), chunk, start, nbytes))
                 start += nbytes
         return self.commit(0, progress)
@@ -193,7 +233,7 @@ class StateStore:
         """Write no more where byte `offset` of the page file lies; return whether the last commit is there."""
         for key, slots in self._slots.items():
             for index, slot in enumerate(slots):
-                if slot.offset <= offset < slot.offset + padded(slot.nbytes):
+                if slot.file is self.file and slot.offset <= offset < slot.offset + padded(slot.nbytes):
                     self._damaged.add((key, index))
                     return index == self._committed[key]
         return False
@@ -210,7 +250,9 @@ class StateStore:
         Raises PageError where no sound one is left.
         """
         if key not in self._working:
-            sound = [i for i in range(SLOTS) if i != self._committed[key] and (key, i) not in self._damaged]
+            sound = [
+                i for i in range(len(self._slots[key])) if i != self._committed[key] and (key, i) not in self._damaged
+            ]
             if not sound:
                 raise PageError(
                     f"{self.file.path}: no sound block is left for {key}; copy your data off it and replace it"
@@ -268,7 +310,9 @@ class StateStore:
         packed = {k: lengths for k, i in now.items() if any(lengths := self._slots[k][i].packed_bytes)}
         zeros = any(ZEROS in lengths for lengths in packed.values())
         version = _ZEROS_VERSION if zeros else _PACKED_VERSION if packed else _VERSION
-        body = msgspec.msgpack.encode(_CommitRecord(version, self.job, sequence, step, dict(progress), slots, packed))
+        version = _FILES_VERSION if self._in_files else version
+        record = _CommitRecord(version, self.job, sequence, step, dict(progress), slots, packed, sorted(self._in_files))
+        body = msgspec.msgpack.encode(record)
         try:
             write_atomically(self._record_path(sequence), body + xxhash.xxh3_64_digest(body))
         except OSError as error:
@@ -279,4 +323,10 @@ class StateStore:
         return Commit(sequence, step, progress)
 
     def close(self) -> None:
-        self.file.close()
+        for file in (self.file, *self._files.values()):
+            file.close()
+
+
+def _same_medium(path: Path, directory: Path) -> bool:
+    """Tell whether a file is there, in the file system of a directory."""
+    return path.is_file() and path.stat().st_dev == directory.stat().st_dev

@@ -13,6 +13,7 @@ from agent.prepare.frozen_weights.files import with_weight_files
 from agent.prepare.making.trial import trial
 from agent.prepare.reference import with_reference
 from agent.prepare.within_budget import within_budget
+from agent.train.trainer import Trainer, TrainOptions
 from planner import make_bundle
 from planner.ir.bundle.bundle import FILES_FORMAT, Bundle, BundleError
 from planner.ir.costs import DeviceCosts, Flash, OpCost
@@ -109,6 +110,33 @@ def test_a_file_that_changed_or_is_away_is_refused_by_name(weights: Path, tmp_pa
     copy.unlink()
     with pytest.raises(BundleError, match=r"copy\.safetensors, which has parameter/base.*No such file"):
         read_everything(bundle)
+
+
+def test_a_job_goes_on_from_the_file_itself_and_not_where_it_changed_meanwhile(weights: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy.safetensors"
+    copy.write_bytes(weights.read_bytes())
+    bundle, state = made(copy, tmp_path / "job.port"), tmp_path / "state"
+
+    def trained(steps: int) -> list[float]:
+        trainer, losses = Trainer(bundle, TrainOptions(state, tmp_path, steps=steps, verify=2)), list[float]()
+        try:
+            trainer.start()
+            trainer.train(lambda event: losses.append(event.loss), lambda *_: None)
+            trainer.commit(lambda *_: None)
+        finally:
+            trainer.close()
+        return losses
+
+    assert len(trained(1)) == 1 and len(trained(2)) == 1
+    assert (state / "state.pages").stat().st_size < WIDTH * WIDTH * 4
+    part = bundle.manifest.files["parameter/base.2.weight"]
+    with copy.open("r+b") as stream:
+        stream.seek(part.offset + 5)
+        stream.write(b"\x7f")
+    with pytest.raises(BundleError, match=r"copy\.safetensors was changed since the bundle was made; put back"):
+        trained(3)
+    copy.write_bytes(weights.read_bytes())
+    assert len(trained(3)) == 1
 
 
 @pytest.mark.parametrize("named", ["/etc/passwd", "/dev/zero", "job.port", "relative.safetensors"])

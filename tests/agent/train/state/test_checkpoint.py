@@ -11,10 +11,10 @@ import torch
 import xxhash
 from torch import nn
 
-from agent.train.pager import Pager
+from agent.train.pager import CHUNK, CorruptPageError, Pager
 from agent.train.state.checkpoint import SLOTS, CheckpointError, StateStore
 from agent.train.trainer import Trainer, TrainOptions
-from planner.ir.bundle.bundle import Bundle
+from planner.ir.bundle.bundle import Bundle, FileRange
 from planner.job import TrainingJob
 from tests.agent.jobs_small import classify, write_job
 from tests.agent.train.trained_job import STEPS, train, trainer
@@ -219,4 +219,83 @@ def test_contents_written_after_a_commit_do_not_touch_it(tmp_path: Path) -> None
         other.close()
     assert len(list(tmp_path.glob("commit.?"))) == SLOTS
     store.close()
+    pager.close()
+
+
+# -- frozen weights in files of the user's
+
+OFFSET, FROZEN_BYTES = 12_345, 3 * CHUNK + 777
+"""Neither is a multiple of a block."""
+
+
+def _weights(path: Path) -> tuple[torch.Tensor, dict[str, FileRange]]:
+    """Write a file that ends with a tensor; return that, and where it lies."""
+    contents = torch.randint(0, 256, (FROZEN_BYTES,), dtype=torch.uint8)
+    path.write_bytes(b"x" * OFFSET + contents.numpy().tobytes())
+    return contents, {"parameter/frozen": FileRange(str(path), OFFSET, FROZEN_BYTES, "")}
+
+
+def _begun(folder: Path, pager: Pager, contents: torch.Tensor, files: dict[str, FileRange]) -> StateStore:
+    store = StateStore(folder, {"parameter/frozen": FROZEN_BYTES, "state/b": 4096}, pager, job="j", in_files=files)
+    begin = {"parameter/frozen": list(contents.split(CHUNK)), "state/b": [torch.ones(4096, dtype=torch.uint8)]}
+    store.create(begin.__getitem__, {})
+    return store
+
+
+def test_frozen_weights_are_read_from_their_file_and_never_written(tmp_path: Path) -> None:
+    contents, files = _weights(tmp_path / "weights")
+    pager = Pager()
+    store = _begun(tmp_path / "state", pager, contents, files)
+    assert pager.stats.written_bytes == 4096
+    assert (tmp_path / "state" / "state.pages").stat().st_size == SLOTS * 4096
+    assert _latest(tmp_path / "state")[1]["version"] == 4
+    pager.wait(store.write("state/b", torch.full((4096,), 7, dtype=torch.uint8)))
+    store.commit(1, {})
+    store.close()
+    again = StateStore(tmp_path / "state", store.sizes, pager, job="j", in_files=files)
+    assert again.open() is not None
+    assert torch.equal(again.load("parameter/frozen")[:FROZEN_BYTES], contents)
+    assert (again.load("state/b")[:4096] == 7).all()
+    aside = torch.zeros(FROZEN_BYTES + 3, dtype=torch.uint8)[3:]
+    pager.wait(pager.receive(again.slot("parameter/frozen"), aside))
+    assert torch.equal(aside, contents)
+    again.close()
+    with pytest.raises(CheckpointError, match=r"began with the bundle's own weights; go on without others"):
+        StateStore(tmp_path / "state", store.sizes, pager, job="j")
+    pager.close()
+
+
+@pytest.mark.parametrize("place", [0, CHUNK + 1, FROZEN_BYTES - 1])
+def test_a_file_that_changed_is_named_wherever_it_changed(place: int, tmp_path: Path) -> None:
+    contents, files = _weights(tmp_path / "weights")
+    pager = Pager()
+    _begun(tmp_path / "state", pager, contents, files).close()
+    _flip(tmp_path / "weights", OFFSET + place)
+    again = StateStore(
+        tmp_path / "state", {"parameter/frozen": FROZEN_BYTES, "state/b": 4096}, pager, job="j", in_files=files
+    )
+    assert again.open() is not None
+    with pytest.raises(CorruptPageError) as caught:
+        again.load("parameter/frozen")
+    assert again.lies_in_file(caught.value.path) and not again.avoid(caught.value.offset)
+    os.truncate(tmp_path / "weights", OFFSET + place)
+    with pytest.raises(CorruptPageError, match=r"weights ends at offset"):
+        again.load("parameter/frozen")
+    again.close()
+    pager.close()
+
+
+def test_a_state_that_began_with_copies_goes_on_with_them(tmp_path: Path) -> None:
+    contents, files = _weights(tmp_path / "weights")
+    pager = Pager()
+    _begun(tmp_path / "state", pager, contents, {}).close()
+    (tmp_path / "weights").unlink()
+    again = StateStore(
+        tmp_path / "state", {"parameter/frozen": FROZEN_BYTES, "state/b": 4096}, pager, job="j", in_files=files
+    )
+    assert again.open() is not None and _latest(tmp_path / "state")[1]["version"] == 1
+    assert torch.equal(again.load("parameter/frozen")[:FROZEN_BYTES], contents)
+    again.commit(1, {})
+    assert _latest(tmp_path / "state")[1]["version"] == 1
+    again.close()
     pager.close()

@@ -35,6 +35,7 @@ def read_json_plans(bundle: Path) -> BundleFacts:
         steps_per_epoch=content.get("steps"),
         deadline_at=content.get("deadline_at"),
         device_kind=content.get("device", "cpu"),
+        reads_files=tuple(content.get("reads", ())),
     )
 
 

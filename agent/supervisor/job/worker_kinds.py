@@ -49,6 +49,8 @@ class BundleFacts:
     """The speeds for which they were."""
     device_kind: str = CPU
     """What its steps compute on."""
+    reads_files: tuple[str, ...] = ()
+    """Files of the user's, beside the bundle, that its job reads as it trains."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +122,7 @@ def read_training_bundle(bundle: Path) -> BundleFacts:
     return BundleFacts(
         plans, manifest.threads, manifest.steps_per_epoch(), manifest.limits.deadline_at,
         None if speeds is None else revised, speeds, manifest.device_kind,
+        tuple(sorted({part.path for part in manifest.files.values()})),
     )  # fmt: skip
 
 

@@ -89,6 +89,8 @@ class JobMoves:
         """By job and device."""
         self._idle_since_s: dict[int, float] = {}
         """When a job was last seen to train there, by job."""
+        self._staying: set[int] = set()
+        """Jobs of which was said why they cannot move."""
 
     def look(self) -> None:
         """Tend the jobs that are away, and offer those that wait."""
@@ -150,10 +152,15 @@ class JobMoves:
         least, bundle = core.runners.host.least_bytes(job), bundle_path(job, directory)
         if bundle is None or math.isinf(least):
             return
-        kind = await asyncio.to_thread(lambda: core.seams.kinds[job.spec.kind].read_bundle(bundle).device_kind)
+        facts = await asyncio.to_thread(core.seams.kinds[job.spec.kind].read_bundle, bundle)
+        if facts.reads_files:
+            self._stays(
+                job, f"cannot move: it reads {facts.reads_files[0]} as it trains, which other devices do not have"
+            )
+            return
         began = any(name.startswith(f"{STATE}/") for name in sources)
         offer = Offer(
-            token=secrets.token_hex(16), nbytes=nbytes, least_bytes=math.ceil(least), device_kind=kind,
+            token=secrets.token_hex(16), nbytes=nbytes, least_bytes=math.ceil(least), device_kind=facts.device_kind,
             machine=machine_kind() if began else "",
         )  # fmt: skip
         welcome = await self._welcomes(job, offer)
@@ -166,6 +173,12 @@ class JobMoves:
         core.store.save(replace(now, state=JobState.AWAY, away=away, reason="its files are brought"))
         self._note(now, f"moves to {name}")
         core.wake.set()
+
+    def _stays(self, job: Job, why: str) -> None:
+        """Say once why a job cannot move."""
+        if job.id not in self._staying:
+            self._staying.add(job.id)
+            self._note(job, why)
 
     async def _welcomes(self, job: Job, offer: Offer) -> dict[tuple[str, str], MoveAnswer]:
         """Return what the devices answer that would take the job, by id and name."""

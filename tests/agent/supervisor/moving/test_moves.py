@@ -79,6 +79,20 @@ def test_a_job_never_moves_unless_its_owner_and_the_other_device_s_say_so(movers
     assert attic.own()["state"] == "queued" and cellar.all() == []
 
 
+def test_a_job_that_reads_files_of_the_users_stays_and_says_so_once(movers: tuple[Mover, Mover]) -> None:
+    attic, cellar = movers
+    attic.give({**SLOW, "reads": ["/home/user/model.safetensors"]})
+
+    def told() -> list[str]:
+        return [entry["text"] for entry in attic.own()["history"]]
+
+    why = "cannot move: it reads /home/user/model.safetensors as it trains, which other devices do not have"
+    until(lambda: why in told(), attic.own)
+    time.sleep(MANY_OFFERS_S)
+    assert told().count(why) == 1
+    assert attic.own()["state"] == "queued" and not cellar.all()
+
+
 def test_recalled_it_goes_on_here_where_it_was_there(tmp_path: Path, movers: tuple[Mover, Mover]) -> None:
     bundle = {**SLOW, "steps": 200}
     expected = at_home(tmp_path, bundle)

@@ -1,7 +1,6 @@
 """Plans tried out one after the other: what is known of memory and costs gets better with every trial."""
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,11 +23,6 @@ _QUICK_S = 1.0
 """Of a search for plans that are many, or tried for what a worker holds beside them."""
 _SLOW_STEP_S = 15.0
 """Of steps that take longer the first trial runs one: on an SD card a step of GPT-2 moves 4 GB, and the last trial shows the rest."""
-
-
-def _nothing() -> None:
-    """What this process does while plans run in another, where nothing is left to be done."""
-
 
 _Runs = dict[str, tuple[tuple[int, ...], tuple[Decision, ...]]]
 """By graph: the order of a plan's operators, and what is computed again."""
@@ -76,7 +70,8 @@ class Attempts:
         return found
 
     def tried(
-        self, planner: Planner, *, spared: float = SPARE, probe_packing: bool = False, meanwhile: Callable[[], None] = _nothing
+        self, planner: Planner, *, spared: float = SPARE, probe_packing: bool = False,
+        meanwhile: Callable[[], None] | None = None,
     ) -> tuple[Trial, bool]:  # fmt: skip
         """Plan, write and run; note what turned out unplanned. Say whether that was next to nothing.
 
@@ -121,26 +116,24 @@ class Attempts:
 
     def run(
         self, plans: Mapping[str, Plan], costs: Mapping[str, CostTable], *, probe_packing: bool = False,
-        meanwhile: Callable[[], None] = _nothing,
+        meanwhile: Callable[[], None] | None = None,
     ) -> tuple[Trial, bool]:  # fmt: skip
         """Put these plans first in the draft and run them; note what turned out unplanned. Say whether that was next to nothing."""
         manifest = self.draft.put([plans], costs, [self.pools.computing_bytes])
         runs = _what_runs(plans)
         if self.shown is not None and self.shown.plans == runs:
-            meanwhile()
+            if meanwhile is not None:
+                meanwhile()
             return self.shown.trial, True
         compared = len(manifest.reference.losses)
         whole = max(TRIAL_STEPS, compared)
         steps = self._first_steps(manifest, whole, moving=runs is None) if probe_packing else whole
         if probe_packing and runs is None:  # what pages move in is tried again, and compared then
             compared = 0
-        with ThreadPoolExecutor(1) as beside:
-            running = beside.submit(
-                trial, self.draft.path, self.page_dirs, self.draft.threads, throttle=self.throttle,
-                compared=min(steps, compared), probe_packing=probe_packing, steps=steps,
-            )  # fmt: skip
-            meanwhile()
-            found = running.result()
+        found = trial(
+            self.draft.path, self.page_dirs, self.draft.threads, throttle=self.throttle, compared=min(steps, compared),
+            probe_packing=probe_packing, steps=steps, meanwhile=meanwhile,
+        )  # fmt: skip
         self.start_bytes = max(self.start_bytes, found.start_bytes)
         if self.start_bytes > self.pools.ram_bytes:
             raise too_little_to_start(f"the budget is {format_bytes(self.pools.ram_bytes)}", self.start_bytes)

@@ -3,7 +3,7 @@
 import contextlib
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -63,11 +63,12 @@ class Trial:
 
 def trial(
     path: Path, page_dirs: Sequence[Path], threads: int, *, throttle: Throttle | None = None, compared: int = 0,
-    probe_packing: bool = False, steps: int = TRIAL_STEPS,
+    probe_packing: bool = False, steps: int = TRIAL_STEPS, meanwhile: Callable[[], None] | None = None,
 ) -> Trial:  # fmt: skip
     """Run a few steps of a bundle, paging to a directory on each of its media, and return what they took.
 
-    At least as many as are `compared` with plain PyTorch's. `probe_packing`: look at what packing tensors would take, too.
+    At least as many as are `compared` with plain PyTorch's. `probe_packing`: look at what packing tensors would take, too. `meanwhile`: what
+    this process does of its own until it listens.
 
     Raises TrialError where the worker fails, or gives other numbers.
     """
@@ -83,6 +84,8 @@ def trial(
             write_limit=None if throttle is None else throttle.write_bytes_per_s,
         )  # fmt: skip
         worker = start_worker(torch_worker(options), limit_bytes=_CACHE_LIMIT_BYTES, threads=threads)
+        if meanwhile is not None:
+            meanwhile()
         heard = _Heard(threads)
         for event in worker.events():
             heard.take(event)

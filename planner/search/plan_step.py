@@ -158,6 +158,8 @@ def _packing(asked: _Asked) -> PlanResult:
         in_time = replace(as_bare, deadline_s=takes.seconds)
         found = _plan(replace(limited, limits=in_time, unpacked_known=True, bounded=asked.limits))
     plan = found.plan if _takes_no_more(graph, costs, found.plan, takes) else with_figures(bare.plan, costs, takes)
+    if order is not None and (plan is None or plan.order != order or dearest_wear(costs.device)):
+        found = replace(found, bound_joules=None)  # it is one for another order, or for cheaper wear
     return _bounded(asked, replace(found, plan=plan), begin)
 
 
@@ -166,8 +168,7 @@ def _bounded(asked: _Asked, found: PlanResult, begin: float) -> PlanResult:
     plan, bound, outcome = found.plan, found.bound_joules, Outcome.FEASIBLE
     if plan is None:
         return found
-    for_cheaper_wear = dearest_wear(asked.costs.device) > 0
-    if asked.strategy != "greedy" and (bound is None or for_cheaper_wear):
+    if bound is None and asked.strategy != "greedy":
         limits = asked.limits
         coarse = coarsen(
             asked.graph, asked.costs, ram_bytes=limits.ram_bytes, deadline_s=limits.deadline_s,

@@ -88,20 +88,8 @@ def measure(folder: Path, layers: int | None, ram_mib: int, steps: int) -> Row:
     *_, planned = _run(
         [*port, "plan", str(script), "--ram", f"{ram_mib}M", "-o", str(bundle), "--page-dir", str(folder), "--json"]
     )
-    events = _run(
-        [
-            *port,
-            "train",
-            str(bundle),
-            "--steps",
-            str(steps),
-            "--state-dir",
-            str(state),
-            "--json",
-            "--checkpoint-every",
-            str(steps),
-        ]
-    )
+    kept = ["--state-dir", str(state), "--checkpoint-every", str(steps)]
+    events = _run([*port, "train", str(bundle), "--steps", str(steps), "--json", *kept])
     *plain_steps, plain = _run(["-m", "benchmarks.plain", str(script), str(bundle), str(steps)])
     ours = [event for event in events if event.get("event") == "step"]
     later = ours[1:]
@@ -111,7 +99,8 @@ def measure(folder: Path, layers: int | None, ram_mib: int, steps: int) -> Row:
         planned["planning_peak_bytes"] / 2**20, max(step["peak_rss_bytes"] for step in ours) / 2**20, plain["peak_rss_bytes"] / 2**20,
         statistics.median(step["cpu_s"] for step in later), statistics.median(plain_s), statistics.median(step["wall_s"] for step in later),
         statistics.mean(step["paged_in_bytes"] for step in later) / 2**20,
-        statistics.mean(step["paged_out_bytes"] for step in later) / 2**20, sum(f.stat().st_size for f in state.rglob("*")) / 2**20, [step["loss"] for step in ours] == plain["losses"],
+        statistics.mean(step["paged_out_bytes"] for step in later) / 2**20, sum(f.stat().st_size for f in state.rglob("*")) / 2**20,
+        [step["loss"] for step in ours] == plain["losses"],
     )  # fmt: skip
 
 

@@ -154,9 +154,8 @@ class StateStore:
                 nbytes = chunk.numel()
                 if key in self._in_files:
                     slots[0].sums[start // CHUNK] = xxhash.xxh3_64_intdigest(chunk.numpy().data)
-                    start += nbytes
-                    continue
-                self.pager.wait(self.pager.write(slots[0], chunk.data_ptr(), chunk, start, nbytes))
+                else:
+                    self.pager.wait(self.pager.write(slots[0], chunk.data_ptr(), chunk, start, nbytes))
                 start += nbytes
         return self.commit(0, progress)
 
@@ -310,7 +309,8 @@ class StateStore:
         packed = {k: lengths for k, i in now.items() if any(lengths := self._slots[k][i].packed_bytes)}
         zeros = any(ZEROS in lengths for lengths in packed.values())
         version = _ZEROS_VERSION if zeros else _PACKED_VERSION if packed else _VERSION
-        version = _FILES_VERSION if self._in_files else version
+        if self._in_files:
+            version = _FILES_VERSION
         record = _CommitRecord(version, self.job, sequence, step, dict(progress), slots, packed, sorted(self._in_files))
         body = msgspec.msgpack.encode(record)
         try:

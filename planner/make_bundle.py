@@ -61,7 +61,8 @@ class InfeasibleError(PortError):
     """No plan fits the budgets.
 
     `needed_bytes`: the smallest RAM budget that would do; `fastest_seconds`: where only the deadline is too short, what
-    the fastest plan takes per step; `base_bytes`: what a trial before found the worker to hold beside the step, where that leaves room for one.
+    the fastest plan takes per step; `base_bytes`: what a trial before found the worker to hold beside the step, where that leaves room for one;
+    `left_whole`: what takes more memory for it gave other bits in pieces, and where that showed.
     """
 
     exit_code = ExitCode.IMPOSSIBLE
@@ -70,6 +71,15 @@ class InfeasibleError(PortError):
         super().__init__(message)
         self.needed_bytes, self.fastest_seconds = needed_bytes, fastest_seconds
         self.base_bytes: int | None = None
+        self.left_whole: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """Return the message, with what was left whole."""
+        reasons = [*dict.fromkeys(self.left_whole)]
+        if not reasons:
+            return super().__str__()
+        more = f"; and {len(reasons) - _MOST_NAMED} more" if len(reasons) > _MOST_NAMED else ""
+        return f"{super().__str__()}. Whole, for in pieces it gives other bits here: {'; '.join(reasons[:_MOST_NAMED])}{more}"
 
 
 @dataclass(frozen=True, slots=True)

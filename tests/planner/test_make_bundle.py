@@ -150,6 +150,15 @@ def test_the_graph_that_does_not_fit_is_named_with_what_it_needs() -> None:
     assert caught.value.fastest_seconds is None
 
 
+def test_the_error_tells_what_is_whole_and_why_once_each_and_no_more_than_a_few() -> None:
+    error = InfeasibleError("no plan fits", 17)
+    assert str(error) == "no plan fits"
+    error.left_whole = ("mm in 6 blocks: row 3 differs", "mm in 6 blocks: row 3 differs")
+    assert str(error) == "no plan fits. Whole, for in pieces it gives other bits here: mm in 6 blocks: row 3 differs"
+    error.left_whole = tuple(f"chain {n}: row 0 differs" for n in range(5))
+    assert str(error).endswith("chain 2: row 0 differs; and 2 more")
+
+
 def test_a_deadline_is_for_training_and_not_for_evaluation() -> None:
     prepared = prepare(job(eval_data=[torch.randn(ROWS, 4)] * 2))
     asked = default_planner(strategy="greedy", time_limit_s=1.0, limits=PlannedLimits(step_s=1e-9))

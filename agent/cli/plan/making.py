@@ -377,6 +377,7 @@ def _made(
             wide=arguments.frontier, estimated=arguments.board is not None, limits=limits, make_room=make_room,
         )  # fmt: skip
     except make_bundle.InfeasibleError as error:
+        error.left_whole = pieces.sliced.left_whole
         graph, table = next(iter(prepared.graphs.values())), CostTable(device, measured.ops[0])
         _write_model(arguments, graph, table, Plan(ram_bytes=computing_bytes), pace)
         if pace is None or error.fastest_seconds is None:

@@ -1,5 +1,7 @@
 """Weights that take much of the budget, read in blocks."""
 
+from dataclasses import replace
+
 import torch
 
 from agent.prepare.progress import Progress
@@ -26,17 +28,17 @@ MOST_BLOCKS = 16
 """More would be copied and read in transfers too small."""
 
 
-def in_blocks(
-    halved: Sliced, device: DeviceCosts, ram_bytes: int, room: ComparingRoom, progress: Progress
-) -> list[Sliced]:
-    """Return the job with the weights in blocks that take much of `ram_bytes`, measured anew; nothing where none does.
+def in_blocks(halved: Sliced, device: DeviceCosts, ram_bytes: int, room: ComparingRoom, progress: Progress) -> Sliced:
+    """Return the job with the weights in blocks that take much of `ram_bytes`, measured anew, and what stays whole for it gives other bits.
+
+    Where none is in blocks, `prepared` has none, and nothing is measured.
 
     Raises TrialError where a process that compares or measures fails.
     """
     prepared, own_bytes = halved.prepared, ram_bytes - device.base_bytes
     graphs = prepared.graphs
     if own_bytes <= 0 or prepared.job.pruning is not None or any(graph.device != CPU for graph in graphs.values()):
-        return []
+        return halved
     large = [w for w in large_weights(graphs.values(), int(LARGE * own_bytes)) if _can_be_blocks(prepared, w)]
     blocks = {w.name: blocks_of(w, *block_counts(w, own_bytes)) for w in large}
     rewritten = {name: read_in_blocks(graph, blocks) for name, graph in graphs.items()}
@@ -46,13 +48,14 @@ def in_blocks(
         for weight in {weight for d in found for weight in _weights_of(graphs[name], d.replacement)}:
             blocks.pop(weight, None)
     if not blocks:
-        return []
+        return replace(halved, left_whole=tuple(left))
     found_graphs = {name: compacted(read_in_blocks(graph, blocks).graph) for name, graph in graphs.items()}
     by_key = {key: blocks[w.name] for w in large if w.name in blocks for key in w.keys}
     made = make_bundle.with_blocks(prepared, found_graphs, by_key)
-    return comparing.with_operator_costs(
+    (measured,) = comparing.with_operator_costs(
         [Sliced(made, halved.measured, tuple(left))], room, device.compute_watts, progress
     )
+    return measured
 
 
 def block_counts(weight: LargeWeight, own_bytes: int) -> tuple[int, int]:

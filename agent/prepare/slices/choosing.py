@@ -45,10 +45,12 @@ def in_pieces(
         return whole
     best: PlanCost | None = None
     blocked = in_blocks(halved, device, ram_bytes, room, progress)
+    in_rows = [blocked] if blocked.prepared.blocks else []
+    halved = halved if in_rows else blocked  # the same, and why no weight is in blocks
     by_channels = in_channels(halved, device, ram_bytes, room, progress)
     tried, finest = list[WaysToCut](), halved
     search_s = SEARCH_S if least is None else LEAST_SEARCH_S
-    for base in (halved, *by_channels, *blocked):
+    for base in (halved, *by_channels, *in_rows):
         known = [found.joules for found in (least, best) if found is not None]
         ways = WaysToCut(
             whole, base, device, ram_bytes, room, quick, progress, search_s, min(known, default=math.inf), reordered=reordered
@@ -60,7 +62,7 @@ def in_pieces(
         if ways.best is not None and (best is None or ways.best.joules < best.joules):
             best = ways.best
     if best is None:
-        return whole if least is not None else finest if blocked or by_channels else halved
+        return whole if least is not None else finest if in_rows or by_channels else halved
     if least is not None and least.joules <= best.joules:
         return whole
     halves = [found] if (found := tried[0].uncut) is not None and found is not best else []

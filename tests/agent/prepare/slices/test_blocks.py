@@ -1,5 +1,6 @@
 """Weights read in blocks: bundles, results and checks have them whole."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ def in_tight_room(prepared: make_bundle.Prepared) -> tuple[Sliced, DeviceCosts, 
     """Return an adapted job for a budget of which its frozen embedding takes more than half."""
     device = costs_of(prepared.graphs["step"], base=1 << 20).device
     budget = (1 << 20) + 600_000
-    (sliced,) = in_blocks(
+    sliced = in_blocks(
         Sliced(prepared, Measured(tuple(costs_of(g).ops for g in prepared.graphs.values()), 0, 0), ()),
         device, budget, ROOM, lambda *_: None,
     )  # fmt: skip
@@ -177,4 +178,6 @@ def test_blocks_that_differ_here_leave_the_weight_whole_and_are_named(monkeypatc
     monkeypatch.setattr(comparing, "compared", odd)
     device = costs_of(prepared.graphs["step"], base=1 << 20).device
     recorded = Sliced(prepared, Measured((), 0, 0), ())
-    assert in_blocks(recorded, device, (1 << 20) + 600_000, ROOM, lambda *_: None) == []
+    found = in_blocks(recorded, device, (1 << 20) + 600_000, ROOM, lambda *_: None)
+    assert found == replace(recorded, left_whole=found.left_whole) and not found.prepared.blocks
+    assert set(found.left_whole) == {"embedding with embed.weight by rows in 6 blocks: the third byte differs"}

@@ -105,6 +105,19 @@ def test_below_the_floor_of_the_whole_weight_blocks_are_chosen(monkeypatch: pyte
     assert floor_of(graph, CostTable(device, recorded.measured.ops[0])).nbytes > budget
 
 
+def test_where_no_plan_fits_without_blocks_that_differ_here_the_job_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared = make_bundle.prepare(adapted_job(adapted_model(), rows=1))
+    device = costs_of(prepared.graphs["step"], base=1 << 20).device
+    recorded = Sliced(prepared, Measured(tuple(costs_of(g).ops for g in prepared.graphs.values()), 0, 0), ())
+    monkeypatch.setattr(
+        comparing,
+        "compared",
+        lambda pairs, _: tuple(tuple(Differing(r, "row 3 differs") for r in n.replacements) for _, n in pairs),
+    )
+    found = chosen(recorded, recorded, device, (1 << 20) + (1 << 12))
+    assert not found.prepared.blocks and any("blocks: row 3 differs" in reason for reason in found.left_whole)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("spare_bytes", [0, 1_500_000])
 def test_each_kind_of_chain_is_a_choice_and_the_chosen_is_nearly_the_best(

@@ -69,6 +69,21 @@ def split_chains(graph: StepGraph, chains: Iterable[Chain], fat_bytes: int) -> l
     return [part for chain in chains for part in _parts(graph, chain, fat_bytes)]
 
 
+def split_at(graph: StepGraph, chain: Chain, op: int) -> list[Chain]:
+    """Return what is before and behind `op` in a chain, as far as that is chains; the chain itself where it does not have the op.
+
+    Nothing where the op lies between a mask and what is drawn into it, which belong together.
+    """
+    if op not in chain.ops:
+        return [chain]
+    makers = {s: i for i in chain.ops for s in graph.creates[i]}
+    if any(makers.get(s, drawn) <= op <= drawn for drawn in chain.drawn for s in graph.ops[drawn].writes):
+        return []
+    inside = sorted({*chain.cut, *chain.drawn, *(() if chain.loss is None else (chain.loss,))} - {op})
+    sides = [i for i in inside if i < op], [i for i in inside if i > op]
+    return [_part(chain, side) for side in sides if len(side) > 1]
+
+
 def _parts(graph: StepGraph, chain: Chain, fat_bytes: int) -> list[Chain]:
     """Return the chain in parts, each from its first fat operator to its last."""
     before = set(chain.before)

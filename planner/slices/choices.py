@@ -8,7 +8,7 @@ from collections.abc import Iterable, Set
 from dataclasses import dataclass
 
 from planner.ir.graph import StepGraph
-from planner.slices.chains import Chain, find_chains, split_chains, touched_bytes
+from planner.slices.chains import Chain, find_chains, split_at, split_chains, touched_bytes
 from planner.slices.comparison.differing import form_key
 from planner.slices.pieces import cut_each
 from planner.slices.rewriting import Rewritten
@@ -39,6 +39,11 @@ class Cut:
         """Return the same with the chains that have any of `ops` in so many pieces; in 1: whole."""
         those = set(ops)
         return Cut(tuple((c, n if those.isdisjoint(c.ops) else count) for c, n in self.counted))
+
+    def split(self, graph: StepGraph, op: int) -> "Cut":
+        """Return the same with `op` whole, and what is before and behind it in its chain in as many pieces as before."""
+        parts = [(part, n) for chain, n in self.counted for part in split_at(graph, chain, op)]
+        return Cut(tuple(parts))
 
     def changed_all(self, count: int) -> "Cut":
         """Return the same with all chains in so many pieces."""

@@ -37,7 +37,7 @@ def in_pieces(
 
     Graphs of further shapes stay as they are in `halved` (`further_shapes`). `reordered`: whether chains may sum over their pieces, in
     another order than the whole. All ways that are tried are compared and measured; quick plans decide, and between what they choose, the halves and the whole, plans
-    of `planner` where those may tell otherwise. Where nothing fits, the halves. Raises TrialError where a process fails.
+    of `planner` where those may tell otherwise. Where nothing fits, what needs least. Raises TrialError where a process fails.
     """
     quick = make_bundle.default_planner(strategy="greedy", time_limit_s=QUICK_S, limits=limits)
     least = cost_of_plan(whole, device, ram_bytes, quick)
@@ -48,7 +48,7 @@ def in_pieces(
     in_rows = [blocked] if blocked.prepared.blocks else []
     halved = halved if in_rows else blocked  # the same, and why no weight is in blocks
     by_channels = in_channels(halved, device, ram_bytes, room, progress)
-    tried, finest = list[WaysToCut](), halved
+    tried = list[WaysToCut]()
     search_s = SEARCH_S if least is None else LEAST_SEARCH_S
     for base in (halved, *by_channels, *in_rows):
         known = [found.joules for found in (least, best) if found is not None]
@@ -57,12 +57,11 @@ def in_pieces(
         )  # fmt: skip
         ways.plan_starts()
         ways.plan_changes(math.inf if least is None else NEAR * least.joules)
-        finest = ways.finest
         tried.append(ways)
         if ways.best is not None and (best is None or ways.best.joules < best.joules):
             best = ways.best
     if best is None:
-        return whole if least is not None else finest if in_rows or by_channels else halved
+        return whole if least is not None else tried[-1].nearest()
     if least is not None and least.joules <= best.joules:
         return whole
     halves = [found] if (found := tried[0].uncut) is not None and found is not best else []

@@ -5,6 +5,7 @@ What differs stays whole and is named; what costs are then is measured.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import TypeAlias
 
 from agent.prepare.progress import Progress
 from agent.prepare.slices.sliced import ComparingRoom, Sliced
@@ -21,6 +22,12 @@ from planner.slices.rewriting import Rewritten
 
 _COMPARED = 0.5
 """Of the stage that compares pieces, what is done where their costs are known: the rest is quick plans with them."""
+
+_SPLITS = 3
+"""How often chains are split at operators that give other bits in pieces; what differs then is left whole."""
+
+_Found: TypeAlias = tuple[str, int | None] | None
+"""What is kept of a comparison: where the results differ, and which operator's; None where they do not."""
 
 
 def rewritten_alike(
@@ -45,19 +52,12 @@ def cut_in(
 
     Raises TrialError where a process that compares or measures fails.
     """
-    prepared = base.prepared
-    rewritten = [{name: cut.applied(prepared.graphs[name]) for name, cut in way.items()} for way in ways]
-    differing = iter(compared([pair for new in rewritten for pair in pairs_of(prepared, new)], room))
-    made = []
-    for way, tried in zip(ways, rewritten, strict=True):
-        graphs, left, what = dict(prepared.graphs), [*base.left_whole], [*base.in_pieces]
+    prepared, made = base.prepared, []
+    for way, odd in _without_differing(prepared, ways, room):
+        graphs, left, what = dict(prepared.graphs), [*base.left_whole, *odd], [*base.in_pieces]
         cuts, uncut = dict(base.cuts), dict(base.uncut)
-        for name, new in tried.items():
-            cut, found = way[name], next(differing)
-            left += [f"{d.replacement.what}: {d.where}" for d in found]
-            if found:
-                cut = cut.changed((i for d in found for i in d.replacement.old), 1)
-                new = cut.applied(prepared.graphs[name])
+        for name, cut in way.items():
+            new = cut.applied(prepared.graphs[name])
             try:
                 verify_operands(new.graph)
             except GraphError as error:  # pieces of what only a whole operator is known to have checked
@@ -69,6 +69,36 @@ def cut_in(
         made.append(Sliced(replace(prepared, graphs=graphs), base.measured, tuple(left), tuple(what), cuts, uncut))
     known = {id(graph): ops for graph, ops in zip(prepared.graphs.values(), base.measured.ops, strict=True)}
     return with_operator_costs(made, room, compute_watts, progress, known)
+
+
+def _without_differing(
+    prepared: Prepared, ways: Sequence[Mapping[str, Cut]], room: ComparingRoom
+) -> list[tuple[dict[str, Cut], list[str]]]:
+    """Return each of these ways without what gives other bits here, and what that is.
+
+    A chain is split at an operator that does, whose neighbours may be in pieces still; it stays whole where that does not help.
+    """
+    found = [(dict(way), list[str]()) for way in ways]
+    for splits in range(_SPLITS, -1, -1):
+        pairs = [
+            pair
+            for way, _ in found
+            for pair in pairs_of(prepared, {name: cut.applied(prepared.graphs[name]) for name, cut in way.items()})
+        ]
+        differing = iter(compared(pairs, room))
+        odd = False
+        for way, told in found:
+            for name in way:
+                for one in next(differing):
+                    odd = True
+                    told.append(f"{one.replacement.what}: {one.where}")
+                    if splits and one.op is not None:
+                        way[name] = way[name].split(prepared.graphs[name], one.op)
+                    else:
+                        way[name] = way[name].changed(one.replacement.old, 1)
+        if not odd:
+            break
+    return found
 
 
 def with_operator_costs(
@@ -106,7 +136,7 @@ def compared(pairs: Sequence[tuple[StepGraph, Rewritten]], room: ComparingRoom) 
     process that finds out fails.
     """
     name, folder = kept_costs.context(room.threads, 0, workspace_seen=False), kept_costs.cache_folder("pieces")
-    known = kept_costs.read_kept(folder, name, dict[str, str]) or {}
+    known = kept_costs.read_kept(folder, name, dict[str, _Found]) or {}
     keys = [[form_key(graph, rewritten, r) for r in rewritten.replacements] for graph, rewritten in pairs]
     unknown, asked = list[tuple[StepGraph, Rewritten]](), {*known}
     for (graph, rewritten), of in zip(pairs, keys, strict=True):
@@ -117,10 +147,14 @@ def compared(pairs: Sequence[tuple[StepGraph, Rewritten]], room: ComparingRoom) 
     if unknown:
         beside = room.bench.compare(unknown, room.threads, room.ram_bytes, room.page_dir)
         for (graph, rewritten), found in zip(unknown, beside, strict=True):
-            known |= {form_key(graph, rewritten, r): "" for r in rewritten.replacements}
-            known |= {form_key(graph, rewritten, d.replacement): d.where for d in found}
+            known |= {form_key(graph, rewritten, r): None for r in rewritten.replacements}
+            known |= {form_key(graph, rewritten, d.replacement): (d.where, d.place) for d in found}
         kept_costs.write_kept(folder, name, known)
     return tuple(
-        tuple(Differing(r, known[key]) for r, key in zip(rewritten.replacements, of, strict=True) if known[key])
+        tuple(
+            Differing(r, *odd)
+            for r, key in zip(rewritten.replacements, of, strict=True)
+            if (odd := known[key]) is not None
+        )
         for (_, rewritten), of in zip(pairs, keys, strict=True)
     )

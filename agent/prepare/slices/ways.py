@@ -107,6 +107,8 @@ class WaysToCut:
         """Cuts to begin with."""
         self.finest = halved
         """Of the cuts to begin with, the graph with the most operators."""
+        self.too_large: dict[str, Cut] | None = None
+        """Of ways none of which may have a plan, the one that needs least."""
         self.search_s, self.end_s = search_s, cpu_s() + search_s
         self.known_joules = known_joules
         """What the cheapest plan of another way costs."""
@@ -159,6 +161,12 @@ class WaysToCut:
         if not self.starts:
             self._plan_uniform([way for way in uniform if self._first_cut(way).replacements])
 
+    def nearest(self) -> Sliced:
+        """Return what needs least of what was tried where nothing has a plan, compared and measured, to say by how much."""
+        if self.too_large is not None and self.ram_bytes > self.device.base_bytes:
+            (self.finest,) = self._made([self.too_large])
+        return min(self.halved, self.finest, key=lambda tried: floor_of(*main_step(tried, self.device)).nbytes)
+
     def _plan_likely(self, ways: list[dict[str, Cut]], least: float) -> None:
         """Plan those that may cost less than `least` by estimates, and do not have too many operators."""
         few = [
@@ -170,7 +178,7 @@ class WaysToCut:
         """Plan these until one has a plan, the shortest graphs first."""
         fitting = self._fitting(ways)
         if ways and not fitting:
-            self.finest = self._unmeasured(min(ways, key=self._bare_floor))
+            self.too_large = min(ways, key=self._bare_floor)
         few = [way for way in fitting if len(self._first_cut(way).graph.ops) <= self.many_ops]
         likely = self._promising(few, math.inf, MOST_STARTS)
         rest = [way for way in few if not any(way is one for one in likely)]
@@ -216,17 +224,6 @@ class WaysToCut:
         graph, costs = self._cut(way[next(iter(way))])
         bare = tuple(replace(cost, workspace_bytes=0) for cost in costs.ops)
         return floor_of(graph, replace(costs, ops=bare)).nbytes
-
-    def _unmeasured(self, way: Mapping[str, Cut]) -> Sliced:
-        """Return the halves cut in a way with what that is estimated to cost: of one that does not fit, to say by how much."""
-        prepared, measured = self.halved.prepared, self.halved.measured
-        graphs, ops = dict(prepared.graphs), dict(zip(prepared.graphs, measured.ops, strict=True))
-        for name, cut in way.items():
-            rewritten = cut.applied(graphs[name])
-            ops[name] = costs_in_pieces(graphs[name], ops[name], rewritten)
-            graphs[name] = rewritten.graph
-        made, costs = replace(prepared, graphs=graphs), replace(measured, ops=tuple(ops.values()))
-        return replace(self.halved, prepared=made, measured=costs, cuts=way)
 
     def _plan_each(self, ways: list[dict[str, Cut]]) -> None:
         for tried in sorted(

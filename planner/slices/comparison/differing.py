@@ -9,7 +9,7 @@ import functools
 import math
 from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -46,10 +46,19 @@ class LayoutError(PortError):
 
 @dataclass(frozen=True, slots=True)
 class Differing:
-    """A replacement that did not give the bits of the original, and where that showed."""
+    """A replacement that did not give the bits of the original, and where that showed.
+
+    `place`: among the operators that were replaced, of the one whose result is another; None where that is not known of one.
+    """
 
     replacement: Replacement
     where: str
+    place: int | None = None
+
+    @property
+    def op(self) -> int | None:
+        """The operator of the original whose result is another."""
+        return None if self.place is None else self.replacement.old[self.place]
 
 
 def differing(graph: StepGraph, rewritten: Rewritten) -> tuple[Differing, ...]:
@@ -62,10 +71,10 @@ def differing(graph: StepGraph, rewritten: Rewritten) -> tuple[Differing, ...]:
         groups[_form_of_both(graph, rewritten, replacement)].append(replacement)
     found = []
     for alike in groups.values():
-        where = _difference(graph, rewritten, alike[0])
+        first = _difference(graph, rewritten, alike[0])
         give_back()
-        if where:
-            found += [Differing(replacement, where) for replacement in alike]
+        if first is not None:
+            found += [replace(first, replacement=replacement) for replacement in alike]
     return tuple(found)
 
 
@@ -164,28 +173,31 @@ def _form(graph: StepGraph, ops: Sequence[int]) -> Any:
     return tuple(op_form(graph.ops[i]) for i in ops)
 
 
-def _difference(graph: StepGraph, rewritten: Rewritten, replacement: Replacement) -> str:
-    """Return in which storage, and how, the new ops' results differ; empty where they do not."""
+def _difference(graph: StepGraph, rewritten: Rewritten, replacement: Replacement) -> Differing | None:
+    """Return in which storage, and how, the new ops' results differ; None where they do not."""
     compared = _Compared(graph, rewritten, replacement)
     edges = _edges(rewritten, replacement)
     contents = {s: made_up(graph, s, replacement.old, edges) for s in compared.given}
     found = _difference_of(graph, rewritten, replacement, compared, contents)
-    if not found and (product := _only_product(graph, replacement)) is not None:
+    if found is None and (product := _only_product(graph, replacement)) is not None:
         op = graph.ops[replacement.old[0]]
         cancel(product, {k: _filled(graph, op.args[k], contents) for k in _numbers_of(op, product)})
         found = _difference_of(graph, rewritten, replacement, compared, contents)
     contents.clear()
+    otherwise = _adds_otherwise(graph, rewritten, replacement)
+    if found is not None and found.place is not None and otherwise is not None:
+        return replace(found, place=otherwise.place)  # results further on follow from it
     return (
         found
-        or _apart_at_ends(graph, replacement.old)
-        or _apart_at_ends(rewritten.graph, replacement.new)
-        or _adds_otherwise(graph, rewritten, replacement)
+        or _apart_at_ends(graph, replacement.old, replacement)
+        or _apart_at_ends(rewritten.graph, replacement.new, replacement)
+        or otherwise
     )
 
 
 def _difference_of(
     graph: StepGraph, rewritten: Rewritten, replacement: Replacement, compared: _Compared, contents: dict[int, torch.Tensor]
-) -> str:  # fmt: skip
+) -> Differing | None:  # fmt: skip
     """Return the same for these contents of what is given."""
     wanted, split, lies_at = compared.wanted, compared.split, compared.lies_at
     expected = _run(graph, replacement.old, contents, wanted)
@@ -193,21 +205,31 @@ def _difference_of(
     try:
         actual = _run(rewritten.graph, replacement.new, given_there, compared.wanted_there, rewritten.sources)
     except (RuntimeError, IndexError, LayoutError) as error:  # torch refuses a call with the first two
-        return str(error).partition("\n")[0]
+        return Differing(replacement, str(error).partition("\n")[0])
     for s in sorted(wanted - split | {*compared.parts}):
         if lies_at[s] not in actual:
-            return f"{rewritten.graph.label(s)} is not made"
+            return Differing(replacement, f"{rewritten.graph.label(s)} is not made")
         source = rewritten.sources.get(s)
+        place = _maker(graph, replacement, s if source is None else source.storage)
         bits = expected[s] if source is None else _part(source, expected)
         found = actual[lies_at[s]]
         if s in replacement.sums:
             apart = _apart(bits, found, _sum(graph, s, replacement))
             if not apart <= CLOSE:  # no number is not close
-                return f"{rewritten.graph.label(s)} differs by {apart:.1e} of its largest number"
+                where = f"{rewritten.graph.label(s)} differs by {apart:.1e} of its largest number"
+                return Differing(replacement, where, place)
         elif not torch.equal(bits, found):
             count = int(torch.count_nonzero(bits != found))
-            return f"{rewritten.graph.label(s)} differs in {count} of {bits.numel()} bytes"
-    return ""
+            return Differing(
+                replacement, f"{rewritten.graph.label(s)} differs in {count} of {bits.numel()} bytes", place
+            )
+    return None
+
+
+def _maker(graph: StepGraph, replacement: Replacement, s: int) -> int:
+    """Return the place, among the operators that were replaced, of the last one that makes or changes a storage."""
+    makers = [k for k, i in enumerate(replacement.old) if s in (*graph.creates[i], *graph.ops[i].writes)]
+    return makers[-1]
 
 
 # -- in which order half precision adds
@@ -230,16 +252,17 @@ def _numbers_of(op: Op, product: Product) -> list[int]:
     return [k for k in (*product.dims, product.addend) if k is not None and isinstance(op.args[k], Ref)]
 
 
-def _adds_otherwise(graph: StepGraph, rewritten: Rewritten, replacement: Replacement) -> str:
-    """Return which product of the original adds in another order in a piece of its rows; empty where none does.
+def _adds_otherwise(graph: StepGraph, rewritten: Rewritten, replacement: Replacement) -> Differing | None:
+    """Return which product of the original adds in another order in a piece of its rows; None where none does.
 
     Among other operators its results may not show that: what they are added to hides it.
     """
-    for i in replacement.old:
+    for place, i in enumerate(replacement.old):
         for start, rows in _row_pieces(graph, i, rewritten, replacement.new):
             if not _is_alike_by_rows(graph, graph.ops[i], start, rows):
-                return f"{graph.ops[i].name} adds in another order where {rows} rows are a piece"
-    return ""
+                where = f"{graph.ops[i].name} adds in another order where {rows} rows are a piece"
+                return Differing(replacement, where, place)
+    return None
 
 
 def _row_pieces(graph: StepGraph, i: int, rewritten: Rewritten, new: Sequence[int]) -> list[tuple[int, int]]:
@@ -287,8 +310,8 @@ def _is_alike_by_rows(graph: StepGraph, op: Op, start: int, rows: int) -> bool:
 # -- where vectors end
 
 
-def _apart_at_ends(graph: StepGraph, ops: Sequence[int]) -> str:
-    """Return which operator gives other numbers where threads' shares end: few, which those made up may not show; empty where none does."""
+def _apart_at_ends(graph: StepGraph, ops: Sequence[int], replacement: Replacement) -> Differing | None:
+    """Return which operator gives other numbers where threads' shares end: few, which those made up may not show; None where none does."""
     threads = torch.get_num_threads()
     for op in (graph.ops[i] for i in ops):
         rule = RULES.get(base_name(op))
@@ -299,8 +322,8 @@ def _apart_at_ends(graph: StepGraph, ops: Sequence[int]) -> str:
             continue
         args = [_filled(graph, a, None) for a in op.args]
         if rounds_apart(function_of(op), args, {k: _filled(graph, a, None) for k, a in op.kwargs}):
-            return f"{op.name} rounds apart where a thread's share ends within a vector"
-    return ""
+            return Differing(replacement, f"{op.name} rounds apart where a thread's share ends within a vector")
+    return None
 
 
 def _apart(bits: torch.Tensor, found: torch.Tensor, value: Value) -> float:

@@ -12,8 +12,9 @@ from torch.nn import functional
 from planner.capture.step import capture_step
 from planner.ir.graph import Phase, Ref, StepGraph, operands, verify_graph
 from planner.ir.operands.verify import verify_operands
+from planner.slices import pieces
 from planner.slices.algebra import base_name, cut_dimensions
-from planner.slices.chains import MOST_THIN, find_chains, least_rows, touched_bytes, units_of
+from planner.slices.chains import MOST_THIN, find_chains, least_rows, split_at, touched_bytes, units_of
 from planner.slices.comparison.differing import differing
 from planner.slices.pieces import cut_chains
 from tests.planner.slices.language_step import language_step
@@ -42,6 +43,30 @@ def test_the_loss_ends_the_forward_chain() -> None:
     names = [base_name(graph.ops[i]) for i in head.ops]
     assert names[-1] == "nll_loss_forward" and "_log_softmax" in names
     assert head.drawn  # dropout within
+
+
+def test_a_chain_split_at_any_operator_has_the_same_bits_and_its_masks_stay_with_what_draws_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pieces, "SPLIT_BYTES", 50_000)
+    graph = language_step().graphs["step"]
+    chains = find_chains(graph, FAT_BYTES)
+    (head,) = (c for c in chains if c.loss is not None)
+    assert split_at(graph, head, head.ops[-1] + 1) == [head]
+    split, kept = [], 0
+    for op in head.ops:
+        parts = split_at(graph, head, op)
+        assert op not in {i for part in parts for i in part.ops}
+        for part in parts:
+            made = {s for i in part.ops for s in graph.creates[i]}
+            assert {s for i in part.drawn for s in graph.ops[i].writes} <= made
+        split.append(parts)
+        kept += bool(parts)
+    assert kept and not all(split), "what makes a mask and what draws it leave nothing"
+    for parts in split:
+        rewritten = cut_chains(graph, parts, 4)
+        verify_operands(rewritten.graph)
+        assert differing(graph, rewritten) == ()
 
 
 def test_nothing_in_a_chain_reads_whole_what_the_chain_makes_in_pieces() -> None:

@@ -61,6 +61,16 @@ def test_kinds_are_chains_alike_and_a_change_of_one_leaves_the_others(graph: Ste
     assert kinds(graph, cut.changed(head, 8).applied(graph))[0] == head
 
 
+def test_a_cut_split_at_an_operator_leaves_it_whole_and_the_rest_in_as_many_pieces(graph: StepGraph) -> None:
+    cut = cut_fat(graph, 280_000, 4)
+    head = next(chain for chain, _ in cut.counted if chain.loss is not None)
+    product = next(i for i in head.cut if base_name(graph.ops[i]) in ("mm", "addmm"))
+    split = cut.split(graph, product)
+    assert split.count([product]) == 1 and split.count([head.ops[-1]]) == 4
+    assert {chain.ops for chain, _ in cut.counted} - {head.ops} <= {chain.ops for chain, _ in split.counted}
+    assert differing(graph, split.applied(graph)) == ()
+
+
 def test_ways_to_begin_with_follow_the_room_and_the_fattest_operator(graph: StepGraph) -> None:
     fattest = max(touched_bytes(graph, i) for i in range(len(graph.ops)))
     assert first_cuts(graph, fattest) == [

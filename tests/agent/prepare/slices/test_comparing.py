@@ -6,15 +6,20 @@ import pytest
 
 from agent.prepare.bench.bench import Bench
 from agent.prepare.making.trial import TrialError
-from agent.prepare.slices.comparing import compared, with_operator_costs
+from agent.prepare.slices.comparing import compared, cut_in, with_operator_costs
 from agent.prepare.slices.sliced import Sliced
 from planner.ir.costs import OpCost
 from planner.ir.graph import StepGraph
 from planner.profiling.operators import Measured
+from planner.slices import pieces
+from planner.slices.choices import cut_fat
 from planner.slices.comparison.differing import Differing
 from planner.slices.gradients import split_gradients
 from planner.slices.rewriting import Rewritten
 from tests.agent.prepare.slices.small_jobs import ROOM, whole
+from tests.planner.slices.language_step import language_step
+
+MM = "aten::mm"
 
 
 def test_a_comparison_that_ends_otherwise_is_an_error() -> None:
@@ -50,6 +55,36 @@ def test_what_was_compared_is_known_the_next_time(monkeypatch: pytest.MonkeyPatc
     assert ran == [len(rewritten.replacements)]
     compared([(graph, rewritten)], replace(ROOM, threads=2))
     assert len(ran) == 2, "another number of threads is another machine"
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["the operator is known", "it is not"])
+def test_a_chain_is_split_at_the_operator_that_differs_and_whole_where_that_is_not_known(
+    known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pieces, "SPLIT_BYTES", 50_000)
+    graph = language_step().graphs["step"]
+    cut = cut_fat(graph, 280_000, 4)
+    odd = next(i for chain, _ in cut.counted if chain.loss is not None for i in chain.ops if graph.ops[i].name == MM)
+
+    def comparing(_: Bench, pairs: list[tuple[StepGraph, Rewritten]], *__: object) -> tuple[tuple[Differing, ...], ...]:
+        return tuple(
+            tuple(
+                Differing(r, "row 3 differs", r.old.index(odd) if known else None)
+                for r in new.replacements
+                if odd in r.old
+            )
+            for _, new in pairs
+        )
+
+    monkeypatch.setattr(Bench, "compare", comparing)
+    monkeypatch.setattr(Bench, "measure", lambda *_, **__: Measured(((),), 0, 0))
+    prepared = replace(whole()[0], graphs={"step": graph})
+    (found,) = cut_in(Sliced(prepared, Measured(((),), 0, 0), ()), [{"step": cut}], ROOM, 2.0, lambda *_: None)
+    (reason,) = found.left_whole
+    assert reason.endswith("row 3 differs")
+    left = found.cuts["step"]
+    assert left.count([odd]) == 1 and (left.count([odd + 1]) == 4) == known
+    assert any(odd in chain.ops for chain, _ in left.counted) != known
 
 
 def test_each_way_of_cutting_keeps_the_costs_of_its_own_operators(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,15 @@ from tests.planner.slices.language_step import language_step
 from tests.planner.steps import costs_of
 
 
+def with_costs_by_bytes(made: list[Sliced], factor: int = 1) -> list[Sliced]:
+    """Return jobs whose operators cost what their bytes do, times `factor`."""
+    tables = [
+        tuple(replace(op, joules=factor * op.joules) for op in ops_by_bytes(sliced.prepared.graphs["step"]))
+        for sliced in made
+    ]
+    return [replace(s, measured=Measured((ops,), 0, 0)) for s, ops in zip(made, tables, strict=True)]
+
+
 def test_a_change_is_planned_once_and_not_where_it_takes_no_less_of_anything(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pieces, "SPLIT_BYTES", 50_000)
     graph = language_step().graphs["step"]
@@ -59,8 +68,7 @@ def test_a_graph_of_many_times_the_operators_is_measured_only_where_no_shorter_o
 
     def counted(made: list[Sliced], *_: Any) -> list[Sliced]:
         measured.update(len(sliced.prepared.graphs["step"].ops) for sliced in made)
-        tables = [ops_by_bytes(sliced.prepared.graphs["step"]) for sliced in made]
-        return [replace(s, measured=Measured((ops,), 0, 0)) for s, ops in zip(made, tables, strict=True)]
+        return with_costs_by_bytes(made)
 
     monkeypatch.setattr(comparing, "with_operator_costs", counted)
     monkeypatch.setattr(WaysToCut, "plan_changes", lambda *_: None)
@@ -95,9 +103,7 @@ def test_what_the_joint_model_cuts_is_tried_and_the_rest_only_where_that_failed(
     def counted(made: list[Sliced], *_: Any) -> list[Sliced]:
         graphs = [sliced.prepared.graphs["step"] for sliced in made]
         measured.extend(lengths[len(made.ops)] for made in graphs)
-        factor = 1 if cheap else 10
-        tables = [tuple(replace(op, joules=factor * op.joules) for op in ops_by_bytes(made)) for made in graphs]
-        return [replace(s, measured=Measured((ops,), 0, 0)) for s, ops in zip(made, tables, strict=True)]
+        return with_costs_by_bytes(made, factor=1 if cheap else 10)
 
     monkeypatch.setattr(comparing, "with_operator_costs", counted)
     monkeypatch.setattr(WaysToCut, "plan_changes", lambda *_: None)
@@ -126,8 +132,11 @@ def test_what_does_not_fit_whatever_its_kernels_take_is_not_compared_and_the_lea
     ways = WaysToCut(recorded, recorded, device, finest - 1, ROOM, quick, lambda *_: None, 60.0, math.inf)
     ways.plan_starts()
     assert (sum(asked), ways.best) == (0, None)
-    found = cost_of_plan(ways.finest, device, finest - 1, quick)
-    told = floor_of(*main_step(ways.finest, device)).nbytes
+    monkeypatch.setattr(comparing, "with_operator_costs", lambda made, *_: with_costs_by_bytes(made))
+    nearest = ways.nearest()
+    assert sum(asked) == 1, "what is named was compared"
+    found = cost_of_plan(nearest, device, finest - 1, quick)
+    told = floor_of(*main_step(nearest, device)).nbytes
     assert found is None and finest <= told < uncut
 
 
@@ -143,8 +152,7 @@ def test_ways_that_are_near_are_worked_on_whatever_measuring_them_took(monkeypat
     def slowly(made: list[Sliced], *_: Any) -> list[Sliced]:
         clock[0] += 10 * choosing.LEAST_SEARCH_S
         measured.append(len(made))
-        tables = [ops_by_bytes(sliced.prepared.graphs["step"]) for sliced in made]
-        return [replace(s, measured=Measured((ops,), 0, 0)) for s, ops in zip(made, tables, strict=True)]
+        return with_costs_by_bytes(made)
 
     monkeypatch.setattr(comparing, "with_operator_costs", slowly)
     for module in (ways_to_cut, choosing):

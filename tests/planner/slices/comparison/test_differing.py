@@ -177,8 +177,11 @@ def test_another_order_of_adding_is_found_in_half_precision(monkeypatch: pytest.
     products = [{graph.ops[i].name for i in r.old} & {"aten::mm", "aten::addmm"} for r in rewritten.replacements]
     assert any(products) and differing(graph, rewritten) == ()
     otherwise_added(monkeypatch, 128)
-    found = {one.replacement for one in differing(graph, rewritten)}
+    differ = differing(graph, rewritten)
+    found = {one.replacement for one in differ}
     assert [r in found for r in rewritten.replacements] == [bool(of) for of in products]
+    for one in differ:
+        assert one.op == next(i for i in one.replacement.old if graph.ops[i].name in ("aten::mm", "aten::addmm"))
 
 
 @pytest.mark.parametrize("seen", [True, False])

@@ -15,8 +15,13 @@ from pathlib import Path
 
 _MADV_DONTNEED = 4
 
-_madvise = ctypes.CDLL(None).madvise
-_madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_libc = ctypes.PyDLL(None)
+"""Its calls keep the interpreter's lock, so that no other thread of Python unmaps anything between two of them."""
+_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_libc.readlink.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t)
+_libc.readlink.restype = ctypes.c_ssize_t
+_A_BYTE = ctypes.create_string_buffer(1)
+"""Of the path of a mapped file: whether there is one is all that is asked."""
 
 _NO_FILES = ("/dev/", "/memfd:", "/SYSV", "/anon_hugepage")
 """Beginnings of what Linux lists like the path of a file."""
@@ -58,7 +63,7 @@ def release_shared_pages(in_ram: Callable[[Path], bool]) -> None:
         return
     for start, stop, path in shared_mappings(Path("/proc/self/maps").read_text()):
         if not in_ram(Path(path)):
-            _madvise(start, stop - start, _MADV_DONTNEED)
+            _give_back(start, stop)
 
 
 def shared_mappings(maps: str) -> list[tuple[int, int, str]]:
@@ -98,7 +103,17 @@ def _release(mappings: Callable[[str], list[tuple[int, int]]]) -> None:
     except OSError:  # a sandbox without it
         return
     for start, stop in mappings(described):
-        _madvise(start, stop - start, _MADV_DONTNEED)
+        _give_back(start, stop)
+
+
+def _give_back(start: int, stop: int) -> None:
+    """Unmap the resident pages of a file's mapping, where the kernel has it still (proc_pid_map_files(5)).
+
+    A collection of garbage or another thread may have unmapped the file since the kernel's list was read, and allocated at the same address:
+    such memory would be lost.
+    """
+    if _libc.readlink(b"/proc/self/map_files/%x-%x" % (start, stop), _A_BYTE, 1) == 1:
+        _libc.madvise(start, stop - start, _MADV_DONTNEED)
 
 
 def code_mappings(smaps: str) -> list[tuple[int, int]]:

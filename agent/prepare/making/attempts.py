@@ -22,7 +22,7 @@ from planner.profiling.operators import Measured
 _QUICK_S = 1.0
 """Of a search for plans that are many, or tried for what a worker holds beside them."""
 _SLOW_STEP_S = 15.0
-"""Of steps that take longer the first trial runs one: on an SD card a step of GPT-2 moves 4 GB, and the last trial shows the rest."""
+"""Of steps that take longer the first trial runs one, whether pages move or not."""
 
 _Runs = dict[str, tuple[tuple[int, ...], tuple[Decision, ...]]]
 """By graph: the order of a plan's operators, and what is computed again."""
@@ -145,13 +145,13 @@ class Attempts:
         return found, corrected is None
 
     def _first_steps(self, manifest: Manifest, whole: int, *, moving: bool) -> int:
-        """Return how many of the `whole` trial's steps the first one runs. `moving`: pages move, so that a later one runs whatever it shows."""
-        prepared = self.draft.prepared
+        """Return how many of the `whole` trial's steps the first one runs: one update where pages are `moving`, for which a later one runs all.
+
+        What a second update adds, 1 % of the peak at most in what was measured, and other shapes that one shows.
+        """
         if manifest.plans[0].seconds > _SLOW_STEP_S:
             return 1
-        if prepared.buckets and moving:  # the last trial shows the other shapes
-            return min(whole, max(TRIAL_STEPS, prepared.job.accumulate + 1))
-        return whole
+        return min(whole, self.draft.prepared.job.accumulate) if moving else whole
 
 
 def _what_runs(plans: Mapping[str, Plan]) -> _Runs | None:

@@ -1,12 +1,22 @@
 """Code that is not running leaves resident memory, and comes back when it runs again."""
 
+import ctypes
+import mmap
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from planner.ir.code_pages import code_mappings, data_mappings, shared_mappings
+from planner.ir import code_pages
+from planner.ir.code_pages import (
+    code_mappings,
+    data_mappings,
+    release_code_pages,
+    release_data_pages,
+    release_shared_pages,
+    shared_mappings,
+)
 
 SMAPS = """\
 7f0000000000-7f0000100000 r-xp 00001000 fe:00 1234                       /usr/lib/with space/libtorch_cpu.so
@@ -97,6 +107,23 @@ def test_what_was_written_to_a_shared_file_is_there_after_its_pages_left(tmp_pat
     )
     left, same = ran.stdout.split()
     assert int(left) > 60 << 20 and same == "True"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_memory_that_took_the_place_of_a_file_since_it_was_listed_keeps_its_contents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A collection of garbage unmapped a file of weights there, and objects of Python's were allocated in its place."""
+    taken = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    taken[:5] = b"taken"
+    start = ctypes.addressof(ctypes.c_char.from_buffer(taken))
+    listed = start, start + mmap.PAGESIZE
+    for name, release in (("data_mappings", release_data_pages), ("code_mappings", release_code_pages)):
+        monkeypatch.setattr(code_pages, name, lambda _: [listed])
+        release()
+    monkeypatch.setattr(code_pages, "shared_mappings", lambda _: [(*listed, "/home/rows.bin")])
+    release_shared_pages(lambda _: False)
+    assert taken[:5] == b"taken"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

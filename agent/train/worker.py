@@ -30,6 +30,8 @@ def main(words: Sequence[str] | None = None) -> ExitCode:
         load_torch()
         from agent.train.run import train
 
+        if options.told_to_begin:
+            control.wait_to_begin()
         train(options, control, tell)
 
     return serve(options.control_fd, work)

@@ -54,7 +54,7 @@ class Control:
         self._tell, self._abandon, self._leave_patience_s = tell, abandon, leave_patience_s
         self._trainer: Training | None = None
         self._changed = threading.Condition()
-        self._paused = self._news = self._checkpoint = False
+        self._paused = self._resumed = self._news = self._checkpoint = False
         self._switch: SwitchPlan | None = None
         self.leaving = self.stopping = False
         self.leave_within_s = 0.0
@@ -67,7 +67,7 @@ class Control:
                 case PauseTraining():
                     self._paused = True
                 case ResumeTraining():
-                    self._paused = False
+                    self._paused, self._resumed = False, True
                 case LeaveNow():
                     self.leave_within_s = command.within_s
                     self._begin_to_leave()
@@ -110,6 +110,13 @@ class Control:
                 if not self.leaving:
                     self._tell(WorkerResumed(step=self._step()))
             if self.leaving and not finishes_first(self.leave_within_s):
+                raise LeftOnRequest("left on request")
+
+    def wait_to_begin(self) -> None:
+        """Wait until told to go on for the first time; raise LeftOnRequest to leave."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._resumed or self.leaving)
+            if self.leaving:
                 raise LeftOnRequest("left on request")
 
     def wait(self, seconds: float) -> None:

@@ -1,11 +1,13 @@
 """Plans tried out one after the other: what is known of memory and costs gets better with every trial."""
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from agent.prepare.making.draft import BundleDraft
-from agent.prepare.making.trial import TRIAL_STEPS, Throttle, Trial, loading_peak, trial
+from agent.prepare.making.trial import TRIAL_STEPS, Run, Throttle, Trial, loading_peak, loading_worker, nothing, trial
 from agent.prepare.making.trial_costs import at_trial_pace, with_packings
 from agent.prepare.making.unplanned import SPARE, UNKNOWN, target_bytes, too_little_to_start, with_unplanned
 from agent.prepare.pools import Pools
@@ -71,14 +73,24 @@ class Attempts:
 
     def tried(
         self, planner: Planner, *, spared: float = SPARE, probe_packing: bool = False,
-        meanwhile: Callable[[], None] | None = None,
+        meanwhile: Callable[[], None] = nothing,
     ) -> tuple[Trial, bool]:  # fmt: skip
         """Plan, write and run; note what turned out unplanned. Say whether that was next to nothing.
 
-        `meanwhile`: what this process does of its own while the plans run in another.
+        `meanwhile`: what this process does of its own while the plans run in another. Where it is known before what runs, that process loads
+        torch while plans are looked for.
         """
-        plans, costs = self._planned(planner, target_bytes(self.pools, spared))
-        return self.run(plans, costs, probe_packing=probe_packing, meanwhile=meanwhile)
+        with ExitStack() as stack:
+            known = not probe_packing and self.shown is None
+            run = stack.enter_context(self._loading_worker()) if known else None
+            plans, costs = self._planned(planner, target_bytes(self.pools, spared))
+            return self.run(plans, costs, probe_packing=probe_packing, meanwhile=meanwhile, run=run)
+
+    def _loading_worker(self) -> AbstractContextManager[Run]:
+        """Give a worker for a trial of all steps that are compared."""
+        draft = self.draft
+        compared = len(draft.prepared.reference.losses)
+        return loading_worker(draft.path, self.page_dirs, draft.threads, throttle=self.throttle, compared=compared)
 
     def planned(self, ram_bytes: int, planner: Planner) -> tuple[dict[str, Plan], dict[str, CostTable]]:
         """Return plans for a budget, and the costs that they were made with. Raises InfeasibleError."""
@@ -116,24 +128,28 @@ class Attempts:
 
     def run(
         self, plans: Mapping[str, Plan], costs: Mapping[str, CostTable], *, probe_packing: bool = False,
-        meanwhile: Callable[[], None] | None = None,
+        meanwhile: Callable[[], None] = nothing, run: Run | None = None,
     ) -> tuple[Trial, bool]:  # fmt: skip
-        """Put these plans first in the draft and run them; note what turned out unplanned. Say whether that was next to nothing."""
+        """Put these plans first in the draft and run them; note what turned out unplanned. Say whether that was next to nothing.
+
+        `run`: a worker's that is there already.
+        """
         manifest = self.draft.put([plans], costs, [self.pools.computing_bytes])
         runs = _what_runs(plans)
         if self.shown is not None and self.shown.plans == runs:
-            if meanwhile is not None:
-                meanwhile()
+            meanwhile()
             return self.shown.trial, True
         compared = len(manifest.reference.losses)
         whole = max(TRIAL_STEPS, compared)
         steps = self._first_steps(manifest, whole, moving=runs is None) if probe_packing else whole
         if probe_packing and runs is None:  # what pages move in is tried again, and compared then
             compared = 0
-        found = trial(
-            self.draft.path, self.page_dirs, self.draft.threads, throttle=self.throttle, compared=min(steps, compared),
-            probe_packing=probe_packing, steps=steps, meanwhile=meanwhile,
-        )  # fmt: skip
+        if run is None:
+            run = partial(
+                trial, self.draft.path, self.page_dirs, self.draft.threads, throttle=self.throttle,
+                compared=min(steps, compared), probe_packing=probe_packing, steps=steps,
+            )  # fmt: skip
+        found = run(meanwhile=meanwhile)
         self.start_bytes = max(self.start_bytes, found.start_bytes)
         if self.start_bytes > self.pools.ram_bytes:
             raise too_little_to_start(f"the budget is {format_bytes(self.pools.ram_bytes)}", self.start_bytes)

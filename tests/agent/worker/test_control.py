@@ -123,6 +123,22 @@ def test_without_a_trainer_nothing_is_lost_by_going_at_once() -> None:
     assert watched.abandoned.is_set()
 
 
+@pytest.mark.parametrize("early", [True, False])
+def test_what_is_told_to_begin_waits_for_that_however_early_it_comes(early: bool) -> None:
+    watched = Watched()
+    if early:
+        watched.control.handle(ResumeTraining())
+    begins = Thread(watched.control.wait_to_begin)
+    if not early:
+        watched.control.handle(WriteCheckpoint())
+        watched.control.handle(ResumeTraining())
+    assert begins.join() is None
+    watched = Watched()
+    begins = Thread(watched.control.wait_to_begin)
+    watched.control.leave()
+    assert isinstance(begins.join(), LeftOnRequest) and watched.abandoned.is_set()
+
+
 def test_what_was_heard_before_the_trainer_came_holds_for_it() -> None:
     watched = Watched()
     watched.control.handle(PauseTraining())

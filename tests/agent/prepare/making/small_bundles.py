@@ -1,14 +1,19 @@
 """Small jobs made into bundles whose operators' costs are those of a table."""
 
-from collections.abc import Sequence
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
+from agent.prepare.making import attempts
 from agent.prepare.making.bundle import Made, make
+from agent.prepare.making.trial import TRIAL_STEPS, Run, Throttle, Trial
 from planner import make_bundle
 from planner.ir.bundle.bundle import NO_LIMITS, PlannedLimits
 from planner.ir.costs import Codec, DeviceCosts, Flash, OpCost, PackingCost
@@ -20,6 +25,22 @@ from tests.planner.steps import costs_of
 MIB = 1 << 20
 HOST = Flash("host memory", 1e10, 1e10, 1e-6, 1e-11, 1e-11, capacity_bytes=0)
 SEEN = PackingCost(3, 1, Codec.BITMAP, 4, 0.5, 1 << 17, 1e-3, 3e-3, 0.0)
+
+
+def fake_trials(monkeypatch: pytest.MonkeyPatch, trial: Callable[..., Trial]) -> None:
+    """Have `trial` tell what plans take, in place of a worker."""
+
+    @contextlib.contextmanager
+    def loading_worker(
+        path: Path, page_dirs: Sequence[Path], threads: int, *, throttle: Throttle | None, compared: int
+    ) -> Iterator[Run]:
+        steps = max(compared, TRIAL_STEPS)
+        yield functools.partial(
+            trial, path, page_dirs, threads, throttle=throttle, compared=compared, probe_packing=False, steps=steps
+        )
+
+    monkeypatch.setattr(attempts, "trial", trial)
+    monkeypatch.setattr(attempts, "loading_worker", loading_worker)
 
 
 def classifier(

@@ -15,7 +15,7 @@ from planner.ir.lowering.lower import lower
 from planner.ir.plan import Plan
 from planner.job import Bucket
 from planner.make_bundle import InfeasibleError
-from tests.agent.prepare.making.small_bundles import HOST, MIB, SEEN, classifier, shallow, small_made
+from tests.agent.prepare.making.small_bundles import HOST, MIB, SEEN, classifier, fake_trials, shallow, small_made
 from tests.planner.steps import costs_of
 
 
@@ -32,7 +32,7 @@ def test_what_ran_as_planned_runs_no_more_and_where_steps_are_slow_the_first_tri
         run.append(steps)
         return Trial(Bundle(draft).manifest.plans[0].peak_bytes)
 
-    monkeypatch.setattr(attempts, "trial", trial)
+    fake_trials(monkeypatch, trial)
     small_made(tmp_path / "job.port", prepared, 64 << 20, ops=ops)
     assert run == steps
 
@@ -59,7 +59,7 @@ def test_the_first_trial_does_not_run_all_shapes_and_tells_what_packing_takes_in
         compares.append(compared)
         return Trial(Bundle(draft).manifest.plans[0].peak_bytes, packings={"step": (seen,)} if probe_packing else {})
 
-    monkeypatch.setattr(attempts, "trial", trial)
+    fake_trials(monkeypatch, trial)
     kept = lower(graphs["step"], costs[0], Plan()).peak_bytes
     path = tmp_path / "job.port"
     small_made(path, prepared, int(0.75 * kept))
@@ -74,7 +74,7 @@ def test_no_budget_is_below_what_loading_takes(tmp_path: Path, monkeypatch: pyte
     for ram_bytes, alone, with_bundle in ((1 << 10, 240 << 20, 0), (64 << 20, 0, 240 << 20)):
         trial = Trial(32 << 20, start_bytes=with_bundle)
         monkeypatch.setattr(attempts, "loading_peak", lambda alone=alone: alone)
-        monkeypatch.setattr(attempts, "trial", lambda *_, trial=trial, **__: trial)
+        fake_trials(monkeypatch, lambda *_, trial=trial, **__: trial)
         with pytest.raises(InfeasibleError, match=r"loading Python and torch takes 240\.0 MiB") as caught:
             small_made(path, prepared, ram_bytes)
         assert caught.value.needed_bytes is not None and caught.value.needed_bytes > 240 << 20

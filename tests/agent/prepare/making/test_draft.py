@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from agent.prepare.making import attempts
 from agent.prepare.making.trial import Trial
 from planner.ir.bundle import writer
 from planner.ir.bundle.bundle import TENSOR_MEMBERS, Bundle
 from planner.ir.bundle.safetensors_io import Chunks
-from tests.agent.prepare.making.small_bundles import MIB, shallow, small_made
+from tests.agent.prepare.making.small_bundles import MIB, fake_trials, shallow, small_made
 from tests.planner.bundles import read_everything
 
 
@@ -33,7 +32,7 @@ def test_weights_and_data_are_written_once_whatever_the_trials_find(
         return Trial(planned + next(unplanned))
 
     monkeypatch.setattr(writer, "_write_tensors", counted)
-    monkeypatch.setattr(attempts, "trial", trial)
+    fake_trials(monkeypatch, trial)
     path = tmp_path / "job.port"
     small_made(path, shallow(), 64 * MIB)
     assert len(tried) == 4 and tried == sorted(tried)

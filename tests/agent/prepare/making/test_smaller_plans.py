@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from agent.prepare.making import attempts
 from agent.prepare.making.trial import Trial
 from planner import make_bundle
 from planner.ir.bundle.bundle import Bundle, Manifest, PlannedLimits
 from planner.ir.lowering.lower import lower
 from planner.ir.plan import Plan
-from tests.agent.prepare.making.small_bundles import deep, greedy, small_made
+from tests.agent.prepare.making.small_bundles import deep, fake_trials, greedy, small_made
 from tests.planner.steps import costs_of
 
 
@@ -26,14 +25,13 @@ def test_the_first_plan_costs_no_more_than_those_for_smaller_budgets(
     budget = int(0.8 * lower(prepared.graphs["step"], costs, Plan()).peak_bytes)
     ran: list[Plan] = []
 
-    def trial(draft: Path, *_: object, meanwhile: Callable[[], None] | None, **__: object) -> Trial:
+    def trial(draft: Path, *_: object, meanwhile: Callable[[], None], **__: object) -> Trial:
         ran.append(Bundle(draft).plans[0]["step"])
-        if meanwhile is not None:
-            meanwhile()
+        meanwhile()
         more = 0 if len(ran) <= 2 else unplanned
         return Trial(Bundle(draft).manifest.plans[0].peak_bytes + more)
 
-    monkeypatch.setattr(attempts, "trial", trial)
+    fake_trials(monkeypatch, trial)
     dear = make_bundle.default_planner(strategy="page-all", time_limit_s=1.0)
     made = small_made(tmp_path / "job.port", prepared, budget, planner=dear)
     first, *smaller = made.manifest.plans
@@ -51,7 +49,7 @@ def test_a_bundle_keeps_its_limits_and_its_smaller_plans_keep_to_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepared = deep()
-    monkeypatch.setattr(attempts, "trial", lambda draft, *_, **__: Trial(Bundle(draft).manifest.plans[0].peak_bytes))
+    fake_trials(monkeypatch, lambda draft, *_, **__: Trial(Bundle(draft).manifest.plans[0].peak_bytes))
 
     def made(limits: PlannedLimits, planner_limits: PlannedLimits) -> Manifest:
         planner = greedy(planner_limits)

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 
 from agent.prepare.making import trial as trials
 from agent.worker.protocol import StepDone, TrainingFailed, TrainingFinished, WorkerReady
+from agent.worker.start import Worker, start_worker
 from planner import make_bundle
 from planner.ir.costs import Codec
 from planner.ir.errors import ExitCode
@@ -48,13 +50,42 @@ def test_a_trial_looks_at_the_tensors_of_real_steps(tmp_path: Path) -> None:
     assert not trials.trial(path, (tmp_path,), 1).packings, "only when asked"
 
 
+def worker_that_ended(told: list[Any], code: int) -> SimpleNamespace:
+    process = SimpleNamespace(returncode=code, poll=lambda: code)
+    return SimpleNamespace(events=lambda: iter(told), process=process, send=lambda _: None)
+
+
+def test_a_worker_loads_torch_while_its_bundle_is_made_and_leaves_where_it_is_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 10))
+    made = make_bundle.prepare(classifier(model, [torch.randn(16, 8), torch.randint(0, 10, (16,))], 8))
+    started = list[Worker]()
+
+    def starting(*words: Any, **settings: Any) -> Worker:
+        started.append(start_worker(*words, **settings))
+        return started[-1]
+
+    monkeypatch.setattr(trials, "start_worker", starting)
+    path, order = tmp_path / "job.port", list[str]()
+    with trials.loading_worker(path, (tmp_path,), 1) as run:
+        assert started[0].process.poll() is None
+        make_bundle.write(path, made, [{"step": Plan()}], {"step": costs_of(made.graphs["step"])}, [1 << 40], threads=1)
+        assert run(meanwhile=lambda: order.append("meanwhile")).peak_bytes > 0 and order == ["meanwhile"]
+    with pytest.raises(ZeroDivisionError), trials.loading_worker(path, (tmp_path,), 1):
+        raise ZeroDivisionError
+    assert [worker.process.returncode for worker in started] == [ExitCode.DONE, ExitCode.LEFT]
+    assert [file.name for file in tmp_path.iterdir()] == ["job.port"], "no directory for pages is left"
+
+
 def test_a_trial_counts_what_huge_pages_may_still_fill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = [
         WorkerReady(pid=1, step=0, total_steps=2, plan=0, planned_peak_bytes=300, resident_bytes=50, start_peak_bytes=60),
         replaced(step_event(wall_s=1.0, stall_s=0.0, cpu_s=1.0, planned_compute_s=1.0), peak_rss_bytes=300),
         TrainingFinished(step=2, peak_rss_bytes=310, untouched_block_bytes=7),
     ]  # fmt: skip
-    ended = SimpleNamespace(events=lambda: iter(told), process=SimpleNamespace(returncode=0))
+    ended = worker_that_ended(told, 0)
     monkeypatch.setattr(trials, "start_worker", lambda *_, **__: ended)
     assert trials.trial(tmp_path / "job.port", (tmp_path,), 1).peak_bytes == 317
 
@@ -62,7 +93,7 @@ def test_a_trial_counts_what_huge_pages_may_still_fill(tmp_path: Path, monkeypat
 def test_a_full_device_is_a_finding_and_any_other_end_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for code, ended, full in (("OutOfMemoryError", 1, True), ("PageError", ExitCode.DIVERGED, False)):
         told = [TrainingFailed(message="no room", code=code)]
-        worker = SimpleNamespace(events=lambda told=told: iter(told), process=SimpleNamespace(returncode=ended))
+        worker = worker_that_ended(told, ended)
         monkeypatch.setattr(trials, "start_worker", lambda *_, worker=worker, **__: worker)
         if full:
             assert trials.trial(tmp_path / "job.port", (tmp_path,), 1).device_full

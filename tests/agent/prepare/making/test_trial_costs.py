@@ -5,12 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from agent.prepare.making import attempts
 from agent.prepare.making.trial import Trial
 from planner.ir.bundle.bundle import Bundle
 from planner.ir.costs import OpCost
 from planner.profiling.operators import Measured
-from tests.agent.prepare.making.small_bundles import SEEN, shallow, small_made
+from tests.agent.prepare.making.small_bundles import SEEN, fake_trials, shallow, small_made
 from tests.planner.steps import costs_of
 
 
@@ -26,7 +25,7 @@ def test_a_bundle_is_priced_at_the_pace_of_its_trial(
     prepared = shallow()
     costs = costs_of(prepared.graphs["step"])
     peak = 64 << 20
-    monkeypatch.setattr(attempts, "trial", lambda *_, **__: Trial(peak, pace=pace))
+    fake_trials(monkeypatch, lambda *_, **__: Trial(peak, pace=pace))
     for estimated in (False, True):
         path = tmp_path / f"{estimated}.port"
         small_made(path, prepared, 2 * peak, estimated=estimated)
@@ -48,7 +47,7 @@ def test_what_the_first_trial_sees_of_packing_is_priced_for_the_plans_that_follo
         probed.append(probe_packing)
         return Trial(1 << 20, pace=1 / slower, packings={"step": (SEEN,)} if probe_packing else {})
 
-    monkeypatch.setattr(attempts, "trial", trial)
+    fake_trials(monkeypatch, trial)
     path = tmp_path / "job.port"
     small_made(path, prepared, 64 << 20, estimated=estimated)
     assert probed[0] and not any(probed[1:])

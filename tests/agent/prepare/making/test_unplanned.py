@@ -5,12 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from agent.prepare.making import attempts
 from agent.prepare.making.trial import Trial
 from agent.prepare.pools import with_host_room
 from planner.ir.bundle.bundle import Bundle
 from planner.make_bundle import InfeasibleError
-from tests.agent.prepare.making.small_bundles import HOST, MIB, shallow, small_made
+from tests.agent.prepare.making.small_bundles import HOST, MIB, fake_trials, shallow, small_made
 from tests.planner.steps import costs_of
 
 
@@ -35,7 +34,7 @@ def test_two_pools_are_each_corrected_by_their_own_trial(tmp_path: Path, monkeyp
         host = planned.peak_bytes + (10 * MIB if tries == 2 else 0)
         return Trial(host, device_peak_bytes=planned.device_peak_bytes + (MIB // 2 if tries == 3 else 0))
 
-    monkeypatch.setattr(attempts, "trial", trial)
+    fake_trials(monkeypatch, trial)
     path = tmp_path / "job.port"
     found = small_made(path, prepared, 64 * MIB, device=device, device_bytes=4 * MIB)
     quarter = 4 * MIB // 16
@@ -51,6 +50,6 @@ def test_a_device_that_stays_full_is_said_with_its_own_option(tmp_path: Path, mo
     prepared = shallow()
     costs = costs_of(prepared.graphs["step"])
     device = with_host_room(replace(costs.device, scratch_targets=(HOST,)), 64 * MIB)
-    monkeypatch.setattr(attempts, "trial", lambda *_, **__: Trial(MIB, device_full=True))
+    fake_trials(monkeypatch, lambda *_, **__: Trial(MIB, device_full=True))
     with pytest.raises(InfeasibleError, match=r"within 4\.0 MiB.*raise --gpu-ram to 4\.2 MiB"):
         small_made(tmp_path / "job.port", prepared, 64 * MIB, device=device, device_bytes=4 * MIB)

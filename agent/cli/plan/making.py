@@ -98,8 +98,8 @@ def _planned(arguments: argparse.Namespace, out: Path, machine: "_Machine", make
 
     peers = _planning_peers(arguments)
     with StageBar(_STAGES, quiet=arguments.json) as bar:
-        captured = _captured(arguments, bar.update)
         with Bench(arguments.ram) as bench:
+            captured = _captured(arguments, bench, bar.update)
             costs = _costs(arguments, captured, machine, bench, peers, bar.update)
             make_room()
             sparse = _sparse(arguments, captured, costs, bar.update) if arguments.sparse_update else None
@@ -164,8 +164,8 @@ class _Captured:
     teams: "tuple[CpuTeam, ...]"
 
 
-def _captured(arguments: argparse.Namespace, progress: "Progress") -> _Captured:
-    """Load the script's job, move it where it computes, and record its step."""
+def _captured(arguments: argparse.Namespace, bench: "Bench", progress: "Progress") -> _Captured:
+    """Load the script's job, move it where it computes, and record its step, while the `bench` loads torch."""
     from agent.prepare.device_room import in_device_room
     from agent.prepare.repeatable import reordered_in
     from agent.prepare.threads import counts_set
@@ -188,6 +188,7 @@ def _captured(arguments: argparse.Namespace, progress: "Progress") -> _Captured:
     if arguments.place is not None and kind_of_job(job) != CPU:
         counts = counts[-1:]  # what is recorded on the device does not tell which number is fastest: all cores
     steps, updates = make_bundle.steps_and_updates(job, arguments.epochs)
+    bench.load(counts[0])
     if arguments.prune is not None:
         job.pruning = Pruning(arguments.prune, max(updates // 2, 1))
     prepare = partial(make_bundle.prepare, job, updates=updates, followed=_compared_steps(arguments, job))

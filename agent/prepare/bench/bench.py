@@ -49,6 +49,10 @@ class Bench:
         self._kept = False
         self._close()
 
+    def load(self, threads: int) -> None:
+        """Have a process load torch for the first request, with so many threads, while this one does something else."""
+        self._running = self._running or _Running(threads, self._limit_bytes)
+
     def measure(
         self, graphs: Iterable[StepGraph], threads: int, compute_watts: float, progress: Progress, shared: bytes = b"",
         *, resident: bool = True, elsewhere: bool = False,
@@ -80,7 +84,7 @@ class Bench:
             source.write_bytes(msgpack.packb([pack_graph(g) for g in graphs]))
             if shared:
                 of_others.write_bytes(shared)
-            if resident:
+            if resident and self._running is not None and self._running.asked:
                 self._close()
             asked = Measure(
                 str(source), str(target), compute_watts, resident, str(of_others) if shared else "", elsewhere=elsewhere,
@@ -121,6 +125,8 @@ class _Running:
 
     def __init__(self, threads: int, limit_bytes: int | None) -> None:
         self.threads, self.last_words = threads, ""
+        self.asked = False
+        """Whether it did anything that may have left memory resident."""
         environment = {**module_environment(), **preload_environment(limit_bytes), **threads_environment(threads)}
         with ExitStack() as opened:
             self._said = opened.enter_context(tempfile.TemporaryFile())
@@ -132,6 +138,7 @@ class _Running:
 
     def answer(self, request: Request, told: Callable[[str], None]) -> str:
         """Return what it answers, what it says before told on; nothing where it ended instead."""
+        self.asked = True
         if self.process.stdin is None or self.process.stdout is None:
             return ""
         try:

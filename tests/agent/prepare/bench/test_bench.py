@@ -76,6 +76,20 @@ def test_what_a_process_holds_is_looked_at_in_a_bare_one_and_what_was_followed_i
     assert [process.poll() for process in started] == [0, 0, 0]
 
 
+def test_one_that_loads_torch_ahead_is_bare_until_it_is_asked(started: list["subprocess.Popen[str]"]) -> None:
+    graph = tiny_step().graphs["step"]
+    with Bench() as bench:
+        bench.load(1)
+        assert len(started) == 1
+        assert bench.measure([graph], 1, 2.0, lambda *_: None).base_bytes > 0
+        assert [process.poll() for process in started] == [None], "what was loaded is asked"
+        bench.measure([graph], 1, 2.0, lambda *_: None)
+        assert [process.poll() for process in started] == [0, None]
+    with Bench() as bench:
+        bench.load(1)
+    assert [process.poll() for process in started] == [0, 0, 0]
+
+
 @pytest.mark.long
 def test_one_that_is_not_entered_leaves_no_process(started: list["subprocess.Popen[str]"], tmp_path: Path) -> None:
     graph = step()

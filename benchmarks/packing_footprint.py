@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from agent.prepare.making.trial import trial
+from agent.prepare.making.trial import TrialWorkers
 from benchmarks.mcu_tasks import DATA
 from benchmarks.ours import Ours
 from benchmarks.tables import table_console
@@ -103,7 +103,7 @@ def measure(model: str, folder: Path, batch: int, steps: int, pruning: Pruning |
     ours = on_images(model, folder, batch, steps, pruning)
     graph, name = ours.prepared.graphs["step"], f"{model}-kept.port"
     kept = CostTable(ours.device, ours.measured.ops[0])
-    found = trial(written(ours, folder / name, kept, Plan()), (folder,), 1, probe_packing=True)
+    found = TrialWorkers(1).trial(written(ours, folder / name, kept, Plan()), (folder,), probe_packing=True)
     costs = replace(kept, packings=found.packings["step"])
     coarse = coarsen(graph, costs, ram_bytes=ROOM)
     plan = coarse.plan(pack_everything(coarse.problem), ROOM, "bittrain")

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from agent.prepare.making.device_costs import slower_flash
-from agent.prepare.making.trial import trial
+from agent.prepare.making.trial import TrialWorkers
 from benchmarks.models import case_of
 from benchmarks.ours import Ours
 from benchmarks.packing_footprint import on_images, written
@@ -99,7 +99,7 @@ def measure(model: str, folder: Path, arguments: argparse.Namespace) -> list[Row
     ours = on_images(model, folder, arguments.batch, 2) if images else Ours(model, folder, *case_of(model), steps=2)
     graph = ours.prepared.graphs["step"]
     without = CostTable(ours.device, ours.measured.ops[0])
-    found = trial(written(ours, folder / "kept.port", without, Plan()), (folder,), 1, probe_packing=True)
+    found = TrialWorkers(1).trial(written(ours, folder / "kept.port", without, Plan()), (folder,), probe_packing=True)
     watts = ours.device.compute_watts
     if arguments.card:
         card = slower_flash(ours.device, CARD_READ, CARD_WRITE)

@@ -9,7 +9,8 @@ It trains one bundle, tells its supervisor how it goes, pauses and leaves when t
 import os
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 from agent.system.torch_loading import load_torch
 from agent.worker.control import Control, Tell
@@ -24,21 +25,28 @@ _STACK_BYTES = 1 << 20
 def main(words: Sequence[str] | None = None) -> ExitCode:
     """Run the worker and return its exit code."""
     options = TorchOptions.parse(words, program="agent.train.worker")
+    return run(options.control_fd, lambda _: options)
+
+
+def run(control_fd: int | None, options_of: Callable[[Control], TorchOptions]) -> ExitCode:
+    """Load torch, train what `options_of` says by then, and return the exit code."""
     threading.stack_size(_STACK_BYTES)
 
     def work(control: Control, tell: Tell) -> None:
         load_torch()
         from agent.train.run import train
 
-        if options.told_to_begin:
-            control.wait_to_begin()
-        train(options, control, tell)
+        train(options_of(control), control, tell)
 
-    return serve(options.control_fd, work)
+    return serve(control_fd, work)
+
+
+def end(code: ExitCode) -> NoReturn:
+    """End the process: torch's own teardown takes longer than the second that leaving may take."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":
-    code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)  # torch's own teardown takes longer than the second that leaving may take
+    end(main())

@@ -15,6 +15,7 @@ from agent.worker.protocol import (
     ResumeTraining,
     StopAfterStep,
     SwitchPlan,
+    TakeWork,
     WorkerPaused,
     WorkerResumed,
     WriteCheckpoint,
@@ -54,8 +55,9 @@ class Control:
         self._tell, self._abandon, self._leave_patience_s = tell, abandon, leave_patience_s
         self._trainer: Training | None = None
         self._changed = threading.Condition()
-        self._paused = self._resumed = self._news = self._checkpoint = False
+        self._paused = self._news = self._checkpoint = False
         self._switch: SwitchPlan | None = None
+        self._work: TakeWork | None = None
         self.leaving = self.stopping = False
         self.leave_within_s = 0.0
         """How long a last commit may take."""
@@ -67,7 +69,7 @@ class Control:
                 case PauseTraining():
                     self._paused = True
                 case ResumeTraining():
-                    self._paused, self._resumed = False, True
+                    self._paused = False
                 case LeaveNow():
                     self.leave_within_s = command.within_s
                     self._begin_to_leave()
@@ -75,6 +77,8 @@ class Control:
                     self.stopping = True
                 case WriteCheckpoint():
                     self._checkpoint = True
+                case TakeWork():
+                    self._work = command
                 case SwitchPlan():
                     self._switch = command
             self._news = True
@@ -112,12 +116,13 @@ class Control:
             if self.leaving and not finishes_first(self.leave_within_s):
                 raise LeftOnRequest("left on request")
 
-    def wait_to_begin(self) -> None:
-        """Wait until told to go on for the first time; raise LeftOnRequest to leave."""
+    def take_work(self) -> tuple[str, ...]:
+        """Wait for what is to be done, and return it; raise LeftOnRequest to leave."""
         with self._changed:
-            self._changed.wait_for(lambda: self._resumed or self.leaving)
-            if self.leaving:
+            self._changed.wait_for(lambda: self._work is not None or self.leaving)
+            if self._work is None:
                 raise LeftOnRequest("left on request")
+            return self._work.words
 
     def wait(self, seconds: float) -> None:
         """Sleep, but not past a command."""

@@ -14,6 +14,7 @@ from agent.worker.shard import Shard
 from planner.ir.units import parse_bytes
 
 TORCH_WORKER = module_command("agent.train.worker")
+LOADED_WORKER = module_command("agent.train.loaded_worker")
 BOARD_WORKER = module_command("agent.mcu.worker")
 FINETUNE_WORKER = module_command("agent.finetune.job.start")
 """The programs of the workers."""
@@ -107,9 +108,6 @@ class TorchOptions(WorkerOptions):
         default=False, metadata={"help": "report at the end what packing the step's tensors would take"}
     )
     discard: bool = field(default=False, metadata={"help": "commit no step: what is trained is thrown away"})
-    told_to_begin: bool = field(
-        default=False, metadata={"help": "load torch, and open the bundle once told to go on: it is made meanwhile"}
-    )
     read_limit: int | None = field(
         default=None, metadata={"help": "throttle reads to this many bytes per second", "type": parse_bytes}
     )

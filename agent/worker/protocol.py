@@ -261,8 +261,14 @@ class SwitchPlan(_CommandMessage, frozen=True, kw_only=True, tag="plan"):
     reason: str = ""
 
 
+class TakeWork(_CommandMessage, frozen=True, kw_only=True, tag="work"):
+    """To a worker that was started before its work was known: train so, in the words of a worker's command line."""
+
+    words: tuple[str, ...]
+
+
 Command = (
-    PauseTraining | ResumeTraining | ReleaseMemory | LeaveNow | StopAfterStep | WriteCheckpoint | SwitchPlan
+    PauseTraining | ResumeTraining | ReleaseMemory | LeaveNow | StopAfterStep | WriteCheckpoint | SwitchPlan | TakeWork
 )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from agent.energy.sources.power_models import power_with
-from agent.prepare.making.trial import TrialError, trial
+from agent.prepare.making.trial import TrialError, TrialWorkers
 from agent.prepare.reference import compared_steps, with_reference
 from benchmarks.follow_zoo import programs
 from benchmarks.follow_zoo.compare import AMPLE, Outcome, Verdict, digest_of, first_difference, said, seed, state
@@ -187,7 +187,7 @@ def _trial(prepared: Prepared, plans: Mapping[str, Plan], costs: Mapping[str, Co
     with tempfile.TemporaryDirectory(prefix="zoo-bundle-") as folder:
         path = Path(folder) / "job.port"
         manifest = make_bundle.write(path, prepared, [plans], costs, [ram_bytes], threads=1)
-        trial(path, (Path(folder),), 1, compared=len(prepared.reference.losses))
+        TrialWorkers(1).trial(path, (Path(folder),), compared=len(prepared.reference.losses))
     return manifest.plans[0]
 
 

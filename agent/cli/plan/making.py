@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from agent.energy.sources.registry import EnergyConfig
     from agent.prepare.bench.bench import Bench
     from agent.prepare.making.bundle import Made
+    from agent.prepare.making.trial import TrialWorkers
     from agent.prepare.peers import PlanningPeers
     from agent.prepare.placement.device_watts import DeviceWatts
     from agent.prepare.pools import Pools
@@ -94,6 +95,7 @@ def _planned(arguments: argparse.Namespace, out: Path, machine: "_Machine", make
     """
     from agent.cli.progress import StageBar
     from agent.prepare.bench.bench import Bench
+    from agent.prepare.making.trial import TrialWorkers
     from agent.prepare.slices.choosing import again_with_base
 
     peers = _planning_peers(arguments)
@@ -112,7 +114,11 @@ def _planned(arguments: argparse.Namespace, out: Path, machine: "_Machine", make
                 with Bench(arguments.ram) as bench:
                     pieces = _pieces(arguments, captured, found, machine, bench, sparse, bar.update, make_room)
             make_room()
-            return pieces, *_made(arguments, out, captured, found, machine, pieces, peers, bar.update, make_room)
+            with TrialWorkers(costs.choice.threads) as workers:
+                workers.load()
+                return pieces, *_made(
+                    arguments, out, captured, found, machine, pieces, peers, bar.update, make_room, workers
+                )
 
         pieces, made, by_device = again_with_base(make, costs.device)
     told = peers.told() if peers is not None else []
@@ -331,9 +337,9 @@ def _pieces(
 
 def _made(
     arguments: argparse.Namespace, out: Path, captured: _Captured, costs: _Costs, machine: _Machine, pieces: _Pieces,
-    peers: "PlanningPeers | None", progress: "Progress", make_room: Callable[[], None],
+    peers: "PlanningPeers | None", progress: "Progress", make_room: Callable[[], None], workers: "TrialWorkers",
 ) -> "tuple[Made, Mapping[str, float]]":  # fmt: skip
-    """Follow plain PyTorch's first steps, plan, try the plan beside them, and write; raise what says why that cannot be.
+    """Follow plain PyTorch's first steps, plan, try the plan beside them with `workers`, and write; raise what says why that cannot be.
 
     Where operators are divided, return seconds of a step by single device, too.
     """
@@ -375,7 +381,7 @@ def _made(
         made = bundle.make(
             out, prepared, measured, device, arguments.ram, device_bytes=captured.pools.device_bytes, planner=planner,
             page_dir=machine.page_dir, scratch_dirs=machine.scratch_dirs, threads=costs.choice.threads, progress=progress,
-            wide=arguments.frontier, estimated=arguments.board is not None, limits=limits, make_room=make_room,
+            wide=arguments.frontier, estimated=arguments.board is not None, limits=limits, make_room=make_room, workers=workers,
         )  # fmt: skip
     except make_bundle.InfeasibleError as error:
         error.left_whole = pieces.sliced.left_whole

@@ -1,13 +1,11 @@
 """Plans tried out one after the other: what is known of memory and costs gets better with every trial."""
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from agent.prepare.making.draft import BundleDraft
-from agent.prepare.making.trial import TRIAL_STEPS, Run, Throttle, Trial, loading_peak, loading_worker, nothing, trial
+from agent.prepare.making.trial import TRIAL_STEPS, Throttle, Trial, TrialWorkers, loading_peak, nothing
 from agent.prepare.making.trial_costs import at_trial_pace, with_packings
 from agent.prepare.making.unplanned import SPARE, UNKNOWN, target_bytes, too_little_to_start, with_unplanned
 from agent.prepare.pools import Pools
@@ -24,7 +22,7 @@ from planner.profiling.operators import Measured
 _QUICK_S = 1.0
 """Of a search for plans that are many, or tried for what a worker holds beside them."""
 _SLOW_STEP_S = 15.0
-"""Of steps that take longer the first trial runs one, whether pages move or not."""
+"""Of steps that take longer the first trial runs one: on an SD card a step of GPT-2 moves 4 GB, and the last trial shows the rest."""
 
 _Runs = dict[str, tuple[tuple[int, ...], tuple[Decision, ...]]]
 """By graph: the order of a plan's operators, and what is computed again."""
@@ -53,6 +51,7 @@ class Attempts:
     pools: Pools
     page_dirs: tuple[Path, ...]
     throttle: Throttle | None
+    workers: TrialWorkers
     start_bytes: int = 0
     """The peak before the first step; 0 until a trial, or a budget that is too small for one, asks for it."""
     shown: _Shown | None = None
@@ -77,20 +76,12 @@ class Attempts:
     ) -> tuple[Trial, bool]:  # fmt: skip
         """Plan, write and run; note what turned out unplanned. Say whether that was next to nothing.
 
-        `meanwhile`: what this process does of its own while the plans run in another. Where it is known before what runs, that process loads
-        torch while plans are looked for.
+        `meanwhile`: what this process does of its own while the plans run in another, which loads torch while they are looked for.
         """
-        with ExitStack() as stack:
-            known = not probe_packing and self.shown is None
-            run = stack.enter_context(self._loading_worker()) if known else None
-            plans, costs = self._planned(planner, target_bytes(self.pools, spared))
-            return self.run(plans, costs, probe_packing=probe_packing, meanwhile=meanwhile, run=run)
-
-    def _loading_worker(self) -> AbstractContextManager[Run]:
-        """Give a worker for a trial of all steps that are compared."""
-        draft = self.draft
-        compared = len(draft.prepared.reference.losses)
-        return loading_worker(draft.path, self.page_dirs, draft.threads, throttle=self.throttle, compared=compared)
+        if self.shown is None:
+            self.workers.load()
+        plans, costs = self._planned(planner, target_bytes(self.pools, spared))
+        return self.run(plans, costs, probe_packing=probe_packing, meanwhile=meanwhile)
 
     def planned(self, ram_bytes: int, planner: Planner) -> tuple[dict[str, Plan], dict[str, CostTable]]:
         """Return plans for a budget, and the costs that they were made with. Raises InfeasibleError."""
@@ -128,12 +119,9 @@ class Attempts:
 
     def run(
         self, plans: Mapping[str, Plan], costs: Mapping[str, CostTable], *, probe_packing: bool = False,
-        meanwhile: Callable[[], None] = nothing, run: Run | None = None,
+        meanwhile: Callable[[], None] = nothing,
     ) -> tuple[Trial, bool]:  # fmt: skip
-        """Put these plans first in the draft and run them; note what turned out unplanned. Say whether that was next to nothing.
-
-        `run`: a worker's that is there already.
-        """
+        """Put these plans first in the draft and run them; note what turned out unplanned. Say whether that was next to nothing."""
         manifest = self.draft.put([plans], costs, [self.pools.computing_bytes])
         runs = _what_runs(plans)
         if self.shown is not None and self.shown.plans == runs:
@@ -144,12 +132,10 @@ class Attempts:
         steps = self._first_steps(manifest, whole, moving=runs is None) if probe_packing else whole
         if probe_packing and runs is None:  # what pages move in is tried again, and compared then
             compared = 0
-        if run is None:
-            run = partial(
-                trial, self.draft.path, self.page_dirs, self.draft.threads, throttle=self.throttle,
-                compared=min(steps, compared), probe_packing=probe_packing, steps=steps,
-            )  # fmt: skip
-        found = run(meanwhile=meanwhile)
+        found = self.workers.trial(
+            self.draft.path, self.page_dirs, throttle=self.throttle, compared=min(steps, compared),
+            probe_packing=probe_packing, steps=steps, meanwhile=meanwhile,
+        )  # fmt: skip
         self.start_bytes = max(self.start_bytes, found.start_bytes)
         if self.start_bytes > self.pools.ram_bytes:
             raise too_little_to_start(f"the budget is {format_bytes(self.pools.ram_bytes)}", self.start_bytes)
@@ -161,13 +147,13 @@ class Attempts:
         return found, corrected is None
 
     def _first_steps(self, manifest: Manifest, whole: int, *, moving: bool) -> int:
-        """Return how many of the `whole` trial's steps the first one runs: one update where pages are `moving`, for which a later one runs all.
-
-        What a second update adds, 1 % of the peak at most in what was measured, and other shapes that one shows.
-        """
+        """Return how many of the `whole` trial's steps the first one runs. `moving`: pages move, so that a later one runs whatever it shows."""
+        prepared = self.draft.prepared
         if manifest.plans[0].seconds > _SLOW_STEP_S:
             return 1
-        return min(whole, self.draft.prepared.job.accumulate) if moving else whole
+        if prepared.buckets and moving:  # the last trial shows the other shapes
+            return min(whole, max(TRIAL_STEPS, prepared.job.accumulate + 1))
+        return whole
 
 
 def _what_runs(plans: Mapping[str, Plan]) -> _Runs | None:

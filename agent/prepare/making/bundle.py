@@ -10,7 +10,7 @@ from pathlib import Path
 from agent.prepare.making.attempts import Attempts
 from agent.prepare.making.draft import BundleDraft
 from agent.prepare.making.smaller_plans import SmallerPlans, smaller_plans, with_cheapest_first, with_smaller_plans
-from agent.prepare.making.trial import Throttle
+from agent.prepare.making.trial import Throttle, TrialWorkers
 from agent.prepare.making.unplanned import held_bytes, too_much
 from agent.prepare.pools import Pools
 from agent.prepare.progress import Progress
@@ -51,6 +51,7 @@ def make(
     estimated: bool = False,
     limits: PlannedLimits = NO_LIMITS,
     make_room: Callable[[], None] = lambda: None,
+    workers: TrialWorkers | None = None,
 ) -> Made:
     """Plan, try the plan for two steps, reserve what turned out unplanned, and write the bundle.
 
@@ -58,12 +59,14 @@ def make(
     (`wide`: more of them, by the chosen planner instead of the quick one, none dominated by another). `estimated`: the
     costs are those of another board; the trial then only tells how much memory is unplanned. `limits`: what `planner` keeps
     to; the bundle says so, and its smaller plans write no more either and keep to its deadline where they can.
-    `page_dir` and `scratch_dirs` lie on the device's media, in their order.
+    `page_dir` and `scratch_dirs` lie on the device's media, in their order. `workers`: of which one may be loading torch already.
     Raises InfeasibleError where nothing fits; nothing is left behind then, and a bundle that was there stays. Weights and
     data are written once, into a draft beside `path`: every further try only replaces the plans behind them, and `make_room` is called.
     """
     draft = BundleDraft(path.with_name(path.name + ".making"), prepared, threads, estimated, limits, make_room)
-    attempts = Attempts(draft, measured, device, Pools(ram_bytes, device_bytes), (page_dir, *scratch_dirs), throttle)
+    pools, page_dirs = Pools(ram_bytes, device_bytes), (page_dir, *scratch_dirs)
+    workers = workers or TrialWorkers(threads)
+    attempts = Attempts(draft, measured, device, pools, page_dirs, throttle, workers)
     try:
         made = _settled(attempts, planner, progress, wide=wide)
         publish_bundle(draft.path, path)
@@ -72,6 +75,7 @@ def make(
             error.base_bytes = attempts.device.base_bytes
         raise
     finally:
+        workers.leave()
         draft.path.unlink(missing_ok=True)
     return made
 

@@ -3,27 +3,28 @@
 import contextlib
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from types import TracebackType
+from typing import Self
 
 import torch
 
 from agent.malloc import preload_environment
 from agent.system.python_process import module_command, module_environment
-from agent.worker.options import TorchOptions
+from agent.worker.options import LOADED_WORKER, TorchOptions
 from agent.worker.protocol import (
     Event,
     LeaveNow,
     PackingProbed,
-    ResumeTraining,
     StepDone,
+    TakeWork,
     TrainingFailed,
     TrainingFinished,
     WorkerReady,
 )
-from agent.worker.start import start_worker, torch_worker
+from agent.worker.start import Worker, start_worker
 from planner.ir.costs import PackingCost
 from planner.ir.errors import ExitCode, PortError
 
@@ -71,67 +72,68 @@ class Trial:
     """It ended because the device had no memory left for a tensor."""
 
 
-class Run(Protocol):
-    """Has a worker run."""
-
-    def __call__(self, *, meanwhile: Callable[[], None]) -> Trial:
-        """Return what it took; `meanwhile` is what this process does of its own until it listens. Raises TrialError."""
-
-
 def nothing() -> None:
     """Do nothing meanwhile."""
 
 
-@contextlib.contextmanager
-def loading_worker(
-    path: Path, page_dirs: Sequence[Path], threads: int, *, throttle: Throttle | None = None, compared: int = 0,
-    probe_packing: bool = False, steps: int = TRIAL_STEPS,
-) -> Iterator[Run]:  # fmt: skip
-    """Give what `trial` does with a worker that loads torch at once, for a bundle that is made meanwhile; one that is not run leaves at the end."""
-    with contextlib.ExitStack() as stack:
-        folder, *further = (
-            Path(stack.enter_context(tempfile.TemporaryDirectory(dir=place, prefix=".port-trial-")))
-            for place in page_dirs
-        )
-        options = TorchOptions(
-            bundle=path, state_dir=folder, scratch_dirs=tuple(further), steps=max(steps, compared), verify=compared,
-            probe_packing=probe_packing, discard=True, told_to_begin=True,
-            read_limit=None if throttle is None else throttle.read_bytes_per_s,
-            write_limit=None if throttle is None else throttle.write_bytes_per_s,
-        )  # fmt: skip
-        worker = start_worker(torch_worker(options), limit_bytes=_CACHE_LIMIT_BYTES, threads=threads)
+class TrialWorkers:
+    """Workers with so many threads, of which the next may load torch before what it runs is known; at the end of the context it leaves."""
 
-        def run(*, meanwhile: Callable[[], None]) -> Trial:
-            worker.send(ResumeTraining())
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+        self._loading: Worker | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.leave()
+
+    def leave(self) -> None:
+        """Let the one that is loading torch, or waits for a trial, leave."""
+        if (worker := self._loading) is not None:
+            self._loading = None
+            worker.send(LeaveNow())
+            worker.process.wait()
+
+    def load(self) -> None:
+        """Have a worker load torch for the next trial, while this process does something else."""
+        self._loading = self._loading or self._started()
+
+    def _started(self) -> Worker:
+        return start_worker(LOADED_WORKER, limit_bytes=_CACHE_LIMIT_BYTES, threads=self.threads)
+
+    def trial(
+        self, path: Path, page_dirs: Sequence[Path], *, throttle: Throttle | None = None, compared: int = 0,
+        probe_packing: bool = False, steps: int = TRIAL_STEPS, meanwhile: Callable[[], None] = nothing,
+    ) -> Trial:  # fmt: skip
+        """Run a few steps of a bundle, paging to a directory on each of its media, and return what they took.
+
+        At least as many as are `compared` with plain PyTorch's. `probe_packing`: look at what packing tensors would take, too. `meanwhile`: what
+        this process does of its own until it listens.
+
+        Raises TrialError where the worker fails, or gives other numbers.
+        """
+        with contextlib.ExitStack() as stack:
+            folder, *further = (
+                Path(stack.enter_context(tempfile.TemporaryDirectory(dir=place, prefix=".port-trial-")))
+                for place in page_dirs
+            )
+            options = TorchOptions(
+                bundle=path, state_dir=folder, scratch_dirs=tuple(further), steps=max(steps, compared), verify=compared,
+                probe_packing=probe_packing, discard=True,
+                read_limit=None if throttle is None else throttle.read_bytes_per_s,
+                write_limit=None if throttle is None else throttle.write_bytes_per_s,
+            )  # fmt: skip
+            worker, self._loading = self._loading or self._started(), None
+            worker.send(TakeWork(words=tuple(options.words())))
             meanwhile()
-            heard = _Heard(threads)
+            heard = _Heard(self.threads)
             for event in worker.events():
                 heard.take(event)
             return heard.trial(worker.process.returncode)
-
-        try:
-            yield run
-        finally:
-            if worker.process.poll() is None:
-                worker.send(LeaveNow())
-                worker.process.wait()
-
-
-def trial(
-    path: Path, page_dirs: Sequence[Path], threads: int, *, throttle: Throttle | None = None, compared: int = 0,
-    probe_packing: bool = False, steps: int = TRIAL_STEPS, meanwhile: Callable[[], None] = nothing,
-) -> Trial:  # fmt: skip
-    """Run a few steps of a bundle, paging to a directory on each of its media, and return what they took.
-
-    At least as many as are `compared` with plain PyTorch's. `probe_packing`: look at what packing tensors would take, too. `meanwhile`: what
-    this process does of its own until it listens.
-
-    Raises TrialError where the worker fails, or gives other numbers.
-    """
-    with loading_worker(
-        path, page_dirs, threads, throttle=throttle, compared=compared, probe_packing=probe_packing, steps=steps
-    ) as run:
-        return run(meanwhile=meanwhile)
 
 
 @dataclass(slots=True)

@@ -13,6 +13,7 @@ from agent.worker.protocol import (
     ResumeTraining,
     StopAfterStep,
     SwitchPlan,
+    TakeWork,
     WorkerPaused,
     WorkerResumed,
     WriteCheckpoint,
@@ -124,19 +125,20 @@ def test_without_a_trainer_nothing_is_lost_by_going_at_once() -> None:
 
 
 @pytest.mark.parametrize("early", [True, False])
-def test_what_is_told_to_begin_waits_for_that_however_early_it_comes(early: bool) -> None:
-    watched = Watched()
+def test_what_waits_for_its_work_takes_it_however_early_it_comes(early: bool) -> None:
+    watched, found = Watched(), list[tuple[str, ...]]()
+    work = TakeWork(words=("--bundle", "job.port"))
     if early:
-        watched.control.handle(ResumeTraining())
-    begins = Thread(watched.control.wait_to_begin)
+        watched.control.handle(work)
+    taking = Thread(lambda: found.append(watched.control.take_work()))
     if not early:
         watched.control.handle(WriteCheckpoint())
-        watched.control.handle(ResumeTraining())
-    assert begins.join() is None
+        watched.control.handle(work)
+    assert taking.join() is None and found == [("--bundle", "job.port")]
     watched = Watched()
-    begins = Thread(watched.control.wait_to_begin)
+    taking = Thread(lambda: found.append(watched.control.take_work()))
     watched.control.leave()
-    assert isinstance(begins.join(), LeftOnRequest) and watched.abandoned.is_set()
+    assert isinstance(taking.join(), LeftOnRequest) and watched.abandoned.is_set()
 
 
 def test_what_was_heard_before_the_trainer_came_holds_for_it() -> None:

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from agent.prepare.frozen_weights.files import with_weight_files
-from agent.prepare.making.trial import trial
+from agent.prepare.making.trial import TrialWorkers
 from agent.prepare.reference import with_reference
 from agent.prepare.within_budget import within_budget
 from agent.train.trainer import Trainer, TrainOptions
@@ -72,7 +72,7 @@ def test_the_bundle_names_them_and_trains_the_same(weights: Path, tmp_path: Path
     for key in FROZEN:
         name = key.partition(".")[2]
         assert b"".join(bundle.contents(key, 1 << 16)) == stored[name].numpy().tobytes()
-    trial(bundle.path, (tmp_path,), bundle.manifest.threads, compared=2)
+    TrialWorkers(bundle.manifest.threads).trial(bundle.path, (tmp_path,), compared=2)
 
 
 def test_so_it_does_where_planning_keeps_to_a_budget(weights: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from torch.nn import functional
 from agent import packing
 from agent.packing.grids import NF4_LEVELS, QuantizationGrid
 from agent.prepare.frozen_weights.grids import on_grids, with_grid_weights
-from agent.prepare.making.trial import trial
+from agent.prepare.making.trial import TrialWorkers
 from agent.prepare.reference import with_reference
 from agent.prepare.within_budget import within_budget
 from agent.train.result import save_result
@@ -92,7 +92,7 @@ def test_a_step_that_decodes_them_trains_the_same_and_gives_them_back_whole(dtyp
         plans, tables = make_bundle.plan_all(coded, flat(coded), DEVICE, ram, planner)
         path = tmp_path / f"{number}.port"
         make_bundle.write(path, coded, [plans], tables, [ram], threads=torch.get_num_threads())
-        trial(path, (tmp_path,), torch.get_num_threads(), compared=2)
+        TrialWorkers(torch.get_num_threads()).trial(path, (tmp_path,), compared=2)
     trainer = Trainer(Bundle(path), TrainOptions(tmp_path / "state", tmp_path, 0, 1))
     trainer.start()
     save_result(trainer.bundle, trainer.persistents, 0, tmp_path / "result.safetensors")

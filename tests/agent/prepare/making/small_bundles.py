@@ -1,8 +1,6 @@
 """Small jobs made into bundles whose operators' costs are those of a table."""
 
-import contextlib
-import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +9,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from agent.prepare.making import attempts
 from agent.prepare.making.bundle import Made, make
-from agent.prepare.making.trial import TRIAL_STEPS, Run, Throttle, Trial
+from agent.prepare.making.trial import Trial, TrialWorkers
 from planner import make_bundle
 from planner.ir.bundle.bundle import NO_LIMITS, PlannedLimits
 from planner.ir.costs import Codec, DeviceCosts, Flash, OpCost, PackingCost
@@ -30,17 +27,11 @@ SEEN = PackingCost(3, 1, Codec.BITMAP, 4, 0.5, 1 << 17, 1e-3, 3e-3, 0.0)
 def fake_trials(monkeypatch: pytest.MonkeyPatch, trial: Callable[..., Trial]) -> None:
     """Have `trial` tell what plans take, in place of a worker."""
 
-    @contextlib.contextmanager
-    def loading_worker(
-        path: Path, page_dirs: Sequence[Path], threads: int, *, throttle: Throttle | None, compared: int
-    ) -> Iterator[Run]:
-        steps = max(compared, TRIAL_STEPS)
-        yield functools.partial(
-            trial, path, page_dirs, threads, throttle=throttle, compared=compared, probe_packing=False, steps=steps
-        )
+    def of(workers: TrialWorkers, path: Path, page_dirs: Sequence[Path], **options: Any) -> Trial:
+        return trial(path, page_dirs, workers.threads, **options)
 
-    monkeypatch.setattr(attempts, "trial", trial)
-    monkeypatch.setattr(attempts, "loading_worker", loading_worker)
+    monkeypatch.setattr(TrialWorkers, "load", lambda _: None)
+    monkeypatch.setattr(TrialWorkers, "trial", of)
 
 
 def classifier(

@@ -43,11 +43,11 @@ def test_a_trial_looks_at_the_tensors_of_real_steps(tmp_path: Path) -> None:
     costs = costs_of(made.graphs["step"])
     path = tmp_path / "job.port"
     make_bundle.write(path, made, [{"step": Plan()}], {"step": costs}, [1 << 40], threads=1)
-    found = trials.trial(path, (tmp_path,), 1, probe_packing=True).packings
+    found = trials.TrialWorkers(1).trial(path, (tmp_path,), probe_packing=True).packings
     relu = next(i for i, op in enumerate(made.graphs["step"].ops) if op.name.startswith("aten::relu"))
     assert set(found) == {"step"} and relu in {made.graphs["step"].writers[c.storage][-1] for c in found["step"]}
     assert all(c.codec is Codec.BITMAP and 0.3 < c.density < 0.7 and c.seconds > 0 for c in found["step"])
-    assert not trials.trial(path, (tmp_path,), 1).packings, "only when asked"
+    assert not trials.TrialWorkers(1).trial(path, (tmp_path,)).packings, "only when asked"
 
 
 def worker_that_ended(told: list[Any], code: int) -> SimpleNamespace:
@@ -55,7 +55,7 @@ def worker_that_ended(told: list[Any], code: int) -> SimpleNamespace:
     return SimpleNamespace(events=lambda: iter(told), process=process, send=lambda _: None)
 
 
-def test_a_worker_loads_torch_while_its_bundle_is_made_and_leaves_where_it_is_not_run(
+def test_a_worker_loads_torch_while_its_bundle_is_made_and_leaves_where_it_is_not_needed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
@@ -69,12 +69,14 @@ def test_a_worker_loads_torch_while_its_bundle_is_made_and_leaves_where_it_is_no
 
     monkeypatch.setattr(trials, "start_worker", starting)
     path, order = tmp_path / "job.port", list[str]()
-    with trials.loading_worker(path, (tmp_path,), 1) as run:
-        assert started[0].process.poll() is None
+    with trials.TrialWorkers(1) as workers:
+        workers.load()
+        workers.load()
+        assert len(started) == 1 and started[0].process.poll() is None
         make_bundle.write(path, made, [{"step": Plan()}], {"step": costs_of(made.graphs["step"])}, [1 << 40], threads=1)
-        assert run(meanwhile=lambda: order.append("meanwhile")).peak_bytes > 0 and order == ["meanwhile"]
-    with pytest.raises(ZeroDivisionError), trials.loading_worker(path, (tmp_path,), 1):
-        raise ZeroDivisionError
+        found = workers.trial(path, (tmp_path,), meanwhile=lambda: order.append("meanwhile"))
+        assert found.peak_bytes > 0 and order == ["meanwhile"]
+        workers.load()
     assert [worker.process.returncode for worker in started] == [ExitCode.DONE, ExitCode.LEFT]
     assert [file.name for file in tmp_path.iterdir()] == ["job.port"], "no directory for pages is left"
 
@@ -87,7 +89,7 @@ def test_a_trial_counts_what_huge_pages_may_still_fill(tmp_path: Path, monkeypat
     ]  # fmt: skip
     ended = worker_that_ended(told, 0)
     monkeypatch.setattr(trials, "start_worker", lambda *_, **__: ended)
-    assert trials.trial(tmp_path / "job.port", (tmp_path,), 1).peak_bytes == 317
+    assert trials.TrialWorkers(1).trial(tmp_path / "job.port", (tmp_path,)).peak_bytes == 317
 
 
 def test_a_full_device_is_a_finding_and_any_other_end_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,8 +98,8 @@ def test_a_full_device_is_a_finding_and_any_other_end_an_error(tmp_path: Path, m
         worker = worker_that_ended(told, ended)
         monkeypatch.setattr(trials, "start_worker", lambda *_, worker=worker, **__: worker)
         if full:
-            assert trials.trial(tmp_path / "job.port", (tmp_path,), 1).device_full
+            assert trials.TrialWorkers(1).trial(tmp_path / "job.port", (tmp_path,)).device_full
             continue
         with pytest.raises(trials.TrialError, match="no room") as error:
-            trials.trial(tmp_path / "job.port", (tmp_path,), 1)
+            trials.TrialWorkers(1).trial(tmp_path / "job.port", (tmp_path,))
         assert error.value.exit_code is ExitCode.IMPOSSIBLE

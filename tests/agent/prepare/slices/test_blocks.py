@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from agent.federate.tensors import federated_tensors
 from agent.prepare.frozen_weights import files as weight_files
 from agent.prepare.frozen_weights.files import with_weight_files
-from agent.prepare.making.trial import trial
+from agent.prepare.making.trial import TrialWorkers
 from agent.prepare.reference import with_reference
 from agent.prepare.slices import comparing
 from agent.prepare.slices.blocks import in_blocks
@@ -72,7 +72,7 @@ def test_a_frozen_weight_larger_than_half_the_room_is_read_in_blocks_by_all_grap
         assert "embed.weight" not in names and "embed.weight#rows/5" in names
     assert bundle.manifest.format == BLOCKS_FORMAT
     assert "parameter/embed.weight" in bundle.manifest.reference.checksums, "compared as the whole"
-    trial(bundle.path, (tmp_path,), 1, compared=2)
+    TrialWorkers(1).trial(bundle.path, (tmp_path,), compared=2)
 
 
 def test_the_result_has_the_weight_whole_and_a_run_begins_with_it(
@@ -133,7 +133,7 @@ def test_a_trained_table_in_rows_trains_checks_and_is_averaged_as_the_whole(tmp_
     assert set(sliced.prepared.blocks) == keys
     bundle = written(sliced.prepared, sliced.measured, device, tmp_path / "job.port")
     assert keys <= bundle.manifest.reference.checksums.keys()
-    trial(bundle.path, (tmp_path,), 1, compared=2)
+    TrialWorkers(1).trial(bundle.path, (tmp_path,), compared=2)
     tensors = federated_tensors(bundle.path)
     assert set(tensors.layouts) == {"table.weight", "out.weight", "out.bias"}
     assert np.array_equal(tensors.initial()["table.weight"], reader().table.weight.detach().numpy())
@@ -153,7 +153,7 @@ def test_a_trained_embedding_that_is_the_head_too_trains_as_plain_pytorch_and_is
     assert not any(s.name == "embed.weight" for s in graph.storages) and len(graph.ops) > len(whole.ops)
     bundle = written(sliced.prepared, sliced.measured, device, tmp_path / "job.port")
     assert "state/embed.weight/exp_avg" in bundle.manifest.reference.checksums
-    trial(bundle.path, (tmp_path,), 1, compared=2)
+    TrialWorkers(1).trial(bundle.path, (tmp_path,), compared=2)
 
 
 def test_a_bundle_whose_blocks_do_not_make_up_the_weight_is_refused(

@@ -4,6 +4,7 @@ The steps run as the job has them; job and generators are then as before.
 """
 
 import copy
+import itertools
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -87,7 +88,7 @@ def _plain(prepared: Prepared, steps: int, run: Pass) -> Reference:
                 f"training changes {', '.join(changed)}, which the recorded step does not touch: something else does, such "
                 "as a hook on the optimizer. Train with `port-agent exec`, which follows the program itself"
             )
-        state = (*_model_state(job), *_optimizer_state(job))
+        state = itertools.chain(_dropped_optimizer_state(job), _model_state(job))
         checksums = {key: tensor_checksum(tensor) for key, tensor in state if key in recorded}
     return Reference(losses, torch.get_num_threads(), processor(kind_of_job(job)), checksums)
 
@@ -100,10 +101,12 @@ def _model_state(job: TrainingJob) -> Iterator[tuple[str, torch.Tensor]]:
         yield storage_key(Role.BUFFER, name), buffer
 
 
-def _optimizer_state(job: TrainingJob) -> Iterator[tuple[str, torch.Tensor]]:
+def _dropped_optimizer_state(job: TrainingJob) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the optimizer's state by key and drop it: what is put back is that of before, and none of this need go to pages meanwhile."""
     names: dict[torch.Tensor, str] = {parameter: name for name, parameter in job.model.named_parameters()}
     for parameter, state in job.optimizer.state.items():
-        for what, value in state.items():
+        for what in [*state]:
+            value = state.pop(what)
             if isinstance(value, torch.Tensor) and parameter in names:
                 yield storage_key(Role.STATE, f"{names[parameter]}/{what}"), value
 

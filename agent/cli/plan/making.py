@@ -3,6 +3,7 @@
 import argparse
 import os
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -114,7 +115,7 @@ def _planned(arguments: argparse.Namespace, out: Path, machine: "_Machine", make
                 with Bench(arguments.ram) as bench:
                     pieces = _pieces(arguments, captured, found, machine, bench, sparse, bar.update, make_room)
             make_room()
-            with TrialWorkers(costs.choice.threads) as workers:
+            with closing(TrialWorkers(costs.choice.threads)) as workers:
                 workers.load()
                 return pieces, *_made(
                     arguments, out, captured, found, machine, pieces, peers, bar.update, make_room, workers

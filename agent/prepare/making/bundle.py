@@ -75,7 +75,7 @@ def make(
             error.base_bytes = attempts.device.base_bytes
         raise
     finally:
-        workers.leave()
+        workers.close()
         draft.path.unlink(missing_ok=True)
     return made
 

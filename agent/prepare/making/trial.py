@@ -6,8 +6,6 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import torch
 
@@ -77,22 +75,14 @@ def nothing() -> None:
 
 
 class TrialWorkers:
-    """Workers with so many threads, of which the next may load torch before what it runs is known; at the end of the context it leaves."""
+    """Workers with so many threads, of which the next may load torch before what it runs is known."""
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
         self._loading: Worker | None = None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.leave()
-
-    def leave(self) -> None:
-        """Let the one that is loading torch, or waits for a trial, leave."""
+    def close(self) -> None:
+        """Have the one that loads torch, or waits for a trial, leave."""
         if (worker := self._loading) is not None:
             self._loading = None
             worker.send(LeaveNow())

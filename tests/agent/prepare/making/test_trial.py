@@ -1,5 +1,6 @@
 """What a run of a bundle's first steps tells."""
 
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -69,7 +70,7 @@ def test_a_worker_loads_torch_while_its_bundle_is_made_and_leaves_where_it_is_no
 
     monkeypatch.setattr(trials, "start_worker", starting)
     path, order = tmp_path / "job.port", list[str]()
-    with trials.TrialWorkers(1) as workers:
+    with closing(trials.TrialWorkers(1)) as workers:
         workers.load()
         workers.load()
         assert len(started) == 1 and started[0].process.poll() is None

@@ -48,7 +48,7 @@ def in_blocks(halved: Sliced, device: DeviceCosts, ram_bytes: int, room: Compari
         for weight in {weight for d in found for weight in _weights_of(graphs[name], d.replacement)}:
             blocks.pop(weight, None)
     if not blocks:
-        return replace(halved, left_whole=tuple(left))
+        return replace(halved, left_whole=tuple(left)) if large else halved
     found_graphs = {name: compacted(read_in_blocks(graph, blocks).graph) for name, graph in graphs.items()}
     by_key = {key: blocks[w.name] for w in large if w.name in blocks for key in w.keys}
     made = make_bundle.with_blocks(prepared, found_graphs, by_key)

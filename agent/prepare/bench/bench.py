@@ -51,7 +51,7 @@ class Bench:
 
     def load(self, threads: int) -> None:
         """Have a process load torch for the first request, with so many threads, while this one does something else."""
-        self._running = self._running or _Running(threads, self._limit_bytes)
+        self._loaded(threads)
 
     def measure(
         self, graphs: Iterable[StepGraph], threads: int, compute_watts: float, progress: Progress, shared: bytes = b"",
@@ -107,12 +107,16 @@ class Bench:
     def _ask(self, threads: int, request: Request, what: str, told: Callable[[str], None]) -> None:
         if self._running is not None and self._running.threads != threads:
             self._close()
-        running = self._running = self._running or _Running(threads, self._limit_bytes)
+        running = self._loaded(threads)
         answer = running.answer(request, told)
         if answer != DONE or not self._kept:
             self._close()
         if not answer:
             raise TrialError(f"{what} ended with exit code {running.process.returncode}: {running.last_words}")
+
+    def _loaded(self, threads: int) -> "_Running":
+        running = self._running = self._running or _Running(threads, self._limit_bytes)
+        return running
 
     def _close(self) -> None:
         if self._running is not None:

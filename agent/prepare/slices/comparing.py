@@ -53,18 +53,17 @@ def cut_in(
     Raises TrialError where a process that compares or measures fails.
     """
     prepared, made = base.prepared, []
-    for way, odd in _without_differing(prepared, ways, room):
+    for way, rewritten, odd in _without_differing(prepared, ways, room):
         graphs, left, what = dict(prepared.graphs), [*base.left_whole, *odd], [*base.in_pieces]
         cuts, uncut = dict(base.cuts), dict(base.uncut)
-        for name, cut in way.items():
-            new = cut.applied(prepared.graphs[name])
+        for name, new in rewritten.items():
             try:
                 verify_operands(new.graph)
             except GraphError as error:  # pieces of what only a whole operator is known to have checked
                 left.append(str(error).partition(";")[0])
                 continue
             if new.replacements:
-                graphs[name], cuts[name], uncut[name] = new.graph, cut, prepared.graphs[name]
+                graphs[name], cuts[name], uncut[name] = new.graph, way[name], prepared.graphs[name]
                 what += [r.what for r in new.replacements]
         made.append(Sliced(replace(prepared, graphs=graphs), base.measured, tuple(left), tuple(what), cuts, uncut))
     known = {id(graph): ops for graph, ops in zip(prepared.graphs.values(), base.measured.ops, strict=True)}
@@ -73,31 +72,29 @@ def cut_in(
 
 def _without_differing(
     prepared: Prepared, ways: Sequence[Mapping[str, Cut]], room: ComparingRoom
-) -> list[tuple[dict[str, Cut], list[str]]]:
-    """Return each of these ways without what gives other bits here, and what that is.
+) -> list[tuple[dict[str, Cut], dict[str, Rewritten], list[str]]]:
+    """Return each of these ways without what gives other bits here, the graphs so, and what that is.
 
     A chain is split at an operator that does, whose neighbours may be in pieces still; it stays whole where that does not help.
     """
-    found = [(dict(way), list[str]()) for way in ways]
+    whole = prepared.graphs
+    found = [(dict(way), {name: cut.applied(whole[name]) for name, cut in way.items()}, list[str]()) for way in ways]
     for splits in range(_SPLITS, -1, -1):
-        pairs = [
-            pair
-            for way, _ in found
-            for pair in pairs_of(prepared, {name: cut.applied(prepared.graphs[name]) for name, cut in way.items()})
-        ]
-        differing = iter(compared(pairs, room))
-        odd = False
-        for way, told in found:
-            for name in way:
-                for one in next(differing):
-                    odd = True
+        differing = compared([pair for _, new, _ in found for pair in pairs_of(prepared, new)], room)
+        if not any(differing):
+            break
+        of_each = iter(differing)
+        for way, new, told in found:
+            for name, cut in way.items():
+                odd = next(of_each)
+                for one in odd:
                     told.append(f"{one.replacement.what}: {one.where}")
                     if splits and one.op is not None:
-                        way[name] = way[name].split(prepared.graphs[name], one.op)
+                        cut = cut.split(whole[name], one.op)
                     else:
-                        way[name] = way[name].changed(one.replacement.old, 1)
-        if not odd:
-            break
+                        cut = cut.changed(one.replacement.old, 1)
+                if odd:
+                    way[name], new[name] = cut, cut.applied(whole[name])
     return found
 
 

@@ -184,14 +184,13 @@ def _difference(graph: StepGraph, rewritten: Rewritten, replacement: Replacement
         cancel(product, {k: _filled(graph, op.args[k], contents) for k in _numbers_of(op, product)})
         found = _difference_of(graph, rewritten, replacement, compared, contents)
     contents.clear()
-    otherwise = _adds_otherwise(graph, rewritten, replacement)
-    if found is not None and found.place is not None and otherwise is not None:
-        return replace(found, place=otherwise.place)  # results further on follow from it
+    if found is not None:
+        first = None if found.place is None else _adds_otherwise(graph, rewritten, replacement)
+        return found if first is None else replace(found, place=first.place)  # results further on follow from it
     return (
-        found
-        or _apart_at_ends(graph, replacement.old, replacement)
+        _apart_at_ends(graph, replacement.old, replacement)
         or _apart_at_ends(rewritten.graph, replacement.new, replacement)
-        or otherwise
+        or _adds_otherwise(graph, rewritten, replacement)
     )
 
 

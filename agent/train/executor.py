@@ -126,7 +126,7 @@ class Executor:
         self.interrupted = False
         self.changed = False
         """Whether the present or last step has begun to change persistent storages in a way that `undo` cannot undo."""
-        self.gate: Gate = _no_gate
+        self.gate: Gate = no_gate
         self.keys = [s.key for s in graph.storages]
         self._constants, self._watchers = constants, watchers
         self._residents = [
@@ -552,5 +552,5 @@ def _call(function: Callable[..., None], *arguments: Any) -> Callable[[], None]:
     return lambda: function(*arguments)
 
 
-def _no_gate() -> None:
+def no_gate() -> None:
     """Nothing waits."""

@@ -57,7 +57,7 @@ def train(told: TorchOptions, control: Control, tell: Tell) -> None:
     )  # fmt: skip
     trainer = Trainer(bundle, options)
     lock = _lock_state(told.state_dir)
-    trainer.gate = lambda: control.gate(trainer.finishes_first)
+    trainer.executors.gate = lambda: control.gate(trainer.finishes_first)
     control.attach(trainer)
     try:
         _Run(trainer, told, control, tell).train()
@@ -129,7 +129,7 @@ class _Run:
         trainer = self.trainer
         self.tell(step_message(event, trainer.device_peak_bytes, trainer.device_excess_bytes))
         _limit_cache(trainer)
-        if event.step % trainer.steps_per_epoch == 0:
+        if event.step % trainer.batching.per_epoch == 0:
             evaluation = _evaluate(trainer, self.tell)
             if evaluation and evaluation.best:
                 _keep_best(trainer)
@@ -155,7 +155,7 @@ class _Run:
     def _finished(self) -> None:
         trainer, told, tell = self.trainer, self.told, self.tell
         untouched = untouched_block_bytes()
-        for name, probe in trainer.probes.items():
+        for name, probe in trainer.executors.probes.items():
             costs = probe.costs()
             for start in range(0, len(costs), COSTS_IN_A_LINE):
                 tell(PackingProbed(graph=name, costs=costs[start : start + COSTS_IN_A_LINE]))

@@ -3,7 +3,6 @@
 The worker's inside; single-threaded but for the page thread.
 """
 
-import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,14 +14,12 @@ import torch
 import xxhash
 
 from agent.backend.choose import backend_of
-from agent.backend.cpu_teams import CpuTeams
-from agent.backend.raw_bytes import placed
 from agent.backend.staging import Staging
-from agent.backend.transfer_ring import TransferRing
 from agent.packing.pages import ITEM_BYTES
+from agent.train.batching import Batch, Batching
 from agent.train.comparison import compare_step
 from agent.train.executor import Executor, StepReport
-from agent.train.packing.probe import PackingProbe
+from agent.train.executors import Executors
 from agent.train.pager import BURST, CHUNK, CorruptPageError, Pager, PagerStats, make_directory
 from agent.train.programs import Programs
 from agent.train.pruning import WeightPruning
@@ -33,7 +30,6 @@ from agent.train.state.checkpoint import SLOTS, Commit, StateStore
 from agent.train.state.finite import check_loss
 from agent.train.state.given_weights import GivenWeights
 from agent.train.state.resident_state import Persistents, initial_contents
-from agent.train.step_paging import Scratch
 from agent.worker.protocol import StateRecovered, StepDone
 from agent.worker.thread_room import check_thread_room
 from planner.ir.bundle.bundle import (
@@ -47,7 +43,6 @@ from planner.ir.bundle.bundle import (
     graph_name,
     train_part,
 )
-from planner.ir.bundle.data_order import bucket_batches
 from planner.ir.costs import Flash
 from planner.ir.devices.kinds import CPU
 from planner.ir.devices.torch_device import generator_states, repeat_kernels, restore_generators
@@ -151,17 +146,13 @@ class Trainer:
         self.bundle, self.options, self.manifest = bundle, options, bundle.manifest
         check_thread_room(max(self.manifest.threads, *(team.threads for team in self.manifest.teams), 1))
         torch.set_num_threads(self.manifest.threads)
-        make_directory(options.state_dir)
-        for folder in (options.page_dir, *options.scratch_dirs):
+        page_dirs = (options.page_dir, *options.scratch_dirs)
+        for folder in (options.state_dir, *page_dirs):
             make_directory(folder)
         self.backend = backend_of(bundle.manifest.device_kind)
-        self.teams = CpuTeams(self.manifest.threads, self.manifest.teams)
         shares = next(iter(bundle.costs.values())).device.shares_pages
         staging = None if self.backend.addressable else Staging(self.backend, BURST, shares=shares)
-        through_ring = self.manifest.placed and not self.backend.unified
-        self.ring = TransferRing(self.backend, BURST) if through_ring else None
         repeat_kernels(self.backend.kind)
-        self._outside_bytes = self.backend.outside_bytes()
         self.pager = Pager(
             read_bytes_per_s=options.read_bytes_per_s, write_bytes_per_s=options.write_bytes_per_s, staging=staging
         )
@@ -179,28 +170,19 @@ class Trainer:
             columns = [[bundle.data[f"{part}/{i}"] for i in range(len(self.manifest.batch))] for part in parts]
             self.samples = Arrivals(options.data, columns, options.state_dir)
         self.eval_samples = Samples(bundle, ["eval"])
-        devices = {s.key: s.device for g in bundle.graphs.values() for s in g.storages}
-        self.constants = {
-            k: placed(
-                torch.cat(list(initial_contents(bundle, k, m.nbytes)) or [torch.empty(0, dtype=torch.uint8)]),
-                devices[k],
-                m.nbytes,
-            )
-            for k, m in bundle.tensors.items()
-            if k in devices and k.startswith("constant/")
-        }
-        self.scratch: dict[str, tuple[Scratch, ...]] = {}
         self.programs = Programs(bundle, options.plan)
-        self._executors: dict[tuple[int, str], Executor] = {}
-        self.probes: dict[str, PackingProbe] = {}
+        self.executors = Executors(
+            bundle, self.programs, self.persistents, self.store, self.pager, self.backend, page_dirs,
+            probe_packing=options.probe_packing,
+        )  # fmt: skip
+        self._outside_bytes = self.backend.outside_bytes()
+        compared = min(options.verify, len(self.manifest.reference.losses))
+        self.batching = Batching(bundle, self.samples.counts, compared)
         self._pruning = None
         if self.manifest.pruning is not None:
-            compared = min(options.verify, len(self.manifest.reference.losses))
             self._pruning = WeightPruning(self.manifest.pruning, -(-compared // self.manifest.accumulate))
         self._have_run: set[str] = set()
         self._device_limit_bytes = 0
-        self.interrupted = False
-        self.gate: Callable[[], None] = lambda: None
         self.scalars = self._first_scalars()
         self.step = 0
         self.best_loss = math.inf
@@ -236,7 +218,7 @@ class Trainer:
 
     def start(self) -> Commit:
         """Take up the last commit, or begin; raise BundleError where a tensor of the bundle is damaged."""
-        for key in self.bundle.tensors.keys() - self.store.sizes.keys() - self.constants.keys():
+        for key in self.bundle.tensors.keys() - self.store.sizes.keys() - self.executors.constants.keys():
             for _ in self.bundle.contents(key, CHUNK):
                 pass  # only the result takes these: better refused now than after training
         self._limit_device()
@@ -294,51 +276,16 @@ class Trainer:
     def close(self) -> None:
         """Stop the page thread and drop scratch files; uncommitted steps are lost."""
         self.pager.close()
-        for scratch in itertools.chain(*self.scratch.values()):
-            scratch.close()
+        self.executors.close()
         self.store.close()
         self.samples.close()
         self.eval_samples.close()
-        self.teams.close()
-        if self.ring is not None:
-            self.ring.close()
 
     # -- what runs a step
 
-    def _executor(self, name: str) -> Executor:
-        program, key = self.programs.of(name), (self.programs.plan_index, name)
-        if key not in self._executors or self._executors[key].program is not program:
-            if name not in self.scratch:
-                folders = (self.options.page_dir, *self.options.scratch_dirs)
-                packs = [target.packs_pages for target in self._targets]
-                self.scratch[name] = tuple(
-                    Scratch(folder, packs=packed)
-                    for folder, packed in itertools.zip_longest(folders, packs[: len(folders)])
-                )
-            if self.options.probe_packing:
-                self.probes[name] = PackingProbe(program.graph)
-            watchers = self.probes[name].watchers() if name in self.probes else {}
-            executor = Executor(
-                program, self.constants, self.persistents.resident, self.store, self.pager,
-                self.scratch[name], self.backend, watchers, self.persistents.dirty, self.teams,
-                self.ring,
-            )  # fmt: skip
-            self._executors[key] = executor
-        executor = self._executors[key]
-        executor.interrupted, executor.gate = self.interrupted, self._pass_gate
-        return executor
-
     def interrupt(self) -> None:
-        """Make `gate` be called before the next instruction; any thread may do so."""
-        self.interrupted = True
-        for executor in list(self._executors.values()):
-            executor.interrupted = True
-
-    def _pass_gate(self) -> None:
-        self.gate()
-        self.interrupted = False
-        for executor in self._executors.values():
-            executor.interrupted = False
+        """Make the executors' gate be called before the next instruction; any thread may do so."""
+        self.executors.interrupt()
 
     def use_plan(self, index: int) -> None:
         """Switch to another plan of the frontier, from the next step on.
@@ -409,73 +356,25 @@ class Trainer:
     @property
     def total_steps(self) -> int:
         steps = self.options.steps
-        return self.options.epochs * self.steps_per_epoch if steps is None else steps
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Batches in one pass over the samples."""
-        drops = self._drop_last()
-        return sum(size.batches(drop_last=drop) for size, drop in zip(self._sizes, drops, strict=True))
+        return self.options.epochs * self.batching.per_epoch if steps is None else steps
 
     @property
     def _rounds_before(self) -> int:
         """Of a federation: each draws masks of its own and begins in the data where the one before ended."""
         return 0 if self.options.weights is None else self.options.round
 
-    @property
-    def _sizes(self) -> list[BucketSize]:
-        """What there is of each bucket."""
-        sizes = zip(self.samples.counts, self.manifest.sizes, strict=True)
-        return [BucketSize(count, size.batch_size) for count, size in sizes]
-
-    def _drop_last(self) -> list[bool]:
-        """Say of each bucket whether its last, short batch is left out: as the job says, or because no plan was made for its size."""
-        kind = batch_kind(0, self.manifest.accumulate)
-        return [
-            self.manifest.drop_last
-            or graph_name(kind, size.samples % size.batch_size, size, bucket) not in self.bundle.graphs
-            for bucket, size in enumerate(self._sizes)
-        ]
-
     def _train_until(
         self, total: int, on_step: Callable[[StepEvent], None], on_commit: Callable[[Commit, float], None]
     ) -> None:
-        m = self.manifest
-        if self.steps_per_epoch == 0:
-            raise DataError(
-                f"{sum(self.samples.counts)} samples are too few for a batch of {m.batch_size}; wait for more"
-            )
-        start = self._rounds_before * self.total_steps + self.step
-        batches = bucket_batches(m.seed, self._sizes, drop_last=self._drop_last(), start=start)
-        for together in self._together(batches, total):
-            if self.interrupted:
-                self._pass_gate()
+        before = self._rounds_before * total
+        for together in self.batching.runs(self.step, total, before=before):
+            if self.executors.interrupted:
+                self.executors.pass_gate()
             for event in self._one_run(together):
                 on_step(event)
             due = self.uncommitted >= self.options.checkpoint_every or self.step == total
             if due and not self.options.discard:
                 self.commit(on_commit)
-
-    def _together(
-        self, batches: Iterator[tuple[int, int, torch.Tensor]], total: int
-    ) -> Iterator[Sequence[tuple[int, int, torch.Tensor]]]:
-        """Yield the batches (epoch, bucket, rows) that run as one, until `total` are done: each alone, or all of an update.
-
-        An update in the middle of which the comparison with plain PyTorch ends is not run as one: there it has a state, too.
-        """
-        m = self.manifest
-        count = m.batches_of(WHOLE_UPDATE) if WHOLE_UPDATE in self.bundle.graphs else 1
-        compared = min(self.options.verify, len(m.reference.losses))
-        while self.step < total:
-            whole = self.step % count == 0 and self.step + count <= total
-            if self.step < compared < self.step + count:
-                whole = False
-            taken = list(itertools.islice(batches, count if whole else 1))
-            alike = all(bucket == 0 and rows.numel() == m.batch_size for _, bucket, rows in taken)
-            if count > 1 and whole and alike:
-                yield taken
-            else:
-                yield from ([one] for one in taken)
 
     def commit(self, on_commit: Callable[[Commit, float], None]) -> None:
         """Make the steps so far durable, if there are any that are not."""
@@ -524,13 +423,13 @@ class Trainer:
         speed = stats.written_bytes / stats.write_seconds if known else flash.write_bytes_per_s
         return self.persistents.unwritten_bytes / speed
 
-    def _one_run(self, together: Sequence[tuple[int, int, torch.Tensor]]) -> list[StepEvent]:
+    def _one_run(self, together: Sequence[Batch]) -> list[StepEvent]:
         """Run one batch, or all of an update at once, and return what each of them did: of the whole, an equal share."""
         m, count = self.manifest, len(together)
         kind = WHOLE_UPDATE if count > 1 else batch_kind(self.step, m.accumulate)
         _, bucket, rows = together[0]
         name = graph_name(kind, rows.numel(), m.sizes[bucket], bucket)
-        self._open = _OpenStep(self._progress(), self._executor(name), time.perf_counter())
+        self._open = _OpenStep(self._progress(), self.executors.of(name), time.perf_counter())
         scalars: list[float | int] = []
         if kind in UPDATING:
             scalars = self.scalars.advance()
@@ -577,7 +476,7 @@ class Trainer:
     def _run(self, name: str, batch: list[torch.Tensor], scalars: list[float | int]) -> StepReport:
         program = self.programs.of(name)
         self.persistents.prepare(program)
-        report = self._executor(name).run(batch, scalars)
+        report = self.executors.of(name).run(batch, scalars)
         self.persistents.stepped(program)
         self.programs.note(name, report.packing)
         if name not in self._have_run:  # an operator's library is loaded when it first runs

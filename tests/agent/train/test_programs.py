@@ -97,7 +97,7 @@ def test_where_tensors_overflow_step_after_step_a_new_plan_goes_on_and_outlives_
     )
     again = run(STEPS)
     whole = [
-        step for step in range(4, STEPS + 1) if step % again.steps_per_epoch
+        step for step in range(4, STEPS + 1) if step % again.batching.per_epoch
     ]  # the short batch has a plan of its own
     assert whole and not any(overflows[step] for step in whole), overflows
     assert "denser than when the plan was made" in reasons[2] and not any(reasons[5:])

@@ -119,7 +119,7 @@ def test_a_bundle_that_pages_to_two_media_wants_a_directory_on_each(
         if further:
             t.train(lambda _: None, lambda *_: None)
             assert t.digest() == reference[1]
-            assert all(os.fstat(second.file.fd).st_size > 0 for _, second in t.scratch.values())
+            assert all(os.fstat(second.file.fd).st_size > 0 for _, second in t.executors.scratch.values())
         else:
             with pytest.raises(PortError, match="pages to 2 directories, 1 were given"):
                 t.train(lambda _: None, lambda *_: None)
@@ -158,7 +158,7 @@ def test_a_flipped_bit_in_the_data_ends_training_before_the_step_that_reads_it(t
     t.start()
     with pytest.raises(BundleError, match="train/0 is damaged near row"):
         t.train(lambda e: None, lambda *_: None)
-    assert 0 <= t.store.open().step < t.steps_per_epoch  # type: ignore[union-attr]
+    assert 0 <= t.store.open().step < t.batching.per_epoch  # type: ignore[union-attr]
     t.close()
 
 
@@ -548,8 +548,8 @@ def _leave_at(t: Trainer, step: int, instruction: int) -> bool:
                 raise LeftOnRequest
             passed[0] += 1
 
-    t._pass_gate = gate  # type: ignore[method-assign]
-    t.interrupted = True
+    t.executors.pass_gate = gate  # type: ignore[method-assign]
+    t.executors.interrupted = True
     t.start()
     with pytest.raises(LeftOnRequest):
         t.train(lambda e: None, lambda *_: None)
@@ -603,7 +603,7 @@ def test_leaving_elsewhere_loses_nothing_that_was_finished(
 
     def on_step(event: StepEvent) -> None:
         if event.step == 7 and where != "after a short batch":
-            t.gate = leave
+            t.executors.gate = leave
             t.interrupt()
             if where == "in an evaluation":
                 t.evaluate()

@@ -1,47 +1,11 @@
-"""Bundles over several media."""
+"""A bundle whose pages go to several media, made and trained as a user does it."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from agent.cli import main
-from tests.agent.cli.plan.small_script import SCRIPT, run, run_forked_plan
-
-
-@pytest.mark.long
-def test_several_media(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "train.py").write_text(SCRIPT)
-    where = ["--page-dir", "card", "--page-dir", "stick"]
-    words = ["train.py", "--ram", "700M", "-o", "job.port", "--verify", "0", "--strategy", "greedy", "--json"]
-    done = run_forked_plan(tmp_path, *words, *where, "--cpus", "1")
-    assert done.returncode == 0, done.stderr
-    assert len(json.loads(done.stdout)["media"]) == 2
-    done = run(tmp_path, "train", "job.port", "--steps", "2", *where, "--cpus", "1")
-    assert done.returncode == 0, done.stderr
-    monkeypatch.chdir(tmp_path)
-    words += ["--threads", "1"]  # cores are those of this process
-    assert main(["plan", *words, *where, "--board", "pi5"]) == 2
-    assert "one medium" in capsys.readouterr().err
-    if Path("/dev/shm").is_dir():
-        assert main(["plan", *words, *where, "--page-dir", "/dev/shm/port-agent-pages"]) == 2
-        assert "is itself in RAM (tmpfs)" in capsys.readouterr().err
-
-
-REFUSED = """
-import sys
-from agent.cli import main
-code = main(["plan", "train.py", "--ram", "700M", "--threads", "1", "--flash-life", "3y", "--medium", "disk"])
-sys.exit(f"{code} {'torch' in sys.modules}")
-"""
-
-
-def test_what_the_arguments_forbid_is_refused_before_torch_is_imported(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(SCRIPT)
-    done = subprocess.run([sys.executable, "-c", REFUSED], cwd=tmp_path, capture_output=True, text=True)
-    assert done.stderr.splitlines()[-1] == "2 False", done.stderr
+from tests.agent.cli.plan.small_script import run
 
 
 PAGING_SCRIPT = """

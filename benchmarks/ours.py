@@ -21,7 +21,8 @@ from agent.worker.protocol import plain_values
 from agent.worker.start import start_worker, torch_worker
 from benchmarks.models import make_optimizer, workload
 from planner import make_bundle
-from planner.ir.bundle.bundle import NO_LIMITS, read_manifest
+from planner.ir.bundle.bundle import read_manifest
+from planner.ir.bundle.manifest import NO_LIMITS
 from planner.ir.costs import DeviceCosts
 from planner.job import TrainingJob
 

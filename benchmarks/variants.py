@@ -32,7 +32,7 @@ from benchmarks.models import CASES, DEMO, case_of, make_optimizer, workload
 from benchmarks.ours import COMPARING_BYTES
 from benchmarks.tables import table_console
 from planner import make_bundle
-from planner.ir.bundle.bundle import NO_LIMITS
+from planner.ir.bundle.manifest import NO_LIMITS
 from planner.ir.costs import CostTable, DeviceCosts, MediumKind
 from planner.ir.lowering.lower import lower
 from planner.ir.plan import Plan

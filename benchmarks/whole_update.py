@@ -28,7 +28,7 @@ from agent.worker.protocol import StepDone, TrainingFailed
 from agent.worker.start import start_worker, torch_worker
 from benchmarks.models import CASES, make_optimizer, workload
 from planner import make_bundle
-from planner.ir.bundle.bundle import WHOLE_UPDATE
+from planner.ir.bundle.manifest import WHOLE_UPDATE
 from planner.ir.costs import MediumKind
 from planner.ir.units import format_bytes, format_seconds
 from planner.job import TrainingJob

@@ -10,8 +10,8 @@ import torch
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from planner.column_file import Column, as_column
-from planner.ir.bundle.bundle import BucketSize
 from planner.ir.bundle.codec import MAX_WHOLE
+from planner.ir.bundle.manifest import BucketSize
 from planner.ir.bundle.safetensors_io import STORED_DTYPES
 from planner.ir.errors import of_the_program
 from planner.job import Bucket, JobError, TrainingJob

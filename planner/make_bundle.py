@@ -14,7 +14,8 @@ import torch
 from planner.capture.recorder import Tape
 from planner.capture.step import Capture, Fill, capture_evaluation, capture_step
 from planner.column_file import Column, ColumnFile
-from planner.ir.bundle.bundle import (
+from planner.ir.bundle.data_order import epoch_order
+from planner.ir.bundle.manifest import (
     NO_LIMITS,
     BucketSize,
     FileRange,
@@ -28,7 +29,6 @@ from planner.ir.bundle.bundle import (
     kind_of_graph,
     train_part,
 )
-from planner.ir.bundle.data_order import epoch_order
 from planner.ir.bundle.safetensors_io import Chunks
 from planner.ir.bundle.writer import Contents, write_bundle
 from planner.ir.costs import CostTable, DeviceCosts

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from planner.column_file import Column
-from planner.ir.bundle.bundle import BucketSize
 from planner.ir.bundle.data_order import bucket_batches
+from planner.ir.bundle.manifest import BucketSize
 from planner.job import TrainingJob
 from planner.job_device import kind_of_job, on_device
 

@@ -25,7 +25,7 @@ from agent.worker.protocol import (
     encode_message,
 )
 from agent.worker.start import Worker
-from planner.ir.bundle.bundle import Manifest
+from planner.ir.bundle.manifest import Manifest
 from planner.ir.devices.kinds import CPU
 from planner.ir.errors import ExitCode, PortError
 from planner.ir.units import format_bytes, format_seconds

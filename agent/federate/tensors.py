@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from agent.finetune.job.file import FinetuneJob
 from agent.system.atomic_file import atomic_stream
-from planner.ir.bundle.bundle import Bundle, TensorLayout
+from planner.ir.bundle.bundle import Bundle
+from planner.ir.bundle.manifest import TensorLayout
 from planner.ir.bundle.safetensors_io import Chunks, Member, encode, index, read_header, tensor_bytes
 from planner.ir.errors import ExitCode, PortError
 

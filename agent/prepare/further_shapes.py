@@ -5,7 +5,7 @@ from collections.abc import Set
 from agent.prepare.progress import Progress
 from agent.prepare.slices.comparing import cut_in
 from agent.prepare.slices.sliced import ComparingRoom, Sliced, keys_in_blocks
-from planner.ir.bundle.bundle import first_shapes, kind_of_graph
+from planner.ir.bundle.manifest import first_shapes, kind_of_graph
 from planner.ir.costs import CostTable, DeviceCosts
 from planner.ir.devices.kinds import CPU
 from planner.ir.graph import StepGraph, operands, structure

@@ -17,7 +17,7 @@ import torch
 from agent.prepare.repeatable import not_repeated
 from agent.train.comparison import processor, tensor_checksum
 from planner.capture.step import bind_buffers, record_again
-from planner.ir.bundle.bundle import Recordings, Reference
+from planner.ir.bundle.manifest import Recordings, Reference
 from planner.ir.devices.kinds import CPU
 from planner.ir.devices.torch_device import generator_states, restore_generators
 from planner.ir.errors import CaptureError

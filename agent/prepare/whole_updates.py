@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from planner.ir.bundle.bundle import WHOLE_UPDATE
+from planner.ir.bundle.manifest import WHOLE_UPDATE
 from planner.ir.costs import CostTable, DeviceCosts, OpCost
 from planner.ir.graph import StepGraph, operands
 from planner.ir.lowering.lower import lower

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from agent.train.samples.incoming import DataError
-from planner.ir.bundle.bundle import WHOLE_UPDATE, BucketSize, Bundle, batch_kind, graph_name
+from planner.ir.bundle.bundle import Bundle
 from planner.ir.bundle.data_order import bucket_batches
+from planner.ir.bundle.manifest import WHOLE_UPDATE, BucketSize, batch_kind, graph_name
 
 Batch = tuple[int, int, torch.Tensor]
 """Its epoch, its bucket, and its rows of that."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 import torch
 import xxhash
 
-from planner.ir.bundle.bundle import Reference
+from planner.ir.bundle.manifest import Reference
 from planner.ir.devices.kinds import CPU
 from planner.ir.devices.torch_device import device_name
 from planner.ir.errors import ExitCode, PortError

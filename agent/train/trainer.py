@@ -32,11 +32,11 @@ from agent.train.state.given_weights import GivenWeights
 from agent.train.state.resident_state import Persistents, initial_contents
 from agent.worker.protocol import StateRecovered, StepDone
 from agent.worker.thread_room import check_thread_room
-from planner.ir.bundle.bundle import (
+from planner.ir.bundle.bundle import Bundle
+from planner.ir.bundle.manifest import (
     UPDATING,
     WHOLE_UPDATE,
     BucketSize,
-    Bundle,
     BundleError,
     FileRange,
     batch_kind,

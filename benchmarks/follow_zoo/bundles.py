@@ -23,7 +23,7 @@ from agent.prepare.reference import compared_steps, with_reference
 from benchmarks.follow_zoo import programs
 from benchmarks.follow_zoo.compare import AMPLE, Outcome, Verdict, digest_of, first_difference, said, seed, state
 from planner import make_bundle
-from planner.ir.bundle.bundle import PlanChoice
+from planner.ir.bundle.manifest import PlanChoice
 from planner.ir.costs import CostTable, DeviceCosts, Flash
 from planner.ir.errors import ExitCode, PortError
 from planner.ir.plan import Plan

@@ -21,7 +21,7 @@ from planner.capture.own_optimizer import record_update, with_slots
 from planner.capture.python_state import changed, python_state
 from planner.capture.reads import reads_told
 from planner.capture.recorder import RecordedOp, StepRecorder, Tape
-from planner.ir.bundle.bundle import TensorLayout
+from planner.ir.bundle.manifest import TensorLayout
 from planner.ir.devices.torch_device import generator_states, kinds_of, restore_generators
 from planner.ir.errors import CaptureError
 from planner.ir.graph import PERSISTENT, Phase, Ref, Role, StepGraph, storage_key, verify_graph

@@ -7,7 +7,7 @@ import bisect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from planner.ir.bundle.bundle import WHOLE_UPDATE, PlanChoice
+from planner.ir.bundle.manifest import WHOLE_UPDATE, PlanChoice
 from planner.ir.costs import CostTable
 from planner.ir.graph import StepGraph
 from planner.ir.lowering.lower import lower

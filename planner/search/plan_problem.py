@@ -13,7 +13,6 @@ from typing import Annotated, Any
 
 import msgspec
 
-from planner.ir.bundle.bundle import PlannedLimits
 from planner.ir.bundle.codec import (
     WireError,
     pack_costs,
@@ -23,6 +22,7 @@ from planner.ir.bundle.codec import (
     unpack_graph,
     unpack_plan,
 )
+from planner.ir.bundle.manifest import PlannedLimits
 from planner.ir.costs import CostTable
 from planner.ir.errors import ExitCode, PortError
 from planner.ir.graph import Phase, StepGraph

@@ -13,8 +13,8 @@ from torch.nn import functional
 
 from agent.prepare.reference import with_reference
 from planner import make_bundle
-from planner.ir.bundle.bundle import WHOLE_UPDATE
 from planner.ir.bundle.data_order import epoch_order
+from planner.ir.bundle.manifest import WHOLE_UPDATE
 from planner.ir.costs import DeviceCosts, Flash, OpCost, PackingCost
 from planner.ir.graph import StepGraph
 from planner.ir.lowering.lower import lower

@@ -18,7 +18,8 @@ from agent.jobs.store import JobStore
 from agent.peers.identity.keys import own_identity
 from agent.supervisor.inbox import Inboxes
 from deploy.versions import SetupError, Store, rollback, write_stamp
-from planner.ir.bundle.bundle import Bundle, BundleError
+from planner.ir.bundle.bundle import Bundle
+from planner.ir.bundle.manifest import BundleError
 from planner.ir.errors import PortError
 from tests.agent.jobs_small import small_bundle
 from tests.agent.train.trained_job import train

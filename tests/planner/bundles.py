@@ -14,6 +14,7 @@ import msgpack
 
 from planner.ir.bundle.bundle import Bundle
 from planner.ir.bundle.codec import pack_integers, unpack_plan
+from planner.ir.lowering.lower import lower
 
 
 def members(path: Path) -> dict[str, bytes]:
@@ -178,3 +179,12 @@ def _bounded(tree: Any) -> Any:
     if isinstance(tree, int) and not isinstance(tree, bool):
         return max(-(1 << 63), min(tree, (1 << 64) - 1))
     return tree
+
+
+def load(path: Path) -> Bundle:
+    """Load a bundle as a worker does: every graph is lowered under every plan."""
+    bundle = Bundle(path)
+    for choice in bundle.plans:
+        for name, plan in choice.items():
+            lower(bundle.graphs[name], bundle.costs[name], plan)
+    return bundle

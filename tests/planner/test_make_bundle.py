@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from planner.ir.bundle.bundle import Bundle, PlannedLimits
+from planner.ir.bundle.bundle import Bundle
+from planner.ir.bundle.manifest import PlannedLimits
 from planner.ir.costs import DeviceCosts, Flash, OpCost
 from planner.ir.graph import GraphError, Phase
 from planner.job import ScriptError, TrainingJob

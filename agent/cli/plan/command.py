@@ -34,7 +34,7 @@ from planner.ir.units import format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
     from agent.prepare.sparse import SparseJob
-    from planner.ir.bundle.bundle import Manifest
+    from planner.ir.bundle.manifest import Manifest
     from planner.sparse.probe import ProbeResult
 
 

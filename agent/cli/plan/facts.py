@@ -16,7 +16,8 @@ from planner.ir.devices.kinds import CPU
 from planner.ir.units import format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
-    from planner.ir.bundle.bundle import Bundle, Manifest, PlannedLimits
+    from planner.ir.bundle.bundle import Bundle
+    from planner.ir.bundle.manifest import Manifest, PlannedLimits
     from planner.ir.graph import Piece
     from planner.ir.program import Program
 
@@ -120,7 +121,7 @@ def _placed(bundle: "Bundle") -> dict[str, Any] | None:
 
 def _buckets(bundle: "Bundle") -> list[str]:
     """Say of each bucket how many samples it has, their shapes, and how many make a batch."""
-    from planner.ir.bundle.bundle import train_part
+    from planner.ir.bundle.manifest import train_part
 
     found = []
     for number, size in enumerate(bundle.manifest.sizes):

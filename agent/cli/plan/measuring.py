@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from agent.prepare.sparse import SparseJob
     from agent.prepare.threads import ThreadChoice
     from planner.deadline import Pace
-    from planner.ir.bundle.bundle import PlannedLimits
+    from planner.ir.bundle.manifest import PlannedLimits
     from planner.ir.costs import CostTable, DeviceCosts
     from planner.ir.devices.cpu_teams import CpuTeam
     from planner.job import TrainingJob
@@ -221,7 +221,7 @@ def compared_steps_of(arguments: argparse.Namespace, job: "TrainingJob") -> int:
 
 def limits_of(arguments: argparse.Namespace, pace: "Pace | None", costs: "CostTable") -> "PlannedLimits":
     """Return what the plans keep to."""
-    from planner.ir.bundle.bundle import PlannedLimits
+    from planner.ir.bundle.manifest import PlannedLimits
 
     charging = None
     if arguments.charging is not None:

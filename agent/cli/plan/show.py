@@ -16,7 +16,8 @@ from agent.cli.plan.facts import facts_of, print_facts, print_packings
 from agent.cli.terminal import draw, terminal
 
 if TYPE_CHECKING:
-    from planner.ir.bundle.bundle import Bundle, Manifest
+    from planner.ir.bundle.bundle import Bundle
+    from planner.ir.bundle.manifest import Manifest
 
 
 def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

@@ -11,8 +11,9 @@ import torch
 
 from agent.follow.storages import allocated_bytes, data_ptr, private_file_mappings, untyped_storage
 from planner.capture.step import Fill
-from planner.ir.bundle.bundle import BundleError, FileRange, contents_of_file
+from planner.ir.bundle.bundle import contents_of_file
 from planner.ir.bundle.checksums import tensor_hasher
+from planner.ir.bundle.manifest import BundleError, FileRange
 from planner.ir.code_pages import FileMapping
 from planner.ir.devices.kinds import CPU
 from planner.ir.tensor_bytes import storage_pieces, tensor_pieces

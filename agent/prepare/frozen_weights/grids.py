@@ -13,7 +13,7 @@ from agent import packing
 from agent.packing.grids import NF4_LEVELS, QuantizationGrid, encode_on_grid
 from agent.prepare.slices.sliced import Sliced, cost_of_plan
 from planner import make_bundle
-from planner.ir.bundle.bundle import TensorLayout
+from planner.ir.bundle.manifest import TensorLayout
 from planner.ir.costs import DeviceCosts
 from planner.ir.devices.kinds import CPU
 from planner.ir.graph import Role, storage_key

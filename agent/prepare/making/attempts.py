@@ -10,7 +10,7 @@ from agent.prepare.making.trial_costs import at_trial_pace, with_packings
 from agent.prepare.making.unplanned import SPARE, UNKNOWN, target_bytes, too_little_to_start, with_unplanned
 from agent.prepare.pools import Pools
 from planner import make_bundle
-from planner.ir.bundle.bundle import NO_LIMITS, Manifest, PlannedLimits
+from planner.ir.bundle.manifest import NO_LIMITS, Manifest, PlannedLimits
 from planner.ir.costs import CostTable, DeviceCosts
 from planner.ir.lowering.lower import lower
 from planner.ir.plan import Action, Decision, Plan

@@ -14,7 +14,7 @@ from agent.prepare.making.trial import Throttle, TrialWorkers
 from agent.prepare.making.unplanned import held_bytes, too_much
 from agent.prepare.pools import Pools
 from agent.prepare.progress import Progress
-from planner.ir.bundle.bundle import NO_LIMITS, Manifest, PlannedLimits
+from planner.ir.bundle.manifest import NO_LIMITS, Manifest, PlannedLimits
 from planner.ir.bundle.writer import publish_bundle
 from planner.ir.costs import DeviceCosts
 from planner.make_bundle import InfeasibleError, Planner, Prepared

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from planner import make_bundle
-from planner.ir.bundle.bundle import Manifest, PlannedLimits
+from planner.ir.bundle.manifest import Manifest, PlannedLimits
 from planner.ir.bundle.writer import replace_plans
 from planner.ir.costs import CostTable
 from planner.ir.plan import Plan

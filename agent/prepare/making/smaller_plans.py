@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from agent.prepare.making.attempts import Attempts, quick_planner
 from agent.prepare.making.trial import Trial
 from agent.prepare.making.unplanned import target_bytes
-from planner.ir.bundle.bundle import Bundle, Manifest
+from planner.ir.bundle.bundle import Bundle
+from planner.ir.bundle.manifest import Manifest
 from planner.ir.plan import Plan
 from planner.make_bundle import InfeasibleError, Planner
 from planner.search import pareto

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from agent.prepare.making.trial import Trial
-from planner.ir.bundle.bundle import kind_of_graph
+from planner.ir.bundle.manifest import kind_of_graph
 from planner.ir.costs import PackingCost
 from planner.ir.graph import StepGraph
 from planner.make_bundle import neighbour

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from agent.prepare.making.trial import Trial
 from agent.prepare.pools import Pools, with_host_room
-from planner.ir.bundle.bundle import PlanChoice
+from planner.ir.bundle.manifest import PlanChoice
 from planner.ir.costs import DeviceCosts
 from planner.ir.units import format_bytes
 from planner.make_bundle import InfeasibleError

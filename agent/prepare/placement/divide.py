@@ -14,7 +14,7 @@ from agent.backend.transfer_ring import LEAST_BYTES, TransferRing
 from agent.prepare.placement.room import DEVICE, PlacementRoom
 from agent.prepare.pools import copy_seconds
 from agent.train.pager import BURST
-from planner.ir.bundle.bundle import UPDATING, kind_of_graph
+from planner.ir.bundle.manifest import UPDATING, kind_of_graph
 from planner.ir.costs import OpCost
 from planner.ir.devices.kinds import CPU
 from planner.ir.devices.transfers import transfer_of

@@ -11,8 +11,8 @@ from agent.prepare.placement.eager import EagerStep, eager_contents
 from agent.prepare.repeatable import UnrepeatableError
 from agent.train.comparison import MismatchError, processor, tensor_checksum
 from planner.capture.step import Fill
-from planner.ir.bundle.bundle import UPDATING, BucketSize, Reference, batch_kind, graph_name
 from planner.ir.bundle.data_order import bucket_batches
+from planner.ir.bundle.manifest import UPDATING, BucketSize, Reference, batch_kind, graph_name
 from planner.ir.devices.torch_device import generator_states, restore_generators
 from planner.ir.graph import StepGraph, Value
 from planner.ir.lowering.optimizer_scalars import StepScalars

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from agent.prepare.pools import Pools
-from planner.ir.bundle.bundle import NO_LIMITS
+from planner.ir.bundle.manifest import NO_LIMITS
 from planner.ir.costs import CostTable, DeviceCosts, OpCost
 from planner.ir.devices.kinds import CPU
 from planner.ir.graph import StepGraph

@@ -11,7 +11,7 @@ from agent.prepare.slices.channels import in_channels
 from agent.prepare.slices.sliced import ComparingRoom, PlanCost, Sliced, cost_of_plan
 from agent.prepare.slices.ways import NEAR, WaysToCut, cpu_s
 from planner import make_bundle
-from planner.ir.bundle.bundle import PlannedLimits
+from planner.ir.bundle.manifest import PlannedLimits
 from planner.ir.costs import DeviceCosts
 
 _Made = TypeVar("_Made")

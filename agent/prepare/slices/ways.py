@@ -10,7 +10,7 @@ from agent.prepare.progress import Progress
 from agent.prepare.slices.comparing import cut_in
 from agent.prepare.slices.sliced import ComparingRoom, PlanCost, Sliced, cost_of_plan, keys_in_blocks, main_step
 from planner import make_bundle
-from planner.ir.bundle.bundle import first_shapes
+from planner.ir.bundle.manifest import first_shapes
 from planner.ir.costs import CostTable, DeviceCosts
 from planner.ir.devices.kinds import CPU
 from planner.ir.graph import StepGraph

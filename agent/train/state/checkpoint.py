@@ -21,7 +21,7 @@ from agent.backend.raw_bytes import block, whole_bytes
 from agent.system.atomic_file import sync_directory, write_atomically
 from agent.train.pager import CHUNK, ZEROS, PageError, PageFile, Pager, Slot, Transfer, make_directory, page_error
 from agent.train.state.finite import check_state
-from planner.ir.bundle.bundle import FileRange
+from planner.ir.bundle.manifest import FileRange
 from planner.ir.direct_io import padded
 from planner.ir.errors import PortError
 

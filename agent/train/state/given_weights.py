@@ -8,7 +8,8 @@ import numpy as np
 import torch
 
 from agent.backend.raw_bytes import view
-from planner.ir.bundle.bundle import Bundle, Manifest
+from planner.ir.bundle.bundle import Bundle
+from planner.ir.bundle.manifest import Manifest
 from planner.ir.bundle.safetensors_io import Member, index, read_header
 from planner.ir.errors import ExitCode, PortError
 from planner.ir.graph import ITEM_BYTES, Value

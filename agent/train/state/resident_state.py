@@ -14,7 +14,8 @@ from agent.backend.host_copies import HostCopies
 from agent.backend.raw_bytes import block, placed, view, whole_bytes
 from agent.train.pager import CHUNK
 from agent.train.state.checkpoint import Commit, StateStore
-from planner.ir.bundle.bundle import Bundle, TensorLayout, WeightBlocks
+from planner.ir.bundle.bundle import Bundle
+from planner.ir.bundle.manifest import TensorLayout, WeightBlocks
 from planner.ir.bundle.safetensors_io import Chunks, tensor_bytes
 from planner.ir.errors import PortError
 from planner.ir.graph import Value

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from planner.ir.bundle.bundle import BucketSize
+from planner.ir.bundle.manifest import BucketSize
 
 
 def epoch_order(seed: int, epoch: int, samples: int) -> torch.Tensor:

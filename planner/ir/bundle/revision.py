@@ -9,8 +9,9 @@ from typing import Annotated, Any
 
 import msgspec
 
-from planner.ir.bundle.bundle import Bundle, BundleError, PlanChoice
+from planner.ir.bundle.bundle import Bundle
 from planner.ir.bundle.codec import pack_costs, pack_plan, unpack_costs, unpack_plan
+from planner.ir.bundle.manifest import BundleError, PlanChoice
 from planner.ir.costs import CostTable, Speeds
 from planner.ir.plan import Plan
 

@@ -15,16 +15,10 @@ from typing import Any
 import msgpack
 
 from planner.ir.bundle import safetensors_io
-from planner.ir.bundle.bundle import (
-    PACKING_FORMAT,
-    SUMS,
-    TENSOR_MEMBERS,
-    BundleError,
-    Manifest,
-    manifest_hashes,
-)
+from planner.ir.bundle.bundle import SUMS, TENSOR_MEMBERS, manifest_hashes
 from planner.ir.bundle.checksums import block_sums, tensor_hasher
 from planner.ir.bundle.codec import pack_costs, pack_graph, pack_plan
+from planner.ir.bundle.manifest import PACKING_FORMAT, BundleError, Manifest
 from planner.ir.bundle.safetensors_io import Chunks, tensor_bytes
 from planner.ir.costs import CostTable
 from planner.ir.graph import StepGraph

@@ -19,7 +19,8 @@ from agent.worker.protocol import (
     encode_message,
 )
 from agent.worker.start import start_worker
-from planner.ir.bundle.bundle import Manifest, read_manifest
+from planner.ir.bundle.bundle import read_manifest
+from planner.ir.bundle.manifest import Manifest
 from tests.agent.jobs_small import small_bundle
 
 READY = WorkerReady(pid=1, step=0, total_steps=2, planned_peak_bytes=300 << 20)

@@ -13,7 +13,7 @@ from agent.prepare.slices.choosing import in_pieces
 from agent.prepare.slices.comparing import cut_in
 from agent.prepare.slices.sliced import ComparingRoom, Sliced
 from planner import make_bundle
-from planner.ir.bundle.bundle import NO_LIMITS
+from planner.ir.bundle.manifest import NO_LIMITS
 from planner.ir.costs import CostTable, OpCost
 from planner.ir.graph import StepGraph, structure
 from planner.ir.lowering.lower import lower

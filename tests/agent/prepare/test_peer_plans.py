@@ -10,7 +10,7 @@ from agent.peers.connection.messages import QUESTION_LIMIT_BYTES
 from agent.peers.exchange.answers import Subject
 from agent.prepare import peer_plans
 from agent.prepare.peer_plans import PeerPlans
-from planner.ir.bundle.bundle import NO_LIMITS
+from planner.ir.bundle.manifest import NO_LIMITS
 from planner.ir.costs import CostTable
 from planner.ir.graph import StepGraph
 from planner.ir.plan import Plan

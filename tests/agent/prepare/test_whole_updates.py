@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from agent.prepare.whole_updates import merged_costs, with_whole_update
 from planner import make_bundle
-from planner.ir.bundle.bundle import WHOLE_UPDATE
+from planner.ir.bundle.manifest import WHOLE_UPDATE
 from planner.ir.costs import DeviceCosts, Flash, OpCost
 from planner.job import TrainingJob
 from planner.make_bundle import Prepared

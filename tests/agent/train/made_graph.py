@@ -8,7 +8,7 @@ import torch
 
 from agent.train.pager import Pager
 from agent.train.state.checkpoint import StateStore
-from planner.ir.bundle.bundle import TensorLayout
+from planner.ir.bundle.manifest import TensorLayout
 from planner.ir.graph import Op, Phase, Ref, Role, StepGraph, Storage, Value
 from planner.ir.program import Program
 

@@ -15,8 +15,9 @@ from agent.prepare.reference import compared_steps
 from agent.train.samples.incoming import DataError
 from agent.train.trainer import StepEvent, Trainer, TrainOptions
 from planner import make_bundle
-from planner.ir.bundle.bundle import BUCKETS_FORMAT, BucketSize, Bundle, BundleError, bucket_of
+from planner.ir.bundle.bundle import Bundle
 from planner.ir.bundle.data_order import bucket_batches
+from planner.ir.bundle.manifest import BUCKETS_FORMAT, BucketSize, BundleError, bucket_of
 from planner.ir.costs import DeviceCosts, Flash, OpCost
 from planner.ir.errors import CaptureError
 from planner.job import TrainingJob

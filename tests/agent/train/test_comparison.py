@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from agent.train.comparison import MismatchError, compare_step, processor, tensor_checksum
-from planner.ir.bundle.bundle import Reference
+from planner.ir.bundle.manifest import Reference
 
 WEIGHT = torch.arange(6.0).reshape(2, 3)
 REFERENCE = Reference(

@@ -18,7 +18,8 @@ from agent.train.trainer import StepEvent, Trainer, TrainOptions, step_message
 from agent.worker.control import LeftOnRequest
 from agent.worker.protocol import StateRecovered
 from benchmarks.models import workload
-from planner.ir.bundle.bundle import Bundle, BundleError
+from planner.ir.bundle.bundle import Bundle
+from planner.ir.bundle.manifest import BundleError
 from planner.ir.costs import Flash
 from planner.ir.errors import PortError
 from planner.ir.graph import StepGraph

@@ -2,7 +2,8 @@
 
 import pytest
 
-from planner.ir.bundle.bundle import Bundle, PlanChoice
+from planner.ir.bundle.bundle import Bundle
+from planner.ir.bundle.manifest import PlanChoice
 from planner.ir.bundle.revision import Revision, revised
 from planner.ir.costs import Speeds
 from planner.search.pareto import choice_of

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from planner.capture.step import Capture, Fill, capture_step
-from planner.ir.bundle.bundle import TensorLayout
+from planner.ir.bundle.manifest import TensorLayout
 from planner.ir.graph import StepGraph, Value, verify_graph
 from planner.ir.lowering.update_slices import update_groups
 from planner.ir.operands.verify import verify_operands

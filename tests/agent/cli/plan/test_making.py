@@ -7,7 +7,6 @@ import pytest
 
 from tests.agent.cli.plan.small_script import run
 
-
 PAGING_SCRIPT = """
 import torch
 from torch import nn

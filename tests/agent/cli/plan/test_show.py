@@ -72,7 +72,8 @@ def test_show_says_what_runs_in_pieces_and_marks_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, show: Show, *, reordered: bool
 ) -> None:
     from planner import make_bundle
-    from planner.ir.bundle.bundle import PIECES_FORMAT, SUMMED_FORMAT, Bundle
+    from planner.ir.bundle.bundle import Bundle
+    from planner.ir.bundle.manifest import PIECES_FORMAT, SUMMED_FORMAT
     from planner.ir.graph import Piece, StepGraph
     from tests.agent.jobs_small import make_job, write_job
 

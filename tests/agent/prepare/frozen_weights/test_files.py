@@ -15,7 +15,8 @@ from agent.prepare.reference import with_reference
 from agent.prepare.within_budget import within_budget
 from agent.train.trainer import Trainer, TrainOptions
 from planner import make_bundle
-from planner.ir.bundle.bundle import FILES_FORMAT, Bundle, BundleError
+from planner.ir.bundle.bundle import Bundle
+from planner.ir.bundle.manifest import FILES_FORMAT, BundleError
 from planner.ir.costs import DeviceCosts, Flash, OpCost
 from planner.job import TrainingJob
 from planner.profiling.operators import Measured

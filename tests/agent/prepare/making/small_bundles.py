@@ -12,7 +12,7 @@ from torch.nn import functional
 from agent.prepare.making.bundle import Made, make
 from agent.prepare.making.trial import Trial, TrialWorkers
 from planner import make_bundle
-from planner.ir.bundle.bundle import NO_LIMITS, PlannedLimits
+from planner.ir.bundle.manifest import NO_LIMITS, PlannedLimits
 from planner.ir.costs import Codec, DeviceCosts, Flash, OpCost, PackingCost
 from planner.job import Bucket, TrainingJob
 from planner.make_bundle import Planner, Prepared

@@ -10,7 +10,8 @@ from torch import nn
 from agent.prepare.making import attempts
 from agent.prepare.making.trial import Trial
 from planner import make_bundle
-from planner.ir.bundle.bundle import Bundle, Reference
+from planner.ir.bundle.bundle import Bundle
+from planner.ir.bundle.manifest import Reference
 from planner.ir.lowering.lower import lower
 from planner.ir.plan import Plan
 from planner.job import Bucket

@@ -8,7 +8,8 @@ import pytest
 
 from agent.prepare.making.trial import Trial
 from planner import make_bundle
-from planner.ir.bundle.bundle import Bundle, Manifest, PlannedLimits
+from planner.ir.bundle.bundle import Bundle
+from planner.ir.bundle.manifest import Manifest, PlannedLimits
 from planner.ir.lowering.lower import lower
 from planner.ir.plan import Plan
 from tests.agent.prepare.making.small_bundles import deep, fake_trials, greedy, small_made

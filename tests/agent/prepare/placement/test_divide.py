@@ -14,7 +14,8 @@ from agent.prepare.pools import Pools
 from agent.train.comparison import MismatchError
 from agent.train.trainer import Trainer, TrainOptions
 from planner import make_bundle
-from planner.ir.bundle.bundle import NO_LIMITS, PLACED_FORMAT, Bundle
+from planner.ir.bundle.bundle import Bundle
+from planner.ir.bundle.manifest import NO_LIMITS, PLACED_FORMAT
 from planner.ir.costs import CostTable
 from planner.ir.devices.kinds import CPU
 from planner.ir.devices.transfers import transfer_of

@@ -16,7 +16,8 @@ from agent.prepare.reference import with_reference
 from agent.train.comparison import MismatchError
 from agent.train.trainer import Trainer, TrainOptions
 from planner import make_bundle
-from planner.ir.bundle.bundle import TEAMS_FORMAT, Bundle, BundleError
+from planner.ir.bundle.bundle import Bundle
+from planner.ir.bundle.manifest import TEAMS_FORMAT, BundleError
 from planner.ir.costs import DeviceCosts, Flash, OpCost
 from planner.ir.devices.cpu_teams import CpuTeam
 from planner.ir.devices.kinds import CPU

@@ -7,7 +7,7 @@ import torch
 from agent.prepare.slices.choosing import in_pieces
 from agent.prepare.slices.sliced import ComparingRoom, Sliced
 from planner import make_bundle
-from planner.ir.bundle.bundle import NO_LIMITS
+from planner.ir.bundle.manifest import NO_LIMITS
 from planner.ir.costs import DeviceCosts, OpCost
 from planner.ir.graph import StepGraph
 from planner.job import TrainingJob

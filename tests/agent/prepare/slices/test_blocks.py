@@ -20,7 +20,8 @@ from agent.prepare.slices.sliced import ComparingRoom, Sliced
 from agent.train.result import trained_bytes
 from agent.train.trainer import Trainer, TrainOptions
 from planner import make_bundle
-from planner.ir.bundle.bundle import BLOCKS_FORMAT, Bundle, BundleError
+from planner.ir.bundle.bundle import Bundle
+from planner.ir.bundle.manifest import BLOCKS_FORMAT, BundleError
 from planner.ir.costs import DeviceCosts
 from planner.ir.graph import StepGraph
 from planner.job import TrainingJob

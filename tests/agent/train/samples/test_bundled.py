@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from agent.train.samples.bundled import Samples
-from planner.ir.bundle.bundle import Bundle, BundleError
+from planner.ir.bundle.bundle import Bundle
+from planner.ir.bundle.manifest import BundleError
 from planner.job import TrainingJob
 from tests.agent.jobs_small import ROWS, make_job, small_bundle, write_job
 

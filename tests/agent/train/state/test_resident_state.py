@@ -13,7 +13,8 @@ from agent.backend.staging import Staging
 from agent.train.pager import BURST, CHUNK, Pager
 from agent.train.state.checkpoint import StateStore
 from agent.train.state.resident_state import Persistents, bundle_chunks, initial_contents
-from planner.ir.bundle.bundle import Bundle, TensorLayout
+from planner.ir.bundle.bundle import Bundle
+from planner.ir.bundle.manifest import TensorLayout
 from planner.ir.errors import PortError
 from planner.ir.program import Program
 from tests.agent.jobs_small import small_bundle

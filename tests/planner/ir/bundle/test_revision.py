@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from planner.ir.bundle.bundle import Bundle, BundleError
+from planner.ir.bundle.bundle import Bundle
+from planner.ir.bundle.manifest import BundleError
 from planner.ir.bundle.revision import (
     MAX_REVISION_BYTES,
     Revision,

@@ -8,7 +8,8 @@ from torch import nn
 from torch.nn import functional
 
 from planner import make_bundle
-from planner.ir.bundle.bundle import Bundle, BundleError
+from planner.ir.bundle.bundle import Bundle
+from planner.ir.bundle.manifest import BundleError
 from planner.ir.bundle.writer import replace_plans
 from planner.ir.costs import CostTable
 from planner.ir.plan import Plan

@@ -10,7 +10,7 @@ from planner.ir.bundle.bundle import Bundle
 from planner.ir.bundle.data_order import bucket_batches
 from planner.ir.bundle.manifest import WHOLE_UPDATE, BucketSize, batch_kind, graph_name
 
-Batch = tuple[int, int, torch.Tensor]
+BatchRows = tuple[int, int, torch.Tensor]
 """Its epoch, its bucket, and its rows of that."""
 
 
@@ -35,7 +35,7 @@ class Batching:
         self.per_epoch = sum(size.batches(drop_last=drop) for size, drop in drops)
         """Batches in one pass over the samples."""
 
-    def runs(self, step: int, total: int, *, before: int = 0) -> Iterator[Sequence[Batch]]:
+    def runs(self, step: int, total: int, *, before: int = 0) -> Iterator[Sequence[BatchRows]]:
         """Yield the batches that run as one, from the one after `step` until `total` are done: each alone, or all of an update.
 
         `before`: so many batches of the data were taken before the job's first. An update in the middle of which the comparison with plain

@@ -16,7 +16,7 @@ import xxhash
 from agent.backend.choose import backend_of
 from agent.backend.staging import Staging
 from agent.packing.pages import ITEM_BYTES
-from agent.train.batching import Batch, Batching
+from agent.train.batching import Batching, BatchRows
 from agent.train.comparison import compare_step
 from agent.train.executor import Executor, StepReport
 from agent.train.executors import Executors
@@ -423,7 +423,7 @@ class Trainer:
         speed = stats.written_bytes / stats.write_seconds if known else flash.write_bytes_per_s
         return self.persistents.unwritten_bytes / speed
 
-    def _one_run(self, together: Sequence[Batch]) -> list[StepEvent]:
+    def _one_run(self, together: Sequence[BatchRows]) -> list[StepEvent]:
         """Run one batch, or all of an update at once, and return what each of them did: of the whole, an equal share."""
         m, count = self.manifest, len(together)
         kind = WHOLE_UPDATE if count > 1 else batch_kind(self.step, m.accumulate)

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from agent.cli.plan.machine import Machine
-from agent.cli.plan.measuring import Captured, Costs, Pieces
+from agent.cli.plan.machine import PlanningMachine
+from agent.cli.plan.measuring import Captured, Costs, StepPieces
 from planner.ir.devices.kinds import CPU
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def divide_with_device(
-    arguments: argparse.Namespace, captured: Captured, costs: Costs, pieces: Pieces, prepared: "Prepared", progress: "Progress"
+    arguments: argparse.Namespace, captured: Captured, costs: Costs, pieces: StepPieces, prepared: "Prepared", progress: "Progress"
 ) -> "tuple[Prepared, Measured, DeviceCosts, Mapping[str, float]]":  # fmt: skip
     """Measure the operators on the other device, too, and divide them; the reference is then what they give one by one where they run.
 
@@ -57,7 +57,7 @@ def divide_with_device(
 
 
 def divide_among_teams(
-    arguments: argparse.Namespace, captured: Captured, costs: Costs, machine: Machine, prepared: "Prepared", with_all: "Measured",
+    arguments: argparse.Namespace, captured: Captured, costs: Costs, machine: PlanningMachine, prepared: "Prepared", with_all: "Measured",
     progress: "Progress",
 ) -> "tuple[Prepared, Measured, Mapping[str, float]]":  # fmt: skip
     """Measure the operators with each further team of threads and divide them; the reference is then what they give one by one so.

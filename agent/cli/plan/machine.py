@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class PlanningMachine:
     """What settings and command line say of this one: its energy, where pages go, and what media lie there."""
 
     energy: "EnergyConfig"
@@ -49,11 +49,11 @@ def all_page_dirs(arguments: argparse.Namespace) -> list[Path]:
     return page_dirs(arguments.page_dirs) or [Path()]
 
 
-def machine_of(arguments: argparse.Namespace) -> Machine:
+def planning_machine(arguments: argparse.Namespace) -> PlanningMachine:
     """Return what is known of the machine without torch. Raises UsageError for what the arguments forbid each other."""
     energy, _ = places.energy_settings(arguments.config)
     page_dir, *scratch_dirs = all_page_dirs(arguments)
-    return Machine(
+    return PlanningMachine(
         energy, page_dir, _medium(arguments, energy, page_dir), _further_media(arguments, energy, scratch_dirs)
     )
 
@@ -82,8 +82,8 @@ def _medium(arguments: argparse.Namespace, energy: "EnergyConfig", page_dir: Pat
     return medium
 
 
-def place_of(job: "TrainingJob", arguments: argparse.Namespace) -> "tuple[Backend, Pools]":
-    """Move the job to the device that was asked for, and return where it computes and what it may take there."""
+def computing_place(job: "TrainingJob", arguments: argparse.Namespace) -> "tuple[Backend, Pools]":
+    """Move the job to the device that was asked for, and return where it computes and what it may take there. Raises UsageError where `--place` asks for others."""
     from agent.backend.choose import backend_of
     from agent.prepare.pools import pools_of
     from planner.job_device import kind_of_job, move

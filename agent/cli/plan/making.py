@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 
 from agent.cli.devices_and_plots import too_slow
 from agent.cli.plan.dividing import divide_among_teams, divide_with_device
-from agent.cli.plan.machine import Machine, machine_of, planning_peers
+from agent.cli.plan.machine import PlanningMachine, planning_machine, planning_peers
 from agent.cli.plan.measuring import (
     Captured,
     Costs,
-    Pieces,
+    StepPieces,
     captured_of,
     compared_steps_of,
     costs_of,
-    pieces_of,
     sparse_of,
+    step_pieces,
 )
 from agent.system.torch_loading import uncollected
 
@@ -61,7 +61,7 @@ def make_bundle_of(arguments: argparse.Namespace, out: Path) -> Planned:
 
     A job that cannot be followed with the same numbers takes plain PyTorch's memory.
     """
-    machine = machine_of(arguments)  # before torch: what it refuses takes no seconds
+    machine = planning_machine(arguments)  # before torch: what it refuses takes no seconds
     with uncollected():
         from agent.follow.budget import NotFollowedError
         from agent.prepare.within_budget import within_budget
@@ -77,7 +77,9 @@ _STAGES = ("capture", "profile", "flash", "analyse", "compare", "follow", "plan"
 """What the bar shows; `follow`: plain PyTorch's first steps."""
 
 
-def _planned(arguments: argparse.Namespace, out: Path, machine: Machine, make_room: Callable[[], None]) -> Planned:
+def _planned(
+    arguments: argparse.Namespace, out: Path, machine: PlanningMachine, make_room: Callable[[], None]
+) -> Planned:
     """Capture, measure, choose what is trained where that was asked for, and plan; show how far it is.
 
     `make_room`: gives back memory before a search, and what searches left before tensors come again.
@@ -94,14 +96,16 @@ def _planned(arguments: argparse.Namespace, out: Path, machine: Machine, make_ro
             costs = costs_of(arguments, captured, machine, bench, peers, bar.update)
             make_room()
             sparse = sparse_of(arguments, captured, costs, bar.update) if arguments.sparse_update else None
-            first: Pieces | None = pieces_of(arguments, captured, costs, machine, bench, sparse, bar.update, make_room)
+            first: StepPieces | None = step_pieces(
+                arguments, captured, costs, machine, bench, sparse, bar.update, make_room
+            )
 
-        def make(device: "DeviceCosts") -> "tuple[Pieces, Made, Mapping[str, float]]":
+        def make(device: "DeviceCosts") -> "tuple[StepPieces, Made, Mapping[str, float]]":
             nonlocal first
             pieces, first, found = first, None, replace(costs, device=device)
             if pieces is None:
                 with Bench(arguments.ram) as bench:
-                    pieces = pieces_of(arguments, captured, found, machine, bench, sparse, bar.update, make_room)
+                    pieces = step_pieces(arguments, captured, found, machine, bench, sparse, bar.update, make_room)
             make_room()
             with closing(TrialWorkers(costs.choice.threads)) as workers:
                 workers.load()
@@ -115,7 +119,7 @@ def _planned(arguments: argparse.Namespace, out: Path, machine: Machine, make_ro
 
 
 def _made(
-    arguments: argparse.Namespace, out: Path, captured: Captured, costs: Costs, machine: Machine, pieces: Pieces,
+    arguments: argparse.Namespace, out: Path, captured: Captured, costs: Costs, machine: PlanningMachine, pieces: StepPieces,
     peers: "PlanningPeers | None", progress: "Progress", make_room: Callable[[], None], workers: "TrialWorkers",
 ) -> "tuple[Made, Mapping[str, float]]":  # fmt: skip
     """Follow plain PyTorch's first steps, plan, try the plan beside them with `workers`, and write; raise what says why that cannot be.

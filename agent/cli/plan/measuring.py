@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from agent.cli.devices_and_plots import wanted_pace
-from agent.cli.plan.machine import Machine, all_page_dirs, place_of, thread_counts
+from agent.cli.plan.machine import PlanningMachine, all_page_dirs, computing_place, thread_counts
 from agent.cli.plan.placement import wanted_teams
 from planner.ir.devices.kinds import CPU
 
@@ -59,7 +59,7 @@ def captured_of(arguments: argparse.Namespace, bench: "Bench", progress: "Progre
     progress("capture", 0.0)
     with counts_set() as counts_of_script:
         job = load_job(arguments.script, all_page_dirs(arguments)[0])
-    backend, pools = place_of(job, arguments)
+    backend, pools = computing_place(job, arguments)
     repeat_kernels(backend.kind)
     on_device = backend.kind != CPU and arguments.place is None
     counts = thread_counts(arguments, set_by_script=bool(counts_of_script), on_device=on_device)
@@ -95,7 +95,7 @@ class Costs:
 
 
 def costs_of(
-    arguments: argparse.Namespace, captured: Captured, machine: Machine, bench: "Bench", peers: "PlanningPeers | None",
+    arguments: argparse.Namespace, captured: Captured, machine: PlanningMachine, bench: "Bench", peers: "PlanningPeers | None",
     progress: "Progress",
 ) -> Costs:  # fmt: skip
     """Measure the operators, with the number of threads that is fastest, and the media; set that number."""
@@ -152,7 +152,7 @@ def sparse_of(arguments: argparse.Namespace, captured: Captured, costs: Costs, p
 
 
 @dataclass(frozen=True, slots=True)
-class Pieces:
+class StepPieces:
     """The step as it is planned: `sliced` with what its operators cost here, `measured` on the device planned for."""
 
     sliced: "Sliced"
@@ -160,10 +160,10 @@ class Pieces:
     limits: "PlannedLimits"
 
 
-def pieces_of(
-    arguments: argparse.Namespace, captured: Captured, costs: Costs, machine: Machine, bench: "Bench",
+def step_pieces(
+    arguments: argparse.Namespace, captured: Captured, costs: Costs, machine: PlanningMachine, bench: "Bench",
     sparse: "SparseJob | None", progress: "Progress", make_room: Callable[[], None],
-) -> Pieces:  # fmt: skip
+) -> StepPieces:  # fmt: skip
     """Put operators in pieces, where that gives the same bits and costs less; room is made once frozen weights were looked through."""
     from agent.prepare.frozen_weights.grids import with_grid_weights
     from agent.prepare.further_shapes import with_further_shapes
@@ -207,7 +207,7 @@ def pieces_of(
         measured = costs.drawn.applied(graphs, sliced.measured)
     if arguments.board is not None:
         measured, _ = device_costs.other_board(sliced.prepared.graphs, measured, costs.here, arguments.board)
-    return Pieces(sliced, measured, limits)
+    return StepPieces(sliced, measured, limits)
 
 
 def compared_steps_of(arguments: argparse.Namespace, job: "TrainingJob") -> int:

@@ -25,7 +25,7 @@ _ZIP_ERRORS = (zipfile.BadZipFile, OSError, ValueError, EOFError, NotImplemented
 
 
 def open_archive(path: Path) -> zipfile.ZipFile:
-    """Return the archive, to be closed. Raises BundleError, as all here does, for what is no bundle."""
+    """Return the archive, to be closed. Raises BundleError for what is no bundle."""
     try:
         return zipfile.ZipFile(path)
     except FileNotFoundError:
@@ -53,7 +53,7 @@ def _member_bytes(archive: zipfile.ZipFile, name: str, limit: int, path: Path) -
 
 
 def manifest_json(archive: zipfile.ZipFile, path: Path) -> dict[str, Any]:
-    """Return the manifest as it stands there, of a format that this version reads; its fields are not checked yet."""
+    """Return the manifest as it stands there, of a format that this version reads; its fields are not checked yet. Raises BundleError for another."""
     data = _member_bytes(archive, "manifest.json", MAX_MANIFEST_BYTES, path)
     try:
         raw = json.loads(data)
@@ -68,7 +68,7 @@ def manifest_json(archive: zipfile.ZipFile, path: Path) -> dict[str, Any]:
 
 
 def hashes_of(raw: Mapping[str, Any], path: Path) -> dict[str, str]:
-    """Return the hashes in a manifest: SHA-256 of members by name, XXH3 of tensors by `MEMBER/NAME`."""
+    """Return the hashes in a manifest: SHA-256 of members by name, XXH3 of tensors by `MEMBER/NAME`. Raises BundleError where it has none."""
     try:
         return msgspec.convert(raw.get("hashes"), dict[str, str])
     except msgspec.ValidationError as error:
@@ -76,7 +76,7 @@ def hashes_of(raw: Mapping[str, Any], path: Path) -> dict[str, str]:
 
 
 def unpacked_member(archive: zipfile.ZipFile, name: str, expected: Any, path: Path) -> Any:
-    """Return what a member of msgpack holds, once its SHA-256 was found to be the `expected`."""
+    """Return what a member of msgpack holds, once its SHA-256 was found to be the `expected`. Raises BundleError where it is another, or it cannot be read."""
     data = _member_bytes(archive, name, MAX_HEADER_BYTES, path)
     if hashlib.sha256(data).hexdigest() != expected:
         raise BundleError(f"{path}: {name} is damaged (SHA-256 differs); copy or make the bundle again")
@@ -87,7 +87,7 @@ def unpacked_member(archive: zipfile.ZipFile, name: str, expected: Any, path: Pa
 
 
 def tensor_index(archive: zipfile.ZipFile, name: str, hashes: Mapping[str, str], path: Path) -> dict[str, Member]:
-    """Return where each tensor of a safetensors member lies in the file, every number checked."""
+    """Return where each tensor of a safetensors member lies in the file, every number checked. Raises BundleError for a damaged or compressed one."""
     try:
         info = archive.getinfo(name)
     except KeyError:

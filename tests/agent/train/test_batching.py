@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.train.batching import Batch, Batching
+from agent.train.batching import Batching, BatchRows
 from agent.train.samples.incoming import DataError
 from planner.ir.bundle.bundle import Bundle
 from planner.ir.bundle.data_order import batch_rows
@@ -17,7 +17,7 @@ SEED = 3
 """Of the small job."""
 
 
-def rows_of(runs: Sequence[Sequence[Batch]]) -> list[list[int]]:
+def rows_of(runs: Sequence[Sequence[BatchRows]]) -> list[list[int]]:
     return [rows.tolist() for together in runs for _, _, rows in together]
 
 

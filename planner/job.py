@@ -4,9 +4,10 @@
 """
 
 import contextlib
+import functools
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from planner.ir.bundle.pruning import Pruning
@@ -48,6 +49,31 @@ def own_code(what: str) -> Iterator[None]:
         raise ScriptError(what, error) from error
 
 
+def with_model(loss_fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the loss as a function of the model and a batch.
+
+    A module, or a function of torch.nn.functional, is one of the model's output and a target, the last of a batch, whose others are the
+    model's arguments: `loss_fn(model(*inputs), target)`. Raises JobError, when it is called, for a batch without both.
+    """
+    import torch
+
+    function = loss_fn.func if isinstance(loss_fn, functools.partial) else loss_fn
+    if not isinstance(function, torch.nn.Module) and getattr(function, "__module__", "") != torch.nn.functional.__name__:
+        return loss_fn
+
+    def of_output(model: "torch.nn.Module", *batch: Any) -> Any:
+        *inputs, target = batch
+        if not inputs:
+            name = getattr(function, "__name__", type(function).__name__)
+            raise JobError(
+                f"{name} as the loss takes the model's output and a target: a batch must be inputs and a target, not one "
+                f"{type(target).__name__}; or give a function of the model and the batch that returns the loss"
+            )
+        return loss_fn(model(*inputs), target)
+
+    return of_output
+
+
 @dataclass(frozen=True, slots=True)
 class Bucket:
     """Samples whose step is one of its own, by the shapes of their rows or by a `loss_fn` other than the job's (a branch of it).
@@ -64,7 +90,8 @@ class Bucket:
 class TrainingJob:
     """A training job.
 
-    `loss_fn(model, *batch)` returns a scalar, or (loss, aux) where a one-element aux is shown as the metric. `data`: one
+    `loss_fn(model, *batch)` returns a scalar, or (loss, aux) where a one-element aux is shown as the metric; `nn.CrossEntropyLoss()` and
+    its like, modules and functions of torch.nn.functional, are called with the model's output and the target (`with_model`). `data`: one
     tensor or array per argument of the batch, all with the same first dimension; a batch is some of its rows.
     `buckets`: further samples with rows of other shapes, such as longer texts, or of another branch; an epoch takes the batches of all in one order.
     `eval_data`: the same as `data` for evaluation. `scheduler`: a torch LR scheduler on `optimizer`, stepped once per update.
@@ -89,6 +116,13 @@ class TrainingJob:
     name: str = "job"
     pruning: Pruning | None = None
     buckets: Sequence[Bucket] = ()
+
+    def __post_init__(self) -> None:
+        self.loss_fn = with_model(self.loss_fn)
+        self.buckets = [
+            bucket if bucket.loss_fn is None else replace(bucket, loss_fn=with_model(bucket.loss_fn))
+            for bucket in self.buckets
+        ]
 
     def loss_of(self, bucket: int) -> Callable[..., Any]:
         """Return the loss function for batches of a bucket, 0 of `data`."""

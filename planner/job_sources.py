@@ -8,9 +8,11 @@ the batches gave it once: data that is drawn anew each time it is read is refuse
 """
 
 import importlib.util
+import inspect
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +20,14 @@ import torch
 
 from planner.batches import JoinedBatches, as_columns
 from planner.column_file import as_column, is_read_by_rows
-from planner.job import Bucket, JobError, TrainingJob, own_code
+from planner.job import Bucket, JobError, TrainingJob, own_code, with_model
 from planner.script_loading import script_spec
 
 ENTRY = "port_job"
 _PARTS = 4
 """Model, loss, optimizer, batches."""
+_MODEL_AND_BATCH = 2
+"""What a loss takes."""
 _TRAINERS_OTHER_STEPS = ("fp16", "bf16", "torch_compile", "neftune_noise_alpha", "deepspeed", "label_smoothing_factor")
 """Settings of a Trainer that put more into its step than model, loss and optimizer."""
 _EXEC = "or train with `port-agent exec`, which follows the program itself"
@@ -112,9 +116,26 @@ def _of_parts(
     *,
     folder: Path | None,
 ) -> TrainingJob:
-    """`loss_fn(model, batch)` takes a batch as the iterable yields it."""
+    """`loss_fn(model, batch)` takes a batch as the iterable yields it, or its parts: `loss_fn(model, x, y)`, a loss of output and target."""
     _check_repeatable(batches)
-    return _job(model, loss_fn, optimizer, as_columns(batches, folder))
+    of_model = with_model(loss_fn)
+    loss = of_model if of_model is loss_fn and not _takes_parts(loss_fn) else partial(_loss_of_parts, of_model)
+    return _job(model, loss, optimizer, as_columns(batches, folder))
+
+
+def _loss_of_parts(loss_fn: Callable[..., Any], model: torch.nn.Module, batch: Any) -> Any:
+    return loss_fn(model, *(batch if isinstance(batch, list | tuple) else [batch]))
+
+
+def _takes_parts(loss_fn: Callable[..., Any]) -> bool:
+    """Say whether a loss cannot be called with a model and one thing more."""
+    try:
+        parameters = inspect.signature(loss_fn).parameters.values()
+    except (TypeError, ValueError):  # code that is not Python's
+        return False
+    by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    needed = [one for one in parameters if one.kind in by_place and one.default is inspect.Parameter.empty]
+    return len(needed) > _MODEL_AND_BATCH
 
 
 def _job(

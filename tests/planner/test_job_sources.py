@@ -129,6 +129,31 @@ def test_model_loss_optimizer_and_batches() -> None:
     assert torch.equal(job.loss_fn(model, job.data[0][4:8]), model(batches[1]["x"]).sum() * 2.0)
 
 
+@pytest.mark.parametrize(
+    "loss",
+    [
+        nn.MSELoss(),
+        functional.mse_loss,
+        lambda model, x, y: functional.mse_loss(model(x), y),
+        lambda model, batch: functional.mse_loss(model(batch[0]), batch[1]),
+        lambda model, batch, scale=1.0: functional.mse_loss(model(batch[0]), batch[1]) * scale,
+    ],
+)
+def test_the_loss_takes_a_batch_or_its_parts_or_output_and_target(loss: Any) -> None:
+    model, batch = nn.Linear(3, 1), (torch.randn(4, 3), torch.randn(4, 1))
+    job = as_job((model, loss, torch.optim.SGD(model.parameters()), [batch]))
+    assert job is not None
+    assert torch.equal(job.loss_fn(model, *job.data), functional.mse_loss(model(batch[0]), batch[1]))
+
+
+def test_a_loss_of_output_and_target_wants_batches_of_inputs_and_a_target() -> None:
+    model = nn.Linear(3, 1)
+    job = as_job((model, nn.MSELoss(), torch.optim.SGD(model.parameters()), [{"x": torch.randn(4, 3)}]))
+    assert job is not None
+    with pytest.raises(JobError, match="MSELoss as the loss .* inputs and a target, not one dict"):
+        job.loss_fn(model, *job.data)
+
+
 @pytest.mark.parametrize("masked", [False, True])
 def test_data_that_is_drawn_anew_each_time(masked: bool) -> None:
     model = nn.Linear(3, 1)

@@ -204,6 +204,19 @@ def mixup(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return share * first + (1 - share) * second
 
 
+def mixup_by_a_beta_distribution(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    share = torch.distributions.Beta(0.4, 0.4).sample()
+    return classify(model, share * x + (1 - share) * x.roll(1, 0), y)
+
+
+def latent_counts(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """Draw from what gradients go through (gamma, Dirichlet) and from counts (Poisson, binomial)."""
+    rate = torch.distributions.Gamma(model(x).exp(), 1.0).rsample()
+    parts = torch.distributions.Dirichlet(rate + 0.5).rsample()
+    seen = torch.poisson(x.abs()) + torch.binomial(torch.full_like(x, 4), x.sigmoid())
+    return nn.functional.nll_loss((parts + 1e-3).log(), y) + classify(model, x + 0.01 * seen, y)
+
+
 def mixup_by_numpy(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     share = float(np.random.beta(1, 1))
     return classify(model, share * x + (1 - share) * x.roll(1, 0), y)
@@ -355,6 +368,8 @@ LOOPS: dict[str, tuple[Loss | Callable[[], TrainingJob], type[PortError] | None]
     "noise of a generator of its own": (noise_of_a_generator_of_its_own, CaptureError),
     "weight drawn by Python": (weight_of_a_batch_drawn_by_python, CaptureError),
     "mixup by torch": (mixup, None),
+    "mixup by a beta distribution": (mixup_by_a_beta_distribution, None),
+    "draws from gamma, Dirichlet, Poisson and binomial distributions": (latent_counts, None),
     "mixup by numpy": (mixup_by_numpy, CaptureError),
     "layers dropped by Python": (layers_dropped_by_python, CaptureError),
     "rows chosen by a mask": (rows_chosen_by_a_mask, CaptureError),

@@ -27,13 +27,16 @@ def check_loss(loss: float, step: int) -> None:
 def check_state(key: str, contents: torch.Tensor, kind: torch.dtype) -> None:
     """Raise NonFiniteError where the bytes of a persistent storage are not all finite numbers.
 
-    Read as `kind`.
-
-    At the speed of memory (5 GB/s and more on one thread), without a copy.
+    Read as `kind`, at the speed of memory, without a copy: a sum of finite numbers is finite, which takes half of the time that looking for
+    their range does, or has overflowed.
     """
     if not (kind.is_floating_point or kind.is_complex) or contents.numel() < kind.itemsize:
         return
     numbers = contents[: contents.numel() // kind.itemsize * kind.itemsize].view(kind)
-    least, most = torch.aminmax(torch.view_as_real(numbers) if kind.is_complex else numbers)
+    if kind.is_complex:
+        numbers = torch.view_as_real(numbers)
+    if math.isfinite(numbers.sum().item()):
+        return
+    least, most = torch.aminmax(numbers)
     if not (math.isfinite(least.item()) and math.isfinite(most.item())):
         raise NonFiniteError(f"{key} is no longer finite after the update ({least.item()} to {most.item()}); {_REMEDY}")

@@ -35,6 +35,12 @@ def test_one_bad_number_among_many_is_found_in_every_kind(kind: torch.dtype, bad
         check_state("parameter/w", numbers.view(torch.uint8), kind)
 
 
+def test_good_numbers_whose_sum_overflows_are_good() -> None:
+    check_state("parameter/w", torch.full((100,), 3e38).view(torch.uint8), torch.float32)
+    with pytest.raises(NonFiniteError, match=r"parameter/w is no longer finite after the update \(-inf to inf\)"):
+        check_state("parameter/w", torch.tensor([1.0, math.inf, -math.inf]).view(torch.uint8), torch.float32)
+
+
 def test_whole_numbers_and_empty_storages_are_always_good() -> None:
     check_state("state/step", torch.full((8,), 255, dtype=torch.uint8), torch.int64)
     check_state("parameter/none", torch.empty(0, dtype=torch.uint8), torch.float32)

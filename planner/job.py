@@ -58,7 +58,10 @@ def with_model(loss_fn: Callable[..., Any]) -> Callable[..., Any]:
     import torch
 
     function = loss_fn.func if isinstance(loss_fn, functools.partial) else loss_fn
-    if not isinstance(function, torch.nn.Module) and getattr(function, "__module__", "") != torch.nn.functional.__name__:
+    if (
+        not isinstance(function, torch.nn.Module)
+        and getattr(function, "__module__", "") != torch.nn.functional.__name__
+    ):
         return loss_fn
 
     def of_output(model: "torch.nn.Module", *batch: Any) -> Any:

@@ -16,6 +16,9 @@ from planner.ir.bundle.safetensors_io import STORED_DTYPES
 from planner.ir.errors import of_the_program
 from planner.job import Bucket, JobError, TrainingJob
 
+_SHOWN = 3
+"""Of many tensors."""
+
 
 @dataclass(frozen=True, slots=True)
 class JobSamples:
@@ -83,6 +86,7 @@ def _check_settings(job: TrainingJob) -> None:
             )
     if not callable(job.loss_fn):
         raise JobError(f"loss_fn is a {type(job.loss_fn).__name__}; give a function of the model and a batch")
+    _check_trained(job)
     _check_hooks(job.optimizer)
     clip = job.clip_grad_norm
     if clip is not None and (isinstance(clip, bool) or not isinstance(clip, int | float) or not 0 < clip < math.inf):
@@ -99,6 +103,19 @@ def _check_settings(job: TrainingJob) -> None:
     if job.scheduler is not None and not isinstance(job.scheduler, torch.optim.lr_scheduler.LRScheduler):
         raise JobError(
             f"the scheduler is a {type(job.scheduler).__name__}; give one of torch.optim.lr_scheduler, or None"
+        )
+
+
+def _check_trained(job: TrainingJob) -> None:
+    """Raise JobError where the optimizer changes what is no part of the model, which the bundle's result would not have."""
+    of_model = set(job.model.parameters())
+    others = [p for group in job.optimizer.param_groups for p in group["params"] if p not in of_model]
+    if others:
+        shapes = [str(list(parameter.shape)) for parameter in others]
+        shown = ", ".join(shapes[:_SHOWN] + ["..."] * (len(shapes) > _SHOWN))
+        raise JobError(
+            f"the optimizer trains tensors that the model does not have ({shown}), such as those of a loss with weights of its own: make them "
+            "part of the model"
         )
 
 

@@ -47,7 +47,7 @@ def test_a_loss_of_output_and_target_is_one_of_model_and_batch(loss: Callable[..
 
 
 def test_a_loss_of_output_and_target_wants_both() -> None:
-    with pytest.raises(JobError, match="mse_loss as the loss .* a batch must be inputs and a target, not one Tensor"):
+    with pytest.raises(JobError, match=r"mse_loss as the loss .* a batch must be inputs and a target, not one Tensor"):
         with_model(functional.mse_loss)(nn.Identity(), torch.zeros(2))
     with pytest.raises(JobError, match="L1Loss as the loss"):
         with_model(nn.L1Loss())(nn.Identity(), {"x": 1})

@@ -5,9 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from planner.job import JobError
+from planner.job import JobError, TrainingJob
 from planner.make_bundle import prepare
 from tests.planner.tied_job import ROWS, job
 
@@ -87,3 +88,15 @@ def test_libraries_may_watch_the_steps_of_all_optimizers() -> None:
         prepare(job())
     finally:
         handle.remove()
+
+
+def test_what_the_optimizer_changes_beside_the_model_is_refused() -> None:
+    model = nn.Linear(3, 16)
+    centres = [nn.Parameter(torch.randn(4, 16)) for _ in range(5)]
+    optimizer = torch.optim.SGD([*model.parameters(), *centres], lr=0.1)
+    data = [torch.randn(8, 3), torch.randint(4, (8,))]
+    job = TrainingJob(model, lambda m, x, y: (m(x) - centres[0][y]).square().mean(), optimizer, data, 4)
+    with pytest.raises(
+        JobError, match=r"tensors that the model does not have \(\[4, 16\], \[4, 16\], \[4, 16\], \.\.\.\)"
+    ):
+        prepare(job)

@@ -144,14 +144,16 @@ def test_the_loss_takes_a_batch_or_its_parts_or_output_and_target(loss: Any) -> 
     model, batch = nn.Linear(3, 1), (torch.randn(4, 3), torch.randn(4, 1))
     job = as_job((model, loss, torch.optim.SGD(model.parameters()), [batch]))
     assert job is not None
-    assert torch.equal(job.loss_fn(model, *(column[:] for column in job.data)), functional.mse_loss(model(batch[0]), batch[1]))
+    assert torch.equal(
+        job.loss_fn(model, *(column[:] for column in job.data)), functional.mse_loss(model(batch[0]), batch[1])
+    )
 
 
 def test_a_loss_of_output_and_target_wants_batches_of_inputs_and_a_target() -> None:
     model = nn.Linear(3, 1)
     job = as_job((model, nn.MSELoss(), torch.optim.SGD(model.parameters()), [{"x": torch.randn(4, 3)}]))
     assert job is not None
-    with pytest.raises(JobError, match="MSELoss as the loss .* inputs and a target, not one dict"):
+    with pytest.raises(JobError, match=r"MSELoss as the loss .* inputs and a target, not one dict"):
         job.loss_fn(model, *job.data)
 
 

@@ -12,7 +12,6 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -119,12 +118,12 @@ def _of_parts(
     """`loss_fn(model, batch)` takes a batch as the iterable yields it, or its parts: `loss_fn(model, x, y)`, a loss of output and target."""
     _check_repeatable(batches)
     of_model = with_model(loss_fn)
-    loss = of_model if of_model is loss_fn and not _takes_parts(loss_fn) else partial(_loss_of_parts, of_model)
+
+    def of_parts(model: torch.nn.Module, batch: Any) -> Any:
+        return of_model(model, *(batch if isinstance(batch, list | tuple) else [batch]))
+
+    loss = of_model if of_model is loss_fn and not _takes_parts(loss_fn) else of_parts
     return _job(model, loss, optimizer, as_columns(batches, folder))
-
-
-def _loss_of_parts(loss_fn: Callable[..., Any], model: torch.nn.Module, batch: Any) -> Any:
-    return loss_fn(model, *(batch if isinstance(batch, list | tuple) else [batch]))
 
 
 def _takes_parts(loss_fn: Callable[..., Any]) -> bool:

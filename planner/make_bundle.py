@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from planner.capture.carried import StepResults
 from planner.capture.recorder import Tape
 from planner.capture.step import Capture, Fill, capture_evaluation, capture_step
 from planner.column_file import Column, ColumnFile
@@ -153,6 +154,7 @@ def prepare(job: TrainingJob, *, updates: int = 0, followed: int = 0) -> Prepare
     each_update: optimizer_scalars.Schedule = schedule or [[{}] * len(job.optimizer.param_groups)] * updates
     graphs: dict[str, StepGraph] = {}
     captures: list[Capture] = []
+    results = StepResults()
     count_recorded, varied, tapes = 1, _RANDOM, dict[tuple[int, int], Tape]()
     for number, samples in enumerate(buckets):
         data, size, loss_fn = samples.columns, samples.size, _told(job.loss_of(number))
@@ -166,7 +168,7 @@ def prepare(job: TrainingJob, *, updates: int = 0, followed: int = 0) -> Prepare
                 capture = capture_step(
                     job.model, loss_fn, job.optimizer, on_device((c[:rows] for c in data), kind),
                     clip_grad_norm=job.clip_grad_norm, accumulate=job.accumulate, others=[on_device(o, kind) for o in others],
-                    again_later=later, schedule=each_update if not captures else each_update[:1],
+                    again_later=later, schedule=each_update if not captures else each_update[:1], results=results,
                 )  # fmt: skip
             graphs |= {graph_name(k, rows, size, number): g for k, g in capture.graphs.items()}
             captures.append(capture)
@@ -187,6 +189,7 @@ def prepare(job: TrainingJob, *, updates: int = 0, followed: int = 0) -> Prepare
                 _told(job.loss_fn),
                 on_device((c[:rows] for c in eval_data), kind),
                 others=[on_device(o, kind) for o in others],
+                results=results,
             )
             graphs[graph_name("eval", rows, size)] = capture.graphs["eval"]
             captures.append(capture)

@@ -12,7 +12,19 @@ import torch
 from planner.capture.masked_gradients import as_kernels_compute
 from planner.capture.recomputed import lay_into, merge_recomputed
 from planner.capture.recorder import RecordedOp, Tape
-from planner.ir.graph import PERSISTENT, Argument, Op, Phase, Ref, Role, StepGraph, Storage, Value, references
+from planner.ir.graph import (
+    ITEM_BYTES,
+    PERSISTENT,
+    Argument,
+    Op,
+    Phase,
+    Ref,
+    Role,
+    StepGraph,
+    Storage,
+    Value,
+    references,
+)
 from planner.ir.operators import CHECKS
 
 
@@ -41,6 +53,7 @@ def assemble(
     """
     ops = [replace(op) for op in tape.ops if op.phase is not Phase.UPDATE]
     tape = Tape(list(tape.storages), list(tape.values), ops, tape.draws_from)
+    _copy_changed_constants(tape)
     kept = {tape.values[v].storage for v in (loss, *aux)}
     gradients = set() if recipe is None else {tape.values[g].storage for g in recipe.gradients.values()}
     merge_recomputed(tape, kept | gradients)
@@ -50,6 +63,22 @@ def assemble(
     ops = tape.ops if recipe is None else _with_updates(tape, recipe, kind)
     ops = _alive(tape, ops, kept)
     return _renumber(tape, ops, batch, loss, aux, recipe.scalars if recipe and kind in ("step", "last") else 0)
+
+
+def _copy_changed_constants(tape: Tape) -> None:
+    """Let what the step changes of a constant that it makes anew each time be a copy, which begins with the same contents in each step."""
+    changed = {s for op in tape.ops for s in op.writes if tape.storages[s].role is Role.CONSTANT}
+    for s in sorted(changed):
+        constant, storage = len(tape.storages), tape.storages[s]
+        tape.storages.append(replace(storage, name=f"constant{constant}"))
+        tape.storages[s] = replace(storage, role=Role.TEMPORARY, name="", data=None)
+        like = next(value for value in tape.values if value.storage == s)
+        items = storage.nbytes // ITEM_BYTES[like.dtype]
+        source, copy = len(tape.values), len(tape.values) + 1
+        tape.values += [Value(at, like.dtype, (items,), (1,), 0) for at in (constant, s)]
+        first = next(i for i, op in enumerate(tape.ops) if s in _touched(tape, op))
+        phase = tape.ops[first].phase
+        tape.ops.insert(first, RecordedOp("aten::clone", (Ref(source),), (), (copy,), (), phase, False))
 
 
 def _operand_values(op: RecordedOp) -> Iterator[int]:

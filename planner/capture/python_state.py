@@ -23,14 +23,15 @@ _MOST_CALLS = 8
 
 def python_state(model: torch.nn.Module, loss_fn: Any) -> dict[str, Any]:
     """Return the plain values that a step may change, by what a reader knows them by."""
-    found = {
-        f"{name}.{key}".lstrip("."): value
-        for name, module in model.named_modules()
-        for key, value in vars(module).items()
-        if key != "training" and isinstance(value, _PLAIN)  # which operators run shows that
-    }
-    found |= dict(_seen_by(loss_fn, set()))
-    return found
+    return {**dict(_attributes(model)), **dict(_seen_by(loss_fn, set()))}
+
+
+def _attributes(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield the plain attributes of a module and of those within."""
+    for name, module in model.named_modules():
+        for key, value in vars(module).items():
+            if key != "training" and isinstance(value, _PLAIN):  # which operators run shows that
+                yield f"{name}.{key}".lstrip("."), value
 
 
 def changed(before: dict[str, Any], after: dict[str, Any]) -> frozenset[str]:
@@ -45,6 +46,8 @@ def _seen_by(function: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
         return
     seen.add(id(function))
     if isinstance(function, functools.partial):
+        given = {**{f"argument {i}": value for i, value in enumerate(function.args)}, **function.keywords}
+        yield from _variables(given, seen)
         yield from _seen_by(function.func, seen)
     elif isinstance(function, MethodType):
         yield from _variables(vars(function.__self__) if _is_own(function.__self__) else {}, seen)
@@ -69,6 +72,8 @@ def _variables(named: dict[str, Any], seen: set[int]) -> Iterator[tuple[str, Any
                 yield name, tuple(items)
         elif isinstance(value, FunctionType | MethodType | functools.partial):
             yield from _seen_by(value, seen)
+        elif isinstance(value, torch.nn.Module):
+            yield from ((f"{name}.{key}", one) for key, one in _attributes(value))
         elif _is_own(value):
             yield from ((f"{name}.{key}", one) for key, one in vars(value).items() if isinstance(one, _PLAIN))
 

@@ -17,6 +17,7 @@ import torch.utils._pytree as pytree
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode_stack
 
+from planner.capture.carried import StepResults
 from planner.ir.devices.kinds import CPU
 from planner.ir.devices.torch_device import generator_states, kind_of
 from planner.ir.errors import CaptureError, program_line
@@ -36,6 +37,11 @@ _STEP_COUNT = SETTLED_STEP
 
 OPTIMIZER_REMEDY = f"use one of {', '.join(OPTIMIZERS)}, or train with `port-agent exec`"
 """What helps where an optimizer's update cannot be repeated without its code."""
+
+_CARRIED_REMEDY = (
+    "a bundle and its checkpoints have none of that. Keep it in a buffer of the model, or train with `port-agent exec`, which follows the "
+    "program itself"
+)
 
 _COMPARED: dict[Any, Any] = {torch.ops.aten.equal.default: torch.eq, torch.ops.aten.allclose.default: torch.isclose}
 """Operators that answer with a truth value of Python's, and what gives one for each number."""
@@ -96,14 +102,17 @@ class Tape:
     """Variables of Python's that have another value after the step (`python_state`)."""
     gradients: frozenset[int] = frozenset()
     """The storages in which the step leaves the gradients of what is trained."""
+    results: StepResults = field(default_factory=StepResults)
+    """What this step and those recorded before it made."""
 
 
 class StepRecorder(TorchDispatchMode):
     """A dispatch mode that writes each aten call to a tape. Invisible to the model."""
 
-    def __init__(self) -> None:
+    def __init__(self, results: StepResults | None = None) -> None:
+        """`results`: of steps that were recorded before this one."""
         TorchDispatchMode.__init__(self)
-        self.tape = Tape()
+        self.tape = Tape(results=results or StepResults())
         self.phase = Phase.FORWARD
         self.recording = True
         self.reads_numbers = False
@@ -114,6 +123,8 @@ class StepRecorder(TorchDispatchMode):
         self.stand_in_device = CPU
         """Where what operators make of meta tensors would lie."""
         self._tainted: set[int] = set()
+        self._fresh: set[int] = set()
+        """Constants that the step makes of numbers of Python's, as `torch.tensor` does, in memory of their own."""
 
     # -- tensors and their places
 
@@ -136,6 +147,7 @@ class StepRecorder(TorchDispatchMode):
         key = tensor.untyped_storage()._cdata
         place = self._places.get(key)
         if place is None:
+            self._require_not_carried(tensor)
             index = self._new_storage(tensor, Role.CONSTANT, f"constant{len(self.tape.storages)}")
             with _disable_current_modes():
                 empty, storage = torch.empty(0, dtype=torch.uint8, device=tensor.device), tensor.untyped_storage()
@@ -150,6 +162,28 @@ class StepRecorder(TorchDispatchMode):
         if index == len(self.tape.values):
             self.tape.values.append(value)
         return index
+
+    def _require_not_carried(self, tensor: torch.Tensor) -> None:
+        """Raise CaptureError for a tensor that a step before this one made."""
+        if self.tape.results.hold(tensor.untyped_storage()._cdata):
+            place, kind = program_line(), str(tensor.dtype).removeprefix("torch.")
+            raise CaptureError(
+                f"{place}{': ' if place else ''}the step reads a tensor of {kind} {list(tensor.shape)} that a step before it made and the "
+                f"program kept: {_CARRIED_REMEDY}"
+            )
+
+    def require_nothing_gathered(self) -> None:
+        """Raise CaptureError where the program holds tensors of several steps before this one, that are none of the model's."""
+        if self.tape.results.are_gathered(self._places.keys()):
+            raise CaptureError(
+                f"the program keeps tensors of several steps, which a later one may read: {_CARRIED_REMEDY}. What is only to be shown, return beside "
+                "the loss: loss_fn may return (loss, aux)"
+            )
+
+    def leave_results(self) -> None:
+        """Note what the step made, for those that are recorded after it."""
+        made = (place for place in self._places.values() if self.tape.storages[place.storage].role is Role.TEMPORARY)
+        self.tape.results.add(p.keep_alive for p in made if isinstance(p.keep_alive, StorageWeakRef))
 
     def _new_storage(self, tensor: torch.Tensor, role: Role, name: str) -> int:
         storage = tensor.untyped_storage()
@@ -229,6 +263,12 @@ class StepRecorder(TorchDispatchMode):
         args, kwargs = pytree.tree_map_only(torch.Tensor, self._physical, (args, kwargs))
         if isinstance(kwargs.get("out"), torch.Tensor) and (functional := _without_out(func)) is not None:
             return self._copied_out(functional, args, kwargs)
+        if (
+            func is torch.ops.aten.lift_fresh.default
+            and not self.known(args[0])
+            and args[0].untyped_storage().resizable()
+        ):
+            self._fresh.add(self.tape.values[self.value_of(args[0])].storage)
         encoded = tuple(self._encode(a) for a in args)
         encoded_kwargs = tuple((k, self._encode(v)) for k, v in kwargs.items())
         writes = self._writes(func, args, kwargs)
@@ -403,7 +443,20 @@ class StepRecorder(TorchDispatchMode):
         if hidden and args[5] is True:
             changed.extend(args[i] for i in hidden)
         tensors = [t for t in pytree.tree_leaves(changed) if isinstance(t, torch.Tensor)]
-        return tuple(sorted({self.tape.values[self.value_of(t)].storage for t in tensors}))
+        writes = sorted({self.tape.values[self.value_of(t)].storage for t in tensors})
+        if self.phase is not Phase.UPDATE:
+            self._require_of_the_step(func, writes)
+        return tuple(writes)
+
+    def _require_of_the_step(self, func: Any, writes: Iterable[int]) -> None:
+        """Raise CaptureError where a call changes a tensor that is there before the step and none of the model's."""
+        for s in writes:
+            if self.tape.storages[s].role is Role.CONSTANT and s not in self._fresh:
+                place = program_line()
+                raise CaptureError(
+                    f"{place}{': ' if place else ''}{_name(func)} changes a tensor of {self.tape.storages[s].nbytes} bytes that is there before the "
+                    f"step and is none of the model's: {_CARRIED_REMEDY}"
+                )
 
     def _encode(self, argument: Any) -> Argument:
         if isinstance(argument, torch.Tensor):

@@ -16,6 +16,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import _disable_current_modes
 
 from planner.capture.assemble import UpdateRecipe, assemble
+from planner.capture.carried import StepResults
 from planner.capture.constancy import constants_of, other_generators_untouched, require_same, require_same_but_for_sums
 from planner.capture.own_optimizer import record_update, with_slots
 from planner.capture.python_state import changed, python_state
@@ -77,31 +78,32 @@ def capture_step(
     others: Sequence[tuple[Any, ...]] = (),
     again_later: bool = False,
     schedule: Schedule = (),
+    results: StepResults | None = None,
 ) -> Capture:
     """Record one training step of `model` on `batch`; neither model, optimizer nor generators are changed.
 
     `clip_grad_norm`: clip the global norm as torch.nn.utils.clip_grad_norm_ does. `accumulate`: micro-batches whose
     gradients are summed before an update. `others`: batches on which the step is recorded again, with other random
-    numbers, and must be the same. `again_later`: leave them to `record_again`, where that can be. `schedule`: what is to change of the optimizer's groups in each update that will be made, for an
+    numbers, and must be the same. `results`: of steps that were recorded before. `again_later`: leave them to `record_again`, where that can be. `schedule`: what is to change of the optimizer's groups in each update that will be made, for an
     optimizer that is none of torch's. Raises CaptureError where the step cannot be recorded faithfully.
     """
     if accumulate < 1:
         raise CaptureError(f"accumulate={accumulate}; it must be 1 or more")
     spec = _described(optimizer)
-    session = _Session(model, batch)
+    session = _Session(model, batch, results)
     with _undisturbed(model) as kept, _accumulations_counted(model) as accumulated:
         loss = session.forward(loss_fn)
         grads = session.backward(loss, _trained(optimizer))
-        kept |= session.keep_rebound()
+        kept |= session.end()
         value = loss.item()
         del loss
     tape = session.recorder.tape
     again_later = again_later and tape.as_run
     for seed, other in enumerate(() if again_later else others):
-        again = _Session(model, other)
+        again = _Session(model, other, tape.results)
         with _undisturbed(model, seed) as kept, _gradients_dropped(accumulated):
             again.backward(again.forward(loss_fn), _trained(optimizer))
-            kept |= again.keep_rebound()
+            kept |= again.end()
         require_same(tape, again.recorder.tape)
     constants = constants_of(tape)
     alone = replace(
@@ -121,24 +123,25 @@ def capture_step(
 
 
 def capture_evaluation(
-    model: torch.nn.Module, loss_fn: LossFunction, batch: tuple[Any, ...], *, others: Sequence[tuple[Any, ...]] = ()
-) -> Capture:
+    model: torch.nn.Module, loss_fn: LossFunction, batch: tuple[Any, ...], *, others: Sequence[tuple[Any, ...]] = (),
+    results: StepResults | None = None,
+) -> Capture:  # fmt: skip
     """Record a forward pass without gradients, the model in evaluation mode.
 
-    `others` as for `capture_step`.
+    `others`, `results` as for `capture_step`.
     """
-    session = _Session(model, batch)
+    session = _Session(model, batch, results)
     training = {m: m.training for m in model.modules()}
     model.eval()
     try:
         with _undisturbed(model) as kept, torch.no_grad():
             loss = session.forward(loss_fn)
-            kept |= session.keep_rebound()
+            kept |= session.end()
         for seed, other in enumerate(others):
-            again = _Session(model, other)
+            again = _Session(model, other, session.recorder.tape.results)
             with _undisturbed(model, seed) as kept, torch.no_grad():
                 again.forward(loss_fn)
-                kept |= again.keep_rebound()
+                kept |= again.end()
             require_same(session.recorder.tape, again.recorder.tape)
     finally:
         for module, mode in training.items():
@@ -159,14 +162,14 @@ def record_again(
     Gradients of what `optimizer` trains that are there already get its own added; those of the rest, which nothing takes, go. Raises
     CaptureError where it is another step than that of `tape`, but for these sums.
     """
-    session, trained = _Session(model, batch), _trained(optimizer)
+    session, trained = _Session(model, batch, tape.results), _trained(optimizer)
     for parameter in set(model.parameters()).difference(*trained):
         parameter.grad = None
     summed = session.meet_gradients(trained)
     with other_generators_untouched():
         loss = session.forward(loss_fn)
         session.backward(loss, trained)
-        session.keep_rebound()
+        session.end()
     (require_same_but_for_sums if summed else require_same)(tape, session.recorder.tape)
     return loss.detach()
 
@@ -272,10 +275,10 @@ def _alone(item: Any) -> Any:
 class _Session:
     """One recording: the model's tensors registered, then forward, backward, update."""
 
-    def __init__(self, model: torch.nn.Module, batch: tuple[Any, ...]) -> None:
+    def __init__(self, model: torch.nn.Module, batch: tuple[Any, ...], results: StepResults | None) -> None:
         self.model = model
         self.batch = batch = pytree.tree_map(_alone, batch)
-        self.recorder = StepRecorder()
+        self.recorder = StepRecorder(results)
         self.persistent: dict[str, torch.Tensor | Fill] = {}
         self.names: dict[torch.Tensor, str] = {}
         for name, parameter in model.named_parameters():
@@ -313,6 +316,7 @@ class _Session:
         return bool(there)
 
     def forward(self, loss_fn: LossFunction) -> torch.Tensor:
+        self.recorder.require_nothing_gathered()
         self.recorder.tape.draws_from = self.recorder.generators()
         self.loss_fn, self.before = loss_fn, python_state(self.model, loss_fn)
         with self.recorder, reads_told(self.recorder.read):
@@ -343,7 +347,13 @@ class _Session:
         recorder.tape.gradients = frozenset(recorder.tape.values[v].storage for v in found.values())
         return found
 
-    def keep_rebound(self) -> set[str]:
+    def end(self) -> set[str]:
+        """Note what the step leaves, and return the names of buffers that it exchanged for other tensors."""
+        kept = self._keep_rebound()
+        self.recorder.leave_results()
+        return kept
+
+    def _keep_rebound(self) -> set[str]:
         """Record that buffers get the contents of the tensors that the step put in their places; return their names.
 
         Of tensors that it made, each in the place of one buffer that shares its memory with no other; they lie in memory as

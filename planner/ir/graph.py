@@ -354,6 +354,8 @@ def verify_graph(graph: StepGraph) -> None:
         for s in op.writes:
             if s not in taken:
                 raise GraphError(f"op {i} ({op.name}) writes storage {s}, which is not among its operands")
+            if graph.storages[s].role is Role.CONSTANT:
+                raise GraphError(f"op {i} ({op.name}) changes storage {s}, which is a constant; plan the job again")
         for output in op.outputs:
             if output is not None:
                 _in_range(output, len(graph.values), f"output of op {i} ({op.name})")

@@ -3,11 +3,14 @@
 What a loop does between steps a job does in its loss function or in a hook; `test_reference` has more of them.
 """
 
+import collections
 import contextlib
+import copy
+import functools
 import itertools
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -222,6 +225,97 @@ def mixup_by_numpy(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return classify(model, share * x + (1 - share) * x.roll(1, 0), y)
 
 
+def near(model: nn.Module, others: Iterable[Tensor]) -> Tensor:
+    return sum((p - other).square().sum() for p, other in zip(model.parameters(), others, strict=True))  # type: ignore[return-value]
+
+
+def average_of_weights(*, in_place: bool) -> TrainingJob:
+    """It is the weights themselves until they have changed: the first two steps would show nothing."""
+    model = network()
+    average = [p.detach().clone() for p in model.parameters()]
+
+    def loss_fn(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        nonlocal average
+        with torch.no_grad():
+            moved = [
+                (a.lerp_ if in_place else a.lerp)(p, 0.5) for a, p in zip(average, model.parameters(), strict=True)
+            ]
+        average = moved
+        return classify(model, x, y) + near(model, average)
+
+    return job_with(loss_fn, model)
+
+
+def teacher_whose_weights_are_exchanged() -> TrainingJob:
+    model = network()
+    teacher = copy.deepcopy(model)
+
+    def loss_fn(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        for t, p in zip(teacher.parameters(), model.parameters(), strict=True):
+            t.data = (t.data + p.data) / 2
+        with torch.no_grad():
+            taught = teacher(x).softmax(1)
+        return nn.functional.cross_entropy(model(x), taught)
+
+    return job_with(loss_fn, model)
+
+
+def queue_of_past_weights() -> TrainingJob:
+    """What a step puts there is read three steps later."""
+    model = network()
+    queue = collections.deque([[p.detach().clone() for p in model.parameters()]] * 3, maxlen=3)
+
+    def loss_fn(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        past = queue[0]
+        queue.append([p.detach().clone() for p in model.parameters()])
+        return classify(model, x, y) + near(model, past)
+
+    return job_with(loss_fn, model)
+
+
+class Watched(nn.Module):
+    """Keeps what lies between its layers, to be looked at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(WIDTH, 24), nn.Linear(24, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.hidden = self.first(x)
+        self.attention = self.hidden.softmax(1).detach()
+        result: Tensor = self.last(self.hidden.relu())
+        return result
+
+
+def hidden_layer_kept() -> TrainingJob:
+    torch.manual_seed(0)
+    return job_with(lambda model, x, y: classify(model, x, y) + model.hidden.square().mean(), Watched())
+
+
+def weights_of_classes_changed_in_place(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    weights = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    weights.mul_(1.5)
+    weights[0] = weights[1] + 1
+    return nn.functional.cross_entropy(model(x), y, weights)
+
+
+class CountingLoss(nn.Module):
+    """Doubles the loss after a hundred calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, out: Tensor, target: Tensor) -> Tensor:
+        self.calls += 1
+        return nn.functional.cross_entropy(out, target) * (2 if self.calls > 100 else 1)
+
+
+def counting_in_an_argument(counts: dict[str, int], model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    counts["calls"] += 1
+    return classify(model, x, y) * (2 if counts["calls"] > 100 else 1)
+
+
 def adversarial_inputs(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     x = x.clone().requires_grad_()
     slope = torch.autograd.grad(classify(model, x, y), x)[0]
@@ -367,6 +461,17 @@ LOOPS: dict[str, tuple[Loss | Callable[[], TrainingJob], type[PortError] | None]
     "noise of Python and numpy": (noise_of_two_generators, CaptureError),
     "noise of a generator of its own": (noise_of_a_generator_of_its_own, CaptureError),
     "weight drawn by Python": (weight_of_a_batch_drawn_by_python, CaptureError),
+    "an average of weights in a list, made anew": (lambda: average_of_weights(in_place=False), CaptureError),
+    "an average of weights in a list, changed": (lambda: average_of_weights(in_place=True), CaptureError),
+    "a teacher whose weights are exchanged": (teacher_whose_weights_are_exchanged, CaptureError),
+    "a queue of past weights": (queue_of_past_weights, CaptureError),
+    "a hidden layer kept by the model": (hidden_layer_kept, None),
+    "weights of classes changed in place": (weights_of_classes_changed_in_place, None),
+    "a loss that is a module and counts": (lambda: job_with(CountingLoss()), CaptureError),
+    "a loss that counts in an argument": (
+        lambda: job_with(functools.partial(counting_in_an_argument, {"calls": 0})),
+        CaptureError,
+    ),
     "mixup by torch": (mixup, None),
     "mixup by a beta distribution": (mixup_by_a_beta_distribution, None),
     "draws from gamma, Dirichlet, Poisson and binomial distributions": (latent_counts, None),
@@ -386,7 +491,7 @@ LOOPS: dict[str, tuple[Loss | Callable[[], TrainingJob], type[PortError] | None]
     "average of weights by hand": (average_of_weights_by_hand, CaptureError),
     "straight-through codes": (codes_with_straight_gradients, None),
     "adversarial inputs": (adversarial_inputs, None),
-    "losses kept with their graphs": (losses_kept_with_their_graphs, None),
+    "losses kept with their graphs": (losses_kept_with_their_graphs, CaptureError),
     "spectrum under a window": (spectrum_under_a_window, None),
     "spectrum turned by a complex number": (turned_spectrum, None),
     "learning rate in a tensor": (learning_rate_in_a_tensor, None),

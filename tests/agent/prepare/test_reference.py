@@ -13,7 +13,6 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from agent.prepare.reference import compared_steps, with_reference
-from agent.train.comparison import MismatchError
 from agent.train.trainer import Trainer, TrainOptions
 from planner.ir.bundle.bundle import Bundle
 from planner.ir.errors import CaptureError, PortError
@@ -414,7 +413,7 @@ CHANGES: dict[str, tuple[Callable[[TrainingJob], None], type[PortError] | None]]
     "buffers bound to one tensor": (partial(with_rebound_buffers, shared=True), CaptureError),
     "results written with out=": (with_out, None),
     "layer frozen later": (with_frozen_layer_later, CaptureError),
-    "weights given other memory": (with_exchanged_weights, MismatchError),
+    "weights given other memory": (with_exchanged_weights, CaptureError),
     "learning rate changed by a hook": (with_learning_rate_of_a_hook, JobError),
     "modes by turns": (with_alternating_modes, CaptureError),
     "batch changed in place": (with_changed_batch, None),

@@ -111,7 +111,7 @@ CHANGING: dict[str, tuple[Callable[[], nn.Module], Loss, str]] = {
     "too many": (net, lambda m, x, y: entropy(m, x, y) * len(y.repeat(1000).tolist()), r"reads \d+ numbers of a tensor"),
     "some rows": (net, lambda m, x, y: entropy(m, x[x[:, 0] > X[ROWS, 0]], y[x[:, 0] > X[ROWS, 0]]), "instead of"),
     "numpy decides": (net, positive_rows, r"reads \d+ numbers of a tensor"),
-    "attribute": (Remembering, entropy, "other contents of a tensor of float32"),
+    "attribute": (Remembering, entropy, "that a step before it made"),
     "buffer replaced": (Growing, entropy, "replaces average of the model by other tensors"),
 }  # fmt: skip
 

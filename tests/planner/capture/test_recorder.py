@@ -15,6 +15,8 @@ def test_every_gradient_is_made_on_the_tape_with_its_own_layout() -> None:
     recorder = StepRecorder()
     for name, parameter in model.named_parameters():
         recorder.add(parameter, Role.PARAMETER, name)
+    for name, buffer in model.named_buffers():
+        recorder.add(buffer, Role.BUFFER, name)
     with recorder:
         loss = model(torch.randn(2, 3, 8, 8)).square().mean()
         recorder.phase = Phase.BACKWARD

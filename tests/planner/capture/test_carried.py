@@ -1,0 +1,42 @@
+"""What steps leave to later ones: found where it is read, and where it is gathered; gone with the last who holds it."""
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from planner.capture.carried import StepResults
+
+
+def left_by(results: StepResults, *tensors: torch.Tensor) -> None:
+    results.add(StorageWeakRef(t.untyped_storage()) for t in tensors)
+
+
+def address(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def test_what_a_step_made_is_known_again_by_its_storage() -> None:
+    results, made, other = StepResults(), torch.ones(3), torch.ones(3)
+    left_by(results, made)
+    assert results.hold(address(made.view(3, 1))) and not results.hold(address(other))
+
+
+def test_what_one_step_left_is_not_gathered_and_what_two_left_is() -> None:
+    results, first, second = StepResults(), torch.ones(3), torch.ones(3)
+    left_by(results, first, torch.ones(4))
+    left_by(results, torch.ones(5))
+    assert not results.are_gathered(set())
+    left_by(results, second)
+    assert results.are_gathered(set())
+    assert not results.are_gathered({address(first)}), "the model has it now"
+    del first
+    assert not results.are_gathered(set())
+
+
+def test_what_only_refers_to_itself_is_gone() -> None:
+    results = StepResults()
+    for _ in range(2):
+        loop: list[object] = [torch.ones(3)]
+        left_by(results, loop[0])  # type: ignore[arg-type]
+        loop.append(loop)
+        del loop
+    assert not results.are_gathered(set())

@@ -55,3 +55,20 @@ def test_values_are_numbered_without_holes(momentum: float) -> None:
     made = {v for op in graph.ops for v in op.outputs if v is not None}
     assert read | made | {graph.loss, *graph.batch} <= set(range(len(graph.values)))
     assert {value.storage for value in graph.values} == set(range(len(graph.storages)))
+
+
+def test_a_constant_that_is_changed_is_copied_first_and_one_that_is_not_is_read_where_it_lies() -> None:
+    def loss(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        factors, shift = torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor(0.5)
+        factors[1:].mul_(2)
+        return classify(lambda x: model(x) * factors + shift, x, y)  # type: ignore[arg-type]
+
+    graph = step_of(loss)
+    constants = [s for s, storage in enumerate(graph.storages) if storage.role is Role.CONSTANT]
+    readers = {s: [graph.ops[i].name for i in graph.uses[s]] for s in constants}
+    assert sorted(graph.storages[s].nbytes for s in constants) == [4, 16]
+    assert {graph.storages[s].nbytes: names for s, names in readers.items()} == {
+        16: ["aten::clone"],
+        4: ["aten::add.Tensor"],
+    }
+    assert not {s for op in graph.ops for s in op.writes} & {*constants}

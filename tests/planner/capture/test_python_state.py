@@ -73,6 +73,28 @@ def behind_others() -> Callable[..., None]:
     return functools.partial(loss)
 
 
+class CountingLoss(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, *_: Any) -> None:
+        self.calls += 1
+
+
+def in_a_module_of_its_own() -> Callable[..., None]:
+    criterion = CountingLoss()
+
+    def loss(*_: Any) -> None:
+        criterion()
+
+    return loss
+
+
+def counted_in(calls: list[int], *_: Any) -> None:
+    calls[0] += 1
+
+
 COUNTS: dict[str, tuple[Callable[[], Any], str]] = {
     "list": (in_a_list, "calls"),
     "variable": (in_a_variable, "calls"),
@@ -81,6 +103,8 @@ COUNTS: dict[str, tuple[Callable[[], Any], str]] = {
     "method": (lambda: Counter().loss, "calls"),
     "callable": (Counter, "calls"),
     "behind others": (behind_others, "calls"),
+    "module": (in_a_module_of_its_own, "criterion.calls"),
+    "argument": (lambda: functools.partial(counted_in, [0]), "argument 0"),
 }
 
 

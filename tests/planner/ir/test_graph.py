@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from planner.capture.step import capture_step
-from planner.ir.graph import GraphError, StepGraph, verify_graph
+from planner.ir.graph import GraphError, Role, StepGraph, verify_graph
 from tests.planner.small_classifier import batch, classify, net, sgd
 
 
@@ -19,6 +19,10 @@ def test_graphs_that_break_their_rules_are_refused() -> None:
         "before any op creates it": replace(graph, ops=ops[1:]),
         "does not exist": replace(graph, loss=len(graph.values)),
         "not among its operands": replace(graph, ops=(replace(ops[0], writes=(len(graph.storages) - 1,)), *ops[1:])),
+        "which is a constant": replace(
+            graph,
+            storages=tuple(replace(s, role=Role.CONSTANT) if s.role is Role.BUFFER else s for s in graph.storages),
+        ),
         "reaches byte": replace(graph, storages=tuple(replace(s, nbytes=1) for s in graph.storages)),
         "claims": replace(graph, storages=tuple(replace(s, nbytes=1 << 50) for s in graph.storages)),
         "names no kind of device": replace(

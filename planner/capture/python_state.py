@@ -5,11 +5,15 @@ no recording shows.
 """
 
 import functools
+import io
+import random
 import sys
+from collections import deque
 from collections.abc import Iterator
 from types import FunctionType, MethodType
 from typing import Any
 
+import numpy as np
 import torch
 
 from planner.ir.errors import of_the_program
@@ -17,21 +21,15 @@ from planner.ir.errors import of_the_program
 _PLAIN = (bool, int, float, str, type(None))
 _MOST_ITEMS = 64
 """Of a list or dictionary that is looked at: a longer one is data."""
-_MOST_CALLS = 8
-"""Functions that a function reaches through its variables, one behind the other."""
+_MOST_MET = 256
+"""Functions and objects that one reaches the other through: what is behind more of them is a library in all but its name."""
+_OF_TORCH = frozenset(vars(torch.nn.Module()))
+"""Attributes that every module has; `training` among them: which operators run shows that."""
 
 
 def python_state(model: torch.nn.Module, loss_fn: Any) -> dict[str, Any]:
     """Return the plain values that a step may change, by what a reader knows them by."""
-    return {**dict(_attributes(model)), **dict(_seen_by(loss_fn, set()))}
-
-
-def _attributes(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yield the plain attributes of a module and of those within."""
-    for name, module in model.named_modules():
-        for key, value in vars(module).items():
-            if key != "training" and isinstance(value, _PLAIN):  # which operators run shows that
-                yield f"{name}.{key}".lstrip("."), value
+    return {**dict(_of_modules("", model, set())), **dict(_seen_by(loss_fn, set()))}
 
 
 def changed(before: dict[str, Any], after: dict[str, Any]) -> frozenset[str]:
@@ -40,11 +38,27 @@ def changed(before: dict[str, Any], after: dict[str, Any]) -> frozenset[str]:
     return frozenset(name for name, value, now in there if now is not value and now != value)  # a NaN is not what it is
 
 
+def _of_modules(name: str, model: torch.nn.Module, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    """Yield the attributes of a module and of those within, and what their own `forward` sees."""
+    for inner, module in model.named_modules(prefix=name):
+        own = {key: value for key, value in vars(module).items() if key not in _OF_TORCH}
+        yield from _variables({f"{inner}.{key}".lstrip("."): value for key, value in own.items()}, seen)
+        if _is_own_class(type(module)):
+            yield from _seen_by(type(module).forward, seen)
+
+
+def _met(value: Any, seen: set[int]) -> bool:
+    """Say whether a function or an object was looked at before, or too many were."""
+    if id(value) in seen or len(seen) > _MOST_MET:
+        return True
+    seen.add(id(value))
+    return False
+
+
 def _seen_by(function: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
     """Yield the plain variables that a function sees, and those of functions behind them."""
-    if id(function) in seen or len(seen) > _MOST_CALLS:
+    if _met(function, seen):
         return
-    seen.add(id(function))
     if isinstance(function, functools.partial):
         given = {**{f"argument {i}": value for i, value in enumerate(function.args)}, **function.keywords}
         yield from _variables(given, seen)
@@ -66,16 +80,42 @@ def _variables(named: dict[str, Any], seen: set[int]) -> Iterator[tuple[str, Any
     for name, value in named.items():
         if isinstance(value, _PLAIN):
             yield name, value
-        elif isinstance(value, list | dict) and len(value) <= _MOST_ITEMS:
-            items = value.values() if isinstance(value, dict) else value
-            if all(isinstance(item, _PLAIN) for item in items):
-                yield name, tuple(items)
+        elif isinstance(value, list | tuple | deque | dict):
+            if len(value) <= _MOST_ITEMS and not _met(value, seen):
+                yield from _items(name, value, seen)
         elif isinstance(value, FunctionType | MethodType | functools.partial):
             yield from _seen_by(value, seen)
         elif isinstance(value, torch.nn.Module):
-            yield from ((f"{name}.{key}", one) for key, one in _attributes(value))
-        elif _is_own(value):
-            yield from ((f"{name}.{key}", one) for key, one in vars(value).items() if isinstance(one, _PLAIN))
+            if not _met(value, seen):
+                yield from _of_modules(name, value, seen)
+        elif (state := _state_of(value)) is not None:
+            yield name, state
+        elif _is_own(value) and not _met(value, seen):
+            yield from _variables({f"{name}.{key}": one for key, one in vars(value).items()}, seen)
+
+
+def _items(
+    name: str, items: "list[Any] | tuple[Any, ...] | deque[Any] | dict[Any, Any]", seen: set[int]
+) -> Iterator[tuple[str, Any]]:
+    """Yield items that are plain values as one, and what is within the others."""
+    pairs = list(items.items() if isinstance(items, dict) else enumerate(items))
+    if all(isinstance(item, _PLAIN) for _, item in pairs):
+        yield name, tuple(item for _, item in pairs)
+    else:
+        yield from _variables({f"{name}[{key!r}]": item for key, item in pairs}, seen)
+
+
+def _state_of(value: Any) -> Any:
+    """Return what tells how far a generator of random numbers is, of any other iterator something new each time; None for all else."""
+    if isinstance(value, random.Random) and not isinstance(value, random.SystemRandom):
+        return value.getstate()
+    if isinstance(value, np.random.Generator):
+        return repr(value.bit_generator.state)
+    if isinstance(value, np.random.RandomState):
+        return repr(value.get_state(legacy=False))
+    if isinstance(value, torch.Generator):
+        return value.get_state().numpy().tobytes()
+    return object() if isinstance(value, Iterator) and not isinstance(value, io.IOBase) else None
 
 
 def _content(cell: Any) -> Any:
@@ -87,7 +127,9 @@ def _content(cell: Any) -> Any:
 
 def _is_own(value: Any) -> bool:
     """Say whether a value is an object of the program's own classes, which is no module of the model."""
-    module = sys.modules.get(type(value).__module__)
-    file = getattr(module, "__file__", None)
-    own = file is not None and of_the_program(file)
-    return own and not isinstance(value, type | torch.nn.Module) and hasattr(value, "__dict__")
+    return _is_own_class(type(value)) and not isinstance(value, type | torch.nn.Module) and hasattr(value, "__dict__")
+
+
+def _is_own_class(kind: type) -> bool:
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return file is not None and of_the_program(file)

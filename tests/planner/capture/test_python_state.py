@@ -1,10 +1,13 @@
 """Python's own numbers that a step may decide by are found wherever the step's code can reach them."""
 
 import functools
+import itertools
+import random
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -95,6 +98,26 @@ def counted_in(calls: list[int], *_: Any) -> None:
     calls[0] += 1
 
 
+class Holder:
+    def __init__(self) -> None:
+        self.parts = [Counter(), {"calls": 0}]
+
+    def __call__(self, *_: Any) -> None:
+        self.parts[0].calls += 1  # type: ignore[union-attr]
+
+
+def drawing(draw: Any, *_: Any) -> None:
+    draw.random()
+
+
+def next_of(numbers: Any, *_: Any) -> None:
+    next(numbers)
+
+
+def of_torchs_own(generator: torch.Generator, *_: Any) -> None:
+    torch.rand(3, generator=generator)
+
+
 COUNTS: dict[str, tuple[Callable[[], Any], str]] = {
     "list": (in_a_list, "calls"),
     "variable": (in_a_variable, "calls"),
@@ -104,6 +127,12 @@ COUNTS: dict[str, tuple[Callable[[], Any], str]] = {
     "callable": (Counter, "calls"),
     "behind others": (behind_others, "calls"),
     "module": (in_a_module_of_its_own, "criterion.calls"),
+    "object in a list of an object": (Holder, "parts[0].calls"),
+    "generator of Python's": (lambda: functools.partial(drawing, random.Random(0)), "argument 0"),
+    "generator of numpy's": (lambda: functools.partial(drawing, np.random.default_rng(0)), "argument 0"),
+    "older generator of numpy's": (lambda: functools.partial(drawing, np.random.RandomState(0)), "argument 0"),
+    "generator of torch's": (lambda: functools.partial(of_torchs_own, torch.Generator()), "argument 0"),
+    "iterator": (lambda: functools.partial(next_of, itertools.cycle([1, 1, 1, 2])), "argument 0"),
     "argument": (lambda: functools.partial(counted_in, [0]), "argument 0"),
 }
 

@@ -23,6 +23,8 @@ _MOST_ITEMS = 64
 """Of a list or dictionary that is looked at: a longer one is data."""
 _MOST_MET = 256
 """Functions and objects that one reaches the other through: what is behind more of them is a library in all but its name."""
+_TRAINERS = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
+"""What an object that trains has, whatever its loss reads."""
 _OF_TORCH = frozenset(vars(torch.nn.Module()))
 """Attributes that every module has; `training` among them: which operators run shows that."""
 
@@ -41,10 +43,16 @@ def changed(before: dict[str, Any], after: dict[str, Any]) -> frozenset[str]:
 def _of_modules(name: str, model: torch.nn.Module, seen: set[int]) -> Iterator[tuple[str, Any]]:
     """Yield the attributes of a module and of those within, and what their own `forward` sees."""
     for inner, module in model.named_modules(prefix=name):
-        own = {key: value for key, value in vars(module).items() if key not in _OF_TORCH}
-        yield from _variables({f"{inner}.{key}".lstrip("."): value for key, value in own.items()}, seen)
+        own = {
+            f"{inner}.{key}".lstrip("."): value for key, value in _attributes(module).items() if key not in _OF_TORCH
+        }
+        yield from _variables(own, seen)
         if _is_own_class(type(module)):
             yield from _seen_by(type(module).forward, seen)
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    return {key: one for key, one in vars(value).items() if not isinstance(one, _TRAINERS)}
 
 
 def _met(value: Any, seen: set[int]) -> bool:
@@ -64,7 +72,7 @@ def _seen_by(function: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
         yield from _variables(given, seen)
         yield from _seen_by(function.func, seen)
     elif isinstance(function, MethodType):
-        yield from _variables(vars(function.__self__) if _is_own(function.__self__) else {}, seen)
+        yield from _variables(_attributes(function.__self__) if _is_own(function.__self__) else {}, seen)
         yield from _seen_by(function.__func__, seen)
     elif isinstance(function, FunctionType):
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
@@ -73,7 +81,7 @@ def _seen_by(function: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
             names = (name for name in function.__code__.co_names if name in function.__globals__)
             yield from _variables({name: function.__globals__[name] for name in names}, seen)
     elif _is_own(function):
-        yield from _variables(vars(function), seen)
+        yield from _variables(_attributes(function), seen)
 
 
 def _variables(named: dict[str, Any], seen: set[int]) -> Iterator[tuple[str, Any]]:
@@ -91,7 +99,7 @@ def _variables(named: dict[str, Any], seen: set[int]) -> Iterator[tuple[str, Any
         elif (state := _state_of(value)) is not None:
             yield name, state
         elif _is_own(value) and not _met(value, seen):
-            yield from _variables({f"{name}.{key}": one for key, one in vars(value).items()}, seen)
+            yield from _variables({f"{name}.{key}": one for key, one in _attributes(value).items()}, seen)
 
 
 def _items(
@@ -106,7 +114,10 @@ def _items(
 
 
 def _state_of(value: Any) -> Any:
-    """Return what tells how far a generator of random numbers is, of any other iterator something new each time; None for all else."""
+    """Return what tells how far a generator of random numbers is; None for what keeps no count.
+
+    Of any other iterator, and of a schedule or the optimizer that one changes, it is something new each time.
+    """
     if isinstance(value, random.Random) and not isinstance(value, random.SystemRandom):
         return value.getstate()
     if isinstance(value, np.random.Generator):
@@ -115,6 +126,10 @@ def _state_of(value: Any) -> Any:
         return repr(value.get_state(legacy=False))
     if isinstance(value, torch.Generator):
         return value.get_state().numpy().tobytes()
+    if isinstance(value, _TRAINERS):
+        # as torch's schedulers mark their optimizers
+        scheduled = not isinstance(value, torch.optim.Optimizer) or hasattr(value.step, "_wrapped_by_lr_sched")
+        return object() if scheduled else None
     return object() if isinstance(value, Iterator) and not isinstance(value, io.IOBase) else None
 
 

@@ -146,6 +146,22 @@ def test_a_count_is_found(where: str) -> None:
     assert changed(before, python_state(Module(), loss_fn)) == {name}
 
 
+def test_an_optimizer_counts_where_a_schedule_changes_it() -> None:
+    optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
+
+    def loss(*_: Any) -> float:
+        return float(optimizer.param_groups[0]["lr"])
+
+    assert changed(python_state(Module(), loss), python_state(Module(), loss)) == frozenset()
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 100)
+    assert changed(python_state(Module(), loss), python_state(Module(), loss)) == {"optimizer"}
+    model = Module()
+    model.optimizer = optimizer  # type: ignore[assignment]  # as a module of lightning may have it
+    assert changed(python_state(model, print), python_state(model, print)) == frozenset()
+    of_schedule = functools.partial(loss, schedule)
+    assert "argument 0" in changed(python_state(Module(), of_schedule), python_state(Module(), of_schedule))
+
+
 def test_so_is_an_attribute_of_a_module_and_nothing_that_stays() -> None:
     model = nn.Sequential(Module())
     model[0].least = float("nan")  # type: ignore[assignment]  # which does not equal itself

@@ -72,9 +72,10 @@ def test_the_recorded_step_stays_a_rival_of_its_halves(
 
 def test_chains_run_in_pieces_where_that_is_cheaper_and_only_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pieces, "SPLIT_BYTES", 50_000)
+    model = language_model()
     made = make_bundle.prepare(
         TrainingJob(
-            language_model(), language_loss, OPTIMIZERS["adamw"](language_model().parameters()),
+            model, language_loss, OPTIMIZERS["adamw"](model.parameters()),
             [torch.cat(columns) for columns in zip(language_batch(0), language_batch(1), strict=True)], 8,
         )
     )  # fmt: skip

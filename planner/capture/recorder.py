@@ -32,6 +32,8 @@ _DIGEST_BYTES = 16
 _NO_MEMORY = "meta"
 _MOST_READ = 256
 """Numbers of one tensor that are guarded one by one in each step."""
+_MOST_LINES = 3
+"""Of the program, that are named."""
 _STEP_COUNT = SETTLED_STEP
 """What an optimizer is told where it reads a number off a tensor, its count of steps: what follows from it is no constant."""
 
@@ -174,16 +176,21 @@ class StepRecorder(TorchDispatchMode):
 
     def require_nothing_gathered(self) -> None:
         """Raise CaptureError where the program holds tensors of several steps before this one, that are none of the model's."""
-        if self.tape.results.are_gathered(self._places.keys()):
+        lines = self.tape.results.gathered(self._places.keys())
+        if lines is not None:
+            made = f", made at {', '.join(lines[:_MOST_LINES])}" if lines else ""
             raise CaptureError(
-                f"the program keeps tensors of several steps, which a later one may read: {_CARRIED_REMEDY}. What is only to be shown, return beside "
-                "the loss: loss_fn may return (loss, aux)"
+                f"the program keeps tensors of several steps{made}, which a later one may read: {_CARRIED_REMEDY}. What is only to be shown, "
+                "return beside the loss: loss_fn may return (loss, aux)"
             )
 
     def leave_results(self) -> None:
         """Note what the step made, for those that are recorded after it."""
+        lines = {self.tape.values[v].storage: op.line for op in self.tape.ops for v in op.outputs if v is not None}
         made = (place for place in self._places.values() if self.tape.storages[place.storage].role is Role.TEMPORARY)
-        self.tape.results.add(p.keep_alive for p in made if isinstance(p.keep_alive, StorageWeakRef))
+        self.tape.results.add(
+            (p.keep_alive, lines.get(p.storage, "")) for p in made if isinstance(p.keep_alive, StorageWeakRef)
+        )
 
     def _new_storage(self, tensor: torch.Tensor, role: Role, name: str) -> int:
         storage = tensor.untyped_storage()

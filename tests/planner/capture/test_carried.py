@@ -7,7 +7,7 @@ from planner.capture.carried import StepResults
 
 
 def left_by(results: StepResults, *tensors: torch.Tensor) -> None:
-    results.add(StorageWeakRef(t.untyped_storage()) for t in tensors)
+    results.add((StorageWeakRef(t.untyped_storage()), f"train.py:{t.numel()}") for t in tensors)
 
 
 def address(tensor: torch.Tensor) -> int:
@@ -21,15 +21,15 @@ def test_what_a_step_made_is_known_again_by_its_storage() -> None:
 
 
 def test_what_one_step_left_is_not_gathered_and_what_two_left_is() -> None:
-    results, first, second = StepResults(), torch.ones(3), torch.ones(3)
-    left_by(results, first, torch.ones(4))
+    results, first, second = StepResults(), torch.ones(3), torch.ones(4)
+    left_by(results, first, torch.ones(6))
     left_by(results, torch.ones(5))
-    assert not results.are_gathered(set())
+    assert results.gathered(set()) is None
     left_by(results, second)
-    assert results.are_gathered(set())
-    assert not results.are_gathered({address(first)}), "the model has it now"
+    assert results.gathered(set()) == ["train.py:3", "train.py:4"]
+    assert results.gathered({address(first)}) is None, "the model has it now"
     del first
-    assert not results.are_gathered(set())
+    assert results.gathered(set()) is None
 
 
 def test_what_only_refers_to_itself_is_gone() -> None:
@@ -39,4 +39,4 @@ def test_what_only_refers_to_itself_is_gone() -> None:
         left_by(results, loop[0])  # type: ignore[arg-type]
         loop.append(loop)
         del loop
-    assert not results.are_gathered(set())
+    assert results.gathered(set()) is None

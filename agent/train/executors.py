@@ -18,8 +18,9 @@ from agent.train.state.checkpoint import StateStore
 from agent.train.state.resident_state import Persistents, initial_contents
 from agent.train.step_paging import Scratch
 from planner.ir.bundle.bundle import Bundle
+from planner.ir.graph import Role, storage_key
 
-_CONSTANT = "constant/"
+_CONSTANT = storage_key(Role.CONSTANT, "")
 
 
 class Executors:

@@ -89,7 +89,7 @@ def _variables(named: dict[str, Any], seen: set[int]) -> Iterator[tuple[str, Any
         if isinstance(value, _PLAIN):
             yield name, value
         elif isinstance(value, list | tuple | deque | dict):
-            if len(value) <= _MOST_ITEMS and not _met(value, seen):
+            if len(value) <= _MOST_ITEMS:
                 yield from _items(name, value, seen)
         elif isinstance(value, FunctionType | MethodType | functools.partial):
             yield from _seen_by(value, seen)
@@ -109,7 +109,7 @@ def _items(
     pairs = list(items.items() if isinstance(items, dict) else enumerate(items))
     if all(isinstance(item, _PLAIN) for _, item in pairs):
         yield name, tuple(item for _, item in pairs)
-    else:
+    elif not _met(items, seen):
         yield from _variables({f"{name}[{key!r}]": item for key, item in pairs}, seen)
 
 

@@ -108,6 +108,12 @@ class Tape:
     """What this step and those recorded before it made."""
 
 
+def _carried(what: str) -> CaptureError:
+    """Return what says that a step leaves something to later ones, and in which line."""
+    place = program_line()
+    return CaptureError(f"{place}{': ' if place else ''}{what}: {_CARRIED_REMEDY}")
+
+
 class StepRecorder(TorchDispatchMode):
     """A dispatch mode that writes each aten call to a tape. Invisible to the model."""
 
@@ -168,10 +174,9 @@ class StepRecorder(TorchDispatchMode):
     def _require_not_carried(self, tensor: torch.Tensor) -> None:
         """Raise CaptureError for a tensor that a step before this one made."""
         if self.tape.results.hold(tensor.untyped_storage()._cdata):
-            place, kind = program_line(), str(tensor.dtype).removeprefix("torch.")
-            raise CaptureError(
-                f"{place}{': ' if place else ''}the step reads a tensor of {kind} {list(tensor.shape)} that a step before it made and the "
-                f"program kept: {_CARRIED_REMEDY}"
+            kind = str(tensor.dtype).removeprefix("torch.")
+            raise _carried(
+                f"the step reads a tensor of {kind} {list(tensor.shape)} that a step before it made and the program kept"
             )
 
     def require_nothing_gathered(self) -> None:
@@ -459,10 +464,8 @@ class StepRecorder(TorchDispatchMode):
         """Raise CaptureError where a call changes a tensor that is there before the step and none of the model's."""
         for s in writes:
             if self.tape.storages[s].role is Role.CONSTANT and s not in self._fresh:
-                place = program_line()
-                raise CaptureError(
-                    f"{place}{': ' if place else ''}{_name(func)} changes a tensor of {self.tape.storages[s].nbytes} bytes that is there before the "
-                    f"step and is none of the model's: {_CARRIED_REMEDY}"
+                raise _carried(
+                    f"{_name(func)} changes a tensor of {self.tape.storages[s].nbytes} bytes that is there before the step and is none of the model's"
                 )
 
     def _encode(self, argument: Any) -> Argument:

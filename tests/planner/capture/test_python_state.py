@@ -146,6 +146,14 @@ def test_a_count_is_found(where: str) -> None:
     assert changed(before, python_state(Module(), loss_fn)) == {name}
 
 
+def test_a_count_is_found_in_a_model_of_many_layers() -> None:
+    model = nn.Sequential(*(nn.Conv2d(1, 1, 3) for _ in range(200)), Module())
+    model[-1].calls = [0]  # type: ignore[assignment]
+    before = python_state(model, print)
+    model[-1].calls[0] += 1  # type: ignore[index, operator]
+    assert changed(before, python_state(model, print)) == {"200.calls"}
+
+
 def test_an_optimizer_counts_where_a_schedule_changes_it() -> None:
     optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
 

@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml deploy/requirements.txt tests/constraints.txt tests/flower.txt $(wildcard agent/malloc/*.[ch]) $(wildcard agent/packing/*.[ch])
+$(STAMP): pyproject.toml deploy/requirements.txt tests/constraints.txt tests/flower.txt $(wildcard agent/port_agent/malloc/*.[ch]) $(wildcard agent/port_agent/packing/*.[ch])
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q --upgrade pip
 	$(BIN)/pip install -q "torch==2.13.0"

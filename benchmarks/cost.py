@@ -22,9 +22,9 @@ from benchmarks.fit import TARGETS_MIB, run_child
 from benchmarks.models import DEMO, case_of
 from benchmarks.ours import BESIDE_RESIDENT, BESIDE_RESIDENT_PER_THREAD, Ours, Run
 from benchmarks.tables import table_console
-from planner.ir.costs import CostTable
-from planner.ir.lowering.lower import lower
-from planner.ir.plan import Plan
+from port_planner.ir.costs import CostTable
+from port_planner.ir.lowering.lower import lower
+from port_planner.ir.plan import Plan
 
 LIMITS_MIB = {DEMO: 420, **TARGETS_MIB}
 """The demo's: its own budget of 380 MiB, and what RLIMIT_DATA counts besides."""

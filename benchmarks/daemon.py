@@ -99,7 +99,7 @@ def running_agent(root: Path, *, discover: bool) -> Iterator[tuple[int, float]]:
         if discover:
             (root / "config.toml").write_text("[peers]\ndiscover = true\n")
             words += ["--config", str(root / "config.toml")]
-        process = subprocess.Popen([sys.executable, "-m", "agent.cli", *words], cwd=ROOT, env=environment)
+        process = subprocess.Popen([sys.executable, "-m", "port_agent.cli", *words], cwd=ROOT, env=environment)
         try:
             while b"READY=1" not in notify.recv(4096):
                 pass

@@ -13,19 +13,19 @@ import torch
 import torch.utils._pytree as pytree
 import xxhash
 
-from agent.backend.base import Backend
-from agent.backend.raw_bytes import placed, whole_bytes
-from agent.backend.staging import Staging
-from agent.train.executor import Executor
-from agent.train.pager import BURST, CHUNK, Pager
-from agent.train.state.checkpoint import StateStore
-from agent.train.state.resident_state import Persistents
-from agent.train.step_paging import Scratch
-from agent.train.step_values import StepValues
 from benchmarks.models import Workload, make_optimizer
-from planner.capture.step import Capture, Fill, capture_step
-from planner.ir.lowering.optimizer_scalars import StepScalars
-from planner.ir.program import Program
+from port_agent.backend.base import Backend
+from port_agent.backend.raw_bytes import placed, whole_bytes
+from port_agent.backend.staging import Staging
+from port_agent.train.executor import Executor
+from port_agent.train.pager import BURST, CHUNK, Pager
+from port_agent.train.state.checkpoint import StateStore
+from port_agent.train.state.resident_state import Persistents
+from port_agent.train.step_paging import Scratch
+from port_agent.train.step_values import StepValues
+from port_planner.capture.step import Capture, Fill, capture_step
+from port_planner.ir.lowering.optimizer_scalars import StepScalars
+from port_planner.ir.program import Program
 
 Context = Callable[[], contextlib.AbstractContextManager[Any]]
 

@@ -27,15 +27,15 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.models import workload
-from planner.capture.step import capture_step
-from planner.ir.boards import estimated_costs, load_board
-from planner.ir.bundle.bundle import Bundle
-from planner.ir.costs import CostTable
-from planner.ir.graph import StepGraph
-from planner.ir.lowering.lower import lower
-from planner.ir.plan import Plan
-from planner.search.plan_step import PlanLimits, PlanResult, better_of, fine_bound, plan_step
-from planner.search.solve import STRATEGIES
+from port_planner.capture.step import capture_step
+from port_planner.ir.boards import estimated_costs, load_board
+from port_planner.ir.bundle.bundle import Bundle
+from port_planner.ir.costs import CostTable
+from port_planner.ir.graph import StepGraph
+from port_planner.ir.lowering.lower import lower
+from port_planner.ir.plan import Plan
+from port_planner.search.plan_step import PlanLimits, PlanResult, better_of, fine_bound, plan_step
+from port_planner.search.solve import STRATEGIES
 
 OURS = "milp"
 SD = (45e6, 25e6)

@@ -26,27 +26,27 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from agent.energy.attribution.one_job import EnergyPhase
-from agent.energy.ledger import FILE_NAME, Ledger
-from agent.energy.meter import EnergyMeter, MeterSeams
-from agent.energy.report import ReportOptions, read_report
-from agent.energy.sources.base import Kind, PowerSource, SourceError
-from agent.energy.sources.estimated import EstimatedSource
-from agent.energy.sources.ina3221 import Ina3221Source
-from agent.energy.sources.rapl import RaplSource
-from agent.energy.sources.registry import EnergyConfig, SourceChoice, configured_model, open_sources
-from agent.energy.wear_account import WearAccount
-from agent.system.energy_clock import now_s
-from agent.worker.options import TorchOptions
-from agent.worker.protocol import Event, StepDone
-from agent.worker.start import start_worker, torch_worker
-from planner.ir.bundle.bundle import read_manifest
+from port_agent.energy.attribution.one_job import EnergyPhase
+from port_agent.energy.ledger import FILE_NAME, Ledger
+from port_agent.energy.meter import EnergyMeter, MeterSeams
+from port_agent.energy.report import ReportOptions, read_report
+from port_agent.energy.sources.base import Kind, PowerSource, SourceError
+from port_agent.energy.sources.estimated import EstimatedSource
+from port_agent.energy.sources.ina3221 import Ina3221Source
+from port_agent.energy.sources.rapl import RaplSource
+from port_agent.energy.sources.registry import EnergyConfig, SourceChoice, configured_model, open_sources
+from port_agent.energy.wear_account import WearAccount
+from port_agent.system.energy_clock import now_s
+from port_agent.worker.options import TorchOptions
+from port_agent.worker.protocol import Event, StepDone
+from port_agent.worker.start import start_worker, torch_worker
+from port_planner.ir.bundle.bundle import read_manifest
 
 BUDGET = "700M"
 TRAINING = """
 import torch
 from torch import nn
-from planner.job import TrainingJob
+from port_planner.job import TrainingJob
 
 def port_job():
     torch.manual_seed(0)
@@ -123,7 +123,18 @@ def metered_run(folder: Path, steps: int) -> RunResult:
     """Return the figures of a training run of `steps` steps, planned and trained for real."""
     script, bundle = folder / "train.py", folder / "job.port"
     script.write_text(TRAINING)
-    plan = [sys.executable, "-m", "agent.cli", "plan", str(script), "--ram", BUDGET, "--frontier", "-o", str(bundle)]
+    plan = [
+        sys.executable,
+        "-m",
+        "port_agent.cli",
+        "plan",
+        str(script),
+        "--ram",
+        BUDGET,
+        "--frontier",
+        "-o",
+        str(bundle),
+    ]
     subprocess.run(plan, check=True, stdout=subprocess.DEVNULL)
     model = configured_model(EnergyConfig(), None)
     estimated = _meter(folder / "estimated", EstimatedSource(model))

@@ -18,10 +18,10 @@ from benchmarks.models import WORKLOADS
 from benchmarks.ours import Ours
 from benchmarks.plain import digest
 from benchmarks.tables import table_console
-from planner.ir.bundle.bundle import Bundle
-from planner.ir.bundle.codec import pack_plan
-from planner.ir.plan import Action
-from planner.plain_steps import plain_losses
+from port_planner.ir.bundle.bundle import Bundle
+from port_planner.ir.bundle.codec import pack_plan
+from port_planner.ir.plan import Action
+from port_planner.plain_steps import plain_losses
 
 OPTIMIZERS = dict.fromkeys(("bert", "gpt2", "llama", "vit", "unet2d", "unet2dcondition"), "adamw")
 
@@ -68,9 +68,9 @@ def main() -> int:
 
 def measure(model: str, folder: Path, steps: int, share: float, small: bool) -> Row:
     """Plan one model for a share of its memory, train it, and train it plainly."""
-    from planner.ir.costs import CostTable
-    from planner.ir.lowering.lower import lower
-    from planner.ir.plan import Plan
+    from port_planner.ir.costs import CostTable
+    from port_planner.ir.lowering.lower import lower
+    from port_planner.ir.plan import Plan
 
     optimizer = OPTIMIZERS.get(model, "sgd")
     begin = time.perf_counter()

@@ -33,8 +33,8 @@ from rich.table import Table
 from benchmarks import memory_group
 from benchmarks.models import CASES, RESNET101, case_of
 from benchmarks.ours import BESIDE_RESIDENT, BESIDE_RESIDENT_LEAST, Ours, Run
-from planner.ir.bundle.bundle import read_manifest
-from planner.search.solve import relative_gap
+from port_planner.ir.bundle.bundle import read_manifest
+from port_planner.search.solve import relative_gap
 
 STEPS = 3
 RESOLUTION_MIB = 8
@@ -99,7 +99,7 @@ def child(method: str, model: str, steps: int, *, small: bool) -> None:
     import torch
 
     from benchmarks.models import make_optimizer, workload
-    from planner.ir.bundle.data_order import batch_rows
+    from port_planner.ir.bundle.data_order import batch_rows
 
     optimizer_name, batch_size = case_of(model)
     work = workload(model, batch_size=batch_size, small=small)
@@ -245,7 +245,7 @@ def run_follow(
         cache = str(plans or fresh)
         ram = ram_mib << 20 if ram_mib is not None else ((limit_mib or 0) << 20) - FOLLOW_BESIDE
         throttle = ["--read-limit", str(rates[0]), "--write-limit", str(rates[1])] if rates else []
-        command = ["-m", "agent.cli", "exec", "--ram", str(ram), "--report", report.name, *throttle]
+        command = ["-m", "port_agent.cli", "exec", "--ram", str(ram), "--report", report.name, *throttle]
         if page_dir is not None:
             command += ["--page-dir", str(page_dir)]
         done = subprocess.run(

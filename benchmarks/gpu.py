@@ -24,27 +24,27 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from agent.backend.base import Backend
-from agent.backend.cuda import CudaBackend
-from agent.backend.staging import Staging
-from agent.prepare.page_ways import PageWays, measured_page_ways
-from agent.prepare.repeatable import OperatorDigests
-from agent.train.comparison import tensor_checksum
-from agent.train.pager import BURST, PageFile, Pager, Slot
-from agent.train.step_values import StepValues
 from benchmarks.device_steps import DeviceRun, Job, captured, on_device, plain_steps, planned_steps
 from benchmarks.gpu_jobs import METHODS, gpu_jobs
-from planner.capture.step import Capture
-from planner.ir.costs import CostTable, DeviceCosts, Flash
-from planner.ir.devices.torch_device import repeat_kernels
-from planner.ir.errors import PortError
-from planner.ir.graph import Phase
-from planner.ir.lowering.lower import lower
-from planner.ir.plan import Plan
-from planner.ir.process_memory import resident_bytes
-from planner.ir.units import format_bytes
-from planner.profiling.operators import profile_operators
-from planner.search.plan_step import plan_step
+from port_agent.backend.base import Backend
+from port_agent.backend.cuda import CudaBackend
+from port_agent.backend.staging import Staging
+from port_agent.prepare.page_ways import PageWays, measured_page_ways
+from port_agent.prepare.repeatable import OperatorDigests
+from port_agent.train.comparison import tensor_checksum
+from port_agent.train.pager import BURST, PageFile, Pager, Slot
+from port_agent.train.step_values import StepValues
+from port_planner.capture.step import Capture
+from port_planner.ir.costs import CostTable, DeviceCosts, Flash
+from port_planner.ir.devices.torch_device import repeat_kernels
+from port_planner.ir.errors import PortError
+from port_planner.ir.graph import Phase
+from port_planner.ir.lowering.lower import lower
+from port_planner.ir.plan import Plan
+from port_planner.ir.process_memory import resident_bytes
+from port_planner.ir.units import format_bytes
+from port_planner.profiling.operators import profile_operators
+from port_planner.search.plan_step import plan_step
 
 STEPS = 3
 SAMPLE_BYTES = 256 << 20

@@ -28,8 +28,8 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from agent.finetune.options import FinetuneOptions, MicroBatchOrder
-from agent.packing.grids import QuantizationGrid
+from port_agent.finetune.options import FinetuneOptions, MicroBatchOrder
+from port_agent.packing.grids import QuantizationGrid
 
 TOKENS = 256
 RANK = 8
@@ -172,7 +172,7 @@ def _within(row: Row, options: FinetuneOptions, folder: Path, arguments: argpars
     )  # of a row that passed its budget: it would go on from there
     with tempfile.NamedTemporaryFile(suffix=".json") as report:
         command = [
-            sys.executable, "-W", "ignore", "-m", "agent.cli", "finetune", options.model, "--data", options.data, "--out",
+            sys.executable, "-W", "ignore", "-m", "port_agent.cli", "finetune", options.model, "--data", options.data, "--out",
             options.out, "--ram", f"{row.budget_mib}M", "--seq-len", str(TOKENS), "--updates", str(options.updates), "--held-out", "0",
             "--accumulate", str(options.accumulate), *([] if options.accumulate_by is None else ["--accumulate-by", options.accumulate_by]),
             "--json", "--page-dir", str(folder), "--report", report.name,

@@ -11,7 +11,7 @@ import time
 import torch
 
 from benchmarks.models import CASES, make_optimizer, workload
-from planner.ir.bundle.data_order import batch_rows
+from port_planner.ir.bundle.data_order import batch_rows
 
 
 def main() -> None:

@@ -70,7 +70,7 @@ def measure(folder: Path, budgets_mib: list[int]) -> list[Row]:
         with tempfile.NamedTemporaryFile(suffix=".json") as report:
             words = [
                 "-m",
-                "agent.cli",
+                "port_agent.cli",
                 "exec",
                 "--ram",
                 f"{mib}M",

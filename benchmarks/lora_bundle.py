@@ -84,7 +84,7 @@ def measure(folder: Path, layers: int | None, ram_mib: int, steps: int) -> Row:
     """Plan and train the adapters of the model in `folder`; raise SystemExit with the command's words where it fails."""
     script, bundle, state = folder / "job.py", folder / "job.port", folder / "state"
     script.write_text(_SCRIPT.format(folder=str(folder), tokens=TOKENS))
-    port = ["-m", "agent.cli"]
+    port = ["-m", "port_agent.cli"]
     *_, planned = _run(
         [*port, "plan", str(script), "--ram", f"{ram_mib}M", "-o", str(bundle), "--page-dir", str(folder), "--json"]
     )

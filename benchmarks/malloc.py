@@ -27,8 +27,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent.malloc import PreloadMode, active, preload_environment, preload_mode
 from benchmarks.tables import table_console
+from port_agent.malloc import PreloadMode, active, preload_environment, preload_mode
 
 if TYPE_CHECKING:  # the process that only starts others does without
     from torch import nn

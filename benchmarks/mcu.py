@@ -40,10 +40,10 @@ from benchmarks.mcu_networks.schemes import last_five, late_blocks
 from benchmarks.mcu_networks.target import Core, build_counter, build_image, missing_tools, run_image
 from benchmarks.mcu_tasks import TASKS
 from benchmarks.tables import table_console
-from planner.mcu import CompiledModel, SparseScheme, UpdateOptions, UpdateRounding, compile_model
-from planner.mcu.frontend import import_module
-from planner.mcu.schemes.contributions import backward_macs
-from planner.mcu.zoo import CameraNet, DigitsNet, MobileNetV2, StreamNet
+from port_planner.mcu import CompiledModel, SparseScheme, UpdateOptions, UpdateRounding, compile_model
+from port_planner.mcu.frontend import import_module
+from port_planner.mcu.schemes.contributions import backward_macs
+from port_planner.mcu.zoo import CameraNet, DigitsNet, MobileNetV2, StreamNet
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ Differences are paired: the mean over seeds of the difference within a seed, wit
 
 Schemes are found as `port-agent mcu compile --sparse-update` finds them for its user: once per seed, by `fit_scheme` on that
 seed's own model and training samples; the test samples judge nothing before the scheme is chosen. The search was set up on seeds
-200 to 205. "knapsack alone" is its answer before the race of `planner.mcu.schemes.contributions.race`.
+200 to 205. "knapsack alone" is its answer before the race of `port_planner.mcu.schemes.contributions.race`.
 Nothing here is a published figure.
 """
 
@@ -36,7 +36,7 @@ from benchmarks.mcu_networks.float_training import FloatSparseModel
 from benchmarks.mcu_networks.schemes import last_five
 from benchmarks.mcu_tasks import TASKS, Split, Task, pretrain
 from benchmarks.tables import table_console
-from planner.mcu import (
+from port_planner.mcu import (
     CompiledModel,
     HostEngine,
     SparseScheme,
@@ -45,14 +45,14 @@ from planner.mcu import (
     compile_quantized,
     last_layers,
 )
-from planner.mcu.autodiff import full_scheme
-from planner.mcu.frontend import import_module
-from planner.mcu.host import FAST
-from planner.mcu.ir import Graph
-from planner.mcu.memory import plan_memory
-from planner.mcu.quantize import QuantizedGraph, quantize
-from planner.mcu.schemes.contributions import Limits
-from planner.mcu.schemes.fit import fit_scheme
+from port_planner.mcu.autodiff import full_scheme
+from port_planner.mcu.frontend import import_module
+from port_planner.mcu.host import FAST
+from port_planner.mcu.ir import Graph
+from port_planner.mcu.memory import plan_memory
+from port_planner.mcu.quantize import QuantizedGraph, quantize
+from port_planner.mcu.schemes.contributions import Limits
+from port_planner.mcu.schemes.fit import fit_scheme
 
 FRESH_SEED = 50
 """The first that nothing was chosen by."""

@@ -22,8 +22,8 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from planner.ir.errors import PortError
-from planner.mcu.zoo import CameraNet, DigitsNet, MobileNetV2, StreamNet
+from port_planner.ir.errors import PortError
+from port_planner.mcu.zoo import CameraNet, DigitsNet, MobileNetV2, StreamNet
 
 FloatArray = NDArray[np.float32]
 LabelArray = NDArray[np.int64]

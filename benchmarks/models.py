@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from planner.job_sources import load_job
+from port_planner.job_sources import load_job
 
 Batch = tuple[torch.Tensor, ...]
 

@@ -8,23 +8,23 @@ from typing import Any
 
 import torch
 
-from agent.energy.sources.power_models import power_with
-from agent.prepare.bench.bench import Bench
-from agent.prepare.making import bundle, device_costs
-from agent.prepare.making.packed_pages import with_packed_pages
-from agent.prepare.making.trial import Throttle
-from agent.prepare.slices.choosing import again_with_base, in_pieces
-from agent.prepare.slices.halves import in_halves
-from agent.prepare.slices.sliced import ComparingRoom, Sliced
-from agent.worker.options import TorchOptions
-from agent.worker.protocol import plain_values
-from agent.worker.start import start_worker, torch_worker
 from benchmarks.models import make_optimizer, workload
-from planner import make_bundle
-from planner.ir.bundle.bundle import read_manifest
-from planner.ir.bundle.manifest import NO_LIMITS
-from planner.ir.costs import DeviceCosts
-from planner.job import TrainingJob
+from port_agent.energy.sources.power_models import power_with
+from port_agent.prepare.bench.bench import Bench
+from port_agent.prepare.making import bundle, device_costs
+from port_agent.prepare.making.packed_pages import with_packed_pages
+from port_agent.prepare.making.trial import Throttle
+from port_agent.prepare.slices.choosing import again_with_base, in_pieces
+from port_agent.prepare.slices.halves import in_halves
+from port_agent.prepare.slices.sliced import ComparingRoom, Sliced
+from port_agent.worker.options import TorchOptions
+from port_agent.worker.protocol import plain_values
+from port_agent.worker.start import start_worker, torch_worker
+from port_planner import make_bundle
+from port_planner.ir.bundle.bundle import read_manifest
+from port_planner.ir.bundle.manifest import NO_LIMITS
+from port_planner.ir.costs import DeviceCosts
+from port_planner.job import TrainingJob
 
 BESIDE_RESIDENT = -24 << 20
 """What RLIMIT_DATA counts beyond resident memory: stacks and data that nothing has touched (7 MiB and more), less code, which it does not

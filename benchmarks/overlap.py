@@ -80,9 +80,9 @@ def main() -> int:
 
 def measure(model: str, folder: Path, limits: tuple[float, float], time_limit_s: float) -> list[Row]:
     """Return a row per budget."""
-    from planner.ir.costs import CostTable
-    from planner.ir.lowering.lower import lower
-    from planner.ir.plan import Plan
+    from port_planner.ir.costs import CostTable
+    from port_planner.ir.lowering.lower import lower
+    from port_planner.ir.plan import Plan
 
     ours = Ours(model, folder, *CASES[model], steps=4)
     graph = next(iter(ours.prepared.graphs.values()))

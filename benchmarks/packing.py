@@ -25,7 +25,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.packing import (
+from benchmarks.tables import table_console
+from port_agent.packing import (
     Codec,
     Layout,
     QuantizationGrid,
@@ -38,8 +39,7 @@ from agent.packing import (
     select,
     unpack,
 )
-from agent.packing.grids import NF4_LEVELS, GridMatrix, decode
-from benchmarks.tables import table_console
+from port_agent.packing.grids import NF4_LEVELS, GridMatrix, decode
 
 LEVEL_NAMES = ("scalar", "baseline", "AVX2", "AVX-512")  # enum pack_level of packing.h
 RUNS = 7

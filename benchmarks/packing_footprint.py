@@ -13,7 +13,7 @@ On real CIFAR-10 images. Each step is planned twice: everything kept, and every 
 
 "peak" is what the step holds at its fullest moment beside weights, buffers, optimizer state and batch, gradients and workspace included;
 "measured" the same by the worker's peak resident memory. `--pruned`: a second row for each model, which first trained so many steps in
-plain PyTorch while this share of its weights was pruned by magnitude (`planner.ir.bundle.pruning`), and whose workers go on pruning.
+plain PyTorch while this share of its weights was pruned by magnitude (`port_planner.ir.bundle.pruning`), and whose workers go on pruning.
 """
 
 import argparse
@@ -25,19 +25,19 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from agent.prepare.making.trial import TrialWorkers
 from benchmarks.mcu_tasks import DATA
 from benchmarks.ours import Ours
 from benchmarks.tables import table_console
-from planner import make_bundle
-from planner.ir.bundle.pruning import Pruning
-from planner.ir.costs import Codec, CostTable, by_version
-from planner.ir.graph import Phase, Role, StepGraph, references
-from planner.ir.lowering.lower import lower
-from planner.ir.plan import Plan
-from planner.job import TrainingJob
-from planner.problem.coarsen import coarsen
-from planner.search.recipes import pack_everything
+from port_agent.prepare.making.trial import TrialWorkers
+from port_planner import make_bundle
+from port_planner.ir.bundle.pruning import Pruning
+from port_planner.ir.costs import Codec, CostTable, by_version
+from port_planner.ir.graph import Phase, Role, StepGraph, references
+from port_planner.ir.lowering.lower import lower
+from port_planner.ir.plan import Plan
+from port_planner.job import TrainingJob
+from port_planner.problem.coarsen import coarsen
+from port_planner.search.recipes import pack_everything
 
 ROOM = 1 << 40
 """More than any machine has: nothing is packed for want of room."""

@@ -15,16 +15,16 @@ import tempfile
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from agent.prepare.making.device_costs import slower_flash
-from agent.prepare.making.trial import TrialWorkers
 from benchmarks.models import case_of
 from benchmarks.ours import Ours
 from benchmarks.packing_footprint import on_images, written
-from planner.ir.costs import CostTable
-from planner.ir.lowering.lower import lower
-from planner.ir.plan import Action, Plan
-from planner.search.plan_step import PlanResult, plan_step
-from planner.search.wear import SPARING_TIME
+from port_agent.prepare.making.device_costs import slower_flash
+from port_agent.prepare.making.trial import TrialWorkers
+from port_planner.ir.costs import CostTable
+from port_planner.ir.lowering.lower import lower
+from port_planner.ir.plan import Action, Plan
+from port_planner.search.plan_step import PlanResult, plan_step
+from port_planner.search.wear import SPARING_TIME
 
 SHARES = (0.3, 0.5, 0.7)
 CARD_READ, CARD_WRITE = 45e6, 25e6

@@ -14,11 +14,11 @@ import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from agent.prepare.making.device_costs import slower_flash
-from agent.prepare.making.packed_pages import with_packed_pages
 from benchmarks.models import CASES
 from benchmarks.ours import Ours
-from planner import make_bundle
+from port_agent.prepare.making.device_costs import slower_flash
+from port_agent.prepare.making.packed_pages import with_packed_pages
+from port_planner import make_bundle
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,10 +22,10 @@ from pathlib import Path
 
 from rich.table import Table
 
-from agent.peers.fleet.paired import PairedDevices, device_of
-from agent.peers.identity.keys import Identity, own_identity
 from benchmarks.daemon import ROOT, SETTLE_S, cpu_s, status_kb, stop, wakeups
 from benchmarks.tables import table_console
+from port_agent.peers.fleet.paired import PairedDevices, device_of
+from port_agent.peers.identity.keys import Identity, own_identity
 
 MEET_S = 600.0
 """Until all have met all: 50 that start at once share two cores here, with whatever else runs."""
@@ -94,7 +94,7 @@ def running(started: list[Device]) -> Iterator[list["subprocess.Popen[bytes]"]]:
     try:
         for device in started:
             words = ["--state-dir", "state", "--runtime-dir", "run", "--config", "config.toml"]
-            command = [*device.place.words, sys.executable, "-P", "-m", "agent.cli", "run", *words]
+            command = [*device.place.words, sys.executable, "-P", "-m", "port_agent.cli", "run", *words]
             environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "MALLOC_ARENA_MAX": "2"}
             processes.append(subprocess.Popen(command, cwd=device.root, env=environment))
         yield processes

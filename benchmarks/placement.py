@@ -22,24 +22,24 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from agent.backend.base import Backend, DeviceAbsentError
-from agent.backend.choose import backend_of
-from agent.prepare.placement.divide import measured_links
-from agent.prepare.placement.eager import EagerStep, eager_contents
 from benchmarks.device_steps import DeviceRun, Job, digest, planned_steps
 from benchmarks.models import CASES, make_optimizer, workload
-from planner.capture.step import Capture, Fill, capture_step
-from planner.ir.boards import Board, estimated_costs, load_board, op_work
-from planner.ir.costs import CostTable, DeviceCosts, Flash, OpCost
-from planner.ir.devices.kinds import CPU
-from planner.ir.graph import StepGraph
-from planner.ir.lowering.lower import lower
-from planner.ir.lowering.optimizer_scalars import StepScalars
-from planner.ir.plan import Plan
-from planner.ir.units import format_bytes, format_seconds
-from planner.problem.placed_step import on_kind, placed_step
-from planner.profiling.operators import profile_operators
-from planner.search.placement.operator_devices import (
+from port_agent.backend.base import Backend, DeviceAbsentError
+from port_agent.backend.choose import backend_of
+from port_agent.prepare.placement.divide import measured_links
+from port_agent.prepare.placement.eager import EagerStep, eager_contents
+from port_planner.capture.step import Capture, Fill, capture_step
+from port_planner.ir.boards import Board, estimated_costs, load_board, op_work
+from port_planner.ir.costs import CostTable, DeviceCosts, Flash, OpCost
+from port_planner.ir.devices.kinds import CPU
+from port_planner.ir.graph import StepGraph
+from port_planner.ir.lowering.lower import lower
+from port_planner.ir.lowering.optimizer_scalars import StepScalars
+from port_planner.ir.plan import Plan
+from port_planner.ir.units import format_bytes, format_seconds
+from port_planner.problem.placed_step import on_kind, placed_step
+from port_planner.profiling.operators import profile_operators
+from port_planner.search.placement.operator_devices import (
     DeviceChoice,
     DeviceLink,
     DeviceProblem,

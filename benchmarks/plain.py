@@ -13,14 +13,14 @@ from pathlib import Path
 import torch
 import xxhash
 
-from planner.ir.bundle.bundle import read_manifest
-from planner.job import TrainingJob
-from planner.job_sources import load_job
-from planner.plain_steps import plain_losses
+from port_planner.ir.bundle.bundle import read_manifest
+from port_planner.job import TrainingJob
+from port_planner.job_sources import load_job
+from port_planner.plain_steps import plain_losses
 
 
 def digest(job: TrainingJob, keys: list[str]) -> str:
-    """Return the checksum over the named tensors of model and optimizer, as `agent.train.trainer` computes it."""
+    """Return the checksum over the named tensors of model and optimizer, as `port_agent.train.trainer` computes it."""
     tensors: dict[str, torch.Tensor] = {f"parameter/{n}": p for n, p in job.model.named_parameters()}
     tensors |= {f"buffer/{n}": b for n, b in job.model.named_buffers()}
     for name, parameter in job.model.named_parameters():

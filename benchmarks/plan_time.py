@@ -73,7 +73,7 @@ def measure(job: str, ram_mib: int, folder: Path) -> Row:
     script, out = _script(job, folder), folder / "job.port"
     command = [
         "-m",
-        "agent.cli",
+        "port_agent.cli",
         "plan",
         str(script),
         "--ram",

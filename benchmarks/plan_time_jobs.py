@@ -4,7 +4,7 @@ import torch
 
 from benchmarks.lora_loop import TOKENS, with_adapters
 from benchmarks.models import CASES, make_optimizer, workload
-from planner.job import TrainingJob
+from port_planner.job import TrainingJob
 
 _BATCHES = 6
 

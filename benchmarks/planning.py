@@ -24,13 +24,13 @@ from rich.table import Table
 
 from benchmarks.poet import Instance, parse_instance, read_instance, write_solution
 from benchmarks.poet_stacks import generate
-from planner.ir.boards import estimated_costs, load_board
-from planner.ir.errors import PortError
-from planner.ir.lowering.lower import lower
-from planner.ir.plan import Plan
-from planner.problem.model import Semantics
-from planner.search.plan_step import plan_step
-from planner.search.solve import Outcome, solve
+from port_planner.ir.boards import estimated_costs, load_board
+from port_planner.ir.errors import PortError
+from port_planner.ir.lowering.lower import lower
+from port_planner.ir.plan import Plan
+from port_planner.problem.model import Semantics
+from port_planner.search.plan_step import plan_step
+from port_planner.search.solve import Outcome, solve
 
 
 @dataclass(frozen=True, slots=True)

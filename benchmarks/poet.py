@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from planner.ir.errors import ExitCode, PortError
-from planner.problem.model import (
+from port_planner.ir.errors import ExitCode, PortError
+from port_planner.problem.model import (
     Fate,
     Paging,
     Problem,
@@ -22,7 +22,7 @@ from planner.problem.model import (
     Tensor,
     verify_problem,
 )
-from planner.problem.replay import page_out_ready
+from port_planner.problem.replay import page_out_ready
 
 MAX_NODES = 100_000
 """Far beyond what a step graph has; a larger number is a damaged file."""

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.poet import parse_instance
-from planner.ir.errors import ExitCode, PortError
-from planner.problem.model import Schedule
-from planner.problem.replay import replay
+from port_planner.ir.errors import ExitCode, PortError
+from port_planner.problem.model import Schedule
+from port_planner.problem.replay import replay
 
 
 class KindError(PortError):

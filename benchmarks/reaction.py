@@ -35,10 +35,10 @@ from rich.table import Table
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from agent.control.client import ControlClient  # noqa: E402
-from agent.supervisor.job.runner import LAST_COMMIT_S  # noqa: E402
 from benchmarks.tables import table_console  # noqa: E402
-from planner.ir.units import format_bytes  # noqa: E402
+from port_agent.control.client import ControlClient  # noqa: E402
+from port_agent.supervisor.job.runner import LAST_COMMIT_S  # noqa: E402
+from port_planner.ir.units import format_bytes  # noqa: E402
 
 CONFIG = """[when]
 idle_for = 0
@@ -68,7 +68,7 @@ REAL_LIMIT_S = LAST_COMMIT_S + 1.0
 """What a real worker has: ten seconds for step and commit, and one to end."""
 GONE_WITHIN_S = 2 * REAL_LIMIT_S
 STOPPED = b"stopped after step"
-"""From the log of a job: agent/supervisor/job/progress.py."""
+"""From the log of a job: agent/port_agent/supervisor/job/progress.py."""
 
 
 PROGRAM = """
@@ -114,7 +114,7 @@ class Rig:
         else:
             names = ("--state-dir", "--runtime-dir", "--config", "--sysfs-root")
             pairs = zip(names, places, strict=True)
-            words = ["agent.cli", "run", *(str(word) for pair in pairs for word in pair)]
+            words = ["port_agent.cli", "run", *(str(word) for pair in pairs for word in pair)]
         self.daemon = subprocess.Popen([sys.executable, "-m", *words], cwd=ROOT)
         self.client = ControlClient(root / "run")
         while not self.client.path.exists():
@@ -215,7 +215,7 @@ class ProgramRig(Rig):
         script, self.trace = self.root / "train.py", self.root / "trace"
         script.write_text(PROGRAM)
         options = ["--ram", PROGRAM_RAM, "--opportunistic", "--runtime-dir", str(self.root / "run")]
-        command = [sys.executable, "-m", "agent.cli", "exec", *options, "--page-dir", str(self.page_dir)]
+        command = [sys.executable, "-m", "port_agent.cli", "exec", *options, "--page-dir", str(self.page_dir)]
         self.program = subprocess.Popen(
             [*command, "--", str(script), str(self.trace)], cwd=ROOT, stderr=subprocess.DEVNULL
         )

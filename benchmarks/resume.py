@@ -105,7 +105,9 @@ def _run(
         report = Path(pages) / "report.json"
         for _ in PARTS:
             words = (
-                ["agent.cli", "exec", *bound, "--page-dir", pages, "--report", str(report), "--", "-m"] if bound else []
+                ["port_agent.cli", "exec", *bound, "--page-dir", pages, "--report", str(report), "--", "-m"]
+                if bound
+                else []
             )
             with _limited(limit_bytes) as enter:
                 done = subprocess.run(

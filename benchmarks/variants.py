@@ -20,25 +20,25 @@ from pathlib import Path
 import torch
 from rich.table import Table
 
-from agent.energy.media import FlashPrices, medium_of, medium_under
-from agent.energy.sources.power_models import power_with
-from agent.prepare.bench.bench import Bench
-from agent.prepare.making import device_costs
-from agent.prepare.progress import Progress
-from agent.prepare.slices.choosing import in_pieces
-from agent.prepare.slices.halves import in_halves
-from agent.prepare.slices.sliced import ComparingRoom, Sliced
 from benchmarks.models import CASES, DEMO, case_of, make_optimizer, workload
 from benchmarks.ours import COMPARING_BYTES
 from benchmarks.tables import table_console
-from planner import make_bundle
-from planner.ir.bundle.manifest import NO_LIMITS
-from planner.ir.costs import CostTable, DeviceCosts, MediumKind
-from planner.ir.lowering.lower import lower
-from planner.ir.plan import Plan
-from planner.ir.units import format_bytes, format_joules, format_seconds
-from planner.job import TrainingJob
-from planner.search.floor import floor_of
+from port_agent.energy.media import FlashPrices, medium_of, medium_under
+from port_agent.energy.sources.power_models import power_with
+from port_agent.prepare.bench.bench import Bench
+from port_agent.prepare.making import device_costs
+from port_agent.prepare.progress import Progress
+from port_agent.prepare.slices.choosing import in_pieces
+from port_agent.prepare.slices.halves import in_halves
+from port_agent.prepare.slices.sliced import ComparingRoom, Sliced
+from port_planner import make_bundle
+from port_planner.ir.bundle.manifest import NO_LIMITS
+from port_planner.ir.costs import CostTable, DeviceCosts, MediumKind
+from port_planner.ir.lowering.lower import lower
+from port_planner.ir.plan import Plan
+from port_planner.ir.units import format_bytes, format_joules, format_seconds
+from port_planner.job import TrainingJob
+from port_planner.search.floor import floor_of
 
 DEFAULT_CASE = ("sgd", None)
 MODELS = ("resnet18", "resnet50", "vgg16bn", "mobilenetv2", "vit", "bert", "gpt2", "unet2d", DEMO)

@@ -17,22 +17,22 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from agent.energy.media import FlashPrices, medium_of
-from agent.prepare.making.device_costs import on_medium
-from agent.prepare.slices.choosing import QUICK_S
 from benchmarks.models import CASES, DEMO, DEMO_SCRIPT, Workload, make_optimizer, workload
-from planner.capture.step import capture_step
-from planner.ir.boards import estimated_costs, load_board
-from planner.ir.costs import CostTable, DeviceCosts, MediumKind
-from planner.ir.graph import StepGraph
-from planner.ir.lowering.lower import lower
-from planner.ir.plan import Plan
-from planner.ir.program import Program
-from planner.ir.units import format_bytes, format_seconds
-from planner.job_sources import load_job
-from planner.search.plan_step import plan_step
-from planner.search.wear import with_wear
-from planner.slices.choices import cut_fat, first_cuts
+from port_agent.energy.media import FlashPrices, medium_of
+from port_agent.prepare.making.device_costs import on_medium
+from port_agent.prepare.slices.choosing import QUICK_S
+from port_planner.capture.step import capture_step
+from port_planner.ir.boards import estimated_costs, load_board
+from port_planner.ir.costs import CostTable, DeviceCosts, MediumKind
+from port_planner.ir.graph import StepGraph
+from port_planner.ir.lowering.lower import lower
+from port_planner.ir.plan import Plan
+from port_planner.ir.program import Program
+from port_planner.ir.units import format_bytes, format_seconds
+from port_planner.job_sources import load_job
+from port_planner.search.plan_step import plan_step
+from port_planner.search.wear import with_wear
+from port_planner.slices.choices import cut_fat, first_cuts
 
 LORA = "gpt2-lora"
 CASES_WORN = (DEMO, "resnet18", "resnet50", "gpt2", "bert", LORA)

@@ -16,24 +16,24 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from agent.energy.media import FlashPrices, medium_of
-from agent.energy.sources.power_models import power_with
-from agent.prepare.bench.bench import Bench
-from agent.prepare.making import bundle, device_costs
-from agent.prepare.making.trial import TrialError
-from agent.prepare.reference import with_reference
-from agent.prepare.whole_updates import with_whole_update
-from agent.worker.options import TorchOptions
-from agent.worker.protocol import StepDone, TrainingFailed
-from agent.worker.start import start_worker, torch_worker
 from benchmarks.models import CASES, make_optimizer, workload
-from planner import make_bundle
-from planner.ir.bundle.manifest import WHOLE_UPDATE
-from planner.ir.costs import MediumKind
-from planner.ir.units import format_bytes, format_seconds
-from planner.job import TrainingJob
-from planner.make_bundle import Prepared
-from planner.profiling.operators import Measured
+from port_agent.energy.media import FlashPrices, medium_of
+from port_agent.energy.sources.power_models import power_with
+from port_agent.prepare.bench.bench import Bench
+from port_agent.prepare.making import bundle, device_costs
+from port_agent.prepare.making.trial import TrialError
+from port_agent.prepare.reference import with_reference
+from port_agent.prepare.whole_updates import with_whole_update
+from port_agent.worker.options import TorchOptions
+from port_agent.worker.protocol import StepDone, TrainingFailed
+from port_agent.worker.start import start_worker, torch_worker
+from port_planner import make_bundle
+from port_planner.ir.bundle.manifest import WHOLE_UPDATE
+from port_planner.ir.costs import MediumKind
+from port_planner.ir.units import format_bytes, format_seconds
+from port_planner.job import TrainingJob
+from port_planner.make_bundle import Prepared
+from port_planner.profiling.operators import Measured
 
 
 @dataclass(frozen=True, slots=True)

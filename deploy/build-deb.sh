@@ -45,7 +45,7 @@ mkdir -p "$root/usr/bin"
 ln -s /opt/port-agent/current/bin/port-agent "$root/usr/bin/port-agent"
 completion() {
 	mkdir -p "$(dirname "$root/$2")"
-	(cd "$source" && "$python" -m shtab --shell="$1" --prog=port-agent agent.cli.build_parser) >"$root/$2"
+	(cd "$source" && "$python" -m shtab --shell="$1" --prog=port-agent port_agent.cli.build_parser) >"$root/$2"
 }
 completion bash usr/share/bash-completion/completions/port-agent
 completion zsh usr/share/zsh/vendor-completions/_port-agent

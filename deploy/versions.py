@@ -399,7 +399,9 @@ def install(store: Store, payload: Payload, settings: Settings) -> str:
 def write_launcher(directory: Path) -> None:
     """Write `bin/port-agent`; -I keeps the caller's PYTHONPATH and working directory out."""
     launcher = directory / "bin/port-agent"
-    launcher.write_text(f"#!{directory}/bin/python -I\nimport sys\n\nfrom agent.cli import main\n\nsys.exit(main())\n")
+    launcher.write_text(
+        f"#!{directory}/bin/python -I\nimport sys\n\nfrom port_agent.cli import main\n\nsys.exit(main())\n"
+    )
     launcher.chmod(0o755)
 
 

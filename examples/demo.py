@@ -21,9 +21,9 @@ from rich.progress import Progress
 from rich.table import Table
 
 from benchmarks.plain import digest
-from planner.ir.bundle.bundle import read_manifest
-from planner.ir.units import format_bytes, format_seconds
-from planner.job_sources import load_job
+from port_planner.ir.bundle.bundle import read_manifest
+from port_planner.ir.units import format_bytes, format_seconds
+from port_planner.job_sources import load_job
 
 SCRIPT = Path(__file__).parent / "shakespeare" / "train.py"
 RAM, STEPS, VERIFY = "380M", 12, 2
@@ -55,7 +55,7 @@ def main() -> int:
         console.print(
             f"[bold]2. The same script, unchanged[/]: port-agent exec --ram {RAM} -- {SCRIPT.parent.name}/train.py"
         )
-        command = [sys.executable, "-m", "agent.cli", "exec", "--ram", RAM, "--page-dir", name, "--", *words]
+        command = [sys.executable, "-m", "port_agent.cli", "exec", "--ram", RAM, "--page-dir", name, "--", *words]
         followed = run_script(command, out)
         console.print(f"[bold]3. A bundle[/] for devices: plan for {RAM} (capture, profile, plan, trial), then train")
         port_agent(
@@ -102,13 +102,13 @@ def plain_digest(bundle: Path, checkpoint: Path) -> str:
 
 def port_agent(*arguments: str) -> None:
     """Run one command, its output on this terminal."""
-    subprocess.run([sys.executable, "-m", "agent.cli", *arguments], check=True)
+    subprocess.run([sys.executable, "-m", "port_agent.cli", *arguments], check=True)
 
 
 def train(bundle: Path, folder: Path) -> dict[str, Any]:
     """Train the bundle with a progress bar; return what its events add up to."""
     command = [
-        sys.executable, "-m", "agent.cli", "train", str(bundle), "--steps", str(STEPS), "--verify", str(VERIFY),
+        sys.executable, "-m", "port_agent.cli", "train", str(bundle), "--steps", str(STEPS), "--verify", str(VERIFY),
         "--state-dir", str(folder / "state"), "--out", str(folder / "weights.safetensors"), "--digest", "--json",
     ]  # fmt: skip
     result: dict[str, Any] = {

@@ -17,8 +17,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from agent.finetune.options import FinetuneOptions
 from examples.demo import disk
+from port_agent.finetune.options import FinetuneOptions
 
 HERE = Path(__file__).parent
 TEXT = HERE / "shakespeare" / "tinyshakespeare.txt"
@@ -57,7 +57,7 @@ def main() -> int:
             "--lr", str(LEARNING_RATE), "--sample", PROMPT, "--json", environment=environment, quiet=True,
         )  # fmt: skip
         console.print("[bold]3. The same recipe[/] in plain PyTorch, without a budget")
-        command = [sys.executable, "-m", "agent.cli.finetune", json.dumps(asdict(asked))]
+        command = [sys.executable, "-m", "port_agent.cli.finetune", json.dumps(asdict(asked))]
         plain = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment).stdout
         weights = "adapter_model.safetensors"
         equal = (folder / "mine" / weights).read_bytes() == (folder / "plain" / weights).read_bytes()
@@ -66,7 +66,7 @@ def main() -> int:
 
 def port_agent(*words: str, environment: dict[str, str], quiet: bool = False) -> str:
     """Run a command; return what it printed where it is `quiet`."""
-    command = [sys.executable, "-m", "agent.cli", *words]
+    command = [sys.executable, "-m", "port_agent.cli", *words]
     stdout = subprocess.PIPE if quiet else None
     return subprocess.run(command, stdout=stdout, text=True, check=True, env=environment).stdout or ""
 

@@ -28,10 +28,10 @@ import torch
 from torch._C import DispatchKey, DispatchKeySet
 from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
-from planner.ir.devices.kinds import BACKEND_GROUP
+from port_planner.ir.devices.kinds import BACKEND_GROUP
 
 if TYPE_CHECKING:  # torch may be loading this while the agent's own modules wait for torch
-    from agent.backend.base import Event
+    from port_agent.backend.base import Event
 
 NAME = "sim"
 UNIFIED = "SIM_UNIFIED"
@@ -480,7 +480,7 @@ def installed(folder: Path) -> dict[str, str]:
 
 
 class SimBackend:
-    """A `Backend` on the simulated device; see `agent.backend.base`."""
+    """A `Backend` on the simulated device; see `port_agent.backend.base`."""
 
     kind = NAME
     addressable = False
@@ -499,7 +499,7 @@ class SimBackend:
     def allocate_shared(self, nbytes: int) -> torch.Tensor:
         if not self.unified:
             return self.allocate(nbytes)
-        from agent.backend.raw_bytes import block
+        from port_agent.backend.raw_bytes import block
 
         with _DEVICE.lock:
             made = _wrap(block(nbytes), {})
@@ -518,7 +518,7 @@ class SimBackend:
             return view
 
     def allocate_host(self, nbytes: int) -> torch.Tensor:
-        from agent.backend.raw_bytes import block
+        from port_agent.backend.raw_bytes import block
 
         return block(nbytes)
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.system import VERSION
+from port_agent.system import VERSION
 
 ROOT = Path(__file__).resolve().parents[1]
-ROOMS = ("agent", "planner", "tests", "firmware", "deploy")
+ROOMS = ("agent", "planner", "tests", "firmware", "deploy", "docs")
 
 
 @pytest.mark.parametrize(

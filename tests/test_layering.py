@@ -17,51 +17,55 @@ HEAVY = ("torch", "numpy", "rich", "transformers", "zeroconf")
 
 
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("planner.ir",),
-    ("planner.ir.lowering", "planner.ir.bundle"),
+    ("port_planner.ir",),
+    ("port_planner.ir.lowering", "port_planner.ir.bundle"),
     (
-        "planner.capture",
-        "planner.profiling",
-        "planner.problem",
-        "planner.job",
-        "planner.script_loading",
-        "planner.deadline",
-        "planner.draw",
+        "port_planner.capture",
+        "port_planner.profiling",
+        "port_planner.problem",
+        "port_planner.job",
+        "port_planner.script_loading",
+        "port_planner.deadline",
+        "port_planner.draw",
     ),
-    ("planner.column_file",),
-    ("planner.milp", "planner.sparse", "planner.slices"),
-    ("planner.search",),
-    ("planner.mcu",),
-    ("planner.batches", "planner.job_device", "planner.job_checks"),
-    ("planner.plain_steps",),
-    ("planner.make_bundle", "planner.job_sources"),
-    ("agent.system", "agent.malloc", "agent.packing", "agent.facts"),
-    ("agent.energy.sources", "agent.peers", "agent.jobs", "agent.worker", "agent.backend"),
-    ("agent.energy", "agent.policy", "agent.train", "agent.mcu"),
-    ("agent.follow",),
-    ("agent.health", "agent.dashboard", "agent.prepare", "agent.finetune"),
-    ("agent.federate",),
-    ("agent.control",),
-    ("agent.supervisor",),
-    ("agent.cli",),
-    ("agent", "planner"),
+    ("port_planner.column_file",),
+    ("port_planner.milp", "port_planner.sparse", "port_planner.slices"),
+    ("port_planner.search",),
+    ("port_planner.mcu",),
+    ("port_planner.batches", "port_planner.job_device", "port_planner.job_checks"),
+    ("port_planner.plain_steps",),
+    ("port_planner.make_bundle", "port_planner.job_sources"),
+    ("port_agent.system", "port_agent.malloc", "port_agent.packing", "port_agent.facts"),
+    ("port_agent.energy.sources", "port_agent.peers", "port_agent.jobs", "port_agent.worker", "port_agent.backend"),
+    ("port_agent.energy", "port_agent.policy", "port_agent.train", "port_agent.mcu"),
+    ("port_agent.follow",),
+    ("port_agent.health", "port_agent.dashboard", "port_agent.prepare", "port_agent.finetune"),
+    ("port_agent.federate",),
+    ("port_agent.control",),
+    ("port_agent.supervisor",),
+    ("port_agent.cli",),
+    ("port_agent", "port_planner"),
 )
 """The house from the ground up. A module belongs to the longest name that it begins with; inner rooms that are not
 named belong to their outer one. A room imports its own modules and those of lower floors, nothing else."""
 
-MODULES_IN_A_ROOM = 16
+MODULES_IN_A_ROOM = 40
 
-PLANNING_ROOMS = ("agent.prepare", "agent.follow", "agent.cli", "agent.mcu.project")
-"""Who captures, plans or compiles on the device, and the commands: only these import planner beyond `planner.ir`."""
+PLANNING_ROOMS = ("port_agent.prepare", "port_agent.follow", "port_agent.cli", "port_agent.mcu.project")
+"""Who captures, plans or compiles on the device, and the commands: only these import planner beyond `port_planner.ir`."""
 
 
 def name_of(path: Path) -> str:
     """Return the dotted name of a module."""
-    parts = path.relative_to(ROOT).with_suffix("").parts
+    parts = path.relative_to(ROOT).with_suffix("").parts[1:]
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-SOURCES = {name_of(path): path for top in ("planner", "agent") for path in sorted((ROOT / top).rglob("*.py"))}
+SOURCES = {
+    name_of(path): path
+    for top in ("planner/port_planner", "agent/port_agent")
+    for path in sorted((ROOT / top).rglob("*.py"))
+}
 
 
 @cache
@@ -102,9 +106,9 @@ def test_every_room_stands_on_a_named_floor() -> None:
     assert all(any(inside(module, room) for module in SOURCES) for floor in FLOORS for room in floor)
 
 
-@pytest.mark.parametrize("module", [m for m in SOURCES if not m.startswith("planner")])
+@pytest.mark.parametrize("module", [m for m in SOURCES if not m.startswith("port_planner")])
 def test_only_planning_rooms_import_planner_beyond_its_language(module: str) -> None:
-    beyond = {n for n in imports_of(module) if inside(n, "planner") and not inside(n, "planner.ir")}
+    beyond = {n for n in imports_of(module) if inside(n, "port_planner") and not inside(n, "port_planner.ir")}
     assert not beyond or any(inside(module, room) for room in PLANNING_ROOMS), f"{module} imports {sorted(beyond)}"
 
 
@@ -124,23 +128,23 @@ def test_no_room_needs_a_list() -> None:
 @pytest.mark.parametrize(
     "modules",
     [
-        "agent.supervisor.daemon",
-        "agent.cli",
-        "agent.supervisor.http_api, agent.control.client, agent.control.http",
-        "agent.facts, agent.facts.linux, agent.facts.macos, agent.facts.jetson",
-        "agent.policy.decide, agent.policy.config, agent.jobs.model, agent.jobs.store, agent.supervisor.timers, agent.system.cgroup, agent.health.conditions",
-        "planner.ir.bundle.bundle",
+        "port_agent.supervisor.daemon",
+        "port_agent.cli",
+        "port_agent.supervisor.http_api, port_agent.control.client, port_agent.control.http",
+        "port_agent.facts, port_agent.facts.linux, port_agent.facts.macos, port_agent.facts.jetson",
+        "port_agent.policy.decide, port_agent.policy.config, port_agent.jobs.model, port_agent.jobs.store, port_agent.supervisor.timers, port_agent.system.cgroup, port_agent.health.conditions",
+        "port_planner.ir.bundle.bundle",
     ],
 )
 def test_the_supervisor_side_never_imports_torch(modules: str) -> None:
     program = f"import sys, {modules}; print(*[name for name in {HEAVY!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=True)
-    allowed = {"numpy"} if modules == "planner.ir.bundle.bundle" else set()
+    allowed = {"numpy"} if modules == "port_planner.ir.bundle.bundle" else set()
     assert set(done.stdout.split()) <= allowed, f"{modules}: {done.stdout}"
 
 
 def test_building_the_command_line_stays_light() -> None:
-    program = "import sys, agent.cli; agent.cli.build_parser(); print('torch' in sys.modules or 'rich' in sys.modules)"
+    program = "import sys, port_agent.cli; port_agent.cli.build_parser(); print('torch' in sys.modules or 'rich' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stdout.strip() == "False"
 
@@ -155,10 +159,8 @@ def test_the_daemon_does_without_tls_other_commands_and_what_few_need(tmp_path: 
         "--config",
         str(tmp_path / "wrong.toml"),
     ]
-    names = ("asyncio", "_ssl", "agent.cli.plan.command", "apscheduler", "psutil", "importlib.metadata")
+    names = ("asyncio", "_ssl", "port_agent.cli.plan.command", "apscheduler", "psutil", "importlib.metadata")
     (tmp_path / "wrong.toml").write_text("[when]\nidle_for = 'soon'\n")
-    program = (
-        f"import sys; from agent.cli import main; print(main({words!r}), *[name in sys.modules for name in {names!r}])"
-    )
+    program = f"import sys; from port_agent.cli import main; print(main({words!r}), *[name in sys.modules for name in {names!r}])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stdout.split() == ["78", "True", *["False"] * 5]

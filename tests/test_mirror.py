@@ -1,4 +1,4 @@
-"""Tests stand where their modules stand: `a/b/c.py` is tested by `tests/a/b/test_c.py`, and no test imports a test."""
+"""Tests stand where their modules stand: `agent/port_agent/b/c.py` is tested by `tests/agent/b/test_c.py`; no test imports a test."""
 
 import ast
 from pathlib import Path
@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = {"agent": "port_agent", "planner": "port_planner"}
+"""Source roots, and the package in each."""
 
 TESTED_WITH = {
     "tests/agent/facts/test_power_supply.py": ("agent/facts/model",),
@@ -21,8 +23,12 @@ Values without rules (`facts/model`, `peers/state`), errors and networks that on
 
 
 def modules() -> list[Path]:
-    """Return the modules of the product, relative to the root."""
-    found = (path.relative_to(ROOT) for room in ("agent", "planner") for path in (ROOT / room).rglob("*.py"))
+    """Return the modules of the product: their source root, and where they lie in its package."""
+    found = (
+        Path(root) / path.relative_to(ROOT / root / package)
+        for root, package in PACKAGES.items()
+        for path in (ROOT / root / package).rglob("*.py")
+    )
     return sorted(path for path in found if path.name not in ("__init__.py", "__main__.py"))
 
 
@@ -46,7 +52,7 @@ def test_what_is_tested_together_is_there_and_has_no_test_module_of_its_own(test
     assert (ROOT / test).is_file() and TESTED_WITH[test]
     for name in TESTED_WITH[test]:
         module = Path(f"{name}.py")
-        assert (ROOT / module).is_file(), f"{module} is gone; take it off the list"
+        assert module in modules(), f"{module} is gone; take it off the list"
         assert not own_test(module).is_file(), f"{module} has its own test module; take it off the list"
 
 

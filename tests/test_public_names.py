@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("agent/port_agent", "planner/port_planner")
 
 RIGHT = {
-    "add_commands": "every area of the command line offers it to `agent.cli.build_parser`",
+    "add_commands": "every area of the command line offers it to `port_agent.cli.build_parser`",
     "main": "what `python -m` runs",
     "train": "the two worker processes' own entry: by bundle on this machine, by board",
     "Storage": "one tensor's memory: in the recorded graph, and in a followed program",
@@ -22,7 +23,7 @@ NO_ERRORS = ("NotImplementedError", "SystemExit")
 def public_names() -> dict[str, list[str]]:
     """Return the modules that define each public class or function at their top level."""
     found: dict[str, list[str]] = defaultdict(list)
-    for package in ("agent", "planner"):
+    for package in PACKAGES:
         for path in sorted((ROOT / package).rglob("*.py")):
             for node in ast.parse(path.read_text()).body:
                 named = isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
@@ -63,7 +64,7 @@ def raised_by(node: ast.AST) -> Iterator[str]:
 def test_public_functions_name_the_errors_that_they_raise() -> None:
     silent = [
         f"{path.relative_to(ROOT)}:{function.lineno} {function.name}: {name}"
-        for package in ("agent", "planner")
+        for package in PACKAGES
         for path in sorted((ROOT / package).rglob("*.py"))
         for function in public_functions(ast.parse(path.read_text()))
         for name in sorted(set(raised_by(function)))

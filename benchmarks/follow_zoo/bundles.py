@@ -17,20 +17,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from agent.energy.sources.power_models import power_with
-from agent.prepare.making.trial import TrialError, TrialWorkers
-from agent.prepare.reference import compared_steps, with_reference
 from benchmarks.follow_zoo import programs
 from benchmarks.follow_zoo.compare import AMPLE, Outcome, Verdict, digest_of, first_difference, said, seed, state
-from planner import make_bundle
-from planner.ir.bundle.manifest import PlanChoice
-from planner.ir.costs import CostTable, DeviceCosts, Flash
-from planner.ir.errors import ExitCode, PortError
-from planner.ir.plan import Plan
-from planner.job import TrainingJob
-from planner.make_bundle import InfeasibleError, Prepared
-from planner.plain_steps import plain_losses
-from planner.profiling.operators import Measured, profile_operators
+from port_agent.energy.sources.power_models import power_with
+from port_agent.prepare.making.trial import TrialError, TrialWorkers
+from port_agent.prepare.reference import compared_steps, with_reference
+from port_planner import make_bundle
+from port_planner.ir.bundle.manifest import PlanChoice
+from port_planner.ir.costs import CostTable, DeviceCosts, Flash
+from port_planner.ir.errors import ExitCode, PortError
+from port_planner.ir.plan import Plan
+from port_planner.job import TrainingJob
+from port_planner.make_bundle import InfeasibleError, Prepared
+from port_planner.plain_steps import plain_losses
+from port_planner.profiling.operators import Measured, profile_operators
 
 FLASH = Flash("flash", 500e6, 500e6, 1e-4, 1e-9, 1e-9)
 PADDING = 5

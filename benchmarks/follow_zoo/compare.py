@@ -21,7 +21,7 @@ import numpy as np
 import torch
 import xxhash
 
-from agent import budget
+from port_agent import budget
 
 Program = Callable[[], Any]
 Digest = dict[str, str]

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from benchmarks.follow_zoo.bundles import STEPS, BundleCase, trained
 from benchmarks.follow_zoo.children import Case
 from benchmarks.follow_zoo.compare import ALL_SETTINGS, training_begins
-from planner.job import TrainingJob
+from port_planner.job import TrainingJob
 
 _SAMPLES = 4
 """Of what a function is called with, in each step."""

@@ -22,7 +22,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from benchmarks.follow_zoo.compare import Program, state, training_begins
-from planner.job import TrainingJob
+from port_planner.job import TrainingJob
 
 Step = Callable[["_Trainer", int], None]
 

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from planner.mcu.autodiff import SparseScheme
-from planner.mcu.ir import Graph, KernelCall, OpKind
-from planner.mcu.quantize import flat_input, torch_weight, weights_of
+from port_planner.mcu.autodiff import SparseScheme
+from port_planner.mcu.ir import Graph, KernelCall, OpKind
+from port_planner.mcu.quantize import flat_input, torch_weight, weights_of
 
 
 class FloatSparseModel:

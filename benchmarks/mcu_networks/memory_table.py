@@ -28,18 +28,18 @@ from rich.table import Table
 from torch import nn
 
 from benchmarks.mcu_accuracy import MIXED, STOCHASTIC_ALL, STOCHASTIC_SPARSE, Row
-from planner.mcu.arena import lower_bound
-from planner.mcu.autodiff import SampleProgram, SparseScheme, differentiate, full_scheme, prune
-from planner.mcu.fates.board_problem import board_problem
-from planner.mcu.fates.choose import FitOptions, FittedMemory, fit_memory
-from planner.mcu.fates.core_costs import CoreCosts, core_costs
-from planner.mcu.fates.low_bytes import fit_low_bytes
-from planner.mcu.fates.page_costs import PageMedium
-from planner.mcu.frontend import import_module
-from planner.mcu.ir import Graph
-from planner.mcu.memory import ArenaBudgetError, MemoryPlan, buffers_of, parameter_layout, plan_memory
-from planner.problem.model import Schedule
-from planner.problem.replay import replay
+from port_planner.mcu.arena import lower_bound
+from port_planner.mcu.autodiff import SampleProgram, SparseScheme, differentiate, full_scheme, prune
+from port_planner.mcu.fates.board_problem import board_problem
+from port_planner.mcu.fates.choose import FitOptions, FittedMemory, fit_memory
+from port_planner.mcu.fates.core_costs import CoreCosts, core_costs
+from port_planner.mcu.fates.low_bytes import fit_low_bytes
+from port_planner.mcu.fates.page_costs import PageMedium
+from port_planner.mcu.frontend import import_module
+from port_planner.mcu.ir import Graph
+from port_planner.mcu.memory import ArenaBudgetError, MemoryPlan, buffers_of, parameter_layout, plan_memory
+from port_planner.problem.model import Schedule
+from port_planner.problem.replay import replay
 
 FP32_BYTES = 4
 

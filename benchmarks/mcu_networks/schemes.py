@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from planner.mcu import LayerUpdate, SparseScheme
-from planner.mcu.ir import Graph, OpKind
+from port_planner.mcu import LayerUpdate, SparseScheme
+from port_planner.mcu.ir import Graph, OpKind
 
 
 def last_five(graph: Graph) -> SparseScheme:

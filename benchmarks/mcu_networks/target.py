@@ -17,10 +17,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.ir.errors import PortError
-from planner.mcu.compile import CompiledModel
-from planner.mcu.host import HostBuildError, UpdateOptions, engine_sources, firmware_root
-from planner.mcu.quantize import Int8Array
+from port_planner.ir.errors import PortError
+from port_planner.mcu.compile import CompiledModel
+from port_planner.mcu.host import HostBuildError, UpdateOptions, engine_sources, firmware_root
+from port_planner.mcu.quantize import Int8Array
 
 _REQUEST = struct.Struct("<IIfIII")
 _REPLY = struct.Struct("<IIIIIfII")

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from agent.mcu.project import Project
-from planner.mcu.autodiff import last_layers
-from planner.mcu.compile import compile_model
-from planner.mcu.frontend import import_module
-from planner.mcu.zoo import StreamNet
+from port_agent.mcu.project import Project
+from port_planner.mcu.autodiff import last_layers
+from port_planner.mcu.compile import compile_model
+from port_planner.mcu.frontend import import_module
+from port_planner.mcu.zoo import StreamNet
 
 DATA = Path(__file__).with_name("gestures.npz")
 SCALES = np.array([10, 10, 10, 4, 4, 4], np.float32)

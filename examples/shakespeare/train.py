@@ -20,8 +20,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from planner.ir.bundle.data_order import batch_rows
-from planner.job import TrainingJob
+from port_planner.ir.bundle.data_order import batch_rows
+from port_planner.job import TrainingJob
 
 LENGTH, WIDTH, LAYERS, HEADS, BATCH = 192, 192, 6, 6, 24
 

@@ -1,6 +1,6 @@
 /* PORT engine: int8 inference and in-place training of one compiled model.
  *
- * The engine is an interpreter of const tables that planner/mcu generates (port_model.h). It allocates nothing and keeps
+ * The engine is an interpreter of const tables that planner/port_planner/mcu generates (port_model.h). It allocates nothing and keeps
  * no mutable file-scope state: the caller owns the engine struct, the arena (activations and gradients) and the
  * parameters (the trainable weights and biases). The same sources give the same bits on x86-64, Cortex-M4F, M7F, M3 and
  * M0; build them with -ffp-contract=off and without -ffast-math.

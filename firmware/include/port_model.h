@@ -1,4 +1,4 @@
-/* Tables of one compiled model, as planner/mcu/emit.py writes them. Everything here is const and lives in flash.
+/* Tables of one compiled model, as planner/port_planner/mcu/emit.py writes them. Everything here is const and lives in flash.
  *
  * Tensors are [height][width][channel]; a sensor stream (1-D convolution) is an image of height 1. Activations are int8
  * with a zero point, gradients are fp32 in the real (not the quantised) domain. All offsets count bytes from the start

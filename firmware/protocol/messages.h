@@ -1,4 +1,4 @@
-/* Numbers and layouts of the protocol; PROTOCOL.md is the reference, agent/mcu/protocol/{messages,queries,effects}.py the other end. */
+/* Numbers and layouts of the protocol; PROTOCOL.md is the reference, agent/port_agent/mcu/protocol/{messages,queries,effects}.py the other end. */
 #ifndef PORT_MESSAGES_H
 #define PORT_MESSAGES_H
 

@@ -10,25 +10,25 @@ from typing import Any
 
 import torch
 
-from agent.backend.base import Backend
-from agent.backend.raw_bytes import placed, whole_bytes
-from agent.backend.staging import Staging
-from agent.packing import Layout, largest_bytes
-from agent.train.executor import Executor
-from agent.train.pager import BURST, CHUNK, Pager
-from agent.train.state.checkpoint import StateStore
-from agent.train.state.resident_state import Persistents
-from agent.train.step_paging import Scratch
-from planner.capture.step import Capture, Fill, capture_step
-from planner.ir.costs import Codec, CostTable, DeviceCosts, Flash, OpCost, PackingCost, by_version
-from planner.ir.graph import Role, StepGraph
-from planner.ir.lowering.lower import lower
-from planner.ir.lowering.optimizer_scalars import StepScalars, hyperparameters
-from planner.ir.lowering.packables import Packable, packables, read_packed
-from planner.ir.lowering.rematerialize import effective_operands, rematerializable
-from planner.ir.lowering.update_slices import update_groups
-from planner.ir.plan import Action, Decision, Plan
-from planner.ir.program import PlanError, Program, idle_gaps
+from port_agent.backend.base import Backend
+from port_agent.backend.raw_bytes import placed, whole_bytes
+from port_agent.backend.staging import Staging
+from port_agent.packing import Layout, largest_bytes
+from port_agent.train.executor import Executor
+from port_agent.train.pager import BURST, CHUNK, Pager
+from port_agent.train.state.checkpoint import StateStore
+from port_agent.train.state.resident_state import Persistents
+from port_agent.train.step_paging import Scratch
+from port_planner.capture.step import Capture, Fill, capture_step
+from port_planner.ir.costs import Codec, CostTable, DeviceCosts, Flash, OpCost, PackingCost, by_version
+from port_planner.ir.graph import Role, StepGraph
+from port_planner.ir.lowering.lower import lower
+from port_planner.ir.lowering.optimizer_scalars import StepScalars, hyperparameters
+from port_planner.ir.lowering.packables import Packable, packables, read_packed
+from port_planner.ir.lowering.rematerialize import effective_operands, rematerializable
+from port_planner.ir.lowering.update_slices import update_groups
+from port_planner.ir.plan import Action, Decision, Plan
+from port_planner.ir.program import PlanError, Program, idle_gaps
 
 torch.set_num_threads(1)
 

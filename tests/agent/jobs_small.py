@@ -11,18 +11,18 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from agent.prepare.reference import with_reference
-from planner import make_bundle
-from planner.ir.bundle.data_order import epoch_order
-from planner.ir.bundle.manifest import WHOLE_UPDATE
-from planner.ir.costs import DeviceCosts, Flash, OpCost, PackingCost
-from planner.ir.graph import StepGraph
-from planner.ir.lowering.lower import lower
-from planner.ir.plan import Action, Decision, Plan
-from planner.job import TrainingJob
-from planner.problem.whole_update import whole_update
-from planner.profiling.operators import Measured
-from planner.search.pareto import full_batches
+from port_agent.prepare.reference import with_reference
+from port_planner import make_bundle
+from port_planner.ir.bundle.data_order import epoch_order
+from port_planner.ir.bundle.manifest import WHOLE_UPDATE
+from port_planner.ir.costs import DeviceCosts, Flash, OpCost, PackingCost
+from port_planner.ir.graph import StepGraph
+from port_planner.ir.lowering.lower import lower
+from port_planner.ir.plan import Action, Decision, Plan
+from port_planner.job import TrainingJob
+from port_planner.problem.whole_update import whole_update
+from port_planner.profiling.operators import Measured
+from port_planner.search.pareto import full_batches
 from tests.agent.exactness import random_plan
 
 torch.set_num_threads(1)
@@ -136,7 +136,7 @@ def write_job(
 
 
 def _keep_all(graph: Any, costs: Any, ram_bytes: int) -> Any:
-    from planner.search.plan_step import plan_step
+    from port_planner.search.plan_step import plan_step
 
     return plan_step(graph, costs, ram_bytes=ram_bytes, strategy="greedy")
 

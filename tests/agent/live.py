@@ -8,12 +8,12 @@ import json
 import sys
 from pathlib import Path
 
-from agent.jobs.model import JobKind
-from agent.supervisor.context import DaemonSeams, Settings
-from agent.supervisor.daemon import Daemon
-from agent.supervisor.job.plans.choice import PlanFigures
-from agent.supervisor.job.worker_kinds import BundleFacts, WorkerKind, no_environment
-from planner.ir.errors import PortError
+from port_agent.jobs.model import JobKind
+from port_agent.supervisor.context import DaemonSeams, Settings
+from port_agent.supervisor.daemon import Daemon
+from port_agent.supervisor.job.plans.choice import PlanFigures
+from port_agent.supervisor.job.worker_kinds import BundleFacts, WorkerKind, no_environment
+from port_planner.ir.errors import PortError
 
 WORKER = Path(__file__).with_name("worker_program.py")
 

@@ -12,10 +12,10 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from agent.control.client import ControlClient
-from agent.jobs.model import Job, JobState
-from agent.supervisor.context import DaemonSeams, Settings
-from agent.supervisor.daemon import Daemon
+from port_agent.control.client import ControlClient
+from port_agent.jobs.model import Job, JobState
+from port_agent.supervisor.context import DaemonSeams, Settings
+from port_agent.supervisor.daemon import Daemon
 from tests.agent.live import seams
 from tests.agent.trees import LAPTOP_BATTERY, MAINS, supply_tree, write_tree
 

@@ -6,9 +6,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from agent.control.client import ControlClient
-from agent.peers.fleet.paired import PairedDevices, device_of
-from agent.peers.identity.keys import own_identity
+from port_agent.control.client import ControlClient
+from port_agent.peers.fleet.paired import PairedDevices, device_of
+from port_agent.peers.identity.keys import own_identity
 from tests.agent.live_daemon import CONFIG, daemon
 from tests.waiting import until
 

@@ -24,11 +24,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agent.system.atomic_file import write_atomically
-from agent.system.checksum import bytes_checksum
-from agent.worker.control import LeftOnRequest
-from agent.worker.options import BoardOptions
-from agent.worker.protocol import (
+from port_agent.system.atomic_file import write_atomically
+from port_agent.system.checksum import bytes_checksum
+from port_agent.worker.control import LeftOnRequest
+from port_agent.worker.options import BoardOptions
+from port_agent.worker.protocol import (
     CheckpointWritten,
     Command,
     Event,
@@ -52,7 +52,7 @@ from agent.worker.protocol import (
     encode_message,
     plain_values,
 )
-from planner.ir.errors import ExitCode
+from port_planner.ir.errors import ExitCode
 
 
 class FakeControl:

@@ -9,18 +9,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from agent.energy.attribution.one_job import Charge, EnergyPhase
-from agent.energy.ledger import Ledger, LedgerError, MeterGap
-from agent.energy.sources.base import Kind
-from agent.follow.decisions.kept_plans import KeptPlan, keep_plan, read_plan
-from agent.jobs.model import Job, JobSpec, JobState
-from agent.jobs.store import JobStore
-from agent.peers.identity.keys import own_identity
-from agent.supervisor.inbox import Inboxes
 from deploy.versions import SetupError, Store, rollback, write_stamp
-from planner.ir.bundle.bundle import Bundle
-from planner.ir.bundle.manifest import BundleError
-from planner.ir.errors import PortError
+from port_agent.energy.attribution.one_job import Charge, EnergyPhase
+from port_agent.energy.ledger import Ledger, LedgerError, MeterGap
+from port_agent.energy.sources.base import Kind
+from port_agent.follow.decisions.kept_plans import KeptPlan, keep_plan, read_plan
+from port_agent.jobs.model import Job, JobSpec, JobState
+from port_agent.jobs.store import JobStore
+from port_agent.peers.identity.keys import own_identity
+from port_agent.supervisor.inbox import Inboxes
+from port_planner.ir.bundle.bundle import Bundle
+from port_planner.ir.bundle.manifest import BundleError
+from port_planner.ir.errors import PortError
 from tests.agent.jobs_small import small_bundle
 from tests.agent.train.trained_job import train
 from tests.attack.outcome import AttackOutcome

@@ -7,7 +7,7 @@ import statistics
 import time
 from pathlib import Path
 
-from agent.control.client import ControlClient, ControlError
+from port_agent.control.client import ControlClient, ControlError
 from tests.attack.outcome import AttackOutcome
 
 

@@ -15,10 +15,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agent.control.client import ControlError
-from agent.jobs.model import JobState
-from agent.supervisor.daemon import IDLE_LOOK_S
-from agent.supervisor.job.worker_process import RequestedState, WorkerPhase
+from port_agent.control.client import ControlError
+from port_agent.jobs.model import JobState
+from port_agent.supervisor.daemon import IDLE_LOOK_S
+from port_agent.supervisor.job.worker_process import RequestedState, WorkerPhase
 from tests.agent.live_daemon import Live, process_state, running
 from tests.agent.set_clock import SetClock
 from tests.agent.trees import LAPTOP_BATTERY, MAINS, supply_tree, write_tree

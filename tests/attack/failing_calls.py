@@ -19,9 +19,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from agent.jobs.model import JobSpec, JobState
-from agent.jobs.store import JobStore
-from planner.ir.errors import PortError
+from port_agent.jobs.model import JobSpec, JobState
+from port_agent.jobs.store import JobStore
+from port_planner.ir.errors import PortError
 from tests.attack.outcome import AttackOutcome
 from tests.attack.short_service import check_service, serve_and_be_heard
 

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from agent.worker.options import TorchOptions
-from agent.worker.protocol import CheckpointWritten, LeaveNow, StepDone, WorkerReady
-from agent.worker.start import start_worker, torch_worker
-from planner.job import TrainingJob
+from port_agent.worker.options import TorchOptions
+from port_agent.worker.protocol import CheckpointWritten, LeaveNow, StepDone, WorkerReady
+from port_agent.worker.start import start_worker, torch_worker
+from port_planner.job import TrainingJob
 from tests.agent.jobs_small import write_job
 
 WIDTH, LAYERS, BATCH, ROWS = 3536, 8, 8, 64

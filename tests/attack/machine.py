@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from agent.control.client import ControlClient
+from port_agent.control.client import ControlClient
 from tests.agent.live_daemon import BUNDLE, CONFIG, daemon, process_state, start_agent
 from tests.agent.worker_program import undisturbed_weights
 from tests.attack.outcome import AttackOutcome

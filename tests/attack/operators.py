@@ -27,13 +27,13 @@ from torch.nn import functional
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from agent.train.step_values import StepValues
 from benchmarks.follow_zoo.operators import torch_functions
-from planner.ir.errors import PortError
-from planner.ir.graph import ITEM_BYTES, Named, Op, Phase, Ref, Role, StepGraph, Storage, Value, verify_graph
-from planner.ir.operands.verify import verify_operands
-from planner.ir.operators import OperatorError, check_operator
-from planner.ir.torch_operators import resolve
+from port_agent.train.step_values import StepValues
+from port_planner.ir.errors import PortError
+from port_planner.ir.graph import ITEM_BYTES, Named, Op, Phase, Ref, Role, StepGraph, Storage, Value, verify_graph
+from port_planner.ir.operands.verify import verify_operands
+from port_planner.ir.operators import OperatorError, check_operator
+from port_planner.ir.torch_operators import resolve
 from tests.attack.children import lines_of_child
 from tests.attack.outcome import AttackOutcome
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.dashboard.server import Dashboard
-from agent.energy.report import report_from_query
+from port_agent.dashboard.server import Dashboard
+from port_agent.energy.report import report_from_query
 from tests.agent.energy.simulated import write_afternoon
 from tests.agent.live_daemon import CONFIG, start_agent
 from tests.attack.http_requests import attack_http

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.supervisor.job.runner import LAST_COMMIT_S
+from port_agent.supervisor.job.runner import LAST_COMMIT_S
 from tests.attack.leaving import unplug
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.ir.errors import ExitCode
+from port_planner.ir.errors import ExitCode
 from tests.agent.jobs_small import small_bundle
 from tests.agent.live_daemon import CONFIG, ROOT, start_agent
 from tests.attack.outcome import Survived
@@ -65,7 +65,7 @@ def test_what_a_running_agent_refuses(
     (root / "sys").mkdir()
     there = ("--runtime-dir", str(root / "run"))
     process = start_agent(
-        root, "agent.cli", "run", "--state-dir", str(root / "state"), *there, "--config", str(root / "config.toml")
+        root, "port_agent.cli", "run", "--state-dir", str(root / "state"), *there, "--config", str(root / "config.toml")
     )
 
     def judge(code: int, out: str, said: str) -> str:

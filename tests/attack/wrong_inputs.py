@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent.cli import build_parser, main
-from planner.ir.errors import ExitCode
+from port_agent.cli import build_parser, main
+from port_planner.ir.errors import ExitCode
 from tests.attack.outcome import AttackOutcome
 
 NUMBERS = (
@@ -216,7 +216,7 @@ def here(attempt: Attempt) -> tuple[int, str, str]:
 
 def outside(attempt: Attempt) -> tuple[int, str, str]:
     """Run a command line in a process of its own: `exec` becomes the program."""
-    command = [sys.executable, "-P", "-m", "agent.cli", *attempt.words]
+    command = [sys.executable, "-P", "-m", "port_agent.cli", *attempt.words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120.0, check=False)
     return done.returncode, done.stdout, done.stderr
 

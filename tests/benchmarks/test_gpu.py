@@ -7,12 +7,12 @@ import pytest
 import torch
 from rich.console import Console
 
-from agent.backend.cpu import CpuBackend
 from benchmarks import gpu
 from benchmarks.device_steps import Job, captured, plain_steps, trained_by
 from benchmarks.gpu_jobs import METHODS, gpu_jobs
 from benchmarks.models import Workload, workload
-from planner.ir.plan import Plan
+from port_agent.backend.cpu import CpuBackend
+from port_planner.ir.plan import Plan
 from tests.simulated_device import SimBackend
 
 

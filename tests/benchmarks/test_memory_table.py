@@ -16,8 +16,8 @@ from benchmarks.mcu_networks.memory_table import (
     with_accuracy,
 )
 from benchmarks.mcu_networks.schemes import last_five
-from planner.mcu.frontend import import_module
-from planner.mcu.zoo import DigitsNet
+from port_planner.mcu.frontend import import_module
+from port_planner.mcu.zoo import DigitsNet
 
 
 def test_what_autograd_saves_is_counted_once_and_parameters_twice():

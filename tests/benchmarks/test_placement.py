@@ -3,8 +3,8 @@
 import pytest
 
 from benchmarks.placement import main, two_devices
-from planner.ir.boards import load_board
-from planner.search.placement.operator_devices import on_one_device
+from port_planner.ir.boards import load_board
+from port_planner.search.placement.operator_devices import on_one_device
 from tests.planner.steps import tiny_step
 
 

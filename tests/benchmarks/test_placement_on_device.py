@@ -2,8 +2,8 @@
 
 import pytest
 
-from agent.backend import choose
 from benchmarks.placement import main
+from port_agent.backend import choose
 from tests.simulated_device import NAME, SimBackend
 
 pytestmark = pytest.mark.own_process

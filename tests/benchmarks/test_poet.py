@@ -9,8 +9,8 @@ import pytest
 
 from benchmarks import planning
 from benchmarks.poet import InstanceError, parse_instance, read_instance, solution_matrices
-from planner.problem.model import ProblemError, Semantics
-from planner.search.solve import Outcome, solve
+from port_planner.problem.model import ProblemError, Semantics
+from port_planner.search.solve import Outcome, solve
 from tests.benchmarks.instances import HEAVY, OWN, QUICK, best_known, checker, reference_path
 
 LONG = [pytest.param(name, marks=pytest.mark.long) for name in HEAVY]

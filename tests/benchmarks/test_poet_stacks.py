@@ -10,7 +10,7 @@ import pytest
 from benchmarks import planning
 from benchmarks.poet import parse_instance
 from benchmarks.poet_stacks import KindError, bert_stack, generate, residual_net
-from planner.search.solve import Outcome, solve
+from port_planner.search.solve import Outcome, solve
 from tests.benchmarks.instances import reference_path
 
 ROOT = Path(__file__).resolve().parents[2]

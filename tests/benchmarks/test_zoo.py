@@ -19,7 +19,7 @@ from benchmarks.follow_zoo.compare import ALL_SETTINGS, SETTINGS, WRONG, Outcome
 from benchmarks.follow_zoo.shrink import WIDTH, Reach, shrink
 from benchmarks.follow_zoo.table import Results, counts, markdown
 from benchmarks.zoo import RESULTS
-from planner.job import TrainingJob
+from port_planner.job import TrainingJob
 
 SAMPLE = 40
 PROGRAMS = 200

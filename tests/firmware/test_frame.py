@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.mcu.errors import FramingError
-from agent.mcu.protocol.framing import decode_frame, encode_frame
-from planner.ir.errors import PortError
+from port_agent.mcu.errors import FramingError
+from port_agent.mcu.protocol.framing import decode_frame, encode_frame
+from port_planner.ir.errors import PortError
 
 ROOT = Path(__file__).resolve().parents[2]
 PROTOCOL = ROOT / "firmware" / "protocol"

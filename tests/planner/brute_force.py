@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 
-from planner.problem.model import (
+from port_planner.problem.model import (
     Alternative,
     Choice,
     Fate,
@@ -22,7 +22,7 @@ from planner.problem.model import (
     StageGroup,
     Tensor,
 )
-from planner.problem.replay import ScheduleCost, replay
+from port_planner.problem.replay import ScheduleCost, replay
 
 
 def random_problem(seed: int, *, semantics: Semantics = Semantics.POET, packing: bool = False) -> Problem:

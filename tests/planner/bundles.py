@@ -12,9 +12,9 @@ from typing import Any
 
 import msgpack
 
-from planner.ir.bundle.bundle import Bundle
-from planner.ir.bundle.codec import pack_integers, unpack_plan
-from planner.ir.lowering.lower import lower
+from port_planner.ir.bundle.bundle import Bundle
+from port_planner.ir.bundle.codec import pack_integers, unpack_plan
+from port_planner.ir.lowering.lower import lower
 
 
 def members(path: Path) -> dict[str, bytes]:

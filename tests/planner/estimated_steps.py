@@ -4,13 +4,13 @@ from dataclasses import replace
 from functools import cache
 
 from benchmarks.models import workload
-from planner.capture.step import capture_step
-from planner.ir.boards import estimated_costs, load_board
-from planner.ir.costs import CostTable
-from planner.ir.graph import StepGraph
-from planner.ir.lowering.lower import lower
-from planner.ir.plan import Plan
-from planner.search.pareto import least_budget
+from port_planner.capture.step import capture_step
+from port_planner.ir.boards import estimated_costs, load_board
+from port_planner.ir.costs import CostTable
+from port_planner.ir.graph import StepGraph
+from port_planner.ir.lowering.lower import lower
+from port_planner.ir.plan import Plan
+from port_planner.search.pareto import least_budget
 
 
 @cache

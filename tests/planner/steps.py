@@ -6,9 +6,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from planner.capture.step import Capture, capture_step
-from planner.ir.costs import CostTable, DeviceCosts, Flash, OpCost
-from planner.ir.graph import StepGraph
+from port_planner.capture.step import Capture, capture_step
+from port_planner.ir.costs import CostTable, DeviceCosts, Flash, OpCost
+from port_planner.ir.graph import StepGraph
 
 torch.set_num_threads(1)
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.utils._pytree as pytree
 
-from planner.batches import MOST_BUCKETS, as_columns
-from planner.job import JobError, ScriptError
+from port_planner.batches import MOST_BUCKETS, as_columns
+from port_planner.job import JobError, ScriptError
 
 
 def batch(rows: int, first: int = 0) -> dict[str, Any]:

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from planner.column_file import ColumnFile, as_column
-from planner.job import JobError
-from planner.make_bundle import tensor_chunks
+from port_planner.column_file import ColumnFile, as_column
+from port_planner.job import JobError
+from port_planner.make_bundle import tensor_chunks
 
 KINDS = (torch.float32, torch.bfloat16, torch.bool, torch.int64, torch.complex64, torch.uint8)
 
@@ -46,7 +46,7 @@ def test_a_full_disk_is_told_with_its_rows(tmp_path: Path) -> None:
     program = f"""
         import resource, signal, torch
         from pathlib import Path
-        from planner.column_file import ColumnFile
+        from port_planner.column_file import ColumnFile
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         column = ColumnFile(torch.float32, (1024,), Path({str(tmp_path)!r}))
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))

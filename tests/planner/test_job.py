@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from planner.job import Bucket, JobError, ScriptError, TrainingJob, own_code, with_model
+from port_planner.job import Bucket, JobError, ScriptError, TrainingJob, own_code, with_model
 
 
 def test_what_the_users_code_raises() -> None:

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from planner.job import JobError, TrainingJob
-from planner.make_bundle import prepare
+from port_planner.job import JobError, TrainingJob
+from port_planner.make_bundle import prepare
 from tests.planner.tied_job import ROWS, job
 
 

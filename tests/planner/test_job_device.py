@@ -5,8 +5,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from planner.job import JobError, TrainingJob
-from planner.job_device import kind_of_job, move, on_device
+from port_planner.job import JobError, TrainingJob
+from port_planner.job_device import kind_of_job, move, on_device
 from tests.simulated_device import NAME, SimBackend
 
 pytestmark = pytest.mark.own_process

@@ -10,13 +10,13 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from planner.column_file import ColumnFile
-from planner.job import JobError, ScriptError, TrainingJob
-from planner.job_sources import as_job, load_job
-from planner.make_bundle import prepare
+from port_planner.column_file import ColumnFile
+from port_planner.job import JobError, ScriptError, TrainingJob
+from port_planner.job_sources import as_job, load_job
+from port_planner.make_bundle import prepare
 
 GOOD = """
-from planner.job import TrainingJob
+from port_planner.job import TrainingJob
 import beside
 def port_job():
     return TrainingJob(model=None, loss_fn=beside.loss, optimizer=None, data=[], batch_size=4{more})
@@ -62,10 +62,10 @@ def test_classes_of_a_script_can_be_copied_and_pickled(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("x = 1", r"my_training.py has no function port_job\(\); add one that returns planner.job.TrainingJob"),
+        ("x = 1", r"my_training.py has no function port_job\(\); add one that returns port_planner.job.TrainingJob"),
         (
             "port_job = lambda: None",
-            r"port_job\(\) in .*my_training.py returned NoneType; it must return a planner.job",
+            r"port_job\(\) in .*my_training.py returned NoneType; it must return a port_planner.job",
         ),
         ("def port_job(): return [1]", r"returned list"),
     ],
@@ -98,7 +98,7 @@ def test_what_the_script_itself_raises_is_shown_with_its_own_lines(tmp_path: Pat
         load_job(script(tmp_path, text))
     message = str(caught.value)
     assert caught.value.exit_code == 2 and all(words in message for words in shown), message
-    assert "planner" not in message and "importlib" not in message and "decoder.py" not in message
+    assert "port_planner" not in message and "importlib" not in message and "decoder.py" not in message
 
 
 # -- what else says what to train

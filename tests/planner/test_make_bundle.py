@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import nn
 
-from planner.ir.bundle.bundle import Bundle
-from planner.ir.bundle.manifest import PlannedLimits
-from planner.ir.costs import DeviceCosts, Flash, OpCost
-from planner.ir.graph import GraphError, Phase
-from planner.job import ScriptError, TrainingJob
-from planner.make_bundle import InfeasibleError, default_planner, plan_all, prepare, tensor_chunks, write
-from planner.profiling.operators import Measured
-from planner.search.plan_step import PlanResult
+from port_planner.ir.bundle.bundle import Bundle
+from port_planner.ir.bundle.manifest import PlannedLimits
+from port_planner.ir.costs import DeviceCosts, Flash, OpCost
+from port_planner.ir.graph import GraphError, Phase
+from port_planner.job import ScriptError, TrainingJob
+from port_planner.make_bundle import InfeasibleError, default_planner, plan_all, prepare, tensor_chunks, write
+from port_planner.profiling.operators import Measured
+from port_planner.search.plan_step import PlanResult
 from tests.planner.tied_job import ROWS, job
 
 NO_TRAINING = Measured((), 0, 0)
@@ -172,7 +172,7 @@ def test_a_deadline_is_for_training_and_not_for_evaluation() -> None:
 
 
 def _table(ops: Sequence[OpCost]) -> Any:
-    from planner.ir.costs import CostTable
+    from port_planner.ir.costs import CostTable
 
     return CostTable(DEVICE, tuple(ops))
 

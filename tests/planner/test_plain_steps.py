@@ -2,8 +2,8 @@
 
 import torch
 
-from planner.ir.bundle.data_order import epoch_order
-from planner.plain_steps import plain_losses
+from port_planner.ir.bundle.data_order import epoch_order
+from port_planner.plain_steps import plain_losses
 from tests.planner.tied_job import ROWS, job
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.script_loading import script_spec
+from port_planner.script_loading import script_spec
 
 
 def test_a_script_is_loaded_and_nothing_is_left_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from planner.job import TrainingJob
+from port_planner.job import TrainingJob
 
 ROWS = 10
 

@@ -23,7 +23,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def checkout_version() -> str:
     """Return the version in the checkout's source."""
-    found = re.search(r'^VERSION = "([^"]+)"$', (CHECKOUT / "agent/system/__init__.py").read_text(), re.MULTILINE)
+    found = re.search(
+        r'^VERSION = "([^"]+)"$', (CHECKOUT / "agent/port_agent/system/__init__.py").read_text(), re.MULTILINE
+    )
     assert found is not None
     return found[1]
 
@@ -61,7 +63,7 @@ def variant(original: Path, scratch: Path, suffix: str, *, dies_at_start: bool =
         replace_once(unit, "Description=PORT agent", f"Description=PORT agent {suffix}")
     with (root / "etc/port-agent/config.toml").open("a") as config:
         config.write(f"# as shipped with {suffix}\n")  # an upgrade must not trip over a file that the user changed
-    front = application / "agent/cli/__init__.py"
+    front = application / "port_agent/cli/__init__.py"
     if dies_at_start:
         front.write_text(front.read_text() + DIES_AT_START)
     if broken:

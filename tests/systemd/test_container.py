@@ -41,7 +41,7 @@ def test_installed_agent_is_ready_hardened_and_reachable(container: Container) -
     assert check(container, "stat -c '%G %a' /var/lib/port-agent/inbox") == "port-agent 3770"
     assert "port-agent" in check(container, "id -nG port-agent") and "dialout" in check(container, "id -nG port-agent")
     site = "/opt/port-agent/current/lib/python3.11/site-packages"
-    check(container, f"ls {site}/planner/ir/board_files/*.toml {site}/agent/dashboard/static/*.html")
+    check(container, f"ls {site}/port_planner/ir/board_files/*.toml {site}/port_agent/dashboard/static/*.html")
     check(container, "port-agent status --json")
     assert container.run("runuser -u nobody -- port-agent status --json").rc != 0
     check(container, "systemd-analyze security --threshold=21 --no-pager port-agent")

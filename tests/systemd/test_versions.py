@@ -55,7 +55,7 @@ def make_payload(directory: Path, version: str, lock: str = "torch==2.13.0\n", *
     metadata = directory / f"app/port_agent-{version}.dist-info/METADATA"
     metadata.parent.mkdir(parents=True)
     metadata.write_text(f"Name: port-agent\nVersion: {version}\n")
-    package = directory / "app/agent/cli"
+    package = directory / "app/port_agent/cli"
     package.mkdir(parents=True)
     (package.parent / "__init__.py").touch()
     (package / "__init__.py").write_text(f"def main():\n    return {0 if answers else 1}\n")
@@ -109,7 +109,7 @@ def test_version_that_does_not_answer_goes_back(store: Store, tmp_path: Path) ->
     service = Recorder(store)
     add(store, service, make_payload(tmp_path / "a", "1.0"))
     mute = make_payload(tmp_path / "b", "1.1")
-    front = mute.application / "agent/cli/__init__.py"
+    front = mute.application / "port_agent/cli/__init__.py"
     front.write_text("import sys\ndef main():\n    return int('status' in sys.argv)\n")
     with pytest.raises(ServiceError, match="does not answer"):
         add(store, service, mute)

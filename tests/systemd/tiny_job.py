@@ -2,7 +2,7 @@
 
 import torch
 
-from planner.job import TrainingJob
+from port_planner.job import TrainingJob
 
 
 def port_job() -> TrainingJob:

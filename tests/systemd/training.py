@@ -64,7 +64,7 @@ def make_bundle(directory: Path) -> Path:
     """Return a bundle of the tiny job, planned on this machine."""
     bundle = directory / "tiny.port"
     script = Path(__file__).with_name("tiny_job.py")
-    plan = [sys.executable, "-m", "agent.cli", "plan", str(script), "--ram", "450M", "--strategy", "greedy"]
+    plan = [sys.executable, "-m", "port_agent.cli", "plan", str(script), "--ram", "450M", "--strategy", "greedy"]
     plan += ["--page-dir", str(directory), "-o", str(bundle)]
     ran = subprocess.run(plan, cwd=CHECKOUT, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr

@@ -4,10 +4,10 @@ import inspect
 
 import pytest
 
-from agent.backend.base import Backend
-from agent.backend.cpu import CpuBackend
-from agent.backend.cuda import CudaBackend
-from agent.backend.mps import MpsBackend
+from port_agent.backend.base import Backend
+from port_agent.backend.cpu import CpuBackend
+from port_agent.backend.cuda import CudaBackend
+from port_agent.backend.mps import MpsBackend
 from tests.simulated_device import SimBackend
 
 WORDS = [name for name, _ in inspect.getmembers(Backend, inspect.isfunction) if not name.startswith("_")]

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.backend.base import DeviceAbsentError
-from agent.backend.choose import backend_of
-from agent.backend.cpu import CpuBackend
+from port_agent.backend.base import DeviceAbsentError
+from port_agent.backend.choose import backend_of
+from port_agent.backend.cpu import CpuBackend
 from tests.simulated_device import NAME, installed
 
 
@@ -22,7 +22,7 @@ def test_a_device_that_this_agent_does_not_know_is_refused_by_name() -> None:
 
 
 def test_a_device_of_another_package_is_found_by_its_entry_point(tmp_path: Path) -> None:
-    program = f"from agent.backend.choose import backend_of; print(backend_of({NAME!r}).kind)"
+    program = f"from port_agent.backend.choose import backend_of; print(backend_of({NAME!r}).kind)"
     words = [sys.executable, "-c", program]
     done = subprocess.run(words, env=installed(tmp_path), capture_output=True, text=True, cwd="/", check=False)
     assert done.stdout == f"{NAME}\n", done.stderr

@@ -2,7 +2,7 @@
 
 import torch
 
-from agent.backend.cpu import DONE, CpuBackend
+from port_agent.backend.cpu import DONE, CpuBackend
 
 
 def test_a_copy_is_there_when_it_is_asked_for() -> None:

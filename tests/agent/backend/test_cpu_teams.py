@@ -6,8 +6,8 @@ import threading
 import pytest
 import torch
 
-from agent.backend.cpu_teams import CpuTeamError, CpuTeams
-from planner.ir.devices.cpu_teams import CpuTeam
+from port_agent.backend.cpu_teams import CpuTeamError, CpuTeams
+from port_planner.ir.devices.cpu_teams import CpuTeam
 
 USABLE = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 needs_cores = pytest.mark.skipif(not USABLE, reason="the system ties no thread to cores")

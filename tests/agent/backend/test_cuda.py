@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from agent.backend.base import DeviceAbsentError
-from agent.backend.cuda import CudaBackend, held_by, pin_as_asked
+from port_agent.backend.base import DeviceAbsentError
+from port_agent.backend.cuda import CudaBackend, held_by, pin_as_asked
 
 absent = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA GPU")
 present = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")

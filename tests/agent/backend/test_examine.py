@@ -5,9 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from agent.backend import examine
-from agent.backend.enforcement import ALLOCATOR, ALLOWED, DATA, GROUP, KILLED, REFUSED
-from agent.health import doctor
+from port_agent.backend import examine
+from port_agent.backend.enforcement import ALLOCATOR, ALLOWED, DATA, GROUP, KILLED, REFUSED
+from port_agent.health import doctor
 from tests.simulated_device import CONTEXT_BYTES, NAME, installed
 
 
@@ -16,7 +16,7 @@ def test_the_doctor_judges_by_what_is_taken() -> None:
 
 
 def test_each_device_is_reported_and_the_cpu_is_none(tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "agent.backend.examine"]
+    words = [sys.executable, "-m", "port_agent.backend.examine"]
     done = subprocess.run(words, env=installed(tmp_path), capture_output=True, text=True, cwd="/", check=True)
     version, reports = json.loads(done.stdout)
     assert version.startswith("2.")

@@ -2,8 +2,8 @@
 
 import torch
 
-from agent.backend.cpu import CpuBackend
-from agent.backend.host_copies import HostCopies
+from port_agent.backend.cpu import CpuBackend
+from port_agent.backend.host_copies import HostCopies
 
 
 def test_a_key_has_one_copy_of_so_many_bytes_and_it_is_present_once_it_is_current() -> None:

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from agent.backend.base import DeviceAbsentError
-from agent.backend.mps import HighWater, MpsBackend, fraction_of
+from port_agent.backend.base import DeviceAbsentError
+from port_agent.backend.mps import HighWater, MpsBackend, fraction_of
 
 
 class Allocator:

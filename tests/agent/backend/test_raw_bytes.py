@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from agent.backend.raw_bytes import block, view
-from planner.ir.direct_io import BLOCK
-from planner.ir.graph import Value
-from planner.ir.process_memory import resident_bytes
+from port_agent.backend.raw_bytes import block, view
+from port_planner.ir.direct_io import BLOCK
+from port_planner.ir.graph import Value
+from port_planner.ir.process_memory import resident_bytes
 
 
 @pytest.mark.parametrize(

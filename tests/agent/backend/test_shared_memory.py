@@ -4,8 +4,8 @@ import gc
 
 import torch
 
-from agent.backend.raw_bytes import block
-from agent.backend.shared_memory import SharedMemory
+from port_agent.backend.raw_bytes import block
+from port_agent.backend.shared_memory import SharedMemory
 
 CPU = torch.device("cpu")
 """A storage over memory of someone else's is made on it as on any device."""

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from agent.backend.transfer_ring import TransferRing
+from port_agent.backend.transfer_ring import TransferRing
 from tests.simulated_device import NAME, SimBackend
 
 pytestmark = pytest.mark.own_process

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 from rich.console import RenderableType
 
-from agent.cli.daemon_views import show
+from port_agent.cli.daemon_views import show
 from tests.agent.mcu.simulated_board import built, model, simulator
 
 __all__ = ["built", "model", "shown", "simulator"]

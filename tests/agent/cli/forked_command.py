@@ -3,9 +3,9 @@
 import os
 import sys
 
-import agent.follow.budget
-import agent.prepare.within_budget  # noqa: F401
-from agent.cli import main
+import port_agent.follow.budget
+import port_agent.prepare.within_budget  # noqa: F401
+from port_agent.cli import main
 from tests.simulated_device import register
 
 __all__ = ["main", "main_with_device"]

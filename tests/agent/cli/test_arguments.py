@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.cli import main
-from agent.cli.arguments import host_and_port, use_cores
-from agent.system import VERSION
+from port_agent.cli import main
+from port_agent.cli.arguments import host_and_port, use_cores
+from port_agent.system import VERSION
 
 SIZES = ("abc", "-5", "1e400", "", "0", "9" * 5000)
 DURATIONS = ("99999999d", "abc", "1e400", "", "0", "nan")

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from agent.cli import main
-from agent.control.client import ControlError
+from port_agent.cli import main
+from port_agent.control.client import ControlError
 from tests.agent.live_daemon import BUNDLE, ROOT, daemon
 
 
 def first_lines(*words: str, number: int) -> str:
     """Return the first lines of a command that does not end by itself, as a pipe gets them."""
-    command = [sys.executable, "-m", "agent.cli", *words]
+    command = [sys.executable, "-m", "port_agent.cli", *words]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         lines = [process.stdout.readline() for _ in range(number)]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
-from agent.cli.daemon_views import (
+from port_agent.cli.daemon_views import (
     doctor_screen,
     flash_life_line,
     job_screen,

@@ -7,20 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from agent.cli import main
-from agent.cli.devices_and_plots import BITWISE, REORDERED, operator_sums, too_slow, wanted_pace
-from agent.prepare.making.device_costs import other_board
-from planner.deadline import DeadlineError, Pace
-from planner.ir.boards import BoardError, load_board
-from planner.ir.costs import OpCost
-from planner.ir.errors import ExitCode
-from planner.ir.graph import Phase, Piece
-from planner.ir.lowering.lower import lower
-from planner.ir.plan import Plan
-from planner.problem.placed_step import placed_step
-from planner.profiling.operators import Measured
-from planner.search.placement.operator_devices import together_of
-from planner.search.plan_step import plan_step
+from port_agent.cli import main
+from port_agent.cli.devices_and_plots import BITWISE, REORDERED, operator_sums, too_slow, wanted_pace
+from port_agent.prepare.making.device_costs import other_board
+from port_planner.deadline import DeadlineError, Pace
+from port_planner.ir.boards import BoardError, load_board
+from port_planner.ir.costs import OpCost
+from port_planner.ir.errors import ExitCode
+from port_planner.ir.graph import Phase, Piece
+from port_planner.ir.lowering.lower import lower
+from port_planner.ir.plan import Plan
+from port_planner.problem.placed_step import placed_step
+from port_planner.profiling.operators import Measured
+from port_planner.search.placement.operator_devices import together_of
+from port_planner.search.plan_step import plan_step
 from tests.agent.jobs_small import small_bundle
 from tests.planner.estimated_steps import budget, captured
 from tests.planner.steps import costs_of, tiny_step

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from agent.cli import main
-from agent.cli.energy import _ask
-from agent.energy.attribution.one_job import Charge, EnergyPhase
-from agent.energy.ledger import FILE_NAME, Ledger
-from agent.energy.report import ReportOptions, ReportQueryError, read_report, report_from_dict, report_from_query
-from agent.energy.sources.base import Kind
-from agent.energy.timeline import GpuShare
-from planner.ir.errors import PortError
+from port_agent.cli import main
+from port_agent.cli.energy import _ask
+from port_agent.energy.attribution.one_job import Charge, EnergyPhase
+from port_agent.energy.ledger import FILE_NAME, Ledger
+from port_agent.energy.report import ReportOptions, ReportQueryError, read_report, report_from_dict, report_from_query
+from port_agent.energy.sources.base import Kind
+from port_agent.energy.timeline import GpuShare
+from port_planner.ir.errors import PortError
 from tests.agent.energy.simulated import write_afternoon
 
 
@@ -104,12 +104,12 @@ def test_bad_arguments_are_named(
 def test_without_an_agent_the_ledger_itself_is_read(
     capsys: pytest.CaptureFixture[str], state_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agent.cli.places.SYSTEM_RUNTIME_DIR", tmp_path)
+    monkeypatch.setattr("port_agent.cli.places.SYSTEM_RUNTIME_DIR", tmp_path)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    monkeypatch.setattr("agent.cli.places.SYSTEM_STATE_DIR", state_dir)
+    monkeypatch.setattr("port_agent.cli.places.SYSTEM_STATE_DIR", state_dir)
     assert main(["energy", "--csv"]) == 0
     assert "job,1,measured," in capsys.readouterr().out
-    monkeypatch.setattr("agent.cli.places.SYSTEM_STATE_DIR", tmp_path)
+    monkeypatch.setattr("port_agent.cli.places.SYSTEM_STATE_DIR", tmp_path)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     assert main(["energy", "--csv"]) == 3
     assert "no agent is running" in capsys.readouterr().err
@@ -119,7 +119,7 @@ def test_dashboard_command_serves_until_interrupted(tmp_path: Path) -> None:
     command = [
         sys.executable,
         "-m",
-        "agent.cli",
+        "port_agent.cli",
         "dashboard",
         "--port",
         "0",

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.cli import main
-from agent.energy.media import FlashPrices
-from planner.ir.errors import ExitCode
+from port_agent.cli import main
+from port_agent.energy.media import FlashPrices
+from port_planner.ir.errors import ExitCode
 from tests.agent.follow.programs import followed, written
 
 
@@ -63,7 +63,7 @@ def test_wrong_arguments_are_one_line(
 
 def test_a_budget_below_the_process_itself_is_one_line(tmp_path: Path) -> None:
     written(tmp_path, "import torch")
-    words = [sys.executable, "-m", "agent.cli", "exec", "--ram", "10M", "--", "train.py"]
+    words = [sys.executable, "-m", "port_agent.cli", "exec", "--ram", "10M", "--", "train.py"]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
     assert "10.0 MiB" in done.stderr and done.stderr.count("\n") == 1
@@ -101,7 +101,7 @@ def test_flash_is_priced_as_its_owner_says(tmp_path: Path, monkeypatch: pytest.M
         asked.append(prices)
         return 0.5
 
-    monkeypatch.setattr("agent.cli.exec.wear_joules_per_byte", priced)
+    monkeypatch.setattr("port_agent.cli.exec.wear_joules_per_byte", priced)
     monkeypatch.setattr("os.execve", lambda path, command, environment: became.append(command))
     program = ["--config", str(config), "--", str(tmp_path / "train.py")]
     main(["exec", "--tensors", "1G", *program])

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from agent.cli.follow_job import Summary, TrainingFailedError, follow, print_report
-from agent.worker.protocol import (
+from port_agent.cli.follow_job import Summary, TrainingFailedError, follow, print_report
+from port_agent.worker.protocol import (
     EvaluationDone,
     Event,
     StepDone,
@@ -18,9 +18,9 @@ from agent.worker.protocol import (
     WorkerReady,
     encode_message,
 )
-from agent.worker.start import start_worker
-from planner.ir.bundle.bundle import read_manifest
-from planner.ir.bundle.manifest import Manifest
+from port_agent.worker.start import start_worker
+from port_planner.ir.bundle.bundle import read_manifest
+from port_planner.ir.bundle.manifest import Manifest
 from tests.agent.jobs_small import small_bundle
 
 READY = WorkerReady(pid=1, step=0, total_steps=2, planned_peak_bytes=300 << 20)
@@ -89,7 +89,7 @@ def test_a_report_leaves_out_what_was_not(
 
 WORKER = """
 import os, signal, socket, sys
-from agent.worker.protocol import *
+from port_agent.worker.protocol import *
 line = socket.socket(fileno=int(sys.argv[-1]))
 say = lambda *events: line.sendall(b"".join(map(encode_message, events)))
 hear = lambda: [type(decode_command(text)) for text in line.recv(4096).splitlines()]

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.cli import places
-from agent.control.http import SOCKET_NAME
+from port_agent.cli import places
+from port_agent.control.http import SOCKET_NAME
 
 
 def become(monkeypatch: pytest.MonkeyPatch, user: int) -> None:

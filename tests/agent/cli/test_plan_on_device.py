@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from agent.cli import main
-from agent.health.conditions import HealthBoard
-from agent.jobs.model import JobKind, JobSpec, JobState
-from agent.jobs.store import JobStore
-from agent.policy.decide import ResourceLimits
-from agent.supervisor.inbox import Inboxes
-from agent.supervisor.job.run_state import Surroundings
-from agent.supervisor.job.runner import Runner
-from agent.supervisor.job.worker_kinds import WorkerKind, read_training_bundle, torch_environment
-from agent.system.clock import SystemClock
-from agent.system.locks import LockFile
-from agent.worker.options import TORCH_WORKER
+from port_agent.cli import main
+from port_agent.health.conditions import HealthBoard
+from port_agent.jobs.model import JobKind, JobSpec, JobState
+from port_agent.jobs.store import JobStore
+from port_agent.policy.decide import ResourceLimits
+from port_agent.supervisor.inbox import Inboxes
+from port_agent.supervisor.job.run_state import Surroundings
+from port_agent.supervisor.job.runner import Runner
+from port_agent.supervisor.job.worker_kinds import WorkerKind, read_training_bundle, torch_environment
+from port_agent.system.clock import SystemClock
+from port_agent.system.locks import LockFile
+from port_agent.worker.options import TORCH_WORKER
 from tests.forked import run_forked
 from tests.simulated_device import CONTEXT_BYTES, COPY_S, ROUNDING, SHARED_S, UNIFIED, installed
 
@@ -28,7 +28,7 @@ SCRIPT = """
 import torch
 from torch import nn
 from torch.nn import functional
-from planner.job import TrainingJob
+from port_planner.job import TrainingJob
 
 def loss_fn(model, x, y):
     return functional.cross_entropy(model(x), y)
@@ -56,7 +56,7 @@ class Agent:
 
     def run(self, *words: str, **more: str) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
-            [sys.executable, "-m", "agent.cli", *words], cwd=self.folder, env={**self.environment, **more},
+            [sys.executable, "-m", "port_agent.cli", *words], cwd=self.folder, env={**self.environment, **more},
             capture_output=True, text=True,
         )  # fmt: skip
 

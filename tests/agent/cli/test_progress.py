@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from agent.cli.progress import Spent, StageBar
+from port_agent.cli.progress import Spent, StageBar
 
 
 def drawn(bar: StageBar) -> list[tuple[str, float, bool, bool]]:
@@ -42,7 +42,7 @@ def test_into_a_pipe_nothing_is_drawn(monkeypatch: pytest.MonkeyPatch, quiet: bo
 
 def test_time_is_booked_on_the_stage_that_was_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = iter([Spent(10.0, 1.0), Spent(12.0, 2.0), Spent(15.0, 2.5), Spent(16.0, 4.5), Spent(17.0, 5.0)])
-    monkeypatch.setattr("agent.cli.progress._clocks", lambda: next(ticks))
+    monkeypatch.setattr("port_agent.cli.progress._clocks", lambda: next(ticks))
     bar = StageBar(("capture", "plan"), quiet=True)
     bar.update("capture", 1.0)
     bar.update("plan", 0.5)

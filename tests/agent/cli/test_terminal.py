@@ -10,8 +10,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from agent.cli import main
-from agent.cli.terminal import draw, guarded, printable, terminal
+from port_agent.cli import main
+from port_agent.cli.terminal import draw, guarded, printable, terminal
 
 ROOT = Path(__file__).resolve().parents[3]
 EVIL = "\x1b]0;owned\x07\x1b[2J[bold red]a[/][link=file:///etc/passwd]b[/link]\u202etxt.exe\r:smile:\x9b31m"

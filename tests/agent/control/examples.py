@@ -1,7 +1,7 @@
 """A status as the supervisor answers it."""
 
-from agent.control.answers import AgentStatus, DeviceState, FlashLife, IdleSignalState, RunStatus
-from agent.health.conditions import HealthItem, Severity
+from port_agent.control.answers import AgentStatus, DeviceState, FlashLife, IdleSignalState, RunStatus
+from port_agent.health.conditions import HealthItem, Severity
 
 
 def status() -> AgentStatus:

@@ -1,7 +1,7 @@
 """Metrics of the supervisor in Prometheus' text format."""
 
-from agent.control.agent_metrics import agent_families
-from agent.system.prometheus import exposition
+from port_agent.control.agent_metrics import agent_families
+from port_agent.system.prometheus import exposition
 from tests.agent.control.examples import status
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.control.client import ControlClient, ControlError
+from port_agent.control.client import ControlClient, ControlError
 
 
 def test_a_file_that_is_no_socket(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agent.control.http import (
+from port_agent.control.http import (
     HttpError,
     HttpRequest,
     HttpResponse,

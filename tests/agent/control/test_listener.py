@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.control.http import HttpRequest, HttpResponse, json_response
-from agent.control.listener import Listener
+from port_agent.control.http import HttpRequest, HttpResponse, json_response
+from port_agent.control.listener import Listener
 
 GET = b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n"
 
@@ -89,7 +89,7 @@ def test_who_is_being_answered_is_not_sent_away(tmp_path: Path) -> None:
 
 def test_a_question_is_answered_while_there_are_no_descriptors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "socket"
-    monkeypatch.setattr("agent.control.listener._RETRY_S", 0.0)
+    monkeypatch.setattr("port_agent.control.listener._RETRY_S", 0.0)
 
     async def test() -> None:
         clients = [socket.socket(socket.AF_UNIX) for _ in range(4)]  # all that are left belong to somebody else

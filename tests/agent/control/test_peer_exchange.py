@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from agent.control.client import ControlClient
-from agent.control.peer_exchange import PeerExchange
-from agent.peers.connection.messages import ANSWER_LIMIT_BYTES
-from agent.peers.exchange.answers import NotAnsweredError, Subject
-from planner.search.plan_problem import PlanProblem, pack_answer, pack_problem
+from port_agent.control.client import ControlClient
+from port_agent.control.peer_exchange import PeerExchange
+from port_agent.peers.connection.messages import ANSWER_LIMIT_BYTES
+from port_agent.peers.exchange.answers import NotAnsweredError, Subject
+from port_planner.search.plan_problem import PlanProblem, pack_answer, pack_problem
 from tests.agent.paired_agents import history, paired_agents, row
 from tests.planner.estimated_steps import budget, captured
 from tests.waiting import until

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.control.http import HttpError
-from agent.control.requests import (
+from port_agent.control.http import HttpError
+from port_agent.control.requests import (
     JobChange,
     WrongAnswer,
     job_change,
@@ -14,7 +14,7 @@ from agent.control.requests import (
     solving_seconds,
     wrong_answer,
 )
-from agent.jobs.model import JobKind, JobRequestError, JobSpec
+from port_agent.jobs.model import JobKind, JobRequestError, JobSpec
 
 
 def test_a_job_with_an_uploaded_bundle(tmp_path: Path) -> None:

@@ -7,13 +7,13 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from agent.dashboard.server import Dashboard
-from agent.energy.report import ReportOptions, read_report
-from agent.peers.announcement import Announcement
-from agent.peers.sightings import Peer
-from agent.peers.state import PublicState
-from agent.supervisor.peers.discovery import row
-from planner.ir.errors import PortError
+from port_agent.dashboard.server import Dashboard
+from port_agent.energy.report import ReportOptions, read_report
+from port_agent.peers.announcement import Announcement
+from port_agent.peers.sightings import Peer
+from port_agent.peers.state import PublicState
+from port_agent.supervisor.peers.discovery import row
+from port_planner.ir.errors import PortError
 from tests.agent.energy.simulated import write_afternoon
 
 ATTIC = Peer(

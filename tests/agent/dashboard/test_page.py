@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.dashboard.page import embed_json, render_report
-from agent.energy.report import EnergyReport
+from port_agent.dashboard.page import embed_json, render_report
+from port_agent.energy.report import EnergyReport
 from tests.agent.energy.simulated import priced_report, write_afternoon
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.dashboard.page import render_report
-from agent.energy.report import ReportOptions, read_report
+from port_agent.dashboard.page import render_report
+from port_agent.energy.report import ReportOptions, read_report
 from tests.agent.dashboard.browser import chromium, dump_dom, screenshot
 from tests.agent.energy.simulated import write_afternoon
 

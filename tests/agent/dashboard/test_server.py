@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.dashboard.server import MOST_CONNECTIONS, Dashboard, DashboardError
+from port_agent.dashboard.server import MOST_CONNECTIONS, Dashboard, DashboardError
 from tests.agent.dashboard.browser import chromium, dump_dom, screenshot
 from tests.agent.dashboard.conftest import FakeAgent
 

@@ -3,13 +3,13 @@
 import math
 from pathlib import Path
 
-from agent.energy.ledger import Ledger
-from agent.energy.meter import EnergyMeter, MeterSeams
-from agent.energy.report import EnergyReport, ReportOptions, read_report
-from agent.energy.sources.estimated import PowerModel
-from agent.energy.sources.registry import EnergyConfig, SourceChoice
-from agent.energy.wear_account import WearAccount
-from agent.worker.protocol import CheckpointWritten, StepDone, WorkerPaused, WorkerResumed
+from port_agent.energy.ledger import Ledger
+from port_agent.energy.meter import EnergyMeter, MeterSeams
+from port_agent.energy.report import EnergyReport, ReportOptions, read_report
+from port_agent.energy.sources.estimated import PowerModel
+from port_agent.energy.sources.registry import EnergyConfig, SourceChoice
+from port_agent.energy.wear_account import WearAccount
+from port_agent.worker.protocol import CheckpointWritten, StepDone, WorkerPaused, WorkerResumed
 from tests.agent.energy.recordings import ScriptedSource
 
 START_UNIX = 1_762_160_400.0

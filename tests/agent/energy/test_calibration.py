@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from agent.energy.calibration import Calibration, CalibrationError, MeteredRun, WorkClass, fit, meter_runs
+from port_agent.energy.calibration import Calibration, CalibrationError, MeteredRun, WorkClass, fit, meter_runs
 from tests.agent.energy.recordings import ScriptedSource
 
 STATIC_WATTS = 2.7

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent.energy.drift import TOLERANCE, WINDOW_STEPS, Correction, DriftWatch
+from port_agent.energy.drift import TOLERANCE, WINDOW_STEPS, Correction, DriftWatch
 
 
 def feed(

@@ -1,6 +1,6 @@
 """What is wrong with metering now: one issue for each code and key, until it is cleared."""
 
-from agent.energy.issues import EnergyIssue, IssueList
+from port_agent.energy.issues import EnergyIssue, IssueList
 
 
 def test_an_issue_holds_once_for_its_key_until_it_is_cleared() -> None:

@@ -7,7 +7,7 @@ MODULES = ("meter", "metrics", "report", "sources.registry", "sources.power_mode
 
 
 def test_imports_of_the_core() -> None:
-    script = f"import sys\nfor m in {MODULES!r}: __import__('agent.energy.' + m)\n"
+    script = f"import sys\nfor m in {MODULES!r}: __import__('port_agent.energy.' + m)\n"
     script += "print([m for m in ('torch', 'numpy', 'rich', 'plotext') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

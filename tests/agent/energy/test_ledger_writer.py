@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from agent.energy.issues import IssueList
-from agent.energy.ledger import Ledger, LedgerError
-from agent.energy.ledger_writer import LedgerWriter
-from agent.energy.wear import DiskCounter
-from agent.energy.wear_account import WearAccount
+from port_agent.energy.issues import IssueList
+from port_agent.energy.ledger import Ledger, LedgerError
+from port_agent.energy.ledger_writer import LedgerWriter
+from port_agent.energy.wear import DiskCounter
+from port_agent.energy.wear_account import WearAccount
 from tests.agent.energy.device_trees import STAT, disk
 
 NOON = 1_760_000_000.0

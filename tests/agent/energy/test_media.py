@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.energy.media import FlashPrices, medium_of, medium_under, used_life
-from planner.ir.costs import MediumKind
+from port_agent.energy.media import FlashPrices, medium_of, medium_under, used_life
+from port_planner.ir.costs import MediumKind
 
 ASSUMED = FlashPrices()
 GB = 10**9

@@ -14,19 +14,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agent.energy.ledger import Ledger, LedgerError
-from agent.energy.meter import EnergyMeter, MeterSeams, open_meter
-from agent.energy.report import ReportOptions, csv_rows, read_report, report_from_dict
-from agent.energy.sources.base import Kind, PowerSource, Reading
-from agent.energy.sources.estimated import CpuTime, EstimatedSource, LoadProbe, PowerModel
-from agent.energy.sources.ina3221 import Ina3221Source
-from agent.energy.sources.jetson_rails import BoardTotal
-from agent.energy.sources.rapl import RaplSource
-from agent.energy.sources.registry import EnergyConfig, SourceChoice
-from agent.energy.sources.tegrastats import parse_line
-from agent.energy.wear import DiskCounter
-from agent.energy.wear_account import WearAccount
-from agent.worker.protocol import StepDone, WorkerPaused, WorkerResumed
+from port_agent.energy.ledger import Ledger, LedgerError
+from port_agent.energy.meter import EnergyMeter, MeterSeams, open_meter
+from port_agent.energy.report import ReportOptions, csv_rows, read_report, report_from_dict
+from port_agent.energy.sources.base import Kind, PowerSource, Reading
+from port_agent.energy.sources.estimated import CpuTime, EstimatedSource, LoadProbe, PowerModel
+from port_agent.energy.sources.ina3221 import Ina3221Source
+from port_agent.energy.sources.jetson_rails import BoardTotal
+from port_agent.energy.sources.rapl import RaplSource
+from port_agent.energy.sources.registry import EnergyConfig, SourceChoice
+from port_agent.energy.sources.tegrastats import parse_line
+from port_agent.energy.wear import DiskCounter
+from port_agent.energy.wear_account import WearAccount
+from port_agent.worker.protocol import StepDone, WorkerPaused, WorkerResumed
 from tests.agent.energy.device_trees import RANGE_UJ, STAT, disk, hwmon, zone
 from tests.agent.energy.recordings import ScriptedSource, local
 

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from agent.energy.ledger import Ledger
-from agent.energy.meter import EnergyMeter, MeterSeams
-from agent.energy.metrics import meter_families
-from agent.energy.sources.base import Kind
-from agent.energy.sources.estimated import PowerModel
-from agent.energy.sources.registry import EnergyConfig, SourceChoice
-from agent.system.prometheus import exposition
-from agent.worker.protocol import StepDone
+from port_agent.energy.ledger import Ledger
+from port_agent.energy.meter import EnergyMeter, MeterSeams
+from port_agent.energy.metrics import meter_families
+from port_agent.energy.sources.base import Kind
+from port_agent.energy.sources.estimated import PowerModel
+from port_agent.energy.sources.registry import EnergyConfig, SourceChoice
+from port_agent.system.prometheus import exposition
+from port_agent.worker.protocol import StepDone
 from tests.agent.energy.recordings import ScriptedSource
 
 UNIX = 1_760_000_000.0

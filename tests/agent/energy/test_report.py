@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.dashboard.page import render_report
-from agent.energy.report import EnergyReport, PowerCurve, ReportOptions, csv_rows, read_report
+from port_agent.dashboard.page import render_report
+from port_agent.energy.report import EnergyReport, PowerCurve, ReportOptions, csv_rows, read_report
 from tests.agent.energy.simulated import IDLE_WATTS, priced_report, write_afternoon
 
 
@@ -100,7 +100,7 @@ def test_csv_and_json_round_trip(report: EnergyReport) -> None:
 
 
 def test_empty_ledger_gives_an_empty_report(tmp_path: Path) -> None:
-    from agent.energy.ledger import Ledger
+    from port_agent.energy.ledger import Ledger
 
     Ledger(tmp_path / "energy.sqlite", 1e9).close(1e9)
     report = read_report(tmp_path / "energy.sqlite", ReportOptions(), 1e9 + 5)

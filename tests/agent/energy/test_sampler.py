@@ -4,11 +4,11 @@ from collections.abc import Callable
 
 import pytest
 
-from agent.energy.issues import IssueList
-from agent.energy.sampler import Sampler
-from agent.energy.sources.base import Kind, Reading
-from agent.energy.sources.registry import SourceChoice, SourceReport
-from agent.energy.timeline import Interval
+from port_agent.energy.issues import IssueList
+from port_agent.energy.sampler import Sampler
+from port_agent.energy.sources.base import Kind, Reading
+from port_agent.energy.sources.registry import SourceChoice, SourceReport
+from port_agent.energy.timeline import Interval
 from tests.agent.energy.recordings import ScriptedSource
 
 

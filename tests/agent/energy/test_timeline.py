@@ -2,8 +2,8 @@
 
 import pytest
 
-from agent.energy.sources.base import Coverage, GpuReading, Kind, Reading, SourceInfo
-from agent.energy.timeline import GpuShare, Integrator, Interval
+from port_agent.energy.sources.base import Coverage, GpuReading, Kind, Reading, SourceInfo
+from port_agent.energy.timeline import GpuShare, Integrator, Interval
 
 METER = SourceInfo("meter", Kind.MEASURED, Coverage.BOARD, "all", 0.001, 1.0)
 COUNTER = SourceInfo("counter", Kind.MEASURED, Coverage.PACKAGE, "all", 0.001, 1.0)

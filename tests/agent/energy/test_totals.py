@@ -1,8 +1,8 @@
 """Sums per job and phase."""
 
-from agent.energy.attribution.one_job import Charge, EnergyPhase
-from agent.energy.sources.base import Kind
-from agent.energy.totals import JobEnergy, Totals
+from port_agent.energy.attribution.one_job import Charge, EnergyPhase
+from port_agent.energy.sources.base import Kind
+from port_agent.energy.totals import JobEnergy, Totals
 
 
 def charge(job: str, phase: EnergyPhase, seconds: float, gross: float, net: float | None) -> Charge:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.energy.sources.base import SourceError
-from agent.energy.wear import DiskCounter, block_device_of, outlook, parse_life_time, parse_written_bytes
+from port_agent.energy.sources.base import SourceError
+from port_agent.energy.wear import DiskCounter, block_device_of, outlook, parse_life_time, parse_written_bytes
 from tests.agent.energy.device_trees import STAT, disk
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from agent.energy.wear_account import WearAccount
+from port_agent.energy.wear_account import WearAccount
 
 
 @pytest.fixture

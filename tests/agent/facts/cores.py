@@ -6,7 +6,7 @@ Speeds and `capacity-dmips-mhz` as they were quoted from those boards; capacitie
 from collections.abc import Sequence
 from pathlib import Path
 
-from agent.facts.sysfs import Tree
+from port_agent.facts.sysfs import Tree
 from tests.agent.trees import write_tree
 
 Kind = tuple[int, str | None, int | None, int | None]

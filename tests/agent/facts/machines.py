@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.facts import SensorOptions
-from agent.facts.linux import LinuxPlatform
+from port_agent.facts import SensorOptions
+from port_agent.facts.linux import LinuxPlatform
 from tests.agent.trees import MAINS, supply_tree, write_tree
 
 OPTIONS = SensorOptions(state_dir=Path("/"))

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.facts.cpu_clusters import CpuCluster, clusters_text, read_clusters
-from agent.facts.sysfs import Tree
+from port_agent.facts.cpu_clusters import CpuCluster, clusters_text, read_clusters
+from port_agent.facts.sysfs import Tree
 from tests.agent.facts.cores import PI_5, RK3399, RK3588, S922X, Kind, machine
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.facts import Answer, OwnUse
-from agent.facts.gpu import SENSOR, gpu_signal, jetson_load_percent, parse_utilization, present_kinds
-from agent.facts.sysfs import Tree
+from port_agent.facts import Answer, OwnUse
+from port_agent.facts.gpu import SENSOR, gpu_signal, jetson_load_percent, parse_utilization, present_kinds
+from port_agent.facts.sysfs import Tree
 from tests.agent.facts.machines import OPTIONS, fake_program, linux, on_path
 from tests.agent.trees import write_tree
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.facts import Answer
-from agent.facts.idle import CpuLoad, cpu_signal, logind_signal, parse_busctl, parse_pressure, terminal_signal
-from agent.facts.sysfs import Tree
+from port_agent.facts import Answer
+from port_agent.facts.idle import CpuLoad, cpu_signal, logind_signal, parse_busctl, parse_pressure, terminal_signal
+from port_agent.facts.sysfs import Tree
 from tests.agent.facts.machines import OPTIONS, stat
 from tests.agent.trees import write_tree
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.facts.jetson import parse_tegrastats, read_tegrastats
+from port_agent.facts.jetson import parse_tegrastats, read_tegrastats
 from tests.agent.trees import recorded
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.facts import Answer, OwnUse, Power, SensorOptions
-from agent.facts.linux import LinuxPlatform
+from port_agent.facts import Answer, OwnUse, Power, SensorOptions
+from port_agent.facts.linux import LinuxPlatform
 from tests.agent.facts.machines import OPTIONS, fake_program, linux, on_path
 from tests.agent.trees import write_tree
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.facts import Answer, OwnUse, Power
-from agent.facts.macos import MacPlatform, parse_hid_idle, parse_pmset_batt, parse_pmset_therm
+from port_agent.facts import Answer, OwnUse, Power
+from port_agent.facts.macos import MacPlatform, parse_hid_idle, parse_pmset_batt, parse_pmset_therm
 from tests.agent.facts.machines import OPTIONS, fake_program, on_path
 from tests.agent.trees import recorded
 

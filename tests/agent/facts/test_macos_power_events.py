@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.facts import OwnUse, Power
-from agent.facts.macos import MacPlatform
-from agent.facts.macos_power_events import PowerEvents
+from port_agent.facts import OwnUse, Power
+from port_agent.facts.macos import MacPlatform
+from port_agent.facts.macos_power_events import PowerEvents
 from tests.agent.facts.machines import OPTIONS
 
 STAND_IN = r"""

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from agent.facts.platform import run_command
+from port_agent.facts.platform import run_command
 
 
 def test_a_command_that_hangs_or_fails_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agent.facts.platform.COMMAND_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("port_agent.facts.platform.COMMAND_TIMEOUT_S", 0.05)
     with pytest.raises(OSError, match="no answer within"):
         asyncio.run(run_command("sleep", "10"))
     monkeypatch.undo()

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.facts.model import Power
-from agent.facts.power_supply import parse_uevent, read_power, supply_from_uevent, tripwire
-from agent.facts.sysfs import Tree
+from port_agent.facts.model import Power
+from port_agent.facts.power_supply import parse_uevent, read_power, supply_from_uevent, tripwire
+from port_agent.facts.sysfs import Tree
 from tests.agent.trees import LAPTOP_BATTERY, MAINS, MOUSE, recorded, supply_tree, write_tree
 
 USB_UNUSED = "POWER_SUPPLY_NAME=ucsi\nPOWER_SUPPLY_TYPE=USB\nPOWER_SUPPLY_ONLINE=0\n"

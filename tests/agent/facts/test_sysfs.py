@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.facts.model import Fault
-from agent.facts.sysfs import READ_LIMIT_BYTES, Tree
+from port_agent.facts.model import Fault
+from port_agent.facts.sysfs import READ_LIMIT_BYTES, Tree
 
 
 @pytest.fixture

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.facts import Answer
-from agent.facts.sysfs import Tree
-from agent.facts.thermal import parse_measure_temp, parse_throttled, read_temperature
+from port_agent.facts import Answer
+from port_agent.facts.sysfs import Tree
+from port_agent.facts.thermal import parse_measure_temp, parse_throttled, read_temperature
 from tests.agent.trees import recorded, write_tree
 
 

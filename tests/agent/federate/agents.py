@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agent.control.client import ControlClient, ControlError
-from agent.peers.fleet.paired import PairedDevices, device_of
-from agent.peers.identity.keys import own_identity
+from port_agent.control.client import ControlClient, ControlError
+from port_agent.peers.fleet.paired import PairedDevices, device_of
+from port_agent.peers.identity.keys import own_identity
 from tests.agent.live_daemon import CONFIG, ROOT
 from tests.agent.trees import LAPTOP_BATTERY, MAINS, supply_tree
 from tests.waiting import until
@@ -52,7 +52,7 @@ class Device:
         """Turn it on."""
         words = [f"--state-dir={self.root / 'state'}", f"--runtime-dir={self.root / 'run'}"]
         words += [f"--config={self.root / 'config.toml'}", f"--sysfs-root={self.root / 'sys'}"]
-        command = [*self.prefix, sys.executable, "-m", "agent.cli", "run", *words]
+        command = [*self.prefix, sys.executable, "-m", "port_agent.cli", "run", *words]
         self.process = subprocess.Popen(command, cwd=ROOT)
         until(self.answers)
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from agent.finetune.job.file import FinetuneJob
-from agent.finetune.options import FinetuneOptions
-from planner.ir.bundle.safetensors_io import Chunks, encode
-from planner.job import TrainingJob
+from port_agent.finetune.job.file import FinetuneJob
+from port_agent.finetune.options import FinetuneOptions
+from port_planner.ir.bundle.safetensors_io import Chunks, encode
+from port_planner.job import TrainingJob
 from tests.agent.jobs_small import classify, write_job
 
 GESTURES = Path(__file__).resolve().parents[3] / "examples/imu_gestures/gestures.npz"

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from planner.job import TrainingJob
+from port_planner.job import TrainingJob
 
 MNIST = Path(__file__).resolve().parents[3] / "../shared/data/mnist_train9k_test10k.npz"
 """Beside the checkout: nobody says under which terms it may be passed on."""

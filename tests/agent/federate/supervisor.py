@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from agent.federate.client import answer_message
-from agent.federate.orders import (
+from port_agent.federate.client import answer_message
+from port_agent.federate.orders import (
     FOLDER,
     GLOBAL_FILE,
     LEADER_FOLDER,
@@ -26,7 +26,7 @@ from agent.federate.orders import (
     TRAIN_FIRST,
     RoundOrder,
 )
-from agent.federate.tensors import Arrays, FederatedTensors, federated_tensors
+from port_agent.federate.tensors import Arrays, FederatedTensors, federated_tensors
 from tests.agent.live_daemon import ROOT
 
 
@@ -89,7 +89,7 @@ class Led:
             "timeout_s": 60.0, "min_share": 0.5,
         }  # fmt: skip
         order = RoundOrder(**{**values, **changes})
-        command = [sys.executable, "-m", "agent.federate.round"]
+        command = [sys.executable, "-m", "port_agent.federate.round"]
         ended: dict[str, Any] = {}
         with subprocess.Popen(
             command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0

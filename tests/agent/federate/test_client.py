@@ -10,8 +10,8 @@ pytest.importorskip("flwr")
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from agent.federate.client import answer_message, main
-from agent.federate.orders import (
+from port_agent.federate.client import answer_message, main
+from port_agent.federate.orders import (
     ARRAYS,
     CONFIG,
     MESSAGE_FILE,
@@ -20,8 +20,8 @@ from agent.federate.orders import (
     START_FILE,
     TRAIN_FIRST,
 )
-from agent.federate.tensors import federated_tensors
-from agent.federate.wire import array_record, message_bytes, read_message
+from port_agent.federate.tensors import federated_tensors
+from port_agent.federate.wire import array_record, message_bytes, read_message
 from tests.agent.federate.jobs import gestures_bundle
 
 

@@ -12,8 +12,8 @@ pytest.importorskip("flwr")
 from flwr.app import Message, MetricRecord, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from agent.federate.grid import PeerGrid
-from agent.federate.wire import message_bytes
+from port_agent.federate.grid import PeerGrid
+from port_agent.federate.wire import message_bytes
 
 
 class Lines:

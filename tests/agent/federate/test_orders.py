@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from agent.federate.orders import FederationSettings, RoundOrder
+from port_agent.federate.orders import FederationSettings, RoundOrder
 
 
 @pytest.mark.parametrize(

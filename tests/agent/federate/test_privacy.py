@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from agent.federate.privacy import epsilon, renyi
+from port_agent.federate.privacy import epsilon, renyi
 
 
 @pytest.mark.parametrize(("noise", "epochs", "published"), [(1.3, 15, 1.19), (1.1, 60, 3.01), (0.7, 45, 7.10)])

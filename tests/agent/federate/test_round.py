@@ -9,9 +9,9 @@ from tests.agent.federate.jobs import gestures_bundle, needs_flower
 
 flwr = pytest.importorskip("flwr")
 
-from agent.federate.tensors import Arrays, federated_tensors  # noqa: E402
-from agent.federate.wire import array_record, message_bytes, plain_arrays, read_message  # noqa: E402
-from planner.ir.bundle.bundle import read_manifest  # noqa: E402
+from port_agent.federate.tensors import Arrays, federated_tensors  # noqa: E402
+from port_agent.federate.wire import array_record, message_bytes, plain_arrays, read_message  # noqa: E402
+from port_planner.ir.bundle.bundle import read_manifest  # noqa: E402
 from tests.agent.federate.supervisor import Led  # noqa: E402
 
 pytestmark = needs_flower

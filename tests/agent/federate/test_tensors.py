@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from agent.federate.tensors import FederatedTensorError, FederatedTensors, _narrowed, _widened, federated_tensors
+from port_agent.federate.tensors import FederatedTensorError, FederatedTensors, _narrowed, _widened, federated_tensors
 from tests.agent.federate.jobs import gestures_bundle, gestures_job
 
 

@@ -11,7 +11,7 @@ pytest.importorskip("flwr")
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from agent.federate.wire import (
+from port_agent.federate.wire import (
     FlowerMessageError,
     array_record,
     flower_records,

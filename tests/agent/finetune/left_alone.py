@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from agent.finetune.options import FinetuneOptions
-from agent.finetune.training import Update, finetune
+from port_agent.finetune.options import FinetuneOptions
+from port_agent.finetune.training import Update, finetune
 
 WEIGHTS = "adapter_model.safetensors"
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from agent.finetune.base_record import BaseRecord
-from agent.finetune.options import FinetuneError, FinetuneOptions
-from agent.packing import QuantizationGrid
+from port_agent.finetune.base_record import BaseRecord
+from port_agent.finetune.options import FinetuneError, FinetuneOptions
+from port_agent.packing import QuantizationGrid
 from tests.agent.finetune.tiny_model import make_model
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from agent.finetune.base_record import BaseRecord
-from agent.finetune.checkpoint import Checkpoint, FinetuneProgress
-from agent.finetune.options import FinetuneError, FinetuneOptions
+from port_agent.finetune.base_record import BaseRecord
+from port_agent.finetune.checkpoint import Checkpoint, FinetuneProgress
+from port_agent.finetune.options import FinetuneError, FinetuneOptions
 
 BASE = BaseRecord("model", None, {})
 

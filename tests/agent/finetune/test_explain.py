@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from agent.finetune.explain import explain
-from agent.finetune.head_loss import LearnedLoss
-from agent.finetune.model import load_model
-from agent.finetune.options import FinetuneError, FinetuneOptions, MicroBatchOrder
-from agent.finetune.task import Task, TaskKind
-from agent.finetune.training import finetune
-from agent.packing import QuantizationGrid
+from port_agent.finetune.explain import explain
+from port_agent.finetune.head_loss import LearnedLoss
+from port_agent.finetune.model import load_model
+from port_agent.finetune.options import FinetuneError, FinetuneOptions, MicroBatchOrder
+from port_agent.finetune.task import Task, TaskKind
+from port_agent.finetune.training import finetune
+from port_agent.packing import QuantizationGrid
 from tests.agent.finetune.tiny_model import make_data, make_model
 
 MIB = 1 << 20

@@ -9,16 +9,16 @@ import pytest
 import safetensors.torch
 import torch
 
-from agent.federate.tensors import FederatedTensorError, federated_tensors
-from agent.finetune.federated import FederatedRound, federated_job
-from agent.finetune.job.file import FinetuneJob
-from agent.finetune.job.round_files import RoundFiles, open_round
-from agent.finetune.model import load_model
-from agent.finetune.options import FinetuneError, FinetuneOptions
-from agent.finetune.task import Task, TaskKind
-from agent.finetune.training import FinetuneOutcome, finetune
-from agent.packing import QuantizationGrid
-from agent.worker.options import FinetuneWorkerOptions
+from port_agent.federate.tensors import FederatedTensorError, federated_tensors
+from port_agent.finetune.federated import FederatedRound, federated_job
+from port_agent.finetune.job.file import FinetuneJob
+from port_agent.finetune.job.round_files import RoundFiles, open_round
+from port_agent.finetune.model import load_model
+from port_agent.finetune.options import FinetuneError, FinetuneOptions
+from port_agent.finetune.task import Task, TaskKind
+from port_agent.finetune.training import FinetuneOutcome, finetune
+from port_agent.packing import QuantizationGrid
+from port_agent.worker.options import FinetuneWorkerOptions
 from tests.agent.finetune.tiny_model import make_data, make_model
 
 
@@ -115,7 +115,7 @@ def test_a_checkpoint_of_another_round_is_passed_over(asked: FinetuneOptions, su
 
     def leave(number: int) -> FinetuneOutcome:
         """Train a round, told to leave after its first update."""
-        from agent.finetune.steering import Steering
+        from port_agent.finetune.steering import Steering
 
         steering = Steering()
         given = FederatedRound(begun, number, os.open(tmp_path / "part", os.O_WRONLY | os.O_CREAT))

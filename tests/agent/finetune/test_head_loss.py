@@ -10,10 +10,10 @@ from peft import LoraConfig, get_peft_model
 from torch.nn import functional as F
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from agent.finetune import head_loss
-from agent.finetune.head_loss import LearnedLoss, chosen_log_probabilities, summed_loss
-from agent.finetune.options import FinetuneError
-from agent.finetune.text.sequence_file import IGNORED
+from port_agent.finetune import head_loss
+from port_agent.finetune.head_loss import LearnedLoss, chosen_log_probabilities, summed_loss
+from port_agent.finetune.options import FinetuneError
+from port_agent.finetune.text.sequence_file import IGNORED
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from agent.finetune import head_rows
-from agent.finetune.head_rows import LEAST_ROWS, HeadRows, head_row_blocks, works_by_element
-from agent.finetune.options import FinetuneError
+from port_agent.finetune import head_rows
+from port_agent.finetune.head_rows import LEAST_ROWS, HeadRows, head_row_blocks, works_by_element
+from port_agent.finetune.options import FinetuneError
 
 
 @pytest.fixture(autouse=True)

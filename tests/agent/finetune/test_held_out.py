@@ -3,7 +3,7 @@
 import math
 from pathlib import Path
 
-from agent.finetune.held_out import HeldOutLosses
+from port_agent.finetune.held_out import HeldOutLosses
 
 LOSSES = [0.1, math.inf, 2.5e-7]
 

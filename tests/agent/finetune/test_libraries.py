@@ -6,7 +6,7 @@ from tests.agent.follow.programs import followed
 
 _SAID = """
 import sys, torch
-import agent.finetune.training
+import port_agent.finetune.training
 from transformers.models.qwen2 import modeling_qwen2
 print(torch.distributed.is_available(), "torch.distributed.tensor" in sys.modules, "torch.distributed.fsdp" in sys.modules)
 """

@@ -16,15 +16,15 @@ import transformers
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from agent.finetune.base_record import BaseRecord
-from agent.finetune.grid.file import put_on_grid
-from agent.finetune.grid.linear import GridConv1D, GridLinear
-from agent.finetune.libraries import Conv1D
-from agent.finetune.merge import MergeOutcome, merge_adapter
-from agent.finetune.model import load_model
-from agent.finetune.options import FinetuneError, FinetuneOptions
-from agent.finetune.task import Task, TaskKind
-from agent.packing import QuantizationGrid
+from port_agent.finetune.base_record import BaseRecord
+from port_agent.finetune.grid.file import put_on_grid
+from port_agent.finetune.grid.linear import GridConv1D, GridLinear
+from port_agent.finetune.libraries import Conv1D
+from port_agent.finetune.merge import MergeOutcome, merge_adapter
+from port_agent.finetune.model import load_model
+from port_agent.finetune.options import FinetuneError, FinetuneOptions
+from port_agent.finetune.task import Task, TaskKind
+from port_agent.packing import QuantizationGrid
 from tests.agent.finetune.tiny_model import make_model
 
 SHAPE = {"vocab_size": 66, "bos_token_id": 0, "eos_token_id": 1}
@@ -250,7 +250,7 @@ def test_killed_at_any_share_it_leaves_no_directory_that_looks_finished(tmp_path
     base = make_base(tmp_path / "base", "llama", "200KB")
     adapter = make_adapter(tmp_path / "adapter", base, "llama")
     program = (
-        "import os, sys\nfrom pathlib import Path\nfrom agent.finetune.merge import merge_adapter\n"
+        "import os, sys\nfrom pathlib import Path\nfrom port_agent.finetune.merge import merge_adapter\n"
         "for share in map(float, sys.argv[3:]):\n"
         "    child = os.fork()\n"
         "    if child == 0:\n"

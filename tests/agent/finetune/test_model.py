@@ -10,10 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from agent.finetune.model import check_takes, load_model
-from agent.finetune.options import FinetuneError, FinetuneOptions
-from agent.finetune.task import Task, TaskKind
-from agent.follow.storages import SMALLEST_MAPPING_BYTES
+from port_agent.finetune.model import check_takes, load_model
+from port_agent.finetune.options import FinetuneError, FinetuneOptions
+from port_agent.finetune.task import Task, TaskKind
+from port_agent.follow.storages import SMALLEST_MAPPING_BYTES
 from tests.agent.finetune.tiny_model import make_model
 
 CAUSAL = Task(TaskKind.CAUSAL_LM)

@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from agent.finetune.model_files import check_model_files, check_stored_as, weight_files
-from agent.finetune.options import FinetuneError
+from port_agent.finetune.model_files import check_model_files, check_stored_as, weight_files
+from port_agent.finetune.options import FinetuneError
 from tests.agent.finetune.tiny_model import make_model
 
 

@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
-from agent.finetune.options import FinetuneError, FinetuneOptions
-from planner.ir.errors import ExitCode, PortError
+from port_agent.finetune.options import FinetuneError, FinetuneOptions
+from port_planner.ir.errors import ExitCode, PortError
 
 
 @pytest.mark.parametrize(

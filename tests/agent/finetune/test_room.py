@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from agent import budget
-from agent.finetune import room
-from agent.finetune.head_loss import LearnedLoss
-from agent.finetune.head_rows import HeadRows
-from agent.finetune.model import load_model
-from agent.finetune.options import FinetuneError, FinetuneOptions
-from agent.finetune.room import Room
-from agent.finetune.task import Task, TaskKind
-from agent.finetune.training import finetune
-from agent.packing import QuantizationGrid
-from planner.ir.errors import ExitCode
+from port_agent import budget
+from port_agent.finetune import room
+from port_agent.finetune.head_loss import LearnedLoss
+from port_agent.finetune.head_rows import HeadRows
+from port_agent.finetune.model import load_model
+from port_agent.finetune.options import FinetuneError, FinetuneOptions
+from port_agent.finetune.room import Room
+from port_agent.finetune.task import Task, TaskKind
+from port_agent.finetune.training import finetune
+from port_agent.packing import QuantizationGrid
+from port_planner.ir.errors import ExitCode
 from tests.agent.finetune.tiny_model import make_data, make_model
 
 MIB = 1 << 20
@@ -28,12 +28,12 @@ MIB = 1 << 20
 PASSES_ITS_BUDGET = """
 import sys
 from pathlib import Path
-from agent import budget
-from agent.finetune.options import FinetuneError, FinetuneOptions
-from agent.finetune.steering import Steering
-from agent.finetune.text.tokenizing import TokenizerHere
-from agent.finetune.training import finetune
-from planner.ir.process_memory import reset_peak
+from port_agent import budget
+from port_agent.finetune.options import FinetuneError, FinetuneOptions
+from port_agent.finetune.steering import Steering
+from port_agent.finetune.text.tokenizing import TokenizerHere
+from port_agent.finetune.training import finetune
+from port_planner.ir.process_memory import reset_peak
 folder = Path(sys.argv[1])
 options = FinetuneOptions(str(folder / "model"), str(folder / "data.jsonl"), str(folder / "out"), updates=2, held_out=0.0)
 def take():
@@ -145,7 +145,7 @@ def test_numbers_of_rows_that_come_later_are_compared_before_the_first_update(
 def test_a_budget_that_is_too_small_is_refused_before_the_first_update(tmp_path: Path) -> None:
     model, data = make_model(tmp_path / "model"), make_data(tmp_path / "data.jsonl")
     command = [
-        sys.executable, "-m", "agent.cli", "finetune", str(model), "--data", str(data), "--out", str(tmp_path / "out"),
+        sys.executable, "-m", "port_agent.cli", "finetune", str(model), "--data", str(data), "--out", str(tmp_path / "out"),
         "--ram", "260M", "--page-dir", str(tmp_path), "--json", "--seq-len", "32",
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)

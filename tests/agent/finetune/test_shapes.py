@@ -12,13 +12,13 @@ from safetensors.torch import load_file
 from torch.nn import functional as F
 from transformers import AutoModelForSequenceClassification
 
-from agent import budget
-from agent.finetune.head_loss import EncoderInput
-from agent.finetune.options import FinetuneOptions
-from agent.finetune.task import TaskKind
-from agent.finetune.text.sequence_file import IGNORED
-from agent.finetune.training import LABELS, finetune
-from agent.packing import QuantizationGrid
+from port_agent import budget
+from port_agent.finetune.head_loss import EncoderInput
+from port_agent.finetune.options import FinetuneOptions
+from port_agent.finetune.task import TaskKind
+from port_agent.finetune.text.sequence_file import IGNORED
+from port_agent.finetune.training import LABELS, finetune
+from port_agent.packing import QuantizationGrid
 from tests.agent.finetune.tiny_model import TEXT, make_model
 
 KINDS = ("llama", "qwen2", "qwen3", "gemma2", "gemma3_text", "mistral", "phi3", "smollm3", "gpt2", "gpt_neox")
@@ -95,7 +95,7 @@ def test_it_has_the_bits_of_plain_pytorch(
     losses: dict[str, list[float]] = {"mine": [], "plain": []}
     with budget(tensors="300K", page_dir=tmp_path):
         finetune(options, lambda update: losses["mine"].append(update.loss), lambda note: None)
-    monkeypatch.setattr("agent.finetune.training.LearnedLoss", _PlainLoss)
+    monkeypatch.setattr("port_agent.finetune.training.LearnedLoss", _PlainLoss)
     plain = replace(options, out=str(tmp_path / "plain"))
     finetune(plain, lambda update: losses["plain"].append(update.loss), lambda note: None)
     assert losses["mine"] == losses["plain"] and len(set(losses["mine"])) == 3

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from agent.finetune import steering as module
-from agent.finetune.steering import Steering
+from port_agent.finetune import steering as module
+from port_agent.finetune.steering import Steering
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

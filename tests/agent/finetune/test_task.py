@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from transformers import BertConfig, BertModel
 
-from agent.finetune.options import FinetuneError
-from agent.finetune.task import Task, TaskKind, task_of
-from agent.finetune.text.records import Record
+from port_agent.finetune.options import FinetuneError
+from port_agent.finetune.task import Task, TaskKind, task_of
+from port_agent.finetune.text.records import Record
 from tests.agent.finetune.tiny_model import make_model
 
 

@@ -16,20 +16,20 @@ import pytest
 import torch
 import transformers
 
-from agent.finetune import head_loss
-from agent.finetune.accumulation.choice import Accumulation
-from agent.finetune.grid.file import put_on_grid
-from agent.finetune.grid.linear import GridConv1D, GridLinear
-from agent.finetune.head_loss import LearnedLoss
-from agent.finetune.libraries import Conv1D
-from agent.finetune.model import load_model
-from agent.finetune.options import FinetuneError, FinetuneOptions, MicroBatchOrder
-from agent.finetune.room import Room
-from agent.finetune.steering import LeaveTraining
-from agent.finetune.training import FinetuneOutcome, Update, exit_code, finetune
-from agent.follow.budget import budget, flash_written_bytes
-from agent.packing import QuantizationGrid
-from planner.ir.errors import ExitCode
+from port_agent.finetune import head_loss
+from port_agent.finetune.accumulation.choice import Accumulation
+from port_agent.finetune.grid.file import put_on_grid
+from port_agent.finetune.grid.linear import GridConv1D, GridLinear
+from port_agent.finetune.head_loss import LearnedLoss
+from port_agent.finetune.libraries import Conv1D
+from port_agent.finetune.model import load_model
+from port_agent.finetune.options import FinetuneError, FinetuneOptions, MicroBatchOrder
+from port_agent.finetune.room import Room
+from port_agent.finetune.steering import LeaveTraining
+from port_agent.finetune.training import FinetuneOutcome, Update, exit_code, finetune
+from port_agent.follow.budget import budget, flash_written_bytes
+from port_agent.packing import QuantizationGrid
+from port_planner.ir.errors import ExitCode
 from tests.agent.finetune.tiny_model import TEXT, make_data, make_model
 
 
@@ -62,7 +62,7 @@ def test_it_learns_and_leaves_an_adapter_that_peft_loads(
         trained.append(load_model(*args))
         return trained[-1]
 
-    monkeypatch.setattr("agent.finetune.training.load_model", kept)
+    monkeypatch.setattr("port_agent.finetune.training.load_model", kept)
     options = replace(asked, out=str(tmp_path / "adapter"), sample="to be or")
     updates: list[Update] = []
     outcome, notes = run(options, updates.append)
@@ -124,7 +124,7 @@ def test_an_evaluation_that_is_cut_again_and_again_goes_on_where_it_was(
                     raise LeaveTraining
             return loss
 
-    monkeypatch.setattr("agent.finetune.training.LearnedLoss", Counted)
+    monkeypatch.setattr("port_agent.finetune.training.LearnedLoss", Counted)
     whole, _ = run(options)
     texts, evaluated, cut_every = evaluated // 2, 0, 2
     parted, windows = None, 0
@@ -178,11 +178,11 @@ def test_where_layers_turn_out_not_to_stand_alone_the_batches_run_one_by_one(
         )
         return model
 
-    monkeypatch.setattr("agent.finetune.training.load_model", hooked)
+    monkeypatch.setattr("port_agent.finetune.training.load_model", hooked)
     run(replace(options, out=str(tmp_path / "plain"), accumulate_by=MicroBatchOrder.BATCHES))
     with pytest.raises(FinetuneError, match="cannot run layer by layer: it draws random numbers"):
         run(replace(options, out=str(tmp_path / "refused"), accumulate_by=MicroBatchOrder.LAYERS))
-    monkeypatch.setattr("agent.finetune.training.accumulation_of", lambda *_: Accumulation(True, "no room"))
+    monkeypatch.setattr("port_agent.finetune.training.accumulation_of", lambda *_: Accumulation(True, "no room"))
     _, notes = run(replace(options, out=str(tmp_path / "chosen")))
     assert any("run one by one: it draws random numbers" in note for note in notes)
     name = "adapter_model.safetensors"
@@ -192,7 +192,7 @@ def test_where_layers_turn_out_not_to_stand_alone_the_batches_run_one_by_one(
 def test_on_flash_that_wears_out_layers_are_computed_once_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, data = make_model(tmp_path / "model", 128), make_data(tmp_path / "data.jsonl")
     options = FinetuneOptions(str(model), str(data), "", sequence_tokens=64, updates=6, held_out=0.0)
-    monkeypatch.setattr("agent.finetune.accumulation.choice._SPARED_BYTES", 64 << 10)
+    monkeypatch.setattr("port_agent.finetune.accumulation.choice._SPARED_BYTES", 64 << 10)
     written: dict[MicroBatchOrder | None, list[int]] = {None: [0], MicroBatchOrder.BATCHES: [0]}
     said: list[str] = []
     for order, totals in written.items():
@@ -252,7 +252,7 @@ def test_a_base_on_a_grid_trains_as_plain_layers_over_its_weights(
             plain.weight, plain.bias = torch.nn.Parameter(layer.decoded()), layer.bias
             module.set_submodule(name, plain)
 
-    monkeypatch.setattr("agent.finetune.model.put_on_grid", put_plain_layers)
+    monkeypatch.setattr("port_agent.finetune.model.put_on_grid", put_plain_layers)
     run(replace(options, out=str(tmp_path / "plain")), lambda update: losses["plain"].append(update.loss))
     assert losses["grid"] == losses["plain"] and len(losses["grid"]) == 10
     weights = "adapter_model.safetensors"

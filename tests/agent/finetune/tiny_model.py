@@ -14,7 +14,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from agent.finetune.text.records import Message
+from port_agent.finetune.text.records import Message
 
 ENCODERS = ("bert", "roberta", "distilbert")
 TEXT = "to be or not to be that is the question whether tis nobler in the mind to suffer\n"

@@ -5,8 +5,8 @@ import os
 
 import pytest
 
-from agent.follow.memory import resident_now
-from agent.malloc import release_free_memory
+from port_agent.follow.memory import resident_now
+from port_agent.malloc import release_free_memory
 
 
 @pytest.fixture(scope="session", autouse=True)

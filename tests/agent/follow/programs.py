@@ -53,7 +53,7 @@ def followed(*words: str, folder: Path, bound: tuple[str, ...] = EVERYTHING_LEAV
 
 def exec_words(bound: tuple[str, ...], folder: Path) -> list[str]:
     """Return the words before the program's own; pages are kept in `folder`, which is on a disk in tests, too."""
-    return [sys.executable, "-P", "-m", "agent.cli", "exec", "--page-dir", str(folder), *bound, "--"]
+    return [sys.executable, "-P", "-m", "port_agent.cli", "exec", "--page-dir", str(folder), *bound, "--"]
 
 
 @cache

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 import torch
 
-from agent import budget
-from agent.follow import residency
-from agent.follow.budget import strict_budget
-from agent.follow.memory import BudgetTooSmallError
-from agent.follow.patches.refusals import NotFollowedError
-from agent.follow.residency import NotRestorableError
-from planner.ir.units import SizeError
+from port_agent import budget
+from port_agent.follow import residency
+from port_agent.follow.budget import strict_budget
+from port_agent.follow.memory import BudgetTooSmallError
+from port_agent.follow.patches.refusals import NotFollowedError
+from port_agent.follow.residency import NotRestorableError
+from port_planner.ir.units import SizeError
 
 
 def step(model: torch.nn.Module) -> float:

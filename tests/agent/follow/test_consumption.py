@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from agent.energy.media import FlashPrices, medium_of
-from agent.energy.wear import ASSUMED_CYCLES
-from agent.follow import consumption
-from agent.follow.consumption import EnergyUse, wear_joules_per_byte, wear_share
-from planner.ir.costs import MediumKind
+from port_agent.energy.media import FlashPrices, medium_of
+from port_agent.energy.wear import ASSUMED_CYCLES
+from port_agent.follow import consumption
+from port_agent.follow.consumption import EnergyUse, wear_joules_per_byte, wear_share
+from port_planner.ir.costs import MediumKind
 from tests.agent.energy.device_trees import RANGE_UJ, zone
 from tests.agent.trees import write_tree
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import nn
 
-from agent import budget
-from agent.follow.pages import LEAST_FREE_BYTES
-from agent.train.pager import CorruptPageError, PageError
+from port_agent import budget
+from port_agent.follow.pages import LEAST_FREE_BYTES
+from port_agent.train.pager import CorruptPageError, PageError
 from tests.agent.follow.page_files import (
     LAYER_BYTES,
     TWO_LAYERS,

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from agent import budget
-from agent.follow.storages import mapping_written
+from port_agent import budget
+from port_agent.follow.storages import mapping_written
 
 ROWS, COLUMNS = 512, 256  # 512 KiB, some whole pages
 

@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from agent.follow import memory
-from agent.follow.memory import BudgetTooSmallError, ProcessBudget, WorkspaceMeter, least_ram_for
-from agent.follow.storages import StorageTable
+from port_agent.follow import memory
+from port_agent.follow.memory import BudgetTooSmallError, ProcessBudget, WorkspaceMeter, least_ram_for
+from port_agent.follow.storages import StorageTable
 
 
 def test_the_rest_of_the_process_is_subtracted(held_bytes: int) -> None:

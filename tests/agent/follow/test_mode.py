@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from agent import budget
-from agent.finetune.grid.linear import encode_weight
-from agent.follow.budget import keeping, without_foresight
-from agent.packing.grids import QuantizationGrid
+from port_agent import budget
+from port_agent.finetune.grid.linear import encode_weight
+from port_agent.follow.budget import keeping, without_foresight
+from port_agent.packing.grids import QuantizationGrid
 
 LAYERS: dict[str, Callable[[], torch.nn.Module]] = {
     "rnn": lambda: torch.nn.RNN(24, 24, batch_first=True),

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from agent.follow import operands
-from agent.follow.storages import StorageTable
+from port_agent.follow import operands
+from port_agent.follow.storages import StorageTable
 
 ATEN = torch.ops.aten
 

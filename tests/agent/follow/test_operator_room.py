@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from agent.follow.budget import Budget, budget
-from agent.follow.operator_room import LackOfRoom, OperatorRoom, tell_lack
-from agent.follow.storages import Storage
-from agent.follow.traits import traits_of
+from port_agent.follow.budget import Budget, budget
+from port_agent.follow.operator_room import LackOfRoom, OperatorRoom, tell_lack
+from port_agent.follow.storages import Storage
+from port_agent.follow.traits import traits_of
 
 aten = torch.ops.aten
 

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import torch
 
-from agent import budget
-from agent.follow.budget import Budget
-from agent.follow.operator_ways import OperatorWays
-from agent.follow.parts.piecewise import PIECE_BYTES
-from agent.follow.traits import traits_of
+from port_agent import budget
+from port_agent.follow.budget import Budget
+from port_agent.follow.operator_ways import OperatorWays
+from port_agent.follow.parts.piecewise import PIECE_BYTES
+from port_agent.follow.traits import traits_of
 
 aten = torch.ops.aten
 PIECE = PIECE_BYTES // 4

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from agent import budget
-from agent.follow.patches.refusals import NotFollowedError
 from benchmarks.follow_zoo.operators import torch_functions
+from port_agent import budget
+from port_agent.follow.patches.refusals import NotFollowedError
 
 SAMPLES = 10
 NOT_REPEATED = frozenset(

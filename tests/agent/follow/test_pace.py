@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from agent.follow import pace
-from agent.follow.pace import CpuPace
+from port_agent.follow import pace
+from port_agent.follow.pace import CpuPace
 
 
 class Clocks:

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from agent import budget
-from agent.follow.parts import moves, piece_buffers, piecewise
-from agent.train import pager
+from port_agent import budget
+from port_agent.follow.parts import moves, piece_buffers, piecewise
+from port_agent.train import pager
 
 CHUNK_BYTES = 4 << 10
 SEEDS, MANY_SEEDS = 60, 2000

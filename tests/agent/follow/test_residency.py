@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from agent.follow.decisions.recompute import recipe_of
-from agent.follow.decisions.trace import AHEAD
-from agent.follow.pages import PageSpace
-from agent.follow.residency import Residency
-from agent.follow.storages import NEVER, Storage, StorageTable, allocated_bytes
-from agent.train.pager import Pager
+from port_agent.follow.decisions.recompute import recipe_of
+from port_agent.follow.decisions.trace import AHEAD
+from port_agent.follow.pages import PageSpace
+from port_agent.follow.residency import Residency
+from port_agent.follow.storages import NEVER, Storage, StorageTable, allocated_bytes
+from port_agent.train.pager import Pager
 
 ROW = 64 << 10
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from agent import budget
-from agent.follow.storages import allocated_bytes
+from port_agent import budget
+from port_agent.follow.storages import allocated_bytes
 from tests.agent.follow.page_files import LAYER_BYTES, layers
 
 LIMIT_BYTES = 4 * LAYER_BYTES

@@ -10,11 +10,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from agent import budget
-from agent.backend import choose
-from agent.follow import storages
-from agent.follow.patches.refusals import NotFollowedError
-from agent.follow.storages import StorageTable
+from port_agent import budget
+from port_agent.backend import choose
+from port_agent.follow import storages
+from port_agent.follow.patches.refusals import NotFollowedError
+from port_agent.follow.storages import StorageTable
 from tests.simulated_device import NAME, SimBackend
 
 _MAP_FIXED = 0x10

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from agent.follow import operands
-from agent.follow.traits import forget_traits, traits_of
+from port_agent.follow import operands
+from port_agent.follow.traits import forget_traits, traits_of
 
 ATEN = torch.ops.aten
 

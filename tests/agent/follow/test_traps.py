@@ -26,11 +26,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from agent import budget
-from agent.follow import mode, operands, pages, residency, storages, traits
-from agent.follow.decisions import foresight, recompute
-from agent.follow.patches import escapes, program
-from agent.train.pager import Pager
+from port_agent import budget
+from port_agent.follow import mode, operands, pages, residency, storages, traits
+from port_agent.follow.decisions import foresight, recompute
+from port_agent.follow.patches import escapes, program
+from port_agent.train.pager import Pager
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="children are forked")
 

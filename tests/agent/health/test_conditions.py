@@ -4,7 +4,7 @@ import string
 
 import pytest
 
-from agent.health.conditions import CONDITIONS, HealthBoard, Severity
+from port_agent.health.conditions import CONDITIONS, HealthBoard, Severity
 
 
 def test_every_condition_says_what_and_what_to_do() -> None:

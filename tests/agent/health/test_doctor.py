@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.facts import Answer, IdleSignal
-from agent.health.doctor import (
+from port_agent.facts import Answer, IdleSignal
+from port_agent.health.doctor import (
     Check,
     Verdict,
     check_cores,
@@ -17,7 +17,7 @@ from agent.health.doctor import (
     check_power_mode,
     examine,
 )
-from agent.policy.config import AgentOptions, Config
+from port_agent.policy.config import AgentOptions, Config
 from tests.agent.energy.device_trees import ORIN_NANO, hwmon
 from tests.agent.facts.cores import PI_5, RK3588, machine
 from tests.agent.trees import LAPTOP_BATTERY, supply_tree, write_tree

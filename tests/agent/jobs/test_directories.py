@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.jobs.directories import JobDirectories
-from agent.jobs.model import Job, JobSpec
-from agent.jobs.records import seal
+from port_agent.jobs.directories import JobDirectories
+from port_agent.jobs.model import Job, JobSpec
+from port_agent.jobs.records import seal
 
 
 def manifest(number: int, written: int = 1) -> str:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from agent.jobs.model import (
+from port_agent.jobs.model import (
     BACKOFF_LONGEST_S,
     Job,
     JobKind,

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from agent.jobs import store as store_module
-from agent.jobs.model import (
+from port_agent.jobs import store as store_module
+from port_agent.jobs.model import (
     JobKind,
     JobRequestError,
     JobSpec,
     JobState,
     to_record,
 )
-from agent.jobs.store import JobStore, StoreError
+from port_agent.jobs.store import JobStore, StoreError
 
 SPEC = JobSpec(name="birds", bundle="bundle.port", epochs=3)
 
@@ -282,8 +282,8 @@ FULL_DISK = """
 import sys
 from pathlib import Path
 from dataclasses import replace
-from agent.jobs.model import JobSpec, JobState
-from agent.jobs.store import JobStore, StoreError
+from port_agent.jobs.model import JobSpec, JobState
+from port_agent.jobs.store import JobStore, StoreError
 root = Path(sys.argv[1])
 store = JobStore(root)
 first = store.add(JobSpec(name="one", bundle="b"), 1.0)
@@ -313,8 +313,8 @@ READ_ONLY = """
 import subprocess, sys
 from pathlib import Path
 from dataclasses import replace
-from agent.jobs.model import JobSpec
-from agent.jobs.store import JobStore, StoreError
+from port_agent.jobs.model import JobSpec
+from port_agent.jobs.store import JobStore, StoreError
 root = Path(sys.argv[1])
 store = JobStore(root)
 first = store.add(JobSpec(name="one", bundle="b"), 1.0)

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.malloc import preload_path
-from agent.malloc.allocator import SMALLEST_BLOCK_BYTES, AllocatorStats
+from port_agent.malloc import preload_path
+from port_agent.malloc.allocator import SMALLEST_BLOCK_BYTES, AllocatorStats
 
 pytestmark = pytest.mark.skipif(preload_path() is None, reason="the allocator was not built (no glibc or no compiler)")
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from agent import malloc
-from agent.malloc import preload_environment, preload_path
+from port_agent import malloc
+from port_agent.malloc import preload_environment, preload_path
 from tests.attack.outcome import AttackOutcome, Survived
 
 SOURCES = Path(__file__).parent / "c"

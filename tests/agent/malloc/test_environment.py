@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from agent import malloc
-from agent.malloc import PreloadMode, environment, preload_environment, preload_mode, preload_path, preload_trouble
+from port_agent import malloc
+from port_agent.malloc import PreloadMode, environment, preload_environment, preload_mode, preload_path, preload_trouble
 
 needs_preload = pytest.mark.skipif(
     preload_path() is None, reason="the allocator was not built (no glibc or no compiler)"
@@ -22,7 +22,7 @@ MIB = 1 << 20
 # What every child process starts with; `report` is what the test reads.
 PRELUDE = """
 import ctypes, json, os, sys, threading
-from agent.malloc import active
+from port_agent.malloc import active
 MIB = 1 << 20
 allocator = active()
 assert allocator is not None, "not preloaded"
@@ -315,7 +315,9 @@ report(peak=allocator.peak_live_bytes() - base, size=len(data), start=bytes(data
 
 
 def test_without_the_preload_there_is_no_allocator() -> None:
-    report = run_with({}, "import json; from agent.malloc import active; print(json.dumps({'a': active() is None}))")
+    report = run_with(
+        {}, "import json; from port_agent.malloc import active; print(json.dumps({'a': active() is None}))"
+    )
     assert report == {"a": True}
 
 
@@ -412,9 +414,11 @@ del freed
 print(json.dumps({"left": rss() - start}))
 """
 
-RELEASED = LEFT_BEHIND.replace("print(", "from agent.malloc import release_free_memory\nrelease_free_memory()\nprint(")
+RELEASED = LEFT_BEHIND.replace(
+    "print(", "from port_agent.malloc import release_free_memory\nrelease_free_memory()\nprint("
+)
 
-THRIFTY = LEFT_BEHIND.replace("import json", "import json\nfrom agent.malloc import thrifty_glibc\n{call}", 1)
+THRIFTY = LEFT_BEHIND.replace("import json", "import json\nfrom port_agent.malloc import thrifty_glibc\n{call}", 1)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="mallopt is glibc's")
@@ -436,7 +440,7 @@ def test_release_free_memory_gives_back_what_is_free(preloaded: bool) -> None:
 @needs_preload
 def test_thrifty_glibc_leaves_the_preloaded_allocator_alone() -> None:
     report = run("""
-from agent.malloc import thrifty_glibc
+from port_agent.malloc import thrifty_glibc
 before = allocator.stats()
 report(done=thrifty_glibc(), same=allocator.stats().limit_bytes == before.limit_bytes)
 """)

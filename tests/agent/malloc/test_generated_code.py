@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from agent.malloc import PreloadMode, preload_environment, preload_mode
+from port_agent.malloc import PreloadMode, preload_environment, preload_mode
 
 ROOT = Path(__file__).resolve().parents[3]
 MIB = 1 << 20
 
 MAKING = """
 import ctypes, mmap, sys
-from agent.malloc import active
-from planner.ir.process_memory import data_bytes
+from port_agent.malloc import active
+from port_planner.ir.process_memory import data_bytes
 libc, allocator = ctypes.CDLL(None), active()
 READ, WRITE, RUN = 1, 2, 4
 def address_of(memory):

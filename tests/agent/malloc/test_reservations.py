@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from agent.malloc import PreloadMode, preload_environment, preload_mode
+from port_agent.malloc import PreloadMode, preload_environment, preload_mode
 
 ROOT = Path(__file__).resolve().parents[3]
 MIB = 1 << 20
 
 RESERVING = """
 import mmap, resource, signal, sys
-from agent.malloc import active
-from agent.system.memory_belt import limit_data
+from port_agent.malloc import active
+from port_agent.system.memory_belt import limit_data
 from tests.waiting import until
 allocator = active()
 if not allocator.allow_reservations():

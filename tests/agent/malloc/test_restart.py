@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from agent.malloc import PreloadMode, preload_mode
+from port_agent.malloc import PreloadMode, preload_mode
 
 SCRIPT = """
 import os, sys
-from agent.malloc import active, begin_again_preloaded
+from port_agent.malloc import active, begin_again_preloaded
 begin_again_preloaded(1 << 26)
 allocator = active()
 print(sys.argv[1:], allocator and allocator.stats().limit_bytes)
@@ -39,7 +39,7 @@ def test_a_command_becomes_itself_with_the_allocator_and_its_children_see_the_en
 
 
 def test_where_it_cannot_be_preloaded_the_command_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    from agent.malloc import restart
+    from port_agent.malloc import restart
 
     monkeypatch.setattr(restart, "preload_mode", lambda: PreloadMode.SYSTEM)
     monkeypatch.setattr(os, "execve", lambda *_: pytest.fail("it began again"))

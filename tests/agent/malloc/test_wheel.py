@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-COMPILED = ("agent/malloc/budget_malloc", "agent/packing/native")
+COMPILED = ("port_agent/malloc/budget_malloc", "port_agent/packing/native")
 
 
 def setuptools_version() -> int:
@@ -55,5 +55,7 @@ def test_wheel_has_the_compiled_parts(tmp_path: Path) -> None:
 
 def test_wheel_is_built_without_a_compiler(tmp_path: Path) -> None:
     names = wheel_names(tmp_path, CC="/bin/false")
-    assert "agent/malloc/__init__.py" in names
+    assert "port_agent/malloc/__init__.py" in names
     assert not any(name.endswith(".so") for name in names)
+    others = {name.partition("/")[0] for name in names if ".dist-info/" not in name}
+    assert others == {"port_agent", "port_planner"}

@@ -1,9 +1,9 @@
 """What a simulated board holds after training."""
 
-from agent.mcu.board.simulate import Simulator
-from agent.mcu.protocol.device import Device
-from agent.mcu.protocol.session import Patience, Session
-from agent.mcu.protocol.transport import SerialTransport
+from port_agent.mcu.board.simulate import Simulator
+from port_agent.mcu.protocol.device import Device
+from port_agent.mcu.protocol.session import Patience, Session
+from port_agent.mcu.protocol.transport import SerialTransport
 from tests.agent.mcu.simulated_board import QUICK
 
 

@@ -2,7 +2,7 @@
 
 import struct
 
-from agent.mcu.protocol.effects import (
+from port_agent.mcu.protocol.effects import (
     Abort,
     DeviceTraining,
     Eval,
@@ -20,8 +20,8 @@ from agent.mcu.protocol.effects import (
     TrainingOptions,
     TrainingState,
 )
-from agent.mcu.protocol.messages import HEADER, REPLY_BIT, MessageType, ReplyStatus, Request
-from agent.mcu.protocol.queries import (
+from port_agent.mcu.protocol.messages import HEADER, REPLY_BIT, MessageType, ReplyStatus, Request
+from port_agent.mcu.protocol.queries import (
     Crc,
     DeviceInfo,
     DevicePages,

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from agent.mcu.board.firmware import Firmware, build_firmware
-from agent.mcu.board.simulate import Simulator
-from agent.mcu.protocol.device import Device
-from agent.mcu.protocol.session import Patience, Session
-from agent.mcu.protocol.transport import SerialTransport
+from port_agent.mcu.board.firmware import Firmware, build_firmware
+from port_agent.mcu.board.simulate import Simulator
+from port_agent.mcu.protocol.device import Device
+from port_agent.mcu.protocol.session import Patience, Session
+from port_agent.mcu.protocol.transport import SerialTransport
 from tests.agent.mcu.proxy import FaultyLine
 from tests.agent.mcu.small_model import write_model
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from agent.mcu.data import BoardSamples, keep_shard, load_samples, split_held_out, take_shard
-from agent.mcu.errors import BoardJobError
-from agent.mcu.model import InputFormat, ModelDirectory, read_model, write_manifest
-from agent.worker.shard import Shard
+from port_agent.mcu.data import BoardSamples, keep_shard, load_samples, split_held_out, take_shard
+from port_agent.mcu.errors import BoardJobError
+from port_agent.mcu.model import InputFormat, ModelDirectory, read_model, write_manifest
+from port_agent.worker.shard import Shard
 from tests.agent.mcu.small_model import write_model
 
 

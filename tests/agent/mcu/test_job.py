@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agent.mcu.errors import BoardJobError
-from agent.mcu.job import BoardJobSpec, load_data, make_link, read_job, with_settings
-from agent.mcu.model import read_model
-from agent.mcu.protocol.effects import Rule
-from agent.mcu.trainer import TrainSettings
+from port_agent.mcu.errors import BoardJobError
+from port_agent.mcu.job import BoardJobSpec, load_data, make_link, read_job, with_settings
+from port_agent.mcu.model import read_model
+from port_agent.mcu.protocol.effects import Rule
+from port_agent.mcu.trainer import TrainSettings
 from tests.agent.mcu.small_model import make_samples, write_model
 
 

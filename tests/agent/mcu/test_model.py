@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.mcu.model import InputFormat, ModelDirectory, read_model, write_manifest
+from port_agent.mcu.model import InputFormat, ModelDirectory, read_model, write_manifest
 from tests.agent.mcu.small_model import CLASSES, INPUTS, write_model
 
 

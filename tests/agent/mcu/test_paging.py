@@ -13,30 +13,30 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agent.mcu.board.catalogue import find_board
-from agent.mcu.board.firmware import Firmware, build_firmware, page_medium, slot_bytes
-from agent.mcu.board.simulate import Simulator
-from agent.mcu.data import BoardSamples
-from agent.mcu.errors import BuildError, PagesFailedError
-from agent.mcu.model import read_model
-from agent.mcu.protocol.device import Device
-from agent.mcu.protocol.link import Link
-from agent.mcu.protocol.ports import PortSelector
-from agent.mcu.protocol.queries import DevicePages
-from agent.mcu.protocol.session import Patience, Session
-from agent.mcu.protocol.transport import SerialTransport
-from agent.mcu.snapshot import SNAPSHOT_NAME, read_snapshot
-from agent.mcu.trainer import BoardInterrupted, BoardTrainer, Event, Progress, TrainSettings, sample_order
-from planner.mcu import CompiledModel, HostEngine, UpdateOptions, compile_model
-from planner.mcu.autodiff import StepKind, TableRow, reads
-from planner.mcu.compile import recompile
-from planner.mcu.emit import emit_model
-from planner.mcu.fates.choose import FitOptions
-from planner.mcu.fates.page_costs import PageMedium
-from planner.mcu.frontend import import_module
-from planner.mcu.host import EngineState
-from planner.mcu.memory import PageUse, plan_memory
-from planner.mcu.pages import BoardPaging, PageMove
+from port_agent.mcu.board.catalogue import find_board
+from port_agent.mcu.board.firmware import Firmware, build_firmware, page_medium, slot_bytes
+from port_agent.mcu.board.simulate import Simulator
+from port_agent.mcu.data import BoardSamples
+from port_agent.mcu.errors import BuildError, PagesFailedError
+from port_agent.mcu.model import read_model
+from port_agent.mcu.protocol.device import Device
+from port_agent.mcu.protocol.link import Link
+from port_agent.mcu.protocol.ports import PortSelector
+from port_agent.mcu.protocol.queries import DevicePages
+from port_agent.mcu.protocol.session import Patience, Session
+from port_agent.mcu.protocol.transport import SerialTransport
+from port_agent.mcu.snapshot import SNAPSHOT_NAME, read_snapshot
+from port_agent.mcu.trainer import BoardInterrupted, BoardTrainer, Event, Progress, TrainSettings, sample_order
+from port_planner.mcu import CompiledModel, HostEngine, UpdateOptions, compile_model
+from port_planner.mcu.autodiff import StepKind, TableRow, reads
+from port_planner.mcu.compile import recompile
+from port_planner.mcu.emit import emit_model
+from port_planner.mcu.fates.choose import FitOptions
+from port_planner.mcu.fates.page_costs import PageMedium
+from port_planner.mcu.frontend import import_module
+from port_planner.mcu.host import EngineState
+from port_planner.mcu.memory import PageUse, plan_memory
+from port_planner.mcu.pages import BoardPaging, PageMove
 from tests.agent.mcu.simulated_board import QUICK, require_board_tools
 from tests.planner.mcu.networks import every_layer
 

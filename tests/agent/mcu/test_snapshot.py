@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
-from agent.mcu.errors import SnapshotError
-from agent.mcu.protocol.effects import Rule, TrainingOptions, TrainingState
-from agent.mcu.snapshot import (
+from port_agent.mcu.errors import SnapshotError
+from port_agent.mcu.protocol.effects import Rule, TrainingOptions, TrainingState
+from port_agent.mcu.snapshot import (
     MARK_NAME,
     PlaceMark,
     Snapshot,

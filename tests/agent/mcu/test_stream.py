@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.mcu.data import load_samples
-from agent.mcu.errors import DisconnectedError
-from agent.mcu.model import InputFormat, ModelDirectory, read_model, write_manifest
-from agent.mcu.stream import Recorded, open_stream, record
+from port_agent.mcu.data import load_samples
+from port_agent.mcu.errors import DisconnectedError
+from port_agent.mcu.model import InputFormat, ModelDirectory, read_model, write_manifest
+from port_agent.mcu.stream import Recorded, open_stream, record
 from tests.agent.mcu.small_model import write_model
 
 

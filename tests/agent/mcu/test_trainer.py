@@ -11,20 +11,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agent.mcu.board.firmware import Firmware, build_firmware
-from agent.mcu.board.simulate import Simulator
-from agent.mcu.data import BoardSamples
-from agent.mcu.errors import DisconnectedError
-from agent.mcu.model import read_model
-from agent.mcu.protocol.device import Device
-from agent.mcu.protocol.framing import FrameDecoder, cobs_encode, encode_frame
-from agent.mcu.protocol.link import Link
-from agent.mcu.protocol.messages import HEADER, PROTOCOL_VERSION, MessageType
-from agent.mcu.protocol.ports import PortSelector
-from agent.mcu.protocol.queries import DeviceInfo, Status
-from agent.mcu.protocol.session import Patience, Session
-from agent.mcu.protocol.transport import SerialTransport, Transport
-from agent.mcu.trainer import BoardInterrupted, BoardTrainer, Event, Progress, TrainSettings, sample_order
+from port_agent.mcu.board.firmware import Firmware, build_firmware
+from port_agent.mcu.board.simulate import Simulator
+from port_agent.mcu.data import BoardSamples
+from port_agent.mcu.errors import DisconnectedError
+from port_agent.mcu.model import read_model
+from port_agent.mcu.protocol.device import Device
+from port_agent.mcu.protocol.framing import FrameDecoder, cobs_encode, encode_frame
+from port_agent.mcu.protocol.link import Link
+from port_agent.mcu.protocol.messages import HEADER, PROTOCOL_VERSION, MessageType
+from port_agent.mcu.protocol.ports import PortSelector
+from port_agent.mcu.protocol.queries import DeviceInfo, Status
+from port_agent.mcu.protocol.session import Patience, Session
+from port_agent.mcu.protocol.transport import SerialTransport, Transport
+from port_agent.mcu.trainer import BoardInterrupted, BoardTrainer, Event, Progress, TrainSettings, sample_order
 from tests.agent.mcu.device_memory import read_result
 from tests.agent.mcu.proxy import FaultyLine
 from tests.agent.mcu.simulated_board import QUICK

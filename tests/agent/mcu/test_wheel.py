@@ -36,7 +36,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(site: Path, folder: Path, *words: str) -> str:
     """Run the installed command in an empty directory, as a user would; return what it printed."""
     environment = {**os.environ, "PYTHONPATH": str(site), "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1"}
-    code = "import agent, sys; from agent.cli import main; print(agent.__file__, file=sys.stderr); sys.exit(main())"
+    code = "import port_agent, sys; from port_agent.cli import main; print(port_agent.__file__, file=sys.stderr); sys.exit(main())"
     command = [sys.executable, "-c", code, *words]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -57,7 +57,7 @@ def test_an_installed_wheel_compiles_builds_and_simulates(site: Path, tmp_path: 
 def test_every_firmware_file_is_package_data() -> None:
     import tomllib
 
-    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["firmware"]
+    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["port_agent"]
     firmware = ROOT / "firmware"
-    shipped = {path for pattern in patterns for path in firmware.glob(pattern)}
+    shipped = {path for pattern in patterns for path in firmware.glob(pattern.removeprefix("firmware/"))}
     assert {path for path in firmware.rglob("*") if path.is_file() and "__pycache__" not in path.parts} == shipped

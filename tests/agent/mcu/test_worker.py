@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agent.mcu.board.simulate import Simulator
-from agent.mcu.protocol.device import Device
-from agent.mcu.protocol.session import Session
-from agent.mcu.protocol.transport import SerialTransport
-from agent.mcu.snapshot import read_snapshot
-from agent.worker.options import BOARD_WORKER
-from agent.worker.protocol import (
+from port_agent.mcu.board.simulate import Simulator
+from port_agent.mcu.protocol.device import Device
+from port_agent.mcu.protocol.session import Session
+from port_agent.mcu.protocol.transport import SerialTransport
+from port_agent.mcu.snapshot import read_snapshot
+from port_agent.worker.options import BOARD_WORKER
+from port_agent.worker.protocol import (
     Command,
     LeaveNow,
     PauseTraining,
@@ -105,9 +105,7 @@ def test_job_runs_to_its_end(job: Path, simulator: Simulator, tmp_path: Path) ->
 
 
 def test_worker_loads_no_torch(job: Path, tmp_path: Path) -> None:
-    code = (
-        "import sys, agent.mcu.worker, agent.cli.mcu.training, agent.cli.mcu.boards; sys.exit('torch' in sys.modules)"
-    )
+    code = "import sys, port_agent.mcu.worker, port_agent.cli.mcu.training, port_agent.cli.mcu.boards; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from agent import packing
-from agent.packing import (
+from port_agent import packing
+from port_agent.packing import (
     Codec,
     CorruptPackingError,
     Layout,

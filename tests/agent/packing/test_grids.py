@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from agent.packing import PackingError, QuantizationGrid, codec
-from agent.packing.grids import NF4_LEVELS, GridMatrix, decode
+from port_agent.packing import PackingError, QuantizationGrid, codec
+from port_agent.packing.grids import NF4_LEVELS, GridMatrix, decode
 
 ROWS, GUARD = 7, 0xA5
 SCALES = (0.0, 1.0, 1e-30, 1e-40, 3e38, 0.013, 1 / 3)

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from agent import packing
-from agent.packing.grids import GridMatrix, QuantizationGrid, decode
-from agent.packing.pages import DamagedPageError, pack_page, unpack_page
+from port_agent import packing
+from port_agent.packing.grids import GridMatrix, QuantizationGrid, decode
+from port_agent.packing.pages import DamagedPageError, pack_page, unpack_page
 
 pytestmark = pytest.mark.skipif(not packing.available(), reason="packing was not built (no compiler)")
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from agent.control.client import ControlClient, ControlError
+from port_agent.control.client import ControlClient, ControlError
 from tests.agent.live_daemon import CONFIG
 from tests.agent.peers.networks import ROOT, ip
 from tests.waiting import until
@@ -118,7 +118,7 @@ class Agent:
 
     def command(self, *words: str) -> "subprocess.CompletedProcess[str]":
         """Run a command of its command line there."""
-        return self.host.run(sys.executable, "-m", "agent.cli", *words, "--runtime-dir", str(self.root / "run"))
+        return self.host.run(sys.executable, "-m", "port_agent.cli", *words, "--runtime-dir", str(self.root / "run"))
 
     def told(self) -> dict[str, Any]:
         """Return what it knows of others; an agent that still starts knows nothing."""

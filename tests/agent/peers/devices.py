@@ -6,13 +6,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from agent.peers.connection.link import PeerLink
-from agent.peers.connection.messages import Heartbeat
-from agent.peers.connection.tls import TlsEngine, dialing_context, listening_context
-from agent.peers.exchange.answers import Asker, NotAnsweredError, Subject
-from agent.peers.fleet.paired import PairedDevice, device_of
-from agent.peers.identity.keys import Identity, key_file, read_identity
-from agent.peers.identity.make import new_key_and_certificate
+from port_agent.peers.connection.link import PeerLink
+from port_agent.peers.connection.messages import Heartbeat
+from port_agent.peers.connection.tls import TlsEngine, dialing_context, listening_context
+from port_agent.peers.exchange.answers import Asker, NotAnsweredError, Subject
+from port_agent.peers.fleet.paired import PairedDevice, device_of
+from port_agent.peers.identity.keys import Identity, key_file, read_identity
+from port_agent.peers.identity.make import new_key_and_certificate
 
 HEARTBEAT = Heartbeat(name="attic", board="a board", state="idle", charging=True, today_joules=12.5)
 PAIRED_AT = 1_700_000_000.0

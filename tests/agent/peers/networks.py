@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.control.client import ControlClient
+from port_agent.control.client import ControlClient
 from tests.agent.live_daemon import CONFIG
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.peers.announcement import (
+from port_agent.peers.announcement import (
     BOARD_LIMIT,
     NAME_LIMIT,
     TEXT_LIMIT_BYTES,
@@ -15,7 +15,7 @@ from agent.peers.announcement import (
     from_text,
     to_text,
 )
-from agent.peers.state import PublicState
+from port_agent.peers.state import PublicState
 
 OWN = Announcement("0123456789ab", "attic", "Raspberry Pi 5 Model B Rev 1.0", "0.1.0", PublicState.TRAINING)
 GOLDEN = b"\x03f=1\x0fid=0123456789ab\x0aname=attic\x24board=Raspberry Pi 5 Model B Rev 1.0\x0dversion=0.1.0\x0estate=training"

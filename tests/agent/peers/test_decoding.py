@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
-from agent.peers.decoding import decoded
-from planner.ir.errors import PortError
+from port_agent.peers.decoding import decoded
+from port_planner.ir.errors import PortError
 
 DEEP = b"\x91" * 100_000
 """Lists in lists."""

@@ -15,14 +15,14 @@ import pytest
 from zeroconf import DNSCache, DNSText, current_time_millis
 from zeroconf.asyncio import AsyncZeroconf
 
-from agent.cli import main
-from agent.control.client import ControlClient, ControlError
-from agent.peers import discovery
-from agent.peers.announcement import Announcement
-from agent.peers.discovery import Discovery
-from agent.peers.interfaces import Interface
-from agent.peers.sightings import Sightings
-from agent.peers.state import PublicState
+from port_agent.cli import main
+from port_agent.control.client import ControlClient, ControlError
+from port_agent.peers import discovery
+from port_agent.peers.announcement import Announcement
+from port_agent.peers.discovery import Discovery
+from port_agent.peers.interfaces import Interface
+from port_agent.peers.sightings import Sightings
+from port_agent.peers.state import PublicState
 from tests.agent.live_daemon import LONG, daemon
 from tests.agent.live_daemon import until as eventually
 from tests.agent.peers.networks import ROOT, agent_in, cable

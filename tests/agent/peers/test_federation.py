@@ -15,8 +15,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from planner.ir.bundle.bundle import read_manifest
-from planner.ir.units import format_bytes
+from port_planner.ir.bundle.bundle import read_manifest
+from port_planner.ir.units import format_bytes
 from tests.agent.federate.agents import Device, pair_all, running
 from tests.agent.federate.jobs import gestures_bundle, needs_flower
 from tests.agent.federate.mnist import DIGITS, MNIST, Cnn, digits_test
@@ -47,7 +47,7 @@ def plan(folder: Path, part: str) -> Path:
     ]
     environment = {**os.environ, "PART": part, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, "-m", "agent.cli", *words], cwd=ROOT, env=environment, capture_output=True, text=True
+        [sys.executable, "-m", "port_agent.cli", *words], cwd=ROOT, env=environment, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return bundle
@@ -66,7 +66,7 @@ def trained(bundle: Path, epochs: int) -> Path:
         "--checkpoint-every",
         "1000",
     ]
-    command = [sys.executable, "-m", "agent.train.worker", "--bundle", str(bundle), *words]
+    command = [sys.executable, "-m", "port_agent.train.worker", "--bundle", str(bundle), *words]
     assert subprocess.run(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}).returncode == 0
     return out
 
@@ -103,7 +103,7 @@ def note(process: Path, peaks: dict[str, int]) -> None:
         status = (process / "status").read_text()
     except OSError:
         return
-    for name in (b"agent.federate.client", b"agent.federate.round"):
+    for name in (b"port_agent.federate.client", b"port_agent.federate.round"):
         if name in words and "VmHWM:" in status:
             kb = int(status.partition("VmHWM:")[2].split()[0])
             peaks[name.decode()] = max(peaks.get(name.decode(), 0), kb << 10)

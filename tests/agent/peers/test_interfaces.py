@@ -5,8 +5,8 @@ import socket
 import psutil
 import pytest
 
-from agent.peers import interfaces
-from agent.peers.interfaces import Interface, multicast_interfaces
+from port_agent.peers import interfaces
+from port_agent.peers.interfaces import Interface, multicast_interfaces
 
 
 def test_which_interfaces_count(monkeypatch: pytest.MonkeyPatch) -> None:

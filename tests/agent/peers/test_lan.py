@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.peers.identity.keys import own_identity
 from benchmarks.peers import Place, measure
+from port_agent.peers.identity.keys import own_identity
 from tests.agent.peers.bridge import Agent, Host, agent_on, network, pair
 from tests.waiting import until
 

@@ -4,10 +4,10 @@ import socket
 
 import pytest
 
-from agent.health.doctor import Verdict, check_discovery
-from agent.peers import probe
-from agent.peers.interfaces import Interface
-from agent.policy.config import AgentOptions
+from port_agent.health.doctor import Verdict, check_discovery
+from port_agent.peers import probe
+from port_agent.peers.interfaces import Interface
+from port_agent.policy.config import AgentOptions
 
 LOOPBACK = Interface("lo", 1, "127.0.0.1", False)
 ON = AgentOptions(discover_peers=True)

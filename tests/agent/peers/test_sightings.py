@@ -2,9 +2,9 @@
 
 from itertools import pairwise
 
-from agent.peers.announcement import Announcement, to_text
-from agent.peers.sightings import ASK_AGAIN_S, FORGET_S, GONE_S, LIMIT, TTL_S, Sightings
-from agent.peers.state import PublicState
+from port_agent.peers.announcement import Announcement, to_text
+from port_agent.peers.sightings import ASK_AGAIN_S, FORGET_S, GONE_S, LIMIT, TTL_S, Sightings
+from port_agent.peers.state import PublicState
 
 OWN = "00000000000a"
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.energy.sources.registry import EnergyConfig
-from agent.facts import Power
-from agent.policy.config import KEYS, Config, ConfigError, describe_config, load_config, read_file, restart_needed
-from agent.policy.decide import Policy, ResourceLimits, TimeWindow
+from port_agent.energy.sources.registry import EnergyConfig
+from port_agent.facts import Power
+from port_agent.policy.config import KEYS, Config, ConfigError, describe_config, load_config, read_file, restart_needed
+from port_agent.policy.decide import Policy, ResourceLimits, TimeWindow
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "deploy/config.toml"
 

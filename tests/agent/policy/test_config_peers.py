@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.policy.config import AgentOptions, ConfigError, read_file
+from port_agent.policy.config import AgentOptions, ConfigError, read_file
 
 UNIT = Path(__file__).resolve().parents[3] / "systemd/port-agent.service"
 

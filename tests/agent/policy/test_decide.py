@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from agent.facts import Answer, Facts, IdleSignal, Power, ThrottleReading
-from agent.policy.decide import (
+from port_agent.facts import Answer, Facts, IdleSignal, Power, ThrottleReading
+from port_agent.policy.decide import (
     Memory,
     Now,
     Policy,

@@ -4,8 +4,8 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from agent.energy.sources.registry import EnergyConfig
-from agent.policy.config import Config, load_config
+from port_agent.energy.sources.registry import EnergyConfig
+from port_agent.policy.config import Config, load_config
 
 SHIPPED = Path(__file__).resolve().parents[3] / "deploy/config.toml"
 _NO_DEFAULT = {

@@ -4,7 +4,7 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from agent.policy.usual_times import Forecast, UsualTimes
+from port_agent.policy.usual_times import Forecast, UsualTimes
 
 HOUR_S = 3600.0
 MONDAY = datetime(2026, 3, 2)

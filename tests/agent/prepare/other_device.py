@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from agent.peers.exchange.answers import NotAnsweredError, PeerContent, Subject
-from planner.search.plan_problem import PlanProblem, unpack_problem
+from port_agent.peers.exchange.answers import NotAnsweredError, PeerContent, Subject
+from port_planner.search.plan_problem import PlanProblem, unpack_problem
 
 Solve = Callable[[PlanProblem], bytes]
 

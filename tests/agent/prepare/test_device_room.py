@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from agent.backend.cpu import CpuBackend
-from agent.prepare.device_room import DeviceTooSmallError, in_device_room
-from agent.prepare.pools import Pools
-from planner.job import TrainingJob
+from port_agent.backend.cpu import CpuBackend
+from port_agent.prepare.device_room import DeviceTooSmallError, in_device_room
+from port_agent.prepare.pools import Pools
+from port_planner.job import TrainingJob
 from tests.simulated_device import CONTEXT_BYTES, NAME, SimBackend
 
 pytestmark = pytest.mark.own_process

@@ -7,23 +7,23 @@ from typing import Any
 
 import pytest
 
-from agent.prepare.further_shapes import cut_like, with_further_shapes
-from agent.prepare.slices import comparing, ways
-from agent.prepare.slices.choosing import in_pieces
-from agent.prepare.slices.comparing import cut_in
-from agent.prepare.slices.sliced import ComparingRoom, Sliced
-from planner import make_bundle
-from planner.ir.bundle.manifest import NO_LIMITS
-from planner.ir.costs import CostTable, OpCost
-from planner.ir.graph import StepGraph, structure
-from planner.ir.lowering.lower import lower
-from planner.ir.plan import Plan
-from planner.job import Bucket, TrainingJob
-from planner.profiling.operators import Measured
-from planner.search.floor import floor_of
-from planner.slices import pieces
-from planner.slices.chains import touched_bytes
-from planner.slices.choices import cut_fat
+from port_agent.prepare.further_shapes import cut_like, with_further_shapes
+from port_agent.prepare.slices import comparing, ways
+from port_agent.prepare.slices.choosing import in_pieces
+from port_agent.prepare.slices.comparing import cut_in
+from port_agent.prepare.slices.sliced import ComparingRoom, Sliced
+from port_planner import make_bundle
+from port_planner.ir.bundle.manifest import NO_LIMITS
+from port_planner.ir.costs import CostTable, OpCost
+from port_planner.ir.graph import StepGraph, structure
+from port_planner.ir.lowering.lower import lower
+from port_planner.ir.plan import Plan
+from port_planner.job import Bucket, TrainingJob
+from port_planner.profiling.operators import Measured
+from port_planner.search.floor import floor_of
+from port_planner.slices import pieces
+from port_planner.slices.chains import touched_bytes
+from port_planner.slices.choices import cut_fat
 from tests.agent.exactness import OPTIMIZERS
 from tests.planner.slices.language_step import language_batch, language_loss, language_model
 from tests.planner.steps import costs_of

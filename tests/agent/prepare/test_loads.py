@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from agent.energy.calibration import CalibrationError, WorkClass
-from agent.prepare import loads
+from port_agent.energy.calibration import CalibrationError, WorkClass
+from port_agent.prepare import loads
 from tests.agent.energy.recordings import ScriptedSource
 
 SHORT_S = 0.2

@@ -20,15 +20,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from agent.prepare.reference import compared_steps
-from agent.train.step_values import GraphChangedError
-from agent.train.trainer import Trainer, TrainOptions
-from planner.ir.bundle.bundle import Bundle
-from planner.ir.bundle.data_order import epoch_order
-from planner.ir.errors import CaptureError, PortError
-from planner.job import JobError, TrainingJob
-from planner.job_sources import as_job
-from planner.plain_steps import plain_losses
+from port_agent.prepare.reference import compared_steps
+from port_agent.train.step_values import GraphChangedError
+from port_agent.train.trainer import Trainer, TrainOptions
+from port_planner.ir.bundle.bundle import Bundle
+from port_planner.ir.bundle.data_order import epoch_order
+from port_planner.ir.errors import CaptureError, PortError
+from port_planner.job import JobError, TrainingJob
+from port_planner.job_sources import as_job
+from port_planner.plain_steps import plain_losses
 from tests.agent.jobs_small import write_job
 
 ROWS, BATCH, WIDTH, CLASSES, STEPS = 32, 8, 16, 4, 7

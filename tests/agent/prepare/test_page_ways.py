@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.prepare.page_ways import measured_page_ways
-from planner.ir.costs import DeviceCosts, Flash
+from port_agent.prepare.page_ways import measured_page_ways
+from port_planner.ir.costs import DeviceCosts, Flash
 from tests.simulated_device import SimBackend
 
 pytestmark = pytest.mark.own_process

@@ -6,17 +6,17 @@ from functools import cache, partial
 import msgspec
 import pytest
 
-from agent.peers.connection.messages import QUESTION_LIMIT_BYTES
-from agent.peers.exchange.answers import Subject
-from agent.prepare import peer_plans
-from agent.prepare.peer_plans import PeerPlans
-from planner.ir.bundle.manifest import NO_LIMITS
-from planner.ir.costs import CostTable
-from planner.ir.graph import StepGraph
-from planner.ir.plan import Plan
-from planner.search.plan_problem import PlanProblem, pack_answer, plan_problem
-from planner.search.plan_step import PlanResult
-from planner.search.solve import Outcome
+from port_agent.peers.connection.messages import QUESTION_LIMIT_BYTES
+from port_agent.peers.exchange.answers import Subject
+from port_agent.prepare import peer_plans
+from port_agent.prepare.peer_plans import PeerPlans
+from port_planner.ir.bundle.manifest import NO_LIMITS
+from port_planner.ir.costs import CostTable
+from port_planner.ir.graph import StepGraph
+from port_planner.ir.plan import Plan
+from port_planner.search.plan_problem import PlanProblem, pack_answer, plan_problem
+from port_planner.search.plan_step import PlanResult
+from port_planner.search.solve import Outcome
 from tests.agent.prepare.other_device import Others, Solve
 from tests.planner.estimated_steps import budget, captured
 

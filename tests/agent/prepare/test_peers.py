@@ -5,10 +5,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent.prepare.bench.bench import Bench
-from agent.prepare.peers import PlanningPeers
-from planner.profiling.kept_costs import Kept
-from planner.profiling.shared_costs import pack_shared, unpack_shared
+from port_agent.prepare.bench.bench import Bench
+from port_agent.prepare.peers import PlanningPeers
+from port_planner.profiling.kept_costs import Kept
+from port_planner.profiling.shared_costs import pack_shared, unpack_shared
 from tests.agent.prepare.other_device import Others
 from tests.planner.steps import tiny_step
 

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from agent.backend.cpu import CpuBackend
-from agent.backend.staging import BUFFERS
-from agent.prepare.pools import PoolError, Pools, pools_of, with_host_room, with_own_memory
-from agent.train.pager import BURST
-from planner.ir.costs import DeviceCosts, Flash
+from port_agent.backend.cpu import CpuBackend
+from port_agent.backend.staging import BUFFERS
+from port_agent.prepare.pools import PoolError, Pools, pools_of, with_host_room, with_own_memory
+from port_agent.train.pager import BURST
+from port_planner.ir.costs import DeviceCosts, Flash
 from tests.simulated_device import CONTEXT_BYTES, SimBackend
 
 pytestmark = pytest.mark.own_process

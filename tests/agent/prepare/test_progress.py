@@ -1,6 +1,6 @@
 """A stage in parts and in rounds."""
 
-from agent.prepare.progress import part_of, rounds_of
+from port_agent.prepare.progress import part_of, rounds_of
 
 
 def test_parts_of_a_stage_follow_one_another_to_its_end() -> None:

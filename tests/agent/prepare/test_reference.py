@@ -12,13 +12,13 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from agent.prepare.reference import compared_steps, with_reference
-from agent.train.trainer import Trainer, TrainOptions
-from planner.ir.bundle.bundle import Bundle
-from planner.ir.errors import CaptureError, PortError
-from planner.job import Bucket, JobError, TrainingJob
-from planner.make_bundle import prepare
-from planner.plain_steps import plain_losses
+from port_agent.prepare.reference import compared_steps, with_reference
+from port_agent.train.trainer import Trainer, TrainOptions
+from port_planner.ir.bundle.bundle import Bundle
+from port_planner.ir.errors import CaptureError, PortError
+from port_planner.job import Bucket, JobError, TrainingJob
+from port_planner.make_bundle import prepare
+from port_planner.plain_steps import plain_losses
 from tests.agent.jobs_small import classify, make_job, write_job
 
 

@@ -8,13 +8,13 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from agent.prepare import reference
-from agent.prepare.reference import with_reference
-from agent.prepare.repeatable import OperatorDigests, UnrepeatableError, not_repeated, reordered_in
-from planner import make_bundle
-from planner.ir.devices import exactness
-from planner.job import TrainingJob
-from planner.job_device import move
+from port_agent.prepare import reference
+from port_agent.prepare.reference import with_reference
+from port_agent.prepare.repeatable import OperatorDigests, UnrepeatableError, not_repeated, reordered_in
+from port_planner import make_bundle
+from port_planner.ir.devices import exactness
+from port_planner.job import TrainingJob
+from port_planner.job_device import move
 from tests.simulated_device import NAME, SimBackend
 
 pytestmark = pytest.mark.own_process

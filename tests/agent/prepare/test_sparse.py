@@ -11,25 +11,25 @@ from typing import Any
 
 import pytest
 
-from agent.cli import main
-from agent.prepare import sparse
-from agent.prepare.bench.bench import Bench
-from agent.prepare.sparse import SparseJob, StepLimits, train_less
-from planner import make_bundle
-from planner.ir.graph import Role
-from planner.ir.lowering.lower import lower
-from planner.ir.plan import Plan
-from planner.job import TrainingJob
-from planner.make_bundle import InfeasibleError, Prepared
-from planner.profiling.operators import Measured
-from planner.sparse.bytes import TrainedBytes, trained_parameters
+from port_agent.cli import main
+from port_agent.prepare import sparse
+from port_agent.prepare.bench.bench import Bench
+from port_agent.prepare.sparse import SparseJob, StepLimits, train_less
+from port_planner import make_bundle
+from port_planner.ir.graph import Role
+from port_planner.ir.lowering.lower import lower
+from port_planner.ir.plan import Plan
+from port_planner.job import TrainingJob
+from port_planner.make_bundle import InfeasibleError, Prepared
+from port_planner.profiling.operators import Measured
+from port_planner.sparse.bytes import TrainedBytes, trained_parameters
 from tests.planner.steps import costs_of
 
 SCRIPT = """
 import torch
 from torch import nn
 from torch.nn import functional
-from planner.job import TrainingJob
+from port_planner.job import TrainingJob
 
 def loss_fn(model, x, y):
     out = model(x)
@@ -169,7 +169,7 @@ def test_plan_sparse_update_from_the_command_line(tmp_path: Path) -> None:
 
     def run(*words: str) -> "subprocess.CompletedProcess[str]":
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-m", "agent.cli", *words]
+        command = [sys.executable, "-m", "port_agent.cli", *words]
         return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment, check=False)
 
     plan = ("plan", "train.py", "--strategy", "greedy", "--sparse-update", "--probe-steps", "6", "-o", "job.port")

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from agent.energy.calibration import Calibration, Estimate, WorkClass
-from agent.energy.sources.base import Kind
-from agent.prepare import loads, this_machine
-from agent.prepare.this_machine import board_numbers, measure_board
-from planner.ir.boards import REQUIRED, format_board, load_board
-from planner.profiling.sustained_writes import WINDOW_BYTES
+from port_agent.energy.calibration import Calibration, Estimate, WorkClass
+from port_agent.energy.sources.base import Kind
+from port_agent.prepare import loads, this_machine
+from port_agent.prepare.this_machine import board_numbers, measure_board
+from port_planner.ir.boards import REQUIRED, format_board, load_board
+from port_planner.profiling.sustained_writes import WINDOW_BYTES
 from tests.agent.energy.recordings import ScriptedSource
 from tests.agent.facts.cores import RK3588, machine
 

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 import torch
 
-from agent.prepare import threads
-from agent.prepare.bench.bench import Bench
-from planner.ir.costs import OpCost
-from planner.profiling.operators import Measured
+from port_agent.prepare import threads
+from port_agent.prepare.bench.bench import Bench
+from port_planner.ir.costs import OpCost
+from port_planner.profiling.operators import Measured
 
 
 @pytest.mark.parametrize(

@@ -6,15 +6,15 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from agent.prepare.whole_updates import merged_costs, with_whole_update
-from planner import make_bundle
-from planner.ir.bundle.manifest import WHOLE_UPDATE
-from planner.ir.costs import DeviceCosts, Flash, OpCost
-from planner.job import TrainingJob
-from planner.make_bundle import Prepared
-from planner.problem.whole_update import whole_update
-from planner.profiling.operators import Measured
-from planner.search.pareto import choice_of, full_batches
+from port_agent.prepare.whole_updates import merged_costs, with_whole_update
+from port_planner import make_bundle
+from port_planner.ir.bundle.manifest import WHOLE_UPDATE
+from port_planner.ir.costs import DeviceCosts, Flash, OpCost
+from port_planner.job import TrainingJob
+from port_planner.make_bundle import Prepared
+from port_planner.problem.whole_update import whole_update
+from port_planner.profiling.operators import Measured
+from port_planner.search.pareto import choice_of, full_batches
 
 WIDTH, LAYERS, BATCH, COUNT = 256, 6, 4, 4
 WEIGHT = WIDTH * WIDTH * 4

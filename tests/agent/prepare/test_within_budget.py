@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from agent.follow.budget import NotFollowedError, budget
-from agent.prepare.reference import compared_steps, with_reference
-from agent.prepare.within_budget import within_budget
-from planner.ir.bundle.codec import pack_graph
-from planner.make_bundle import prepare
+from port_agent.follow.budget import NotFollowedError, budget
+from port_agent.prepare.reference import compared_steps, with_reference
+from port_agent.prepare.within_budget import within_budget
+from port_planner.ir.bundle.codec import pack_graph
+from port_planner.make_bundle import prepare
 from tests.agent.jobs_small import make_job
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -25,11 +25,11 @@ sys.path.insert(0, {root!r})
 import torch
 from torch import nn
 from torch.nn import functional
-from agent.prepare.reference import with_reference
-from agent.prepare.within_budget import within_budget
-from planner.ir.process_memory import peak_resident_bytes, reset_peak, resident_bytes
-from planner.job import TrainingJob
-from planner.make_bundle import prepare
+from port_agent.prepare.reference import with_reference
+from port_agent.prepare.within_budget import within_budget
+from port_planner.ir.process_memory import peak_resident_bytes, reset_peak, resident_bytes
+from port_planner.job import TrainingJob
+from port_planner.make_bundle import prepare
 torch.set_num_threads(1)
 def planned(width, depth):
     model = nn.Sequential(*[m for _ in range(depth) for m in (nn.Linear(width, width), nn.ReLU())])
@@ -64,8 +64,8 @@ def test_recording_within_a_budget_loads_no_compiler(tmp_path: Path) -> None:
     loads = f"""
 import sys
 sys.path.insert(0, {str(ROOT)!r})
-from agent.prepare.within_budget import within_budget
-from planner.make_bundle import prepare
+from port_agent.prepare.within_budget import within_budget
+from port_planner.make_bundle import prepare
 with within_budget(2 << 30, "."):
     from tests.agent.jobs_small import make_job
     assert prepare(make_job()).graphs
@@ -104,8 +104,8 @@ def test_a_search_finds_room_that_tensors_took_and_they_come_back_as_they_were(t
 import sys
 sys.path.insert(0, {str(ROOT)!r})
 import torch
-from agent.prepare.within_budget import within_budget
-from planner.ir.process_memory import resident_bytes
+from port_agent.prepare.within_budget import within_budget
+from port_planner.ir.process_memory import resident_bytes
 with within_budget(resident_bytes() + (120 << 20), ".") as make_room:
     weights = [torch.full((1 << 20,), float(i)) for i in range(16)]
     held = resident_bytes()
@@ -121,8 +121,8 @@ WHOLE = """
 import sys
 sys.path.insert(0, {root!r})
 import torch
-from agent.prepare.within_budget import within_budget
-from planner.ir.process_memory import resident_bytes
+from port_agent.prepare.within_budget import within_budget
+from port_planner.ir.process_memory import resident_bytes
 with within_budget(resident_bytes() + (150 << 20), "."):
     for _ in range(2):
         torch.ones(int(sys.argv[1]) << 18) + 1

@@ -8,23 +8,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agent.energy.wear_account import WearAccount
-from agent.health.conditions import HealthBoard
-from agent.jobs.model import Job, JobSpec
-from agent.jobs.store import JobStore
-from agent.peers.connection.messages import Heartbeat
-from agent.peers.exchange.answers import Asker
-from agent.policy.config import Config
-from agent.policy.decide import Memory, Policy, PolicyDecision, State
-from agent.policy.usual_times import UsualTimes
-from agent.supervisor.admission import Admission
-from agent.supervisor.context import Core, Settings
-from agent.supervisor.inbox import Inboxes
-from agent.supervisor.job.runner import Runner
-from agent.supervisor.job.runners import Runners
-from agent.supervisor.peers.answers import FederatedSurroundings
-from agent.supervisor.peers.peers import Peers
-from agent.supervisor.timers import Timers
+from port_agent.energy.wear_account import WearAccount
+from port_agent.health.conditions import HealthBoard
+from port_agent.jobs.model import Job, JobSpec
+from port_agent.jobs.store import JobStore
+from port_agent.peers.connection.messages import Heartbeat
+from port_agent.peers.exchange.answers import Asker
+from port_agent.policy.config import Config
+from port_agent.policy.decide import Memory, Policy, PolicyDecision, State
+from port_agent.policy.usual_times import UsualTimes
+from port_agent.supervisor.admission import Admission
+from port_agent.supervisor.context import Core, Settings
+from port_agent.supervisor.inbox import Inboxes
+from port_agent.supervisor.job.runner import Runner
+from port_agent.supervisor.job.runners import Runners
+from port_agent.supervisor.peers.answers import FederatedSurroundings
+from port_agent.supervisor.peers.peers import Peers
+from port_agent.supervisor.timers import Timers
 from tests.agent.facts.machines import linux
 from tests.agent.live import KINDS, seams
 from tests.agent.live_daemon import BUNDLE

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.facts import OwnUse, Power
-from agent.health.conditions import HealthBoard
-from agent.policy.decide import Policy
-from agent.supervisor.admission import Admission
+from port_agent.facts import OwnUse, Power
+from port_agent.health.conditions import HealthBoard
+from port_agent.policy.decide import Policy
+from port_agent.supervisor.admission import Admission
 from tests.agent.facts.machines import linux
 from tests.agent.set_clock import SetClock
 

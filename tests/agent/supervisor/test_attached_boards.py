@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from agent.cli import main
-from agent.mcu.board.catalogue import UsbId, boards_with_usb
-from agent.mcu.protocol.ports import PortInfo
-from agent.supervisor import attached_boards
-from agent.supervisor.attached_boards import AttachedBoards, Row, rows
+from port_agent.cli import main
+from port_agent.mcu.board.catalogue import UsbId, boards_with_usb
+from port_agent.mcu.protocol.ports import PortInfo
+from port_agent.supervisor import attached_boards
+from port_agent.supervisor.attached_boards import AttachedBoards, Row, rows
 from tests.agent.live_daemon import daemon
 
 

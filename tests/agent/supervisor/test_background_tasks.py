@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from agent.jobs.model import Job, JobSpec, JobState
-from agent.policy.config import AgentOptions, Config
-from agent.supervisor import background_tasks
-from agent.supervisor.background_tasks import BackgroundTasks, too_old
-from agent.supervisor.dispatch import Dispatcher
-from agent.supervisor.job.worker_process import WorkerPhase
+from port_agent.jobs.model import Job, JobSpec, JobState
+from port_agent.policy.config import AgentOptions, Config
+from port_agent.supervisor import background_tasks
+from port_agent.supervisor.background_tasks import BackgroundTasks, too_old
+from port_agent.supervisor.dispatch import Dispatcher
+from port_agent.supervisor.job.worker_process import WorkerPhase
 from tests.agent.live_daemon import LONG, go
 from tests.agent.supervisor.parts import TRAIN, parts
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.jobs.model import JobKind
-from agent.jobs.store import JobStore
-from agent.supervisor.context import PAUSE_SETTING, DaemonSeams
-from agent.supervisor.job.worker_kinds import DEFAULT_KINDS
+from port_agent.jobs.model import JobKind
+from port_agent.jobs.store import JobStore
+from port_agent.supervisor.context import PAUSE_SETTING, DaemonSeams
+from port_agent.supervisor.job.worker_kinds import DEFAULT_KINDS
 from tests.agent.live_daemon import go
 from tests.agent.supervisor.parts import parts
 

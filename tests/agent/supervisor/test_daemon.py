@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from agent.control.client import ControlClient, ControlError
-from agent.jobs.model import JobState
-from agent.supervisor import dispatch
-from agent.supervisor.daemon import Daemon
-from agent.supervisor.job.plans.choice import data_limit, memory_max
-from agent.supervisor.job.worker_process import WorkerPhase
-from agent.system.locks import InstanceError
+from port_agent.control.client import ControlClient, ControlError
+from port_agent.jobs.model import JobState
+from port_agent.supervisor import dispatch
+from port_agent.supervisor.daemon import Daemon
+from port_agent.supervisor.job.plans.choice import data_limit, memory_max
+from port_agent.supervisor.job.worker_process import WorkerPhase
+from port_agent.system.locks import InstanceError
 from tests.agent.live import KINDS, seams
 from tests.agent.live_daemon import BUNDLE, CONFIG, LONG, go, process_state, running, undisturbed, until
 from tests.agent.trees import write_tree

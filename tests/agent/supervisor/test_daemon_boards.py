@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agent.cli import main
-from agent.jobs.model import JobKind, JobState
-from agent.mcu.board.firmware import Firmware
-from agent.mcu.board.simulate import Simulator
-from agent.mcu.job import BoardJobSpec, open_job, with_settings
-from agent.supervisor.job.worker_kinds import DEFAULT_KINDS
-from agent.worker.shard import Shard
+from port_agent.cli import main
+from port_agent.jobs.model import JobKind, JobState
+from port_agent.mcu.board.firmware import Firmware
+from port_agent.mcu.board.simulate import Simulator
+from port_agent.mcu.job import BoardJobSpec, open_job, with_settings
+from port_agent.supervisor.job.worker_kinds import DEFAULT_KINDS
+from port_agent.worker.shard import Shard
 from tests.agent.live import KINDS
 from tests.agent.live_daemon import LONG, running
 from tests.agent.mcu.device_memory import read_result

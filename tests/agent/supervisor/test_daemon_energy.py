@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.cli import main
+from port_agent.cli import main
 from tests.agent.live_daemon import BUNDLE, CONFIG, daemon
 
 

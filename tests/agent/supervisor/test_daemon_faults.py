@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.control.client import ControlError
-from agent.jobs.model import JobSpec, JobState
-from agent.jobs.store import JobStore
+from port_agent.control.client import ControlError
+from port_agent.jobs.model import JobSpec, JobState
+from port_agent.jobs.store import JobStore
 from tests.agent.live_daemon import BUNDLE, LONG, go, running
 from tests.agent.worker_program import undisturbed_weights
 

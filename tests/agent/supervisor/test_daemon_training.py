@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agent.cli import main
-from agent.control.client import ControlClient
-from agent.jobs.model import JobState
-from agent.supervisor.job.worker_kinds import DEFAULT_KINDS
+from port_agent.cli import main
+from port_agent.control.client import ControlClient
+from port_agent.jobs.model import JobState
+from port_agent.supervisor.job.worker_kinds import DEFAULT_KINDS
 from tests.agent.live_daemon import CONFIG, go, running, start_agent
 from tests.waiting import until
 
@@ -26,7 +26,7 @@ def make_bundle(directory: Path) -> Path:
     """Return a bundle of a two-layer classifier, planned on this machine."""
     bundle = directory / "tiny.port"
     words = ["plan", str(ROOT / "tests/systemd/tiny_job.py"), "--ram", "450M", "--strategy", "greedy"]
-    command = [sys.executable, "-m", "agent.cli", *words, "--page-dir", str(directory), "-o", str(bundle)]
+    command = [sys.executable, "-m", "port_agent.cli", *words, "--page-dir", str(directory), "-o", str(bundle)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return bundle
@@ -52,12 +52,12 @@ def test_interrupted_training_gives_the_weights_of_plain_training(tmp_path: Path
     bundle = make_bundle(tmp_path)
     plain = tmp_path / "plain.safetensors"
     words = ["--state-dir", str(tmp_path / "plain"), "--steps", str(STEPS), "--out", str(plain)]
-    command = [sys.executable, "-m", "agent.train.worker", "--bundle", str(bundle), *words]
+    command = [sys.executable, "-m", "port_agent.train.worker", "--bundle", str(bundle), *words]
     assert subprocess.run(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}).returncode == 0
     (tmp_path / "config.toml").write_text(CONFIG)
     places = ["--state-dir", str(tmp_path / "s"), "--runtime-dir", str(tmp_path / "r")]
     words = ["run", *places, "--config", str(tmp_path / "config.toml"), "--sysfs-root", str(tmp_path)]
-    daemon = start_agent(tmp_path, "agent.cli", *words)
+    daemon = start_agent(tmp_path, "port_agent.cli", *words)
     try:
         client = ControlClient(tmp_path / "r")
         assert main(["submit", str(bundle), "--steps", str(STEPS), "--runtime-dir", str(tmp_path / "r")]) == 0
@@ -89,7 +89,7 @@ def train_on(bundle: Path, state: Path, data: Path, number: int) -> Path:
     """Return the weights of an undisturbed worker that trains one round on a directory."""
     out = state / f"round-{number}.safetensors"
     words = ["--state-dir", str(state), "--data", str(data), "--round", str(number), "--epochs", "2", "--out", str(out)]
-    command = [sys.executable, "-m", "agent.train.worker", "--bundle", str(bundle), *words]
+    command = [sys.executable, "-m", "port_agent.train.worker", "--bundle", str(bundle), *words]
     assert subprocess.run(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}).returncode == 0
     return out
 

@@ -8,17 +8,17 @@ from datetime import datetime, time
 from pathlib import Path
 from typing import Any
 
-from agent.facts import Facts
-from agent.jobs.model import Job, JobKind, JobState
-from agent.policy.config import Config
-from agent.policy.decide import DAYS, Memory, PolicyDecision, ResourceLimits, State, TimeWindow
-from agent.supervisor.dispatch import BEFORE_CLOSING_S, BOARD_PATIENCE_S, WARM_MARGIN_C, Dispatcher
-from agent.supervisor.job.runner import LAST_COMMIT_S
-from agent.supervisor.job.sharing import BOARD_WORKER_BYTES
-from agent.supervisor.job.silence import RESTART_AFTER, SHORTEST_S
-from agent.supervisor.job.worker_process import RequestedState, WorkerPhase
-from agent.system.clock import local_time
-from agent.worker.protocol import DeviceInterrupted
+from port_agent.facts import Facts
+from port_agent.jobs.model import Job, JobKind, JobState
+from port_agent.policy.config import Config
+from port_agent.policy.decide import DAYS, Memory, PolicyDecision, ResourceLimits, State, TimeWindow
+from port_agent.supervisor.dispatch import BEFORE_CLOSING_S, BOARD_PATIENCE_S, WARM_MARGIN_C, Dispatcher
+from port_agent.supervisor.job.runner import LAST_COMMIT_S
+from port_agent.supervisor.job.sharing import BOARD_WORKER_BYTES
+from port_agent.supervisor.job.silence import RESTART_AFTER, SHORTEST_S
+from port_agent.supervisor.job.worker_process import RequestedState, WorkerPhase
+from port_agent.system.clock import local_time
+from port_agent.worker.protocol import DeviceInterrupted
 from tests.agent.live_daemon import BUNDLE, LONG, go, process_state, until
 from tests.agent.supervisor.parts import ANY_TIME, TRAIN, Parts, parts
 

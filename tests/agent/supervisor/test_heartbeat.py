@@ -4,11 +4,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
-from agent.energy.meter import EnergyMeter, MeterSnapshot
-from agent.facts.model import Power
-from agent.policy.decide import State
-from agent.supervisor.dispatch import Dispatcher
-from agent.supervisor.heartbeat import HeartbeatSource
+from port_agent.energy.meter import EnergyMeter, MeterSnapshot
+from port_agent.facts.model import Power
+from port_agent.policy.decide import State
+from port_agent.supervisor.dispatch import Dispatcher
+from port_agent.supervisor.heartbeat import HeartbeatSource
 from tests.agent.live_daemon import LONG, go
 from tests.agent.supervisor.parts import TRAIN, parts
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.control.client import ControlError
-from agent.finetune.job.file import FinetuneJob
-from agent.finetune.options import FinetuneOptions
-from agent.supervisor.service import MOST_UPLOADS
+from port_agent.control.client import ControlError
+from port_agent.finetune.job.file import FinetuneJob
+from port_agent.finetune.options import FinetuneOptions
+from port_agent.supervisor.service import MOST_UPLOADS
 from tests.agent.live_daemon import BUNDLE, CONFIG, ROOT, daemon
 
 
@@ -68,7 +68,7 @@ def test_another_user_may_not_use_the_socket() -> None:
         Path(name).chmod(0o755)  # pytest's own directories are closed to others
         client.path.chmod(0o666)  # even if the file's own mode lets everyone in, the daemon asks the kernel
         program = (
-            "import os, sys; from pathlib import Path; from agent.control.client import *\n"
+            "import os, sys; from pathlib import Path; from port_agent.control.client import *\n"
             "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
             "try: ControlClient(Path(sys.argv[1])).get('/v1/status')\n"
             "except ControlError as error: print(error.status, error)\n"
@@ -136,7 +136,7 @@ def test_a_fine_tuning_belongs_to_who_submitted_it() -> None:
     options = FinetuneOptions("/nowhere/model", "/nowhere/data.jsonl", "/nowhere/out")
     job = FinetuneJob(options=options, ram_bytes=1 << 40, threads=1, page_dir="/nowhere", weights={}, data_sha256="")
     other = (
-        "import os, sys; from pathlib import Path; from agent.control.client import *\n"
+        "import os, sys; from pathlib import Path; from port_agent.control.client import *\n"
         "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
         "client = ControlClient(Path(sys.argv[1]))\n"
         "try: client.post('/v1/jobs/roots/cancel')\n"

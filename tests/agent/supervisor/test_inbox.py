@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from agent.supervisor.inbox import Inboxes
-from agent.system.directory_handle import read_sample_file
+from port_agent.supervisor.inbox import Inboxes
+from port_agent.system.directory_handle import read_sample_file
 from tests.agent.trees import write_tree
 
 

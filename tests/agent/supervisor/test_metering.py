@@ -1,9 +1,9 @@
 """The meter's troubles on the health board."""
 
-from agent.energy.issues import EnergyIssue
-from agent.health.conditions import HealthBoard, Severity
-from agent.supervisor.metering import report_issues
-from agent.system.clock import SystemClock
+from port_agent.energy.issues import EnergyIssue
+from port_agent.health.conditions import HealthBoard, Severity
+from port_agent.supervisor.metering import report_issues
+from port_agent.system.clock import SystemClock
 
 
 def test_issues_come_and_go_on_the_board() -> None:

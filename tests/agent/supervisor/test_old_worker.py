@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.supervisor import old_worker
-from agent.supervisor.old_worker import clear_old_worker
-from agent.system.locks import LockFile
+from port_agent.supervisor import old_worker
+from port_agent.supervisor.old_worker import clear_old_worker
+from port_agent.system.locks import LockFile
 
 SLEEPER = "import sys; print('ready', flush=True); sys.stdin.read()"
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from agent.control.client import ControlClient, ControlError
-from agent.jobs.model import JobState
+from port_agent.control.client import ControlClient, ControlError
+from port_agent.jobs.model import JobState
 from tests.agent.live_daemon import start_agent
 from tests.agent.trees import LAPTOP_BATTERY, MAINS, supply_tree
 from tests.agent.worker_program import undisturbed_weights

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from agent.control.requests import JobChange
-from agent.jobs.model import Job, JobNotFoundError, JobRequestError, JobSpec, JobState
-from agent.policy.config import Config
-from agent.policy.decide import ResourceLimits
-from agent.supervisor import service as service_module
-from agent.supervisor.context import PAUSE_SETTING
-from agent.supervisor.job.log import JobLog
-from agent.supervisor.service import BUNDLE_NAME, MeterUnavailableError, Service
+from port_agent.control.requests import JobChange
+from port_agent.jobs.model import Job, JobNotFoundError, JobRequestError, JobSpec, JobState
+from port_agent.policy.config import Config
+from port_agent.policy.decide import ResourceLimits
+from port_agent.supervisor import service as service_module
+from port_agent.supervisor.context import PAUSE_SETTING
+from port_agent.supervisor.job.log import JobLog
+from port_agent.supervisor.service import BUNDLE_NAME, MeterUnavailableError, Service
 from tests.agent.live_daemon import BUNDLE, go
 from tests.agent.supervisor.parts import ANY_TIME, Parts, parts
 

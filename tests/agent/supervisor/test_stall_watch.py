@@ -1,7 +1,7 @@
 """A loop that was held up says so."""
 
-from agent.health.conditions import HealthBoard
-from agent.supervisor.stall_watch import StallWatch
+from port_agent.health.conditions import HealthBoard
+from port_agent.supervisor.stall_watch import StallWatch
 
 
 class HandClock:

@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from agent.energy.media import FlashPrices, medium_of
-from agent.facts import Answer, Facts, IdleSignal, Power
-from agent.jobs.model import Job, JobMeasurements, JobSpec, JobState
-from agent.policy.config import Config
-from agent.policy.decide import TimeWindow
-from agent.supervisor.context import PAUSE_SETTING
-from agent.supervisor.dispatch import Dispatcher
-from agent.supervisor.job.worker_process import WorkerPhase
-from agent.supervisor.status import agent_status, device_state, job_summary
-from agent.system.clock import local_time
-from planner.ir.costs import MediumKind
+from port_agent.energy.media import FlashPrices, medium_of
+from port_agent.facts import Answer, Facts, IdleSignal, Power
+from port_agent.jobs.model import Job, JobMeasurements, JobSpec, JobState
+from port_agent.policy.config import Config
+from port_agent.policy.decide import TimeWindow
+from port_agent.supervisor.context import PAUSE_SETTING
+from port_agent.supervisor.dispatch import Dispatcher
+from port_agent.supervisor.job.worker_process import WorkerPhase
+from port_agent.supervisor.status import agent_status, device_state, job_summary
+from port_agent.system.clock import local_time
+from port_planner.ir.costs import MediumKind
 from tests.agent.live_daemon import LONG, go
 from tests.agent.supervisor.parts import ANY_TIME, TRAIN, Parts, parts
 

@@ -5,8 +5,8 @@ import subprocess
 import sys
 from datetime import datetime, time
 
-from agent.policy.decide import TimeWindow
-from agent.supervisor.timers import Timers
+from port_agent.policy.decide import TimeWindow
+from port_agent.supervisor.timers import Timers
 
 
 def test_agenda_wakes_at_borders_and_never_drops_late_jobs() -> None:
@@ -77,7 +77,7 @@ def test_a_periodic_task_comes_again_though_it_failed_until_it_is_cancelled() ->
 
 def test_without_a_window_or_a_deadline_the_calendar_is_not_loaded() -> None:
     program = (
-        "import asyncio, sys\nfrom agent.supervisor.timers import Timers\n"
+        "import asyncio, sys\nfrom port_agent.supervisor.timers import Timers\n"
         "async def idle():\n"
         "    timers = Timers(lambda: None)\n"
         "    timers.set_windows([]); timers.set_deadline(1, None); timers.clock_changed(); timers.stop()\n"

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from agent.supervisor.tripwire import Tripwire
+from port_agent.supervisor.tripwire import Tripwire
 
 
 def test_only_a_change_is_heard_and_only_once() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.system.atomic_file import atomic_directory, atomic_stream, write_atomically
+from port_agent.system.atomic_file import atomic_directory, atomic_stream, write_atomically
 
 
 def test_the_new_content_replaces_the_old_and_nothing_else_is_left(tmp_path: Path) -> None:

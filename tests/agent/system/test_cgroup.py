@@ -5,7 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from agent.system.cgroup import CgroupError, MemoryEvents, WorkerGroup, WorkerLimits, delegated_tree, system_oom_kills
+from port_agent.system.cgroup import (
+    CgroupError,
+    MemoryEvents,
+    WorkerGroup,
+    WorkerLimits,
+    delegated_tree,
+    system_oom_kills,
+)
 from tests.agent.trees import write_tree
 
 MIB = 1 << 20

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from agent.system.checksum import RunningChecksum, bytes_checksum, file_checksum, values_checksum
+from port_agent.system.checksum import RunningChecksum, bytes_checksum, file_checksum, values_checksum
 
 
 def test_bytes_pieces_and_a_file_have_one_checksum(tmp_path: Path) -> None:

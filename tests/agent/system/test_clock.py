@@ -7,7 +7,7 @@ from datetime import datetime
 
 import pytest
 
-from agent.system.clock import CLOCK_SET_AFTER_S, SystemClock, day_of, local_clock_s, local_time
+from port_agent.system.clock import CLOCK_SET_AFTER_S, SystemClock, day_of, local_clock_s, local_time
 
 DAY_S = 86400
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.system.database import DamagedDatabaseError, check_content, is_damage, open_database, set_aside
+from port_agent.system.database import DamagedDatabaseError, check_content, is_damage, open_database, set_aside
 
 SCHEMA = "CREATE TABLE IF NOT EXISTS one (id INTEGER PRIMARY KEY, text TEXT NOT NULL); PRAGMA user_version = 1;"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.system.directory_handle import DirectoryHandle, read_sample_file
+from port_agent.system.directory_handle import DirectoryHandle, read_sample_file
 
 
 def test_files_are_made_renamed_linked_and_removed(tmp_path: Path) -> None:

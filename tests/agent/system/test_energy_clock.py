@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from agent.system.clock import SystemClock
-from agent.system.energy_clock import now_s, slept_s
+from port_agent.system.clock import SystemClock
+from port_agent.system.energy_clock import now_s, slept_s
 
 
 def test_it_counts_from_boot_sleep_included() -> None:

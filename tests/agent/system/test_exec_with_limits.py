@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from agent.system.python_process import module_command, module_environment
+from port_agent.system.python_process import module_command, module_environment
 
 LOOK = """
 import json, os, resource, sys
@@ -31,7 +31,7 @@ LINUX = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 def launch(*words: str, program: str = LOOK) -> "subprocess.CompletedProcess[str]":
     """Run a program behind the launcher."""
     command = [
-        *module_command("agent.system.exec_with_limits"),
+        *module_command("port_agent.system.exec_with_limits"),
         *words,
         "--",
         sys.executable,
@@ -89,7 +89,7 @@ def test_what_cannot_be_limited_is_not_run(words: tuple[str, ...], reason: str) 
 
 
 def test_a_program_that_is_not_there_is_said() -> None:
-    command = [*module_command("agent.system.exec_with_limits"), "--", "/no/such/program"]
+    command = [*module_command("port_agent.system.exec_with_limits"), "--", "/no/such/program"]
     done = subprocess.run(command, capture_output=True, text=True, env=module_environment())
     assert done.returncode == 1 and "No such file" in done.stderr
 
@@ -105,7 +105,7 @@ def test_it_does_not_outlive_who_started_it() -> None:
         "os.kill(os.getpid(), 9)\n"
     )
     waiting = "import signal, sys; print('ready', flush=True); sys.stdin.read()"
-    command = [*module_command("agent.system.exec_with_limits"), "--", sys.executable, "-c", waiting]
+    command = [*module_command("port_agent.system.exec_with_limits"), "--", sys.executable, "-c", waiting]
     with subprocess.Popen(
         [sys.executable, "-c", middle, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         env=module_environment(),

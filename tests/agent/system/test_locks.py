@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.system.locks import InstanceError, LockFile, lock_instance
+from port_agent.system.locks import InstanceError, LockFile, lock_instance
 
 
 def _hold_lock(path: str, ready: "multiprocessing.synchronize.Event", end: "multiprocessing.synchronize.Event") -> None:

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from agent.system.memory_belt import hold_resident, limit_data_of, scope_command
+from port_agent.system.memory_belt import hold_resident, limit_data_of, scope_command
 
 LIMITED = """
 import resource
-from agent.system.memory_belt import limit_data, widen_data_limit
+from port_agent.system.memory_belt import limit_data, widen_data_limit
 limit_data({0})
 before = resource.getrlimit(resource.RLIMIT_DATA)
 widen_data_limit(1 << 20)

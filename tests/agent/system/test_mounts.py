@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.system.mounts import file_system, in_ram, worn_by_writing
+from port_agent.system.mounts import file_system, in_ram, worn_by_writing
 
 
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no tmpfs at /dev/shm")

@@ -1,6 +1,6 @@
 """The text format: escapes, absent values, one newline at the end."""
 
-from agent.system.prometheus import MetricFamily, exposition, gauge
+from port_agent.system.prometheus import MetricFamily, exposition, gauge
 
 
 def test_families_as_text() -> None:

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.system.python_process import module_command, module_environment, threads_environment
-from agent.worker.options import BOARD_WORKER, TORCH_WORKER
+from port_agent.system.python_process import module_command, module_environment, threads_environment
+from port_agent.worker.options import BOARD_WORKER, TORCH_WORKER
+from port_planner.ir.source_roots import SOURCE_ROOTS
 
 ROOT = Path(__file__).resolve().parents[3]
 WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
@@ -21,7 +22,7 @@ OTHERS = ("msgpack", "msgspec", "numpy", "torch", "xxhash", "safetensors", "psut
 @pytest.fixture
 def trap(tmp_path: Path) -> Path:
     """Return a directory full of modules by the names of those that we import; each leaves its name when it runs."""
-    for name in (*STANDARD, *OTHERS, "agent", "planner", "sitecustomize"):
+    for name in (*STANDARD, *OTHERS, "port_agent", "port_planner", "sitecustomize"):
         (tmp_path / f"{name}.py").write_text(
             f"import builtins; builtins.open({str(tmp_path / 'ran')!r}, 'a').write({name!r})\n"
         )
@@ -33,17 +34,17 @@ def trap(tmp_path: Path) -> Path:
     [
         (*TORCH_WORKER, "--help"),
         (*BOARD_WORKER, "--help"),
-        (*module_command("agent.system.exec_with_limits"), "--", "true"),
-        (*module_command("agent.prepare.bench.process"), "1"),
-        (*module_command("agent.cli"), "train", "job.port"),
-        (*module_command("agent.cli"), "exec", "--tensors", "1M", "--", "elsewhere/program.py"),
+        (*module_command("port_agent.system.exec_with_limits"), "--", "true"),
+        (*module_command("port_agent.prepare.bench.process"), "1"),
+        (*module_command("port_agent.cli"), "train", "job.port"),
+        (*module_command("port_agent.cli"), "exec", "--tensors", "1M", "--", "elsewhere/program.py"),
     ],
     ids=lambda command: " ".join(command[3:6]),
 )
 def test_modules_in_the_working_directory_are_not_run(trap: Path, command: tuple[str, ...]) -> None:
     (trap / "elsewhere").mkdir()
     (trap / "elsewhere/program.py").write_text("import argparse, msgpack; print('it ran')")
-    environment = {**module_environment(), "PYTHONPATH": str(ROOT)}
+    environment = {**module_environment(), "PYTHONPATH": os.pathsep.join(map(str, SOURCE_ROOTS))}
     done = subprocess.run(command, cwd=trap, env=environment, capture_output=True, text=True, check=False)
     assert not (trap / "ran").exists(), (trap / "ran").read_text()
     assert "ModuleNotFoundError" not in done.stderr, done.stderr
@@ -54,24 +55,24 @@ def test_a_module_is_found_from_anywhere_and_no_relative_path_is_handed_on(
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["", "relative", "/absolute"]))
     environment = module_environment()
-    assert environment["PYTHONPATH"] == os.pathsep.join([str(ROOT), "/absolute"])
-    program = "import agent, json, sys; print(json.dumps([agent.__file__, sys.path]))"
+    assert environment["PYTHONPATH"] == os.pathsep.join([*map(str, SOURCE_ROOTS), "/absolute"])
+    program = "import json, port_agent, sys; print(json.dumps([port_agent.__file__, sys.path]))"
     done = subprocess.run(
         [sys.executable, "-P", "-c", program], cwd=tmp_path, env=environment, capture_output=True, check=True
     )
     found, path = json.loads(done.stdout)
-    assert found == str(ROOT / "agent/__init__.py") and "" not in path and str(tmp_path) not in path
+    assert found == str(ROOT / "agent/port_agent/__init__.py") and "" not in path and str(tmp_path) not in path
 
 
 def test_no_other_module_starts_python() -> None:
     """Who names `sys.executable` says it in a message, isolates it, or runs the user's own program."""
     allowed = {
-        "agent/system/python_process.py",
-        "agent/malloc/environment.py",  # a trial with -I
-        "agent/malloc/restart.py",  # becomes the command that it was started as
-        "agent/cli/exec.py",  # tells it from another that the user wrote
-        "agent/health/doctor.py",  # names it
-        "agent/follow/exec/launch.py",  # becomes the user's program; its bootstrap drops the working directory
+        "agent/port_agent/system/python_process.py",
+        "agent/port_agent/malloc/environment.py",  # a trial with -I
+        "agent/port_agent/malloc/restart.py",  # becomes the command that it was started as
+        "agent/port_agent/cli/exec.py",  # tells it from another that the user wrote
+        "agent/port_agent/health/doctor.py",  # names it
+        "agent/port_agent/follow/exec/launch.py",  # becomes the user's program; its bootstrap drops the working directory
     }
     naming = set()
     for path in (file for room in ("agent", "planner") for file in (ROOT / room).rglob("*.py")):

@@ -4,7 +4,7 @@ import os
 import socket
 from pathlib import Path
 
-from agent.system.sd_notify import Notifier
+from port_agent.system.sd_notify import Notifier
 
 
 def test_notify_speaks_to_systemd(tmp_path: Path) -> None:

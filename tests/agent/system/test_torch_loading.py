@@ -5,17 +5,17 @@ import sys
 
 import pytest
 
-from agent.prepare.making.trial import loading_peak
+from port_agent.prepare.making.trial import loading_peak
 
 PROGRAM = """
 import sys
 {load}
 import torch
-from planner.ir.process_memory import peak_resident_bytes
+from port_planner.ir.process_memory import peak_resident_bytes
 assert torch.nn.functional.relu(torch.tensor([-1.0, 2.0])).tolist() == [0.0, 2.0]
 print(peak_resident_bytes())
 """
-THRIFTY = "from agent.system.torch_loading import load_torch; load_torch(); assert 'torch' in sys.modules"
+THRIFTY = "from port_agent.system.torch_loading import load_torch; load_torch(); assert 'torch' in sys.modules"
 
 COLLECTIONS = 100
 """More are made while torch is imported, fewer by all else."""
@@ -49,5 +49,5 @@ print(gc.isenabled(), sum(generation["collections"] for generation in gc.get_sta
 
 
 def test_a_worker_listens_before_torch_is_there() -> None:
-    program = "import sys, agent.train.worker; print('torch' in sys.modules)"
+    program = "import sys, port_agent.train.worker; print('torch' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", program], text=True).strip() == "False"

@@ -3,7 +3,7 @@
 import asyncio
 import socket
 
-from agent.system.uevents import UeventListener
+from port_agent.system.uevents import UeventListener
 
 
 def test_a_kernel_event_of_a_plug_wakes_the_loop() -> None:

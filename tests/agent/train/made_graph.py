@@ -6,11 +6,11 @@ from pathlib import Path
 
 import torch
 
-from agent.train.pager import Pager
-from agent.train.state.checkpoint import StateStore
-from planner.ir.bundle.manifest import TensorLayout
-from planner.ir.graph import Op, Phase, Ref, Role, StepGraph, Storage, Value
-from planner.ir.program import Program
+from port_agent.train.pager import Pager
+from port_agent.train.state.checkpoint import StateStore
+from port_planner.ir.bundle.manifest import TensorLayout
+from port_planner.ir.graph import Op, Phase, Ref, Role, StepGraph, Storage, Value
+from port_planner.ir.program import Program
 
 COUNT = 300_000
 """Numbers in each tensor: more than one chunk of the page file."""

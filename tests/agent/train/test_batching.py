@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.train.batching import Batching, BatchRows
-from agent.train.samples.incoming import DataError
-from planner.ir.bundle.bundle import Bundle
-from planner.ir.bundle.data_order import batch_rows
+from port_agent.train.batching import Batching, BatchRows
+from port_agent.train.samples.incoming import DataError
+from port_planner.ir.bundle.bundle import Bundle
+from port_planner.ir.bundle.data_order import batch_rows
 from tests.agent.jobs_small import BATCH, ROWS, make_job, small_bundle, write_job
 
 SHORT = ROWS % BATCH

@@ -11,19 +11,19 @@ import pytest
 import torch
 from torch import nn
 
-from agent.prepare.reference import compared_steps
-from agent.train.samples.incoming import DataError
-from agent.train.trainer import StepEvent, Trainer, TrainOptions
-from planner import make_bundle
-from planner.ir.bundle.bundle import Bundle
-from planner.ir.bundle.data_order import bucket_batches
-from planner.ir.bundle.manifest import BUCKETS_FORMAT, BucketSize, BundleError, bucket_of
-from planner.ir.costs import DeviceCosts, Flash, OpCost
-from planner.ir.errors import CaptureError
-from planner.job import TrainingJob
-from planner.job_sources import as_job
-from planner.plain_steps import plain_losses
-from planner.profiling.operators import Measured
+from port_agent.prepare.reference import compared_steps
+from port_agent.train.samples.incoming import DataError
+from port_agent.train.trainer import StepEvent, Trainer, TrainOptions
+from port_planner import make_bundle
+from port_planner.ir.bundle.bundle import Bundle
+from port_planner.ir.bundle.data_order import bucket_batches
+from port_planner.ir.bundle.manifest import BUCKETS_FORMAT, BucketSize, BundleError, bucket_of
+from port_planner.ir.costs import DeviceCosts, Flash, OpCost
+from port_planner.ir.errors import CaptureError
+from port_planner.job import TrainingJob
+from port_planner.job_sources import as_job
+from port_planner.plain_steps import plain_losses
+from port_planner.profiling.operators import Measured
 from tests.agent.jobs_small import write_job
 
 LENGTHS = (3, 8, 5)

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from agent.train.comparison import MismatchError, compare_step, processor, tensor_checksum
-from planner.ir.bundle.manifest import Reference
+from port_agent.train.comparison import MismatchError, compare_step, processor, tensor_checksum
+from port_planner.ir.bundle.manifest import Reference
 
 WEIGHT = torch.arange(6.0).reshape(2, 3)
 REFERENCE = Reference(

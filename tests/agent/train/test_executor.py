@@ -11,18 +11,18 @@ from torch import nn
 from torch.nn import functional
 
 from benchmarks.models import WORKLOADS, workload
-from planner.capture.step import capture_step
-from planner.ir.bundle.codec import pack_plan, unpack_plan
-from planner.ir.costs import Codec, CostTable, OpCost
-from planner.ir.graph import Role, StepGraph
-from planner.ir.lowering.lower import lower
-from planner.ir.lowering.packables import packables, read_packed
-from planner.ir.lowering.update_slices import update_groups
-from planner.ir.lowering.verify import verify_lowered
-from planner.ir.plan import Action, Decision, Plan
-from planner.ir.program import Code, idle_gaps
-from planner.profiling.operators import profile_operators
-from planner.search.plan_step import plan_step
+from port_planner.capture.step import capture_step
+from port_planner.ir.bundle.codec import pack_plan, unpack_plan
+from port_planner.ir.costs import Codec, CostTable, OpCost
+from port_planner.ir.graph import Role, StepGraph
+from port_planner.ir.lowering.lower import lower
+from port_planner.ir.lowering.packables import packables, read_packed
+from port_planner.ir.lowering.update_slices import update_groups
+from port_planner.ir.lowering.verify import verify_lowered
+from port_planner.ir.plan import Action, Decision, Plan
+from port_planner.ir.program import Code, idle_gaps
+from port_planner.profiling.operators import profile_operators
+from port_planner.search.plan_step import plan_step
 from tests.agent.exactness import (
     OPTIMIZERS,
     MakeOptimizer,

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from planner.capture.step import capture_step
-from planner.ir.plan import Plan
+from port_planner.capture.step import capture_step
+from port_planner.ir.plan import Plan
 from tests.agent.exactness import OPTIMIZERS, differences, plain, planned, random_plan
 from tests.planner.residual_network import Residual, classify, sets
 

@@ -16,24 +16,24 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from agent.backend.cpu import DONE
-from agent.backend.staging import BUFFERS, Staging
-from agent.train.executor import _AHEAD, Executor
-from agent.train.pager import CorruptPageError, Pager
 from benchmarks.device_steps import Job, plain_steps, planned_steps
 from benchmarks.device_steps import captured as captured_job
 from benchmarks.models import Workload, workload
-from planner.capture.step import Capture, capture_step
-from planner.ir.costs import CostTable, Flash
-from planner.ir.direct_io import BLOCK
-from planner.ir.graph import StepGraph
-from planner.ir.lowering.host_pages import HostMemoryError
-from planner.ir.lowering.lower import lower
-from planner.ir.lowering.verify import verify_lowered
-from planner.ir.plan import Action, Decision, Plan
-from planner.ir.program import Code, Program
-from planner.profiling.operators import profile_operators
-from planner.search.plan_step import plan_step
+from port_agent.backend.cpu import DONE
+from port_agent.backend.staging import BUFFERS, Staging
+from port_agent.train.executor import _AHEAD, Executor
+from port_agent.train.pager import CorruptPageError, Pager
+from port_planner.capture.step import Capture, capture_step
+from port_planner.ir.costs import CostTable, Flash
+from port_planner.ir.direct_io import BLOCK
+from port_planner.ir.graph import StepGraph
+from port_planner.ir.lowering.host_pages import HostMemoryError
+from port_planner.ir.lowering.lower import lower
+from port_planner.ir.lowering.verify import verify_lowered
+from port_planner.ir.plan import Action, Decision, Plan
+from port_planner.ir.program import Code, Program
+from port_planner.profiling.operators import profile_operators
+from port_planner.search.plan_step import plan_step
 from tests.agent import exactness
 from tests.agent.exactness import OPTIMIZERS, Outcome, differences, flat_costs, plain, planned, random_plan
 from tests.simulated_device import NAME, SimBackend
@@ -626,7 +626,7 @@ def test_an_executor_with_a_broken_order_gives_other_numbers(
         backend.races()
     if 0 in targets:  # pages of the host's memory pass through no buffers
         for name in ("CHUNK", "BURST"):  # a page of more pieces than buffers: nobody waits before its last one is sent
-            monkeypatch.setattr(f"agent.train.pager.{name}", BLOCK)
+            monkeypatch.setattr(f"port_agent.train.pager.{name}", BLOCK)
         assert not found("sound in pieces", backend)
         monkeypatch.setattr(Staging, "take", taken_at_once)
         assert found("ring", backend)

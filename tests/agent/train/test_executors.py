@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.train.step_values import GraphChangedError
+from port_agent.train.step_values import GraphChangedError
 from tests.agent.train.trained_job import trainer
 
 

@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from agent.train.packing import drift
-from agent.train.programs import Programs
-from agent.train.step_values import GraphChangedError
-from agent.train.trainer import StepEvent, Trainer, TrainOptions
-from planner.ir.bundle.bundle import Bundle
-from planner.ir.costs import Codec, PackingCost
-from planner.ir.errors import PortError
-from planner.ir.graph import StepGraph
-from planner.ir.plan import Action, Decision, Plan
-from planner.ir.program import idle_gaps
+from port_agent.train.packing import drift
+from port_agent.train.programs import Programs
+from port_agent.train.step_values import GraphChangedError
+from port_agent.train.trainer import StepEvent, Trainer, TrainOptions
+from port_planner.ir.bundle.bundle import Bundle
+from port_planner.ir.costs import Codec, PackingCost
+from port_planner.ir.errors import PortError
+from port_planner.ir.graph import StepGraph
+from port_planner.ir.plan import Action, Decision, Plan
+from port_planner.ir.program import idle_gaps
 from tests.agent.exactness import packing_costs
 from tests.agent.jobs_small import make_job, small_bundle, write_job
 from tests.agent.train.trained_job import STEPS, train, trainer

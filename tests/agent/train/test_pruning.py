@@ -7,12 +7,12 @@ from typing import cast
 import pytest
 import torch
 
-from agent.train.pruning import WeightPruning, magnitude_below
-from agent.train.state.resident_state import Persistents
-from agent.train.trainer import StepEvent, Trainer, TrainOptions
-from planner.ir.bundle.bundle import Bundle
-from planner.ir.bundle.manifest import PRUNING_FORMAT
-from planner.ir.bundle.pruning import Pruning
+from port_agent.train.pruning import WeightPruning, magnitude_below
+from port_agent.train.state.resident_state import Persistents
+from port_agent.train.trainer import StepEvent, Trainer, TrainOptions
+from port_planner.ir.bundle.bundle import Bundle
+from port_planner.ir.bundle.manifest import PRUNING_FORMAT
+from port_planner.ir.bundle.pruning import Pruning
 from tests.agent.jobs_small import make_job, write_job
 from tests.agent.train.trained_job import Stop
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.system.checksum import bytes_checksum
-from agent.train.result import ResultError, ResultPlaceError, check_result, trained_bytes
-from planner.ir.bundle.bundle import Bundle
+from port_agent.system.checksum import bytes_checksum
+from port_agent.train.result import ResultError, ResultPlaceError, check_result, trained_bytes
+from port_planner.ir.bundle.bundle import Bundle
 from tests.agent.jobs_small import small_bundle
 from tests.agent.train.trained_job import trainer
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from safetensors import safe_open
 
-from agent.train import run
-from agent.worker.control import Control, LeftOnRequest
-from agent.worker.options import TorchOptions
-from agent.worker.protocol import (
+from port_agent.train import run
+from port_agent.worker.control import Control, LeftOnRequest
+from port_agent.worker.options import TorchOptions
+from port_agent.worker.protocol import (
     CheckpointWritten,
     Command,
     EvaluationDone,
@@ -25,10 +25,10 @@ from agent.worker.protocol import (
     WorkerReady,
     WriteCheckpoint,
 )
-from planner.ir.bundle.bundle import Bundle
-from planner.ir.bundle.revision import write_revision
-from planner.ir.costs import Speeds
-from planner.search.revise import revise
+from port_planner.ir.bundle.bundle import Bundle
+from port_planner.ir.bundle.revision import write_revision
+from port_planner.ir.costs import Speeds
+from port_planner.search.revise import revise
 from tests.agent.jobs_small import make_job, small_bundle, write_job
 
 STEPS = 9

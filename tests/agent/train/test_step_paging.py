@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from agent.train.pager import CorruptPageError, PageError, Pager
-from agent.train.state.checkpoint import StateStore
-from agent.train.step_paging import Scratch, StepPaging
-from agent.train.step_values import GraphChangedError, StepValues
-from planner.ir.direct_io import BLOCK
-from planner.ir.errors import PortError
-from planner.ir.program import Code, Instruction
+from port_agent.train.pager import CorruptPageError, PageError, Pager
+from port_agent.train.state.checkpoint import StateStore
+from port_agent.train.step_paging import Scratch, StepPaging
+from port_agent.train.step_values import GraphChangedError, StepValues
+from port_planner.ir.direct_io import BLOCK
+from port_planner.ir.errors import PortError
+from port_planner.ir.program import Code, Instruction
 from tests.agent.train.made_graph import COUNT, graph, numbers, program, store
 
 W, M, T = 0, 1, 2

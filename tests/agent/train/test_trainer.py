@@ -10,22 +10,22 @@ import pytest
 import torch
 from torch import nn
 
-from agent.train.comparison import MismatchError
-from agent.train.pager import PageError, Pager
-from agent.train.samples.incoming import DataError
-from agent.train.state.checkpoint import CheckpointError
-from agent.train.trainer import StepEvent, Trainer, TrainOptions, step_message
-from agent.worker.control import LeftOnRequest
-from agent.worker.protocol import StateRecovered
 from benchmarks.models import workload
-from planner.ir.bundle.bundle import Bundle
-from planner.ir.bundle.manifest import BundleError
-from planner.ir.costs import Flash
-from planner.ir.errors import PortError
-from planner.ir.graph import StepGraph
-from planner.ir.plan import Plan
-from planner.job import TrainingJob
-from planner.plain_steps import plain_losses
+from port_agent.train.comparison import MismatchError
+from port_agent.train.pager import PageError, Pager
+from port_agent.train.samples.incoming import DataError
+from port_agent.train.state.checkpoint import CheckpointError
+from port_agent.train.trainer import StepEvent, Trainer, TrainOptions, step_message
+from port_agent.worker.control import LeftOnRequest
+from port_agent.worker.protocol import StateRecovered
+from port_planner.ir.bundle.bundle import Bundle
+from port_planner.ir.bundle.manifest import BundleError
+from port_planner.ir.costs import Flash
+from port_planner.ir.errors import PortError
+from port_planner.ir.graph import StepGraph
+from port_planner.ir.plan import Plan
+from port_planner.job import TrainingJob
+from port_planner.plain_steps import plain_losses
 from tests.agent.exactness import random_plan
 from tests.agent.jobs_small import BATCH, ROWS, Odd, make_job, next_token, small_bundle, unseen_row, write_job
 from tests.agent.train.trained_job import STEPS, paging_trainer, train, trainer

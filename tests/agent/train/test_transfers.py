@@ -14,25 +14,25 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from agent.backend.base import Event
-from agent.backend.cpu import DONE
-from agent.backend.staging import DeviceSide, Staging
-from agent.backend.transfer_ring import RingCopy, TransferRing
-from agent.prepare.placement.eager import EagerStep, eager_contents
-from agent.train.executor import Executor
-from agent.train.transfers import StepTransfers
 from benchmarks.models import Workload, workload
-from planner.capture.step import Capture, Fill, capture_step
-from planner.ir.devices.kinds import CPU
-from planner.ir.devices.transfers import StorageTransfer, transfer_of
-from planner.ir.graph import StepGraph
-from planner.ir.lowering.lower import lower
-from planner.ir.lowering.optimizer_scalars import StepScalars
-from planner.ir.lowering.verify import verify_lowered
-from planner.ir.operands.verify import verify_operands
-from planner.ir.plan import Plan
-from planner.problem.placed_step import PlacedStep, placed_step
-from planner.search.placement.operator_devices import together_of
+from port_agent.backend.base import Event
+from port_agent.backend.cpu import DONE
+from port_agent.backend.staging import DeviceSide, Staging
+from port_agent.backend.transfer_ring import RingCopy, TransferRing
+from port_agent.prepare.placement.eager import EagerStep, eager_contents
+from port_agent.train.executor import Executor
+from port_agent.train.transfers import StepTransfers
+from port_planner.capture.step import Capture, Fill, capture_step
+from port_planner.ir.devices.kinds import CPU
+from port_planner.ir.devices.transfers import StorageTransfer, transfer_of
+from port_planner.ir.graph import StepGraph
+from port_planner.ir.lowering.lower import lower
+from port_planner.ir.lowering.optimizer_scalars import StepScalars
+from port_planner.ir.lowering.verify import verify_lowered
+from port_planner.ir.operands.verify import verify_operands
+from port_planner.ir.plan import Plan
+from port_planner.problem.placed_step import PlacedStep, placed_step
+from port_planner.search.placement.operator_devices import together_of
 from tests.agent.exactness import OPTIMIZERS, Outcome, differences, flat_costs, plain, planned, random_plan
 from tests.simulated_device import NAME, SimBackend
 
@@ -210,7 +210,7 @@ def test_a_wait_or_a_copy_that_is_left_out_shows(
     kinds = random_kinds(capture.graphs["step"], 1)
     there = placed_step(capture.graphs["step"], kinds)
     expected = eager(capture, kinds, batches)
-    monkeypatch.setattr("agent.train.executor.StepTransfers", broken)
+    monkeypatch.setattr("port_agent.train.executor.StepTransfers", broken)
     try:
         found = differences(expected, on_two(capture, there, batches, tmp_path, backend))
     except IndexError as error:  # garbage for a label
@@ -279,9 +279,9 @@ def through_ring(
     kinds = random_kinds(capture.graphs["step"], 1)
     there = placed_step(capture.graphs["step"], kinds)
     expected = eager(capture, kinds, batches)
-    monkeypatch.setattr("agent.train.transfers.LEAST_BYTES", 1)
+    monkeypatch.setattr("port_agent.train.transfers.LEAST_BYTES", 1)
     monkeypatch.setattr(
-        "agent.train.executor.StepTransfers", lambda values, device, _: StepTransfers(values, device, ring)
+        "port_agent.train.executor.StepTransfers", lambda values, device, _: StepTransfers(values, device, ring)
     )
     try:
         found = differences(expected, on_two(capture, there, batches, folder, backend))

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from agent.train.pager import CHUNK, PageError
-from agent.train.step_paging import StepPaging, Wait
-from agent.train.update_stream import SlicedUpdate, UpdateThread
-from planner.capture.step import capture_step
+from port_agent.train.pager import CHUNK, PageError
+from port_agent.train.step_paging import StepPaging, Wait
+from port_agent.train.update_stream import SlicedUpdate, UpdateThread
+from port_planner.capture.step import capture_step
 from tests.agent.exactness import OPTIMIZERS, differences, plain, planned, random_plan
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from agent.malloc import PreloadMode, preload_mode
-from agent.worker.options import TorchOptions
-from agent.worker.protocol import (
+from port_agent.malloc import PreloadMode, preload_mode
+from port_agent.worker.options import TorchOptions
+from port_agent.worker.protocol import (
     LeaveNow,
     PauseTraining,
     ResumeTraining,
@@ -22,7 +22,7 @@ from agent.worker.protocol import (
     WriteCheckpoint,
     plain_values,
 )
-from agent.worker.start import Worker, start_worker, torch_worker
+from port_agent.worker.start import Worker, start_worker, torch_worker
 from tests.agent.jobs_small import make_job, small_bundle, unseen_row, write_job
 from tests.planner.bundles import rewrite
 

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from agent.train.trainer import StepEvent, Trainer, TrainOptions
-from planner.ir.bundle.bundle import Bundle
+from port_agent.train.trainer import StepEvent, Trainer, TrainOptions
+from port_planner.ir.bundle.bundle import Bundle
 from tests.agent.jobs_small import make_job, small_bundle, state_on_flash, write_job
 
 STEPS = 9

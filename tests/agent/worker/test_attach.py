@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.control.client import ControlError
-from agent.worker.attach import AttachError, AttachRequest, attach
+from port_agent.control.client import ControlError
+from port_agent.worker.attach import AttachError, AttachRequest, attach
 from tests.agent.live_daemon import daemon
 
 REQUEST = AttachRequest(name="train", ram_bytes=1, pid=1)

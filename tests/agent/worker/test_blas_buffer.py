@@ -5,13 +5,13 @@ import sys
 
 import pytest
 
-from agent.system.python_process import module_environment
+from port_agent.system.python_process import module_environment
 
 _SCRIPT = """
 import mmap
 import numpy
-from agent.worker.blas_buffer import release_blas_buffer
-from planner.ir.process_memory import data_bytes
+from port_agent.worker.blas_buffer import release_blas_buffer
+from port_planner.ir.process_memory import data_bytes
 
 rows = numpy.random.default_rng(0).random((300, 300))
 wanted = rows @ rows
@@ -42,7 +42,7 @@ def test_the_buffer_is_given_back_and_made_anew(threads: str) -> None:
 
 
 def test_without_numpy_there_is_nothing_to_give_back() -> None:
-    script = "from agent.worker.blas_buffer import release_blas_buffer; print(release_blas_buffer())"
+    script = "from port_agent.worker.blas_buffer import release_blas_buffer; print(release_blas_buffer())"
     found = subprocess.run(
         [sys.executable, "-c", script], env=module_environment(), capture_output=True, text=True, check=True
     )

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from agent.worker.channel import Channel
-from agent.worker.protocol import (
+from port_agent.worker.channel import Channel
+from port_agent.worker.protocol import (
     MAX_LINE_BYTES,
     Command,
     Event,

@@ -13,8 +13,8 @@ from typing import TypeVar
 import numpy as np
 import pytest
 
-from agent.worker.options import BOARD_WORKER, TORCH_WORKER, WorkerOptions
-from agent.worker.protocol import (
+from port_agent.worker.options import BOARD_WORKER, TORCH_WORKER, WorkerOptions
+from port_agent.worker.protocol import (
     CheckpointWritten,
     Event,
     FailureCause,
@@ -30,8 +30,8 @@ from agent.worker.protocol import (
     WorkerResumed,
     WriteCheckpoint,
 )
-from agent.worker.start import Worker, start_worker
-from planner.ir.errors import ExitCode
+from port_agent.worker.start import Worker, start_worker
+from port_planner.ir.errors import ExitCode
 from tests.agent.jobs_small import small_bundle
 from tests.agent.mcu.small_model import make_samples, write_model
 

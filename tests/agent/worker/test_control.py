@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from agent.worker.control import Control, LeftOnRequest
-from agent.worker.protocol import (
+from port_agent.worker.control import Control, LeftOnRequest
+from port_agent.worker.protocol import (
     Event,
     LeaveNow,
     PauseTraining,

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.worker.options import BoardOptions, TorchOptions, WorkerOptions, page_words
-from agent.worker.shard import Shard
+from port_agent.worker.options import BoardOptions, TorchOptions, WorkerOptions, page_words
+from port_agent.worker.shard import Shard
 
 PLACES = {"bundle": Path("job.port"), "state_dir": Path("state")}
 

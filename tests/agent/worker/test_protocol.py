@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from agent.worker import protocol
-from agent.worker.protocol import (
+from port_agent.worker import protocol
+from port_agent.worker.protocol import (
     Command,
     DeviceInterrupted,
     EvaluationDone,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent.worker.shard import Shard
+from port_agent.worker.shard import Shard
 
 
 def test_a_shard_is_read_back() -> None:

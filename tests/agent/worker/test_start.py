@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from agent.malloc import preload_environment
-from agent.system.python_process import threads_environment
-from agent.worker.options import TorchOptions
-from agent.worker.protocol import LeaveNow, TrainingFinished, WorkerReady
-from agent.worker.start import start_worker, torch_worker
+from port_agent.malloc import preload_environment
+from port_agent.system.python_process import threads_environment
+from port_agent.worker.options import TorchOptions
+from port_agent.worker.protocol import LeaveNow, TrainingFinished, WorkerReady
+from port_agent.worker.start import start_worker, torch_worker
 
 TELLS_ITS_ENVIRONMENT = """
 import json, os, resource, socket, sys
 from pathlib import Path
-from agent.worker.protocol import *
+from port_agent.worker.protocol import *
 assert sys.argv[1] == "--control-fd"
 line = socket.socket(fileno=int(sys.argv[2]))
 found = [dict(os.environ), resource.getrlimit(resource.RLIMIT_DATA), sys.stdin.read(), sys.argv[2]]
@@ -70,5 +70,5 @@ def test_where_its_errors_go() -> None:
 def test_the_torch_worker_reads_back_what_it_is_told(tmp_path: Path) -> None:
     told = TorchOptions(bundle=tmp_path / "a bundle", state_dir=tmp_path, steps=3, verify=4, digest=True)
     program, dash_m, module, *words = [word for word in torch_worker(told) if word != "-P"]
-    assert (program, dash_m, module) == (sys.executable, "-m", "agent.train.worker")
+    assert (program, dash_m, module) == (sys.executable, "-m", "port_agent.train.worker")
     assert TorchOptions.parse(words, program="test") == told

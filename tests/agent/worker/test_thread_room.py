@@ -5,11 +5,11 @@ import sys
 
 import pytest
 
-from agent.worker.thread_room import check_thread_room, usable_cores
+from port_agent.worker.thread_room import check_thread_room, usable_cores
 
 _LIMITED = """
 import resource
-from agent.worker.thread_room import ThreadRoomError, check_thread_room
+from port_agent.worker.thread_room import ThreadRoomError, check_thread_room
 resource.setrlimit(resource.RLIMIT_STACK, (8 << 20, resource.getrlimit(resource.RLIMIT_STACK)[1]))
 check_thread_room(60)
 resource.setrlimit(resource.RLIMIT_DATA, (256 << 20, 256 << 20))

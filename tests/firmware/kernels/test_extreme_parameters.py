@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[3]
 PROGRAM = """
 import sys
 import numpy as np
-from planner.mcu import HostEngine, UpdateOptions, UpdateRounding, compile_model
+from port_planner.mcu import HostEngine, UpdateOptions, UpdateRounding, compile_model
 from tests.planner.mcu.networks import NETWORKS
 
 name, *flags = sys.argv[1:]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks.mcu_networks.target import Core, TargetError, build_counter, build_image, missing_tools, run_image
-from planner.mcu import (
+from port_planner.mcu import (
     CompiledModel,
     HostEngine,
     LayerUpdate,
@@ -21,13 +21,13 @@ from planner.mcu import (
     compile_quantized,
     last_layers,
 )
-from planner.mcu.compile import recompile
-from planner.mcu.fates.choose import FitOptions
-from planner.mcu.fates.page_costs import PageMedium
-from planner.mcu.frontend import import_module
-from planner.mcu.ir import Graph, OpKind
-from planner.mcu.schemes.contributions import backward_macs
-from planner.mcu.zoo import CameraNet, DigitsNet, MobileNetV2
+from port_planner.mcu.compile import recompile
+from port_planner.mcu.fates.choose import FitOptions
+from port_planner.mcu.fates.page_costs import PageMedium
+from port_planner.mcu.frontend import import_module
+from port_planner.mcu.ir import Graph, OpKind
+from port_planner.mcu.schemes.contributions import backward_macs
+from port_planner.mcu.zoo import CameraNet, DigitsNet, MobileNetV2
 from tests.planner.mcu.networks import every_layer, settled
 
 pytestmark = pytest.mark.skipif(missing_tools(counting=True) is not None, reason=str(missing_tools(counting=True)))

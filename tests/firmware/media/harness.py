@@ -8,7 +8,7 @@ from collections.abc import Callable
 from enum import IntEnum
 from pathlib import Path
 
-from planner.mcu.host import firmware_root
+from port_planner.mcu.host import firmware_root
 from tests.firmware.media.chips import Chip
 
 OPENERS = {"nor": "nor_open", "sd": "sd_open"}

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from planner.capture.step import capture_step
-from planner.ir.graph import Phase, Role, StepGraph, references
+from port_planner.capture.step import capture_step
+from port_planner.ir.graph import Phase, Role, StepGraph, references
 from tests.planner.small_classifier import batch, classify, net, sgd
 
 

@@ -3,7 +3,7 @@
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from planner.capture.carried import StepResults
+from port_planner.capture.carried import StepResults
 
 
 def left_by(results: StepResults, *tensors: torch.Tensor) -> None:

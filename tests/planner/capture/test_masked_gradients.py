@@ -7,9 +7,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from planner.capture.masked_gradients import BACKWARD, INPUT, MASK, is_plain
-from planner.capture.step import capture_step
-from planner.ir.graph import Phase, Ref, Role, StepGraph, Value, operands, verify_graph
+from port_planner.capture.masked_gradients import BACKWARD, INPUT, MASK, is_plain
+from port_planner.capture.step import capture_step
+from port_planner.ir.graph import Phase, Ref, Role, StepGraph, Value, operands, verify_graph
 
 
 def net() -> nn.Sequential:

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from planner.capture.step import Capture, capture_step
-from planner.ir.errors import CaptureError
-from planner.ir.lowering.optimizer_scalars import OptimizerSpec, RecordedNumbers, StepScalars
+from port_planner.capture.step import Capture, capture_step
+from port_planner.ir.errors import CaptureError
+from port_planner.ir.lowering.optimizer_scalars import OptimizerSpec, RecordedNumbers, StepScalars
 from tests.planner import own_optimizers as own
 
 HALVING = [[{"lr": 2.0**-i}] for i in range(6)]

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from planner.capture.python_state import changed, python_state
+from port_planner.capture.python_state import changed, python_state
 
 count = 0
 

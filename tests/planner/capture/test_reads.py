@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import one_hot
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from planner.capture.reads import reads_told
+from port_planner.capture.reads import reads_told
 
 READS: dict[str, tuple[Callable[[torch.Tensor], Any], str]] = {
     "numpy": (lambda t: t.numpy(), "numpy"),

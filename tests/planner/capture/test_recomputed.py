@@ -8,9 +8,9 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from planner.capture.step import capture_step
-from planner.ir.errors import CaptureError
-from planner.ir.graph import StepGraph
+from port_planner.capture.step import capture_step
+from port_planner.ir.errors import CaptureError
+from port_planner.ir.graph import StepGraph
 
 
 class Layers(nn.Module):

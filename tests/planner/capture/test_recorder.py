@@ -5,9 +5,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from planner.capture.recorder import StepRecorder
-from planner.ir.errors import CaptureError
-from planner.ir.graph import Phase, Role, references
+from port_planner.capture.recorder import StepRecorder
+from port_planner.ir.errors import CaptureError
+from port_planner.ir.graph import Phase, Role, references
 
 
 def test_every_gradient_is_made_on_the_tape_with_its_own_layout() -> None:

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from planner.capture.recorder import StepRecorder
-from planner.capture.rewritten_steps import rewritten_step
+from port_planner.capture.recorder import StepRecorder
+from port_planner.capture.rewritten_steps import rewritten_step
 
 STEPS = 6
 SHAPES = ((5, 7), (3, 2, 4, 6), (9,), (1,), (), (64, 33))

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from planner.capture.saved_on_host import SavedOnHost
-from planner.capture.step import capture_step
+from port_planner.capture.saved_on_host import SavedOnHost
+from port_planner.capture.step import capture_step
 from tests.simulated_device import NAME, SimBackend
 
 pytestmark = pytest.mark.own_process

@@ -1,6 +1,6 @@
 """A drawing of two operators."""
 
-from planner.draw.drawing import Bar, Drawing, Shade, Span
+from port_planner.draw.drawing import Bar, Drawing, Shade, Span
 
 PICTURE = Drawing(
     lanes=(("hidden", 2048),), bars=(Bar(0, 0, 2, Shade.KEEP),), memory=(1024, 3072), moments=(0.0, 0.5, 1.0),

@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from planner.draw.drawing import Bar, PieceRun, Shade, drawing
-from planner.ir.graph import Piece
-from planner.ir.plan import Action, Decision, Plan
-from planner.search.plan_step import plan_step
+from port_planner.draw.drawing import Bar, PieceRun, Shade, drawing
+from port_planner.ir.graph import Piece
+from port_planner.ir.plan import Action, Decision, Plan
+from port_planner.search.plan_step import plan_step
 from tests.planner.estimated_steps import budget, captured
 from tests.planner.ir.lowering.small_graph import A, B, W, costs, graph
 

@@ -1,6 +1,6 @@
 """Plans beside each other: a circle for each, the chosen one filled."""
 
-from planner.draw.frontier import Mark, frontier_svg
+from port_planner.draw.frontier import Mark, frontier_svg
 
 MARKS = [Mark(0, 300 << 20, 1.0, 10.0), Mark(1, 200 << 20, 2.0, 12.5)]
 

@@ -3,8 +3,8 @@
 import re
 from dataclasses import replace
 
-from planner.draw.operators import Spot, operators_svg, spots_of
-from planner.ir.graph import Piece
+from port_planner.draw.operators import Spot, operators_svg, spots_of
+from port_planner.ir.graph import Piece
 from tests.planner.steps import costs_of, tiny_step
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from planner.draw.frontier import Mark, frontier_svg
-from planner.draw.page import DrawError, page, write_drawing
+from port_planner.draw.frontier import Mark, frontier_svg
+from port_planner.draw.page import DrawError, page, write_drawing
 from tests.planner.draw.pictures import PICTURE
 
 

@@ -3,9 +3,9 @@
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 
-from planner.draw.drawing import Bar, PieceRun, Shade
-from planner.draw.svg import IN_PIECES, svg
-from planner.ir.graph import Piece
+from port_planner.draw.drawing import Bar, PieceRun, Shade
+from port_planner.draw.svg import IN_PIECES, svg
+from port_planner.ir.graph import Piece
 from tests.planner.draw.pictures import PICTURE
 
 

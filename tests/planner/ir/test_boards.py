@@ -4,7 +4,7 @@ import tomllib
 
 import pytest
 
-from planner.ir.boards import BoardError, board_names, format_board, load_board, parse_board
+from port_planner.ir.boards import BoardError, board_names, format_board, load_board, parse_board
 
 
 @pytest.mark.parametrize("name", board_names())

@@ -2,7 +2,7 @@
 
 import pytest
 
-from planner.ir.costs import Flash, Speeds
+from port_planner.ir.costs import Flash, Speeds
 
 
 def test_a_transfer_takes_its_latency_and_its_bytes_at_the_speed_of_its_direction() -> None:

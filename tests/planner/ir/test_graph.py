@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from planner.capture.step import capture_step
-from planner.ir.graph import GraphError, Role, StepGraph, verify_graph
+from port_planner.capture.step import capture_step
+from port_planner.ir.graph import GraphError, Role, StepGraph, verify_graph
 from tests.planner.small_classifier import batch, classify, net, sgd
 
 

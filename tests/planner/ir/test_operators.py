@@ -2,8 +2,8 @@
 
 import pytest
 
-from planner.ir.operators import OperatorError, check_operator
-from planner.ir.torch_operators import resolve
+from port_planner.ir.operators import OperatorError, check_operator
+from port_planner.ir.torch_operators import resolve
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """What stands in bundles of others: the numbers of actions, and a plan that decides nothing."""
 
-from planner.ir.plan import Action, Decision, Plan
+from port_planner.ir.plan import Action, Decision, Plan
 
 
 def test_the_numbers_of_actions_stand_in_bundles() -> None:

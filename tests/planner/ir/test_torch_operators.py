@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from planner.ir.graph import Argument, GraphError, Named, Op, Phase, Ref, Role, StepGraph, Storage, Value
-from planner.ir.operators import OperatorError
-from planner.ir.torch_operators import COMPLEX, check_arguments, function_of, named, resolve
+from port_planner.ir.graph import Argument, GraphError, Named, Op, Phase, Ref, Role, StepGraph, Storage, Value
+from port_planner.ir.operators import OperatorError
+from port_planner.ir.torch_operators import COMPLEX, check_arguments, function_of, named, resolve
 
 
 def test_an_operator_that_this_torch_does_not_have_is_named() -> None:

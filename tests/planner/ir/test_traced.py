@@ -2,8 +2,8 @@
 
 import msgspec
 
-from planner.ir.costs import DeviceCosts, Flash
-from planner.ir.traced import (
+from port_planner.ir.costs import DeviceCosts, Flash
+from port_planner.ir.traced import (
     Departure,
     TracedOp,
     TracedPlan,

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from planner.mcu.zoo import StreamNet, conv
+from port_planner.mcu.zoo import StreamNet, conv
 
 
 class EveryLayer(nn.Module):

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from planner.mcu.ir import McuCompileError, OpKind
-from planner.mcu.quantize import QuantizedGraph, QuantizedOp, flat_input, torch_weight
+from port_planner.mcu.ir import McuCompileError, OpKind
+from port_planner.mcu.quantize import QuantizedGraph, QuantizedOp, flat_input, torch_weight
 
 Array = TypeVar("Array", bound=np.ndarray[Any, Any])
 

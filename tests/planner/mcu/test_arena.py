@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.mcu.arena import Arena, Buffer, OverlapError, aligned, lower_bound, plan, verify_plan
-from planner.mcu.autodiff import full_scheme, last_layers, training_program
-from planner.mcu.ir import Clamp, Graph, KernelCall, OpKind, Shape
-from planner.mcu.memory import buffers_of, plan_memory
+from port_planner.mcu.arena import Arena, Buffer, OverlapError, aligned, lower_bound, plan, verify_plan
+from port_planner.mcu.autodiff import full_scheme, last_layers, training_program
+from port_planner.mcu.ir import Clamp, Graph, KernelCall, OpKind, Shape
+from port_planner.mcu.memory import buffers_of, plan_memory
 
 
 def random_graph(seed: int) -> Graph:

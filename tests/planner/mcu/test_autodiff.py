@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from planner.mcu.arena import lower_bound
-from planner.mcu.autodiff import (
+from port_planner.mcu.arena import lower_bound
+from port_planner.mcu.autodiff import (
     LayerUpdate,
     ProgramError,
     SampleProgram,
@@ -21,9 +21,9 @@ from planner.mcu.autodiff import (
     training_program,
     verify_program,
 )
-from planner.mcu.frontend import import_module
-from planner.mcu.ir import Graph, McuCompileError
-from planner.mcu.memory import buffers_of
+from port_planner.mcu.frontend import import_module
+from port_planner.mcu.ir import Graph, McuCompileError
+from port_planner.mcu.memory import buffers_of
 from tests.planner.mcu.networks import every_layer
 
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from planner.mcu import CompiledModel, HostEngine, UpdateOptions, UpdateRounding, compile_model
-from planner.mcu.autodiff import SampleProgram, StepKind, TableRow, full_scheme, last_layers
-from planner.mcu.bands import (
+from port_planner.mcu import CompiledModel, HostEngine, UpdateOptions, UpdateRounding, compile_model
+from port_planner.mcu.autodiff import SampleProgram, StepKind, TableRow, full_scheme, last_layers
+from port_planner.mcu.bands import (
     BandError,
     BandGroup,
     BandVerifier,
@@ -20,11 +20,11 @@ from planner.mcu.bands import (
     lines_read,
     make_group,
 )
-from planner.mcu.emit import emit_model
-from planner.mcu.frontend import import_module
-from planner.mcu.host import FAST
-from planner.mcu.memory import plan_memory, program_of
-from planner.mcu.zoo import DigitsNet
+from port_planner.mcu.emit import emit_model
+from port_planner.mcu.frontend import import_module
+from port_planner.mcu.host import FAST
+from port_planner.mcu.memory import plan_memory, program_of
+from port_planner.mcu.zoo import DigitsNet
 from tests.planner.mcu.networks import every_layer, settled
 
 Net = tuple[CompiledModel, np.ndarray]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from planner.mcu.compile import compile_quantized
-from planner.mcu.frontend import import_module
-from planner.mcu.ir import Graph
-from planner.mcu.memory import ArenaBudgetError
-from planner.mcu.quantize import quantize
-from planner.mcu.zoo import DigitsNet
+from port_planner.mcu.compile import compile_quantized
+from port_planner.mcu.frontend import import_module
+from port_planner.mcu.ir import Graph
+from port_planner.mcu.memory import ArenaBudgetError
+from port_planner.mcu.quantize import quantize
+from port_planner.mcu.zoo import DigitsNet
 
 
 @pytest.fixture(scope="module")

@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from planner.mcu import CompiledModel, HostEngine, UpdateOptions, UpdateRounding, compile_quantized
-from planner.mcu.autodiff import SparseScheme, StepKind, full_scheme
-from planner.mcu.compile import compile_model
-from planner.mcu.fates.choose import FitOptions
-from planner.mcu.fates.page_costs import PageMedium
-from planner.mcu.ir import McuCompileError, OpKind
+from port_planner.mcu import CompiledModel, HostEngine, UpdateOptions, UpdateRounding, compile_quantized
+from port_planner.mcu.autodiff import SparseScheme, StepKind, full_scheme
+from port_planner.mcu.compile import compile_model
+from port_planner.mcu.fates.choose import FitOptions
+from port_planner.mcu.fates.page_costs import PageMedium
+from port_planner.mcu.ir import McuCompileError, OpKind
 from tests.planner.mcu.networks import NETWORKS, every_layer
 
 RATE = UpdateOptions(0.02, UpdateRounding.NEAREST)

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from planner.mcu import LayerUpdate, SparseScheme, compile_model, firmware_root
-from planner.mcu.compile import CompiledModel
+from port_planner.mcu import LayerUpdate, SparseScheme, compile_model, firmware_root
+from port_planner.mcu.compile import CompiledModel
 from tests.planner.mcu.networks import NETWORKS
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from planner.mcu.frontend import import_module
-from planner.mcu.ir import Clamp, McuCompileError, OpKind, Shape
-from planner.mcu.quantize import run_float
-from planner.mcu.zoo import CameraNet, DigitsNet, MobileNetV2
+from port_planner.mcu.frontend import import_module
+from port_planner.mcu.ir import Clamp, McuCompileError, OpKind, Shape
+from port_planner.mcu.quantize import run_float
+from port_planner.mcu.zoo import CameraNet, DigitsNet, MobileNetV2
 
 
 class McunetBlock(nn.Module):

@@ -7,10 +7,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from planner.mcu import CompiledModel, HostEngine, UpdateOptions, UpdateRounding, compile_model
-from planner.mcu.host import FAST
-from planner.mcu.ir import WEIGHTED, OpKind, row_bytes
-from planner.mcu.quantize import QuantizedOp, flat_input, run_float, torch_weight
+from port_planner.mcu import CompiledModel, HostEngine, UpdateOptions, UpdateRounding, compile_model
+from port_planner.mcu.host import FAST
+from port_planner.mcu.ir import WEIGHTED, OpKind, row_bytes
+from port_planner.mcu.quantize import QuantizedOp, flat_input, run_float, torch_weight
 from tests.planner.mcu.networks import NETWORKS
 from tests.planner.mcu.reference import reference_forward, reference_logits
 

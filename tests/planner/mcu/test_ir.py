@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from planner.mcu.ir import Graph, KernelCall, McuCompileError, OpKind, Shape, verify_mcu_graph
+from port_planner.mcu.ir import Graph, KernelCall, McuCompileError, OpKind, Shape, verify_mcu_graph
 
 IMAGE, SMALL = Shape(8, 8, 3), Shape(4, 4, 6)
 

@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from planner.mcu.arena import ALIGNMENT
-from planner.mcu.autodiff import LayerUpdate, SparseScheme, full_scheme, last_layers
-from planner.mcu.frontend import import_module
-from planner.mcu.ir import Graph, KernelCall, OpKind, row_bytes, scratch_bytes
-from planner.mcu.memory import buffers_of, parameter_block_bytes, parameter_layout, plan_memory, scratch_of
+from port_planner.mcu.arena import ALIGNMENT
+from port_planner.mcu.autodiff import LayerUpdate, SparseScheme, full_scheme, last_layers
+from port_planner.mcu.frontend import import_module
+from port_planner.mcu.ir import Graph, KernelCall, OpKind, row_bytes, scratch_bytes
+from port_planner.mcu.memory import buffers_of, parameter_block_bytes, parameter_layout, plan_memory, scratch_of
 from tests.planner.mcu.networks import every_layer
 
 

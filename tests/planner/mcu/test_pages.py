@@ -7,14 +7,22 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from planner.mcu import CompiledModel, HostEngine, LayerUpdate, SparseScheme, UpdateOptions, compile_model
-from planner.mcu.autodiff import PAGE_KINDS, SampleProgram, StepKind, TableRow, full_scheme, reads, training_program
-from planner.mcu.compile import recompile
-from planner.mcu.fates.choose import FitOptions
-from planner.mcu.fates.page_costs import PageMedium
-from planner.mcu.frontend import import_module
-from planner.mcu.host import EngineError
-from planner.mcu.pages import (
+from port_planner.mcu import CompiledModel, HostEngine, LayerUpdate, SparseScheme, UpdateOptions, compile_model
+from port_planner.mcu.autodiff import (
+    PAGE_KINDS,
+    SampleProgram,
+    StepKind,
+    TableRow,
+    full_scheme,
+    reads,
+    training_program,
+)
+from port_planner.mcu.compile import recompile
+from port_planner.mcu.fates.choose import FitOptions
+from port_planner.mcu.fates.page_costs import PageMedium
+from port_planner.mcu.frontend import import_module
+from port_planner.mcu.host import EngineError
+from port_planner.mcu.pages import (
     UPDATES,
     BoardPageError,
     BoardPaging,
@@ -25,7 +33,7 @@ from planner.mcu.pages import (
     wait_of,
     with_transfer_beside,
 )
-from planner.mcu.step_table import RepeatedOps, TableError, table_rows, verify_table
+from port_planner.mcu.step_table import RepeatedOps, TableError, table_rows, verify_table
 from tests.planner.mcu.networks import NETWORKS
 
 RATE = UpdateOptions(0.02)

@@ -6,9 +6,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.mcu.frontend import import_module
-from planner.mcu.ir import Clamp, McuCompileError, OpKind
-from planner.mcu.quantize import WEIGHT_HEADROOM, QuantizedGraph, quantize, requantisation, run_float, weights_of
+from port_planner.mcu.frontend import import_module
+from port_planner.mcu.ir import Clamp, McuCompileError, OpKind
+from port_planner.mcu.quantize import WEIGHT_HEADROOM, QuantizedGraph, quantize, requantisation, run_float, weights_of
 from tests.planner.mcu.networks import every_layer, hidden_linear, stream
 
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from planner.mcu.autodiff import SampleProgram, StepKind, TableRow, full_scheme, training_program
-from planner.mcu.frontend import import_module
-from planner.mcu.ir import OpKind
-from planner.mcu.step_table import (
+from port_planner.mcu.autodiff import SampleProgram, StepKind, TableRow, full_scheme, training_program
+from port_planner.mcu.frontend import import_module
+from port_planner.mcu.ir import OpKind
+from port_planner.mcu.step_table import (
     RepeatedOps,
     TableError,
     forward_rows,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from planner.mcu import CompiledModel, HostEngine, UpdateOptions, UpdateRounding, compile_model, compile_quantized
-from planner.mcu.host import EngineError, EngineState
+from port_planner.mcu import CompiledModel, HostEngine, UpdateOptions, UpdateRounding, compile_model, compile_quantized
+from port_planner.mcu.host import EngineError, EngineState
 from tests.planner.mcu.networks import every_layer
 
 

@@ -6,10 +6,10 @@ from itertools import islice
 
 import numpy as np
 
-from planner.milp.columns import Breadth
-from planner.milp.highs import HighsSession, LinearModel, SolverRun, SolverStatus
-from planner.milp.model import Formulation
-from planner.problem.model import Problem, Schedule, Semantics
+from port_planner.milp.columns import Breadth
+from port_planner.milp.highs import HighsSession, LinearModel, SolverRun, SolverStatus
+from port_planner.milp.model import Formulation
+from port_planner.problem.model import Problem, Schedule, Semantics
 from tests.planner.brute_force import every_schedule, random_problem
 
 EXACT = Breadth(exact_stages=True)

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from planner.milp.columns import LARGE_TRANSFER_PERCENT, Breadth
-from planner.milp.model import Formulation
-from planner.problem.model import (
+from port_planner.milp.columns import LARGE_TRANSFER_PERCENT, Breadth
+from port_planner.milp.model import Formulation
+from port_planner.problem.model import (
     Choice,
     Fate,
     Packing,

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from planner.milp.conflict import Limit, shortfalls
-from planner.milp.highs import HighsSession, LinearModel, SolverStatus
-from planner.milp.model import Formulation
-from planner.problem.coarsen import coarsen
-from planner.problem.model import Semantics
-from planner.search.anytime import SMALLEST
-from planner.search.solve import Outcome, solve
+from port_planner.milp.conflict import Limit, shortfalls
+from port_planner.milp.highs import HighsSession, LinearModel, SolverStatus
+from port_planner.milp.model import Formulation
+from port_planner.problem.coarsen import coarsen
+from port_planner.problem.model import Semantics
+from port_planner.search.anytime import SMALLEST
+from port_planner.search.solve import Outcome, solve
 from tests.planner.brute_force import random_problem
 from tests.planner.steps import costs_of, tiny_step
 

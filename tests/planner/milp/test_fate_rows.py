@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from planner.milp.highs import HighsSession, SolverStatus
-from planner.milp.model import Formulation
-from planner.problem.model import Fate, Paging, Problem, Schedule, Stage, Tensor
-from planner.problem.replay import replay
+from port_planner.milp.highs import HighsSession, SolverStatus
+from port_planner.milp.model import Formulation
+from port_planner.problem.model import Fate, Paging, Problem, Schedule, Stage, Tensor
+from port_planner.problem.replay import replay
 from tests.planner.milp.pinned import EXACT, allowed, pinned, problems, some_schedules, unlimited, without
 
 

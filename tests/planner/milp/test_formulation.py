@@ -13,16 +13,16 @@ from typing import Any
 import highspy
 import pytest
 
-from planner import milp
-from planner.ir.lowering.lower import lower
-from planner.ir.plan import Plan
-from planner.milp import columns, fate_rows, limit_rows, memory_rows, source_rows, time_rows, variant_rows
-from planner.milp.columns import Breadth
-from planner.milp.highs import HighsSession, LinearModel
-from planner.milp.model import Formulation
-from planner.problem.coarsen import coarsen
-from planner.problem.model import Semantics
-from planner.search.anytime import SMALLEST, captured_breadth
+from port_planner import milp
+from port_planner.ir.lowering.lower import lower
+from port_planner.ir.plan import Plan
+from port_planner.milp import columns, fate_rows, limit_rows, memory_rows, source_rows, time_rows, variant_rows
+from port_planner.milp.columns import Breadth
+from port_planner.milp.highs import HighsSession, LinearModel
+from port_planner.milp.model import Formulation
+from port_planner.problem.coarsen import coarsen
+from port_planner.problem.model import Semantics
+from port_planner.search.anytime import SMALLEST, captured_breadth
 from tests.planner.brute_force import beside_host_memory, packed_pairs, random_problem, with_a_weight, with_variants
 from tests.planner.steps import costs_of, wide_step
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from planner.milp.held_bytes import HeldBytes, HeldRows
-from planner.milp.highs import LinearModel
+from port_planner.milp.held_bytes import HeldBytes, HeldRows
+from port_planner.milp.highs import LinearModel
 
 SIZE, COLUMNS = 12, 5
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from planner.milp.highs import HighsSession, LinearModel, ModelFileError, SolverStatus
+from port_planner.milp.highs import HighsSession, LinearModel, ModelFileError, SolverStatus
 
 
 def knapsack() -> LinearModel:

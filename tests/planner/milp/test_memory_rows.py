@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from planner.milp.columns import Breadth
-from planner.milp.highs import HighsSession
-from planner.milp.model import Formulation
-from planner.problem.model import (
+from port_planner.milp.columns import Breadth
+from port_planner.milp.highs import HighsSession
+from port_planner.milp.model import Formulation
+from port_planner.problem.model import (
     Fate,
     Paging,
     Problem,
@@ -18,7 +18,7 @@ from planner.problem.model import (
     Stage,
     Tensor,
 )
-from planner.problem.replay import replay
+from port_planner.problem.replay import replay
 from tests.planner.milp.pinned import EXACT, allowed, pinned, problems, some_schedules, unlimited, without
 
 MEMORY = ("eq5_memory_before", "eq5_in_stage", "eq6_memory_after")

@@ -4,14 +4,14 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from planner.capture.step import capture_step
-from planner.ir.lowering.lower import lower
-from planner.ir.plan import Plan
-from planner.milp.columns import Breadth
-from planner.milp.model import Formulation
-from planner.problem.coarsen import coarsen
-from planner.search.greedy.search import greedy, greedy_variants
-from planner.search.recipes import cheap_segments, simple_schedules
+from port_planner.capture.step import capture_step
+from port_planner.ir.lowering.lower import lower
+from port_planner.ir.plan import Plan
+from port_planner.milp.columns import Breadth
+from port_planner.milp.model import Formulation
+from port_planner.problem.coarsen import coarsen
+from port_planner.search.greedy.search import greedy, greedy_variants
+from port_planner.search.recipes import cheap_segments, simple_schedules
 from tests.planner.steps import costs_of
 
 

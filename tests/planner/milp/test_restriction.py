@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from planner.milp.columns import Breadth
-from planner.milp.highs import HighsSession, LinearModel, SolverStatus, Vector
-from planner.milp.model import Formulation
-from planner.milp.restriction import Restriction
-from planner.problem.model import Semantics
+from port_planner.milp.columns import Breadth
+from port_planner.milp.highs import HighsSession, LinearModel, SolverStatus, Vector
+from port_planner.milp.model import Formulation
+from port_planner.milp.restriction import Restriction
+from port_planner.problem.model import Semantics
 from tests.planner.brute_force import packed_pairs, random_problem, with_a_weight
 
 

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from planner.milp.columns import Breadth
-from planner.milp.highs import HighsSession, SolverStatus
-from planner.milp.model import Formulation
-from planner.problem.model import Problem, Rematerialization, Semantics, Stage, Tensor
-from planner.search.anytime import SMALLEST
+from port_planner.milp.columns import Breadth
+from port_planner.milp.highs import HighsSession, SolverStatus
+from port_planner.milp.model import Formulation
+from port_planner.problem.model import Problem, Rematerialization, Semantics, Stage, Tensor
+from port_planner.search.anytime import SMALLEST
 from tests.planner.brute_force import cheapest, random_problem, with_a_weight
 
 ALONE = replace(SMALLEST, sources=False)

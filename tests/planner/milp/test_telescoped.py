@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from planner.milp.highs import HighsSession, LinearModel, SolverStatus
-from planner.milp.telescoped import run_relaxed, telescoped
+from port_planner.milp.highs import HighsSession, LinearModel, SolverStatus
+from port_planner.milp.telescoped import run_relaxed, telescoped
 
 COLUMNS, ROWS = 90, 60
 

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from planner.milp.model import Formulation
-from planner.problem.model import Fate, Paging, Problem, Schedule, Semantics, Stage, Tensor
-from planner.problem.replay import replay
+from port_planner.milp.model import Formulation
+from port_planner.problem.model import Fate, Paging, Problem, Schedule, Semantics, Stage, Tensor
+from port_planner.problem.replay import replay
 from tests.planner.brute_force import cost
 from tests.planner.milp.pinned import EXACT, pinned, problems, some_schedules, unlimited, without
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from planner.milp.columns import Breadth
-from planner.milp.highs import HighsSession
-from planner.milp.model import Formulation
-from planner.problem.model import (
+from port_planner.milp.columns import Breadth
+from port_planner.milp.highs import HighsSession
+from port_planner.milp.model import Formulation
+from port_planner.problem.model import (
     Alternative,
     Choice,
     Fate,
@@ -25,8 +25,8 @@ from planner.problem.model import (
     Tensor,
     verify_problem,
 )
-from planner.problem.replay import replay
-from planner.search.solve import Outcome, solve
+from port_planner.problem.replay import replay
+from port_planner.search.solve import Outcome, solve
 from tests.planner.brute_force import random_problem, with_variants
 from tests.planner.milp.pinned import EXACT, allowed, pinned, some_schedules, unlimited
 

@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-from planner.ir.lowering.lower import lower
-from planner.ir.plan import Plan
-from planner.problem.coarsen import coarsen
-from planner.problem.model import Choice, Fate, Schedule, verify_problem
-from planner.problem.replay import replay
+from port_planner.ir.lowering.lower import lower
+from port_planner.ir.plan import Plan
+from port_planner.problem.coarsen import coarsen
+from port_planner.problem.model import Choice, Fate, Schedule, verify_problem
+from port_planner.problem.replay import replay
 from tests.planner.estimated_steps import captured
 
 

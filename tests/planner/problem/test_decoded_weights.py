@@ -5,10 +5,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from planner.capture.step import capture_step
-from planner.ir.graph import Role, StepGraph, verify_graph
-from planner.ir.operands.verify import verify_operands
-from planner.problem.decoded_weights import PAIRS, CodedWeight, decoded_bytes, with_decoded
+from port_planner.capture.step import capture_step
+from port_planner.ir.graph import Role, StepGraph, verify_graph
+from port_planner.ir.operands.verify import verify_operands
+from port_planner.problem.decoded_weights import PAIRS, CodedWeight, decoded_bytes, with_decoded
 
 WIDTH = 128
 

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from planner.problem.intermediates import prune_intermediates
-from planner.problem.model import Choice, Fate, Problem, Rematerialization, Schedule, Stage, Tensor
-from planner.problem.replay import replay
+from port_planner.problem.intermediates import prune_intermediates
+from port_planner.problem.model import Choice, Fate, Problem, Rematerialization, Schedule, Stage, Tensor
+from port_planner.problem.replay import replay
 from tests.planner.brute_force import every_schedule, random_problem
 
 STAGES = tuple(Stage(f"s{t}", 1.0, 1.0) for t in range(8))

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from planner.problem.model import Gap, Problem, ProblemError, Rematerialization, Stage, Tensor, verify_problem
+from port_planner.problem.model import Gap, Problem, ProblemError, Rematerialization, Stage, Tensor, verify_problem
 from tests.planner.brute_force import random_problem
 
 STAGES = tuple(Stage(f"s{t}", float(t), 2.0) for t in range(6))

@@ -4,11 +4,11 @@ import random
 
 import pytest
 
-from planner.ir.devices.kinds import CPU
-from planner.ir.devices.transfers import transfer_of
-from planner.ir.graph import GraphError, Role, StepGraph
-from planner.problem.placed_step import homes_of, on_kind, placed_step
-from planner.search.placement.operator_devices import together_of
+from port_planner.ir.devices.kinds import CPU
+from port_planner.ir.devices.transfers import transfer_of
+from port_planner.ir.graph import GraphError, Role, StepGraph
+from port_planner.problem.placed_step import homes_of, on_kind, placed_step
+from port_planner.search.placement.operator_devices import together_of
 from tests.planner.steps import tiny_step
 
 SIM = "sim"

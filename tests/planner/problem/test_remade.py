@@ -4,10 +4,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from planner.capture.step import capture_step
-from planner.ir.graph import Phase, Role, StepGraph
-from planner.ir.lowering.rematerialize import effective_operands
-from planner.problem.remade import Remade
+from port_planner.capture.step import capture_step
+from port_planner.ir.graph import Phase, Role, StepGraph
+from port_planner.ir.lowering.rematerialize import effective_operands
+from port_planner.problem.remade import Remade
 
 LAYERS, WIDTH, BATCH = 4, 16, 8
 

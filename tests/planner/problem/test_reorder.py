@@ -10,16 +10,16 @@ from torch import nn
 from torch.nn import functional
 
 from benchmarks.models import workload
-from planner.capture.step import capture_step
-from planner.ir.graph import Phase, StepGraph
-from planner.ir.lowering.lower import lower
-from planner.ir.plan import Plan
-from planner.problem.model import Problem
-from planner.problem.reorder import dependencies, peak_bytes, reorder, respects
-from planner.search import plan_step as plan_step_module
-from planner.search import solve
-from planner.search.greedy.search import Greedy, greedy
-from planner.search.plan_step import best_order, plan_step
+from port_planner.capture.step import capture_step
+from port_planner.ir.graph import Phase, StepGraph
+from port_planner.ir.lowering.lower import lower
+from port_planner.ir.plan import Plan
+from port_planner.problem.model import Problem
+from port_planner.problem.reorder import dependencies, peak_bytes, reorder, respects
+from port_planner.search import plan_step as plan_step_module
+from port_planner.search import solve
+from port_planner.search.greedy.search import Greedy, greedy
+from port_planner.search.plan_step import best_order, plan_step
 from tests.agent.exactness import OPTIMIZERS, differences, flat_costs, plain, planned
 from tests.planner.estimated_steps import captured
 
@@ -122,7 +122,7 @@ def test_reordering_breaks_no_constraint_and_does_not_raise_the_peak() -> None:
 
 
 def _updates_last(graph: StepGraph) -> StepGraph:
-    from planner.ir.graph import Phase
+    from port_planner.ir.graph import Phase
 
     first = [i for i, op in enumerate(graph.ops) if op.phase is not Phase.UPDATE]
     return graph.reordered((*first, *(i for i, op in enumerate(graph.ops) if op.phase is Phase.UPDATE)))

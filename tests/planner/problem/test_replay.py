@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from planner.problem.model import (
+from port_planner.problem.model import (
     Choice,
     Fate,
     Packing,
@@ -17,7 +17,14 @@ from planner.problem.model import (
     Stage,
     Tensor,
 )
-from planner.problem.replay import page_out_ready, read_window, replay, transfer_window, transfers_fit, write_window
+from port_planner.problem.replay import (
+    page_out_ready,
+    read_window,
+    replay,
+    transfer_window,
+    transfers_fit,
+    write_window,
+)
 
 STAGES = tuple(Stage(f"s{t}", 1.0, 2.0) for t in range(8))
 FLASH = Paging(0, 0.5, 0.25, 3.0, 5.0)

@@ -2,11 +2,11 @@
 
 import pytest
 
-from planner.ir.costs import DeviceCosts, Flash
-from planner.ir.traced import Departure, TracedOp, TracedStep, TracedStorage
-from planner.problem.model import Choice, Fate, Schedule, verify_problem
-from planner.problem.replay import replay
-from planner.problem.traced_step import TracedProblem, traced_problem
+from port_planner.ir.costs import DeviceCosts, Flash
+from port_planner.ir.traced import Departure, TracedOp, TracedStep, TracedStorage
+from port_planner.problem.model import Choice, Fate, Schedule, verify_problem
+from port_planner.problem.replay import replay
+from port_planner.problem.traced_step import TracedProblem, traced_problem
 
 MIB = 1 << 20
 DEVICE = DeviceCosts("device", 0, 2.0, 4.0, Flash("pages", 100e6, 50e6, 0.0, 1e-9, 2e-9))

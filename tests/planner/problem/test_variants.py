@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from planner.problem.model import (
+from port_planner.problem.model import (
     Alternative,
     PieceSaving,
     Problem,
@@ -15,8 +15,8 @@ from planner.problem.model import (
     Tensor,
     verify_problem,
 )
-from planner.problem.variants import least_extra_joules, undominated
-from planner.search.solve import solve
+from port_planner.problem.variants import least_extra_joules, undominated
+from port_planner.search.solve import solve
 from tests.planner.brute_force import random_problem, with_variants
 
 PROBLEM = Problem(

@@ -8,12 +8,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from planner.capture.step import Capture, capture_step
-from planner.ir.graph import Op, Phase, Role, StepGraph
-from planner.ir.lowering.lower import lower
-from planner.ir.operands.verify import verify_operands
-from planner.problem.whole_update import WholeUpdate, whole_update
-from planner.search.plan_step import plan_step
+from port_planner.capture.step import Capture, capture_step
+from port_planner.ir.graph import Op, Phase, Role, StepGraph
+from port_planner.ir.lowering.lower import lower
+from port_planner.ir.operands.verify import verify_operands
+from port_planner.problem.whole_update import WholeUpdate, whole_update
+from port_planner.search.plan_step import plan_step
 from tests.agent.exactness import flat_costs
 
 COUNT, WIDTH, BATCH = 4, 256, 4

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from planner.capture.step import capture_step
-from planner.ir.graph import StepGraph
-from planner.profiling import operators
-from planner.profiling.calls import Call
-from planner.profiling.operators import profile_operators
+from port_planner.capture.step import capture_step
+from port_planner.ir.graph import StepGraph
+from port_planner.profiling import operators
+from port_planner.profiling.calls import Call
+from port_planner.profiling.operators import profile_operators
 
 ROWS, CLASSES = 64, 5000
 

@@ -1,7 +1,7 @@
 from pathlib import Path
 
-from planner.ir.graph import Phase, Role
-from planner.profiling.cpu_cache import LARGEST_CACHE_BYTES, UNKNOWN_CACHE_BYTES, cold_operands, last_level_bytes
+from port_planner.ir.graph import Phase, Role
+from port_planner.profiling.cpu_cache import LARGEST_CACHE_BYTES, UNKNOWN_CACHE_BYTES, cold_operands, last_level_bytes
 from tests.planner.steps import tiny_step
 
 

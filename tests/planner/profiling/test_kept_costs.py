@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from planner.profiling import calls, kept_costs, operators
-from planner.profiling.kept_costs import KEPT_DAYS, Kept, context, keep_costs, operator_key, read_costs
-from planner.profiling.operators import profile_operators
+from port_planner.profiling import calls, kept_costs, operators
+from port_planner.profiling.kept_costs import KEPT_DAYS, Kept, context, keep_costs, operator_key, read_costs
+from port_planner.profiling.operators import profile_operators
 from tests.planner.steps import tiny_step
 
 

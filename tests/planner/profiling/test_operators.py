@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from planner.capture.step import capture_step
-from planner.profiling.operators import FlashError, measure_flash, medium_joules, profile_operators
+from port_planner.capture.step import capture_step
+from port_planner.profiling.operators import FlashError, measure_flash, medium_joules, profile_operators
 from tests.planner.steps import tiny_step
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from planner.profiling import kept_costs
-from planner.profiling.kept_costs import KEPT_DAYS, Kept
-from planner.profiling.operators import profile_operators
-from planner.profiling.shared_costs import (
+from port_planner.profiling import kept_costs
+from port_planner.profiling.kept_costs import KEPT_DAYS, Kept
+from port_planner.profiling.operators import profile_operators
+from port_planner.profiling.shared_costs import (
     CHECKED,
     MOST_COSTS,
     SharedCostsError,

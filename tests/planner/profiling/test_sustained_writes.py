@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.profiling.sustained_writes import (
+from port_planner.profiling.sustained_writes import (
     MOST_BYTES,
     MOST_SECONDS,
     WINDOW_BYTES,

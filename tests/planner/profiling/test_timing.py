@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import torch
 
-from planner.ir.devices.kinds import CPU
-from planner.profiling import operators, timing
-from planner.profiling.cpu_cache import Sweep
-from planner.profiling.operators import profile_operators
-from planner.profiling.timing import timed
+from port_planner.ir.devices.kinds import CPU
+from port_planner.profiling import operators, timing
+from port_planner.profiling.cpu_cache import Sweep
+from port_planner.profiling.operators import profile_operators
+from port_planner.profiling.timing import timed
 from tests.planner.steps import tiny_step
 
 

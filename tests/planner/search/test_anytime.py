@@ -8,14 +8,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from planner.milp.columns import Breadth
-from planner.milp.highs import HighsSession, SolverStatus
-from planner.milp.model import Formulation
-from planner.problem.coarsen import coarsen
-from planner.problem.model import Fate, Problem, Schedule, Semantics
-from planner.problem.replay import replay
-from planner.search import anytime
-from planner.search.anytime import (
+from port_planner.milp.columns import Breadth
+from port_planner.milp.highs import HighsSession, SolverStatus
+from port_planner.milp.model import Formulation
+from port_planner.problem.coarsen import coarsen
+from port_planner.problem.model import Fate, Problem, Schedule, Semantics
+from port_planner.problem.replay import replay
+from port_planner.search import anytime
+from port_planner.search.anytime import (
     LARGE_GAPS,
     captured_breadth,
     certain_columns,
@@ -28,8 +28,8 @@ from planner.search.anytime import (
     scaled_progress,
     small_bound,
 )
-from planner.search.greedy.search import Greedy, greedy
-from planner.search.incumbent import Climb
+from port_planner.search.greedy.search import Greedy, greedy
+from port_planner.search.incumbent import Climb
 from tests.planner.brute_force import cheapest, random_problem
 from tests.planner.estimated_steps import budget, captured
 

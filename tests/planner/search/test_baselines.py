@@ -4,10 +4,20 @@ from dataclasses import replace
 
 import pytest
 
-from planner.problem.model import Choice, Fate, Paging, Problem, Rematerialization, Schedule, Semantics, Stage, Tensor
-from planner.problem.replay import replay
-from planner.search.baselines import BASELINES
-from planner.search.solve import solve
+from port_planner.problem.model import (
+    Choice,
+    Fate,
+    Paging,
+    Problem,
+    Rematerialization,
+    Schedule,
+    Semantics,
+    Stage,
+    Tensor,
+)
+from port_planner.problem.replay import replay
+from port_planner.search.baselines import BASELINES
+from port_planner.search.solve import solve
 from tests.planner.brute_force import random_problem
 
 PROBLEMS = [random_problem(seed, semantics=Semantics.REAL) for seed in range(8)]

@@ -7,17 +7,17 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from planner.capture.step import capture_step
-from planner.ir.costs import CostTable
-from planner.ir.graph import Role, StepGraph
-from planner.ir.lowering.lower import lower
-from planner.ir.plan import Plan
-from planner.search.floor import Floor, Holder, HolderKind, floor_of, floor_plans
-from planner.search.pareto import Point, non_dominated, point_of
-from planner.search.plan_step import plan_step
-from planner.search.solve import Outcome
-from planner.slices import pieces
-from planner.slices.choices import cut_fat
+from port_planner.capture.step import capture_step
+from port_planner.ir.costs import CostTable
+from port_planner.ir.graph import Role, StepGraph
+from port_planner.ir.lowering.lower import lower
+from port_planner.ir.plan import Plan
+from port_planner.search.floor import Floor, Holder, HolderKind, floor_of, floor_plans
+from port_planner.search.pareto import Point, non_dominated, point_of
+from port_planner.search.plan_step import plan_step
+from port_planner.search.solve import Outcome
+from port_planner.slices import pieces
+from port_planner.slices.choices import cut_fat
 from tests.planner.estimated_steps import captured
 from tests.planner.slices.language_step import language_step
 from tests.planner.steps import costs_of

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from planner.problem.model import Choice, Fate, Problem, Schedule, Semantics
-from planner.problem.replay import ScheduleCost, replay
-from planner.search.incumbent import LOOKED_AT, OPTIMAL_GAP, Climb, GainRate, objective
+from port_planner.problem.model import Choice, Fate, Problem, Schedule, Semantics
+from port_planner.problem.replay import ScheduleCost, replay
+from port_planner.search.incumbent import LOOKED_AT, OPTIMAL_GAP, Climb, GainRate, objective
 from tests.planner.brute_force import random_problem
 
 PROBLEM = replace(random_problem(3), ram_bytes=None, deadline_s=None, write_limit_bytes=None)

@@ -7,15 +7,15 @@ from itertools import islice
 
 import pytest
 
-from planner.milp.columns import Breadth
-from planner.milp.model import Formulation
-from planner.problem.model import Problem, Schedule
-from planner.problem.replay import ScheduleCost, replay
-from planner.search import incumbent
-from planner.search.anytime import offer_without_limits
-from planner.search.greedy.search import greedy
-from planner.search.incumbent import Climb
-from planner.search.neighbourhood import SMALLEST_PIECE, _Search, neighbourhood_search
+from port_planner.milp.columns import Breadth
+from port_planner.milp.model import Formulation
+from port_planner.problem.model import Problem, Schedule
+from port_planner.problem.replay import ScheduleCost, replay
+from port_planner.search import incumbent
+from port_planner.search.anytime import offer_without_limits
+from port_planner.search.greedy.search import greedy
+from port_planner.search.incumbent import Climb
+from port_planner.search.neighbourhood import SMALLEST_PIECE, _Search, neighbourhood_search
 from tests.planner.brute_force import cheapest, random_problem
 
 BREADTH = Breadth(8, 2)

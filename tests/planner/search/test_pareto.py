@@ -2,7 +2,7 @@
 
 import pytest
 
-from planner.search.pareto import budgets, frontier, non_dominated, plans_within
+from port_planner.search.pareto import budgets, frontier, non_dominated, plans_within
 from tests.planner.estimated_steps import captured
 
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from planner.ir.bundle.codec import WireError
-from planner.ir.errors import PortError
-from planner.ir.plan import Action, Decision, Plan
-from planner.search.plan_problem import (
+from port_planner.ir.bundle.codec import WireError
+from port_planner.ir.errors import PortError
+from port_planner.ir.plan import Action, Decision, Plan
+from port_planner.search.plan_problem import (
     MOST_ANSWER_BYTES,
     MOST_RAW_BYTES,
     PlanProblem,

@@ -7,25 +7,25 @@ from typing import Any
 
 import pytest
 
-from planner.deadline import Pace, shortfall
-from planner.ir.costs import CostTable, PackingCost
-from planner.ir.graph import StepGraph
-from planner.ir.lowering.lower import lower
-from planner.ir.lowering.packables import packables
-from planner.ir.plan import MIN_DECIDED_BYTES, Action, Plan
-from planner.problem.coarsen import Coarse, coarsen
-from planner.problem.model import Problem
-from planner.search import solve
-from planner.search.anytime import relaxation_bound
-from planner.search.baselines import BITTRAIN
-from planner.search.floor import floor_of
-from planner.search.greedy.search import Greedy, greedy, greedy_variants
-from planner.search.incumbent import objective
-from planner.search.pareto import budget_for, least_budget
-from planner.search.plan_step import PlanLimits, ProgramJudge, better_of, fine_bound, plan_step
-from planner.search.recipes import cheap_segments, pack_everything
-from planner.search.solve import STRATEGIES, Outcome, StrategyError
-from planner.search.wear import SPARING_TIME
+from port_planner.deadline import Pace, shortfall
+from port_planner.ir.costs import CostTable, PackingCost
+from port_planner.ir.graph import StepGraph
+from port_planner.ir.lowering.lower import lower
+from port_planner.ir.lowering.packables import packables
+from port_planner.ir.plan import MIN_DECIDED_BYTES, Action, Plan
+from port_planner.problem.coarsen import Coarse, coarsen
+from port_planner.problem.model import Problem
+from port_planner.search import solve
+from port_planner.search.anytime import relaxation_bound
+from port_planner.search.baselines import BITTRAIN
+from port_planner.search.floor import floor_of
+from port_planner.search.greedy.search import Greedy, greedy, greedy_variants
+from port_planner.search.incumbent import objective
+from port_planner.search.pareto import budget_for, least_budget
+from port_planner.search.plan_step import PlanLimits, ProgramJudge, better_of, fine_bound, plan_step
+from port_planner.search.recipes import cheap_segments, pack_everything
+from port_planner.search.solve import STRATEGIES, Outcome, StrategyError
+from port_planner.search.wear import SPARING_TIME
 from tests.planner.estimated_steps import budget, captured
 from tests.planner.steps import costs_of, wide_step
 
@@ -282,7 +282,7 @@ def test_the_budget_that_a_refusal_names_is_enough(uncounted_bytes: int, monkeyp
     def counting_less(graph: StepGraph, costs: CostTable, **options: Any) -> Coarse:
         return coarsen(graph, known, **options)
 
-    monkeypatch.setattr("planner.search.plan_step.coarsen", counting_less)
+    monkeypatch.setattr("port_planner.search.plan_step.coarsen", counting_less)
     for ram_bytes in (costs.device.base_bytes, floor_of(graph, costs).nbytes - 1):
         refused = plan_step(graph, costs, ram_bytes=ram_bytes, strategy="greedy")
         assert refused.plan is None and refused.needed_bytes is not None

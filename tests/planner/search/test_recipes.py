@@ -5,9 +5,9 @@ import math
 
 import pytest
 
-from planner.problem.model import Fate, Paging, Problem, Rematerialization, Schedule, Semantics, Stage, Tensor
-from planner.problem.replay import replay
-from planner.search.recipes import (
+from port_planner.problem.model import Fate, Paging, Problem, Rematerialization, Schedule, Semantics, Stage, Tensor
+from port_planner.problem.replay import replay
+from port_planner.search.recipes import (
     by_time,
     chain_schedules,
     cheap_segments,

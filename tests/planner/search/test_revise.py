@@ -2,12 +2,12 @@
 
 import pytest
 
-from planner.ir.bundle.bundle import Bundle
-from planner.ir.bundle.manifest import PlanChoice
-from planner.ir.bundle.revision import Revision, revised
-from planner.ir.costs import Speeds
-from planner.search.pareto import choice_of
-from planner.search.revise import at_speeds, in_proportion, revise
+from port_planner.ir.bundle.bundle import Bundle
+from port_planner.ir.bundle.manifest import PlanChoice
+from port_planner.ir.bundle.revision import Revision, revised
+from port_planner.ir.costs import Speeds
+from port_planner.search.pareto import choice_of
+from port_planner.search.revise import at_speeds, in_proportion, revise
 from tests.agent.jobs_small import small_bundle
 
 SLOW_CARD = Speeds(1.0, 1e5, 1e5)

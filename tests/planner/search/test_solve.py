@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from planner.problem.model import Fate, Paging, Problem, Schedule, Semantics, Stage, Tensor, verify_problem
-from planner.search.solve import Outcome, Solution, solve
+from port_planner.problem.model import Fate, Paging, Problem, Schedule, Semantics, Stage, Tensor, verify_problem
+from port_planner.search.solve import Outcome, Solution, solve
 from tests.planner.brute_force import (
     beside_host_memory,
     cheapest,

@@ -3,10 +3,10 @@
 import subprocess
 import sys
 
-from planner.search.plan_problem import PlanProblem, pack_answer, pack_problem
+from port_planner.search.plan_problem import PlanProblem, pack_answer, pack_problem
 from tests.planner.estimated_steps import budget, captured
 
-COMMAND = (sys.executable, "-m", "planner.search.solve_problem")
+COMMAND = (sys.executable, "-m", "port_planner.search.solve_problem")
 
 
 def test_the_answer_is_the_one_of_this_process() -> None:
@@ -22,6 +22,6 @@ def test_what_is_no_problem_ends_it_with_a_line() -> None:
 
 
 def test_it_does_without_torch() -> None:
-    program = "import sys, planner.search.solve_problem; print('torch' in sys.modules)"
+    program = "import sys, port_planner.search.solve_problem; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

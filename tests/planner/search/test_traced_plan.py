@@ -8,10 +8,10 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from planner.ir.costs import DeviceCosts, Flash
-from planner.ir.traced import TracedOp, TracedPlan, TracedRequest, TracedStep, TracedStorage, read_traced_plans
-from planner.search.traced_plan import traced_plans
-from planner.search.wear import SPARING_TIME
+from port_planner.ir.costs import DeviceCosts, Flash
+from port_planner.ir.traced import TracedOp, TracedPlan, TracedRequest, TracedStep, TracedStorage, read_traced_plans
+from port_planner.search.traced_plan import traced_plans
+from port_planner.search.wear import SPARING_TIME
 
 MIB = 1 << 20
 DEVICE = DeviceCosts("card", 0, 2.0, 4.0, Flash("pages", 45e6, 25e6, 1e-4, 1e-8, 2e-8))
@@ -93,7 +93,7 @@ def test_there_is_no_plan_where_an_operator_leaves_no_room() -> None:
 
 def test_the_process_writes_whole_plans_and_never_loads_torch() -> None:
     request = TracedRequest(adam(4), DEVICE, 8 * MIB, search_s=0.0)
-    program = "import sys; from planner.search.traced_plan import main; main(); assert 'torch' not in sys.modules"
+    program = "import sys; from port_planner.search.traced_plan import main; main(); assert 'torch' not in sys.modules"
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, input=msgspec.msgpack.encode(request), capture_output=True, check=True)
     assert list(read_traced_plans(done.stdout)) == list(traced_plans(request)) != []

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-import planner.search.transferred
-from planner.ir.costs import CostTable
-from planner.ir.graph import StepGraph
-from planner.ir.lowering.lower import lower
-from planner.ir.plan import Action, Decision, Plan
-from planner.search.plan_step import PlanLimits, base_joules, plan_step
-from planner.search.transferred import transferred
+import port_planner.search.transferred
+from port_planner.ir.costs import CostTable
+from port_planner.ir.graph import StepGraph
+from port_planner.ir.lowering.lower import lower
+from port_planner.ir.plan import Action, Decision, Plan
+from port_planner.search.plan_step import PlanLimits, base_joules, plan_step
+from port_planner.search.transferred import transferred
 from tests.planner.steps import costs_of, tiny_step
 
 BIG, SMALL = 64, 40
@@ -44,7 +44,7 @@ def test_what_fits_as_it_is_keeps_everything() -> None:
 def test_a_smaller_step_does_no_more_than_its_neighbour_within_the_budget(
     rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(planner.search.transferred, "WORTH_SEARCHING", 10.0)
+    monkeypatch.setattr(port_planner.search.transferred, "WORTH_SEARCHING", 10.0)
     plan, ram = planned(BIG, 0.5)
     graph, costs = step(rows)
     found = transferred(graph, costs, PlanLimits(ram), plan)
@@ -56,16 +56,16 @@ def test_a_smaller_step_does_no_more_than_its_neighbour_within_the_budget(
 
 
 def test_a_step_that_nearly_fits_does_a_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planner.search.transferred, "WORTH_SEARCHING", 10.0)
+    monkeypatch.setattr(port_planner.search.transferred, "WORTH_SEARCHING", 10.0)
     plan, _ = planned(BIG, 0.5)
     graph, costs = step(56)
     ram = int(0.97 * kept_bytes(graph, costs))
     found = transferred(graph, costs, PlanLimits(ram), plan)
     assert found is not None and set(found.decisions) < set(plan.decisions) and found.peak_bytes <= ram
     share = found.overhead_joules / base_joules(costs)
-    monkeypatch.setattr(planner.search.transferred, "WORTH_SEARCHING", 1.01 * share)
+    monkeypatch.setattr(port_planner.search.transferred, "WORTH_SEARCHING", 1.01 * share)
     assert transferred(graph, costs, PlanLimits(ram), plan) == found
-    monkeypatch.setattr(planner.search.transferred, "WORTH_SEARCHING", 0.99 * share)
+    monkeypatch.setattr(port_planner.search.transferred, "WORTH_SEARCHING", 0.99 * share)
     assert transferred(graph, costs, PlanLimits(ram), plan) is None
 
 
@@ -73,7 +73,7 @@ def test_what_does_not_fit_or_costs_too_much_is_searched(monkeypatch: pytest.Mon
     plan, ram = planned(BIG, 0.4)
     graph, costs = step(56)
     assert transferred(graph, costs, PlanLimits(ram), plan) is None
-    monkeypatch.setattr(planner.search.transferred, "WORTH_SEARCHING", 10.0)
+    monkeypatch.setattr(port_planner.search.transferred, "WORTH_SEARCHING", 10.0)
     assert transferred(graph, costs, PlanLimits(ram), plan) is not None
     late = PlanLimits(ram, deadline_s=0.5 * sum(op.seconds for op in costs.ops))
     assert transferred(graph, costs, late, plan) is None
@@ -82,7 +82,7 @@ def test_what_does_not_fit_or_costs_too_much_is_searched(monkeypatch: pytest.Mon
 
 
 def test_a_plan_that_is_none_for_the_step_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planner.search.transferred, "WORTH_SEARCHING", 10.0)
+    monkeypatch.setattr(port_planner.search.transferred, "WORTH_SEARCHING", 10.0)
     graph, costs = step(SMALL)
     wrong = Plan((Decision(0, 10**6, 0, Action.RECOMPUTE),))
     assert transferred(graph, costs, PlanLimits(int(0.5 * kept_bytes(graph, costs))), wrong) is None

@@ -2,8 +2,8 @@
 
 import pytest
 
-from planner.ir.costs import DeviceCosts, Flash
-from planner.search.wear import WEAR_WEIGHT, dearest_wear, visible_share, with_wear
+from port_planner.ir.costs import DeviceCosts, Flash
+from port_planner.search.wear import WEAR_WEIGHT, dearest_wear, visible_share, with_wear
 
 CARD, STICK = (
     Flash(name, 45e6, 25e6, 1e-4, 1e-8, 2e-8, None, wear) for name, wear in (("card", 5e-6), ("stick", 2e-6))

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from planner.ir.lowering.lower import lower
-from planner.ir.plan import Plan
-from planner.milp.highs import ModelFileError
-from planner.search.written_model import write_model
+from port_planner.ir.lowering.lower import lower
+from port_planner.ir.plan import Plan
+from port_planner.milp.highs import ModelFileError
+from port_planner.search.written_model import write_model
 from tests.planner.steps import costs_of, wide_step
 
 

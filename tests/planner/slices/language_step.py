@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from planner.capture.step import Capture, capture_step
+from port_planner.capture.step import Capture, capture_step
 from tests.agent.exactness import OPTIMIZERS
 
 CLASSES, ROWS, LENGTH, WIDTH, HEADS = 1100, 8, 32, 64, 4

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from planner.capture.step import capture_step
-from planner.ir.graph import StepGraph
-from planner.ir.operators import ALLOWED
-from planner.slices.algebra import RULES, base_name, cut_dimensions, leading, multiple_of
+from port_planner.capture.step import capture_step
+from port_planner.ir.graph import StepGraph
+from port_planner.ir.operators import ALLOWED
+from port_planner.slices.algebra import RULES, base_name, cut_dimensions, leading, multiple_of
 from tests.planner.slices.language_step import language_step
 from tests.planner.steps import tiny_step
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from planner.ir.costs import OpCost
-from planner.ir.graph import StepGraph
-from planner.slices import pieces
-from planner.slices.choices import cut_fat
-from planner.slices.costs_in_pieces import costs_in_pieces
+from port_planner.ir.costs import OpCost
+from port_planner.ir.graph import StepGraph
+from port_planner.slices import pieces
+from port_planner.slices.choices import cut_fat
+from port_planner.slices.costs_in_pieces import costs_in_pieces
 from tests.planner.slices.language_step import language_step
 
 CALL_S = 1e-6

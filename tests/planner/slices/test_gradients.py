@@ -9,11 +9,11 @@ from torch import nn
 from torch.nn import functional
 
 from benchmarks.models import workload
-from planner.capture.step import Capture, capture_step
-from planner.ir.graph import Ref, StepGraph, verify_graph
-from planner.ir.operands.verify import verify_operands
-from planner.slices.comparison.differing import differing
-from planner.slices.gradients import CONVOLUTION, CONVOLUTION_BACKWARD, saved_bytes, split_gradients
+from port_planner.capture.step import Capture, capture_step
+from port_planner.ir.graph import Ref, StepGraph, verify_graph
+from port_planner.ir.operands.verify import verify_operands
+from port_planner.slices.comparison.differing import differing
+from port_planner.slices.gradients import CONVOLUTION, CONVOLUTION_BACKWARD, saved_bytes, split_gradients
 from tests.agent.exactness import OPTIMIZERS, differences, plain, planned, random_plan
 from tests.planner.steps import tiny_step
 

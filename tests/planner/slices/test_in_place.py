@@ -8,17 +8,17 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from planner.capture.step import Capture, capture_step
-from planner.ir.graph import Role, StepGraph, verify_graph
-from planner.ir.lowering.lower import lower
-from planner.ir.operands.verify import verify_operands
-from planner.ir.plan import Plan
-from planner.slices import in_place
-from planner.slices.chains import find_chains
-from planner.slices.comparison.differing import differing
-from planner.slices.in_place import write_in_place
-from planner.slices.pieces import cut_chains
-from planner.slices.rewriting import compacted
+from port_planner.capture.step import Capture, capture_step
+from port_planner.ir.graph import Role, StepGraph, verify_graph
+from port_planner.ir.lowering.lower import lower
+from port_planner.ir.operands.verify import verify_operands
+from port_planner.ir.plan import Plan
+from port_planner.slices import in_place
+from port_planner.slices.chains import find_chains
+from port_planner.slices.comparison.differing import differing
+from port_planner.slices.in_place import write_in_place
+from port_planner.slices.pieces import cut_chains
+from port_planner.slices.rewriting import compacted
 from tests.agent.exactness import OPTIMIZERS, differences, plain, planned, random_plan
 from tests.planner.slices.language_step import language_step
 from tests.planner.steps import costs_of
@@ -122,7 +122,7 @@ def test_updates_stay_as_they_stream() -> None:
 
 
 def test_pieces_are_cut_of_what_is_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("planner.slices.pieces.SPLIT_BYTES", 50_000)
+    monkeypatch.setattr("port_planner.slices.pieces.SPLIT_BYTES", 50_000)
     graph = compacted(write_in_place(language_step().graphs["step"]).graph)
     rewritten = cut_chains(graph, find_chains(graph, 200_000), 4)
     verify_operands(rewritten.graph)

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from planner.capture.step import Capture, capture_step
-from planner.ir.graph import StepGraph, Value, verify_graph
-from planner.ir.operands.verify import verify_operands
-from planner.search.floor import floor_of
-from planner.slices import norms
-from planner.slices.comparison.differing import differing
-from planner.slices.gradients import split_gradients
-from planner.slices.in_place import write_in_place
-from planner.slices.norms import norms_by_channels
-from planner.slices.rewriting import compacted
+from port_planner.capture.step import Capture, capture_step
+from port_planner.ir.graph import StepGraph, Value, verify_graph
+from port_planner.ir.operands.verify import verify_operands
+from port_planner.search.floor import floor_of
+from port_planner.slices import norms
+from port_planner.slices.comparison.differing import differing
+from port_planner.slices.gradients import split_gradients
+from port_planner.slices.in_place import write_in_place
+from port_planner.slices.norms import norms_by_channels
+from port_planner.slices.rewriting import compacted
 from tests.agent.exactness import OPTIMIZERS, differences, plain, planned, random_plan
 from tests.planner.slices.normed_step import normed, normed_batch, normed_loss
 from tests.planner.steps import costs_of

@@ -8,16 +8,16 @@ import pytest
 import torch
 from torch import nn
 
-from planner.capture.step import capture_step
-from planner.ir.bundle.codec import pack_graph, unpack_graph
-from planner.ir.graph import RESERVED, Op, Piece, Ref, StepGraph, Value, verify_graph
-from planner.ir.operands.verify import verify_operands
-from planner.search.floor import floor_of
-from planner.slices import pieces
-from planner.slices.chains import find_chains
-from planner.slices.comparison.differing import differing
-from planner.slices.pieces import cut_chains, even_bounds
-from planner.slices.rewriting import Rewritten
+from port_planner.capture.step import capture_step
+from port_planner.ir.bundle.codec import pack_graph, unpack_graph
+from port_planner.ir.graph import RESERVED, Op, Piece, Ref, StepGraph, Value, verify_graph
+from port_planner.ir.operands.verify import verify_operands
+from port_planner.search.floor import floor_of
+from port_planner.slices import pieces
+from port_planner.slices.chains import find_chains
+from port_planner.slices.comparison.differing import differing
+from port_planner.slices.pieces import cut_chains, even_bounds
+from port_planner.slices.rewriting import Rewritten
 from tests.agent.exactness import OPTIMIZERS, differences, plain, planned, random_plan
 from tests.planner.slices.language_step import language_batch, language_loss, language_model, language_step
 from tests.planner.steps import costs_of

@@ -7,16 +7,16 @@ import pytest
 import torch
 from torch import nn
 
-from planner.capture.step import Capture, capture_step
-from planner.ir.graph import Ref, StepGraph, verify_graph
-from planner.ir.operands.verify import verify_operands
-from planner.slices import pieces
-from planner.slices.chains import find_chains
-from planner.slices.comparison.differing import differing
-from planner.slices.gradients import CONVOLUTION, split_gradients
-from planner.slices.pieces import cut_chains
-from planner.slices.pixels import PRODUCTS, as_products
-from planner.slices.rewriting import compacted
+from port_planner.capture.step import Capture, capture_step
+from port_planner.ir.graph import Ref, StepGraph, verify_graph
+from port_planner.ir.operands.verify import verify_operands
+from port_planner.slices import pieces
+from port_planner.slices.chains import find_chains
+from port_planner.slices.comparison.differing import differing
+from port_planner.slices.gradients import CONVOLUTION, split_gradients
+from port_planner.slices.pieces import cut_chains
+from port_planner.slices.pixels import PRODUCTS, as_products
+from port_planner.slices.rewriting import compacted
 from tests.agent.exactness import OPTIMIZERS, differences, plain, planned, random_plan
 
 

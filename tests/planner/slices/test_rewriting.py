@@ -1,7 +1,7 @@
 """A graph in the making keeps the numbers of the one it is made of."""
 
-from planner.ir.graph import Ref, Value, verify_graph
-from planner.slices.rewriting import Draft, compacted, row_major, substituted
+from port_planner.ir.graph import Ref, Value, verify_graph
+from port_planner.slices.rewriting import Draft, compacted, row_major, substituted
 from tests.planner.steps import tiny_step
 
 

@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from planner.ir.costs import CostTable, OpCost
-from planner.problem.coarsen import Coarse, coarsen
-from planner.problem.model import verify_problem
-from planner.slices import pieces
-from planner.slices.chains import touched_bytes
-from planner.slices.choices import Cut, cut_fat, kinds
-from planner.slices.costs_in_pieces import costs_in_pieces
-from planner.slices.stage_groups import ChainGroups, chain_groups
+from port_planner.ir.costs import CostTable, OpCost
+from port_planner.problem.coarsen import Coarse, coarsen
+from port_planner.problem.model import verify_problem
+from port_planner.slices import pieces
+from port_planner.slices.chains import touched_bytes
+from port_planner.slices.choices import Cut, cut_fat, kinds
+from port_planner.slices.costs_in_pieces import costs_in_pieces
+from port_planner.slices.stage_groups import ChainGroups, chain_groups
 from tests.planner.slices.language_step import language_step
 from tests.planner.steps import costs_of
 

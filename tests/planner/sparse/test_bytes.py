@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from planner.capture.step import Capture, capture_step
-from planner.ir.lowering.lower import lower
-from planner.ir.plan import Plan
-from planner.sparse.bytes import GraphBytes, TrainedBytes, trained_parameters
+from port_planner.capture.step import Capture, capture_step
+from port_planner.ir.lowering.lower import lower
+from port_planner.ir.plan import Plan
+from port_planner.sparse.bytes import GraphBytes, TrainedBytes, trained_parameters
 from tests.planner.residual_network import Residual, classify, sets
 from tests.planner.steps import costs_of
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.sparse.choose import (
+from port_planner.sparse.choose import (
     ChoiceProblem,
     Contributions,
     Layer,

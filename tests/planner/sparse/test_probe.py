@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from planner.job import TrainingJob
-from planner.job_device import move
-from planner.sparse.choose import analyse, choose_trainable, layers_of
-from planner.sparse.probe import TrainingProbe, job_probe
+from port_planner.job import TrainingJob
+from port_planner.job_device import move
+from port_planner.sparse.choose import analyse, choose_trainable, layers_of
+from port_planner.sparse.probe import TrainingProbe, job_probe
 from tests.simulated_device import NAME, SimBackend
 
 Batch = tuple[torch.Tensor, torch.Tensor]

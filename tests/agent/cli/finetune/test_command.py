@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from agent.cli import main
-from agent.finetune.options import FinetuneOptions
-from agent.packing import QuantizationGrid
+from port_agent.cli import main
+from port_agent.finetune.options import FinetuneOptions
+from port_agent.packing import QuantizationGrid
 from tests.agent.finetune.left_alone import WEIGHTS, trained_alone
 from tests.agent.finetune.tiny_model import make_data, make_model
 
@@ -31,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def finetune(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-P", "-m", "agent.cli", "finetune", *words, "--page-dir", str(folder)]
+    command = [sys.executable, "-P", "-m", "port_agent.cli", "finetune", *words, "--page-dir", str(folder)]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment)
 
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from agent.cli import main
-from agent.cli.finetune.explanation import explanation_table
-from agent.finetune.explain import Explanation
-from agent.finetune.options import FinetuneOptions
+from port_agent.cli import main
+from port_agent.cli.finetune.explanation import explanation_table
+from port_agent.finetune.explain import Explanation
+from port_agent.finetune.options import FinetuneOptions
 from tests.agent.finetune.tiny_model import make_data, make_model
 
 MIB = 1 << 20
@@ -80,7 +80,7 @@ def explained(folder: Path, *more: str) -> str:
     )
     before = sorted(path.name for path in folder.iterdir())
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "agent.cli", *words, *more], cwd=folder, capture_output=True, text=True,
+        [sys.executable, "-P", "-m", "port_agent.cli", *words, *more], cwd=folder, capture_output=True, text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -8,7 +8,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from planner.ir.units import format_bytes
+from port_planner.ir.units import format_bytes
 from tests.agent.federate.agents import Device, local_devices
 from tests.agent.federate.jobs import needs_flower
 from tests.agent.finetune.tiny_model import TEXT, make_model
@@ -37,7 +37,7 @@ def submit(device: Device, model: Path) -> None:
         str(device.root),
     ]
     words += ["--submit", "--federated", "--name", "gestures", "--runtime-dir", str(device.root / "run")]
-    done = subprocess.run([sys.executable, "-P", "-m", "agent.cli", *words], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-P", "-m", "port_agent.cli", *words], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "waits for rounds" in done.stdout and "port-agent federate start gestures" in done.stdout
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.cli import main
-from agent.finetune.options import FinetuneOptions
-from agent.packing import QuantizationGrid
+from port_agent.cli import main
+from port_agent.finetune.options import FinetuneOptions
+from port_agent.packing import QuantizationGrid
 from tests.agent.finetune.left_alone import trained_alone
 from tests.agent.finetune.tiny_model import make_data, make_model
 
@@ -48,7 +48,7 @@ def test_it_says_what_it_wrote(
 
 LOADED = """
 import sys
-from agent.cli import main
+from port_agent.cli import main
 code = main(sys.argv[1:])
 sys.exit(f"{code} {'torch' in sys.modules} {'torch._dynamo.convert_frame' in sys.modules}")
 """

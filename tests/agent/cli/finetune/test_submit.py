@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from agent.cli import main
-from agent.control.client import ControlClient, ControlError
-from agent.finetune.options import FinetuneOptions
+from port_agent.cli import main
+from port_agent.control.client import ControlClient, ControlError
+from port_agent.finetune.options import FinetuneOptions
 from tests import waiting
 from tests.agent.finetune.left_alone import WEIGHTS, adapter_left_alone
 from tests.agent.finetune.tiny_model import make_data, make_model
@@ -38,7 +38,7 @@ class Rig:
     def start(self) -> None:
         folders = ("--state-dir", "state", "--runtime-dir", "run", "--config", "config.toml", "--sysfs-root", "sys")
         words = [str(self.root / word) if i % 2 else word for i, word in enumerate(folders)]
-        self.daemon = start_agent(self.root, "agent.cli", "run", "--foreground", *words)
+        self.daemon = start_agent(self.root, "port_agent.cli", "run", "--foreground", *words)
 
     def plug(self, *, online: bool) -> None:
         battery = LAPTOP_BATTERY.format(status="Charging" if online else "Discharging", capacity=80)
@@ -58,7 +58,7 @@ class Rig:
         )
         asked += ("--seq-len", "32", "--updates", str(updates), "--cpus", "1", "--page-dir", str(root), "--submit")
         done = subprocess.run(
-            [sys.executable, "-P", "-m", "agent.cli", *asked, *words, *self.place], capture_output=True, text=True
+            [sys.executable, "-P", "-m", "port_agent.cli", *asked, *words, *self.place], capture_output=True, text=True
         )
         assert done.returncode == 0, done.stderr
         return int(done.stdout.split()[1])

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from agent.cli import main
+from port_agent.cli import main
 
 
 def run_json(capsys: pytest.CaptureFixture[str], *words: str) -> list[Any]:

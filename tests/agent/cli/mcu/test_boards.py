@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from agent.cli import main
-from agent.mcu.board.simulate import Simulator
+from port_agent.cli import main
+from port_agent.mcu.board.simulate import Simulator
 from tests.agent.cli.mcu.command import run_json
 from tests.agent.mcu.small_model import write_model
 

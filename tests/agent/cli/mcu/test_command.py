@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from agent.cli import build_parser, main
+from port_agent.cli import build_parser, main
 
 
 def actions() -> dict[str, argparse.ArgumentParser]:
@@ -24,7 +24,7 @@ def test_every_action_has_its_command(name: str) -> None:
 
 
 def test_help_loads_no_board() -> None:
-    code = "import sys, agent.cli.mcu.command; sys.exit('serial' in sys.modules or 'agent.mcu.board.catalogue' in sys.modules)"
+    code = "import sys, port_agent.cli.mcu.command; sys.exit('serial' in sys.modules or 'port_agent.mcu.board.catalogue' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.cli import main
+from port_agent.cli import main
 from tests.agent.cli.mcu.command import run_json
 
 EXAMPLE = Path(__file__).resolve().parents[4] / "examples" / "imu_gestures"
@@ -15,9 +15,9 @@ UNTRAINED = """
 import numpy as np
 import torch
 
-from agent.mcu.project import Project
-from planner.mcu import compile_model
-from planner.mcu.zoo import DigitsNet
+from port_agent.mcu.project import Project
+from port_planner.mcu import compile_model
+from port_planner.mcu.zoo import DigitsNet
 
 
 def make_project():

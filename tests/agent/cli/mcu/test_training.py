@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agent.cli import main
-from agent.mcu.board.simulate import Simulator
+from port_agent.cli import main
+from port_agent.mcu.board.simulate import Simulator
 from tests.agent.cli.mcu.command import run_json
 from tests.agent.mcu.small_model import make_samples, write_model
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from agent.cli.mcu.views import (
+from port_agent.cli.mcu.views import (
     Listed,
     TrainView,
     bytes_or_unknown,
@@ -14,9 +14,9 @@ from agent.cli.mcu.views import (
     show_summary,
     status_json,
 )
-from agent.mcu.protocol.ports import PortInfo
-from agent.mcu.protocol.queries import DeviceInfo, DeviceStatus, ResetReason
-from agent.mcu.trainer import BoardEvaluation, BoardInterrupted, SnapshotTaken
+from port_agent.mcu.protocol.ports import PortInfo
+from port_agent.mcu.protocol.queries import DeviceInfo, DeviceStatus, ResetReason
+from port_agent.mcu.trainer import BoardEvaluation, BoardInterrupted, SnapshotTaken
 
 INFO = DeviceInfo(
     protocol=1, oldest_protocol=1, firmware=(0, 1, 0), max_payload=256, ram_bytes=65536, flash_bytes=262144, nonce=0xABC,

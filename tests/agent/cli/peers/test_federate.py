@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from agent.cli import main
-from agent.cli.peers.federate import _lines
+from port_agent.cli import main
+from port_agent.cli.peers.federate import _lines
 from tests.agent.federate.agents import local_devices
 from tests.agent.federate.jobs import gestures_bundle, needs_flower
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from agent.cli import main
-from agent.control.client import ControlClient
+from port_agent.cli import main
+from port_agent.control.client import ControlClient
 from tests.agent.live_daemon import CONFIG, ROOT, daemon
 from tests.waiting import until
 
@@ -41,7 +41,7 @@ def paired(client: ControlClient) -> list[dict[str, Any]]:
 
 @contextmanager
 def showing(runtime_dir: Path, *words: str) -> Iterator["subprocess.Popen[str]"]:
-    command = [sys.executable, "-m", "agent.cli", "pair", *words, "--runtime-dir", str(runtime_dir)]
+    command = [sys.executable, "-m", "port_agent.cli", "pair", *words, "--runtime-dir", str(runtime_dir)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         try:
             yield process

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from agent.cli.peers.views import peers_screen
+from port_agent.cli.peers.views import peers_screen
 
 OFF: dict[str, Any] = {
     "discover": False, "interfaces": [], "name": None, "id": None, "peers": None, "device_id": None, "port": None, "shares": False, "solves": False, "takes_jobs": False, "paired": [],

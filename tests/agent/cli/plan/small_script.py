@@ -11,7 +11,7 @@ SCRIPT = """
 import torch
 from torch import nn
 from torch.nn import functional
-from planner.job import TrainingJob
+from port_planner.job import TrainingJob
 
 def loss_fn(model, x, y):
     out = model(x)
@@ -27,7 +27,7 @@ def port_job():
 
 
 def command(*words: str) -> list[str]:
-    return [sys.executable, "-m", "agent.cli", *words]
+    return [sys.executable, "-m", "port_agent.cli", *words]
 
 
 def run(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from agent.cli import main
-from agent.system.checksum import bytes_checksum
+from port_agent.cli import main
+from port_agent.system.checksum import bytes_checksum
 from tests.agent.cli.plan.small_script import SCRIPT, run_forked_plan
 from tests.agent.paired_agents import history, paired_agents
 

@@ -11,15 +11,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from agent.cli import main
-from planner.profiling import kept_costs
+from port_agent.cli import main
+from port_planner.profiling import kept_costs
 from tests.simulated_device import NAME, OWN_BITS, installed
 
 SCRIPT = """
 import torch
 from torch import nn
 from torch.nn import functional
-from planner.job import TrainingJob
+from port_planner.job import TrainingJob
 
 def loss_fn(model, x, y):
     return functional.cross_entropy(model(x), y)
@@ -61,7 +61,11 @@ def test_a_step_is_divided_trained_twice_alike_and_shown(tmp_path: Path) -> None
 
     def run(*words: str) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
-            [sys.executable, "-m", "agent.cli", *words], cwd=tmp_path, env=environment, capture_output=True, text=True
+            [sys.executable, "-m", "port_agent.cli", *words],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
         )
 
     alone = run(*PLACED, "-o", "never.port")
@@ -114,7 +118,7 @@ def test_what_is_trained_is_chosen_and_then_divided(tmp_path: Path) -> None:
 
     def run(*words: str) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
-            [sys.executable, "-m", "agent.cli", *words, "--sparse-update", "--probe-steps", "2", "--json"],
+            [sys.executable, "-m", "port_agent.cli", *words, "--sparse-update", "--probe-steps", "2", "--json"],
             cwd=tmp_path, env=environment, capture_output=True, text=True,
         )  # fmt: skip
 
@@ -144,7 +148,11 @@ def test_operators_are_divided_among_threads_trained_twice_alike_and_shown(tmp_p
 
     def run(*words: str) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
-            [sys.executable, "-m", "agent.cli", *words], cwd=tmp_path, env=environment, capture_output=True, text=True
+            [sys.executable, "-m", "port_agent.cli", *words],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
         )
 
     words = (

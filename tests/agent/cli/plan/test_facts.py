@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from agent.cli import main
-from agent.cli.plan.facts import _overhead
+from port_agent.cli import main
+from port_agent.cli.plan.facts import _overhead
 from tests.agent.cli.plan.small_script import SCRIPT
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.cli import main
-from agent.cli.plan.machine import thread_counts
+from port_agent.cli import main
+from port_agent.cli.plan.machine import thread_counts
 from tests.agent.cli.plan.small_script import SCRIPT, run, run_forked_plan
 
 
@@ -35,7 +35,7 @@ def test_several_media(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
 
 REFUSED = """
 import sys
-from agent.cli import main
+from port_agent.cli import main
 code = main(["plan", "train.py", "--ram", "700M", "--threads", "1", "--flash-life", "3y", "--medium", "disk"])
 sys.exit(f"{code} {'torch' in sys.modules}")
 """

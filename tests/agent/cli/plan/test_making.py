@@ -11,7 +11,7 @@ PAGING_SCRIPT = """
 import torch
 from torch import nn
 from torch.nn import functional
-from planner.job import TrainingJob
+from port_planner.job import TrainingJob
 
 def port_job():
     torch.manual_seed(0)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from agent.cli.plan.measuring import compared_steps_of, limits_of
-from planner.deadline import Pace
+from port_agent.cli.plan.measuring import compared_steps_of, limits_of
+from port_planner.deadline import Pace
 from tests.agent.jobs_small import make_job
 from tests.planner.ir.lowering.small_graph import costs
 

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from agent.cli import main
-from agent.cli.arguments import UsageError
-from agent.cli.plan import placement
-from agent.cli.plan.placement import names_teams, wanted_teams
-from agent.facts.cpu_clusters import CpuCluster
-from planner.ir.devices.cpu_teams import CpuTeam
+from port_agent.cli import main
+from port_agent.cli.arguments import UsageError
+from port_agent.cli.plan import placement
+from port_agent.cli.plan.placement import names_teams, wanted_teams
+from port_agent.facts.cpu_clusters import CpuCluster
+from port_planner.ir.devices.cpu_teams import CpuTeam
 
 BIG = CpuCluster((4, 5, 6, 7), "Cortex-A76", 2.4e9, 1024)
 LITTLE = CpuCluster((0, 1, 2, 3), "Cortex-A55", 1.8e9, 400)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from planner.ir.bundle.bundle import Bundle
-from planner.ir.bundle.revision import read_revision, revision_path
-from planner.ir.costs import Speeds
+from port_planner.ir.bundle.bundle import Bundle
+from port_planner.ir.bundle.revision import read_revision, revision_path
+from port_planner.ir.costs import Speeds
 from tests.agent.jobs_small import small_bundle
 from tests.agent.paired_agents import paired_agents
 
@@ -17,7 +17,15 @@ from tests.agent.paired_agents import paired_agents
 def test_a_process_of_its_own_writes_it_and_says_what_it_saves(tmp_path: Path) -> None:
     bundle = tmp_path / "job.port"
     bundle.write_bytes(small_bundle().read_bytes())
-    command = [sys.executable, "-m", "agent.cli.plan.revise", str(bundle), str(revision_path(bundle)), "--plan", "1"]
+    command = [
+        sys.executable,
+        "-m",
+        "port_agent.cli.plan.revise",
+        str(bundle),
+        str(revision_path(bundle)),
+        "--plan",
+        "1",
+    ]
     told = subprocess.run([*command, "--read", "1e5", "--write", "1e5"], capture_output=True, check=True, text=True)
     said, revision = json.loads(told.stdout), read_revision(revision_path(bundle))
     assert revision.speeds == Speeds(1.0, 1e5, 1e5) and revision.bundle_id == Bundle(bundle).id
@@ -28,7 +36,7 @@ def test_a_process_of_its_own_writes_it_and_says_what_it_saves(tmp_path: Path) -
 
 
 def test_the_process_needs_no_torch() -> None:
-    program = "import sys, agent.cli.plan.revise; print('torch' in sys.modules)"
+    program = "import sys, port_agent.cli.plan.revise; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout.strip() == "False"
 
 
@@ -39,7 +47,7 @@ def test_a_paired_device_solves(tmp_path: Path) -> None:
     bundle.write_bytes(small_bundle().read_bytes())
     with paired_agents(tmp_path, "solve = true", "") as (attic, cellar):
         command = [
-            sys.executable, "-m", "agent.cli.plan.revise", str(bundle), str(revision_path(bundle)), "--plan", "0", "--read", "1e5",
+            sys.executable, "-m", "port_agent.cli.plan.revise", str(bundle), str(revision_path(bundle)), "--plan", "0", "--read", "1e5",
             "--write", "1e5", "--solve-on", "any", "--runtime-dir",
         ]  # fmt: skip
         told, refused = (

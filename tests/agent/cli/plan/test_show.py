@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agent.cli import main
+from port_agent.cli import main
 
 Show = Callable[..., tuple[int, str, str]]
 
@@ -41,10 +41,10 @@ def test_show(planned: tuple[Path, dict[str, Any]], show: Show) -> None:
 def test_show_says_what_is_packed_where_it_waits_and_that_pruning_changes_the_numbers(
     tmp_path: Path, show: Show
 ) -> None:
-    from planner.ir.bundle.pruning import Pruning
-    from planner.ir.graph import StepGraph
-    from planner.ir.lowering.packables import packables
-    from planner.ir.plan import Action, Decision, Plan
+    from port_planner.ir.bundle.pruning import Pruning
+    from port_planner.ir.graph import StepGraph
+    from port_planner.ir.lowering.packables import packables
+    from port_planner.ir.plan import Action, Decision, Plan
     from tests.agent.exactness import packing_costs
     from tests.agent.jobs_small import make_job, write_job
 
@@ -71,10 +71,10 @@ def test_show_says_what_is_packed_where_it_waits_and_that_pruning_changes_the_nu
 def test_show_says_what_runs_in_pieces_and_marks_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, show: Show, *, reordered: bool
 ) -> None:
-    from planner import make_bundle
-    from planner.ir.bundle.bundle import Bundle
-    from planner.ir.bundle.manifest import PIECES_FORMAT, SUMMED_FORMAT
-    from planner.ir.graph import Piece, StepGraph
+    from port_planner import make_bundle
+    from port_planner.ir.bundle.bundle import Bundle
+    from port_planner.ir.bundle.manifest import PIECES_FORMAT, SUMMED_FORMAT
+    from port_planner.ir.graph import Piece, StepGraph
     from tests.agent.jobs_small import make_job, write_job
 
     prepare = make_bundle.prepare

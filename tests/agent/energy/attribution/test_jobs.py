@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.energy.attribution.jobs import JobsAttributor
-from agent.energy.attribution.one_job import Charge, EnergyPhase, MeteredStep, PhaseCosts
-from agent.energy.sources.base import Kind
-from agent.energy.timeline import Interval
+from port_agent.energy.attribution.jobs import JobsAttributor
+from port_agent.energy.attribution.one_job import Charge, EnergyPhase, MeteredStep, PhaseCosts
+from port_agent.energy.sources.base import Kind
+from port_agent.energy.timeline import Interval
 
 BASELINE = 3.0
 

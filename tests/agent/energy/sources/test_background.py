@@ -4,9 +4,9 @@ import threading
 
 import pytest
 
-from agent.energy.sources.background import BackgroundSource
-from agent.energy.sources.base import Reading, SourceError
-from agent.system.energy_clock import now_s
+from port_agent.energy.sources.background import BackgroundSource
+from port_agent.energy.sources.base import Reading, SourceError
+from port_agent.system.energy_clock import now_s
 from tests.agent.energy.recordings import ScriptedSource
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.energy.sources.base import (
+from port_agent.energy.sources.base import (
     MAX_PLAUSIBLE_WATTS,
     Coverage,
     Kind,

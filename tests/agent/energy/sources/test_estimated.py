@@ -2,8 +2,15 @@
 
 import pytest
 
-from agent.energy.sources.base import Kind
-from agent.energy.sources.estimated import CpuTime, EstimatedSource, LoadProbe, PowerModel, generic_model, read_cpu_time
+from port_agent.energy.sources.base import Kind
+from port_agent.energy.sources.estimated import (
+    CpuTime,
+    EstimatedSource,
+    LoadProbe,
+    PowerModel,
+    generic_model,
+    read_cpu_time,
+)
 
 
 def test_estimate_follows_load_and_transfers() -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.energy.sources.base import SourceError
-from agent.energy.sources.ina2xx import (
+from port_agent.energy.sources.base import SourceError
+from port_agent.energy.sources.ina2xx import (
     BusReading,
     Ina2xxSource,
     Wire,

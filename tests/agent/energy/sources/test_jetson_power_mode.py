@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.energy.sources.jetson_power_mode import power_mode
+from port_agent.energy.sources.jetson_power_mode import power_mode
 
 ORIN_NANO = """\
 # nvpmodel.conf of a Jetson Orin Nano, L4T R36 (its parameters left out)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from agent.energy.sources.base import Coverage, SourceError
-from agent.energy.sources.jetson_rails import GPU_RAILS, SUMS, TOTAL_RAILS, board_total, gpu_rail
+from port_agent.energy.sources.base import Coverage, SourceError
+from port_agent.energy.sources.jetson_rails import GPU_RAILS, SUMS, TOTAL_RAILS, board_total, gpu_rail
 
 
 @pytest.mark.parametrize("rail", TOTAL_RAILS)

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from agent.energy.sources.base import GpuReading, SourceError
-from agent.energy.sources.macos import (
+from port_agent.energy.sources.base import GpuReading, SourceError
+from port_agent.energy.sources.macos import (
     RECORD_END,
     mac_battery_source,
     parse_power_gadget,

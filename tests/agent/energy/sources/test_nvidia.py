@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.energy.sources.base import Coverage, Kind, Reading, SourceAbsent, SourceError
-from agent.energy.sources.nvidia import NAME, NvidiaSource, WithCards, parse_draw
-from agent.energy.sources.registry import EnergyConfig, diagnose, open_sources
+from port_agent.energy.sources.base import Coverage, Kind, Reading, SourceAbsent, SourceError
+from port_agent.energy.sources.nvidia import NAME, NvidiaSource, WithCards, parse_draw
+from port_agent.energy.sources.registry import EnergyConfig, diagnose, open_sources
 from tests.agent.energy.device_trees import zone
 from tests.agent.energy.recordings import ScriptedSource, local
 from tests.agent.facts.machines import fake_program, on_path

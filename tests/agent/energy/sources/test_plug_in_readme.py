@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-import agent.energy
-from agent.energy.sources.base import Coverage, PowerSource, SourceError
-from agent.energy.sources.registry import EnergyConfig
+import port_agent.energy
+from port_agent.energy.sources.base import Coverage, PowerSource, SourceError
+from port_agent.energy.sources.registry import EnergyConfig
 
-README = (Path(agent.energy.__file__).parent / "README.md").read_text()
+README = (Path(port_agent.energy.__file__).parent / "README.md").read_text()
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.energy.sources.base import SourceAbsent, SourceError
-from agent.energy.sources.rapl import RaplSource, find_zones
+from port_agent.energy.sources.base import SourceAbsent, SourceError
+from port_agent.energy.sources.rapl import RaplSource, find_zones
 from tests.agent.energy.device_trees import RANGE_UJ, TREE, zone
 
 

@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
-from agent.energy.sources.base import SourceError
-from agent.energy.sources.subprocess_source import ChildOutput
-from agent.energy.sources.tegrastats import NAME, tegrastats_source
+from port_agent.energy.sources.base import SourceError
+from port_agent.energy.sources.subprocess_source import ChildOutput
+from port_agent.energy.sources.tegrastats import NAME, tegrastats_source
 from tests.agent.energy.recordings import local
 
 LINES = local("tegrastats_lines.txt").splitlines(keepends=True)

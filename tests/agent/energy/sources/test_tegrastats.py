@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
-from agent.energy.sources.base import Coverage, SourceError
-from agent.energy.sources.jetson_rails import gpu_rail
-from agent.energy.sources.tegrastats import parse_line, tegrastats_source
+from port_agent.energy.sources.base import Coverage, SourceError
+from port_agent.energy.sources.jetson_rails import gpu_rail
+from port_agent.energy.sources.tegrastats import parse_line, tegrastats_source
 from tests.agent.energy.recordings import local
 
 LINES = local("tegrastats_lines.txt").splitlines(keepends=True)

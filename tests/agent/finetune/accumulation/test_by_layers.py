@@ -8,10 +8,10 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
-from agent import budget
-from agent.finetune.accumulation.by_layers import ByLayers, Inputs, NotByLayersError
-from agent.finetune.head_loss import LearnedLoss
-from agent.finetune.text.sequence_file import IGNORED
+from port_agent import budget
+from port_agent.finetune.accumulation.by_layers import ByLayers, Inputs, NotByLayersError
+from port_agent.finetune.head_loss import LearnedLoss
+from port_agent.finetune.text.sequence_file import IGNORED
 from tests.agent.finetune.accumulation.small_models import VOCABULARY, model_of
 from tests.agent.finetune.tiny_model import shape_of
 

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from agent import budget
-from agent.finetune.accumulation import trained_head
-from agent.finetune.accumulation.by_layers import ByLayers, Inputs
-from agent.finetune.accumulation.trained_head import TrainedHead
-from agent.finetune.head_loss import LearnedLoss
-from agent.finetune.text.sequence_file import IGNORED
+from port_agent import budget
+from port_agent.finetune.accumulation import trained_head
+from port_agent.finetune.accumulation.by_layers import ByLayers, Inputs
+from port_agent.finetune.accumulation.trained_head import TrainedHead
+from port_agent.finetune.head_loss import LearnedLoss
+from port_agent.finetune.text.sequence_file import IGNORED
 from tests.agent.finetune.accumulation.small_models import VOCABULARY, model_of
 
 LEARNED = 217

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from agent import budget
-from agent.finetune.accumulation.update import ClippedAdamW
+from port_agent import budget
+from port_agent.finetune.accumulation.update import ClippedAdamW
 
 LEARNING_RATE = 0.01
 

@@ -9,10 +9,10 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from agent.finetune.grid.file import put_on_grid
-from agent.finetune.grid.linear import GridLinear, encode_weight
-from agent.finetune.options import FinetuneError
-from agent.packing import QuantizationGrid
+from port_agent.finetune.grid.file import put_on_grid
+from port_agent.finetune.grid.linear import GridLinear, encode_weight
+from port_agent.finetune.options import FinetuneError
+from port_agent.packing import QuantizationGrid
 from tests.agent.finetune.tiny_model import make_model
 
 

@@ -8,14 +8,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from agent import budget
-from agent.finetune.grid import linear as grid_linear
-from agent.finetune.grid.linear import GridConv1D, GridLinear, encode_weight
-from agent.finetune.libraries import Conv1D
-from agent.follow.parts import rows
-from agent.follow.parts.kept_comparisons import KeptComparisons
-from agent.packing import QuantizationGrid
-from agent.packing.grids import NF4_LEVELS
+from port_agent import budget
+from port_agent.finetune.grid import linear as grid_linear
+from port_agent.finetune.grid.linear import GridConv1D, GridLinear, encode_weight
+from port_agent.finetune.libraries import Conv1D
+from port_agent.follow.parts import rows
+from port_agent.follow.parts.kept_comparisons import KeptComparisons
+from port_agent.packing import QuantizationGrid
+from port_agent.packing.grids import NF4_LEVELS
 
 each_grid = pytest.mark.parametrize("grid", QuantizationGrid)
 each_dtype = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

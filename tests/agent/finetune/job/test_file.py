@@ -11,8 +11,8 @@ import msgspec
 import pytest
 from safetensors.torch import load_file, save_file
 
-from agent.finetune.job.file import FinetuneJob
-from agent.finetune.options import FinetuneError, FinetuneOptions
+from port_agent.finetune.job.file import FinetuneJob
+from port_agent.finetune.options import FinetuneError, FinetuneOptions
 from tests.agent.finetune.tiny_model import make_data, make_model
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.finetune.job.round_files import RoundFiles, open_round
-from agent.worker.options import FinetuneWorkerOptions
+from port_agent.finetune.job.round_files import RoundFiles, open_round
+from port_agent.worker.options import FinetuneWorkerOptions
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="root alone can take another user's rights")
@@ -17,8 +17,8 @@ def test_files_of_a_round_are_opened_before_rights_are_given_up(tmp_path: Path) 
     roots.mkdir(mode=0o700)
     (roots / "start").write_bytes(b"averaged")
     program = (
-        "import os, sys\nfrom pathlib import Path\nfrom agent.finetune.job import start\n"
-        "from agent.worker.options import FinetuneWorkerOptions\n"
+        "import os, sys\nfrom pathlib import Path\nfrom port_agent.finetune.job import start\n"
+        "from port_agent.worker.options import FinetuneWorkerOptions\n"
         "folder = Path(sys.argv[2])\n"
         "told = FinetuneWorkerOptions(\n"
         "    bundle=folder, state_dir=folder, weights=folder / 'start', out=folder / 'result.part', round=2\n"

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from agent.finetune.job.file import FinetuneJob
-from agent.finetune.options import FinetuneOptions
-from agent.worker.options import FINETUNE_WORKER, WorkerOptions
-from agent.worker.protocol import TrainingFailed, TrainingFinished, WorkerReady
-from agent.worker.start import start_worker
-from planner.ir.errors import ExitCode
+from port_agent.finetune.job.file import FinetuneJob
+from port_agent.finetune.options import FinetuneOptions
+from port_agent.worker.options import FINETUNE_WORKER, WorkerOptions
+from port_agent.worker.protocol import TrainingFailed, TrainingFinished, WorkerReady
+from port_agent.worker.start import start_worker
+from port_planner.ir.errors import ExitCode
 from tests.agent.finetune.tiny_model import make_data, make_model
 
 USER = "nobody"
@@ -38,7 +38,7 @@ ROOTS_RIGHTS = pytest.mark.skipif(os.geteuid() != 0, reason="root alone can take
 def test_rights_are_given_up_for_good(tmp_path: Path) -> None:
     (tmp_path / "roots").write_text("secret")
     program = (
-        "import os, sys\nfrom agent.finetune.job import start\n"
+        "import os, sys\nfrom port_agent.finetune.job import start\n"
         "home = start._take_rights_of(sys.argv[1])\n"
         "print(*os.getresuid(), *os.getresgid(), os.getgroups(), home['USER'], home['HOME'])\n"
         "for attempt in (lambda: os.setuid(0), lambda: open(sys.argv[2])):\n"

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from agent.finetune.job.file import FinetuneJob
-from agent.finetune.job.worker import DaemonSteering
-from agent.finetune.options import FinetuneOptions
-from agent.finetune.steering import LeaveTraining
-from agent.worker.control import Control
-from agent.worker.options import FINETUNE_WORKER, WorkerOptions
-from agent.worker.protocol import (
+from port_agent.finetune.job.file import FinetuneJob
+from port_agent.finetune.job.worker import DaemonSteering
+from port_agent.finetune.options import FinetuneOptions
+from port_agent.finetune.steering import LeaveTraining
+from port_agent.worker.control import Control
+from port_agent.worker.options import FINETUNE_WORKER, WorkerOptions
+from port_agent.worker.protocol import (
     CheckpointWritten,
     Event,
     LeaveNow,
@@ -30,8 +30,8 @@ from agent.worker.protocol import (
     WorkerResumed,
     WriteCheckpoint,
 )
-from agent.worker.start import Worker, start_worker
-from planner.ir.errors import ExitCode
+from port_agent.worker.start import Worker, start_worker
+from port_planner.ir.errors import ExitCode
 from tests.agent.finetune.left_alone import WEIGHTS, adapter_left_alone
 from tests.agent.finetune.tiny_model import make_data, make_model
 

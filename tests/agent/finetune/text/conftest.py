@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from agent.finetune.text.tokenizing import load_tokenizer
+from port_agent.finetune.text.tokenizing import load_tokenizer
 from tests.agent.finetune.tiny_model import make_model
 
 

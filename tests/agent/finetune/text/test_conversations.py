@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from agent.finetune.options import FinetuneError
-from agent.finetune.text.conversations import UnwrittenError, conversation_spans
-from agent.finetune.text.records import Message
+from port_agent.finetune.options import FinetuneError
+from port_agent.finetune.text.conversations import UnwrittenError, conversation_spans
+from port_agent.finetune.text.records import Message
 from tests.agent.finetune.tiny_model import TALK, THOUGHTS
 
 

@@ -10,10 +10,10 @@ _PROGRAM = """
 import io, pickle, sys
 from types import SimpleNamespace
 import msgspec
-from agent.finetune.options import FinetuneOptions
+from port_agent.finetune.options import FinetuneOptions
 from pathlib import Path
-from agent.finetune.text import process
-from agent.finetune.text.sequence_file import SequenceFile
+from port_agent.finetune.text import process
+from port_agent.finetune.text.sequence_file import SequenceFile
 options = FinetuneOptions(sys.argv[1], sys.argv[2], "", sequence_tokens=32)
 out = io.BytesIO()
 sys.argv[1:] = [msgspec.json.encode(options).decode(), "tokenized"]

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.finetune.options import FinetuneError
-from agent.finetune.text import records
-from agent.finetune.text.records import Message, Record, Records
+from port_agent.finetune.options import FinetuneError
+from port_agent.finetune.text import records
+from port_agent.finetune.text.records import Message, Record, Records
 
 
 def test_each_kind_of_record(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.finetune.options import FinetuneError
-from agent.finetune.text import sequence_file
-from agent.finetune.text.sequence_file import (
+from port_agent.finetune.options import FinetuneError
+from port_agent.finetune.text import sequence_file
+from port_agent.finetune.text.sequence_file import (
     IGNORED,
     TOKEN,
     Lengths,
@@ -24,7 +24,7 @@ from tests.agent.follow.page_files import largest_file
 
 _ADDS_TWO = """
 import pickle, sys
-from agent.finetune.text.sequence_file import SequenceWriter
+from port_agent.finetune.text.sequence_file import SequenceWriter
 file, first, second = pickle.load(sys.stdin.buffer)
 writer = SequenceWriter(file)
 writer.add([first, second])

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from agent.finetune.options import FinetuneError, FinetuneOptions
-from agent.finetune.task import Task, TaskKind
-from agent.finetune.text import records as text_records
-from agent.finetune.text.records import Message, Record
-from agent.finetune.text.sequence_file import IGNORED, SequenceFile
-from agent.finetune.text.sequences import Split, Vocabulary, masked
-from agent.finetune.text.sequences import split_sequences as split_into
-from agent.finetune.text.tokenizing import load_tokenizer
+from port_agent.finetune.options import FinetuneError, FinetuneOptions
+from port_agent.finetune.task import Task, TaskKind
+from port_agent.finetune.text import records as text_records
+from port_agent.finetune.text.records import Message, Record
+from port_agent.finetune.text.sequence_file import IGNORED, SequenceFile
+from port_agent.finetune.text.sequences import Split, Vocabulary, masked
+from port_agent.finetune.text.sequences import split_sequences as split_into
+from port_agent.finetune.text.tokenizing import load_tokenizer
 from tests.agent.finetune.tiny_model import TALK, TEMPLATE, TEXT, THOUGHTS, make_model
 
 CAUSAL = Task(TaskKind.CAUSAL_LM)

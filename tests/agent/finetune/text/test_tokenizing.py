@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.finetune.options import FinetuneError, FinetuneOptions
-from agent.finetune.text import tokenizing
-from agent.finetune.text.tokenizing import TokenizerHere, TokenizerProcess
+from port_agent.finetune.options import FinetuneError, FinetuneOptions
+from port_agent.finetune.text import tokenizing
+from port_agent.finetune.text.tokenizing import TokenizerHere, TokenizerProcess
 from tests.agent.finetune.tiny_model import make_data, make_model
 
 
@@ -35,6 +35,6 @@ def test_what_is_wrong_is_said_by_name(asked: FinetuneOptions, tmp_path: Path, m
     data.write_text('{"prompt": "' + "to be " * 99 + '", "completion": "x"}\n')
     with pytest.raises(FinetuneError, match="no sequence is left to train on"):
         TokenizerProcess(replace(asked, data=str(data))).tokenized()
-    monkeypatch.setattr(tokenizing, "_PROCESS", "agent.finetune.text.records.none")
+    monkeypatch.setattr(tokenizing, "_PROCESS", "port_agent.finetune.text.records.none")
     with pytest.raises(FinetuneError, match="ended with 1; if it was the memory, give more --ram"):
         TokenizerProcess(asked).tokenized()

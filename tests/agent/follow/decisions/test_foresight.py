@@ -6,10 +6,10 @@ from unittest import mock
 
 import torch
 
-from agent.follow.decisions.foresight import RECIPE_BYTES, WORTH, Foresight
-from agent.follow.decisions.trace import SegmentPlan, TraceBook
-from agent.follow.decisions.victims import LEAVES
-from agent.follow.storages import Storage, StorageTable
+from port_agent.follow.decisions.foresight import RECIPE_BYTES, WORTH, Foresight
+from port_agent.follow.decisions.trace import SegmentPlan, TraceBook
+from port_agent.follow.decisions.victims import LEAVES
+from port_agent.follow.storages import Storage, StorageTable
 
 SEGMENT = 8
 """Operators, of which each reads the same storage and one of its own."""

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.follow.decisions.kept_plans import KeptPlan, forget_plan, keep_plan, plan_name, read_plan
+from port_agent.follow.decisions.kept_plans import KeptPlan, forget_plan, keep_plan, plan_name, read_plan
 
 PLAN = KeptPlan("milp", 1.5, [(0, 3, 1, False), (1, 0, 2, True)], [(0, 2)], (45e6, 25e6))
 
@@ -58,7 +58,7 @@ def test_a_cache_that_cannot_be_written_keeps_nothing(tmp_path: Path, monkeypatc
 
 
 def test_the_oldest_plans_go(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agent.follow.decisions.kept_plans._PLANS_KEPT", 2)
+    monkeypatch.setattr("port_agent.follow.decisions.kept_plans._PLANS_KEPT", 2)
     for age, name in enumerate(("newest", "older", "oldest")):
         keep_plan(name, PLAN)
         os.utime(folder / name, (1e9 - age, 1e9 - age))

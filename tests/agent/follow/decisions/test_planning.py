@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from agent import budget
-from agent.energy.sources.power_models import power_with
-from agent.follow.budget import _Running
-from agent.follow.decisions import kept_plans
-from agent.follow.decisions.planning import LONGEST_STEP, Moved, Planning, repeated
-from agent.follow.decisions.trace import SegmentPlan, Trace
+from port_agent import budget
+from port_agent.energy.sources.power_models import power_with
+from port_agent.follow.budget import _Running
+from port_agent.follow.decisions import kept_plans
+from port_agent.follow.decisions.planning import LONGEST_STEP, Moved, Planning, repeated
+from port_agent.follow.decisions.trace import SegmentPlan, Trace
 
 LIMIT = "500K"
 TURNS = 10
@@ -25,7 +25,7 @@ ANYTHING_IS_BETTER, NOTHING_IS_BETTER = Moved(math.inf, 0), Moved(0.0, 0)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Keep plans below the test's own folder."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("agent.follow.decisions.planning._SEARCH_S", 0.3)
+    monkeypatch.setattr("port_agent.follow.decisions.planning._SEARCH_S", 0.3)
     return tmp_path / "cache" / "port-agent" / "plans"
 
 
@@ -258,7 +258,7 @@ def test_flash_is_worth_a_little_time() -> None:
 def test_where_flash_wears_out_paging_counts_as_slow(
     wear: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agent.follow.budget.wear_joules_per_byte", lambda folder: wear)
+    monkeypatch.setattr("port_agent.follow.budget.wear_joules_per_byte", lambda folder: wear)
     with budget(tensors=LIMIT, page_dir=tmp_path):
         fast, slow = 2e-9, 1e-5
         monkeypatch.setattr(planning()._residency, "paging_seconds", lambda nbytes: fast * nbytes)
@@ -270,7 +270,7 @@ def test_where_flash_wears_out_paging_counts_as_slow(
 def test_a_step_is_planned_with_this_machines_watts_and_the_price_of_its_medium(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agent.follow.budget.wear_joules_per_byte", lambda folder: 5e-6)
+    monkeypatch.setattr("port_agent.follow.budget.wear_joules_per_byte", lambda folder: 5e-6)
     with budget(tensors=LIMIT, page_dir=tmp_path):
         device, power = planning()._device(), power_with(torch.get_num_threads())
         assert device.flash.wear_joules_per_byte == 5e-6

@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 
-from agent.follow.decisions.recompute import Recipe, recipe_of, repeatable
-from agent.follow.storages import NEVER, Storage, StorageTable, untyped_storage
+from port_agent.follow.decisions.recompute import Recipe, recipe_of, repeatable
+from port_agent.follow.storages import NEVER, Storage, StorageTable, untyped_storage
 
 ATEN = torch.ops.aten
 

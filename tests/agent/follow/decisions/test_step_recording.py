@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import torch
 
-from agent.follow.decisions.step_recording import StepRecording
-from agent.follow.decisions.trace import Trace
-from agent.follow.storages import Storage, StorageTable
-from planner.ir.traced import Departure, TracedOp, TracedStorage
+from port_agent.follow.decisions.step_recording import StepRecording
+from port_agent.follow.decisions.trace import Trace
+from port_agent.follow.storages import Storage, StorageTable
+from port_planner.ir.traced import Departure, TracedOp, TracedStorage
 
 FORWARD, UPDATE = Trace(), Trace()
 

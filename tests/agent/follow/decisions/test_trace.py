@@ -2,8 +2,8 @@
 
 import torch
 
-from agent.follow.decisions.trace import Entry, TraceBook, Use
-from agent.follow.storages import NEVER, Storage, StorageTable
+from port_agent.follow.decisions.trace import Entry, TraceBook, Use
+from port_agent.follow.storages import NEVER, Storage, StorageTable
 
 
 class Program:

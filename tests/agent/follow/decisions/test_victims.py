@@ -5,8 +5,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from agent.follow.decisions.victims import Victims
-from agent.follow.storages import NEVER, Storage, StorageTable
+from port_agent.follow.decisions.victims import Victims
+from port_agent.follow.storages import NEVER, Storage, StorageTable
 
 NOW = 100
 

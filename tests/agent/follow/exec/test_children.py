@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from agent.follow.exec.children import Children
+from port_agent.follow.exec.children import Children
 from tests.waiting import until
 
 SLEEPER = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
@@ -17,7 +17,7 @@ PARENT = [sys.executable, "-S", "-c", f"import subprocess; subprocess.run({SLEEP
 
 KILLED = """
 import signal, subprocess, sys, os
-from agent.follow.exec.children import Children
+from port_agent.follow.exec.children import Children
 child = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
 Children().stop()
 print(child.pid, flush=True)
@@ -64,6 +64,6 @@ def test_who_is_killed_meanwhile_leaves_nobody_stopped() -> None:
 
 
 def test_a_process_without_children_stops_none(tmp_path: Path) -> None:
-    code = "from agent.follow.exec.children import Children; c = Children(); print(c.stop()); c.go_on()"
+    code = "from port_agent.follow.exec.children import Children; c = Children(); print(c.stop()); c.go_on()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "0\n"

@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from agent.malloc import PreloadMode, preload_mode, preload_path
-from agent.system.python_process import module_environment
+from port_agent.malloc import PreloadMode, preload_mode, preload_path
+from port_agent.system.python_process import module_environment
 from tests.agent.follow.programs import (
     TRAIN,
     beside_process,
@@ -166,8 +166,8 @@ def test_address_space_that_is_only_reserved_takes_nothing_of_the_budget(tmp_pat
 
 MAPPING = """
 import resource, sys
-from agent.follow.exec.exec_budget import _exempt_file_mappings
-from agent.system.memory_belt import widen_data_limit
+from port_agent.follow.exec.exec_budget import _exempt_file_mappings
+from port_agent.system.memory_belt import widen_data_limit
 import torch
 from safetensors.torch import load_file
 used = next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith("VmData"))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.follow.exec.launch import _OwnModules, _TorchLoader
+from port_agent.follow.exec.launch import _TorchLoader
 from tests.agent.follow.programs import TRAIN, exec_words, followed, plain, written
 
 LOOK = """
@@ -141,7 +141,9 @@ def test_signals_from_outside(tmp_path: Path, number: signal.Signals) -> None:
     assert list(pages.iterdir()) == []
     if number is signal.SIGINT:
         theirs = [line for line in said.splitlines() if not line.startswith("port-agent")]
-        assert theirs[-1] == "KeyboardInterrupt" and str(tmp_path / "train.py") in said and "agent/follow" not in said
+        assert (
+            theirs[-1] == "KeyboardInterrupt" and str(tmp_path / "train.py") in said and "port_agent/follow" not in said
+        )
 
 
 def test_nothing_is_collected_while_torch_is_imported() -> None:
@@ -151,6 +153,6 @@ def test_nothing_is_collected_while_torch_is_imported() -> None:
         def exec_module(self, module: types.ModuleType) -> None:
             collects.append(gc.isenabled())
 
-    loader = _TorchLoader(Torch(), _OwnModules(), lambda: collects.append(gc.isenabled()))
+    loader = _TorchLoader(Torch(), lambda: collects.append(gc.isenabled()))
     loader.exec_module(types.ModuleType("torch"))
     assert collects == [False, True]

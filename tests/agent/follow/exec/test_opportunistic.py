@@ -14,10 +14,10 @@ from typing import Any
 import psutil
 import pytest
 
-from agent.cli import main
-from agent.control.client import ControlClient, ControlError
-from agent.follow.exec.opportunistic import CANCEL_PATIENCE_S
-from agent.worker.protocol import ResumeTraining
+from port_agent.cli import main
+from port_agent.control.client import ControlClient, ControlError
+from port_agent.follow.exec.opportunistic import CANCEL_PATIENCE_S
+from port_agent.worker.protocol import ResumeTraining
 from tests import waiting
 from tests.agent.follow.programs import OURS, beside_process, exec_words, plain
 from tests.agent.live_daemon import CONFIG, start_agent

@@ -1,7 +1,7 @@
 """Steps since a moment take what was taken since then."""
 
-from agent.follow.exec.step_figures import StepFigures
-from agent.worker.protocol import StepDone
+from port_agent.follow.exec.step_figures import StepFigures
+from port_agent.worker.protocol import StepDone
 
 
 def test_what_steps_took_is_the_difference() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from agent.follow.parts.kept_comparisons import KeptComparisons
+from port_agent.follow.parts.kept_comparisons import KeptComparisons
 
 FORM = (torch.ops.aten.mm.default, torch.bfloat16, torch.Size([3, 4]), 64)
 

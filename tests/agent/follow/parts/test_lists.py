@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from agent.follow.parts.lists import runs_by_element, split_call
+from port_agent.follow.parts.lists import runs_by_element, split_call
 
 ADD = torch.ops.aten._foreach_add.List
 ADD_IN_PLACE = torch.ops.aten._foreach_add_.List

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from agent import budget
-from agent.follow.parts import moves
-from agent.follow.parts.moves import ElementRun, moved_runs, only_moves
-from agent.follow.parts.piecewise import PIECE_BYTES, pieces_of
+from port_agent import budget
+from port_agent.follow.parts import moves
+from port_agent.follow.parts.moves import ElementRun, moved_runs, only_moves
+from port_agent.follow.parts.piecewise import PIECE_BYTES, pieces_of
 
 ATEN = torch.ops.aten
 CONTIGUOUS = {"memory_format": torch.contiguous_format}

@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from agent import budget
-from agent.follow.parts import products
-from agent.follow.parts.products import (
+from port_agent import budget
+from port_agent.follow.parts import products
+from port_agent.follow.parts.products import (
     MappedProduct,
     MappedProducts,
     ZeroMapping,
@@ -19,7 +19,7 @@ from agent.follow.parts.products import (
     gathered_bytes,
     make_writable,
 )
-from agent.follow.storages import StorageTable
+from port_agent.follow.storages import StorageTable
 
 INNER, COLUMNS, ROWS = 256, 1000, 32
 BLOCK_BYTES = 64 << 10

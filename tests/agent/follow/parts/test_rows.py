@@ -7,10 +7,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from agent import budget
-from agent.follow.parts import rows
-from agent.follow.parts.rows import mapped_copy, mapped_rows
-from agent.follow.storages import StorageTable
+from port_agent import budget
+from port_agent.follow.parts import rows
+from port_agent.follow.parts.rows import mapped_copy, mapped_rows
+from port_agent.follow.storages import StorageTable
 
 ATEN = torch.ops.aten
 ROWS, WIDTH = 1000, 64

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from agent import budget
-from agent.follow.patches.refusals import NotFollowedError
+from port_agent import budget
+from port_agent.follow.patches.refusals import NotFollowedError
 
 COUNT = 4096
 """Elements of a tensor that is larger than the budget leaves room for beside another one."""

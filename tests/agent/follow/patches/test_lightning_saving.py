@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from agent import budget
+from port_agent import budget
 from tests.agent.follow.page_files import LAYER_BYTES, layers
 
 torch_io = pytest.importorskip("lightning.fabric.plugins.io.torch_io")

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from agent import budget
-from agent.follow.patches.refusals import NotFollowedError
+from port_agent import budget
+from port_agent.follow.patches.refusals import NotFollowedError
 from tests.agent.follow.programs import TRAIN, followed, plain, written
 
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from agent import budget
-from agent.follow.patches.refusals import NotFollowedError
-from planner.ir.errors import program_line
+from port_agent import budget
+from port_agent.follow.patches.refusals import NotFollowedError
+from port_planner.ir.errors import program_line
 
 
 @pytest.fixture

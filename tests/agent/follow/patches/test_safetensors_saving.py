@@ -8,9 +8,9 @@ from huggingface_hub import split_torch_state_dict_into_shards
 from huggingface_hub.serialization._torch import get_torch_storage_id
 from safetensors.torch import load_file, load_model, save, save_file, save_model
 
-from agent import budget
-from agent.follow.patches import safetensors_saving
-from agent.follow.patches.refusals import NotFollowedError
+from port_agent import budget
+from port_agent.follow.patches import safetensors_saving
+from port_agent.follow.patches.refusals import NotFollowedError
 
 ELEMENTS = 16 << 10
 

@@ -10,8 +10,8 @@ from types import FrameType
 import pytest
 import torch
 
-from agent import budget
-from agent.follow.patches.signals import SignalSafeLock
+from port_agent import budget
+from port_agent.follow.patches.signals import SignalSafeLock
 from tests.agent.follow.page_files import TWO_LAYERS, layers
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no interval timers")

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-from agent import budget
-from agent.follow.patches.refusals import NotFollowedError
+from port_agent import budget
+from port_agent.follow.patches.refusals import NotFollowedError
 
 DIFFERING: dict[str, Callable[[Tensor], Tensor]] = {
     "native_layer_norm": nn.LayerNorm(6),

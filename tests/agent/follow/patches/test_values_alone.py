@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from agent import budget
+from port_agent import budget
 
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "svdvals": torch.linalg.svdvals,

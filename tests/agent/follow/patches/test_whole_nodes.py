@@ -10,8 +10,8 @@ from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from agent import budget
-from agent.follow.patches.refusals import NotFollowedError
+from port_agent import budget
+from port_agent.follow.patches.refusals import NotFollowedError
 
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "prod": lambda x: x.prod(),

@@ -2,8 +2,8 @@
 
 import pytest
 
-from agent.mcu.board.catalogue import BOARDS, find_board
-from agent.mcu.errors import BoardJobError
+from port_agent.mcu.board.catalogue import BOARDS, find_board
+from port_agent.mcu.errors import BoardJobError
 
 
 def test_board_table_is_consistent() -> None:

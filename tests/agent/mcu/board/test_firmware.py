@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.mcu.board.catalogue import BOARDS, FlashMethod
-from agent.mcu.board.firmware import Firmware, build_firmware
-from agent.mcu.board.flash import advice
+from port_agent.mcu.board.catalogue import BOARDS, FlashMethod
+from port_agent.mcu.board.firmware import Firmware, build_firmware
+from port_agent.mcu.board.flash import advice
 from tests.agent.mcu.simulated_board import require_board_tools
 
 FAST = {"qemu-m4f", "qemu-m0", "arduino-zero", "feather-nrf52840", "stm32f405"}
@@ -36,7 +36,7 @@ def test_every_port_builds_within_its_limits(board: object, model: Path, tmp_pat
 def test_missing_compiler_says_how_to_get_it(
     board: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, built: Callable[[str], Firmware]
 ) -> None:
-    from agent.mcu.errors import BuildError
+    from port_agent.mcu.errors import BuildError
 
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(BuildError, match="apt install gcc-arm-none-eabi"):

@@ -3,7 +3,7 @@
 import struct
 from pathlib import Path
 
-from agent.mcu.board.images import write_hex, write_uf2
+from port_agent.mcu.board.images import write_hex, write_uf2
 
 
 def test_intel_hex(tmp_path: Path) -> None:

@@ -6,21 +6,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agent.mcu.board.firmware import Firmware, build_firmware
-from agent.mcu.board.simulate import Simulator
-from agent.mcu.errors import DeviceResetError
-from agent.mcu.job import load_data, read_job
-from agent.mcu.model import read_model
-from agent.mcu.project import load_project, write_project
-from agent.mcu.protocol.device import Device
-from agent.mcu.protocol.effects import Infer, TrainingOptions, TrainingState
-from agent.mcu.protocol.link import Link
-from agent.mcu.protocol.ports import PortSelector
-from agent.mcu.protocol.queries import DeviceStatus, ResetReason
-from agent.mcu.protocol.session import Patience, Session
-from agent.mcu.protocol.transport import SerialTransport
-from agent.mcu.snapshot import SNAPSHOT_NAME, read_snapshot
-from agent.mcu.trainer import BoardTrainer, TrainSettings
+from port_agent.mcu.board.firmware import Firmware, build_firmware
+from port_agent.mcu.board.simulate import Simulator
+from port_agent.mcu.errors import DeviceResetError
+from port_agent.mcu.job import load_data, read_job
+from port_agent.mcu.model import read_model
+from port_agent.mcu.project import load_project, write_project
+from port_agent.mcu.protocol.device import Device
+from port_agent.mcu.protocol.effects import Infer, TrainingOptions, TrainingState
+from port_agent.mcu.protocol.link import Link
+from port_agent.mcu.protocol.ports import PortSelector
+from port_agent.mcu.protocol.queries import DeviceStatus, ResetReason
+from port_agent.mcu.protocol.session import Patience, Session
+from port_agent.mcu.protocol.transport import SerialTransport
+from port_agent.mcu.snapshot import SNAPSHOT_NAME, read_snapshot
+from port_agent.mcu.trainer import BoardTrainer, TrainSettings
 from tests.agent.mcu.simulated_board import require_board_tools
 from tests.agent.mcu.small_model import make_samples, write_model
 
@@ -111,8 +111,8 @@ def test_all_layers_of_the_digits_net_train_on_the_m0_within_16_kib(saved_bytes:
     """The whole firmware, stack and all; with 1,600 B less for the model, in bands, to the same bits."""
     require_board_tools()
     torch = pytest.importorskip("torch")
-    from planner.mcu import HostEngine, UpdateOptions, compile_model
-    from planner.mcu.zoo import DigitsNet
+    from port_planner.mcu import HostEngine, UpdateOptions, compile_model
+    from port_planner.mcu.zoo import DigitsNet
 
     torch.manual_seed(0)
     data = np.random.default_rng(0).random((12, 1, 8, 8), np.float32)

@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from agent.mcu.board.simulate import Simulator
-from agent.mcu.errors import (
+from port_agent.mcu.board.simulate import Simulator
+from port_agent.mcu.errors import (
     DeviceResetError,
     IncompatibleError,
     MessageError,
     RefusedError,
     SequenceError,
 )
-from agent.mcu.model import read_model
-from agent.mcu.protocol.device import Device
-from agent.mcu.protocol.effects import (
+from port_agent.mcu.model import read_model
+from port_agent.mcu.protocol.device import Device
+from port_agent.mcu.protocol.effects import (
     Infer,
     Load,
     Options,
@@ -29,11 +29,11 @@ from agent.mcu.protocol.effects import (
     TrainingOptions,
     TrainingState,
 )
-from agent.mcu.protocol.framing import ATTENTION, FrameDecoder, encode_frame
-from agent.mcu.protocol.messages import PROTOCOL_VERSION, MessageType, ReplyStatus, decode_reply, encode_request
-from agent.mcu.protocol.queries import Crc, Echo, MemoryRegion, Read, ResetReason
-from agent.mcu.protocol.session import Session
-from agent.mcu.protocol.transport import SerialTransport
+from port_agent.mcu.protocol.framing import ATTENTION, FrameDecoder, encode_frame
+from port_agent.mcu.protocol.messages import PROTOCOL_VERSION, MessageType, ReplyStatus, decode_reply, encode_request
+from port_agent.mcu.protocol.queries import Crc, Echo, MemoryRegion, Read, ResetReason
+from port_agent.mcu.protocol.session import Session
+from port_agent.mcu.protocol.transport import SerialTransport
 from tests.agent.mcu.simulated_board import QUICK
 from tests.agent.mcu.small_model import CLASSES, INPUTS, PARAMETER_BYTES, make_samples, write_model
 
@@ -280,8 +280,8 @@ def test_an_effect_with_unknown_outcome_must_be_settled(device: Device) -> None:
 
 
 def test_building_too_large_a_model_names_the_remedy(built: Callable[[str], object], tmp_path: Path) -> None:
-    from agent.mcu.board.firmware import build_firmware
-    from agent.mcu.errors import TooLargeError
+    from port_agent.mcu.board.firmware import build_firmware
+    from port_agent.mcu.errors import TooLargeError
 
     built("qemu-m0")  # skips where the tools are absent
     model = write_model(tmp_path / "large", extra_arena_bytes=20_000)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from agent.mcu.errors import MessageError
-from agent.mcu.protocol.effects import Infer, Options
+from port_agent.mcu.errors import MessageError
+from port_agent.mcu.protocol.effects import Infer, Options
 from tests.agent.mcu.examples import TRAINING
 
 

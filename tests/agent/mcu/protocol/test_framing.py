@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.mcu.errors import FramingError
-from agent.mcu.protocol.framing import (
+from port_agent.mcu.errors import FramingError
+from port_agent.mcu.protocol.framing import (
     CONTENT_MAX,
     ENCODED_MAX,
     FrameDecoder,

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from agent.mcu.errors import (
+from port_agent.mcu.errors import (
     IncompatibleError,
 )
-from agent.mcu.model import read_model
-from agent.mcu.protocol.device import Device
-from agent.mcu.protocol.link import check_model
+from port_agent.mcu.model import read_model
+from port_agent.mcu.protocol.device import Device
+from port_agent.mcu.protocol.link import check_model
 from tests.agent.mcu.small_model import write_model
 
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.mcu.errors import MessageError
-from agent.mcu.protocol.framing import FrameDecoder
-from agent.mcu.protocol.messages import HEADER, MessageType, ReplyStatus, Request, decode_reply, encode_request
+from port_agent.mcu.errors import MessageError
+from port_agent.mcu.protocol.framing import FrameDecoder
+from port_agent.mcu.protocol.messages import HEADER, MessageType, ReplyStatus, Request, decode_reply, encode_request
 from tests.agent.mcu.examples import CASES, NONCE, SEQUENCE, reply_content
 
 GOLDEN = Path(__file__).resolve().parents[3] / "golden" / "mcu"

@@ -1,6 +1,6 @@
 """What replies to queries tell; their bytes are in `test_messages`."""
 
-from agent.mcu.protocol.queries import Hello, Status
+from port_agent.mcu.protocol.queries import Hello, Status
 from tests.agent.mcu.examples import CASES
 
 

@@ -5,12 +5,12 @@ from collections.abc import Callable
 
 import pytest
 
-from agent.mcu.errors import DeviceResetError, DisconnectedError, IncompatibleError, NoAnswerError, SequenceError
-from agent.mcu.protocol.effects import Load, Train
-from agent.mcu.protocol.framing import FrameDecoder, encode_frame
-from agent.mcu.protocol.messages import HEADER, REPLY_BIT, MessageType, ReplyStatus
-from agent.mcu.protocol.queries import Crc, Echo
-from agent.mcu.protocol.session import Patience, Session
+from port_agent.mcu.errors import DeviceResetError, DisconnectedError, IncompatibleError, NoAnswerError, SequenceError
+from port_agent.mcu.protocol.effects import Load, Train
+from port_agent.mcu.protocol.framing import FrameDecoder, encode_frame
+from port_agent.mcu.protocol.messages import HEADER, REPLY_BIT, MessageType, ReplyStatus
+from port_agent.mcu.protocol.queries import Crc, Echo
+from port_agent.mcu.protocol.session import Patience, Session
 from tests.agent.mcu.examples import HELLO, LEARNT, NONCE
 
 PATIENCE = Patience(first_s=1.0, longest_s=4.0, give_up_s=20.0, wire_bytes_per_s=1e9)

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from agent.mcu.board.simulate import Simulator
-from agent.mcu.errors import (
+from port_agent.mcu.board.simulate import Simulator
+from port_agent.mcu.errors import (
     DisconnectedError,
 )
-from agent.mcu.protocol.device import Device
-from agent.mcu.protocol.session import Session
-from agent.mcu.protocol.transport import SerialTransport
+from port_agent.mcu.protocol.device import Device
+from port_agent.mcu.protocol.session import Session
+from port_agent.mcu.protocol.transport import SerialTransport
 from tests.agent.mcu.proxy import FaultyLine
 from tests.agent.mcu.simulated_board import QUICK
 

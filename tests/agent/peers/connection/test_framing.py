@@ -4,7 +4,7 @@ import struct
 
 import pytest
 
-from agent.peers.connection.framing import FRAME_LIMIT_BYTES, FrameError, FrameReader, framed
+from port_agent.peers.connection.framing import FRAME_LIMIT_BYTES, FrameError, FrameReader, framed
 
 CONTENTS = [b"a", b"bc" * 100, bytes(FRAME_LIMIT_BYTES)]
 STREAM = b"".join(framed(content) for content in CONTENTS)

@@ -8,11 +8,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent.peers.connection import link as link_module
-from agent.peers.connection.framing import framed
-from agent.peers.connection.link import MOST_WAITING, UNSENT_BYTES, WAITING_MESSAGES, LinkClosedError, PeerLink
-from agent.peers.connection.messages import PeerHello, encode_peer_message
-from agent.peers.connection.tls import dialing_context, listening_context
+from port_agent.peers.connection import link as link_module
+from port_agent.peers.connection.framing import framed
+from port_agent.peers.connection.link import MOST_WAITING, UNSENT_BYTES, WAITING_MESSAGES, LinkClosedError, PeerLink
+from port_agent.peers.connection.messages import PeerHello, encode_peer_message
+from port_agent.peers.connection.tls import dialing_context, listening_context
 from tests.agent.peers.devices import HEARTBEAT, call, identity, linked, listening
 
 PATIENCE_S = 60.0

@@ -7,7 +7,7 @@ import tracemalloc
 import msgspec
 import pytest
 
-from agent.peers.connection.messages import (
+from port_agent.peers.connection.messages import (
     ANSWER_LIMIT_BYTES,
     NEWEST_VERSION,
     OLDEST_VERSION,

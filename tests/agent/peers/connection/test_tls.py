@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.peers.connection.tls import PROTOCOL_NAME, TlsEngine, TlsError, dialing_context, listening_context
+from port_agent.peers.connection.tls import PROTOCOL_NAME, TlsEngine, TlsError, dialing_context, listening_context
 from tests.agent.peers.devices import engines, identity, shake
 
 
@@ -137,6 +137,6 @@ def test_junk_in_place_of_a_handshake(tmp_path: Path, junk: bytes) -> None:
 
 
 def test_a_daemon_that_did_without_tls_can_still_load_it() -> None:
-    program = "import sys; sys.modules['ssl'] = None; import asyncio; import agent.peers.connection.tls as t; print(t.ssl.__name__)"
+    program = "import sys; sys.modules['ssl'] = None; import asyncio; import port_agent.peers.connection.tls as t; print(t.ssl.__name__)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["ssl"]

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from agent.peers.exchange.answers import ANSWER_S, Subject, solving_patience_s
+from port_agent.peers.exchange.answers import ANSWER_S, Subject, solving_patience_s
 
 
 def test_names_on_the_wire_never_change() -> None:
@@ -15,7 +15,12 @@ def test_who_waits_for_a_solver_waits_longer_than_it_may_take() -> None:
 
 
 def test_the_supervisor_carries_no_tls_and_no_planner_for_it() -> None:
-    heavy = ("agent.peers.connection.link", "agent.peers.exchange.exchange", "planner.search", "planner.ir.bundle")
-    program = f"import sys, agent.supervisor.daemon; print(*[name for name in {heavy!r} if name in sys.modules])"
+    heavy = (
+        "port_agent.peers.connection.link",
+        "port_agent.peers.exchange.exchange",
+        "port_planner.search",
+        "port_planner.ir.bundle",
+    )
+    program = f"import sys, port_agent.supervisor.daemon; print(*[name for name in {heavy!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""

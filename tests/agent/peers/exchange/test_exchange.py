@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.peers.connection.link import LinkClosedError, PeerLink
-from agent.peers.connection.messages import (
+from port_agent.peers.connection.link import LinkClosedError, PeerLink
+from port_agent.peers.connection.messages import (
     ANSWER_LIMIT_BYTES,
     PIECE_BYTES,
     AnswerKind,
@@ -24,10 +24,10 @@ from agent.peers.connection.messages import (
     Withdrawal,
     own_hello,
 )
-from agent.peers.exchange import answers as answers_module
-from agent.peers.exchange import exchange as exchange_module
-from agent.peers.exchange.answers import Asker, NotAnsweredError, Subject
-from agent.peers.exchange.exchange import MOST_COUNTED, Exchange, ExchangeError
+from port_agent.peers.exchange import answers as answers_module
+from port_agent.peers.exchange import exchange as exchange_module
+from port_agent.peers.exchange.answers import Asker, NotAnsweredError, Subject
+from port_agent.peers.exchange.exchange import MOST_COUNTED, Exchange, ExchangeError
 from tests.agent.live_daemon import until
 from tests.agent.peers.devices import Contents, linked
 

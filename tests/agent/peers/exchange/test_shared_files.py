@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.peers.connection.messages import ANSWER_LIMIT_BYTES
-from agent.peers.exchange.answers import Subject
-from agent.peers.exchange.shared_files import MOST_SHARED, SHARED_FOLDER, SharedFileError, SharedFiles
+from port_agent.peers.connection.messages import ANSWER_LIMIT_BYTES
+from port_agent.peers.exchange.answers import Subject
+from port_agent.peers.exchange.shared_files import MOST_SHARED, SHARED_FOLDER, SharedFileError, SharedFiles
 
 NAME = "ab" * 32
 

@@ -5,7 +5,7 @@ import random
 import msgspec
 import pytest
 
-from agent.peers.federation.requests import (
+from port_agent.peers.federation.requests import (
     PART_BYTES,
     FederationMessageError,
     FederationRequest,

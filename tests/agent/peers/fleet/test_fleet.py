@@ -13,17 +13,17 @@ from pathlib import Path
 
 import pytest
 
-from agent.peers.connection.framing import framed
-from agent.peers.connection.link import PeerLink
-from agent.peers.connection.messages import Heartbeat, own_hello
-from agent.peers.connection.tls import dialing_context
-from agent.peers.exchange.answers import NotAnsweredError, Subject
-from agent.peers.fleet import fleet as fleet_module
-from agent.peers.fleet import roster as roster_module
-from agent.peers.fleet.fleet import MOST_GREETING, Fleet, FleetError, FleetSurroundings
-from agent.peers.fleet.paired import PairedDevices
-from agent.peers.identity.device_id import DeviceId
-from agent.peers.identity.keys import Identity
+from port_agent.peers.connection.framing import framed
+from port_agent.peers.connection.link import PeerLink
+from port_agent.peers.connection.messages import Heartbeat, own_hello
+from port_agent.peers.connection.tls import dialing_context
+from port_agent.peers.exchange.answers import NotAnsweredError, Subject
+from port_agent.peers.fleet import fleet as fleet_module
+from port_agent.peers.fleet import roster as roster_module
+from port_agent.peers.fleet.fleet import MOST_GREETING, Fleet, FleetError, FleetSurroundings
+from port_agent.peers.fleet.paired import PairedDevices
+from port_agent.peers.identity.device_id import DeviceId
+from port_agent.peers.identity.keys import Identity
 from tests.agent.live_daemon import until
 from tests.agent.peers.devices import HEARTBEAT, Contents, as_paired, call, identity
 

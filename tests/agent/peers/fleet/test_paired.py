@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.peers.fleet import paired
-from agent.peers.fleet.paired import FOLDER, PairedDeviceError, PairedDevices
+from port_agent.peers.fleet import paired
+from port_agent.peers.fleet.paired import FOLDER, PairedDeviceError, PairedDevices
 from tests.agent.peers.devices import as_paired, identity
 
 

@@ -6,9 +6,9 @@ from typing import cast
 
 import pytest
 
-from agent.peers.connection.link import LinkClosedError, PeerLink
-from agent.peers.fleet.roster import SILENT_S, Roster
-from agent.peers.identity.device_id import DeviceId
+from port_agent.peers.connection.link import LinkClosedError, PeerLink
+from port_agent.peers.fleet.roster import SILENT_S, Roster
+from port_agent.peers.identity.device_id import DeviceId
 from tests.agent.peers.devices import HEARTBEAT
 
 SMALL, LARGE = DeviceId(b"\x01" * 32), DeviceId(b"\x02" * 32)

@@ -5,7 +5,7 @@ import string
 
 import pytest
 
-from agent.peers.identity.device_id import DeviceId, DeviceIdError, check_digit, is_short_id, read_device_id
+from port_agent.peers.identity.device_id import DeviceId, DeviceIdError, check_digit, is_short_id, read_device_id
 
 ONE = DeviceId(hashlib.sha256(b"one").digest())
 PRINTED = "O2JMHLJ-VIC5YAH-PACBM5O-4ZWNRCY-DREMRU5-IGG44KA-DYCW5OP-7UGHWQO"

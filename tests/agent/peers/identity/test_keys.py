@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.peers.identity import keys
-from agent.peers.identity.keys import (
+from port_agent.peers.identity import keys
+from port_agent.peers.identity.keys import (
     FILE_NAME,
     IdentityError,
     certificate_in,

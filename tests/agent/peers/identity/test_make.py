@@ -9,8 +9,8 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from agent.peers.identity.keys import certificate_in, read_identity
-from agent.peers.identity.make import main, new_key_and_certificate
+from port_agent.peers.identity.keys import certificate_in, read_identity
+from port_agent.peers.identity.make import main, new_key_and_certificate
 
 
 def test_a_certificate_tells_nothing_and_never_ends() -> None:

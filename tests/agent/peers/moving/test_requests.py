@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from agent.peers.connection.messages import ANSWER_LIMIT_BYTES, QUESTION_LIMIT_BYTES
-from agent.peers.moving.requests import (
+from port_agent.peers.connection.messages import ANSWER_LIMIT_BYTES, QUESTION_LIMIT_BYTES
+from port_agent.peers.moving.requests import (
     MOST_FILES,
     MOVE_PART_BYTES,
     Begin,

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from agent.peers.pairing.code import RANDOM_DIGITS, TRIES, PairingCodeError, new_code, read_code
+from port_agent.peers.pairing.code import RANDOM_DIGITS, TRIES, PairingCodeError, new_code, read_code
 
 
 def test_codes_are_random_and_read_in_any_grouping() -> None:

@@ -5,7 +5,7 @@ import random
 import msgspec
 import pytest
 
-from agent.peers.pairing.exchange import (
+from port_agent.peers.pairing.exchange import (
     PairingError,
     PairingExchange,
     PairingPartner,

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from agent.peers.connection.framing import framed
-from agent.peers.pairing.exchange import PairingExchange, PairingPartner, PairingSide
-from agent.peers.pairing.join import join_device, main
-from agent.peers.pairing.stream import PairingStream
+from port_agent.peers.connection.framing import framed
+from port_agent.peers.pairing.exchange import PairingExchange, PairingPartner, PairingSide
+from port_agent.peers.pairing.join import join_device, main
+from port_agent.peers.pairing.stream import PairingStream
 from tests.agent.peers.devices import identity
 
 OWN = PairingPartner(b"joiner", "cellar", 9500)

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from agent.peers.pairing import show
-from agent.peers.pairing.code import TRIES
-from agent.peers.pairing.exchange import PairingPartner
-from agent.peers.pairing.join import join_device
-from agent.peers.pairing.show import listen_on, main, plain_host, show_code
+from port_agent.peers.pairing import show
+from port_agent.peers.pairing.code import TRIES
+from port_agent.peers.pairing.exchange import PairingPartner
+from port_agent.peers.pairing.join import join_device
+from port_agent.peers.pairing.show import listen_on, main, plain_host, show_code
 from tests.agent.peers.devices import identity
 from tests.waiting import until
 

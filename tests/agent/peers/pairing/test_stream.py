@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from agent.peers.connection.framing import framed
-from agent.peers.pairing.exchange import PairingError
-from agent.peers.pairing.stream import PairingStream
+from port_agent.peers.connection.framing import framed
+from port_agent.peers.pairing.exchange import PairingError
+from port_agent.peers.pairing.stream import PairingStream
 
 Pair = tuple[socket.socket, PairingStream]
 

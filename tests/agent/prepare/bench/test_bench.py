@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from agent.prepare.bench import bench as module
-from agent.prepare.bench.bench import Bench
-from agent.prepare.making.trial import TrialError
-from planner import make_bundle
-from planner.ir.graph import StepGraph
-from planner.slices.gradients import split_gradients
+from port_agent.prepare.bench import bench as module
+from port_agent.prepare.bench.bench import Bench
+from port_agent.prepare.making.trial import TrialError
+from port_planner import make_bundle
+from port_planner.ir.graph import StepGraph
+from port_planner.slices.gradients import split_gradients
 from tests.agent.jobs_small import make_job
 from tests.planner.steps import tiny_step
 
@@ -36,7 +36,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list["subprocess.Popen[str]"]:
 
     def noted(command: list[str], *arguments: Any, **options: Any) -> "subprocess.Popen[str]":
         process = begin(command, *arguments, **options)
-        if "agent.prepare.bench.process" in command:
+        if "port_agent.prepare.bench.process" in command:
             found.append(process)
         return process
 

@@ -8,20 +8,20 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from agent.malloc import preload_environment
-from planner.capture.step import capture_step
-from planner.ir.graph import StepGraph
-from planner.slices.chains import find_chains
-from planner.slices.comparison.request import pack_request, read_differing
-from planner.slices.pieces import cut_chains
+from port_agent.malloc import preload_environment
+from port_planner.capture.step import capture_step
+from port_planner.ir.graph import StepGraph
+from port_planner.slices.chains import find_chains
+from port_planner.slices.comparison.request import pack_request, read_differing
+from port_planner.slices.pieces import cut_chains
 
 BUDGET = 360 << 20
 ROWS, WIDTH, ACTIVATIONS = 16384, 256, 5
 """An activation takes 16 MiB, and the backward pass wants twelve of them; both the whole's and the pieces' are there in the end."""
 
 PEAK = (
-    "import sys; from pathlib import Path; from agent.prepare.bench.comparing import compare;"
-    "from planner.ir.process_memory import peak_resident_bytes;"
+    "import sys; from pathlib import Path; from port_agent.prepare.bench.comparing import compare;"
+    "from port_planner.ir.process_memory import peak_resident_bytes;"
     "print(compare(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])), peak_resident_bytes())"
 )
 

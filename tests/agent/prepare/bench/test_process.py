@@ -7,9 +7,9 @@ from pathlib import Path
 import msgpack
 import msgspec
 
-from agent.prepare.bench.process import DONE, Measure, read_measured
-from agent.system.python_process import module_command
-from planner.ir.bundle.codec import pack_graph
+from port_agent.prepare.bench.process import DONE, Measure, read_measured
+from port_agent.system.python_process import module_command
+from port_planner.ir.bundle.codec import pack_graph
 from tests.planner.steps import tiny_step
 
 
@@ -19,7 +19,7 @@ def test_each_request_is_answered_with_what_a_worker_holds_where_that_was_asked(
     source.write_bytes(msgpack.packb([pack_graph(graph)]))
     asked = [Measure(str(source), str(tmp_path / str(resident)), 2.0, resident) for resident in (True, False)]
     told = subprocess.run(
-        [*module_command("agent.prepare.bench.process"), "1"], check=True, capture_output=True, text=True,
+        [*module_command("port_agent.prepare.bench.process"), "1"], check=True, capture_output=True, text=True,
         input="".join(msgspec.json.encode(one).decode() + "\n" for one in asked),
     ).stdout.splitlines(keepends=True)  # fmt: skip
     assert told.count(DONE) == 2 and told[-1] == DONE
@@ -32,5 +32,5 @@ def test_each_request_is_answered_with_what_a_worker_holds_where_that_was_asked(
 
 
 def test_torch_is_loaded_as_a_worker_loads_it() -> None:
-    program = "import sys, agent.prepare.bench.process; print('torch' in sys.modules)"
+    program = "import sys, port_agent.prepare.bench.process; print('torch' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", program], text=True).strip() == "False"

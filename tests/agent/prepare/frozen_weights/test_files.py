@@ -9,17 +9,17 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn import functional
 
-from agent.prepare.frozen_weights.files import with_weight_files
-from agent.prepare.making.trial import TrialWorkers
-from agent.prepare.reference import with_reference
-from agent.prepare.within_budget import within_budget
-from agent.train.trainer import Trainer, TrainOptions
-from planner import make_bundle
-from planner.ir.bundle.bundle import Bundle
-from planner.ir.bundle.manifest import FILES_FORMAT, BundleError
-from planner.ir.costs import DeviceCosts, Flash, OpCost
-from planner.job import TrainingJob
-from planner.profiling.operators import Measured
+from port_agent.prepare.frozen_weights.files import with_weight_files
+from port_agent.prepare.making.trial import TrialWorkers
+from port_agent.prepare.reference import with_reference
+from port_agent.prepare.within_budget import within_budget
+from port_agent.train.trainer import Trainer, TrainOptions
+from port_planner import make_bundle
+from port_planner.ir.bundle.bundle import Bundle
+from port_planner.ir.bundle.manifest import FILES_FORMAT, BundleError
+from port_planner.ir.costs import DeviceCosts, Flash, OpCost
+from port_planner.job import TrainingJob
+from port_planner.profiling.operators import Measured
 from tests.planner.bundles import read_everything, rewrite
 
 WIDTH, ROWS = 256, 4

@@ -9,24 +9,24 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional
 
-from agent import packing
-from agent.packing.grids import NF4_LEVELS, QuantizationGrid
-from agent.prepare.frozen_weights.grids import on_grids, with_grid_weights
-from agent.prepare.making.trial import TrialWorkers
-from agent.prepare.reference import with_reference
-from agent.prepare.within_budget import within_budget
-from agent.train.result import save_result
-from agent.train.trainer import Trainer, TrainOptions
-from planner import make_bundle
-from planner.ir.bundle.bundle import Bundle
-from planner.ir.costs import CostTable, DeviceCosts, Flash, OpCost
-from planner.ir.graph import Role
-from planner.ir.lowering.lower import lower
-from planner.ir.plan import Plan
-from planner.job import TrainingJob
-from planner.make_bundle import Prepared
-from planner.profiling.operators import Measured
-from planner.search.plan_step import PlanResult
+from port_agent import packing
+from port_agent.packing.grids import NF4_LEVELS, QuantizationGrid
+from port_agent.prepare.frozen_weights.grids import on_grids, with_grid_weights
+from port_agent.prepare.making.trial import TrialWorkers
+from port_agent.prepare.reference import with_reference
+from port_agent.prepare.within_budget import within_budget
+from port_agent.train.result import save_result
+from port_agent.train.trainer import Trainer, TrainOptions
+from port_planner import make_bundle
+from port_planner.ir.bundle.bundle import Bundle
+from port_planner.ir.costs import CostTable, DeviceCosts, Flash, OpCost
+from port_planner.ir.graph import Role
+from port_planner.ir.lowering.lower import lower
+from port_planner.ir.plan import Plan
+from port_planner.job import TrainingJob
+from port_planner.make_bundle import Prepared
+from port_planner.profiling.operators import Measured
+from port_planner.search.plan_step import PlanResult
 
 pytestmark = pytest.mark.skipif(not packing.available(), reason="packing was not built (no compiler)")
 

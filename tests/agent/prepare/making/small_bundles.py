@@ -9,14 +9,14 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from agent.prepare.making.bundle import Made, make
-from agent.prepare.making.trial import Trial, TrialWorkers
-from planner import make_bundle
-from planner.ir.bundle.manifest import NO_LIMITS, PlannedLimits
-from planner.ir.costs import Codec, DeviceCosts, Flash, OpCost, PackingCost
-from planner.job import Bucket, TrainingJob
-from planner.make_bundle import Planner, Prepared
-from planner.profiling.operators import Measured
+from port_agent.prepare.making.bundle import Made, make
+from port_agent.prepare.making.trial import Trial, TrialWorkers
+from port_planner import make_bundle
+from port_planner.ir.bundle.manifest import NO_LIMITS, PlannedLimits
+from port_planner.ir.costs import Codec, DeviceCosts, Flash, OpCost, PackingCost
+from port_planner.job import Bucket, TrainingJob
+from port_planner.make_bundle import Planner, Prepared
+from port_planner.profiling.operators import Measured
 from tests.planner.steps import costs_of
 
 MIB = 1 << 20

@@ -7,15 +7,15 @@ import pytest
 import torch
 from torch import nn
 
-from agent.prepare.making import attempts
-from agent.prepare.making.trial import Trial
-from planner import make_bundle
-from planner.ir.bundle.bundle import Bundle
-from planner.ir.bundle.manifest import Reference
-from planner.ir.lowering.lower import lower
-from planner.ir.plan import Plan
-from planner.job import Bucket
-from planner.make_bundle import InfeasibleError
+from port_agent.prepare.making import attempts
+from port_agent.prepare.making.trial import Trial
+from port_planner import make_bundle
+from port_planner.ir.bundle.bundle import Bundle
+from port_planner.ir.bundle.manifest import Reference
+from port_planner.ir.lowering.lower import lower
+from port_planner.ir.plan import Plan
+from port_planner.job import Bucket
+from port_planner.make_bundle import InfeasibleError
 from tests.agent.prepare.making.small_bundles import HOST, MIB, SEEN, classifier, fake_trials, shallow, small_made
 from tests.planner.steps import costs_of
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.prepare.making import attempts
-from agent.prepare.making.trial import Trial
-from planner.ir.bundle.bundle import Bundle
-from planner.make_bundle import InfeasibleError
+from port_agent.prepare.making import attempts
+from port_agent.prepare.making.trial import Trial
+from port_planner.ir.bundle.bundle import Bundle
+from port_planner.make_bundle import InfeasibleError
 from tests.agent.prepare.making.small_bundles import fake_trials, shallow, small_made
 from tests.planner.steps import costs_of
 

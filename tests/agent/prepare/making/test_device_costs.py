@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from agent.energy.sources.estimated import PowerModel
-from agent.prepare.making import device_costs
-from planner.ir.costs import DeviceCosts, Flash, OpCost
-from planner.profiling.operators import Measured
+from port_agent.energy.sources.estimated import PowerModel
+from port_agent.prepare.making import device_costs
+from port_planner.ir.costs import DeviceCosts, Flash, OpCost
+from port_planner.profiling.operators import Measured
 from tests.agent.prepare.making.small_bundles import shallow
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.prepare.making.trial import Trial
-from planner.ir.bundle import writer
-from planner.ir.bundle.bundle import TENSOR_MEMBERS, Bundle
-from planner.ir.bundle.safetensors_io import Chunks
+from port_agent.prepare.making.trial import Trial
+from port_planner.ir.bundle import writer
+from port_planner.ir.bundle.bundle import TENSOR_MEMBERS, Bundle
+from port_planner.ir.bundle.safetensors_io import Chunks
 from tests.agent.prepare.making.small_bundles import MIB, fake_trials, shallow, small_made
 from tests.planner.bundles import read_everything
 

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import torch
 
-from agent.prepare.making import device_costs
-from agent.prepare.making.packed_pages import with_packed_pages
-from planner.ir.costs import DeviceCosts, Flash
+from port_agent.prepare.making import device_costs
+from port_agent.prepare.making.packed_pages import with_packed_pages
+from port_planner.ir.costs import DeviceCosts, Flash
 
 
 def test_pages_are_packed_where_the_medium_is_slow_enough_for_that_to_save_time() -> None:

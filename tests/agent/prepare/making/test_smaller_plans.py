@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from agent.prepare.making.trial import Trial
-from planner import make_bundle
-from planner.ir.bundle.bundle import Bundle
-from planner.ir.bundle.manifest import Manifest, PlannedLimits
-from planner.ir.lowering.lower import lower
-from planner.ir.plan import Plan
+from port_agent.prepare.making.trial import Trial
+from port_planner import make_bundle
+from port_planner.ir.bundle.bundle import Bundle
+from port_planner.ir.bundle.manifest import Manifest, PlannedLimits
+from port_planner.ir.lowering.lower import lower
+from port_planner.ir.plan import Plan
 from tests.agent.prepare.making.small_bundles import deep, fake_trials, greedy, small_made
 from tests.planner.steps import costs_of
 

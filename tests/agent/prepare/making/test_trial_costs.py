@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.prepare.making.trial import Trial
-from planner.ir.bundle.bundle import Bundle
-from planner.ir.costs import OpCost
-from planner.profiling.operators import Measured
+from port_agent.prepare.making.trial import Trial
+from port_planner.ir.bundle.bundle import Bundle
+from port_planner.ir.costs import OpCost
+from port_planner.profiling.operators import Measured
 from tests.agent.prepare.making.small_bundles import SEEN, fake_trials, shallow, small_made
 from tests.planner.steps import costs_of
 

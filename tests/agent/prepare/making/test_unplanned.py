@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.prepare.making.trial import Trial
-from agent.prepare.pools import with_host_room
-from planner.ir.bundle.bundle import Bundle
-from planner.make_bundle import InfeasibleError
+from port_agent.prepare.making.trial import Trial
+from port_agent.prepare.pools import with_host_room
+from port_planner.ir.bundle.bundle import Bundle
+from port_planner.make_bundle import InfeasibleError
 from tests.agent.prepare.making.small_bundles import HOST, MIB, fake_trials, shallow, small_made
 from tests.planner.steps import costs_of
 

@@ -6,15 +6,15 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from agent.prepare.placement.divide import Links
-from agent.prepare.reference import compared_steps, with_reference
-from planner import make_bundle
-from planner.ir.costs import DeviceCosts, Flash, OpCost
-from planner.ir.graph import Phase, StepGraph
-from planner.job import Bucket, TrainingJob
-from planner.make_bundle import Prepared
-from planner.profiling.operators import Measured
-from planner.search.placement.operator_devices import DeviceLink
+from port_agent.prepare.placement.divide import Links
+from port_agent.prepare.reference import compared_steps, with_reference
+from port_planner import make_bundle
+from port_planner.ir.costs import DeviceCosts, Flash, OpCost
+from port_planner.ir.graph import Phase, StepGraph
+from port_planner.job import Bucket, TrainingJob
+from port_planner.make_bundle import Prepared
+from port_planner.profiling.operators import Measured
+from port_planner.search.placement.operator_devices import DeviceLink
 
 torch.set_num_threads(1)
 

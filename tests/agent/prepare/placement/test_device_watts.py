@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from agent.backend.cpu import CpuBackend
-from agent.energy.sources import nvidia
-from agent.energy.sources.base import Reading
-from agent.energy.sources.registry import EnergyConfig
-from agent.prepare.placement import device_watts
-from agent.prepare.placement.device_watts import DeviceWatts, measured_device_watts, meters_of, watts_of
-from planner.ir.boards import op_work
-from planner.ir.devices.kinds import CUDA, MPS
+from port_agent.backend.cpu import CpuBackend
+from port_agent.energy.sources import nvidia
+from port_agent.energy.sources.base import Reading
+from port_agent.energy.sources.registry import EnergyConfig
+from port_agent.prepare.placement import device_watts
+from port_agent.prepare.placement.device_watts import DeviceWatts, measured_device_watts, meters_of, watts_of
+from port_planner.ir.boards import op_work
+from port_planner.ir.devices.kinds import CUDA, MPS
 from tests.agent.energy.device_trees import ORIN_NANO, hwmon, zone
 from tests.agent.energy.recordings import ScriptedSource
 from tests.agent.facts.machines import fake_program, on_path

@@ -6,24 +6,24 @@ from typing import Any
 
 import pytest
 
-from agent.backend import choose
-from agent.prepare.placement.divide import Divided, PlacementError, divided, measured_links
-from agent.prepare.placement.reference import with_placed_reference
-from agent.prepare.placement.room import PlacementRoom
-from agent.prepare.pools import Pools
-from agent.train.comparison import MismatchError
-from agent.train.trainer import Trainer, TrainOptions
-from planner import make_bundle
-from planner.ir.bundle.bundle import Bundle
-from planner.ir.bundle.manifest import NO_LIMITS, PLACED_FORMAT
-from planner.ir.costs import CostTable
-from planner.ir.devices.kinds import CPU
-from planner.ir.devices.transfers import transfer_of
-from planner.ir.lowering.lower import lower
-from planner.ir.plan import Plan
-from planner.ir.program import host_bytes_of
-from planner.make_bundle import Prepared
-from planner.search.plan_problem import judged, pack_answer, pack_problem, plan_in, plan_problem, unpack_problem
+from port_agent.backend import choose
+from port_agent.prepare.placement.divide import Divided, PlacementError, divided, measured_links
+from port_agent.prepare.placement.reference import with_placed_reference
+from port_agent.prepare.placement.room import PlacementRoom
+from port_agent.prepare.pools import Pools
+from port_agent.train.comparison import MismatchError
+from port_agent.train.trainer import Trainer, TrainOptions
+from port_planner import make_bundle
+from port_planner.ir.bundle.bundle import Bundle
+from port_planner.ir.bundle.manifest import NO_LIMITS, PLACED_FORMAT
+from port_planner.ir.costs import CostTable
+from port_planner.ir.devices.kinds import CPU
+from port_planner.ir.devices.transfers import transfer_of
+from port_planner.ir.lowering.lower import lower
+from port_planner.ir.plan import Plan
+from port_planner.ir.program import host_bytes_of
+from port_planner.make_bundle import Prepared
+from port_planner.search.plan_problem import judged, pack_answer, pack_problem, plan_in, plan_problem, unpack_problem
 from tests.agent.prepare.placement.placed_job import LINKS, WORKSPACE, device_costs, prepared_job, tables
 from tests.simulated_device import NAME, SimBackend
 

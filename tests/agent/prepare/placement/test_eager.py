@@ -4,10 +4,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from agent.prepare.placement.eager import EagerStep, eager_contents
-from planner.capture.step import Fill, capture_step
-from planner.ir.devices.kinds import CPU
-from planner.ir.lowering.optimizer_scalars import StepScalars
+from port_agent.prepare.placement.eager import EagerStep, eager_contents
+from port_planner.capture.step import Fill, capture_step
+from port_planner.ir.devices.kinds import CPU
+from port_planner.ir.lowering.optimizer_scalars import StepScalars
 from tests.agent.exactness import OPTIMIZERS, bits, plain
 
 

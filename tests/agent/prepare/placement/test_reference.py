@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from agent.prepare.placement.eager import EagerStep
-from agent.prepare.placement.reference import with_placed_reference
-from agent.prepare.repeatable import UnrepeatableError
-from agent.train.comparison import MismatchError
-from planner.ir.devices.kinds import CPU
-from planner.make_bundle import Prepared
+from port_agent.prepare.placement.eager import EagerStep
+from port_agent.prepare.placement.reference import with_placed_reference
+from port_agent.prepare.repeatable import UnrepeatableError
+from port_agent.train.comparison import MismatchError
+from port_planner.ir.devices.kinds import CPU
+from port_planner.make_bundle import Prepared
 from tests.agent.prepare.placement.placed_job import prepared_job
 from tests.simulated_device import NAME, SimBackend
 

@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from agent.prepare.placement.divide import Divided, PlacementError, divided
-from agent.prepare.placement.room import PlacementRoom
-from agent.prepare.pools import Pools
-from planner.ir.devices.kinds import CPU
-from planner.ir.lowering.lower import lower
-from planner.ir.plan import Plan
-from planner.make_bundle import Prepared
-from planner.problem.placed_step import on_kind
+from port_agent.prepare.placement.divide import Divided, PlacementError, divided
+from port_agent.prepare.placement.room import PlacementRoom
+from port_agent.prepare.pools import Pools
+from port_planner.ir.devices.kinds import CPU
+from port_planner.ir.lowering.lower import lower
+from port_planner.ir.plan import Plan
+from port_planner.make_bundle import Prepared
+from port_planner.problem.placed_step import on_kind
 from tests.agent.prepare.placement.placed_job import LINKS, WORKSPACE, device_costs, prepared_job, tables
 from tests.simulated_device import NAME, SimBackend
 

@@ -9,23 +9,23 @@ import pytest
 import torch
 from torch import nn
 
-from agent.prepare.placement.divide import PlacementError
-from agent.prepare.placement.reference import with_placed_reference
-from agent.prepare.placement.teams import DividedTeams, TeamTimes, divided_by_teams, measured_times, on_cores_of
-from agent.prepare.reference import with_reference
-from agent.train.comparison import MismatchError
-from agent.train.trainer import Trainer, TrainOptions
-from planner import make_bundle
-from planner.ir.bundle.bundle import Bundle
-from planner.ir.bundle.manifest import TEAMS_FORMAT, BundleError
-from planner.ir.costs import DeviceCosts, Flash, OpCost
-from planner.ir.devices.cpu_teams import CpuTeam
-from planner.ir.devices.kinds import CPU
-from planner.ir.lowering.lower import lower
-from planner.ir.plan import Plan
-from planner.job import TrainingJob
-from planner.make_bundle import Prepared
-from planner.profiling.operators import Measured
+from port_agent.prepare.placement.divide import PlacementError
+from port_agent.prepare.placement.reference import with_placed_reference
+from port_agent.prepare.placement.teams import DividedTeams, TeamTimes, divided_by_teams, measured_times, on_cores_of
+from port_agent.prepare.reference import with_reference
+from port_agent.train.comparison import MismatchError
+from port_agent.train.trainer import Trainer, TrainOptions
+from port_planner import make_bundle
+from port_planner.ir.bundle.bundle import Bundle
+from port_planner.ir.bundle.manifest import TEAMS_FORMAT, BundleError
+from port_planner.ir.costs import DeviceCosts, Flash, OpCost
+from port_planner.ir.devices.cpu_teams import CpuTeam
+from port_planner.ir.devices.kinds import CPU
+from port_planner.ir.lowering.lower import lower
+from port_planner.ir.plan import Plan
+from port_planner.job import TrainingJob
+from port_planner.make_bundle import Prepared
+from port_planner.profiling.operators import Measured
 
 pytestmark = pytest.mark.own_process
 
@@ -150,7 +150,7 @@ def test_operators_that_run_with_another_number_of_threads_end_the_training(
     prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bundle = bundle_of(divide(prepared), prepared, tmp_path / "teams.port")
-    monkeypatch.setattr("agent.train.executor.Executor._in_team", lambda self, index, run: run)
+    monkeypatch.setattr("port_agent.train.executor.Executor._in_team", lambda self, index, run: run)
     with pytest.raises(MismatchError):
         trained(bundle, tmp_path / "state")
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.prepare.slices.halves import in_halves
-from agent.prepare.slices.sliced import Sliced
-from planner import make_bundle
-from planner.profiling.operators import Measured
+from port_agent.prepare.slices.halves import in_halves
+from port_agent.prepare.slices.sliced import Sliced
+from port_planner import make_bundle
+from port_planner.profiling.operators import Measured
 from tests.agent.prepare.slices.small_jobs import ROOM, whole
 
 

@@ -4,15 +4,15 @@ from pathlib import Path
 
 import torch
 
-from agent.prepare.slices.choosing import in_pieces
-from agent.prepare.slices.sliced import ComparingRoom, Sliced
-from planner import make_bundle
-from planner.ir.bundle.manifest import NO_LIMITS
-from planner.ir.costs import DeviceCosts, OpCost
-from planner.ir.graph import StepGraph
-from planner.job import TrainingJob
-from planner.profiling.operators import Measured
-from planner.slices.chains import touched_bytes
+from port_agent.prepare.slices.choosing import in_pieces
+from port_agent.prepare.slices.sliced import ComparingRoom, Sliced
+from port_planner import make_bundle
+from port_planner.ir.bundle.manifest import NO_LIMITS
+from port_planner.ir.costs import DeviceCosts, OpCost
+from port_planner.ir.graph import StepGraph
+from port_planner.job import TrainingJob
+from port_planner.profiling.operators import Measured
+from port_planner.slices.chains import touched_bytes
 from tests.agent.exactness import OPTIMIZERS
 from tests.agent.jobs_small import make_job
 from tests.planner.slices.adapted_step import ROWS, adapted_batch, adapted_loss, trained

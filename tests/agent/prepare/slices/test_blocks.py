@@ -9,25 +9,25 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from agent.federate.tensors import federated_tensors
-from agent.prepare.frozen_weights import files as weight_files
-from agent.prepare.frozen_weights.files import with_weight_files
-from agent.prepare.making.trial import TrialWorkers
-from agent.prepare.reference import with_reference
-from agent.prepare.slices import comparing
-from agent.prepare.slices.blocks import in_blocks
-from agent.prepare.slices.sliced import ComparingRoom, Sliced
-from agent.train.result import trained_bytes
-from agent.train.trainer import Trainer, TrainOptions
-from planner import make_bundle
-from planner.ir.bundle.bundle import Bundle
-from planner.ir.bundle.manifest import BLOCKS_FORMAT, BundleError
-from planner.ir.costs import DeviceCosts
-from planner.ir.graph import StepGraph
-from planner.job import TrainingJob
-from planner.profiling.operators import Measured
-from planner.slices.comparison.differing import Differing
-from planner.slices.rewriting import Rewritten
+from port_agent.federate.tensors import federated_tensors
+from port_agent.prepare.frozen_weights import files as weight_files
+from port_agent.prepare.frozen_weights.files import with_weight_files
+from port_agent.prepare.making.trial import TrialWorkers
+from port_agent.prepare.reference import with_reference
+from port_agent.prepare.slices import comparing
+from port_agent.prepare.slices.blocks import in_blocks
+from port_agent.prepare.slices.sliced import ComparingRoom, Sliced
+from port_agent.train.result import trained_bytes
+from port_agent.train.trainer import Trainer, TrainOptions
+from port_planner import make_bundle
+from port_planner.ir.bundle.bundle import Bundle
+from port_planner.ir.bundle.manifest import BLOCKS_FORMAT, BundleError
+from port_planner.ir.costs import DeviceCosts
+from port_planner.ir.graph import StepGraph
+from port_planner.job import TrainingJob
+from port_planner.profiling.operators import Measured
+from port_planner.slices.comparison.differing import Differing
+from port_planner.slices.rewriting import Rewritten
 from tests.agent.exactness import OPTIMIZERS
 from tests.agent.prepare.slices.small_jobs import GREEDY, ROOM, adapted_job
 from tests.planner.bundles import rewrite

@@ -4,16 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from agent.prepare.slices.channels import in_channels
-from agent.prepare.slices.sliced import Sliced
-from planner import make_bundle
-from planner.ir.costs import CostTable
-from planner.job import TrainingJob
-from planner.profiling.operators import Measured
-from planner.search.floor import floor_of
-from planner.slices.gradients import split_gradients
-from planner.slices.norms import NORM_BACKWARD
-from planner.slices.rewriting import compacted
+from port_agent.prepare.slices.channels import in_channels
+from port_agent.prepare.slices.sliced import Sliced
+from port_planner import make_bundle
+from port_planner.ir.costs import CostTable
+from port_planner.job import TrainingJob
+from port_planner.profiling.operators import Measured
+from port_planner.search.floor import floor_of
+from port_planner.slices.gradients import split_gradients
+from port_planner.slices.norms import NORM_BACKWARD
+from port_planner.slices.rewriting import compacted
 from tests.agent.exactness import OPTIMIZERS
 from tests.agent.prepare.slices.small_jobs import ROOM
 from tests.planner.slices.normed_step import normed, normed_batch, normed_loss

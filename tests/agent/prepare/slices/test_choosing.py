@@ -7,23 +7,23 @@ from dataclasses import replace
 import pytest
 import torch
 
-from agent.prepare.slices import comparing
-from agent.prepare.slices import ways as ways_to_cut
-from agent.prepare.slices.choosing import again_with_base, cheapest_way
-from agent.prepare.slices.halves import in_halves
-from agent.prepare.slices.sliced import PlanCost, Sliced, cost_of_plan
-from planner import make_bundle
-from planner.ir.costs import CostTable, DeviceCosts, OpCost
-from planner.ir.graph import StepGraph
-from planner.ir.lowering.lower import lower
-from planner.job import TrainingJob
-from planner.profiling.operators import Measured
-from planner.search.floor import floor_of
-from planner.search.plan_step import PlanResult
-from planner.slices import pieces
-from planner.slices.choices import Cut, cut_fat, kinds
-from planner.slices.comparison.differing import Differing
-from planner.slices.rewriting import Replacement
+from port_agent.prepare.slices import comparing
+from port_agent.prepare.slices import ways as ways_to_cut
+from port_agent.prepare.slices.choosing import again_with_base, cheapest_way
+from port_agent.prepare.slices.halves import in_halves
+from port_agent.prepare.slices.sliced import PlanCost, Sliced, cost_of_plan
+from port_planner import make_bundle
+from port_planner.ir.costs import CostTable, DeviceCosts, OpCost
+from port_planner.ir.graph import StepGraph
+from port_planner.ir.lowering.lower import lower
+from port_planner.job import TrainingJob
+from port_planner.profiling.operators import Measured
+from port_planner.search.floor import floor_of
+from port_planner.search.plan_step import PlanResult
+from port_planner.slices import pieces
+from port_planner.slices.choices import Cut, cut_fat, kinds
+from port_planner.slices.comparison.differing import Differing
+from port_planner.slices.rewriting import Replacement
 from tests.agent.exactness import OPTIMIZERS
 from tests.agent.prepare.slices.small_jobs import GREEDY, ROOM, adapted_job, chosen, ops_by_bytes, whole
 from tests.planner.slices.adapted_step import adapted_model

@@ -7,19 +7,19 @@ import pytest
 import torch
 from torch import nn
 
-from agent.prepare.slices import comparing
-from agent.prepare.slices import halves as halves_of
-from agent.prepare.slices.halves import in_halves, with_products
-from agent.prepare.slices.sliced import ComparingRoom, Sliced
-from planner import make_bundle
-from planner.ir.costs import OpCost
-from planner.ir.graph import StepGraph
-from planner.job import TrainingJob
-from planner.profiling.operators import Measured
-from planner.slices.comparison.differing import Differing
-from planner.slices.gradients import CONVOLUTION_BACKWARD, WHAT
-from planner.slices.pixels import PRODUCTS
-from planner.slices.rewriting import Rewritten
+from port_agent.prepare.slices import comparing
+from port_agent.prepare.slices import halves as halves_of
+from port_agent.prepare.slices.halves import in_halves, with_products
+from port_agent.prepare.slices.sliced import ComparingRoom, Sliced
+from port_planner import make_bundle
+from port_planner.ir.costs import OpCost
+from port_planner.ir.graph import StepGraph
+from port_planner.job import TrainingJob
+from port_planner.profiling.operators import Measured
+from port_planner.slices.comparison.differing import Differing
+from port_planner.slices.gradients import CONVOLUTION_BACKWARD, WHAT
+from port_planner.slices.pixels import PRODUCTS
+from port_planner.slices.rewriting import Rewritten
 from tests.agent.prepare.slices.small_jobs import ROOM, whole
 
 

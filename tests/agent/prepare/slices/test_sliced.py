@@ -1,10 +1,10 @@
 """What a plan of a job in pieces costs, if there is one."""
 
-from agent.prepare.slices.sliced import Sliced, cost_of_plan, main_step
-from planner.ir.lowering.lower import lower
-from planner.ir.plan import Plan
-from planner.search.floor import floor_of
-from planner.search.plan_step import base_joules
+from port_agent.prepare.slices.sliced import Sliced, cost_of_plan, main_step
+from port_planner.ir.lowering.lower import lower
+from port_planner.ir.plan import Plan
+from port_planner.search.floor import floor_of
+from port_planner.search.plan_step import base_joules
 from tests.agent.prepare.slices.small_jobs import GREEDY, whole
 from tests.planner.steps import costs_of
 

@@ -6,18 +6,18 @@ from typing import Any
 
 import pytest
 
-from agent.prepare.slices import choosing, comparing
-from agent.prepare.slices import ways as ways_to_cut
-from agent.prepare.slices.sliced import Sliced, cost_of_plan, main_step
-from agent.prepare.slices.ways import WaysToCut
-from planner import make_bundle
-from planner.ir.costs import CostTable, OpCost
-from planner.ir.graph import StepGraph
-from planner.profiling.operators import Measured
-from planner.search.floor import floor_of
-from planner.search.plan_step import PlanResult
-from planner.slices import pieces
-from planner.slices.choices import cut_fat
+from port_agent.prepare.slices import choosing, comparing
+from port_agent.prepare.slices import ways as ways_to_cut
+from port_agent.prepare.slices.sliced import Sliced, cost_of_plan, main_step
+from port_agent.prepare.slices.ways import WaysToCut
+from port_planner import make_bundle
+from port_planner.ir.costs import CostTable, OpCost
+from port_planner.ir.graph import StepGraph
+from port_planner.profiling.operators import Measured
+from port_planner.search.floor import floor_of
+from port_planner.search.plan_step import PlanResult
+from port_planner.slices import pieces
+from port_planner.slices.choices import cut_fat
 from tests.agent.prepare.slices.small_jobs import GREEDY, ROOM, chosen, ops_by_bytes, whole
 from tests.planner.slices.language_step import language_step
 from tests.planner.steps import costs_of

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from agent.worker.attach import AttachRequest, attach
-from agent.worker.channel import Channel
-from agent.worker.protocol import (
+from port_agent.worker.attach import AttachRequest, attach
+from port_agent.worker.channel import Channel
+from port_agent.worker.protocol import (
     Command,
     Event,
     LeaveNow,
@@ -25,7 +25,7 @@ MIB = 1 << 20
 
 
 class ObedientProgram:
-    """What `agent.follow.exec.opportunistic` does on the line; `heard` are the commands."""
+    """What `port_agent.follow.exec.opportunistic` does on the line; `heard` are the commands."""
 
     def __init__(self, path: Path, *, name: str = "train", ram_bytes: int = 300 * MIB, job: int | None = None) -> None:
         attached = attach(path, AttachRequest(name=name, ram_bytes=ram_bytes, pid=os.getpid(), job=job))

@@ -7,16 +7,16 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from agent.health.conditions import HealthBoard
-from agent.jobs.model import Job, JobKind, JobSpec
-from agent.jobs.store import JobStore
-from agent.policy.decide import ResourceLimits
-from agent.supervisor.inbox import Inboxes
-from agent.supervisor.job.run_state import Surroundings
-from agent.supervisor.job.runner import Runner
-from agent.supervisor.job.worker_kinds import WorkerKind
-from agent.system.clock import SystemClock
-from agent.system.locks import LockFile
+from port_agent.health.conditions import HealthBoard
+from port_agent.jobs.model import Job, JobKind, JobSpec
+from port_agent.jobs.store import JobStore
+from port_agent.policy.decide import ResourceLimits
+from port_agent.supervisor.inbox import Inboxes
+from port_agent.supervisor.job.run_state import Surroundings
+from port_agent.supervisor.job.runner import Runner
+from port_agent.supervisor.job.worker_kinds import WorkerKind
+from port_agent.system.clock import SystemClock
+from port_agent.system.locks import LockFile
 from tests.agent.live import KINDS
 
 ROOMY = Surroundings(ResourceLimits(memory_bytes=2 << 30), 4 << 30)

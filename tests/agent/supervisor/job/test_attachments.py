@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from agent.cli import main
-from agent.control.client import ControlError
-from agent.jobs.model import JobState
-from agent.supervisor.job import attachments
-from agent.worker.attach import AttachError
-from agent.worker.protocol import (
+from port_agent.cli import main
+from port_agent.control.client import ControlError
+from port_agent.jobs.model import JobState
+from port_agent.supervisor.job import attachments
+from port_agent.worker.attach import AttachError
+from port_agent.worker.protocol import (
     CheckpointWritten,
     LeaveNow,
     PauseTraining,
@@ -240,7 +240,7 @@ def test_another_users_program_belongs_to_that_user() -> None:
     if os.geteuid() != 0:
         pytest.skip("needs root to become another user")
     other = (
-        "import os, sys; from pathlib import Path; from agent.control.client import *\n"
+        "import os, sys; from pathlib import Path; from port_agent.control.client import *\n"
         "from tests.agent.supervisor.job.attached_program import attached\n"
         "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
         "client = ControlClient(Path(sys.argv[1]))\n"

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from agent.jobs.model import Job, JobKind, JobSpec
-from agent.supervisor.job.board_places import THIS_COMPUTER, place_of, plugged_in
+from port_agent.jobs.model import Job, JobKind, JobSpec
+from port_agent.supervisor.job.board_places import THIS_COMPUTER, place_of, plugged_in
 
 
 def job(*words: str, number: int = 1, kind: JobKind = JobKind.MCU) -> Job:

@@ -2,9 +2,9 @@
 
 import pytest
 
-from agent.jobs.model import WorkerOutcome
-from agent.supervisor.job.exit_status import WorkerExit, classify
-from agent.worker.protocol import FailureCause, TrainingFailed
+from port_agent.jobs.model import WorkerOutcome
+from port_agent.supervisor.job.exit_status import WorkerExit, classify
+from port_agent.worker.protocol import FailureCause, TrainingFailed
 
 
 def failed(message: str, cause: FailureCause = FailureCause.OTHER) -> TrainingFailed:

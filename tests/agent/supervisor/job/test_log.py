@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from agent.supervisor.job.log import JobLog, read_log, read_more
+from port_agent.supervisor.job.log import JobLog, read_log, read_more
 
 
 def test_job_log_is_capped_and_followed(tmp_path: Path) -> None:

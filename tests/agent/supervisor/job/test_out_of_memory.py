@@ -8,17 +8,17 @@ import pytest
 import torch
 from torch import nn
 
-from agent.health.conditions import HealthBoard
-from agent.jobs.model import JobKind, JobSpec, JobState
-from agent.jobs.store import JobStore
-from agent.supervisor.inbox import Inboxes
-from agent.supervisor.job.plans.choice import PlanFigures
-from agent.supervisor.job.runner import Runner
-from agent.supervisor.job.worker_kinds import BundleFacts, WorkerKind, torch_environment
-from agent.system.clock import SystemClock
-from agent.system.locks import LockFile
-from agent.worker.options import TORCH_WORKER
-from planner.job import TrainingJob
+from port_agent.health.conditions import HealthBoard
+from port_agent.jobs.model import JobKind, JobSpec, JobState
+from port_agent.jobs.store import JobStore
+from port_agent.supervisor.inbox import Inboxes
+from port_agent.supervisor.job.plans.choice import PlanFigures
+from port_agent.supervisor.job.runner import Runner
+from port_agent.supervisor.job.worker_kinds import BundleFacts, WorkerKind, torch_environment
+from port_agent.system.clock import SystemClock
+from port_agent.system.locks import LockFile
+from port_agent.worker.options import TORCH_WORKER
+from port_planner.job import TrainingJob
 from tests.agent.jobs_small import write_job
 from tests.agent.live_daemon import go
 from tests.agent.supervisor.job.running_job import PATIENCE_S, ROOMY

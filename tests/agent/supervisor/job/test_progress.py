@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.supervisor.job.log import read_log
-from agent.worker.protocol import StateRecovered, StepDone
+from port_agent.supervisor.job.log import read_log
+from port_agent.worker.protocol import StateRecovered, StepDone
 from tests.agent.live_daemon import BUNDLE, LONG, go
 from tests.agent.supervisor.job.running_job import running_job
 

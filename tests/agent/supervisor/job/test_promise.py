@@ -7,14 +7,14 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from agent.facts.model import Answer, Facts, IdleSignal, Power
-from agent.jobs.model import JobPromise, JobSpec
-from agent.policy.decide import Memory, Now, Policy, ResourceLimits, decide
-from agent.policy.usual_times import UsualTimes
-from agent.supervisor.job.plans.choice import PlanFigures
-from agent.supervisor.job.promise import promise, promised_plan
-from agent.supervisor.job.run_state import Surroundings
-from agent.supervisor.job.worker_kinds import BundleFacts
+from port_agent.facts.model import Answer, Facts, IdleSignal, Power
+from port_agent.jobs.model import JobPromise, JobSpec
+from port_agent.policy.decide import Memory, Now, Policy, ResourceLimits, decide
+from port_agent.policy.usual_times import UsualTimes
+from port_agent.supervisor.job.plans.choice import PlanFigures
+from port_agent.supervisor.job.promise import promise, promised_plan
+from port_agent.supervisor.job.run_state import Surroundings
+from port_agent.supervisor.job.worker_kinds import BundleFacts
 
 MIB = 1 << 20
 BEGIN = datetime(2026, 3, 2)

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from agent.jobs.model import Job, JobMeasurements, JobSpec
-from agent.policy.decide import ResourceLimits
-from agent.supervisor.job.log import JobLog
-from agent.supervisor.job.plans.choice import MIB, PlanFigures, memory_max
-from agent.supervisor.job.run_state import Run, Surroundings
-from agent.supervisor.job.silence import SilenceWatch
-from agent.supervisor.job.worker_process import Launch, WorkerProcess
-from agent.system.cgroup import WorkerLimits
+from port_agent.jobs.model import Job, JobMeasurements, JobSpec
+from port_agent.policy.decide import ResourceLimits
+from port_agent.supervisor.job.log import JobLog
+from port_agent.supervisor.job.plans.choice import MIB, PlanFigures, memory_max
+from port_agent.supervisor.job.run_state import Run, Surroundings
+from port_agent.supervisor.job.silence import SilenceWatch
+from port_agent.supervisor.job.worker_process import Launch, WorkerProcess
+from port_agent.system.cgroup import WorkerLimits
 
 PLANS = (PlanFigures(0, 200 * MIB), PlanFigures(3, 100 * MIB))
 HALF = ResourceLimits(cpu_percent=40.0, memory_percent=50.0)

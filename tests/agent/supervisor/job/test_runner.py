@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.federate.orders import FOLDER, MODEL_FILE, RESULT_FILE, RESULT_PART_FILE, START_FILE
-from agent.jobs.model import JobKind, JobRequestError, JobState
-from agent.policy.decide import ResourceLimits
-from agent.supervisor.job.worker_process import WorkerPhase
+from port_agent.federate.orders import FOLDER, MODEL_FILE, RESULT_FILE, RESULT_PART_FILE, START_FILE
+from port_agent.jobs.model import JobKind, JobRequestError, JobState
+from port_agent.policy.decide import ResourceLimits
+from port_agent.supervisor.job.worker_process import WorkerPhase
 from tests.agent.live_daemon import BUNDLE, LONG, go
 from tests.agent.supervisor.job.running_job import ROOMY, RunningJob, running_job
 

@@ -3,7 +3,7 @@
 import asyncio
 from pathlib import Path
 
-from agent.supervisor.job.runners import worker_lock
+from port_agent.supervisor.job.runners import worker_lock
 from tests.agent.live_daemon import LONG, go
 from tests.agent.supervisor.parts import parts
 

@@ -2,8 +2,8 @@
 
 import math
 
-from agent.supervisor.job.board_places import THIS_COMPUTER
-from agent.supervisor.job.sharing import Claim, CpuShare, admit, cpu_shares
+from port_agent.supervisor.job.board_places import THIS_COMPUTER
+from port_agent.supervisor.job.sharing import Claim, CpuShare, admit, cpu_shares
 
 HOST = Claim(1, THIS_COMPUTER, 0)
 LEFT, RIGHT = Claim(2, "/dev/left", 0), Claim(3, "/dev/right", 5)

@@ -1,6 +1,6 @@
 """When a worker's silence is suspicious, and when it is killed for it; looked at once a second."""
 
-from agent.supervisor.job.silence import LONGEST_LOOK_S, LONGEST_STEPS, RESTART_AFTER, SHORTEST_S, SilenceWatch
+from port_agent.supervisor.job.silence import LONGEST_LOOK_S, LONGEST_STEPS, RESTART_AFTER, SHORTEST_S, SilenceWatch
 
 
 def silent(watch: SilenceWatch, seconds: float, step_s: float | None = None, cpu_s: float = 0.0) -> bool:

@@ -3,13 +3,13 @@
 from dataclasses import replace
 from pathlib import Path
 
-from agent.finetune.job.file import FinetuneJob
-from agent.finetune.options import FinetuneOptions
-from agent.jobs.model import Job, JobKind, JobMeasurements, JobSpec
-from agent.supervisor.job.plans.choice import (
+from port_agent.finetune.job.file import FinetuneJob
+from port_agent.finetune.options import FinetuneOptions
+from port_agent.jobs.model import Job, JobKind, JobMeasurements, JobSpec
+from port_agent.supervisor.job.plans.choice import (
     PlanFigures,
 )
-from agent.supervisor.job.worker_kinds import (
+from port_agent.supervisor.job.worker_kinds import (
     DEFAULT_KINDS,
     BundleFacts,
     RunPaths,

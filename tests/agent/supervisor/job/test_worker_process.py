@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from agent.supervisor.job import worker_process
-from agent.supervisor.job.exit_status import WorkerExit
-from agent.supervisor.job.worker_process import Launch, RequestedState, WorkerPhase, WorkerProcess
-from agent.system.locks import LockFile
-from agent.system.python_process import NEUTRAL_DIRECTORY
-from agent.worker.options import CONTROL_FD_PLACE
-from agent.worker.protocol import (
+from port_agent.supervisor.job import worker_process
+from port_agent.supervisor.job.exit_status import WorkerExit
+from port_agent.supervisor.job.worker_process import Launch, RequestedState, WorkerPhase, WorkerProcess
+from port_agent.system.locks import LockFile
+from port_agent.system.python_process import NEUTRAL_DIRECTORY
+from port_agent.worker.options import CONTROL_FD_PLACE
+from port_agent.worker.protocol import (
     MAX_LINE_BYTES,
     CheckpointWritten,
     Event,
@@ -31,7 +31,7 @@ from tests.agent.live_daemon import go, process_state
 
 HEAD = """
 import signal, socket, sys
-from agent.worker.protocol import *
+from port_agent.worker.protocol import *
 line = socket.socket(fileno=int(sys.argv[1]))
 def say(*events):
     line.sendall(b"".join(map(encode_message, events)))

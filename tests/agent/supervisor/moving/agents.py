@@ -10,8 +10,8 @@ from pathlib import Path
 from socket import create_server
 from typing import Any
 
-from agent.control.client import ControlError
-from agent.jobs.model import JobState
+from port_agent.control.client import ControlError
+from port_agent.jobs.model import JobState
 from tests.agent.federate.agents import Device, pair_all, running
 from tests.agent.live_daemon import CONFIG, ROOT, undisturbed
 from tests.waiting import until

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from agent.jobs.model import Job, JobState
-from agent.peers.exchange.answers import Asker
-from agent.peers.moving.requests import (
+from port_agent.jobs.model import Job, JobState
+from port_agent.peers.exchange.answers import Asker
+from port_agent.peers.moving.requests import (
     Begin,
     Bring,
     Close,
@@ -29,10 +29,10 @@ from agent.peers.moving.requests import (
     decode_move_answer,
     encode_move,
 )
-from agent.policy.decide import State
-from agent.supervisor.moving.guests import Guests
-from agent.supervisor.moving.job_files import STATE, machine_kind, moved_files
-from agent.supervisor.service import BUNDLE_NAME
+from port_agent.policy.decide import State
+from port_agent.supervisor.moving.guests import Guests
+from port_agent.supervisor.moving.job_files import STATE, machine_kind, moved_files
+from port_agent.supervisor.service import BUNDLE_NAME
 from tests.agent.live_daemon import BUNDLE
 from tests.agent.supervisor.parts import TRAIN, Parts, parts
 

@@ -6,8 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from agent.jobs.model import Job, JobSpec
-from agent.supervisor.moving.job_files import MovedFileError, append, job_sources, machine_kind, moved_files, read_part
+from port_agent.jobs.model import Job, JobSpec
+from port_agent.supervisor.moving.job_files import (
+    MovedFileError,
+    append,
+    job_sources,
+    machine_kind,
+    moved_files,
+    read_part,
+)
 
 
 def test_bundle_checkpoint_and_data_move_and_nothing_else(tmp_path: Path) -> None:

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.control.client import ControlError
-from agent.jobs.model import Away, AwayPhase, JobSpec, JobState, Movable
-from agent.peers.moving.requests import MoveAnswer, MoveState
-from agent.supervisor.moving.moves import JobMoves
+from port_agent.control.client import ControlError
+from port_agent.jobs.model import Away, AwayPhase, JobSpec, JobState, Movable
+from port_agent.peers.moving.requests import MoveAnswer, MoveState
+from port_agent.supervisor.moving.moves import JobMoves
 from tests.agent.federate.jobs import gestures_bundle
 from tests.agent.live_daemon import BUNDLE, ROOT, go
 from tests.agent.supervisor.moving.agents import TAKES, Mover, TorchMover, at_home, settled, two_movers
@@ -183,7 +183,7 @@ def test_either_side_is_cut_off_at_any_instant(tmp_path: Path) -> None:
 def submit_movable(attic: Mover, bundle: Path, epochs: int) -> None:
     """Submit it as a user does."""
     words = ["submit", str(bundle), "--name", "job", "--movable", "--epochs", str(epochs)]
-    command = [sys.executable, "-m", "agent.cli", *words, "--runtime-dir", str(attic.root / "run")]
+    command = [sys.executable, "-m", "port_agent.cli", *words, "--runtime-dir", str(attic.root / "run")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -193,7 +193,7 @@ def trained_at_home(bundle: Path, epochs: int) -> bytes:
     out = bundle.with_suffix(".safetensors")
     words = ["--bundle", str(bundle), "--state-dir", str(bundle.with_suffix(".state"))]
     words += ["--epochs", str(epochs), "--out", str(out)]
-    command = [sys.executable, "-m", "agent.train.worker", *words]
+    command = [sys.executable, "-m", "port_agent.train.worker", *words]
     done = subprocess.run(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return out.read_bytes()

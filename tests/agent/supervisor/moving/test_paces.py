@@ -4,8 +4,8 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
-from agent.jobs.model import Guest, JobMeasurements, JobPromise
-from agent.supervisor.moving.paces import paces
+from port_agent.jobs.model import Guest, JobMeasurements, JobPromise
+from port_agent.supervisor.moving.paces import paces
 from tests.agent.supervisor.parts import Parts, parts
 
 

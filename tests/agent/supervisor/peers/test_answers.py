@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.peers.exchange.answers import Asker, NotAnsweredError, Subject
-from agent.policy.config import AgentOptions
-from agent.supervisor.peers import answers as answers_module
-from agent.supervisor.peers.answers import LONGEST_SOLVING_S, PeerAnswers
+from port_agent.peers.exchange.answers import Asker, NotAnsweredError, Subject
+from port_agent.policy.config import AgentOptions
+from port_agent.supervisor.peers import answers as answers_module
+from port_agent.supervisor.peers.answers import LONGEST_SOLVING_S, PeerAnswers
 from tests.agent.live_daemon import until
 
 NAME = "ab" * 32

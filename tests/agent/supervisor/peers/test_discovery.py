@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from agent.health.conditions import HealthBoard
-from agent.peers import discovery
-from agent.peers.announcement import Announcement
-from agent.peers.interfaces import Interface
-from agent.peers.sightings import Peer
-from agent.peers.state import PublicState
-from agent.policy.config import AgentOptions
-from agent.supervisor.dispatch import Dispatcher
-from agent.supervisor.peers.discovery import PeerDiscovery, public_state, row
-from agent.system.clock import SystemClock
+from port_agent.health.conditions import HealthBoard
+from port_agent.peers import discovery
+from port_agent.peers.announcement import Announcement
+from port_agent.peers.interfaces import Interface
+from port_agent.peers.sightings import Peer
+from port_agent.peers.state import PublicState
+from port_agent.policy.config import AgentOptions
+from port_agent.supervisor.dispatch import Dispatcher
+from port_agent.supervisor.peers.discovery import PeerDiscovery, public_state, row
+from port_agent.system.clock import SystemClock
 from tests.agent.live_daemon import LONG, go
 from tests.agent.live_daemon import until as eventually
 from tests.agent.supervisor.parts import TRAIN, parts

@@ -15,12 +15,12 @@ pytest.importorskip("flwr")
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from agent.federate.orders import ARRAYS, CONFIG, FOLDER, MODEL_FILE, RESULT_FILE, START_FILE
-from agent.federate.tensors import federated_tensors
-from agent.federate.wire import array_record, message_bytes, read_message
-from agent.jobs.model import JobKind, JobSpec, JobState
-from agent.jobs.store import JobStore
-from agent.peers.federation.requests import (
+from port_agent.federate.orders import ARRAYS, CONFIG, FOLDER, MODEL_FILE, RESULT_FILE, START_FILE
+from port_agent.federate.tensors import federated_tensors
+from port_agent.federate.wire import array_record, message_bytes, read_message
+from port_agent.jobs.model import JobKind, JobSpec, JobState
+from port_agent.jobs.store import JobStore
+from port_agent.peers.federation.requests import (
     Invitation,
     MessagePart,
     ReplyRequest,
@@ -28,8 +28,8 @@ from agent.peers.federation.requests import (
     TaskAnswer,
     TaskState,
 )
-from agent.supervisor.peers.answers import FederatedSurroundings
-from agent.supervisor.peers.federated_jobs import FederatedJobs
+from port_agent.supervisor.peers.answers import FederatedSurroundings
+from port_agent.supervisor.peers.federated_jobs import FederatedJobs
 from tests.agent.federate.jobs import adapter_file, gestures_bundle
 from tests.agent.live_daemon import until
 

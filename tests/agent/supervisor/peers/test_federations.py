@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agent.federate.tensors import federated_tensors
-from planner.ir.bundle.bundle import read_manifest
+from port_agent.federate.tensors import federated_tensors
+from port_planner.ir.bundle.bundle import read_manifest
 from tests.agent.federate.agents import JOB, local_devices
 from tests.agent.federate.jobs import gestures_bundle, needs_flower
 from tests.agent.live_daemon import ROOT
@@ -73,6 +73,6 @@ def trained_alone(bundle: Path) -> Path:
     """Return what one epoch makes of the bundle's own weights, without any agent."""
     out = bundle.with_suffix(".safetensors")
     words = ["--state-dir", str(bundle.with_suffix(".state")), "--epochs", "1", "--out", str(out)]
-    command = [sys.executable, "-m", "agent.train.worker", "--bundle", str(bundle), *words]
+    command = [sys.executable, "-m", "port_agent.train.worker", "--bundle", str(bundle), *words]
     assert subprocess.run(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}).returncode == 0
     return out

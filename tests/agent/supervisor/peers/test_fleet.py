@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from agent.health.conditions import HealthBoard
-from agent.peers.fleet import fleet as fleet_module
-from agent.peers.fleet.paired import FOLDER, PairedDeviceError
-from agent.policy.config import AgentOptions
-from agent.supervisor.peers.discovery import PeerDiscovery
-from agent.supervisor.peers.fleet import PAIRED_FOLDER, FleetKeeper
-from agent.supervisor.peers.pairing import NewPartner
-from agent.system.clock import SystemClock
+from port_agent.health.conditions import HealthBoard
+from port_agent.peers.fleet import fleet as fleet_module
+from port_agent.peers.fleet.paired import FOLDER, PairedDeviceError
+from port_agent.policy.config import AgentOptions
+from port_agent.supervisor.peers.discovery import PeerDiscovery
+from port_agent.supervisor.peers.fleet import PAIRED_FOLDER, FleetKeeper
+from port_agent.supervisor.peers.pairing import NewPartner
+from port_agent.system.clock import SystemClock
 from tests.agent.live_daemon import until
 from tests.agent.peers.devices import HEARTBEAT, Contents, identity
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from agent.peers.pairing.code import read_code
-from agent.supervisor.peers import pairing
-from agent.supervisor.peers.pairing import NewPartner, PairingDesk, PairingPlace, PairingRefusedError
+from port_agent.peers.pairing.code import read_code
+from port_agent.supervisor.peers import pairing
+from port_agent.supervisor.peers.pairing import NewPartner, PairingDesk, PairingPlace, PairingRefusedError
 
 PATIENCE_S = 120.0
 
@@ -97,7 +97,7 @@ def test_a_port_that_is_taken_and_a_process_that_says_nothing(tmp_path: Path, mo
         with pytest.raises(PairingRefusedError, match="Address already in use"):
             await two.desk.show(two.place, int(str(shown["port"])), 60.0)
         await one.desk.close()
-        monkeypatch.setattr(pairing, "JOIN_MODULE", "agent.peers.state")
+        monkeypatch.setattr(pairing, "JOIN_MODULE", "port_agent.peers.state")
         with pytest.raises(PairingRefusedError, match="the pairing process ended"):
             await two.desk.join(two.place, "1", "127.0.0.1", 1)
         await two.desk.close()

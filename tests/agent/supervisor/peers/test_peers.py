@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from agent.health.conditions import HealthBoard
-from agent.jobs.store import JobStore
-from agent.peers.announcement import Announcement
-from agent.peers.exchange.answers import Asker
-from agent.peers.sightings import Peer
-from agent.peers.state import PublicState
-from agent.policy.config import AgentOptions
-from agent.supervisor.peers.answers import FederatedSurroundings
-from agent.supervisor.peers.pairing import PairingRefusedError
-from agent.supervisor.peers.peers import HISTORY_KIND, Peers
-from agent.system.clock import SystemClock
+from port_agent.health.conditions import HealthBoard
+from port_agent.jobs.store import JobStore
+from port_agent.peers.announcement import Announcement
+from port_agent.peers.exchange.answers import Asker
+from port_agent.peers.sightings import Peer
+from port_agent.peers.state import PublicState
+from port_agent.policy.config import AgentOptions
+from port_agent.supervisor.peers.answers import FederatedSurroundings
+from port_agent.supervisor.peers.pairing import PairingRefusedError
+from port_agent.supervisor.peers.peers import HISTORY_KIND, Peers
+from port_agent.system.clock import SystemClock
 from tests.agent.peers.devices import HEARTBEAT
 
 OFF = AgentOptions(pairing_port=1, peer_name="attic")

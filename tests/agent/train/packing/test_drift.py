@@ -1,7 +1,7 @@
 """Overflows that persist are told from those of a batch now and then."""
 
-from agent.train.packing.drift import OFTEN, SPARSE_STEPS, WATCHED_STEPS, PackingDrift
-from agent.train.packing.step import Overflow
+from port_agent.train.packing.drift import OFTEN, SPARSE_STEPS, WATCHED_STEPS, PackingDrift
+from port_agent.train.packing.step import Overflow
 from tests.agent.train.made_graph import COUNT, graph
 
 T, NBYTES = 2, 4 * COUNT

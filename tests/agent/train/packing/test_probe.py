@@ -5,12 +5,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from agent import packing
-from agent.train.packing.probe import MARGIN, WORTH_PACKING, PackingProbe
-from agent.train.step_values import StepValues
-from planner.capture.step import capture_step
-from planner.ir.costs import Codec, PackingCost
-from planner.ir.graph import StepGraph
+from port_agent import packing
+from port_agent.train.packing.probe import MARGIN, WORTH_PACKING, PackingProbe
+from port_agent.train.step_values import StepValues
+from port_planner.capture.step import capture_step
+from port_planner.ir.costs import Codec, PackingCost
+from port_planner.ir.graph import StepGraph
 
 ROWS, WIDTH = 128, 512
 """A quarter of a megabyte a tensor: large enough to be decided about."""

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from agent.train.samples.bundled import Samples
-from planner.ir.bundle.bundle import Bundle
-from planner.ir.bundle.manifest import BundleError
-from planner.job import TrainingJob
+from port_agent.train.samples.bundled import Samples
+from port_planner.ir.bundle.bundle import Bundle
+from port_planner.ir.bundle.manifest import BundleError
+from port_planner.job import TrainingJob
 from tests.agent.jobs_small import ROWS, make_job, small_bundle, write_job
 
 

@@ -12,9 +12,9 @@ import torch
 from safetensors.numpy import save_file
 from safetensors.torch import save_file as save_torch_file
 
-from agent.train.samples.incoming import Arrivals, DataError
-from planner.ir.bundle.safetensors_io import Member
-from planner.ir.errors import PortError
+from port_agent.train.samples.incoming import Arrivals, DataError
+from port_planner.ir.bundle.safetensors_io import Member
+from port_planner.ir.errors import PortError
 
 COLUMNS = [Member(0, 4 * 6, "float32", (2, 3)), Member(0, 16, "int64", (2,))]
 
@@ -81,9 +81,9 @@ def test_large_arrays_are_copied_a_mebibyte_at_a_time(tmp_path: Path, save: Call
     columns = [Member(0, 4 << 20, "float32", (1, 1 << 20)), Member(0, 8, "int64", (1,))]
     save(inbox / "a.npz", np.ones((24, 1 << 20), np.float32), np.arange(24))
     program = (
-        "import sys\nfrom pathlib import Path\nfrom agent.train.samples.incoming import Arrivals\n"
-        "from planner.ir.bundle.safetensors_io import Member\n"
-        "from planner.ir.process_memory import peak_resident_bytes, reset_peak, resident_bytes\n"
+        "import sys\nfrom pathlib import Path\nfrom port_agent.train.samples.incoming import Arrivals\n"
+        "from port_planner.ir.bundle.safetensors_io import Member\n"
+        "from port_planner.ir.process_memory import peak_resident_bytes, reset_peak, resident_bytes\n"
         f"reset_peak(); before = resident_bytes()\narrivals = Arrivals(Path({str(inbox)!r}), [{columns!r}], Path({str(folder)!r}))\n"
         "print(arrivals.counts[0], peak_resident_bytes() - before)"
     )

@@ -11,12 +11,12 @@ import torch
 import xxhash
 from torch import nn
 
-from agent.train.pager import CHUNK, CorruptPageError, Pager
-from agent.train.state.checkpoint import SLOTS, CheckpointError, StateStore
-from agent.train.trainer import Trainer, TrainOptions
-from planner.ir.bundle.bundle import Bundle
-from planner.ir.bundle.manifest import FileRange
-from planner.job import TrainingJob
+from port_agent.train.pager import CHUNK, CorruptPageError, Pager
+from port_agent.train.state.checkpoint import SLOTS, CheckpointError, StateStore
+from port_agent.train.trainer import Trainer, TrainOptions
+from port_planner.ir.bundle.bundle import Bundle
+from port_planner.ir.bundle.manifest import FileRange
+from port_planner.job import TrainingJob
 from tests.agent.jobs_small import classify, write_job
 from tests.agent.train.trained_job import STEPS, train, trainer
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from agent.train.state.given_weights import GivenWeights, GivenWeightsError
-from agent.train.state.resident_state import initial_contents
-from agent.train.trainer import Trainer, TrainOptions
-from planner.ir.bundle.bundle import Bundle
+from port_agent.train.state.given_weights import GivenWeights, GivenWeightsError
+from port_agent.train.state.resident_state import initial_contents
+from port_agent.train.trainer import Trainer, TrainOptions
+from port_planner.ir.bundle.bundle import Bundle
 from tests.agent.jobs_small import small_bundle
 
 

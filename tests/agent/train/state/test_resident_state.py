@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from agent.backend.cpu import CpuBackend
-from agent.backend.host_copies import HostCopies
-from agent.backend.staging import Staging
-from agent.train.pager import BURST, CHUNK, Pager
-from agent.train.state.checkpoint import StateStore
-from agent.train.state.resident_state import Persistents, bundle_chunks, initial_contents
-from planner.ir.bundle.bundle import Bundle
-from planner.ir.bundle.manifest import TensorLayout
-from planner.ir.errors import PortError
-from planner.ir.program import Program
+from port_agent.backend.cpu import CpuBackend
+from port_agent.backend.host_copies import HostCopies
+from port_agent.backend.staging import Staging
+from port_agent.train.pager import BURST, CHUNK, Pager
+from port_agent.train.state.checkpoint import StateStore
+from port_agent.train.state.resident_state import Persistents, bundle_chunks, initial_contents
+from port_planner.ir.bundle.bundle import Bundle
+from port_planner.ir.bundle.manifest import TensorLayout
+from port_planner.ir.errors import PortError
+from port_planner.ir.program import Program
 from tests.agent.jobs_small import small_bundle
 from tests.agent.train.made_graph import COUNT, KEYS, LAYOUTS, numbers, program, store
 

@@ -10,15 +10,15 @@ import msgpack
 import pytest
 import torch
 
-from planner.ir.bundle.bundle import Bundle, read_manifest
-from planner.ir.bundle.checksums import rows_per_block
-from planner.ir.bundle.codec import WireError, pack_integers, pack_plan, unpack_plan
-from planner.ir.bundle.manifest import DEVICE_FORMAT, BundleError
-from planner.ir.errors import PortError
-from planner.ir.graph import GraphError
-from planner.ir.operators import OperatorError
-from planner.ir.plan import Action
-from planner.ir.program import BudgetError, PlanError
+from port_planner.ir.bundle.bundle import Bundle, read_manifest
+from port_planner.ir.bundle.checksums import rows_per_block
+from port_planner.ir.bundle.codec import WireError, pack_integers, pack_plan, unpack_plan
+from port_planner.ir.bundle.manifest import DEVICE_FORMAT, BundleError
+from port_planner.ir.errors import PortError
+from port_planner.ir.graph import GraphError
+from port_planner.ir.operators import OperatorError
+from port_planner.ir.plan import Action
+from port_planner.ir.program import BudgetError, PlanError
 from tests.agent.jobs_small import make_job, small_bundle, write_job
 from tests.planner.bundles import closed_plan, load, members, opened_plan, read_everything, rewrite, write_mutated
 

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from planner.ir.bundle.checksums import SUM_BYTES, block_sum, block_sums, rows_per_block, tensor_hasher
+from port_planner.ir.bundle.checksums import SUM_BYTES, block_sum, block_sums, rows_per_block, tensor_hasher
 
 
 @pytest.mark.parametrize("row_bytes", [1, 4, 1000, 4096, 5000, 70_000])

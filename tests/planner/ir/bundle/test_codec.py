@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.ir.bundle.codec import (
+from port_planner.ir.bundle.codec import (
     MAX_NESTING,
     MAX_OPS,
     WireError,
@@ -22,9 +22,9 @@ from planner.ir.bundle.codec import (
     unpack_integers,
     unpack_plan,
 )
-from planner.ir.costs import Codec, CostTable, DeviceCosts, Flash, OpCost, PackingCost
-from planner.ir.graph import Named, Piece, Ref, Scalar
-from planner.ir.plan import Action, Decision, Plan
+from port_planner.ir.costs import Codec, CostTable, DeviceCosts, Flash, OpCost, PackingCost
+from port_planner.ir.graph import Named, Piece, Ref, Scalar
+from port_planner.ir.plan import Action, Decision, Plan
 from tests.planner.steps import tiny_step
 
 WHOLE = st.integers(0, 2**40)

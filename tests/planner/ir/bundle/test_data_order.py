@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from planner.ir.bundle.data_order import batch_rows, epoch_order
+from port_planner.ir.bundle.data_order import batch_rows, epoch_order
 
 
 def test_an_epoch_holds_every_sample_once_and_epochs_differ() -> None:

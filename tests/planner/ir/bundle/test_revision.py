@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from planner.ir.bundle.bundle import Bundle
-from planner.ir.bundle.manifest import BundleError
-from planner.ir.bundle.revision import (
+from port_planner.ir.bundle.bundle import Bundle
+from port_planner.ir.bundle.manifest import BundleError
+from port_planner.ir.bundle.revision import (
     MAX_REVISION_BYTES,
     Revision,
     read_revised_choices,
@@ -15,7 +15,7 @@ from planner.ir.bundle.revision import (
     revision_path,
     write_revision,
 )
-from planner.ir.costs import Speeds
+from port_planner.ir.costs import Speeds
 from tests.agent.jobs_small import small_bundle
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from planner.ir.bundle.safetensors_io import (
+from port_planner.ir.bundle.safetensors_io import (
     MAX_HEADER_BYTES,
     Chunks,
     Member,

@@ -7,14 +7,14 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from planner import make_bundle
-from planner.ir.bundle.bundle import Bundle
-from planner.ir.bundle.manifest import BundleError
-from planner.ir.bundle.writer import replace_plans
-from planner.ir.costs import CostTable
-from planner.ir.plan import Plan
-from planner.job import TrainingJob
-from planner.search.plan_step import plan_step
+from port_planner import make_bundle
+from port_planner.ir.bundle.bundle import Bundle
+from port_planner.ir.bundle.manifest import BundleError
+from port_planner.ir.bundle.writer import replace_plans
+from port_planner.ir.costs import CostTable
+from port_planner.ir.plan import Plan
+from port_planner.job import TrainingJob
+from port_planner.search.plan_step import plan_step
 from tests.planner.bundles import read_everything
 from tests.planner.steps import costs_of
 

@@ -1,6 +1,6 @@
 """Teams of threads say what they are."""
 
-from planner.ir.devices.cpu_teams import CpuTeam
+from port_planner.ir.devices.cpu_teams import CpuTeam
 
 
 def test_a_team_says_how_many_threads_it_has_and_where() -> None:

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from planner.ir.devices.exactness import REORDERED, reordered_operators
-from planner.ir.graph import Op, Phase, Ref, Role, StepGraph, Storage, Value
-from planner.ir.operators import ALLOWED, ON_CUDA
+from port_planner.ir.devices.exactness import REORDERED, reordered_operators
+from port_planner.ir.graph import Op, Phase, Ref, Role, StepGraph, Storage, Value
+from port_planner.ir.operators import ALLOWED, ON_CUDA
 
 
 def graph(device: str, op: str, *more: object, dtype: str = "float32", index: str = "int64") -> StepGraph:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from planner.ir.devices.kinds import CPU, CUDA, MPS, accelerator_of
+from port_planner.ir.devices.kinds import CPU, CUDA, MPS, accelerator_of
 
 
 def test_the_accelerator_is_what_is_not_the_cpu() -> None:

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from planner.ir.devices.kinds import CPU, MPS
-from planner.ir.devices.torch_device import (
+from port_planner.ir.devices.kinds import CPU, MPS
+from port_planner.ir.devices.torch_device import (
     device_name,
     generator_states,
     kind_of,
@@ -13,7 +13,7 @@ from planner.ir.devices.torch_device import (
     restore_generators,
     synchronize,
 )
-from planner.ir.errors import CaptureError
+from port_planner.ir.errors import CaptureError
 from tests.simulated_device import NAME, SimBackend
 
 pytestmark = pytest.mark.own_process

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from planner.ir.devices.transfers import StorageTransfer, all_bytes, transfer_of, transfer_op
-from planner.ir.graph import Named, Op, Phase, Ref, Role, StepGraph, Storage, Value
+from port_planner.ir.devices.transfers import StorageTransfer, all_bytes, transfer_of, transfer_op
+from port_planner.ir.graph import Named, Op, Phase, Ref, Role, StepGraph, Storage, Value
 
 STEP = StepGraph(
     storages=(Storage(8, Role.BATCH, "batch0"), Storage(8, Role.TEMPORARY, "", "sim"), Storage(8, Role.TEMPORARY, "")),

@@ -1,7 +1,7 @@
 """A step of five operators whose memory and time can be worked out by hand."""
 
-from planner.ir.costs import CostTable, DeviceCosts, Flash, OpCost
-from planner.ir.graph import Op, Phase, Ref, Role, StepGraph, Storage, Value
+from port_planner.ir.costs import CostTable, DeviceCosts, Flash, OpCost
+from port_planner.ir.graph import Op, Phase, Ref, Role, StepGraph, Storage, Value
 
 X, W, A, B, LOSS = range(5)
 SIZES = (40, 400, 400, 400, 40)

@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-from planner.ir.costs import CostTable, OpCost
-from planner.ir.devices.kinds import CPU
-from planner.ir.lowering.lower import lower
-from planner.ir.plan import Plan
-from planner.problem.placed_step import placed_step
+from port_planner.ir.costs import CostTable, OpCost
+from port_planner.ir.devices.kinds import CPU
+from port_planner.ir.lowering.lower import lower
+from port_planner.ir.plan import Plan
+from port_planner.problem.placed_step import placed_step
 from tests.planner.steps import costs_of, tiny_step
 
 WORKSPACE = 1 << 20

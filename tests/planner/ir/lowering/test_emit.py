@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from planner.ir.costs import Flash
-from planner.ir.lowering.lower import lower
-from planner.ir.plan import Action, Decision, Plan
-from planner.ir.program import Code, PlanError, Program
+from port_planner.ir.costs import Flash
+from port_planner.ir.lowering.lower import lower
+from port_planner.ir.plan import Action, Decision, Plan
+from port_planner.ir.program import Code, PlanError, Program
 from tests.planner.ir.lowering.small_graph import A, B, W, costs, graph
 
 PAGE_A = Plan((Decision(A, 1, 4, Action.PAGE),))

@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.ir.graph import Op, Phase, Role, StepGraph, Storage
-from planner.ir.lowering.host_pages import ALIGNMENT, HostMemoryError, place_host_pages
-from planner.ir.lowering.placement import HostPages, Position
+from port_planner.ir.graph import Op, Phase, Role, StepGraph, Storage
+from port_planner.ir.lowering.host_pages import ALIGNMENT, HostMemoryError, place_host_pages
+from port_planner.ir.lowering.placement import HostPages, Position
 
 Trip = tuple[int, int, int]
 """Bytes, the op after which a storage leaves, and the one before which it is back."""

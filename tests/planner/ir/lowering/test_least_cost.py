@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from planner.ir.costs import CostTable, Flash
-from planner.ir.graph import StepGraph
-from planner.ir.lowering.lower import lower
-from planner.ir.program import DearPlanError
+from port_planner.ir.costs import CostTable, Flash
+from port_planner.ir.graph import StepGraph
+from port_planner.ir.lowering.lower import lower
+from port_planner.ir.program import DearPlanError
 from tests.agent.exactness import packing_costs, random_plan
 from tests.planner.steps import costs_of, tiny_step
 

@@ -5,17 +5,17 @@ from dataclasses import replace
 
 import pytest
 
-from planner.ir.costs import Codec, CostTable
-from planner.ir.graph import Role, StepGraph, operands
-from planner.ir.lowering.lower import lower
-from planner.ir.lowering.packables import packed_reading
-from planner.ir.lowering.rematerialize import effective_operands, rematerializable
-from planner.ir.lowering.update_slices import slice_bounds, update_groups
-from planner.ir.lowering.verify import verify_lowered
-from planner.ir.operators import GUARD
-from planner.ir.plan import Action, Decision, Plan
-from planner.ir.program import BudgetError, Code, PlanError, Program, idle_gaps
-from planner.search.plan_step import plan_step
+from port_planner.ir.costs import Codec, CostTable
+from port_planner.ir.graph import Role, StepGraph, operands
+from port_planner.ir.lowering.lower import lower
+from port_planner.ir.lowering.packables import packed_reading
+from port_planner.ir.lowering.rematerialize import effective_operands, rematerializable
+from port_planner.ir.lowering.update_slices import slice_bounds, update_groups
+from port_planner.ir.lowering.verify import verify_lowered
+from port_planner.ir.operators import GUARD
+from port_planner.ir.plan import Action, Decision, Plan
+from port_planner.ir.program import BudgetError, Code, PlanError, Program, idle_gaps
+from port_planner.search.plan_step import plan_step
 from tests.agent.exactness import packing_costs, random_plan
 from tests.planner.steps import costs_of, tiny_step
 

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import torch
 
-from planner.ir.errors import CaptureError
-from planner.ir.lowering.optimizer_scalars import OptimizerSpec, StepScalars, build_optimizer, describe_optimizer
-from planner.ir.operators import OPTIMIZERS
+from port_planner.ir.errors import CaptureError
+from port_planner.ir.lowering.optimizer_scalars import OptimizerSpec, StepScalars, build_optimizer, describe_optimizer
+from port_planner.ir.operators import OPTIMIZERS
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

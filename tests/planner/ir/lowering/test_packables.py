@@ -4,10 +4,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from planner.capture.step import capture_step
-from planner.ir.costs import Codec
-from planner.ir.graph import Role, StepGraph
-from planner.ir.lowering.packables import packables, read_packed
+from port_planner.capture.step import capture_step
+from port_planner.ir.costs import Codec
+from port_planner.ir.graph import Role, StepGraph
+from port_planner.ir.lowering.packables import packables, read_packed
 
 
 def step() -> StepGraph:

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from planner.ir.costs import Codec
-from planner.ir.lowering.lower import lower
-from planner.ir.lowering.packed_rooms import with_packed_rooms
-from planner.ir.plan import Action, Decision, Plan
-from planner.ir.program import BudgetError, idle_gaps
+from port_planner.ir.costs import Codec
+from port_planner.ir.lowering.lower import lower
+from port_planner.ir.lowering.packed_rooms import with_packed_rooms
+from port_planner.ir.plan import Action, Decision, Plan
+from port_planner.ir.program import BudgetError, idle_gaps
 from tests.agent.exactness import packing_costs
 from tests.planner.steps import costs_of, tiny_step
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from planner.ir.lowering.placement import SlicedUpdates
-from planner.ir.lowering.update_slices import SLICE_BYTES
-from planner.ir.program import UpdateGroup
+from port_planner.ir.lowering.placement import SlicedUpdates
+from port_planner.ir.lowering.update_slices import SLICE_BYTES
+from port_planner.ir.program import UpdateGroup
 
 GROUP = UpdateGroup(
     parameter=0, first=3, last=5, storages=(0, 1, 2, 7), temporaries=(7,), whole=(), nbytes=3 * SLICE_BYTES + 4

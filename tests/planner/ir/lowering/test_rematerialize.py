@@ -2,11 +2,11 @@
 
 import pytest
 
-from planner.ir.graph import Role, StepGraph
-from planner.ir.lowering.lower import lower
-from planner.ir.lowering.rematerialize import effective_operands, rematerializable
-from planner.ir.plan import Action, Decision, Plan
-from planner.ir.program import PlanError, idle_gaps
+from port_planner.ir.graph import Role, StepGraph
+from port_planner.ir.lowering.lower import lower
+from port_planner.ir.lowering.rematerialize import effective_operands, rematerializable
+from port_planner.ir.plan import Action, Decision, Plan
+from port_planner.ir.program import PlanError, idle_gaps
 from tests.planner.steps import costs_of, tiny_step
 
 # -- wrong plans

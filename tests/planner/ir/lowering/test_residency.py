@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from planner.ir.lowering.placement import Position, SlicedUpdates
-from planner.ir.lowering.residency import ResidencyWalk
-from planner.ir.plan import Action, Decision
-from planner.ir.program import BudgetError, PlanError
+from port_planner.ir.lowering.placement import Position, SlicedUpdates
+from port_planner.ir.lowering.residency import ResidencyWalk
+from port_planner.ir.plan import Action, Decision
+from port_planner.ir.program import BudgetError, PlanError
 from tests.planner.ir.lowering.small_graph import LOSS, SIZES, A, B, W, X, costs, graph
 
 RETURN = Decision(A, 1, 4, Action.RECOMPUTE)

@@ -10,10 +10,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.ir.graph import ITEM_BYTES, Argument, Op, Phase, Ref, Role, StepGraph
-from planner.ir.lowering.update_slices import ELEMENTWISE, SLICE_BYTES, may_round_apart, slice_bounds, update_groups
-from planner.ir.torch_operators import resolve
-from planner.slices.comparison import thread_shares
+from port_planner.ir.graph import ITEM_BYTES, Argument, Op, Phase, Ref, Role, StepGraph
+from port_planner.ir.lowering.update_slices import (
+    ELEMENTWISE,
+    SLICE_BYTES,
+    may_round_apart,
+    slice_bounds,
+    update_groups,
+)
+from port_planner.ir.torch_operators import resolve
+from port_planner.slices.comparison import thread_shares
 from tests.planner.steps import tiny_step
 
 

@@ -10,16 +10,16 @@ import pytest
 import torch
 
 from benchmarks.models import DEMO_SCRIPT
-from planner.capture.step import capture_step
-from planner.ir.graph import StepGraph
-from planner.ir.lowering.lower import lower
-from planner.ir.lowering.verify import verify_lowered
-from planner.ir.plan import Action, Plan
-from planner.ir.program import BudgetError, Code, PlanError, Program
-from planner.problem.reorder import dependencies
-from planner.slices import pieces
-from planner.slices.chains import find_chains
-from planner.slices.pieces import cut_chains
+from port_planner.capture.step import capture_step
+from port_planner.ir.graph import StepGraph
+from port_planner.ir.lowering.lower import lower
+from port_planner.ir.lowering.verify import verify_lowered
+from port_planner.ir.plan import Action, Plan
+from port_planner.ir.program import BudgetError, Code, PlanError, Program
+from port_planner.problem.reorder import dependencies
+from port_planner.slices import pieces
+from port_planner.slices.chains import find_chains
+from port_planner.slices.pieces import cut_chains
 from tests.agent.exactness import flat_costs, random_plan
 from tests.planner.steps import tiny_step
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from planner.ir.graph import StepGraph
+from port_planner.ir.graph import StepGraph
 from tests.planner.ir.operands.recorded_step import recorded_step
 
 

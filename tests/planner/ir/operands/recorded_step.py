@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from planner.capture.step import capture_step
-from planner.ir.graph import Op, Phase, Ref, Role, StepGraph, Storage, Value
+from port_planner.capture.step import capture_step
+from port_planner.ir.graph import Op, Phase, Ref, Role, StepGraph, Storage, Value
 
 
 class Everything(nn.Module):

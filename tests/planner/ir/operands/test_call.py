@@ -7,11 +7,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from planner.capture.step import capture_step
-from planner.ir.devices.transfers import transfer_of
-from planner.ir.graph import GraphError, Op, Ref, Role, StepGraph
-from planner.ir.operands.verify import verify_operands
-from planner.problem.placed_step import placed_step
+from port_planner.capture.step import capture_step
+from port_planner.ir.devices.transfers import transfer_of
+from port_planner.ir.graph import GraphError, Op, Ref, Role, StepGraph
+from port_planner.ir.operands.verify import verify_operands
+from port_planner.problem.placed_step import placed_step
 from tests.planner.ir.operands.recorded_step import INDICES, changed, place
 
 

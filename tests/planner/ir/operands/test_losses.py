@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from planner.ir.graph import GraphError, Ref, StepGraph
-from planner.ir.operands.verify import verify_operands
+from port_planner.ir.graph import GraphError, Ref, StepGraph
+from port_planner.ir.operands.verify import verify_operands
 from tests.planner.ir.operands.recorded_step import changed, made_of, place
 
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from planner.capture.step import capture_step
-from planner.ir.graph import Argument, GraphError, Ref, StepGraph
-from planner.ir.operands.verify import verify_operands
+from port_planner.capture.step import capture_step
+from port_planner.ir.graph import Argument, GraphError, Ref, StepGraph
+from port_planner.ir.operands.verify import verify_operands
 from tests.planner.ir.operands.recorded_step import changed, place
 
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from planner.capture.step import capture_step
-from planner.ir.graph import GraphError, Ref, StepGraph
-from planner.ir.operands.verify import verify_operands
+from port_planner.capture.step import capture_step
+from port_planner.ir.graph import GraphError, Ref, StepGraph
+from port_planner.ir.operands.verify import verify_operands
 from tests.planner.ir.operands.recorded_step import changed, place
 
 OPTIMIZERS = {

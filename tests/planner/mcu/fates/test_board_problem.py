@@ -6,13 +6,13 @@ from functools import cache
 
 import pytest
 
-from planner.mcu.autodiff import StepKind, full_scheme, last_layers
-from planner.mcu.fates.board_problem import BoardProblem, board_problem, parameter_name
-from planner.mcu.fates.core_costs import core_costs
-from planner.mcu.frontend import import_module
-from planner.mcu.memory import plan_memory
-from planner.problem.model import Choice, Fate, Schedule
-from planner.problem.replay import replay
+from port_planner.mcu.autodiff import StepKind, full_scheme, last_layers
+from port_planner.mcu.fates.board_problem import BoardProblem, board_problem, parameter_name
+from port_planner.mcu.fates.core_costs import core_costs
+from port_planner.mcu.frontend import import_module
+from port_planner.mcu.memory import plan_memory
+from port_planner.problem.model import Choice, Fate, Schedule
+from port_planner.problem.replay import replay
 from tests.planner.mcu.networks import every_layer
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from planner.mcu import CompiledModel, HostEngine, UpdateOptions, compile_model
-from planner.mcu.compile import recompile
-from planner.mcu.fates.choose import BoardDeadlineError, FitOptions
-from planner.mcu.fates.core_costs import core_costs
-from planner.mcu.fates.page_costs import PageMedium
-from planner.mcu.memory import ArenaBudgetError
+from port_planner.mcu import CompiledModel, HostEngine, UpdateOptions, compile_model
+from port_planner.mcu.compile import recompile
+from port_planner.mcu.fates.choose import BoardDeadlineError, FitOptions
+from port_planner.mcu.fates.core_costs import core_costs
+from port_planner.mcu.fates.page_costs import PageMedium
+from port_planner.mcu.memory import ArenaBudgetError
 from tests.planner.mcu.networks import NETWORKS
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from planner.mcu.autodiff import full_scheme
-from planner.mcu.fates.choose_bands import choose_bands, stage_loads
-from planner.mcu.fates.core_costs import core_costs
-from planner.mcu.frontend import import_module
-from planner.mcu.ir import Graph
-from planner.mcu.memory import program_of
-from planner.mcu.zoo import CameraNet
+from port_planner.mcu.autodiff import full_scheme
+from port_planner.mcu.fates.choose_bands import choose_bands, stage_loads
+from port_planner.mcu.fates.core_costs import core_costs
+from port_planner.mcu.frontend import import_module
+from port_planner.mcu.ir import Graph
+from port_planner.mcu.memory import program_of
+from port_planner.mcu.zoo import CameraNet
 from tests.planner.mcu.networks import every_layer
 
 CORE = core_costs("nrf52840")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from planner.mcu.autodiff import full_scheme, training_program
-from planner.mcu.fates.core_costs import M0, M4F, CoreError, core_costs, kernel_of, work_of
-from planner.mcu.frontend import import_module
+from port_planner.mcu.autodiff import full_scheme, training_program
+from port_planner.mcu.fates.core_costs import M0, M4F, CoreError, core_costs, kernel_of, work_of
+from port_planner.mcu.frontend import import_module
 from tests.planner.mcu.networks import every_layer
 
 

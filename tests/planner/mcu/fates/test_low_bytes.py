@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from planner.mcu import HostEngine, UpdateOptions, UpdateRounding, compile_model, compile_quantized
-from planner.mcu.compile import recompile
-from planner.mcu.fates.choose import FitOptions, fit_memory
-from planner.mcu.fates.low_bytes import fit_low_bytes
-from planner.mcu.fates.page_costs import PageMedium
-from planner.mcu.memory import ArenaBudgetError
+from port_planner.mcu import HostEngine, UpdateOptions, UpdateRounding, compile_model, compile_quantized
+from port_planner.mcu.compile import recompile
+from port_planner.mcu.fates.choose import FitOptions, fit_memory
+from port_planner.mcu.fates.low_bytes import fit_low_bytes
+from port_planner.mcu.fates.page_costs import PageMedium
+from port_planner.mcu.memory import ArenaBudgetError
 from tests.planner.mcu.networks import hidden_linear
 
 PAGED = PageMedium.PSRAM

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from planner.ir.boards import BoardError
-from planner.mcu.fates.core_costs import core_costs
-from planner.mcu.fates.page_costs import MediumError, PageCosts, PageMedium, page_costs
+from port_planner.ir.boards import BoardError
+from port_planner.mcu.fates.core_costs import core_costs
+from port_planner.mcu.fates.page_costs import MediumError, PageCosts, PageMedium, page_costs
 
 
 def costs(medium: PageMedium, board: str = "nrf52840") -> PageCosts:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from planner.mcu import HostEngine, UpdateOptions, compile_model
-from planner.mcu.compile import recompile
-from planner.mcu.fates.choose import FitOptions
-from planner.mcu.fates.core_costs import core_costs
-from planner.mcu.fates.page_costs import PageMedium
-from planner.mcu.pages import transfers, wait_of
-from planner.mcu.zoo import StreamNet
+from port_planner.mcu import HostEngine, UpdateOptions, compile_model
+from port_planner.mcu.compile import recompile
+from port_planner.mcu.fates.choose import FitOptions
+from port_planner.mcu.fates.core_costs import core_costs
+from port_planner.mcu.fates.page_costs import PageMedium
+from port_planner.mcu.pages import transfers, wait_of
+from port_planner.mcu.zoo import StreamNet
 from tests.planner.mcu.networks import settled
 
 

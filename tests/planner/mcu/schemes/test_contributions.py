@@ -8,19 +8,19 @@ from dataclasses import replace
 
 import pytest
 
-from planner.mcu.autodiff import LayerUpdate, SparseScheme, last_layers
-from planner.mcu.frontend import import_module
-from planner.mcu.ir import Graph, OpKind
-from planner.mcu.memory import ArenaBudgetError, plan_memory
-from planner.mcu.schemes.contributions import (
+from port_planner.mcu.autodiff import LayerUpdate, SparseScheme, last_layers
+from port_planner.mcu.frontend import import_module
+from port_planner.mcu.ir import Graph, OpKind
+from port_planner.mcu.memory import ArenaBudgetError, plan_memory
+from port_planner.mcu.schemes.contributions import (
     Contribution,
     ContributionTable,
     Limits,
     backward_macs,
     find_scheme,
 )
-from planner.mcu.schemes.race import find_finalists
-from planner.mcu.zoo import DigitsNet
+from port_planner.mcu.schemes.race import find_finalists
+from port_planner.mcu.zoo import DigitsNet
 
 
 @pytest.fixture(scope="module")

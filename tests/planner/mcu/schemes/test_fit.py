@@ -6,18 +6,18 @@ import numpy as np
 import pytest
 import torch
 
-from planner.mcu.autodiff import SparseScheme
-from planner.mcu.compile import compile_model
-from planner.mcu.frontend import import_module
-from planner.mcu.host import UpdateOptions, UpdateRounding
-from planner.mcu.quantize import quantize
-from planner.mcu.schemes.contributions import (
+from port_planner.mcu.autodiff import SparseScheme
+from port_planner.mcu.compile import compile_model
+from port_planner.mcu.frontend import import_module
+from port_planner.mcu.host import UpdateOptions, UpdateRounding
+from port_planner.mcu.quantize import quantize
+from port_planner.mcu.schemes.contributions import (
     Limits,
     analyse_contributions,
     find_scheme,
 )
-from planner.mcu.schemes.fit import EngineMeasure, fit_scheme
-from planner.mcu.zoo import DigitsNet
+from port_planner.mcu.schemes.fit import EngineMeasure, fit_scheme
+from port_planner.mcu.zoo import DigitsNet
 from tests.planner.mcu.networks import bars, settled
 
 

@@ -6,18 +6,18 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from planner.mcu.autodiff import LayerUpdate, SparseScheme, last_layers
-from planner.mcu.compile import compile_quantized
-from planner.mcu.frontend import import_module
-from planner.mcu.host import HostEngine
-from planner.mcu.ir import Graph
-from planner.mcu.quantize import quantize
-from planner.mcu.schemes.contributions import (
+from port_planner.mcu.autodiff import LayerUpdate, SparseScheme, last_layers
+from port_planner.mcu.compile import compile_quantized
+from port_planner.mcu.frontend import import_module
+from port_planner.mcu.host import HostEngine
+from port_planner.mcu.ir import Graph
+from port_planner.mcu.quantize import quantize
+from port_planner.mcu.schemes.contributions import (
     analyse_contributions,
 )
-from planner.mcu.schemes.fit import EngineMeasure
-from planner.mcu.schemes.race import Finalist, race, race_draws
-from planner.mcu.zoo import DigitsNet
+from port_planner.mcu.schemes.fit import EngineMeasure
+from port_planner.mcu.schemes.race import Finalist, race, race_draws
+from port_planner.mcu.zoo import DigitsNet
 from tests.planner.mcu.networks import settled
 
 

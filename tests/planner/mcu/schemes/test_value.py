@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from planner.mcu.autodiff import SparseScheme, last_layers
-from planner.mcu.compile import CompiledModel, compile_model, recompile
-from planner.mcu.fates.choose import FitOptions
-from planner.mcu.fates.page_costs import PageMedium
-from planner.mcu.host import UpdateOptions
-from planner.mcu.memory import ArenaBudgetError
-from planner.mcu.schemes.value import Valuation, Valued, most_per_joule, value_candidates, value_schemes
-from planner.mcu.zoo import DigitsNet
+from port_planner.mcu.autodiff import SparseScheme, last_layers
+from port_planner.mcu.compile import CompiledModel, compile_model, recompile
+from port_planner.mcu.fates.choose import FitOptions
+from port_planner.mcu.fates.page_costs import PageMedium
+from port_planner.mcu.host import UpdateOptions
+from port_planner.mcu.memory import ArenaBudgetError
+from port_planner.mcu.schemes.value import Valuation, Valued, most_per_joule, value_candidates, value_schemes
+from port_planner.mcu.zoo import DigitsNet
 from tests.planner.mcu.networks import bars, settled
 
 RAM = 6_500

@@ -1,8 +1,8 @@
 """What rematerializations need, and who reads what."""
 
-from planner.problem.model import Choice, Fate
-from planner.search.greedy.closures import ClosureCost, Closures
-from planner.search.greedy.decisions import Decisions
+from port_planner.problem.model import Choice, Fate
+from port_planner.search.greedy.closures import ClosureCost, Closures
+from port_planner.search.greedy.decisions import Decisions
 from tests.planner.search.greedy.chains import HIDDEN, INPUT, OUTPUT, chain, gap_of
 
 

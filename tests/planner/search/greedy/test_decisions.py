@@ -2,8 +2,8 @@
 
 import pytest
 
-from planner.problem.model import Choice, Fate, Semantics
-from planner.search.greedy.decisions import Decisions
+from port_planner.problem.model import Choice, Fate, Semantics
+from port_planner.search.greedy.decisions import Decisions
 from tests.planner.search.greedy.chains import HIDDEN, INPUT, OUTPUT, WEIGHT, chain, gap_of
 
 

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.problem.model import Schedule, Semantics
-from planner.problem.replay import replay
-from planner.search.greedy.load import StageLoad, step_slices
+from port_planner.problem.model import Schedule, Semantics
+from port_planner.problem.replay import replay
+from port_planner.search.greedy.load import StageLoad, step_slices
 from tests.planner.brute_force import random_problem
 from tests.planner.search.greedy.chains import chain
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from planner.problem.model import Choice, Fate, Problem, Semantics
-from planner.search.greedy.closures import Closures
-from planner.search.greedy.decisions import Decisions
-from planner.search.greedy.load import StageLoad
-from planner.search.greedy.moves import Additions, Move, Moves
+from port_planner.problem.model import Choice, Fate, Problem, Semantics
+from port_planner.search.greedy.closures import Closures
+from port_planner.search.greedy.decisions import Decisions
+from port_planner.search.greedy.load import StageLoad
+from port_planner.search.greedy.moves import Additions, Move, Moves
 from tests.planner.search.greedy.chains import HIDDEN, INPUT, OUTPUT, WEIGHT, chain, gap_of
 
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.problem.model import Choice, Fate, Packing, Problem, Schedule, Semantics, Slicing
-from planner.problem.replay import replay
-from planner.search.greedy.search import Greedy, GreedySearch, greedy, greedy_variants, smallest_budget
+from port_planner.problem.model import Choice, Fate, Packing, Problem, Schedule, Semantics, Slicing
+from port_planner.problem.replay import replay
+from port_planner.search.greedy.search import Greedy, GreedySearch, greedy, greedy_variants, smallest_budget
 from tests.planner.brute_force import random_problem
 from tests.planner.search.greedy.chains import HIDDEN, INPUT, WEIGHT, chain, gap_of
 

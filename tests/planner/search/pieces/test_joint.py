@@ -5,18 +5,18 @@ import math
 
 import pytest
 
-from planner.ir.costs import CostTable, OpCost
-from planner.ir.graph import StepGraph
-from planner.ir.lowering.lower import lower
-from planner.ir.plan import Plan
-from planner.search.floor import floor_of
-from planner.search.pieces import joint
-from planner.search.pieces.joint import joint_cut
-from planner.search.plan_step import base_joules, plan_step
-from planner.slices import pieces, stage_groups
-from planner.slices.chains import touched_bytes
-from planner.slices.choices import Cut, cut_fat, kinds
-from planner.slices.costs_in_pieces import costs_in_pieces
+from port_planner.ir.costs import CostTable, OpCost
+from port_planner.ir.graph import StepGraph
+from port_planner.ir.lowering.lower import lower
+from port_planner.ir.plan import Plan
+from port_planner.search.floor import floor_of
+from port_planner.search.pieces import joint
+from port_planner.search.pieces.joint import joint_cut
+from port_planner.search.plan_step import base_joules, plan_step
+from port_planner.slices import pieces, stage_groups
+from port_planner.slices.chains import touched_bytes
+from port_planner.slices.choices import Cut, cut_fat, kinds
+from port_planner.slices.costs_in_pieces import costs_in_pieces
 from tests.planner.slices.language_step import language_step
 from tests.planner.steps import costs_of
 

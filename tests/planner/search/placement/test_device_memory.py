@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from planner.ir.costs import CostTable, Flash, OpCost
-from planner.ir.lowering.lower import lower
-from planner.ir.plan import Plan
-from planner.problem.placed_step import placed_step
-from planner.search.placement.device_memory import (
+from port_planner.ir.costs import CostTable, Flash, OpCost
+from port_planner.ir.lowering.lower import lower
+from port_planner.ir.plan import Plan
+from port_planner.problem.placed_step import placed_step
+from port_planner.search.placement.device_memory import (
     DeviceMemory,
     DevicePage,
     HeldStorage,
@@ -22,7 +22,7 @@ from planner.search.placement.device_memory import (
     overfull,
     pool_bytes,
 )
-from planner.search.placement.operator_devices import (
+from port_planner.search.placement.operator_devices import (
     DeviceChoice,
     DeviceChoiceError,
     DeviceLink,

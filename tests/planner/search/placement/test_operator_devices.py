@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from planner.ir.costs import OpCost
-from planner.search.placement.operator_devices import (
+from port_planner.ir.costs import OpCost
+from port_planner.search.placement.operator_devices import (
     HOST,
     DeviceChoice,
     DeviceChoiceError,

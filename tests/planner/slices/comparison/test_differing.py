@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import nn
 
-from planner.capture.step import capture_step
-from planner.ir.graph import Op, StepGraph
-from planner.slices import pieces
-from planner.slices.chains import find_chains
-from planner.slices.comparison import differing as comparison
-from planner.slices.comparison.differing import compared_bytes, differing
-from planner.slices.gradients import split_gradients
-from planner.slices.pieces import cut_chains
+from port_planner.capture.step import capture_step
+from port_planner.ir.graph import Op, StepGraph
+from port_planner.slices import pieces
+from port_planner.slices.chains import find_chains
+from port_planner.slices.comparison import differing as comparison
+from port_planner.slices.comparison.differing import compared_bytes, differing
+from port_planner.slices.gradients import split_gradients
+from port_planner.slices.pieces import cut_chains
 from tests.planner.slices.comparison.wrong_halves import step, turned
 
 

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from planner.slices.comparison.differing import Differing, compared_bytes
-from planner.slices.comparison.request import ComparisonRequest, pack_differing, pack_request, read_differing
-from planner.slices.gradients import split_gradients
+from port_planner.slices.comparison.differing import Differing, compared_bytes
+from port_planner.slices.comparison.request import ComparisonRequest, pack_differing, pack_request, read_differing
+from port_planner.slices.gradients import split_gradients
 from tests.planner.slices.comparison.wrong_halves import step, turned
 
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from planner.ir.tensor_bytes import same_bits
-from planner.slices.algebra import VECTOR
-from planner.slices.comparison.thread_shares import LEAST_SHARE, in_whole_vectors, rounds_apart
+from port_planner.ir.tensor_bytes import same_bits
+from port_planner.slices.algebra import VECTOR
+from port_planner.slices.comparison.thread_shares import LEAST_SHARE, in_whole_vectors, rounds_apart
 
 ATEN = torch.ops.aten
 

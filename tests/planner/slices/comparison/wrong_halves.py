@@ -5,9 +5,9 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from planner.capture.step import capture_step
-from planner.ir.graph import Ref, StepGraph
-from planner.slices.rewriting import Rewritten
+from port_planner.capture.step import capture_step
+from port_planner.ir.graph import Ref, StepGraph
+from port_planner.slices.rewriting import Rewritten
 
 
 def step() -> StepGraph:

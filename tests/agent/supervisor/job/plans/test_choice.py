@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from agent.supervisor.job.plans.choice import (
+from port_agent.supervisor.job.plans.choice import (
     PlanFigures,
     WriteAllowance,
     at_measured_speed,

@@ -7,13 +7,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from agent.supervisor.job.plans import revising
-from agent.supervisor.job.plans.revising import PlanRevision, RevisedPlans, StepPace
-from agent.supervisor.job.worker_kinds import DEFAULT_KINDS
-from agent.supervisor.job.worker_process import WorkerPhase
-from agent.worker.protocol import StepDone
-from planner.ir.bundle.revision import read_revision, revision_path
-from planner.ir.costs import Speeds
+from port_agent.supervisor.job.plans import revising
+from port_agent.supervisor.job.plans.revising import PlanRevision, RevisedPlans, StepPace
+from port_agent.supervisor.job.worker_kinds import DEFAULT_KINDS
+from port_agent.supervisor.job.worker_process import WorkerPhase
+from port_agent.worker.protocol import StepDone
+from port_planner.ir.bundle.revision import read_revision, revision_path
+from port_planner.ir.costs import Speeds
 from tests.agent.jobs_small import make_job, small_bundle, write_job
 from tests.agent.live_daemon import go
 from tests.agent.supervisor.job.running_job import ROOMY, RunningJob, running_job

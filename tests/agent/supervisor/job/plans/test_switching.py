@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from agent.energy.drift import Correction
-from agent.policy.decide import ResourceLimits
-from agent.supervisor.job.plans.switching import PLAN_SWITCH_PAUSE_S, PRESSURE_MEMORY_S
-from agent.supervisor.job.run_state import Run
-from agent.supervisor.job.worker_process import WorkerPhase
+from port_agent.energy.drift import Correction
+from port_agent.policy.decide import ResourceLimits
+from port_agent.supervisor.job.plans.switching import PLAN_SWITCH_PAUSE_S, PRESSURE_MEMORY_S
+from port_agent.supervisor.job.run_state import Run
+from port_agent.supervisor.job.worker_process import WorkerPhase
 from tests.agent.live_daemon import LONG, go
 from tests.agent.supervisor.job.running_job import ROOMY, RunningJob, running_job
 

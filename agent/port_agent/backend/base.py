@@ -1,0 +1,84 @@
+"""What the executor asks of a place to compute."""
+
+from typing import Protocol
+
+import torch
+
+from port_planner.ir.errors import PortError
+
+
+class DeviceAbsentError(PortError):
+    """A step is for a device that this machine, or this build of torch, does not have."""
+
+
+class Event(Protocol):
+    """A point in what a device was given to do."""
+
+    def synchronize(self) -> None:
+        """Return once the device has passed it."""
+
+
+class Backend(Protocol):
+    """One device: its memory, one stream that computes and one that copies, and its generator.
+
+    Host and device order their work by events alone: a copy starts after the event that it is given, and what needs the copy
+    waits for the event that it gives back. Memory is freed by whoever holds it, never before the copy's event was waited for.
+    """
+
+    kind: str
+    """Of `port_planner.ir.devices.kinds`."""
+    addressable: bool
+    """Whether the page thread may read and write its memory by address; else pages pass through the host's."""
+    unified: bool
+    """Whether its memory is the host's own, so that one budget is for both."""
+
+    def allocate(self, nbytes: int) -> torch.Tensor:
+        """Return at least `nbytes` bytes of the device's memory; raises torch.OutOfMemoryError where the cap forbids it."""
+
+    def allocate_shared(self, nbytes: int) -> torch.Tensor:
+        """Return as `allocate` does, memory that the host reaches by address, too, where the device has such."""
+
+    def host_view(self, memory: torch.Tensor) -> torch.Tensor | None:
+        """Return bytes of the device's memory as the host's, nothing being copied; None where the host does not reach them.
+
+        To be asked for once the device is done with them. What the host writes there, work sees that the device is given later.
+        """
+
+    def allocate_host(self, nbytes: int) -> torch.Tensor:
+        """Return at least `nbytes` bytes of the host's memory, block-aligned, that copies reach without another copy."""
+
+    def reached(self) -> Event:
+        """Return the point that the computing stream has been given work up to."""
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor, after: Event) -> Event:
+        """Copy bytes on the copying stream once `after` has passed; return when that is done. Any thread may call it."""
+
+    def wait(self, event: Event) -> None:
+        """Let the computing stream go on only after `event`; the host does not wait."""
+
+    def synchronize(self) -> None:
+        """Return when the device has done all that it was given."""
+
+    def generator_state(self) -> torch.Tensor:
+        """Return the state of the device's default generator, on the host."""
+
+    def set_generator_state(self, state: torch.Tensor) -> None:
+        """Put the device's default generator into this state."""
+
+    def allocated_bytes(self) -> int:
+        """Return the bytes of the device's memory that tensors hold now; 0 on the CPU, whose allocator counts itself."""
+
+    def outside_bytes(self) -> int:
+        """Return the bytes of the device's memory that this process holds beside tensors: context, libraries; 0 on the CPU.
+
+        Takes some tenths of a second where the driver's own program is asked.
+        """
+
+    def peak_bytes(self) -> int:
+        """Return the most bytes that tensors have held since `reset_peak`; 0 on the CPU."""
+
+    def reset_peak(self) -> None:
+        """Count the peak anew."""
+
+    def limit(self, nbytes: int) -> None:
+        """Let tensors hold no more than `nbytes` of the device's memory; nothing on the CPU, where the kernel bounds."""

@@ -1,0 +1,83 @@
+"""Operators of the CPU on teams of threads: with so many, or on the cores of one cluster.
+
+A team that may run anywhere is the calling thread with another number of threads: setting that is cheap, and where it is one or all, the
+OpenMP library keeps the threads that it has. A team with cores of its own is a thread tied to them, for the threads that it starts inherit
+that; each operator is handed to it.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Self
+
+import torch
+
+from port_planner.ir.devices.cpu_teams import CpuTeam
+from port_planner.ir.errors import ExitCode, PortError
+
+
+class CpuTeamError(PortError):
+    """Operators are for cores that this process may not run on."""
+
+    exit_code = ExitCode.IMPOSSIBLE
+
+
+class CpuTeams:
+    """Runs operators on the teams of a step: number 0 is the calling thread with `threads`, others are `teams`, from number 1.
+
+    Raises CpuTeamError where the cores of one are not there.
+    """
+
+    def __init__(self, threads: int, teams: Sequence[CpuTeam] = ()) -> None:
+        self.threads, self.teams = threads, tuple(teams)
+        usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else frozenset[int]()
+        for team in self.teams:
+            if not usable.issuperset(team.cores):
+                raise CpuTeamError(
+                    f"operators of this step are for {team.text}, and this process may run on {sorted(usable)}: plan the job again here"
+                )
+        self._tied = {
+            number: ThreadPoolExecutor(1, f"cpu-team-{number}", _tie, (team,))
+            for number, team in enumerate(self.teams, 1)
+            if team.cores
+        }
+        for tied in self._tied.values():
+            tied.submit(int).result()  # now, and not between two operators
+        if self._tied:
+            torch.set_num_threads(threads)  # which each of them has set for threads to come
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def runs(self, team: int, run: Callable[[], Any]) -> Callable[[], Any]:
+        """Return what runs `run` on a team."""
+        if not team:
+            return run
+        if team in self._tied:
+            tied = self._tied[team]
+            return lambda: tied.submit(run).result()
+        count, usual = self.teams[team - 1].threads, self.threads
+
+        def with_threads() -> Any:
+            torch.set_num_threads(count)
+            try:
+                return run()
+            finally:
+                torch.set_num_threads(usual)
+
+        return with_threads
+
+    def close(self) -> None:
+        """End the threads that are tied to cores."""
+        for tied in self._tied.values():
+            tied.shutdown()
+
+
+def _tie(team: CpuTeam) -> None:
+    """Begin a team's thread: on its cores, without autograd, which is each thread's own."""
+    os.sched_setaffinity(0, team.cores)
+    torch.set_num_threads(team.threads)
+    torch.set_grad_enabled(False)

@@ -1,0 +1,150 @@
+"""What stops a process that takes more of a device's memory than it may: tried, in processes of their own that are let take more.
+
+`python -m port_agent.backend.enforcement KIND BOUND ...` is such a process: it says that it has begun, then, for each bound in turn, whether more
+was refused. Where the kernel ends it instead, the bound that it had not answered for is the one that holds.
+"""
+
+import contextlib
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from port_agent.backend.base import Backend
+from port_agent.backend.choose import backend_of
+from port_agent.system.cgroup import CgroupError, cgroup2_mount, own_path
+from port_agent.system.memory_belt import scope_command
+from port_agent.system.python_process import module_command, module_environment
+from port_planner.ir.process_memory import available_bytes, resident_bytes
+
+PROBE_BYTES = 64 << 20
+"""So much is taken of a device's memory to see who notices; enough to stand out, little enough to be there."""
+_LIMIT_BYTES = PROBE_BYTES // 4
+"""What a probe may take of it."""
+
+ALLOCATOR, DATA, GROUP = "a limit of torch's allocator", "RLIMIT_DATA", "a control group"
+REFUSED, ALLOWED, KILLED = "refuses more", "lets more be taken", "ends who takes more"
+_BEGUN = "begun"
+_PATIENCE_S = 60.0
+_FIRST_TO_GO = "1000"
+"""Of the kernel's scores: where the whole machine gets short, the process that tries goes before anything of the user's."""
+_NO_LIMIT = 1 << 62
+_SPARE_BYTES = 512 << 20
+"""What must be free of the machine beside what is tried with."""
+
+
+class _NotTriedError(Exception):
+    """A bound cannot be set here; says why."""
+
+
+def enforced(backend: Backend) -> dict[str, str]:
+    """Return what each bound does about memory of the device beyond it: `REFUSED`, `ALLOWED`, `KILLED`, or why that is not known."""
+    return tried(backend.kind, (ALLOCATOR, DATA)) | _in_a_group(backend)
+
+
+def _in_a_group(backend: Backend) -> dict[str, str]:
+    """Try a control group whose limit leaves a process like this one little more than it holds."""
+    limit = resident_bytes() + backend.outside_bytes() + PROBE_BYTES
+    if available_bytes() < limit + PROBE_BYTES + _SPARE_BYTES:
+        return {GROUP: "was not tried: too little memory is free"}
+    scope = scope_command(limit)
+    if not scope:
+        return {GROUP: "was not tried: nobody limits one for this user"}
+    return tried(backend.kind, (GROUP,), scope)
+
+
+def tried(kind: str, bounds: tuple[str, ...], within: Sequence[str] = ()) -> dict[str, str]:
+    """Return the outcome of each bound, tried one after the other in one process; `within`: words that run it in a scope."""
+    words = [*within, *module_command(__name__), kind, *bounds]
+    try:
+        done = subprocess.run(words, env=module_environment(), capture_output=True, text=True, timeout=_PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        return dict.fromkeys(bounds, f"was not tried: no answer in {_PATIENCE_S:g} s")
+    return outcomes(bounds, done.stdout.splitlines(), done.returncode)
+
+
+def outcomes(bounds: tuple[str, ...], said: list[str], ended: int) -> dict[str, str]:
+    """Return the outcome of each bound by the lines that a process has said, and the exit status that it ended with."""
+    if not said:
+        return dict.fromkeys(bounds, f"was not tried: the process that tries ended with {ended} before it began")
+    found = dict(zip(bounds, said[1:], strict=False))
+    left = [bound for bound in bounds if bound not in found]
+    if left and ended in (-signal.SIGKILL, -signal.SIGABRT, 128 + signal.SIGKILL, 128 + signal.SIGABRT):
+        found[left.pop(0)] = KILLED
+    return found | dict.fromkeys(left, f"was not tried: the process that tries ended with {ended}")
+
+
+def main(arguments: list[str]) -> int:
+    """Try each bound of the command line on a kind of device, and say what came of it."""
+    kind, *bounds = arguments
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(_FIRST_TO_GO)
+    backend = backend_of(kind)
+    backend.allocate(_LIMIT_BYTES).fill_(1)
+    backend.synchronize()
+    _say(_BEGUN)
+    for bound in bounds:
+        try:
+            _say(TRIES[bound](backend))
+        except _NotTriedError as reason:
+            _say(f"was not tried: {reason}")
+    return 0
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def _taken(backend: Backend, nbytes: int) -> str:
+    """Take so many bytes of the device's memory, in pieces, and say whether that was let."""
+    held = []
+    try:
+        for _ in range(-(-nbytes // PROBE_BYTES)):
+            held.append(backend.allocate(PROBE_BYTES).fill_(1))
+            backend.synchronize()
+    except (RuntimeError, MemoryError, OSError):  # how it is said differs from device to device
+        return REFUSED
+    return ALLOWED
+
+
+def _by_allocator(backend: Backend) -> str:
+    backend.limit(backend.allocated_bytes() + _LIMIT_BYTES)
+    try:
+        return _taken(backend, PROBE_BYTES)
+    finally:
+        backend.limit(_NO_LIMIT)
+
+
+def _by_data(backend: Backend) -> str:
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[5])
+    except (OSError, IndexError, ValueError) as error:
+        raise _NotTriedError("this system does not say what it counts") from error
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (pages * resource.getpagesize() + _LIMIT_BYTES, hard))
+    try:
+        return _taken(backend, PROBE_BYTES)
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
+
+
+def _by_group(backend: Backend) -> str:
+    try:
+        group = cgroup2_mount(Path("/proc")) / own_path(Path("/proc")).lstrip("/")
+        most, now = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
+    except (CgroupError, OSError, ValueError) as error:
+        raise _NotTriedError("this one's limit cannot be read") from error
+    return _taken(backend, max(0, most - now) + PROBE_BYTES)
+
+
+TRIES: Mapping[str, Callable[[Backend], str]] = {ALLOCATOR: _by_allocator, DATA: _by_data, GROUP: _by_group}
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,132 @@
+"""The GPU of an Apple chip: one stream, and memory that is the host's own.
+
+Has not run on a Mac. Copies are blocking ones: a non-blocking copy from the host can arrive torn (pytorch#189690), and
+there is no second stream to hide one on. A tensor's address is none that the host may use, but torch has another name for the same
+memory that is (`_host_alias_storage`, as safetensors loads weights): whether pages go through copies is measured.
+"""
+
+from typing import Protocol
+
+import torch
+
+from port_agent.backend.base import DeviceAbsentError, Event
+from port_agent.backend.cpu import DONE
+from port_agent.backend.raw_bytes import block
+from port_planner.ir.devices.kinds import MPS
+
+_LEAST_FRACTION, _MOST_FRACTION = 1e-6, 2.0
+"""Of the memory that Metal recommends, between which torch takes a limit; 0 would be none at all."""
+
+
+class Counts(Protocol):
+    """What torch counts of this process's memory on the GPU, as `torch.mps` does: there is no peak among it."""
+
+    def current_allocated_memory(self) -> int:
+        """Return the bytes that tensors hold."""
+
+    def driver_allocated_memory(self) -> int:
+        """Return the bytes that Metal has given: tensors, freed memory that the allocator keeps, and what is neither."""
+
+    def empty_cache(self) -> None:
+        """Give back the freed memory that the allocator keeps."""
+
+
+class HighWater:
+    """The most bytes that tensors have held: what they hold now and the freed memory beside it, which the allocator keeps.
+
+    Never less than the truth, and more by what lies unused between tensors.
+    """
+
+    def __init__(self, counts: Counts) -> None:
+        self.counts = counts
+        self._known = self._outside = 0
+        self.reset()
+
+    def reset(self) -> None:
+        """Count anew: from what tensors hold now."""
+        self.outside_bytes()
+        self._known = self.counts.current_allocated_memory()
+
+    def outside_bytes(self) -> int:
+        """Return the bytes that Metal has given for anything but tensors and memory kept for them."""
+        self._known = self.peak_bytes()  # which is not seen any more once freed memory is given back
+        self.counts.empty_cache()
+        self._outside = max(0, self.counts.driver_allocated_memory() - self.counts.current_allocated_memory())
+        return self._outside
+
+    def peak_bytes(self) -> int:
+        """Return the most since `reset`."""
+        kept = self.counts.driver_allocated_memory() - self._outside
+        return max(self._known, self.counts.current_allocated_memory(), kept)
+
+
+def fraction_of(nbytes: int, recommended_bytes: int) -> float:
+    """Return the fraction of the recommended memory that limits tensors to so many bytes, as torch takes it."""
+    return min(max(nbytes / recommended_bytes, _LEAST_FRACTION), _MOST_FRACTION)
+
+
+class MpsBackend:
+    """A `Backend` on Apple's GPU; see `base` for what each of its words means."""
+
+    kind = MPS
+    addressable = False
+    unified = True
+
+    def __init__(self) -> None:
+        if not torch.backends.mps.is_available():
+            raise DeviceAbsentError(
+                f"this step is for an Apple GPU, and torch {torch.__version__} finds none; run it on such a Mac, or plan it "
+                "again on the CPU"
+            )
+        self._high_water = HighWater(torch.mps)
+
+    def allocate(self, nbytes: int) -> torch.Tensor:
+        return torch.empty(nbytes, dtype=torch.uint8, device=MPS)
+
+    def allocate_shared(self, nbytes: int) -> torch.Tensor:
+        return self.allocate(nbytes)
+
+    def host_view(self, memory: torch.Tensor) -> torch.Tensor | None:
+        torch.mps.synchronize()
+        begin, host = memory.storage_offset(), torch.mps._host_alias_storage(memory.untyped_storage())
+        view: torch.Tensor = torch.empty(0, dtype=torch.uint8).set_(host, begin, (memory.numel(),), (1,))
+        return view
+
+    def allocate_host(self, nbytes: int) -> torch.Tensor:
+        return block(nbytes)
+
+    def reached(self) -> Event:
+        return DONE
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor, after: Event) -> Event:
+        after.synchronize()
+        target.copy_(source)
+        torch.mps.synchronize()
+        return DONE
+
+    def wait(self, event: Event) -> None:
+        event.synchronize()
+
+    def synchronize(self) -> None:
+        torch.mps.synchronize()
+
+    def generator_state(self) -> torch.Tensor:
+        return torch.mps.get_rng_state()
+
+    def set_generator_state(self, state: torch.Tensor) -> None:
+        torch.mps.set_rng_state(state)
+
+    def allocated_bytes(self) -> int:
+        return torch.mps.current_allocated_memory()
+
+    def outside_bytes(self) -> int:
+        return self._high_water.outside_bytes()
+
+    def peak_bytes(self) -> int:
+        return self._high_water.peak_bytes()
+
+    def reset_peak(self) -> None:
+        self._high_water.reset()
+
+    def limit(self, nbytes: int) -> None:
+        torch.mps.set_per_process_memory_fraction(fraction_of(nbytes, torch.mps.recommended_max_memory()))

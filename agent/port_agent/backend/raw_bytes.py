@@ -1,0 +1,49 @@
+"""Memory as bytes: blocks of the host's for storages that come back from flash, the bytes of a storage, views of them."""
+
+import mmap
+
+import torch
+
+from port_agent.malloc import active
+from port_planner.ir.devices.kinds import CPU
+from port_planner.ir.direct_io import BLOCK, padded
+from port_planner.ir.graph import Value
+from port_planner.ir.torch_operators import dtype
+
+_PREPARED = active()
+
+
+def block(nbytes: int) -> torch.Tensor:
+    """Return a byte tensor of at least `nbytes`, whole blocks long.
+
+    Aligned where the allocator gives that.
+
+    Under the preloaded allocator torch's own blocks are page-aligned; elsewhere a private anonymous map is, which, unlike
+    a shared one, the kernel counts as data of this process and gives back the moment it is freed.
+    """
+    size = max(padded(nbytes), BLOCK)
+    if _PREPARED is not None or size < 16 * BLOCK:
+        return torch.empty(size, dtype=torch.uint8)
+    return torch.frombuffer(
+        mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), dtype=torch.uint8, count=size
+    )
+
+
+def whole_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of the storage that `tensor` lies in."""
+    storage = tensor.untyped_storage()
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage, 0, (storage.nbytes(),), (1,))
+
+
+def view(base: torch.Tensor, value: Value) -> torch.Tensor:
+    """Return the value's view of the storage that `base` lies in."""
+    kind = dtype(value.dtype)
+    if base.dtype == kind:
+        return base.as_strided(value.shape, value.stride, value.offset)
+    empty = torch.empty(0, dtype=kind, device=base.device)
+    return empty.set_(base.untyped_storage(), value.offset, value.shape, value.stride)
+
+
+def placed(contents: torch.Tensor, kind: str, nbytes: int) -> torch.Tensor:
+    """Return `nbytes` of the host's on a kind of device: as they are on the CPU, else a copy that has arrived."""
+    return contents if kind == CPU else contents[:nbytes].to(kind)

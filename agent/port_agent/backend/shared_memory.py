@@ -1,0 +1,61 @@
+"""Memory of the host's that a device reaches at the same address: what is in it need not be copied between the two.
+
+For a GPU that computes in the host's memory. torch's own allocator there gives memory that the host does not reach.
+"""
+
+import weakref
+from collections.abc import Callable
+
+import torch
+
+from port_agent.backend.base import Event
+
+
+class SharedMemory:
+    """Tensors of a device over memory of the host's, which is held until the device has done all that it was given when they go.
+
+    `take`: gives memory of the host's that the device reaches; `reached`: the point up to which the device has been given work.
+    `changed`: called whenever `live_bytes` has changed.
+    """
+
+    def __init__(
+        self, device: torch.device, take: Callable[[int], torch.Tensor], reached: Callable[[], Event],
+        changed: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        self._device, self._take, self._reached, self._changed = device, take, reached, changed
+        self._held: dict[int, torch.Tensor] = {}
+        """The device's storage -> the host's memory that it is."""
+        self.live_bytes = self.peak_bytes = 0
+
+    def allocate(self, nbytes: int) -> torch.Tensor:
+        """Return at least `nbytes` bytes, as a tensor of the device's."""
+        host = self._take(nbytes)
+        size = host.numel()
+        storage = torch._C._construct_storage_from_data_pointer(host.data_ptr(), self._device, size)
+        key = storage._cdata
+        self._held[key] = host
+        self._count(size)
+        gone = weakref.finalize(storage, self._release, key, size)  # when the last tensor on it goes
+        gone.atexit = False
+        made: torch.Tensor = torch.empty(0, dtype=torch.uint8, device=self._device).set_(storage, 0, (size,), (1,))
+        return made
+
+    def host_view(self, memory: torch.Tensor) -> torch.Tensor | None:
+        """Return the host's side of these bytes; None of other memory of the device's."""
+        host = self._held.get(memory.untyped_storage()._cdata)
+        begin = memory.storage_offset()
+        return None if host is None else host[begin : begin + memory.numel()]
+
+    def reset_peak(self) -> None:
+        """Count the peak anew."""
+        self.peak_bytes = self.live_bytes
+
+    def _release(self, key: int, size: int) -> None:
+        self._reached().synchronize()
+        del self._held[key]
+        self._count(-size)
+
+    def _count(self, nbytes: int) -> None:
+        self.live_bytes += nbytes
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+        self._changed()

@@ -1,0 +1,116 @@
+"""The way between a device's memory and a page file: two buffers of the host's, filled and emptied in turn.
+
+The page thread alone uses them. While it writes one buffer to the file, the device copies the next piece into the other;
+while the device takes one, the file is read into the other. Where memory is shared and that was measured to be faster, pages whose
+bytes the host reaches go from where they lie to the file and back, and nothing is copied.
+"""
+
+import torch
+
+from port_agent.backend.base import Backend, Event
+from port_agent.backend.cpu import DONE
+from port_agent.backend.host_copies import HostCopies
+from port_planner.ir.direct_io import BLOCK
+
+BUFFERS = 2
+
+
+class Staging:
+    """Buffers of `piece_bytes` each; no transfer moves more at once. `shares`: pages that the host reaches are not copied."""
+
+    def __init__(self, backend: Backend, piece_bytes: int, *, shares: bool = False) -> None:
+        self.backend, self.piece_bytes, self.shares = backend, piece_bytes, shares
+        self.buffers = [backend.allocate_host(piece_bytes) for _ in range(BUFFERS)]
+        self.emptied: list[Event] = [DONE] * BUFFERS
+        """Per buffer: when the device has taken what was in it."""
+        self._turn = 0
+        self._pages: torch.Tensor | None = None
+        self.copies = HostCopies(backend)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the host's memory that the buffers take."""
+        return sum(buffer.numel() for buffer in self.buffers)
+
+    def pages(self, nbytes: int) -> torch.Tensor:
+        """Return the host's block of pages, at least `nbytes` long; one for all programs, made larger where one needs it."""
+        if self._pages is None or self._pages.numel() < nbytes:
+            self._pages = None
+            self._pages = self.backend.allocate_host(nbytes)
+        return self._pages
+
+    def memory(self, nbytes: int) -> torch.Tensor:
+        """Return memory of the device's for a page."""
+        return self.backend.allocate_shared(nbytes) if self.shares else self.backend.allocate(nbytes)
+
+    def take(self) -> int:
+        """Return the next buffer's number once the device has taken what was in it."""
+        self._turn = (self._turn + 1) % BUFFERS
+        self.emptied[self._turn].synchronize()
+        self.emptied[self._turn] = DONE
+        return self._turn
+
+    def side(self, contents: torch.Tensor) -> "DeviceSide":
+        """Return the device's side of a transfer of these bytes, after all that the computing stream has been given by now."""
+        return DeviceSide(self, contents, self.backend.reached())
+
+
+class DeviceSide:
+    """Bytes on a device that a transfer fills or empties piece by piece, in order."""
+
+    __slots__ = ("_after", "_ahead", "_contents", "_filling", "_host", "_staging", "landed")
+
+    def __init__(self, staging: Staging, contents: torch.Tensor, after: Event) -> None:
+        self._staging, self._contents, self._after = staging, contents, after
+        self._ahead: dict[int, tuple[int, int, Event]] = {}
+        """Place -> buffer, bytes and event of a copy to the host that is under way."""
+        self._filling = 0
+        self._host: torch.Tensor | None = None
+        """The bytes themselves, where the host moves them without copies."""
+        self.landed: Event = DONE
+        """When the last piece that was delivered is on the device."""
+
+    def reach(self) -> bool:
+        """Let the host move the bytes where they lie, if that is how; say whether they begin where blocks of a file may.
+
+        Waits until the device is done with them then.
+        """
+        if self._staging.shares:
+            self._after.synchronize()
+            self._host = self._staging.backend.host_view(self._contents)
+        return self._host is None or self._host.data_ptr() % BLOCK == 0
+
+    def fetch(self, place: int, nbytes: int) -> int:
+        """Return the address, on the host, of `nbytes` from byte `place`; where that is a copy, the piece behind it is on its way then."""
+        if self._host is not None:
+            return self._host.data_ptr() + place
+        self._begin(place, nbytes)
+        buffer, _, event = self._ahead.pop(place)
+        event.synchronize()
+        following = place + nbytes
+        if following < self._contents.numel():
+            self._begin(following, min(nbytes, self._contents.numel() - following))
+        return self._staging.buffers[buffer].data_ptr()
+
+    def _begin(self, place: int, nbytes: int) -> None:
+        if place in self._ahead and self._ahead[place][1] >= nbytes:
+            return
+        buffer = self._staging.take()
+        into, piece = self._staging.buffers[buffer][:nbytes], self._contents[place : place + nbytes]
+        event = self._staging.emptied[buffer] = self._staging.backend.copy(into, piece, self._after)
+        self._ahead[place] = buffer, nbytes, event
+
+    def room(self, place: int) -> int:
+        """Return the address of memory on the host, to be filled and delivered to byte `place`."""
+        if self._host is not None:
+            return self._host.data_ptr() + place
+        self._filling = self._staging.take()
+        return self._staging.buffers[self._filling].data_ptr()
+
+    def deliver(self, place: int, nbytes: int) -> None:
+        """Send what was filled to byte `place` on the device, where it is not there."""
+        if self._host is not None:
+            return
+        source = self._staging.buffers[self._filling][:nbytes]
+        self.landed = self._staging.backend.copy(self._contents[place : place + nbytes], source, self._after)
+        self._staging.emptied[self._filling] = self.landed

@@ -1,0 +1,68 @@
+"""Copies between ordinary memory of the host and a device's, through a ring of buffers that copies reach without another copy.
+
+A thread of its own fills and empties the buffers, so that neither the host's computing nor the device's waits for a copy that nobody needs
+yet. Memory that copies reach directly is slow to get and is never paged; the ring is taken once.
+"""
+
+import ctypes
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import torch
+
+from port_agent.backend.base import Backend, Event
+from port_agent.backend.staging import DeviceSide, Staging
+
+LEAST_BYTES = 64 << 10
+"""From so many bytes on: CUDA copies less from ordinary memory at once and without waiting (its notes on synchronisation behaviour)."""
+
+
+class RingCopy:
+    """The event of a copy that goes through the ring: issued piece by piece by the ring's thread."""
+
+    __slots__ = ("_issued",)
+
+    def __init__(self, issued: "Future[Event]") -> None:
+        self._issued = issued
+
+    def landed(self) -> Event:
+        """Return when the last piece has arrived, once that is issued; raises what went wrong on the way."""
+        return self._issued.result()
+
+    def synchronize(self) -> None:
+        """Return once all of it has arrived."""
+        self.landed().synchronize()
+
+
+class TransferRing:
+    """The ring and its thread; one for all steps of a job. `piece_bytes`: of each buffer."""
+
+    def __init__(self, backend: Backend, piece_bytes: int) -> None:
+        self.staging = Staging(backend, piece_bytes)
+        self._thread = ThreadPoolExecutor(1, "transfer-ring")
+
+    def close(self) -> None:
+        """End the thread, once all that it was given is issued."""
+        self._thread.shutdown()
+
+    def into_device(self, target: torch.Tensor, source: torch.Tensor) -> RingCopy:
+        """Begin to copy bytes of the host to the device, after all that the device has been given by now."""
+        return RingCopy(self._thread.submit(self._deliver, self.staging.side(target), source))
+
+    def out_of_device(self, target: torch.Tensor, source: torch.Tensor) -> RingCopy:
+        """Begin to copy bytes of the device to the host, once it has done all that it has been given by now."""
+        return RingCopy(self._thread.submit(self._fetch, self.staging.side(source), target))
+
+    def _deliver(self, side: DeviceSide, source: torch.Tensor) -> Event:
+        for place, nbytes in self._pieces(source):
+            ctypes.memmove(side.room(place), source.data_ptr() + place, nbytes)
+            side.deliver(place, nbytes)
+        return side.landed
+
+    def _fetch(self, side: DeviceSide, target: torch.Tensor) -> Event:
+        for place, nbytes in self._pieces(target):
+            ctypes.memmove(target.data_ptr() + place, side.fetch(place, nbytes), nbytes)
+        return side.landed
+
+    def _pieces(self, contents: torch.Tensor) -> list[tuple[int, int]]:
+        total, piece = contents.numel(), self.staging.piece_bytes
+        return [(place, min(piece, total - place)) for place in range(0, total, piece)]

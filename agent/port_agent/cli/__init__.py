@@ -1,0 +1,80 @@
+"""The command line. Each module here adds the commands of one area.
+
+Heavy imports happen inside the commands.
+"""
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+from port_agent.cli.arguments import CommandParser
+from port_agent.cli.terminal import guarded
+from port_agent.system import VERSION
+from port_planner.ir.errors import ExitCode, PortError
+
+AREAS = (
+    "exec",
+    "finetune.command",
+    "finetune.merge",
+    "plan.command",
+    "plan.show",
+    "plan.train",
+    "devices_and_plots",
+    "daemon",
+    "peers.pairing",
+    "peers.federate",
+    "energy",
+    "mcu.command",
+)
+"""Modules of this package that add commands, in the order of `--help`. Each has `add_commands(subparsers)`; a command sets
+`run=function(arguments) -> exit code` with `set_defaults`."""
+_DAEMON = ("run", ("daemon",))
+"""The command that stays for months, and the area it is in: the other areas would take 2 of its 35 MB."""
+
+
+def build_parser(areas: Sequence[str] = AREAS) -> CommandParser:
+    """Return the parser of the whole command line, or of some of its areas."""
+    parser = CommandParser(
+        prog="port-agent",
+        description="Train PyTorch models on the device you own, inside the RAM you give it.",
+        epilog="Start with your script as it is: port-agent exec --ram 600M -- train.py",
+    )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {VERSION}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for area in areas:
+        importlib.import_module(f"port_agent.cli.{area}").add_commands(commands)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code.
+
+    A `PortError` is printed without a traceback.
+    """
+    with guarded():
+        return _run(argv)
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    words = sys.argv[1:] if argv is None else argv
+    command, areas = _DAEMON
+    arguments = build_parser(areas if list(words[:1]) == [command] else AREAS).parse_args(words)
+    try:
+        code: int = arguments.run(arguments)
+        sys.stdout.flush()
+    except PortError as error:
+        print(f"port-agent: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 141
+    except OSError as error:  # of a path that was given; what our own files need raises errors with their own remedies
+        path = f"{error.filename}: " if error.filename else ""
+        print(
+            f"port-agent: {path}{error.strerror or error}; check the path, its permissions and the room on its disk",
+            file=sys.stderr,
+        )
+        return ExitCode.IMPOSSIBLE
+    return code

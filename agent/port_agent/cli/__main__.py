@@ -1,0 +1,5 @@
+import sys
+
+from port_agent.cli import main
+
+sys.exit(main())

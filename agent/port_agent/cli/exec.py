@@ -1,0 +1,219 @@
+"""`exec`: run a program as it is, inside a memory budget.
+
+This process checks what it was told, takes the limits and becomes the program (execve): signals, exit code, terminal and
+process id are the program's own. What happens inside is `port_agent.follow.exec.launch`.
+"""
+
+import argparse
+import os
+import re
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import NoReturn
+
+from port_agent.cli import places
+from port_agent.cli.arguments import UsageError, duration, readable_file, size, use_cores, whole_number, writable_file
+from port_agent.energy.media import FlashPrices
+from port_agent.follow.consumption import wear_joules_per_byte
+from port_agent.follow.exec.exec_budget import ExecOptions
+from port_agent.follow.exec.launch import LaunchOptions, launch_words
+from port_agent.follow.pages import PageSpace, check_not_in_ram, default_page_dir
+from port_agent.jobs.model import name_like
+from port_agent.malloc import preload_environment
+from port_agent.supervisor.job.plans.choice import data_limit, memory_max
+from port_agent.system.memory_belt import limit_data, scope_command
+from port_agent.train.pager import PageError
+
+_PYTHON = re.compile(r"python(\d+(\.\d+)?)?")
+
+_EPILOG = """\
+what it does: every operator of the program runs as the program calls it, on the same values; tensors that the next
+operators do not need leave for a page file or are made again. Numbers, saved files, output and exit code are those of the
+program without a budget. The program stays unchanged, and its first step already runs inside the budget.
+
+examples:
+  port-agent exec --ram 600M -- train.py --epochs 3
+  port-agent exec --ram 2G --page-dir /mnt/ssd -- -m my_package.train --config base.yaml
+  port-agent exec --ram 600M --opportunistic -- train.py
+  port-agent exec --tensors 4K -- train.py            everything leaves all the time: a test of the program
+
+--opportunistic: the program attaches to the agent of this machine and runs when the agent's policy says so (charging, idle,
+in its time window), one job at a time. When not, it waits between two operators, and its tensors leave for the page file;
+Python, torch and the program's own objects stay. `port-agent status`, `pause`, `resume` and `cancel` know it by its name;
+`cancel` is Ctrl-C for it. While no agent answers it waits, too.
+
+how much to give: Python and torch alone take about 230 MiB, transformers 100 more; the budget cannot be below that plus
+what the largest operator reads and writes. An operator that does not fit is named with its bytes and its line. Give
+--ram a little less than what the machine can spare: the kernel holds a hard limit a little above it.
+
+child processes: DataLoader workers and other children run without a budget of their own, under the same hard limit. With
+--opportunistic they are stopped (SIGSTOP) while the program waits; their memory stays.
+"""
+
+
+def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add `exec` to `commands`."""
+    parser = commands.add_parser(
+        "exec",
+        help="run a training program, unchanged, inside a memory budget",
+        usage="port-agent exec (--ram SIZE | --tensors SIZE) [options] -- (SCRIPT | -m MODULE) [ARGUMENT ...]",
+        description="Run a PyTorch program as it is, inside a memory budget.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    bound = parser.add_mutually_exclusive_group(required=True)
+    bound.add_argument("--ram", type=size, metavar="SIZE", help="memory of the whole process, e.g. 600M or 1.5G")
+    bound.add_argument(
+        "--tensors", type=size, metavar="SIZE", help="memory of the tensors alone, whatever the rest takes"
+    )
+    add_budget_options(parser)
+    parser.add_argument(
+        "--gpu-ram", type=size, metavar="SIZE", help="no budget is kept for a GPU here: `plan` takes one"
+    )
+    parser.add_argument(
+        "program", nargs=argparse.REMAINDER, metavar="-- PROGRAM", help="the program and its own arguments"
+    )
+    parser.set_defaults(run=_exec)
+
+
+def add_budget_options(parser: argparse.ArgumentParser) -> None:
+    """Add how a budget is kept, beside how large it is."""
+    parser.add_argument(
+        "--page-dir", type=Path, metavar="DIR", default=default_page_dir(),
+        help="where tensors that are away are kept, on a disk, not in RAM (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--cpus", type=whole_number(1), metavar="N", help="run on N CPUs, one thread each (default: as without)"
+    )
+    parser.add_argument("--report", type=writable_file, metavar="FILE", help="write what it took as JSON at the end")
+    parser.add_argument(
+        "--read-limit", type=size, metavar="SIZE", help="read pages no faster, in bytes per second: try a slow medium"
+    )
+    parser.add_argument("--write-limit", type=size, metavar="SIZE", help="write pages no faster, in bytes per second")
+    parser.add_argument(
+        "--step-deadline", type=duration, metavar="TIME", help="plan a step that takes at most so long, e.g. 1.5s"
+    )
+    parser.add_argument(
+        "--writes-per-step", type=size, metavar="SIZE", help="plan a step that writes at most so much, to spare flash"
+    )
+    parser.add_argument(
+        "--config", type=readable_file, metavar="F",
+        help=f"[energy] there says what the flash endures and costs; default {places.SYSTEM_CONFIG} if it exists",
+    )  # fmt: skip
+    parser.add_argument(
+        "--opportunistic", action="store_true", help="run when the agent's policy says so, pause and make room when not"
+    )
+    parser.add_argument(
+        "--runtime-dir", type=Path, metavar="R", help="with --opportunistic: where the agent's control socket is"
+    )
+
+
+def _exec(arguments: argparse.Namespace) -> NoReturn:
+    """Become the program; raises UsageError."""
+    if arguments.gpu_ram is not None:
+        raise UsageError(
+            "--gpu-ram: exec keeps the host's memory within a budget, not a GPU's; plan the training with "
+            "`port-agent plan SCRIPT --ram SIZE --gpu-ram SIZE`, where SCRIPT defines port_job(), or leave --gpu-ram away"
+        )
+    module, program = _program(arguments.program)
+    run_in_budget(arguments, program, module=module, name=Path(program[0]).stem)
+
+
+def run_in_budget(arguments: argparse.Namespace, program: list[str], *, module: bool, name: str) -> NoReturn:
+    """Become a program, a script or a module with its arguments, in the budget of `arguments`.
+
+    Those have `ram`, `tensors` and what `add_budget_options` adds. `name`: what the agent shows. Raises UsageError, and
+    ConfigError and EnergyConfigError of the settings.
+    """
+    ram = arguments.ram
+    check_page_dir(arguments.page_dir, for_ram=ram is not None)
+    energy, _ = places.energy_settings(arguments.config)
+    prices = FlashPrices(energy.flash_endurance_bytes, energy.flash_price, energy.price_per_kwh)
+    socket = _agent_socket(arguments.runtime_dir, ram) if arguments.opportunistic else None
+    added = preload_environment(ram) if ram is not None else {}
+    if arguments.cpus is not None:
+        use_cores(arguments.cpus)
+        os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(arguments.cpus)
+    scope = scope_command(memory_max(ram)) if ram is not None else []
+    budget = ExecOptions(
+        ram_bytes=ram,
+        tensors_bytes=arguments.tensors,
+        page_dir=str(arguments.page_dir.absolute()),
+        read_bytes_per_s=arguments.read_limit,
+        write_bytes_per_s=arguments.write_limit,
+        step_deadline_s=arguments.step_deadline,
+        writes_per_step=arguments.writes_per_step,
+        wear_joules=wear_joules_per_byte(arguments.page_dir, prices),
+        report=str(arguments.report.absolute()) if arguments.report is not None else None,
+        data_limited=ram is not None and not scope,
+        socket=str(socket) if socket is not None else None,
+        name=name_like(name),
+    )
+    options = LaunchOptions(asdict(budget), module, {name: os.environ.get(name) for name in added})
+    if ram is not None and not scope:
+        limit_data(data_limit(ram))
+    command = [*scope, *launch_words(options, program)]
+    os.execve(command[0], command, {**os.environ, **added})
+
+
+def _agent_socket(runtime_dir: Path | None, ram: int | None) -> Path:
+    """Return the control socket of the agent, which answers; raises UsageError, ControlError."""
+    if ram is None:
+        raise UsageError("--opportunistic needs --ram: the agent must know what the program may take")
+    client = places.connect(runtime_dir)
+    client.get("/v1/status")
+    return client.path.absolute()
+
+
+def _program(words: list[str]) -> tuple[bool, list[str]]:
+    """Return whether the program is a module, and its words without `-m`.
+
+    Raises UsageError where there is none.
+    """
+    if words[:1] == ["--"]:
+        words = words[1:]
+    if not words:
+        raise UsageError("no program; write it after --, as in: port-agent exec --ram 600M -- train.py --epochs 3")
+    words = _without_python(words)
+    if not words:
+        raise UsageError("python alone is no program; give a script, or -m and a module")
+    if words[0] == "-m":
+        if len(words) == 1:
+            raise UsageError("-m needs the name of a module")
+        return True, words[1:]
+    script = Path(words[0])
+    if words[0].startswith("-") and not script.exists():
+        raise UsageError(f"{words[0]} is not a program; give a script, or -m and a module")
+    try:
+        script.open("rb").close()
+    except IsADirectoryError:
+        pass  # a directory with __main__.py
+    except OSError as error:
+        raise UsageError(f"cannot open {script}: {error.strerror}") from error
+    return False, words
+
+
+def _without_python(words: list[str]) -> list[str]:
+    """Return a command without the interpreter before it, where that is this one; raises UsageError where it may be another."""
+    first = Path(words[0])
+    if not _PYTHON.fullmatch(first.name) or (first.parent == Path() and first.exists()):
+        return words
+    if first.parent not in (Path(), Path(sys.executable).parent):
+        raise UsageError(
+            f"{first} may be another Python than {sys.executable}, which runs the program; leave it out, or use its port-agent"
+        )
+    return words[1:]
+
+
+def check_page_dir(directory: Path, *, for_ram: bool) -> None:
+    """Raise UsageError unless pages can be kept in `directory`.
+
+    Writable, with room, and for a budget of RAM not in RAM.
+    """
+    try:
+        PageSpace(directory).close()
+        if for_ram:
+            check_not_in_ram(directory)
+    except PageError as error:
+        raise UsageError(str(error)) from error

@@ -1,0 +1,104 @@
+"""The process that fine-tunes: `python -m port_agent.cli.finetune OPTIONS [--explain BYTES]`, the options as JSON.
+
+`port-agent finetune` starts it. With the budget it only says what it would do.
+"""
+
+import dataclasses
+import math
+import sys
+from typing import TYPE_CHECKING
+
+import msgspec
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from port_agent.cli.terminal import terminal
+from port_agent.finetune.options import FinetuneOptions
+from port_agent.finetune.text.tokenizing import TokenizerProcess
+from port_planner.ir.errors import PortError
+
+if TYPE_CHECKING:
+    from port_agent.finetune.explain import Explanation
+    from port_agent.finetune.training import FinetuneOutcome, Update
+
+
+def main() -> int:
+    """Fine-tune as the only argument says; return the exit code."""
+    options = msgspec.json.decode(sys.argv[1], type=FinetuneOptions)
+    console = terminal(stderr=True)
+    try:
+        tokenizer = TokenizerProcess(options)
+        with console.status(f"reading {options.data}"):  # minutes, of 100 MB
+            tokenizer.tokenized()  # before torch: it ends with its memory
+        if sys.argv[2:3] == ["--explain"]:
+            return _explain(options, int(sys.argv[3]), tokenizer)
+        from port_agent.finetune.training import exit_code, finetune
+
+        bar = Progress(
+            TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[said]}"),
+            TimeRemainingColumn(), console=console, disable=options.json,
+        )  # fmt: skip
+        task = bar.add_task("training", total=None, said="")
+
+        def say(update: "Update") -> None:
+            if options.json:
+                _tell("update", update)
+            pace = f"loss {update.loss:.3f}, {update.tokens / update.seconds:,.0f} tokens/s"
+            bar.update(task, completed=update.done, total=update.of, said=pace)
+
+        with bar:
+            outcome = finetune(
+                options, say, lambda text: console.print(f"port-agent: {text}", soft_wrap=True), tokenizer=tokenizer
+            )
+    except PortError as error:
+        console.print(f"port-agent: {error}", soft_wrap=True)
+        return error.exit_code
+    if options.json:
+        _tell("stopped" if outcome.left else "finished", outcome)
+    else:
+        terminal().print(_table(outcome))
+    return exit_code(outcome)
+
+
+def _explain(options: FinetuneOptions, ram_bytes: int, tokenizer: TokenizerProcess) -> int:
+    """Print what a fine-tuning would do. Raises FinetuneError."""
+    from port_agent.cli.finetune.explanation import explanation_table
+    from port_agent.finetune.explain import explain
+
+    found = explain(options, ram_bytes, tokenizer)
+    if options.json:
+        _tell("explained", found)
+    else:
+        terminal().print(explanation_table(found, options))
+    return 0
+
+
+def _tell(event: str, facts: "Update | FinetuneOutcome | Explanation") -> None:
+    """Print a line of JSON."""
+    sys.stdout.write(msgspec.json.encode({"event": event, **dataclasses.asdict(facts)}).decode() + "\n")
+    sys.stdout.flush()
+
+
+def _table(outcome: "FinetuneOutcome") -> Table:
+    """Return what came of it for a person."""
+    table = Table(show_header=False)
+    if outcome.left:
+        table.add_row("stopped after", f"{outcome.updates} updates; the same command goes on from there")
+        return table
+    table.add_row("updates", str(outcome.updates))
+    if outcome.loss_before is not None and outcome.loss_after is not None:
+        if outcome.labels:
+            fell = f"{outcome.loss_before:.3f} before, {outcome.loss_after:.3f} after"
+            table.add_row("loss of held-out texts", fell)
+        else:
+            fell = f"{math.exp(outcome.loss_before):.1f} before, {math.exp(outcome.loss_after):.1f} after"
+            table.add_row("perplexity of held-out text", fell)
+    if outcome.sample_after is not None:
+        table.add_row("sample before", outcome.sample_before or "(in an earlier run)")
+        table.add_row("sample after", outcome.sample_after)
+    table.add_row("written", outcome.out)
+    return table
+
+
+if __name__ == "__main__":
+    sys.exit(main())

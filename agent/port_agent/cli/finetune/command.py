@@ -1,0 +1,265 @@
+"""`finetune`: a language model from the user's own directory, on the user's own text, inside a budget.
+
+This process looks at files and options, then becomes the one that trains (`port_agent.cli.finetune`), as `exec` does.
+"""
+
+import argparse
+import json
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from port_agent.cli import places
+from port_agent.cli.arguments import UsageError, positive_number, size, whole_number, writable_folder
+from port_agent.cli.exec import add_budget_options, check_page_dir, run_in_budget
+from port_agent.finetune.model_files import check_model_files, check_stored_as, has_own_code
+from port_agent.finetune.options import FinetuneOptions, MicroBatchOrder
+from port_agent.finetune.task import read_config
+from port_agent.finetune.text.records import Records
+from port_agent.packing.grids import QuantizationGrid
+from port_agent.worker.thread_room import usable_cores
+from port_planner.ir.units import format_bytes
+
+if TYPE_CHECKING:
+    from port_agent.finetune.job.file import FinetuneJob
+
+_EPILOG = """\
+data: .jsonl, a line each with "text", or "prompt" and "completion", or "messages" (role and content; written in the
+tokenizer's own chat template); any other file is one text. Texts are packed to full sequences; of prompts and other
+people's messages no loss is computed. Broken lines are counted and left away. A model with an encoder and a decoder (T5,
+BART) takes "prompt" and "completion" only. An encoder (BERT, RoBERTa, DistilBERT) takes "text" and learns masked words, others
+each time; with a "label" beside each text, it learns to choose one: labels.json in DIR has them in the order of its logits.
+
+what comes out: an adapter directory that peft's PeftModel.from_pretrained loads, the tokenizer with it; with --full a model
+directory. For llama.cpp, convert it with its convert_lora_to_gguf.py or convert_hf_to_gguf.py.
+
+--base keeps the weights on a grid in MODEL/.port-agent, computed once; the adapter belongs to that model, and works as well
+as any adapter of QLoRA does on the model that it was made of.
+
+Ctrl-C ends after the update under way; the same command goes on from there, with the same bits as without the pause.
+
+examples:
+  port-agent finetune SmolLM2-135M --data notes.txt --ram 500M --out notes-adapter
+  port-agent finetune TinyLlama-1.1B --data chats.jsonl --ram 600M --epochs 3 --sample "How do I" --out chats-adapter
+  port-agent finetune Qwen2.5-3B --data notes.txt --ram 900M --base nf4 --out notes-adapter
+  port-agent finetune distilbert-base-uncased --data reviews.jsonl --ram 600M --out stars
+  port-agent finetune gpt2 --data poems.txt --ram 1G --full --out gpt2-poems --opportunistic
+  port-agent finetune gpt2 --data poems.txt --ram 700M --out gpt2-poems --submit
+  port-agent finetune gpt2 --data poems.txt --ram 700M --out gpt2-poems --explain
+  port-agent finetune gpt2 --data mine.txt --ram 700M --out ours --submit --federated --name ours
+
+--submit gives it to the agent of this machine, and returns: the agent runs it when its policy says so (charging, idle, in its
+time window), ends it to give the memory back, and goes on from its checkpoint, also after a restart; `port-agent status`,
+`job`, `logs`, `pause`, `resume` and `cancel` know it. It runs with your rights where the agent has root's, else with the
+agent's. Model and data are used where they lie: while they are others than now, it is refused.
+--federated, with --submit on each of several paired devices under one --name: adapters are averaged round by round, data stays where it is,
+and each device needs the same model directory. `port-agent federate start NAME --rounds N` on one of them leads; --epochs or --updates are those of one
+round; the average is in --out of each when the last round is done.
+--opportunistic runs it here, when the agent says so; it ends with the terminal.
+"""
+
+_NOT_SUBMITTED = ("report", "read_limit", "write_limit", "step_deadline", "writes_per_step", "config", "opportunistic")
+"""Arguments of a run in a terminal that a job has none of."""
+
+_LEAST_HEAD_ROWS = 16
+"""Of fewer, reading the head's weight takes longer than multiplying by it."""
+
+_AS_STORED = "bf16"
+"""Of --base: the weights as they are, where that is what they are."""
+
+_LEAST_TOKENS = 8
+_MOST_TOKENS = 1 << 20
+_MOST_RANK = 1024
+
+
+def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add `finetune` to `commands`."""
+    parser = commands.add_parser(
+        "finetune",
+        help="fine-tune a language model on your own text, inside a memory budget",
+        description="Fine-tune a language model of transformers, from its directory, on your own text.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("model", type=Path, help="directory with config.json, safetensors and tokenizer")
+    parser.add_argument("--data", type=Path, required=True, metavar="FILE", help="what to learn: .jsonl or text")
+    parser.add_argument("--out", type=writable_folder, required=True, metavar="DIR", help="where the result is written")
+    parser.add_argument(
+        "--ram", type=size, required=True, metavar="SIZE", help="memory of the whole process, e.g. 600M"
+    )
+    _add_what_is_trained(parser.add_argument_group("what is trained"))
+    _add_updates(parser.add_argument_group("updates"))
+    _add_job(parser.add_argument_group("the job"))
+    add_budget_options(parser)
+    parser.set_defaults(run=_finetune, tensors=None)
+
+
+def _add_what_is_trained(group: "argparse._ArgumentGroup") -> None:
+    what = group.add_mutually_exclusive_group()
+    what.add_argument(
+        "--lora", type=_rank, default=8, metavar="RANK", help="rank of the adapters, 16 or r=16 (default 8)"
+    )
+    what.add_argument("--full", action="store_true", help="train all weights, in 32 bits, instead of adapters")
+    group.add_argument(
+        "--base", choices=(_AS_STORED, *(grid.value for grid in QuantizationGrid)), metavar="GRID",
+        help="put the frozen weights on a grid first: nf4 (4.5 bits a weight) or int8 (8.25); less is read at each step, and it "
+        f"is another model that is trained (default: as they are stored; {_AS_STORED} says that this is bfloat16, or refuses)",
+    )  # fmt: skip
+    group.add_argument(
+        "--targets", metavar="A,B", default="",
+        help="layers that get adapters, by the ends of their names (default: what peft takes for this kind of model)",
+    )  # fmt: skip
+
+
+def _add_updates(group: "argparse._ArgumentGroup") -> None:
+    group.add_argument(
+        "--seq-len", type=whole_number(_LEAST_TOKENS, _MOST_TOKENS), default=256, metavar="N",
+        help="tokens of the longest sequence (default 256)",
+    )  # fmt: skip
+    group.add_argument("--batch", type=whole_number(1), default=1, metavar="N", help="sequences at once (default 1)")
+    group.add_argument(
+        "--accumulate", type=whole_number(1), default=1, metavar="N", help="batches per update (default 1)"
+    )
+    group.add_argument(
+        "--accumulate-by", type=MicroBatchOrder, choices=tuple(MicroBatchOrder), metavar="ORDER",
+        help="run the batches of an update one after the other (batches), or together, layer by layer (layers): weights are read once per "
+        "update, layers are computed once more; the same bits (default: layers where weights do not fit into --ram and --accumulate is "
+        "more than 1, and where adapters wrote to a disk that wears out). With one batch, layers keeps of each layer only what it is given: where "
+        "what one layer makes fits, adapters then train without writing to the disk",
+    )  # fmt: skip
+    group.add_argument(
+        "--autocast", action="store_true",
+        help="run forward passes in bfloat16 where torch's autocast does so; weights stay as they are",
+    )  # fmt: skip
+    group.add_argument(
+        "--head-rows", type=whole_number(_LEAST_HEAD_ROWS), metavar="N",
+        help="run the head on N rows at a time, whatever the bits (default: on all, or on fewer where the budget has no room for all and "
+        "this device gives the same bits, which is compared)",
+    )  # fmt: skip
+    length = group.add_mutually_exclusive_group()
+    length.add_argument(
+        "--epochs", type=whole_number(1), default=1, metavar="N", help="passes over the data (default 1)"
+    )
+    length.add_argument("--updates", type=whole_number(1), metavar="N", help="so many updates instead")
+    group.add_argument("--lr", type=positive_number, default=2e-4, metavar="R", help="learning rate (default 2e-4)")
+    group.add_argument(
+        "--held-out", type=_share, default=0.05, metavar="SHARE",
+        help="share of the sequences that only measures perplexity, before and after (default 0.05; 0: none)",
+    )  # fmt: skip
+    group.add_argument("--seed", type=whole_number(0), default=0, metavar="N", help="of order and adapters (default 0)")
+
+
+def _add_job(group: "argparse._ArgumentGroup") -> None:
+    group.add_argument("--sample", metavar="PROMPT", help="show what the model writes after it, before and after")
+    group.add_argument("--json", action="store_true", help="print a line of JSON for each update and at the end")
+    group.add_argument(
+        "--explain", action="store_true", help="say what would be done and why, in figures, and train nothing"
+    )
+    group.add_argument(
+        "--submit", action="store_true", help="give it to the agent of this machine as a job, and return"
+    )
+    group.add_argument("--name", help="of the job, with --submit (default: after model and data)")
+    group.add_argument(
+        "--federated", action="store_true",
+        help="with --submit: train a round of the adapters when a paired device that leads a federation of this name asks",
+    )  # fmt: skip
+
+
+def _rank(text: str) -> int:
+    return whole_number(1, _MOST_RANK)(text.removeprefix("r="))
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share < 1:
+        raise argparse.ArgumentTypeError(f"{text} is no share; give a number from 0 to below 1, such as 0.05")
+    return share
+
+
+def _finetune(arguments: argparse.Namespace) -> int:
+    """Become the process that trains, or submit it. Raises UsageError and FinetuneError, before anything is loaded."""
+    targets = tuple(name for name in arguments.targets.split(",") if name)
+    if arguments.full and targets:
+        raise UsageError("--targets says where adapters go, and --full has none; give one of them")
+    if arguments.full and arguments.base:
+        raise UsageError("--full trains all weights, and those of --base are frozen; give one of them")
+    if arguments.autocast and arguments.base in tuple(QuantizationGrid):
+        raise UsageError(
+            "--autocast casts weights, and those on a grid are decoded as the model's own; give one of them"
+        )
+    if arguments.federated and arguments.full:
+        raise UsageError("--federated sends adapters to and fro, and --full has none; leave --full away")
+    given = next((name for name in ("federated", "name") if getattr(arguments, name)), None)
+    if given is not None and not arguments.submit:
+        raise UsageError(f"--{given} is for a job of the agent; add --submit")
+    if arguments.explain and (arguments.submit or arguments.opportunistic):
+        raise UsageError("--explain trains nothing; leave --submit and --opportunistic away")
+    check_model_files(arguments.model)
+    if arguments.base == _AS_STORED:
+        check_stored_as(arguments.model, _AS_STORED.upper())
+    if has_own_code(arguments.model):
+        read_config(arguments.model)  # loads transformers, which is told no kind of model otherwise
+    Records(arguments.data)  # or there is nothing to train on
+    base = None if arguments.base in (None, _AS_STORED) else QuantizationGrid(arguments.base)
+    options = FinetuneOptions(
+        model=str(arguments.model.absolute()), data=str(arguments.data.absolute()), out=str(arguments.out.absolute()),
+        lora_rank=None if arguments.full else arguments.lora, base=base, targets=targets, sequence_tokens=arguments.seq_len,
+        batch=arguments.batch, accumulate=arguments.accumulate, accumulate_by=arguments.accumulate_by, autocast=arguments.autocast, head_rows=arguments.head_rows, epochs=arguments.epochs, updates=arguments.updates,
+        learning_rate=arguments.lr, held_out=arguments.held_out, seed=arguments.seed, sample=arguments.sample,
+        json=arguments.json,
+    )  # fmt: skip
+    if not arguments.submit:
+        program = ["port_agent.cli.finetune", msgspec.json.encode(options).decode()]
+        program += ["--explain", str(arguments.ram)] if arguments.explain else []
+        run_in_budget(arguments, program, module=True, name=f"finetune {arguments.model.name}")
+    return _submit(arguments, options)
+
+
+def _submit(arguments: argparse.Namespace, options: FinetuneOptions) -> int:
+    """Give it to the agent. Raises UsageError, and ControlError of the agent."""
+    from port_agent.finetune.job.file import FinetuneJob
+    from port_agent.jobs.model import JobKind, name_like
+
+    given = next((name for name in _NOT_SUBMITTED if getattr(arguments, name)), None)
+    if given is not None:
+        raise UsageError(f"--{given.replace('_', '-')} is for a run here; leave it away, or --submit")
+    check_page_dir(arguments.page_dir, for_ram=True)
+    threads = arguments.cpus or usable_cores()
+    job = FinetuneJob.of(options, ram_bytes=arguments.ram, threads=threads, page_dir=arguments.page_dir)
+    client = places.connect(arguments.runtime_dir)
+    with tempfile.NamedTemporaryFile() as file:
+        file.writelines(_job_file(job, federated=arguments.federated))
+        file.flush()
+        upload = client.upload("/v1/uploads", Path(file.name))["upload"]
+    name = arguments.name or name_like(f"{arguments.model.absolute().name}-{arguments.data.stem}")
+    fields = {"kind": JobKind.FINETUNE.value, "name": name, "federated": arguments.federated}
+    answer = client.post("/v1/jobs", upload=upload, **fields)
+    if arguments.json:
+        print(json.dumps(answer, indent=2))
+        return 0
+    waits, see = "is in line", f"port-agent status, port-agent logs {answer['id']}"
+    if arguments.federated:
+        waits, see = (
+            "waits for rounds",
+            f"port-agent federate status. Lead them from here with: port-agent federate start {name}",
+        )
+    print(
+        f"Job {answer['id']} ({answer['name']}) {waits}, within {format_bytes(arguments.ram)} on {threads} threads; the result "
+        f"goes to {options.out}. See it with: {see}"
+    )
+    return 0
+
+
+def _job_file(job: "FinetuneJob", *, federated: bool) -> Iterable[bytes]:
+    """Return the content of a job's file. Raises FinetuneError and OSError."""
+    if not federated:
+        return (job.encoded(),)
+    from port_agent.finetune.federated import federated_job  # with torch, for the adapter that a federation begins with
+
+    return federated_job(job)

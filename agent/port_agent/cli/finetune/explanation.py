@@ -1,0 +1,103 @@
+"""What `finetune --explain` shows a person."""
+
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+
+from port_planner.ir.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from port_agent.finetune.explain import Explanation
+    from port_agent.finetune.options import FinetuneOptions
+
+
+def explanation_table(found: "Explanation", options: "FinetuneOptions") -> Table:
+    """Return the figures of a fine-tuning to come, each with what it means."""
+    table = Table(show_header=False)
+    many = f"{len(found.files)} files" if len(found.files) > 1 else found.files[0]
+    table.add_row(
+        "model", f"{found.kind}, {found.parameters / 1e6:,.1f} million weights as {found.loaded_as}: {found.model}"
+    )
+    table.add_row("learns", found.learns)
+    table.add_row("runs", found.how)
+    table.add_row("trained", _trained(found, options))
+    table.add_row("weights", _weights(found, many))
+    if found.grid is not None:
+        there = "is there" if found.grid_is_there else "is written once, before the first update"
+        table.add_row(
+            "grid",
+            f"{found.grid_layers} linear layers as {found.grid}, {format_bytes(found.grid_bytes)}, in MODEL/.port-agent, which {there}; the "
+            "model that is trained is that one",
+        )
+    counts = (
+        (found.broken, "broken lines"),
+        (found.skipped, "too long prompts"),
+        (found.unwritten, "conversations that the chat template refuses"),
+    )
+    left = [f"{count} {what}" for count, what in counts if count]
+    table.add_row("data", f"{found.records:,} records{', without ' + ' and '.join(left) if left else ''}")
+    table.add_row(
+        "sequences",
+        f"{found.sequences:,} to train on, {found.held_out:,} held out, of {found.shortest} to {found.longest} tokens; {found.tokens:,} "
+        f"tokens in all, {found.learned_tokens:,} learned",
+    )
+    goes_on = "; goes on from its checkpoint" if found.done else ""
+    table.add_row("updates", f"{found.updates:,} of {found.accumulate} x {found.batch} sequences{goes_on}")
+    if found.accumulate > 1 or found.by_layers:
+        table.add_row("batches", f"{'layer by layer' if found.by_layers else 'one by one'}: {found.accumulation_why}")
+    kept = (
+        "what each layer is given of all batches, and one layer's of one batch"
+        if found.by_layers
+        else "of the longest batch"
+    )
+    for name, nbytes, what in (
+        ("process", found.process_bytes, "Python, torch, transformers and the data, as this process is now"),
+        ("kernels", found.working_bytes, "what it grows by once they run, about: their code and workspaces"),
+        ("trained state", found.trained_bytes, "weights, gradients and two moments of AdamW"),
+        ("activations", found.saved_bytes, f"kept for the backward pass: {kept}"),
+        ("logits", 2 * found.logits_bytes, "and their gradient, of the rows that the head runs on at a time"),
+        ("frozen weights", found.resident_frozen_bytes, f"of {format_bytes(found.frozen_bytes)} that a step multiplies by, stay in memory"),
+    ):  # fmt: skip
+        table.add_row(name, f"{format_bytes(nbytes)}: {what}")
+    if found.head_rows:
+        table.add_row("head", f"on {found.head_rows} of the longest batch's rows at a time: {found.head_why}")
+    table.add_row("budget", _verdict(found))
+    table.add_row(
+        "an update",
+        f"reads up to {format_bytes(found.read_bytes)} again and writes {format_bytes(found.written_bytes)} or more, by sizes alone",
+    )
+    table.add_row(
+        "checkpoint",
+        f"{format_bytes(found.checkpoint_bytes)} every {format_seconds(found.checkpoint_s)}, at Ctrl-C and when the agent ends it: "
+        f"{found.checkpoint}",
+    )
+    table.add_row(
+        "result", f"{'a model' if options.lora_rank is None else 'an adapter'} and the tokenizer: {found.out}"
+    )
+    return table
+
+
+def _trained(found: "Explanation", options: "FinetuneOptions") -> str:
+    numbers = f"{found.trained_parameters / 1e6:,.2f} million numbers in float32"
+    if options.lora_rank is None:
+        return f"all: {numbers}"
+    return f"LoRA of rank {options.lora_rank} on {', '.join(found.trained_layers)}: {numbers}; all else is frozen"
+
+
+def _weights(found: "Explanation", many: str) -> str:
+    size = f"{format_bytes(found.files_bytes)} in {many}"
+    if found.frozen_bytes:
+        return f"{size}, mapped and read where they lie, never copied or written; of embeddings the rows that occur are read"
+    return f"{size}, read once; what is trained lives in memory and in the page file"
+
+
+def _verdict(found: "Explanation") -> str:
+    budget = format_bytes(found.ram_bytes)
+    if found.written_bytes:
+        missing = found.written_bytes // (1 if found.by_layers else found.accumulate)
+        return f"{budget}: {format_bytes(missing)} of what a step makes does not fit and leaves for the page file meanwhile"
+    if found.read_bytes:
+        return (
+            f"{budget}: all that a step makes fits; frozen weights beyond the rest are read again, forward and backward"
+        )
+    return f"{budget}: all fits"

@@ -1,0 +1,83 @@
+"""`merge`: an adapter of `finetune` and its base as one model directory."""
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from port_agent.cli.arguments import readable_folder
+from port_planner.ir.units import format_bytes
+
+_EPILOG = """\
+what comes out: a directory like the base's, its files under the same names with the same tensors and data types, and the
+weights that peft's merge_and_unload() gives, to the bit. It appears once it is whole. In memory there are some rows at a
+time and one layer's adapter product in 32 bits, besides Python, torch and transformers.
+
+An adapter that was trained with --base nf4 or int8 belongs to the weights as they lay on the grid: these are what is merged
+into, and what the layers without adapters have too; the file is as large as the base's.
+
+to go on with llama.cpp (its converter is a Python script in its sources, llama-quantize one of its programs):
+  python convert_hf_to_gguf.py MERGED --outfile model.gguf --outtype bf16
+  llama-quantize model.gguf model-q4.gguf Q4_K_M
+or, without merging, the adapter alone beside a GGUF of its base:
+  python convert_lora_to_gguf.py ADAPTER --base MODEL --outfile adapter.gguf --outtype f16
+
+examples:
+  port-agent merge notes-adapter --out SmolLM2-notes
+  port-agent merge notes-adapter --model /mnt/ssd/SmolLM2-135M --out SmolLM2-notes
+"""
+
+
+def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add `merge` to `commands`."""
+    parser = commands.add_parser(
+        "merge",
+        help="write an adapter of finetune and its base as one model",
+        description="Write the model that an adapter makes of its base.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("adapter", type=readable_folder, metavar="ADAPTER", help="directory that finetune wrote")
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="DIR", help="the model's directory, which is not there yet"
+    )
+    parser.add_argument(
+        "--model",
+        type=readable_folder,
+        metavar="DIR",
+        help="where the base is now (default: where it was trained over)",
+    )
+    parser.add_argument("--json", action="store_true", help="print a line of JSON at the end")
+    parser.set_defaults(run=_merge)
+
+
+def _merge(arguments: argparse.Namespace) -> int:
+    """Raises FinetuneError."""
+    from port_agent.finetune.model_files import check_not_there
+
+    check_not_there(arguments.out)  # before torch and transformers, which take seconds
+    from port_agent.system.torch_loading import load_torch_library
+
+    load_torch_library()
+    from port_agent.follow.patches import light_dynamo
+
+    light_dynamo.hold_place()  # nothing is compiled here
+    from port_agent.cli.progress import StageBar
+    from port_agent.finetune.merge import merge_adapter
+
+    def note(text: str) -> None:
+        print(f"port-agent: {text}", file=sys.stderr)
+
+    with StageBar(("merging",), quiet=arguments.json) as bar:
+        outcome = merge_adapter(
+            arguments.adapter, arguments.out, arguments.model, lambda share: bar.update("merging", share), note
+        )
+    if arguments.json:
+        print(json.dumps({"event": "finished", **asdict(outcome)}))
+        return 0
+    print(
+        f"{outcome.out}: {format_bytes(outcome.nbytes)}, {outcome.merged} layers of {Path(outcome.base).name} with their adapters; "
+        f"for llama.cpp: python convert_hf_to_gguf.py {outcome.out}"
+    )
+    return 0

@@ -1,0 +1,204 @@
+"""Commands of this area: microcontrollers on serial ports, and simulated ones."""
+
+import argparse
+import importlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from port_agent.cli.arguments import (
+    duration,
+    positive_number,
+    readable_file_or_folder,
+    readable_folder,
+    size,
+    whole_number,
+    writable_file,
+    writable_folder,
+)
+
+if TYPE_CHECKING:
+    from port_agent.worker.shard import Shard
+
+Adder = Callable[..., argparse.ArgumentParser]
+Command = Callable[[argparse.Namespace], int]
+
+
+def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the commands of this area to `commands`."""
+    mcu = commands.add_parser("mcu", help="train int8 models on microcontrollers over a serial port")
+    actions = mcu.add_subparsers(dest="action", metavar="ACTION", required=True)
+    _add_list(actions.add_parser)
+    _add_compile(actions.add_parser)
+    _add_build(actions.add_parser)
+    _add_flash(actions.add_parser)
+    _add_train(actions.add_parser)
+    _add_eval(actions.add_parser)
+    _add_logs(actions.add_parser)
+    _add_record(actions.add_parser)
+    _add_simulate(actions.add_parser)
+
+
+def _loaded_when_run(module: str, name: str) -> Command:
+    """Return a command of a module of this folder, which is loaded when the command runs."""
+
+    def run(arguments: argparse.Namespace) -> int:
+        command: Command = getattr(importlib.import_module(f"port_agent.cli.mcu.{module}"), name)
+        return command(arguments)
+
+    return run
+
+
+def _add_list(add: Adder) -> None:
+    parser = add("list", help="show boards on serial ports, their firmware and model")
+    parser.add_argument("--port", help="also ask this port (ptys are not listed by the system)")
+    parser.add_argument("--watch", action="store_true", help="go on, and show every board that is plugged in or out")
+    parser.add_argument("--boards", action="store_true", help="show the boards that firmware can be built for instead")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=_loaded_when_run("boards", "run_list"))
+
+
+def _add_compile(add: Adder) -> None:
+    parser = add("compile", help="compile the PyTorch model of a project (project.py) to int8 tables")
+    parser.add_argument("project", type=readable_folder, help="directory with project.py")
+    parser.add_argument("-o", "--out", type=writable_folder, help="directory to write (default: PROJECT/build)")
+    parser.add_argument(
+        "--sparse-update", type=size, metavar="RAM",
+        help="choose which biases and weights are trained: measure what each gains on the project's training samples, "
+        "solve for the best sets whose arena and trained parameters take at most RAM, such as 12K, and take the one that "
+        "measures best when it is trained itself",
+    )  # fmt: skip
+    parser.add_argument(
+        "--dynamic-update", type=positive_number, metavar="SHARE", help="in every step train only this share of each layer's "
+        "channels, such as 0.25: those with the largest gradients (groups of four); less work, but no bands within --ram",
+    )  # fmt: skip
+    parser.add_argument(
+        "--q88", action="store_true", help="give every trained weight a low byte and round to nearest: ends nearer to fp32 than "
+        "stochastic rounding of int8, takes a byte more per trained weight; where --ram does not hold that, the layers with most "
+        "weights have none",
+    )  # fmt: skip
+    parser.add_argument(
+        "--ram", type=size, help="let arena and trained parameters take at most RAM, such as 16K; what is not kept between "
+        "forward and backward is computed again, with the same bits",
+    )  # fmt: skip
+    parser.add_argument(
+        "--page", choices=["psram", "nor", "sd"], help="external memory that tensors may be paged to where that takes less "
+        "energy than computing again, or memory that nothing else frees; psram also holds what is trained; goes with --ram",
+    )  # fmt: skip
+    parser.add_argument(
+        "--deadline", type=duration, metavar="TIME", help="refuse a training step that takes longer per sample, such as "
+        "50ms, by the instruction counts and the board's file; goes with --ram",
+    )  # fmt: skip
+    parser.add_argument(
+        "--per-joule", action="store_true", help="choose between training less and recomputing or paging more: the project's "
+        "scheme (or the one --sparse-update finds), a quarter, half and three quarters of the layers, and everything are "
+        "planned for --ram and trained on the project's samples in the host's engine; of those within one standard error of "
+        "the best accuracy the one that gains most per joule is taken",
+    )  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=_loaded_when_run("compiling", "run_compile"))
+
+
+def _add_build(add: Adder) -> None:
+    parser = add("build", help="build the firmware of a compiled model for a board")
+    parser.add_argument("model", type=readable_folder, help="directory of a compiled model")
+    parser.add_argument("--board", required=True, help="board name; see: port-agent mcu list --boards")
+    parser.add_argument("-o", "--out", type=writable_folder, help="directory of the images (default: MODEL/firmware)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=_loaded_when_run("boards", "run_build"))
+
+
+def _add_flash(add: Adder) -> None:
+    parser = add("flash", help="build the firmware of a model and write it to a board")
+    parser.add_argument("model", type=readable_folder, help="directory of a compiled model")
+    parser.add_argument("--board", required=True, help="board name; see: port-agent mcu list --boards")
+    parser.add_argument("--port", help="serial port of the board")
+    parser.add_argument("--drive", type=writable_folder, help="the boot loader's drive, where images are copied")
+    parser.add_argument("--dry-run", action="store_true", help="print the commands only")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=_loaded_when_run("boards", "run_flash"))
+
+
+def _add_job(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("job", type=readable_file_or_folder, help="job.json, or the directory of a compiled model")
+    parser.add_argument(
+        "--data", type=readable_file_or_folder, help=".npz or .safetensors file with x and y, or an inbox directory"
+    )
+    parser.add_argument(
+        "--test", type=readable_file_or_folder, help="samples to evaluate on (default: every fifth of the data)"
+    )
+    _add_port(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON lines")
+
+
+def _add_port(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--port", help="serial port or pty (default: the only known board plugged in)")
+    parser.add_argument("--serial", help="USB serial number of the board: found again after a replug")
+
+
+def _add_train(add: Adder) -> None:
+    parser = add("train", help="train the model on the board; interrupt and run again to go on")
+    _add_job(parser)
+    parser.add_argument("--epochs", type=whole_number(1), help="passes over the training data")
+    parser.add_argument("--steps", type=whole_number(1), help="stop after so many samples")
+    parser.add_argument("--lr", type=positive_number, dest="learning_rate", help="learning rate (default 0.03)")
+    parser.add_argument("--rule", choices=["stochastic", "nearest", "truncate", "q88"], help="rounding of the update")
+    parser.add_argument(
+        "--seed", type=whole_number(0, 2**32 - 1), help="of the order of samples and of rounding (default 1)"
+    )
+    parser.add_argument(
+        "--snapshot-every", type=whole_number(1), help="samples between snapshots on the host (default 200)"
+    )
+    parser.add_argument(
+        "--shard", type=_shard, metavar="K/N", help="train only part K of N of the samples, such as 2/3: several boards, each "
+        "with a part and a --state-dir of its own, train every sample exactly once; it goes on only while its part is unchanged",
+    )  # fmt: skip
+    parser.add_argument("--state-dir", type=writable_folder, help="where snapshots are kept (default: beside the job)")
+    parser.add_argument("--out", type=writable_file, help="write the trained parameters here")
+    parser.set_defaults(run=_loaded_when_run("training", "run_train"))
+
+
+def _shard(text: str) -> "Shard":
+    from port_agent.worker.shard import Shard
+
+    try:
+        return Shard.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _add_eval(add: Adder) -> None:
+    parser = add("eval", help="accuracy and loss of the weights that are on the board now")
+    _add_job(parser)
+    parser.set_defaults(run=_loaded_when_run("training", "run_eval"))
+
+
+def _add_logs(add: Adder) -> None:
+    parser = add(
+        "logs", help="counters of a board: frames, errors, steps, stack, resets",
+        description="Show what a board counts: frames, errors, steps, stack, resets. What a job in the agent's queue "
+        "did is in its own log: port-agent logs JOB.",
+    )  # fmt: skip
+    _add_port(parser)
+    parser.add_argument("--follow", action="store_true", help="print again every second")
+    parser.add_argument("--json", action="store_true", help="print JSON lines")
+    parser.set_defaults(run=_loaded_when_run("boards", "run_logs"))
+
+
+def _add_record(add: Adder) -> None:
+    parser = add("record", help="write a connected stream of samples into an inbox, for a job that waits for data")
+    parser.add_argument("model", type=readable_folder, help="directory of the compiled model")
+    parser.add_argument("--inbox", type=writable_folder, required=True, help="directory that the job reads")
+    parser.add_argument("--source", default="-", help='"-" (standard input), a path, or tcp:HOST:PORT; JSON lines x, y')
+    parser.add_argument("--per-file", type=whole_number(1), default=64, help="samples per file (default 64)")
+    parser.add_argument("--json", action="store_true", help="print JSON lines")
+    parser.set_defaults(run=_loaded_when_run("training", "run_record"))
+
+
+def _add_simulate(add: Adder) -> None:
+    parser = add("simulate", help="run the firmware without a board, in QEMU, on a real pty")
+    parser.add_argument(
+        "model", type=readable_folder, help="directory of a compiled model, or of a project: then it is adapted at once"
+    )
+    parser.add_argument("--board", help="qemu-m4f (default), qemu-m7f, qemu-m3, qemu-m0, qemu-m0-32k or posix")
+    parser.add_argument("--json", action="store_true", help="print JSON lines")
+    parser.set_defaults(run=_loaded_when_run("training", "run_simulate"))

@@ -1,0 +1,241 @@
+"""`mcu compile`: choose what is trained and how it fits, write the tables, and say what was chosen."""
+
+import argparse
+from dataclasses import dataclass
+from typing import Any
+
+from rich.table import Table
+
+from port_agent.cli.mcu.views import show_json
+from port_agent.cli.progress import StageBar
+from port_agent.cli.terminal import terminal
+from port_agent.mcu.errors import BoardJobError
+from port_agent.mcu.model import read_model
+from port_agent.mcu.project import (
+    Project,
+    choose_project,
+    fit_project,
+    hold_project,
+    load_project,
+    value_project,
+    widen_project,
+    without_low_bytes,
+    write_project,
+)
+from port_planner.ir.units import format_joules, format_seconds
+from port_planner.mcu.fates.choose import FittedMemory
+from port_planner.mcu.schemes.fit import FittedModel
+from port_planner.mcu.schemes.race import Finalist
+from port_planner.mcu.schemes.value import Valuation
+
+
+@dataclass(frozen=True, slots=True)
+class _Choices:
+    """What was chosen for a project before its tables are written."""
+
+    fitted: FittedModel | None
+    """What is trained, where that was searched for."""
+    valuation: Valuation | None
+    """What each candidate gains per joule, where that decided."""
+    held: FittedMemory | None
+    """How it fits into a budget, where there is one."""
+    narrow: tuple[str, ...]
+    """Layers whose weights have no low byte though low bytes were asked for."""
+
+
+def run_compile(arguments: argparse.Namespace) -> int:
+    """Run a project and write its tables and data.
+
+    Raises BoardJobError for a deadline, a page medium or a choice per joule without a budget.
+    """
+    _check_options(arguments)
+    out = arguments.out or arguments.project / "build"
+    project, choices = _choose(load_project(arguments.project), arguments)
+    job = write_project(project, out)
+    model = read_model(out)
+    if arguments.json:
+        figures = {
+            "job": str(job), "model": model.name, "hash": model.sha256.hex(), "arena_bytes": model.arena_bytes,
+            "parameter_bytes": model.parameter_bytes,
+        }  # fmt: skip
+        show_json(figures | _choices_json(choices, arguments.q88))
+        return 0
+    _show_choices(choices)
+    print(f"{model.name}: arena {model.arena_bytes:,} B, trained parameters {model.parameter_bytes:,} B; wrote {out}")
+    print(f"next: port-agent mcu simulate {out}, or port-agent mcu flash --board BOARD {out}")
+    return 0
+
+
+def _check_options(arguments: argparse.Namespace) -> None:
+    if arguments.ram is None:
+        if arguments.deadline is not None:
+            raise BoardJobError("--deadline says how fast a plan within --ram must be; give --ram too")
+        if arguments.page is not None:
+            raise BoardJobError("--page says where a plan within --ram may put what does not fit; give --ram too")
+        if arguments.per_joule:
+            raise BoardJobError("--per-joule chooses among plans within --ram; give --ram too")
+    if arguments.per_joule and arguments.dynamic_update is not None:
+        raise BoardJobError(
+            "--per-joule measures trainings of whole layers, --dynamic-update trains a share of each; give one of them"
+        )
+
+
+def _choose(project: Project, arguments: argparse.Namespace) -> tuple[Project, _Choices]:
+    """Return the project as the options want it, and what was chosen on the way."""
+    fitted = valuation = held = None
+    if arguments.q88:
+        project = widen_project(project)
+    if arguments.sparse_update is not None:
+        with StageBar(("analyse",), quiet=arguments.json) as bar:
+            project, fitted = fit_project(
+                project, arguments.sparse_update, lambda done, total: bar.update("analyse", done / total)
+            )
+    if arguments.dynamic_update is not None:
+        project = choose_project(project, arguments.dynamic_update)
+    if arguments.per_joule:
+        with StageBar(("measure",), quiet=arguments.json) as bar:
+            project, valuation = value_project(
+                project, arguments.ram, arguments.deadline, arguments.page,
+                lambda done, total: bar.update("measure", done / total),
+            )  # fmt: skip
+        held = valuation.chosen.fitted
+    elif arguments.ram is not None:
+        project, held = hold_project(project, arguments.ram, arguments.deadline, arguments.page)
+    return project, _Choices(fitted, valuation, held, tuple(without_low_bytes(project)) if arguments.q88 else ())
+
+
+def _choices_json(choices: _Choices, has_low_bytes: bool) -> dict[str, Any]:
+    figures: dict[str, Any] = {}
+    if choices.fitted is not None:
+        figures["scheme"] = _fitted_json(choices.fitted)
+    if choices.valuation is not None:
+        figures["per_joule"] = _valuation_json(choices.valuation)
+    if choices.held is not None:
+        figures["plan"] = _held_json(choices.held)
+    if has_low_bytes:
+        figures["without_low_bytes"] = choices.narrow
+    return figures
+
+
+def _show_choices(choices: _Choices) -> None:
+    if choices.fitted is not None:
+        _show_fitted(choices.fitted)
+    if choices.valuation is not None:
+        _show_valuation(choices.valuation)
+    if choices.held is not None:
+        _show_held(choices.held)
+    if choices.narrow:
+        names = ", ".join(choices.narrow)
+        print(f"no low bytes, which do not fit: {names}; the Q8.8 rule rounds their weights stochastically")
+
+
+def _fitted_json(fitted: FittedModel) -> dict[str, Any]:
+    """Return the scheme that `mcu compile --sparse-update` chose, for machines.
+
+    And what it was measured beside.
+
+    `proven`: no scheme within the limits is predicted to do better than the knapsack's answer.
+    """
+    return _finalist_json(fitted.best) | {
+        "proven": fitted.optimum.proven, "untrained": fitted.table.baseline,
+        "finalists": [_finalist_json(finalist) for finalist in fitted.finalists],
+    }  # fmt: skip
+
+
+def _finalist_json(finalist: Finalist) -> dict[str, Any]:
+    return {
+        "origin": finalist.origin, "trained": finalist.scheme.describe(), "predicted": finalist.predicted,
+        "measured": finalist.measured, "draws": len(finalist.accuracies), "ram_bytes": finalist.ram_bytes,
+        "backward_macs": finalist.backward_macs,
+    }  # fmt: skip
+
+
+def _show_fitted(fitted: FittedModel) -> None:
+    """Print the contributions, the knapsack's answer, the race and what is trained."""
+    print("\n".join(fitted.table.lines()))
+    print(f"knapsack: {fitted.optimum.describe()}")
+    table = Table(box=None, pad_edge=False)
+    for name in ("found by", "trainings", "predicted, %", "measured, %", "RAM, B"):
+        table.add_column(name, justify="left" if name == "found by" else "right")
+    for f in fitted.finalists:
+        measured = f"{100 * f.measured:.1f}"
+        table.add_row(f.origin, str(len(f.accuracies)), f"{100 * f.predicted:.1f}", measured, f"{f.ram_bytes:,}")
+    terminal().print(table)
+    best = fitted.best
+    print(f"trained: {best.scheme.describe()}")
+    print(
+        f"predicted {100 * best.predicted:.1f} %, measured {100 * best.measured:.1f} %; {best.ram_bytes:,} B of RAM, "
+        f"{best.backward_macs:,} backward MAC"
+    )
+
+
+def _valuation_json(found: Valuation) -> dict[str, Any]:
+    """Return what `mcu compile --per-joule` measured and chose; joules are estimates of the whole job."""
+    return {
+        "chosen": found.chosen.origin, "trained": found.chosen.scheme.describe(), "untrained": found.chosen.untrained,
+        "candidates": [
+            {
+                "origin": valued.origin, "accuracy": valued.accuracy, "behind": valued.behind(found.best)[0],
+                "behind_error": valued.behind(found.best)[1], "job_joules": valued.job_joules,
+                "gain_per_joule": valued.gain_per_joule, **_held_json(valued.fitted),
+            }
+            for valued in found.valued
+        ],
+        "refused": [{"origin": refused.origin, "reason": refused.reason} for refused in found.refused],
+    }  # fmt: skip
+
+
+def _show_valuation(found: Valuation) -> None:
+    """Print what each candidate reaches and takes, and which was chosen by what rule."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("trained", "%", "behind", "job", "each", "RAM, B", "paged", "%/J"):
+        table.add_column(name, justify="left" if name == "trained" else "right", no_wrap=True)
+    for valued in found.valued:
+        behind, error = valued.behind(found.best)
+        medium = valued.fitted.memory.medium
+        table.add_row(
+            valued.origin, f"{100 * valued.accuracy:.1f}", f"{100 * behind:.1f} ± {100 * error:.1f}",
+            format_joules(valued.job_joules), format_seconds(valued.fitted.seconds), f"{valued.fitted.memory.ram_bytes:,}",
+            f"{0 if medium is None else medium.size_bytes:,}", f"{100 * valued.gain_per_joule:.3g}",
+        )  # fmt: skip
+    terminal().print(table)
+    for refused in found.refused:
+        print(f"{refused.origin}: {refused.reason}")
+    print(
+        f"chosen: {found.chosen.origin}, {found.chosen.scheme.describe()}; untrained {100 * found.chosen.untrained:.1f} %. "
+        "The rule: within one standard error of the best, most points gained per joule (estimated)"
+    )
+
+
+def _held_json(held: FittedMemory) -> dict[str, Any]:
+    """Return what a plan within a budget takes, as JSON; seconds and joules are estimates of one training sample."""
+    medium = held.memory.medium
+    return {
+        "ram_bytes": held.memory.ram_bytes, "recomputed": held.memory.recomputed, "paged": held.memory.paged,
+        "medium": None if medium is None else medium.name, "medium_bytes": 0 if medium is None else medium.size_bytes,
+        "written_bytes": 0 if medium is None else medium.written_bytes,
+        "banded": sum(row.part for row in held.memory.rows), "seconds": held.seconds,
+        "joules": held.joules, "overhead": held.overhead,
+    }  # fmt: skip
+
+
+def _show_held(held: FittedMemory) -> None:
+    """Say what a plan within a budget takes."""
+    again, paged = held.memory.recomputed, held.memory.paged
+    bands = sum(row.part for row in held.memory.rows)
+    how = "all is kept"
+    if again or bands or paged:
+        pages = f", {paged} pages read" if paged else ""
+        how = f"{again} rows run again, {bands} in bands{pages}, {held.overhead:.1%} more energy"
+    print(
+        f"{held.memory.ram_bytes:,} B: {how}; {format_seconds(held.seconds)} and {format_joules(held.joules)} per sample "
+        "(estimated)"
+    )
+    medium = held.memory.medium
+    if medium is None:
+        return
+    home = ", two copies of what is trained among them" if held.memory.parameters.pages else ""
+    line = f"{medium.name}: {medium.size_bytes:,} B{home}; {medium.written_bytes:,} B written per sample"
+    if held.page_costs is not None and held.page_costs.endurance_cycles is not None:
+        line += f", to the same blocks: they last some {held.page_costs.endurance_cycles:,.0f} samples"
+    print(line)

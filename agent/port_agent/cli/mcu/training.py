@@ -1,0 +1,157 @@
+"""`mcu train`, `eval`, `record` and `simulate`: a model on a board, or on a simulated one."""
+
+import argparse
+import json
+import signal
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from port_agent.cli.mcu.views import TrainView, show_firmware, show_json, show_summary, summary_of
+from port_agent.mcu.board.catalogue import find_board
+from port_agent.mcu.board.firmware import build_firmware
+from port_agent.mcu.board.simulate import Simulator
+from port_agent.mcu.data import keep_shard
+from port_agent.mcu.errors import McuError
+from port_agent.mcu.job import DEFAULT_SIMULATED, BoardJobSpec, load_data, make_link, read_job, with_settings
+from port_agent.mcu.model import read_model
+from port_agent.mcu.protocol.effects import Rule
+from port_agent.mcu.protocol.ports import simulator_folder
+from port_agent.mcu.stream import Recorded, open_stream, record
+from port_agent.mcu.trainer import BoardTrainer
+
+
+def _spec(arguments: argparse.Namespace) -> BoardJobSpec:
+    spec = read_job(arguments.job)
+    given = {name: getattr(arguments, name, None) for name in ("data", "test", "port", "serial", "out", "shard")}
+    spec = replace(spec, **{name: value for name, value in given.items() if value is not None})
+    rule = getattr(arguments, "rule", None)
+    names = ("epochs", "steps", "learning_rate", "seed", "snapshot_every")
+    changes = {name: getattr(arguments, name, None) for name in names}
+    return with_settings(spec, **changes, rule=None if rule is None else Rule[rule.upper()])
+
+
+def run_train(arguments: argparse.Namespace) -> int:
+    """Train on a board, with a bar, until done or interrupted."""
+    spec = _spec(arguments)
+    folder = arguments.job if arguments.job.is_dir() else arguments.job.parent
+    return _train(spec, arguments.state_dir or folder / "state", arguments.json)
+
+
+def _train(spec: BoardJobSpec, state_dir: Path, as_json: bool, port: Path | None = None) -> int:
+    model = read_model(spec.model)
+    training, held_out = load_data(spec, model)
+    if spec.shard is not None:
+        state_dir.mkdir(parents=True, exist_ok=True)
+        keep_shard(state_dir, spec.shard, training)
+    link = make_link(spec, model, port)
+    view = TrainView(_total(spec, len(training)), as_json)
+    trainer = BoardTrainer(link, model, training, spec.settings, state_dir, view, held_out=held_out)
+    start = time.monotonic()
+    trainer.start()
+    with view:
+        _run_until_interrupted(trainer)
+    trainer.write_result(spec.out)
+    figures = summary_of(link.device, view, trainer.position.step, time.monotonic() - start)
+    trainer.close()
+    if as_json:
+        show_json({"event": "finished", **figures})
+    else:
+        show_summary(figures)
+    return 0
+
+
+def _total(spec: BoardJobSpec, samples: int) -> int:
+    whole = spec.settings.epochs * samples
+    return whole if spec.settings.steps is None else min(whole, spec.settings.steps)
+
+
+def _run_until_interrupted(trainer: BoardTrainer) -> None:
+    """Train; on Ctrl-C leave a place mark, so that the next run goes on from here."""
+    try:
+        trainer.run(lambda: False)
+    except KeyboardInterrupt:
+        try:
+            trainer.leave()
+        except McuError:
+            print("the board did not answer any more; the next run goes on from the last snapshot")
+        raise
+
+
+def run_eval(arguments: argparse.Namespace) -> int:
+    """Evaluate the weights on the board."""
+    spec = _spec(arguments)
+    model = read_model(spec.model)
+    training, held_out = load_data(spec, model)
+    samples = held_out if len(held_out) else training
+    link = make_link(spec, model, None)
+    link.connect()
+    with tempfile.TemporaryDirectory() as folder:
+        result = BoardTrainer(link, model, training, spec.settings, Path(folder), lambda event: None).evaluate(samples)
+    link.close()
+    if arguments.json:
+        show_json({"accuracy": result.accuracy, "loss": result.loss, "samples": result.samples})
+    else:
+        print(f"accuracy {result.accuracy:.1%}, loss {result.loss:.3f} on {result.samples:,} samples")
+    return 0
+
+
+def run_record(arguments: argparse.Namespace) -> int:
+    """Record a stream until it ends or Ctrl-C."""
+
+    def report(seen: Recorded) -> None:
+        if arguments.json:
+            print(json.dumps(asdict(seen)), flush=True)
+        else:
+            print(f"{seen.samples:,} samples in {seen.files} files, {seen.bad_lines} bad lines", flush=True)
+
+    with open_stream(arguments.source) as stream:
+        record(stream, arguments.inbox, read_model(arguments.model), arguments.per_file, report)
+    return 0
+
+
+def run_simulate(arguments: argparse.Namespace) -> int:
+    """Run a model in QEMU until interrupted, or adapt a project from start to finish."""
+    from port_agent.mcu.project import SCRIPT
+
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwinds, so that the simulated board is switched off
+    if (arguments.model / SCRIPT).is_file():
+        return _simulate_project(arguments)
+    with tempfile.TemporaryDirectory() as work, _simulator(arguments.model, arguments.board, Path(work)) as simulator:
+        port = simulator.start()
+        if arguments.json:
+            print(json.dumps({"port": str(port), "board": simulator.firmware.board.name}), flush=True)
+        else:
+            print(f"{simulator.firmware.board.title} on {port}; Ctrl-C ends it. In another terminal:")
+            print(f"  port-agent mcu train {arguments.model} --data DATA --port {port}", flush=True)
+        _wait_for_interrupt(simulator)
+    return 0
+
+
+def _simulator(model: Path, board: str | None, work: Path) -> Simulator:
+    chosen = find_board(board or read_job(model).board or DEFAULT_SIMULATED)
+    return Simulator(build_firmware(chosen, model, work), simulator_folder() / f"{chosen.name}-{model.resolve().name}")
+
+
+def _wait_for_interrupt(simulator: Simulator) -> None:
+    ended = threading.Event()
+    while simulator.running and not ended.wait(1.0):
+        pass
+
+
+def _simulate_project(arguments: argparse.Namespace) -> int:
+    from port_agent.mcu.project import load_project, write_project
+
+    project = load_project(arguments.model)
+    if project.note and not arguments.json:
+        print(project.note)
+    with tempfile.TemporaryDirectory() as folder:
+        work = Path(folder)
+        spec = read_job(write_project(project, work / "model"))
+        with _simulator(work / "model", arguments.board, work / "firmware") as simulator:
+            if not arguments.json:
+                show_firmware(simulator.firmware)
+            return _train(spec, work / "state", arguments.json, simulator.start())

@@ -1,0 +1,156 @@
+"""Commands about federated averaging: lead a federation, see how it stands, end it."""
+
+import argparse
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from port_agent.cli import places
+from port_agent.cli.arguments import UsageError, duration, positive_number, whole_number
+from port_agent.federate.privacy import DELTA, epsilon
+from port_planner.ir.units import format_seconds
+
+_MOST = 1 << 20
+_LONGEST_S = 30 * 86400.0
+_ROUNDS_SHOWN = 10
+
+
+def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the commands of this area to `commands`."""
+    federate = commands.add_parser(
+        "federate", help="average a job's weights over paired devices; data stays where it is"
+    )
+    federate.description = (
+        "Federated averaging over paired devices. On each: `port-agent submit job.port --federated`, with a bundle of the same model "
+        "made from that device's own data, under the same name; or `port-agent finetune MODEL ... --submit --federated --name NAME`, whose "
+        "adapters are averaged. On the one that leads: `port-agent federate start JOB`. Each trains its "
+        "rounds as its own policy allows; needs pip install 'port-agent[federate]' on all."
+    )
+    verbs = federate.add_subparsers(dest="verb", metavar="VERB", required=True)
+    start = _verb(verbs, "start", "lead a federation of a job of this device, from the weights in its bundle", _start)
+    start.add_argument("job", help="number or name of a federated job")
+    start.add_argument("--rounds", type=whole_number(1, _MOST), required=True, help="how often weights are averaged")
+    start.add_argument(
+        "--min-devices",
+        type=whole_number(1, _MOST),
+        default=2,
+        metavar="N",
+        help="so many must be ready, this one counts (default 2)",
+    )
+    start.add_argument(
+        "--goal",
+        type=whole_number(0, _MOST),
+        default=0,
+        metavar="N",
+        help="so many replies end a round (default: all that were asked)",
+    )
+    start.add_argument(
+        "--round-timeout", type=duration, default=3600.0, dest="timeout_s", metavar="TIME",
+        help="a round ends then, without those who have not replied (default 1h)",
+    )  # fmt: skip
+    start.add_argument(
+        "--min-share", type=positive_number, default=0.5, metavar="X",
+        help="with replies of fewer than this share of those asked a round is abandoned and done again (default 0.5)",
+    )  # fmt: skip
+    start.add_argument(
+        "--clip", type=positive_number, default=0.0, metavar="NORM", help="clip each device's change to this norm"
+    )
+    start.add_argument(
+        "--noise", type=positive_number, default=0.0, metavar="Z",
+        help="with --clip: Gaussian noise of Z times the norm over the number of devices (differential privacy; its epsilon over all rounds is printed)",
+    )  # fmt: skip
+    start.add_argument(
+        "--secure",
+        action="store_true",
+        help="SecAgg+: this device sees sums only, of three devices or more; weights within 16 of 0",
+    )
+    status = _verb(verbs, "status", "show the federations that this device leads", _status)
+    status.add_argument("job", nargs="?", help="number or name; without it all")
+    _verb(verbs, "stop", "end a federation after the rounds that are done", _stop).add_argument(
+        "job", help="number or name"
+    )
+
+
+def _verb(
+    verbs: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, text: str, run: Any
+) -> argparse.ArgumentParser:
+    parser = verbs.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+    parser.add_argument("--runtime-dir", type=Path, metavar="R", help="where the agent's control socket is")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _start(arguments: argparse.Namespace) -> int:
+    if arguments.min_share > 1.0:
+        raise UsageError(f"--min-share is a share of the devices asked, at most 1, not {arguments.min_share:g}")
+    if arguments.timeout_s > _LONGEST_S:
+        raise UsageError(f"a round lasts 30 days at most, not {format_seconds(arguments.timeout_s)}")
+    names = ("rounds", "min_devices", "goal", "timeout_s", "min_share", "clip", "noise", "secure")
+    settings = {name: getattr(arguments, name) for name in names}
+    answer = places.connect(arguments.runtime_dir).post("/v1/federations", job=arguments.job, settings=settings)
+    text = f"Leading a federation of job {answer['job']} ({answer['name']}), {arguments.rounds} rounds. See it with: port-agent federate status"
+    if arguments.clip:
+        text += f"\nAfter all rounds: {_privacy(arguments.noise, arguments.rounds)}."
+    print(json.dumps(answer, indent=2) if arguments.json else text)
+    return 0
+
+
+def _privacy(noise: float, rounds: int) -> str:
+    """Return what differential privacy so many rounds have, in words."""
+    if not noise:
+        return "no differential privacy without --noise"
+    told, noun = "device's data, against all but this leader", "round" if rounds == 1 else "rounds"
+    return f"epsilon {epsilon(noise, rounds):.2f} at delta {DELTA:g} for each {told}, over {rounds} {noun}"
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    found = places.connect(arguments.runtime_dir).get("/v1/federations")["federations"]
+    if arguments.job is not None:
+        found = [one for one in found if arguments.job in (one["name"], str(one["job"]))]
+    if arguments.json:
+        print(json.dumps(found, indent=2))
+    else:
+        print("\n\n".join("\n".join(_lines(one)) for one in found) or "This device leads no federation.")
+    return 0
+
+
+def _lines(run: Mapping[str, Any]) -> list[str]:
+    settings = run["settings"]
+    private = " Secure aggregation." if settings["secure"] else ""
+    if settings["clip"]:
+        private = f" Changes clipped to {settings['clip']:g}, noise {settings['noise']:g}: {_privacy(settings['noise'], run['done'])}."
+    lines = [
+        f"Job {run['job']} ({run['name']}): {run['state']}, {run['done']} of {settings['rounds']} rounds, "
+        f"{run['abandoned']} abandoned.{private}"
+    ]
+    if run["training"]:
+        lines.append(f"  now: {', '.join(run['training'])}")
+    elif run["waits"]:
+        lines.append(f"  waits: {run['waits']}")
+    lines += [f"  {_round(one)}" for one in run["history"][-_ROUNDS_SHOWN:]]
+    if run["weights"]:
+        where = (
+            "the directory that --out names"
+            if run["kind"] == "finetune"
+            else f"port-agent result {run['name']} -o FILE"
+        )
+        lines.append(f"  weights: {run['weights']}; on each device: {where}")
+    return lines
+
+
+def _round(one: Mapping[str, Any]) -> str:
+    if one["abandoned"]:
+        return f"round {one['number']}: abandoned after {format_seconds(one['seconds'])}: {one['abandoned']}"
+    lost = "".join(f"; without {name} ({why})" for name, why in one["lost"].items())
+    loss = "" if one["loss"] is None else f", loss {one['loss']:.4f}"
+    return f"round {one['number']}: {one['devices']} devices in {format_seconds(one['seconds'])}{loss}{lost}"
+
+
+def _stop(arguments: argparse.Namespace) -> int:
+    client = places.connect(arguments.runtime_dir)
+    answer = client.post(f"/v1/federations/{arguments.job}/stop")
+    text = f"The federation of job {answer['job']} ({answer['name']}) ended after {answer['done']} rounds."
+    print(json.dumps(answer, indent=2) if arguments.json else text)
+    return 0

@@ -1,0 +1,104 @@
+"""What other devices look like in a terminal. Their words are shown as they came: no markup."""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from port_planner.ir.units import format_joules, format_seconds
+
+_CHARGING = {True: "yes", False: "on battery", None: "?"}
+
+
+def peers_screen(answer: Mapping[str, Any]) -> RenderableType:
+    """Return paired devices, other agents that are seen, this device, and what happened last."""
+    parts: list[RenderableType] = []
+    if answer["paired"]:
+        parts += [_paired_table(answer["paired"]), Text()]
+    parts += _seen(answer)
+    parts += _own(answer)
+    parts += [
+        Text(f"{datetime.fromtimestamp(entry['at']):%d %b %H:%M} {entry['text']}", style="dim")
+        for entry in answer["history"]
+    ]
+    return Group(*parts)
+
+
+def _paired_table(devices: list[Mapping[str, Any]]) -> Table:
+    table = _table("Paired", "Board", "Charging", "State", "Job", "Energy today", "Last seen", "Id")
+    for device in devices:
+        state = device["state"] if device["is_connected"] else "gone"
+        style = "" if device["is_connected"] else "dim"
+        words = (
+            device["name"], device["board"], _CHARGING[device["charging"]], state, _job(device), _energy(device),
+            _last_heard(device), device["id"].partition("-")[0],
+        )  # fmt: skip
+        table.add_row(*(Text(word, style=style) for word in words))
+    return table
+
+
+def _job(device: Mapping[str, Any]) -> str:
+    if not device["job"]:
+        return ""
+    progress = "" if device["progress"] is None else f" {100 * device['progress']:.0f} %"
+    return f"{device['job']}{progress}"
+
+
+def _energy(device: Mapping[str, Any]) -> str:
+    if device["today_joules"] is None:
+        return ""
+    return f"{format_joules(device['today_joules'])}{'' if device['is_measured'] else ' (estimated)'}"
+
+
+def _last_heard(device: Mapping[str, Any]) -> str:
+    if device["last_heard_s"] is None:
+        return f"never: {device['trouble']}" if device["trouble"] else "never since the start"
+    ago = f"{format_seconds(device['last_heard_s'])} ago" if device["last_heard_s"] else "now"
+    return f"{ago}; {device['trouble']}" if device["trouble"] else ago
+
+
+def _seen(answer: Mapping[str, Any]) -> list[RenderableType]:
+    if not answer["discover"]:
+        return [Text("discovery is off; set discover = true under [peers] in config.toml and run port-agent reload")]
+    paired = {device["short"] for device in answer["paired"]}
+    others = [peer for peer in answer["peers"] if peer["id"] not in paired]
+    if not others:
+        return [
+            Text("no other agent was heard of" if not answer["peers"] else "no other agent was heard of but the paired")
+        ]
+    table = _table("Name", "Board", "State", "Version", "Address", "Last seen", "Id")
+    for peer in others:
+        seen = f"{format_seconds(peer['last_seen_s'])} ago" if peer["last_seen_s"] else "now"
+        words = (peer["name"], peer["board"], peer["state"], peer["version"], peer["address"] or "", seen, peer["id"])
+        table.add_row(*(Text(word) for word in words))
+    return [Text("Seen on the network, not paired: anybody can claim these", style="dim"), table]
+
+
+def _own(answer: Mapping[str, Any]) -> list[RenderableType]:
+    lines = []
+    if answer["discover"]:
+        where = (
+            f"on {', '.join(answer['interfaces'])}" if answer["interfaces"] else "nowhere: no network interface is up"
+        )
+        lines.append(f"this device: {answer['name']} ({answer['id']}), announced {where}")
+    if answer["device_id"]:
+        lines.append(f"its id: {answer['device_id']}")
+    if answer["port"]:
+        lines.append(f"paired devices call at port {answer['port']}")
+    if answer["shares"]:
+        lines.append("paired devices may have its costs and plans")
+    if answer["solves"]:
+        lines.append("paired devices may have it solve their plans")
+    if answer["takes_jobs"]:
+        lines.append("paired devices may have it train their jobs")
+    return [Text(line, style="dim") for line in lines]
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for column in columns:
+        table.add_column(column)
+    return table

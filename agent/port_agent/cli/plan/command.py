@@ -1,0 +1,335 @@
+"""`plan`: from a training script to a bundle, in the foreground."""
+
+import argparse
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from port_agent.cli import places
+from port_agent.cli.arguments import (
+    UsageError,
+    duration,
+    positive_number,
+    readable_file,
+    size,
+    use_cores,
+    whole_number,
+    writable_file,
+    writable_folder,
+)
+from port_agent.cli.devices_and_plots import add_deadline, wanted_pace
+from port_agent.cli.plan.facts import facts_of, fine_bound_of, print_facts, usual_day_s
+from port_agent.cli.plan.making import make_bundle_of
+from port_agent.cli.plan.placement import names_teams, wanted_teams
+from port_agent.cli.terminal import terminal
+from port_agent.malloc import begin_again_preloaded
+from port_agent.system.torch_loading import load_torch_library
+from port_planner.ir.costs import MediumKind
+from port_planner.ir.devices.kinds import CPU
+from port_planner.ir.units import format_bytes, format_joules, format_seconds
+
+if TYPE_CHECKING:
+    from port_agent.prepare.sparse import SparseJob
+    from port_planner.ir.bundle.manifest import Manifest
+    from port_planner.sparse.probe import ProbeResult
+
+
+def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add `plan`."""
+    parser = commands.add_parser(
+        "plan",
+        help="capture a training script and plan it for a RAM budget",
+        description="Capture the training step of a script, measure it on this machine, and write a bundle that trains "
+        "within the RAM budget. The script has a function port_job() that returns model, loss, optimizer and data.",
+        epilog="Examples: port-agent plan train.py --ram 300M -o job.port; train fewer parameters instead of paging: "
+        "port-agent plan train.py --ram 300M --sparse-update",
+    )
+    parser.add_argument("script", type=readable_file, help="Python file with a function port_job()")
+    parser.add_argument("--ram", required=True, type=size, help="resident memory of the whole process, e.g. 300M")
+    parser.add_argument(
+        "-o", "--out", type=writable_file, help="bundle to write (default: the script's name with .port)"
+    )
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    _add_devices(parser.add_argument_group("where it computes"))
+    _add_flash(parser.add_argument_group("flash and time"))
+    _add_numbers(parser.add_argument_group("what is trained and compared"))
+    _add_sparse(parser.add_argument_group("training less"))
+    _add_search(parser.add_argument_group("the search"))
+    parser.set_defaults(run=_plan)
+
+
+def _add_devices(group: "argparse._ArgumentGroup") -> None:
+    group.add_argument(
+        "--gpu-ram", type=size, metavar="SIZE",
+        help="memory of a device that has its own, e.g. 4G: tensors, context and libraries. Where the device shares the host's memory, "
+        "--ram is for all of it",
+    )  # fmt: skip
+    group.add_argument(
+        "--recording-gpu-ram", type=size, metavar="SIZE",
+        help="with --gpu-ram: memory of the device that planning may take while plain PyTorch's steps run, which are recorded and compared with "
+        "(default: as --gpu-ram). What autograd saves goes to the host's memory then, weights, gradients and optimizer state do not",
+    )  # fmt: skip
+    group.add_argument(
+        "--device", metavar="KIND",
+        help="cpu, cuda or mps: where the step computes (default: where the script's model lies). The bundle is for that kind of device",
+    )  # fmt: skip
+    group.add_argument(
+        "--place", metavar="KIND",
+        help="cuda or mps: divide the step's operators between the CPU and this device, each where it was measured to take less time, transfers "
+        "between them included. Or teams of the CPU's threads, such as cpu:1,cpu:4 or cpu:4xA76,cpu:4xA55 (clusters as `doctor` names them): each "
+        "operator on the one with which it takes least energy. Bits are then those of each operator so, not of plain PyTorch "
+        "(default: all on one device, with one number of threads)",
+    )  # fmt: skip
+    group.add_argument(
+        "--threads", type=whole_number(1, 1024), metavar="N",
+        help="threads per operator, fixed in the bundle (default: what the script or OMP_NUM_THREADS sets, else the fastest "
+        "number of 1 to all cores; 1 with --board)",
+    )  # fmt: skip
+    group.add_argument(
+        "--cpus", type=whole_number(1), metavar="N",
+        help="plan for N cores: measured, timed and tried on so many, page thread included (default: those that the policy's [limits] "
+        "grant while nobody uses the device)",
+    )  # fmt: skip
+    group.add_argument(
+        "--board", metavar="NAME",
+        help="plan for a board that is not at hand: costs measured here are scaled to it, and the bundle says estimated",
+    )  # fmt: skip
+
+
+def _add_flash(group: "argparse._ArgumentGroup") -> None:
+    group.add_argument(
+        "--page-dir",
+        type=writable_folder,
+        action="append",
+        default=[],
+        dest="page_dirs",
+        metavar="DIR",
+        help="where flash is measured (default: here). Given again, a further medium, measured and priced as what it is, for what "
+        "lives within a step; weights and optimizer state stay on the first",
+    )
+    group.add_argument(
+        "--medium", choices=[kind.name.lower() for kind in MediumKind],
+        help="what pages are written to (default: what the first --page-dir lies on, or the --board has): sets what a written byte costs",
+    )  # fmt: skip
+    spared = group.add_mutually_exclusive_group()
+    spared.add_argument("--writes-per-step", type=size, metavar="SIZE", help="write no more to flash in a step")
+    spared.add_argument(
+        "--flash-life", type=duration, metavar="TIME",
+        help="write so little that the flash lasts so long if training never stops, such as 3y",
+    )  # fmt: skip
+    group.add_argument("--flash-read", type=size, help="plan for flash no faster than this, bytes per second")
+    group.add_argument("--flash-write", type=size, help="plan for flash no faster than this, bytes per second")
+    group.add_argument(
+        "--config", type=readable_file, metavar="F",
+        help=f"[energy] there says watts, prices and the card's endurance; default {places.SYSTEM_CONFIG} if it exists",
+    )  # fmt: skip
+    add_deadline(group)
+
+
+def _add_numbers(group: "argparse._ArgumentGroup") -> None:
+    group.add_argument(
+        "--epochs",
+        type=whole_number(1),
+        default=1,
+        help="how far a learning-rate schedule is tabulated, and the numbers of an optimizer that is none of torch's",
+    )
+    group.add_argument(
+        "--verify", type=whole_number(0), metavar="N",
+        help="compare the first N steps with plain PyTorch's, bit for bit (default: one more than `accumulate`; 0: none)",
+    )  # fmt: skip
+    group.add_argument(
+        "--prune", type=float, metavar="SHARE",
+        help="set this share of each weight matrix to zero, the smallest magnitudes, in steps over the first half of --epochs, and keep it so: "
+        "weights and activations then pack smaller. Other numbers than plain PyTorch's (default: none is)",
+    )  # fmt: skip
+    group.add_argument(
+        "--allow", choices=("reordered",),
+        help="reordered: plan although operators of the step add in another order each time on its device, so that numbers differ from "
+        "run to run, and let sums over rows or samples (gradients of weights) be made in pieces, whose last digits differ; nothing is "
+        "compared with plain PyTorch then",
+    )  # fmt: skip
+
+
+def _add_sparse(group: "argparse._ArgumentGroup") -> None:
+    group.add_argument(
+        "--sparse-update", action="store_true",
+        help="train only the biases and weights that gain most, chosen so that the step fits the memory that the model lies in (--ram, "
+        "--gpu-ram; --deadline, --step-joules) without paging or computing anything twice: measures what each layer gains in a short "
+        "training, solves for the best set over the planner's bytes, freezes the rest and captures again",
+    )  # fmt: skip
+    group.add_argument(
+        "--probe-steps", type=whole_number(1), default=20, metavar="N",
+        help="batches that each short training of --sparse-update takes (default 20)",
+    )  # fmt: skip
+    group.add_argument(
+        "--step-joules", type=positive_number, metavar="J",
+        help="energy that a step of --sparse-update may take, in joules: operators and the device at rest meanwhile, "
+        "estimated from the watts of the --board, or of a small board where none is given",
+    )  # fmt: skip
+
+
+def _add_search(group: "argparse._ArgumentGroup") -> None:
+    group.add_argument("--strategy", default="milp", help="planner (default milp; greedy is the fastest)")
+    group.add_argument(
+        "--time-limit", type=duration, default=12.0, metavar="S", help="seconds of planning per graph (default 12)"
+    )
+    group.add_argument(
+        "--frontier", action="store_true",
+        help="put more plans for smaller budgets into the bundle, and print them; the agent switches between them",
+    )  # fmt: skip
+    group.add_argument(
+        "--solve-on", metavar="PEER",
+        help="let a paired device solve for the plan, by its name or id, or `any`: operators, their costs and the limits are sent, no "
+        "weights, data or code; what comes back is checked here, and solved here where it does not",
+    )  # fmt: skip
+    group.add_argument(
+        "--runtime-dir",
+        type=Path,
+        metavar="R",
+        help="where the control socket of the agent is that knows paired devices",
+    )
+    group.add_argument(
+        "--write-model", type=writable_file, metavar="FILE",
+        help="write the training step's planning model in the LP format (FILE.lp), its rows and columns by name",
+    )  # fmt: skip
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    from port_planner.ir.bundle.bundle import Bundle
+    from port_planner.ir.process_memory import peak_with_children_bytes
+
+    if arguments.step_joules is not None and not arguments.sparse_update:
+        raise UsageError("--step-joules limits what --sparse-update trains; give both, or neither")
+    on_gpu = arguments.gpu_ram is not None or arguments.recording_gpu_ram is not None
+    if arguments.board is not None and arguments.place is None and (on_gpu or arguments.device not in (None, CPU)):
+        raise UsageError(
+            "--board: of the GPU of a board that is not at hand nothing is known; plan there, or without --board for the CPU"
+        )
+    if arguments.solve_on is not None and arguments.strategy == "greedy":
+        raise UsageError("--solve-on: a greedy plan is made here in a moment; leave --strategy away")
+    _check_placement(arguments)
+    out = arguments.out or arguments.script.with_suffix(".port")
+    if sys.argv[1:2] == ["plan"]:  # this process was started for it
+        begin_again_preloaded(arguments.ram)
+    load_torch_library()
+    _keep_to_cores(arguments)
+    begin = time.perf_counter()
+    planned = make_bundle_of(arguments, out)
+    planning_s = time.perf_counter() - begin
+    made, sparse = planned.made, planned.sparse
+    bundle = Bundle(out)
+    facts = facts_of(out, bundle, 0)
+    fine_bound_joules = fine_bound_of(bundle)  # before the peak is read: it takes memory, too
+    facts |= {
+        "peers": planned.peers,
+        "measured_peak_bytes": made.measured_peak_bytes, "measured_device_bytes": made.measured_device_bytes, "planning_s": planning_s,
+        "planning_stages": {stage: asdict(taken) for stage, taken in planned.spent.items()},
+        "planning_peak_bytes": peak_with_children_bytes(),
+        "fine_bound_joules": fine_bound_joules, "step_s_by_threads": planned.step_s,
+        "left_whole": planned.left_whole, "step_s_by_device": planned.step_s_by_device,
+        "device_watts": None if planned.drawn is None else asdict(planned.drawn),
+        "steps": made.manifest.steps_per_epoch() * arguments.epochs,
+        "usual_day_s": None if arguments.board is not None else usual_day_s(),
+    }  # fmt: skip
+    if sparse is not None:
+        facts["sparse_update"] = _sparse_facts(sparse)
+    if arguments.json:
+        print(msgspec.json.encode(facts).decode())
+        return 0
+    print_facts(out, facts, made.manifest)
+    _print_choices(arguments, made.manifest)
+    if sparse is not None:
+        _print_sparse(sparse)
+    return 0
+
+
+def _check_placement(arguments: argparse.Namespace) -> None:
+    """Raise UsageError for what cannot be had beside --place."""
+    if arguments.place is None:
+        return
+    if names_teams(arguments.place):
+        if arguments.threads is not None:
+            raise UsageError("--threads and --place do not go together: --place names the numbers of threads itself")
+        if arguments.board is not None:
+            raise UsageError(
+                "--board and --place cpu: do not go together: a board that is not at hand is known by one core alone"
+            )
+        wanted_teams(arguments.place)
+        return
+    if arguments.place == CPU or arguments.device not in (None, CPU, arguments.place):
+        raise UsageError(
+            f"--place {arguments.place}: operators are divided between the CPU and one other device, which --device, where it is given, is one of"
+        )
+
+
+def _keep_to_cores(arguments: argparse.Namespace) -> None:
+    """Plan on the cores that a job will have; raises UsageError, and ConfigError of the settings."""
+    from port_agent.worker.thread_room import usable_cores
+
+    if arguments.cpus is not None:
+        use_cores(arguments.cpus)
+    elif arguments.board is None and arguments.threads is None:
+        use_cores(places.granted_cores(arguments.config, usable_cores()))
+
+
+def _print_choices(arguments: argparse.Namespace, manifest: "Manifest") -> None:
+    """Print the bundle's plans where asked, and whether a deadline can be met."""
+    from rich.table import Table
+
+    if arguments.frontier:
+        table = Table(title="plans in the bundle")
+        for column in ("plan", "peak", "step", "energy (estimated)", "written per step"):
+            table.add_column(column, justify="right")
+        for i, c in enumerate(manifest.plans):
+            table.add_row(
+                str(i), format_bytes(c.computing_peak_bytes), format_seconds(c.seconds), format_joules(c.joules),
+                format_bytes(c.written_bytes),
+            )  # fmt: skip
+        terminal().print(table)
+    wanted = wanted_pace(arguments, manifest.steps_per_epoch())
+    if wanted is not None:
+        print(
+            f"deadline: {format_seconds(wanted.seconds_per_step)} per step are left, the plan takes "
+            f"{format_seconds(manifest.plans[0].seconds)}: in time"
+        )
+
+
+def _sparse_facts(sparse: "SparseJob") -> dict[str, Any]:
+    return {
+        "trained": sorted(sparse.trained), "needed_bytes": sparse.needed_bytes, "full_bytes": sparse.full_bytes,
+        "predicted_loss": sparse.predicted_loss, "proven": sparse.proven,
+        "before": asdict(sparse.before), "measured": asdict(sparse.reached), "everything": asdict(sparse.everything),
+    }  # fmt: skip
+
+
+def _print_sparse(sparse: "SparseJob") -> None:
+    """Print what is trained of each layer and what that gains, then the sums."""
+    from rich.table import Table
+
+    table = Table("layer", "trained", "gain of its weights", title="what is trained, loss lowered in the probes")
+    contributions = sparse.contributions
+    for i, layer in enumerate(sparse.layers):
+        parts = [
+            what for what, names in (("weights", layer.weights), ("bias", layer.biases)) if {*names} & sparse.trained
+        ]
+        gain = f"{contributions.weight_gain(i):+.4f}" if i in contributions.weight_score else ""
+        table.add_row(layer.name, " and ".join(parts) or "frozen", gain)
+    console = terminal()
+    console.print(table)
+    console.print(
+        f"loss after the probe: predicted {sparse.predicted_loss:.4f}, measured {_probed(sparse.reached)}; "
+        f"everything trained {_probed(sparse.everything)}; untrained {_probed(sparse.before)}"
+    )
+    console.print(
+        f"keeping everything resident takes {format_bytes(sparse.needed_bytes)} instead of "
+        f"{format_bytes(sparse.full_bytes)}; the set is "
+        f"{'the best that fits' if sparse.proven else 'the best found; the search was cut short'}"
+    )
+
+
+def _probed(result: "ProbeResult") -> str:
+    return f"{result.loss:.4f}" + ("" if result.metric is None else f" (metric {result.metric:.4f})")

@@ -1,0 +1,89 @@
+"""How `plan --place` divides a step's operators: between the CPU and a device, or among teams of the CPU's threads."""
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from port_agent.cli.plan.machine import PlanningMachine
+from port_agent.cli.plan.measuring import Captured, Costs, StepPieces
+from port_planner.ir.devices.kinds import CPU
+
+if TYPE_CHECKING:
+    from port_agent.prepare.progress import Progress
+    from port_planner.ir.costs import DeviceCosts
+    from port_planner.make_bundle import Prepared
+    from port_planner.profiling.operators import Measured
+
+
+def divide_with_device(
+    arguments: argparse.Namespace, captured: Captured, costs: Costs, pieces: StepPieces, prepared: "Prepared", progress: "Progress"
+) -> "tuple[Prepared, Measured, DeviceCosts, Mapping[str, float]]":  # fmt: skip
+    """Measure the operators on the other device, too, and divide them; the reference is then what they give one by one where they run.
+
+    Raises PlacementError where that saves no time.
+    """
+    from port_agent.prepare.bench.bench import Bench
+    from port_agent.prepare.making import device_costs
+    from port_agent.prepare.placement.divide import divided, measured_links
+    from port_agent.prepare.placement.reference import with_placed_reference
+    from port_agent.prepare.placement.room import PlacementRoom
+    from port_agent.prepare.pools import with_transfer_ring
+    from port_agent.prepare.repeatable import reordered_in
+    from port_planner.job_device import kind_of_job
+    from port_planner.problem.placed_step import on_kind
+
+    backend, threads = captured.backend, costs.choice.threads
+    watts = costs.device.compute_watts
+    home = kind_of_job(captured.job)
+    other = backend.kind if home == CPU else CPU
+    graphs = {name: on_kind(graph, other) for name, graph in prepared.graphs.items()}
+    there = Bench(arguments.ram).measure(graphs.values(), threads, watts, progress, resident=False, elsewhere=True)
+    if arguments.board is not None and other == CPU:
+        there, _ = device_costs.other_board(graphs, there, costs.here, arguments.board)
+    on_cpu, on_device = (pieces.measured, there) if home == CPU else (there, pieces.sliced.measured)
+    if costs.drawn is not None:
+        on_device = costs.drawn.applied(prepared.graphs, on_device)
+    links = measured_links(backend, watts)
+    device = with_transfer_ring(costs.device, backend)
+    room = PlacementRoom(captured.pools, device)
+    found = divided(prepared, on_cpu, on_device, backend.kind, links, watts, room, time_limit_s=arguments.time_limit)
+    reordered = reordered_in(found.prepared.graphs.values(), allowed=arguments.allow is not None)
+    made = with_placed_reference(
+        replace(found.prepared, reordered=reordered), prepared.graphs, found.kinds, backend.kind
+    )
+    device = room.costs(next(iter(made.graphs.values())), found.measured.ops[0]).device
+    return made, found.measured, device, found.alone
+
+
+def divide_among_teams(
+    arguments: argparse.Namespace, captured: Captured, costs: Costs, machine: PlanningMachine, prepared: "Prepared", with_all: "Measured",
+    progress: "Progress",
+) -> "tuple[Prepared, Measured, Mapping[str, float]]":  # fmt: skip
+    """Measure the operators with each further team of threads and divide them; the reference is then what they give one by one so.
+
+    `with_all`: what they take with the bundle's number of threads. Raises PlacementError where that saves nothing.
+    """
+    from port_agent.prepare.bench.bench import Bench
+    from port_agent.prepare.making import device_costs
+    from port_agent.prepare.placement.reference import with_placed_reference
+    from port_agent.prepare.placement.teams import divided_by_teams, measured_times, on_cores_of
+    from port_planner.ir.devices.cpu_teams import CpuTeam
+
+    threads, graphs = costs.choice.threads, prepared.graphs
+    teams = tuple(team for team in captured.teams if team != CpuTeam(threads))
+    powers = [machine.power(count) for count in (threads, *(team.threads for team in teams))]
+    measured = [with_all]
+    for team, power in zip(teams, powers[1:], strict=True):
+        with on_cores_of(team):
+            found = Bench(arguments.ram).measure(
+                graphs.values(), team.threads, power.compute_watts, progress, resident=False
+            )
+        measured.append(device_costs.by_class(graphs, found, power))
+    times = measured_times(threads, teams)
+    watts = [power.compute_watts for power in powers]
+    made = divided_by_teams(
+        prepared, measured, threads, teams, times, watts, powers[0].static_watts, time_limit_s=arguments.time_limit
+    )
+    kinds = {name: (CPU,) * len(graph.ops) for name, graph in graphs.items()}
+    return with_placed_reference(made.prepared, graphs, kinds, CPU), made.measured, made.alone

@@ -1,0 +1,422 @@
+"""What `plan` and `show` say of a bundle: figures for machines, the same in words for people."""
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from port_agent.cli import places
+from port_agent.cli.devices_and_plots import where_it_runs
+from port_agent.cli.terminal import terminal
+from port_planner.ir.devices.kinds import CPU
+from port_planner.ir.units import format_bytes, format_joules, format_seconds
+
+if TYPE_CHECKING:
+    from port_planner.ir.bundle.bundle import Bundle
+    from port_planner.ir.bundle.manifest import Manifest, PlannedLimits
+    from port_planner.ir.graph import Piece
+    from port_planner.ir.program import Program
+
+_TB = 1e12
+Row = tuple[str, str]
+"""What a figure is, and the figure in words."""
+
+
+def facts_of(path: Path, bundle: "Bundle", index: int) -> dict[str, Any]:
+    import msgpack
+
+    from port_planner.ir.bundle.codec import pack_plan
+    from port_planner.ir.lowering.lower import lower
+    from port_planner.ir.plan import Action
+    from port_planner.problem.decoded_weights import decoded_bytes
+    from port_planner.search.floor import floor_of
+    from port_planner.search.solve import relative_gap
+
+    main = bundle.manifest.main_graph
+    batches = bundle.manifest.batches_of(main)
+    graph, plan = bundle.graphs[main], bundle.plans[index][main]
+    program = lower(graph, bundle.costs[main], plan)
+    keep_all = lower(graph, bundle.costs[main], type(plan)(), check_budget=False)
+    media = bundle.costs[main].device.targets
+    lasting = [
+        {
+            "medium": medium.name, "endurance_bytes": medium.endurance_bytes, "written_bytes": written,
+            "packs_pages": medium.packs_pages,
+            "lasts_steps": batches * medium.endurance_bytes / written if medium.endurance_bytes and written else None,
+        }
+        for medium, written in zip(media, program.written_to, strict=True)
+    ]  # fmt: skip
+    floor = floor_of(graph, bundle.costs[main])
+    first = min(lasting, key=lambda one: one["lasts_steps"] or math.inf)
+    count = {a: len({d.storage for d in plan.decisions if d.action is a}) for a in Action}
+    choice, device = bundle.manifest.plans[index], bundle.costs[main].device
+    planned_peak, base_bytes = program.peak_bytes, device.base_bytes
+    if device.host is not None:
+        planned_peak, base_bytes = choice.peak_bytes, device.host_base_bytes
+    return {
+        "device": bundle.manifest.device_kind, "device_budget_bytes": choice.device_ram_bytes,
+        "device_peak_bytes": choice.device_peak_bytes, "device_base_bytes": device.base_bytes if device.host else 0,
+        "host_page_bytes": program.host_bytes, "shares_pages": device.shares_pages,
+        "bundle": str(path), "batches": batches, "threads": bundle.manifest.threads, "operators": len(graph.ops), "storages": len(graph.storages),
+        "budget_bytes": choice.ram_bytes, "planned_peak_bytes": planned_peak,
+        "peak_without_planning_bytes": keep_all.peak_bytes, "base_bytes": base_bytes,
+        "in_pieces": [_told_piece(piece) for piece in graph.pieces],
+        "reordered_pieces": sum(piece.reordered for piece in graph.pieces),
+        "floor_bytes": floor.nbytes, "floor": str(floor),
+        "packed": count[Action.PACK], "packing_seconds": program.packing_seconds,
+        "packed_and_paged": count[Action.PACK_PAGE],
+        "packings": _packing_facts(program, [medium.name for medium in media]),
+        "paged": count[Action.PAGE], "recomputed": count[Action.RECOMPUTE], "intermediate": count[Action.INTERMEDIATE],
+        "sliced_updates": len(plan.sliced), "read_bytes": program.read_bytes, "written_bytes": program.written_bytes,
+        "medium": first["medium"], "endurance_bytes": first["endurance_bytes"], "wear_joules": program.wear_joules,
+        "flash_lasts_steps": first["lasts_steps"], "media": lasting,
+        "seconds": program.seconds, "stall_seconds": program.stall_seconds, "joules": program.joules,
+        "recompute_seconds": program.recompute_seconds, "plan_bytes": len(msgpack.packb(pack_plan(plan))),
+        "overhead_joules": plan.overhead_joules, "bound_joules": plan.bound_joules,
+        "gap": relative_gap(plan.overhead_joules, plan.bound_joules), "strategy": plan.strategy,
+        "recordings": asdict(bundle.manifest.recordings), "compared_steps": len(bundle.manifest.reference.losses),
+        "compared_tensors": len(bundle.manifest.reference.checksums), "limits": asdict(bundle.manifest.limits),
+        "pruning": None if bundle.manifest.pruning is None else asdict(bundle.manifest.pruning),
+        "placed": _placed(bundle),
+        "weight_files": _weight_files(bundle.manifest), "buckets": _buckets(bundle), "decoded_weights": decoded_bytes(graph),
+    }  # fmt: skip
+
+
+def _told_piece(piece: "Piece") -> str:
+    """Say what runs in how many pieces, and whether that has the bits of the whole."""
+    return f"{piece.what} in {piece.count} pieces" + (", summed in another order" if piece.reordered else "")
+
+
+def _placed(bundle: "Bundle") -> dict[str, Any] | None:
+    """Return how many operators of a step run on each of two devices, or with each team of threads, in which runs, and what is transferred.
+
+    None where all run on one.
+    """
+    from port_planner.ir.devices.cpu_teams import CpuTeam
+    from port_planner.ir.devices.transfers import transfer_of
+
+    if not bundle.manifest.placed and not bundle.manifest.teams:
+        return None
+    graph = bundle.graphs[bundle.manifest.main_graph]
+    if bundle.manifest.teams:
+        teams = [team.text for team in (CpuTeam(bundle.manifest.threads), *bundle.manifest.teams)]
+        where = [teams[op.team] for op in graph.ops]
+        return {
+            "operators": {team: where.count(team) for team in teams},
+            "runs": [(team, len([*together])) for team, together in itertools.groupby(where)],
+            "transfers": 0, "transferred_bytes": 0, "teams": True,
+        }  # fmt: skip
+    moved = {i: found for i, op in enumerate(graph.ops) if (found := transfer_of(graph, op)) is not None}
+    kinds = [where_it_runs(graph, i) for i in range(len(graph.ops)) if i not in moved]
+    return {
+        "operators": {kind: kinds.count(kind) for kind in bundle.manifest.placed},
+        "runs": [(kind, len([*together])) for kind, together in itertools.groupby(kinds)],
+        "transfers": len(moved), "transferred_bytes": sum(graph.storages[t.target].nbytes for t in moved.values()), "teams": False,
+    }  # fmt: skip
+
+
+def _buckets(bundle: "Bundle") -> list[str]:
+    """Say of each bucket how many samples it has, their shapes, and how many make a batch."""
+    from port_planner.ir.bundle.manifest import train_part
+
+    found = []
+    for number, size in enumerate(bundle.manifest.sizes):
+        members = [bundle.data[f"{train_part(number)}/{i}"] for i in range(len(bundle.manifest.batch))]
+        rows = ", ".join(f"{member.dtype} {[*member.shape[1:]]}" for member in members)
+        found.append(f"{size.samples} samples of {rows}, {size.batch_size} to a batch")
+    return found
+
+
+def _weight_files(manifest: "Manifest") -> dict[str, int]:
+    """Return the files that frozen weights stay in, and bytes of them."""
+    found = Counter[str]()
+    for part in manifest.files.values():
+        found[part.path] += part.nbytes
+    return dict(found)
+
+
+def _packing_facts(program: "Program", media: Sequence[str]) -> list[dict[str, Any]]:
+    from port_planner.ir.program import Code
+
+    graph = program.graph
+    away = {i.index: media[i.target] for i in program.instructions if i.code is Code.WRITE_PACKED}
+    return [
+        {
+            "tensor": graph.label(cost.storage), "bytes": graph.storages[cost.storage].nbytes, "density": cost.density,
+            "codec": cost.codec.value, "packed_bytes": cost.reserved_bytes, "seconds": cost.seconds, "medium": away.get(entry),
+        }
+        for entry, cost in enumerate(program.packings)
+    ]  # fmt: skip
+
+
+def print_packings(facts: dict[str, Any]) -> None:
+    """Print what is packed, the largest first; nothing where nothing is."""
+    from rich.table import Table
+
+    if not facts["packings"]:
+        return
+    table = Table(title="packed while idle, as the trial's batches were")
+    for heading in ("tensor", "size", "density", "codec", "packed", "seconds", "waits in"):
+        table.add_column(heading, justify="left" if heading in ("tensor", "codec", "waits in") else "right")
+    for one in sorted(facts["packings"], key=lambda one: -one["bytes"]):
+        table.add_row(
+            one["tensor"], format_bytes(one["bytes"]), f"{one['density']:.2f}" if one["codec"] == "bitmap" else "",
+            one["codec"], format_bytes(one["packed_bytes"]), format_seconds(one["seconds"]), one["medium"] or "RAM",
+        )  # fmt: skip
+    terminal().print(table)
+
+
+def print_facts(path: Path, facts: dict[str, Any], manifest: "Manifest") -> None:
+    """Print a bundle's figures: memory, one step, flash, the training, and what was recorded, compared and left whole."""
+    from rich.table import Table
+
+    board = f", {manifest.device}" if manifest.estimated else ""
+    table = Table(title=f"{path}  ({manifest.name}, {facts['operators']} operators{board})", show_header=False)
+    sections = (_memory_rows(facts), _step_rows(facts), _flash_rows(facts), _training_rows(facts, manifest))
+    for name, value in itertools.chain(*sections, _proof_rows(facts, manifest)):
+        table.add_row(name, value)
+    terminal().print(table)
+
+
+def _memory_rows(facts: dict[str, Any]) -> Iterator[Row]:
+    if facts["device"] != CPU:
+        yield "computes on", f"{facts['device']}, {_memory_of(facts)}"
+    if (placed := facts["placed"]) is not None:
+        yield "placed", _told_placement(facts, placed)
+    yield "budget", _both(facts, "budget_bytes", "device_budget_bytes")
+    peak, base = format_bytes(facts["planned_peak_bytes"]), format_bytes(facts["base_bytes"])
+    pages = f", {format_bytes(facts['host_page_bytes'])} pages of the device" if facts["device_budget_bytes"] else ""
+    yield "planned peak", f"{peak} resident, {base} of it the process itself{pages}"
+    if facts["device_budget_bytes"]:
+        peak, base = format_bytes(facts["device_peak_bytes"]), format_bytes(facts["device_base_bytes"])
+        yield "", f"{peak} on the device, {base} of it context and libraries"
+    if "measured_peak_bytes" in facts:
+        yield "measured peak", f"{_both(facts, 'measured_peak_bytes', 'measured_device_bytes')} (by the trial)"
+    yield "without planning", format_bytes(facts["peak_without_planning_bytes"])
+    yield "floor", facts["floor"]
+
+
+def _step_rows(facts: dict[str, Any]) -> Iterator[Row]:
+    yield (
+        "decisions",
+        f"{facts['paged']} tensors paged, {facts['recomputed']} recomputed, {facts['packed']} packed, "
+        f"{facts['packed_and_paged']} packed and paged, {facts['intermediate']} rematerialized as intermediates, "
+        f"{facts['sliced_updates']} updates in slices; plan of {facts['plan_bytes']} bytes ({facts['strategy']})",
+    )
+    step = "step" if facts["batches"] == 1 else f"update of {facts['batches']} batches, layer by layer"
+    yield (
+        f"per {step}",
+        f"{format_seconds(facts['seconds'])} ({format_seconds(facts['stall_seconds'])} waiting for flash, "
+        f"{format_seconds(facts['recompute_seconds'])} recomputing, {format_seconds(facts['packing_seconds'])} packing), "
+        f"{format_joules(facts['joules'])} (estimated)",
+    )
+    if facts["device"] != CPU and "device_watts" in facts:
+        yield "watts", _drawn(facts["device"], facts["device_watts"])
+    yield "threads", _threads(facts)
+    yield "energy overhead", _overhead(facts)
+
+
+def _flash_rows(facts: dict[str, Any]) -> Iterator[Row]:
+    packed = ", less packed" if facts["media"][0]["packs_pages"] else ""
+    moved = f"{format_bytes(facts['written_bytes'])} written, {format_bytes(facts['read_bytes'])} read{packed}"
+    yield f"flash per {'step' if facts['batches'] == 1 else 'update'}", moved
+    if len(facts["media"]) > 1:
+        shares = (f"{format_bytes(one['written_bytes'])} to the {one['medium']}" for one in facts["media"])
+        yield "written to", ", ".join(shares)
+    if (steps := facts["flash_lasts_steps"]) is not None:
+        trained_s = steps / facts["batches"] * facts["seconds"]
+        yield (
+            "flash life",
+            f"this {facts['medium']}, taken to endure {facts['endurance_bytes'] / _TB:,.3g} TB, lasts {steps:,.2g} steps: "
+            f"{format_seconds(trained_s)} of training",
+        )
+
+
+def _training_rows(facts: dict[str, Any], manifest: "Manifest") -> Iterator[Row]:
+    if pruning := manifest.pruning:
+        share = f"{pruning.sparsity:.0%} of each weight matrix set to zero by update {pruning.end}"
+        yield "pruning", f"{share}: other numbers than plain PyTorch's"
+    if limits := _kept_limits(manifest.limits):
+        yield "limits", limits
+    if "steps" in facts:
+        yield "the training", _training(facts)
+    for file, nbytes in facts["weight_files"].items():
+        yield "left in its file", f"{format_bytes(nbytes)} of frozen weights: {file} must stay as it is"
+    for what in facts["buckets"] if len(facts["buckets"]) > 1 else ():
+        yield "bucket", what
+    if decoded := facts["decoded_weights"]:
+        whole, stored = (format_bytes(sum(sizes)) for sizes in zip(*decoded.values(), strict=True))
+        yield "on a grid", f"{len(decoded)} frozen weights, {whole}, kept as {stored} of codes and scales"
+
+
+def _proof_rows(facts: dict[str, Any], manifest: "Manifest") -> Iterator[Row]:
+    yield "recorded", _recorded(manifest)
+    yield "compared", _compared(facts, manifest)
+    for what, count in Counter(facts["in_pieces"]).items():
+        yield "in pieces", f"{count} x {what}" if count > 1 else what
+    for reason in dict.fromkeys(facts.get("left_whole", ())):
+        yield "left whole", reason
+    for what in facts.get("peers", ()):
+        yield "paired devices", what
+    if "planning_s" in facts:
+        yield "made in", _made_in(facts)
+
+
+def _drawn(kind: str, watts: dict[str, Any] | None) -> str:
+    """Say what operators on a device are taken to draw, and who says so."""
+    if watts is None:
+        return f"no meter here sees what {kind} draws: that of the CPU is taken for it"
+    return f"{kind} draws {watts['dense']:.3g} W computing, {watts['moving']:.3g} W moving numbers, {watts['source']}"
+
+
+_MOST_RUNS = 12
+"""Of a division that is told operator by operator; one of more runs is told by counts alone."""
+
+
+def _told_placement(facts: dict[str, Any], placed: dict[str, Any]) -> str:
+    """Say which operators run where, what moves between them, and whose bits that gives."""
+    word = "with" if placed["teams"] else "on"
+    text = " and ".join(f"{count} operators {word} {kind}" for kind, count in placed["operators"].items())
+    if not placed["teams"]:
+        text += f", {placed['transfers']} transfers of {format_bytes(placed['transferred_bytes'])} a step"
+    if len(placed["runs"]) <= _MOST_RUNS:
+        text += ": " + ", ".join(f"{count} {kind}" for kind, count in placed["runs"])
+    if alone := facts.get("step_s_by_device"):
+        taken = " and ".join(f"{format_seconds(seconds)} {word} {kind} alone" for kind, seconds in alone.items())
+        text += f"; a step's operators take {taken}"
+    text += ". No operator runs in pieces: those are compared with the whole on one device alone"
+    if placed["teams"]:
+        return f"{text}. The bits are those of each operator with its threads, of plain PyTorch with no number of them"
+    return f"{text}. The bits are those of each operator on its device, of plain PyTorch on neither"
+
+
+def _memory_of(facts: dict[str, Any]) -> str:
+    if facts["device_budget_bytes"]:
+        return "which has memory of its own"
+    way = "not copied on their way" if facts["shares_pages"] else "copied on their way"
+    return f"which shares the host's memory; pages are {way}, as was measured to be faster"
+
+
+def _both(facts: dict[str, Any], host: str, device: str) -> str:
+    """Say a figure of the host's memory, and of the device's where it has its own."""
+    beside = f", {format_bytes(facts[device])} on the device" if facts["device_budget_bytes"] else ""
+    return f"{format_bytes(facts[host])}{beside}"
+
+
+def _made_in(facts: dict[str, Any]) -> str:
+    """Say how long planning took, by stages, and the most memory that one of its processes had."""
+    stages = ", ".join(
+        f"{stage} {format_seconds(taken['wall_s'])}" for stage, taken in facts["planning_stages"].items()
+    )
+    peak = format_bytes(facts["planning_peak_bytes"])
+    return f"{format_seconds(facts['planning_s'])} ({stages}); its largest process took {peak}"
+
+
+def usual_day_s() -> float | None:
+    """Return how much training an average day gives on this device, where an agent runs that has learnt it."""
+    from port_agent.control.client import ControlError
+
+    try:
+        usual: float | None = places.connect(None).get("/v1/status").get("usual_day_s")
+    except ControlError:
+        return None
+    return usual
+
+
+def _training(facts: dict[str, Any]) -> str:
+    """Say what all steps take: time, flash, and nights of this device."""
+    runs = facts["steps"] / facts["batches"]
+    whole_s = runs * facts["seconds"]
+    text = f"{facts['steps']:,} steps (--epochs), {format_seconds(whole_s)}, {format_joules(runs * facts['joules'])}"
+    if facts["written_bytes"]:
+        text += f", {runs * facts['written_bytes'] / _TB:.3g} TB written"
+    if facts["usual_day_s"]:
+        text += f"; at {format_seconds(facts['usual_day_s'])} a day, as usual here, {math.ceil(whole_s / facts['usual_day_s'])} nights"
+    return text
+
+
+def _kept_limits(limits: "PlannedLimits") -> str:
+    """Say what the plans were asked to keep to."""
+    kept = []
+    if limits.deadline_at is not None:
+        hours = "" if limits.charging is None else f", training {limits.charging[0]} to {limits.charging[1]}"
+        step = "" if limits.step_s is None else f": {format_seconds(limits.step_s)} a step"
+        kept.append(f"done by {datetime.fromtimestamp(limits.deadline_at):%Y-%m-%d %H:%M}{hours}{step}")
+    if limits.written_bytes is not None:
+        kept.append(f"{format_bytes(limits.written_bytes)} written a step")
+    return "; ".join(kept)
+
+
+def _threads(facts: dict[str, Any]) -> str:
+    """Say how many threads an operator runs with, and how long a step's operators took with others that were tried."""
+    tried = facts.get("step_s_by_threads", {})
+    others = ", ".join(f"{format_seconds(seconds)} with {count}" for count, seconds in tried.items())
+    return f"{facts['threads']}" + (f", the fastest: a step's operators take {others}" if len(tried) > 1 else "")
+
+
+def _recorded(manifest: "Manifest") -> str:
+    """Say how often the step was recorded, what was varied and what was found constant."""
+    recordings = manifest.recordings
+    if recordings.count < 2:
+        return "once; what changes from step to step was not looked for: plan it again"
+    constants = ", ".join(recordings.constants) or "nothing"
+    return (
+        f"{recordings.count} times, varying {', '.join(recordings.varied)}: the same operators, numbers and shapes; "
+        f"constant besides: {constants}"
+    )
+
+
+def _compared(facts: dict[str, Any], manifest: "Manifest") -> str:
+    """Say what the trial compared with plain PyTorch."""
+    reference = manifest.reference
+    if manifest.reordered:
+        which = ", ".join(manifest.reordered)
+        text = f"with nothing: on {manifest.device_kind} {which} may add in another order each time (--allow reordered)"
+        if count := facts["reordered_pieces"]:
+            chains = (
+                "1 chain of operators sums over its" if count == 1 else f"{count} chains of operators sum over their"
+            )
+            text += f"; {chains} pieces: other last digits than plain PyTorch's"
+        return text
+    if not reference.losses:
+        return "with nothing; `plan` without --verify 0 compares with plain PyTorch"
+    whose = "those of its operators run one by one" if reference.placed else "plain PyTorch's"
+    return (
+        f"{len(reference.losses)} steps with {whose} on {reference.processor}: losses and "
+        f"{len(reference.checksums)} tensors equal to the bit"
+    )
+
+
+def fine_bound_of(bundle: "Bundle") -> float | None:
+    """Return a bound in joules on the main plan's overhead that holds without coarsening.
+
+    None if it took too long.
+    """
+    from port_planner.search.plan_problem import MOST_SEARCHED
+    from port_planner.search.plan_step import fine_bound
+
+    main = bundle.manifest.main_graph
+    if len(bundle.graphs[main].ops) > MOST_SEARCHED:
+        return None
+    budget = bundle.plans[0][main].ram_bytes
+    return fine_bound(bundle.graphs[main], bundle.costs[main], ram_bytes=budget, time_limit_s=2.5)
+
+
+def _overhead(facts: dict[str, Any]) -> str:
+    """Say what the plan costs beyond keeping everything, its joules apart from the price of wear, and how much of that no plan could avoid."""
+    wear = facts["wear_joules"]
+    text = f"{format_joules(facts['overhead_joules'] - wear)} per step beyond keeping everything"
+    if wear:
+        text += f", and {format_joules(wear)} that the wear of what is written is charged with"
+    if facts["bound_joules"] is None:
+        text += "; no bound proven for these stages"
+    else:
+        least = format_joules(facts["bound_joules"]) + (", wear included" if wear else "")
+        text += f"; no plan of these stages needs less than {least} (gap {facts['gap']:.0%})"
+    if facts.get("fine_bound_joules") is not None:
+        text += f", no plan of single operators less than {format_joules(facts['fine_bound_joules'])}"
+    return text

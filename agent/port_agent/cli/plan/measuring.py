@@ -1,0 +1,244 @@
+"""What `plan` knows before it looks for one: the recorded step, what its operators and the media take, and the pieces they may run in."""
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from port_agent.cli.devices_and_plots import wanted_pace
+from port_agent.cli.plan.machine import PlanningMachine, all_page_dirs, computing_place, thread_counts
+from port_agent.cli.plan.placement import wanted_teams
+from port_planner.ir.devices.kinds import CPU
+
+if TYPE_CHECKING:
+    from port_agent.backend.base import Backend
+    from port_agent.prepare.bench.bench import Bench
+    from port_agent.prepare.peers import PlanningPeers
+    from port_agent.prepare.placement.device_watts import DeviceWatts
+    from port_agent.prepare.pools import Pools
+    from port_agent.prepare.progress import Progress
+    from port_agent.prepare.slices.sliced import Sliced
+    from port_agent.prepare.sparse import SparseJob
+    from port_agent.prepare.threads import ThreadChoice
+    from port_planner.deadline import Pace
+    from port_planner.ir.bundle.manifest import PlannedLimits
+    from port_planner.ir.costs import CostTable, DeviceCosts
+    from port_planner.ir.devices.cpu_teams import CpuTeam
+    from port_planner.job import TrainingJob
+    from port_planner.make_bundle import Prepared
+    from port_planner.profiling.operators import Measured
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """The script's job and its recorded step. `counts`: numbers of threads to measure; `pace`: what a deadline leaves; `teams`: of threads, to
+    divide operators among."""
+
+    job: "TrainingJob"
+    backend: "Backend"
+    pools: "Pools"
+    prepared: "Prepared"
+    prepare: "Callable[[], Prepared]"
+    counts: tuple[int, ...]
+    pace: "Pace | None"
+    teams: "tuple[CpuTeam, ...]"
+
+
+def captured_of(arguments: argparse.Namespace, bench: "Bench", progress: "Progress") -> Captured:
+    """Load the script's job, move it where it computes, and record its step, while the `bench` loads torch."""
+    from port_agent.prepare.device_room import in_device_room
+    from port_agent.prepare.repeatable import reordered_in
+    from port_agent.prepare.threads import counts_set
+    from port_planner import make_bundle
+    from port_planner.ir.bundle.pruning import Pruning
+    from port_planner.ir.devices.torch_device import repeat_kernels
+    from port_planner.job_device import kind_of_job
+    from port_planner.job_sources import load_job
+
+    progress("capture", 0.0)
+    with counts_set() as counts_of_script:
+        job = load_job(arguments.script, all_page_dirs(arguments)[0])
+    backend, pools = computing_place(job, arguments)
+    repeat_kernels(backend.kind)
+    on_device = backend.kind != CPU and arguments.place is None
+    counts = thread_counts(arguments, set_by_script=bool(counts_of_script), on_device=on_device)
+    teams = wanted_teams(arguments.place)
+    if teams:
+        counts = tuple(sorted({team.threads for team in teams if not team.cores} or {teams[0].threads}))
+    if arguments.place is not None and kind_of_job(job) != CPU:
+        counts = counts[-1:]  # what is recorded on the device does not tell which number is fastest: all cores
+    steps, updates = make_bundle.steps_and_updates(job, arguments.epochs)
+    bench.load(counts[0])
+    if arguments.prune is not None:
+        job.pruning = Pruning(arguments.prune, max(updates // 2, 1))
+    prepare = partial(make_bundle.prepare, job, updates=updates, followed=compared_steps_of(arguments, job))
+    prepared = in_device_room(prepare, "recording the step", job, backend, pools)
+    reordered = reordered_in(prepared.graphs.values(), allowed=arguments.allow is not None)
+    progress("capture", 1.0)
+    pace = wanted_pace(arguments, steps)
+    return Captured(job, backend, pools, replace(prepared, reordered=reordered), prepare, counts, pace, teams)
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What the step's operators take here, and on the `device` that is planned for, which `here` is but for --board.
+
+    `drawn`: what a device beside the CPU draws, where a meter sees it.
+    """
+
+    choice: "ThreadChoice"
+    measured: "Measured"
+    here: "DeviceCosts"
+    device: "DeviceCosts"
+    drawn: "DeviceWatts | None"
+
+
+def costs_of(
+    arguments: argparse.Namespace, captured: Captured, machine: PlanningMachine, bench: "Bench", peers: "PlanningPeers | None",
+    progress: "Progress",
+) -> Costs:  # fmt: skip
+    """Measure the operators, with the number of threads that is fastest, and the media; set that number."""
+    import torch
+
+    from port_agent.prepare.making import device_costs
+    from port_agent.prepare.making.packed_pages import with_packed_pages
+    from port_agent.prepare.page_ways import measured_page_ways
+    from port_agent.prepare.placement.device_watts import measured_device_watts
+    from port_agent.prepare.pools import with_own_memory
+    from port_agent.prepare.threads import fastest
+
+    graphs = captured.prepared.graphs
+    choice = fastest(graphs, captured.counts, lambda count: machine.power(count).compute_watts, progress, peers, bench)
+    power = machine.power(choice.threads)
+    measured = device_costs.by_class(graphs, choice.measured, power)
+    torch.set_num_threads(choice.threads)
+    here = device = device_costs.this_device(measured, machine.page_dir, choice.threads, power, progress)
+    if arguments.board is not None:
+        measured, device = device_costs.other_board(graphs, measured, here, arguments.board)
+    device = device_costs.slower_flash(device, arguments.flash_read, arguments.flash_write)
+    device = device_costs.on_medium(device, machine.medium)
+    device = device_costs.with_scratch(device, machine.further, progress)
+    if captured.backend.kind != CPU:
+        device = with_own_memory(device, captured.backend, captured.pools)
+        if captured.backend.unified:
+            device = measured_page_ways(captured.backend, machine.page_dir).applied(device)
+    device = with_packed_pages(device, captured.prepared.initial_tensors)
+    drawn = measured_device_watts(captured.backend, machine.energy, captured.pools.computing_bytes)
+    if drawn is not None and arguments.place is None:
+        device = replace(device, compute_watts=drawn.dense)
+    return Costs(choice, measured, here, device, drawn)
+
+
+def sparse_of(arguments: argparse.Namespace, captured: Captured, costs: Costs, progress: "Progress") -> "SparseJob":
+    """Choose what is trained, and record the step again.
+
+    It is what the device that the model lies on can train alone: operators that are divided then take no more time.
+    """
+    from port_agent.prepare.device_room import in_device_room
+    from port_agent.prepare.placement.room import of_the_cpu
+    from port_agent.prepare.sparse import StepLimits, train_less
+    from port_planner.job_device import kind_of_job
+
+    device, room_bytes = costs.device, captured.pools.computing_bytes
+    if kind_of_job(captured.job) == CPU:
+        device, room_bytes = of_the_cpu(device), arguments.ram
+    limits = StepLimits(None if captured.pace is None else captured.pace.seconds_per_step, arguments.step_joules)
+    choose = partial(
+        train_less, captured.job, captured.prepared, costs.measured, device, room_bytes, prepare=captured.prepare,
+        threads=costs.choice.threads, steps=arguments.probe_steps, limits=limits, progress=progress,
+    )  # fmt: skip
+    return in_device_room(choose, "choosing what is trained", captured.job, captured.backend, captured.pools)
+
+
+@dataclass(frozen=True, slots=True)
+class StepPieces:
+    """The step as it is planned: `sliced` with what its operators cost here, `measured` on the device planned for."""
+
+    sliced: "Sliced"
+    measured: "Measured"
+    limits: "PlannedLimits"
+
+
+def step_pieces(
+    arguments: argparse.Namespace, captured: Captured, costs: Costs, machine: PlanningMachine, bench: "Bench",
+    sparse: "SparseJob | None", progress: "Progress", make_room: Callable[[], None],
+) -> StepPieces:  # fmt: skip
+    """Put operators in pieces, where that gives the same bits and costs less; room is made once frozen weights were looked through."""
+    from port_agent.prepare.frozen_weights.grids import with_grid_weights
+    from port_agent.prepare.further_shapes import with_further_shapes
+    from port_agent.prepare.making import device_costs
+    from port_agent.prepare.slices.choosing import QUICK_S, in_pieces
+    from port_agent.prepare.slices.comparing import costs_of_rewritten
+    from port_agent.prepare.slices.halves import in_halves
+    from port_agent.prepare.slices.sliced import ComparingRoom, Sliced
+    from port_planner import make_bundle
+    from port_planner.ir.costs import CostTable
+
+    progress("compare", 0.0)
+    prepared, whole = captured.prepared, costs.choice.measured
+    if sparse is not None:
+        prepared, whole = sparse.prepared, sparse.measured
+    threads = costs.choice.threads
+    power = machine.power(threads)
+    limits = limits_of(arguments, captured.pace, CostTable(costs.device, whole.ops[0]))
+    sliced = Sliced(prepared, whole, ())
+    if arguments.board is None and arguments.place is None:  # of another board's kernels nothing is known here
+        room = ComparingRoom(arguments.ram, machine.page_dir, threads, bench)
+        prepared, whole = with_grid_weights(
+            prepared, whole, costs.device, captured.pools.computing_bytes,
+            make_bundle.default_planner(strategy="greedy", time_limit_s=QUICK_S, limits=limits),
+            lambda coded: costs_of_rewritten(coded.graphs, costs.choice.measured, room, power.compute_watts, progress),
+        )  # fmt: skip
+        make_room()
+        sliced = Sliced(prepared, whole, ())
+        planner = make_bundle.default_planner(
+            strategy=arguments.strategy, time_limit_s=min(arguments.time_limit, QUICK_S), limits=limits
+        )
+        halved = in_halves(prepared, whole, room, power.compute_watts, progress)
+        sliced = in_pieces(
+            sliced, halved, costs.device, captured.pools.computing_bytes, room, planner, progress, limits,
+            reordered=arguments.allow is not None,
+        )  # fmt: skip
+        sliced = with_further_shapes(sliced, costs.device, captured.pools.computing_bytes, room, progress)
+    graphs = sliced.prepared.graphs
+    measured = device_costs.by_class(graphs, sliced.measured, power)
+    if costs.drawn is not None and arguments.place is None:
+        measured = costs.drawn.applied(graphs, sliced.measured)
+    if arguments.board is not None:
+        measured, _ = device_costs.other_board(sliced.prepared.graphs, measured, costs.here, arguments.board)
+    return StepPieces(sliced, measured, limits)
+
+
+def compared_steps_of(arguments: argparse.Namespace, job: "TrainingJob") -> int:
+    """Return how many of the job's first steps are followed with plain PyTorch and compared."""
+    from port_agent.prepare.reference import compared_steps
+
+    if arguments.allow is not None:
+        return 0
+    return compared_steps(job) if arguments.verify is None else int(arguments.verify)
+
+
+def limits_of(arguments: argparse.Namespace, pace: "Pace | None", costs: "CostTable") -> "PlannedLimits":
+    """Return what the plans keep to."""
+    from port_planner.ir.bundle.manifest import PlannedLimits
+
+    charging = None
+    if arguments.charging is not None:
+        begin, end = arguments.charging
+        charging = (f"{begin:%H:%M}", f"{end:%H:%M}")
+    return PlannedLimits(
+        step_s=None if pace is None else pace.seconds_per_step, written_bytes=_write_limit(arguments, costs),
+        deadline_at=arguments.deadline, charging=charging,
+    )  # fmt: skip
+
+
+def _write_limit(arguments: argparse.Namespace, costs: "CostTable") -> int | None:
+    """Return how many bytes a step may write; a step takes at least what its operators do."""
+    if arguments.flash_life is None:
+        limit: int | None = arguments.writes_per_step
+        return limit
+    endurance = min((target.endurance_bytes for target in costs.device.targets if target.endurance_bytes), default=None)
+    if endurance is None:
+        return None
+    return int(endurance / arguments.flash_life * sum(op.seconds for op in costs.ops))

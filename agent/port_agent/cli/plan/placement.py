@@ -1,0 +1,56 @@
+"""What `--place` names: a kind of device beside the CPU, or teams of the CPU's threads."""
+
+import re
+
+from port_agent.cli.arguments import UsageError
+from port_agent.facts.cpu_clusters import CpuCluster, clusters_text, read_clusters
+from port_agent.facts.sysfs import Tree
+from port_agent.worker.thread_room import usable_core_numbers, usable_cores
+from port_planner.ir.devices.cpu_teams import MOST_TEAMS, CpuTeam
+from port_planner.ir.devices.kinds import CPU
+
+_TEAM = re.compile(rf"{CPU}:(\d+)(?:x([\w-]+))?")
+_ANY_NAME = re.compile(r"cluster(\d+)")
+"""Of a cluster whose cores the kernel does not name: by its number, the fastest first."""
+
+
+def names_teams(place: str | None) -> bool:
+    """Say whether operators are to be divided among teams of threads, and not between two devices."""
+    return place is not None and place.startswith(f"{CPU}:")
+
+
+def wanted_teams(place: str | None) -> tuple[CpuTeam, ...]:
+    """Return the teams that `--place cpu:1,cpu:4xA76` names; none where it names a device. Raises UsageError for others than there can be."""
+    if place is None or not names_teams(place):
+        return ()
+    clusters = read_clusters(Tree(), usable_core_numbers())
+    teams = tuple(dict.fromkeys(_team(part, clusters) for part in place.split(",")))
+    if not 2 <= len(teams) <= MOST_TEAMS:
+        raise UsageError(
+            f"--place {place}: operators are divided among 2 to {MOST_TEAMS} teams, such as cpu:1,cpu:{usable_cores()}"
+        )
+    return teams
+
+
+def _team(part: str, clusters: tuple[CpuCluster, ...]) -> CpuTeam:
+    match = _TEAM.fullmatch(part)
+    if match is None:
+        raise UsageError(f"--place {part}: a team is cpu:N, or cpu:NxCLUSTER; here there are {clusters_text(clusters)}")
+    threads, name = int(match[1]), match[2]
+    cores = () if name is None else _cores(name, clusters)
+    most = len(cores) or usable_cores()
+    if not 1 <= threads <= most:
+        raise UsageError(f"--place {part}: there are {most} such cores; name a number of threads from 1 to {most}")
+    return CpuTeam(threads, cores)
+
+
+def _cores(name: str, clusters: tuple[CpuCluster, ...]) -> tuple[int, ...]:
+    """Return the cores of the cluster that is called so, the whole name or its end (`A76`), or by its number."""
+    number = _ANY_NAME.fullmatch(name)
+    if number is not None and 1 <= int(number[1]) <= len(clusters):
+        return clusters[int(number[1]) - 1].cores
+    for cluster in clusters:
+        if cluster.name is not None and name.lower() in (cluster.name.lower(), cluster.name.lower().rpartition("-")[2]):
+            return cluster.cores
+    known = ", ".join(f"cluster{i}, {cluster.text}" for i, cluster in enumerate(clusters, 1))
+    raise UsageError(f"--place: there is no cluster {name}; the kernel tells of {known or 'none'}")

@@ -1,0 +1,181 @@
+"""What the control interface answers, version 1: frozen values that the server writes as JSON."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from port_agent.health.conditions import HealthItem
+from port_agent.jobs.model import Job, to_record
+from port_agent.jobs.store import HistoryEntry
+
+API_VERSION = 1
+Row = Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class JobSummary:
+    """One line about a job. Spans in seconds, moments in Unix time."""
+
+    id: int
+    name: str
+    kind: str
+    state: str
+    state_number: int
+    reason: str
+    step: int
+    total_steps: int | None
+    loss: float | None
+    priority: int
+    deadline_at: float | None
+    retry_in_s: float | None
+    eta_s: float | None
+    submitted_at: float
+    owner: str | None = None
+    """Whose process it is, of an attached program."""
+    on: str | None = None
+    """The paired device that has it."""
+    guest_of: str | None = None
+    """The paired device that it came from."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobDetail:
+    """Everything about a job."""
+
+    job: Job
+    summary: JobSummary
+    history: tuple[HistoryEntry, ...]
+    directory: Path
+    inbox: Path | None
+    metered_step_joules: float | None = None
+    """Of a step on average, since the agent started; None where nothing was metered."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        history = [{"at": entry.at, "kind": entry.kind, "text": entry.text} for entry in self.history]
+        places = {"directory": str(self.directory), "inbox": str(self.inbox) if self.inbox else None}
+        metered = {"metered_step_joules": self.metered_step_joules}
+        return to_record(self.job) | asdict(self.summary) | {"history": history, **places, **metered}
+
+
+@dataclass(frozen=True, slots=True)
+class RunStatus:
+    """A job that has a worker, and what the worker does."""
+
+    id: int
+    name: str
+    kind: str
+    phase: str
+    requested: str
+    """What the supervisor last asked of the worker: train, pause or leave."""
+    pid: int
+    step: int
+    total_steps: int | None
+    loss: float | None
+    step_s: float | None
+    eta_s: float | None
+    plan: int | None
+    plans: int
+    planned_peak_bytes: int | None
+    memory_limit_bytes: int | None
+    peak_rss_bytes: int | None
+    planned_joules: float | None
+    deadline_at: float | None
+    waits_for: str | None = None
+    """Why it cannot get on although it may: a board that is not there."""
+    owner: str | None = None
+    """Whose process it is, of an attached program."""
+    step_written_bytes: int | None = None
+    """To flash, by its plan."""
+    planned_device_bytes: int | None = None
+    """Of the memory of a device's own, which `planned_peak_bytes` leaves out; None where it has none."""
+    device_peak_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FlashLife:
+    """How long the medium of the state directory lasts."""
+
+    medium: str
+    endurance_bytes: int
+    """What it takes in its life; `assumed` of its kind and size where nobody said."""
+    assumed: bool
+    used_share: float | None
+    """Of its life, as its own registers say; None where it does not."""
+    left_bytes: int
+    bytes_per_day: float
+    """What the agent writes a day, over yesterday and today."""
+    years_left: float | None
+    """At that rate; None while nothing is written."""
+
+
+@dataclass(frozen=True, slots=True)
+class IdleSignalState:
+    """What one sensor says of the device being left alone: yes, no or unknown."""
+
+    name: str
+    idle: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceState:
+    """What the sensors say."""
+
+    power: str
+    power_detail: str
+    battery_percent: float | None
+    temperature_c: float | None
+    throttled: str
+    idle_signals: tuple[IdleSignalState, ...]
+    free_disk_bytes: int | None
+    available_memory_bytes: int | None
+    memory_pressure_percent: float | None
+    online: str
+    metered: str
+
+
+@dataclass(frozen=True, slots=True)
+class AgentStatus:
+    """Everything that one screen shows."""
+
+    time: float
+    uptime_s: float
+    state: str
+    may_train: bool
+    reasons: tuple[str, ...]
+    conditions: tuple[str, ...]
+    codes: tuple[str, ...]
+    paused_until: float | None
+    job: RunStatus | None
+    """The run that a line about the agent is about: this computer's, or while it has none a board's."""
+    running: tuple[RunStatus, ...]
+    """All jobs that have a worker, this computer's first."""
+    waiting: tuple[JobSummary, ...]
+    facts: DeviceState
+    flash_written_today_bytes: int
+    flash_budget_bytes: int
+    flash_life: FlashLife | None
+    """None for a medium that writing does not wear out."""
+    next_window: float | None
+    usual_day_s: float | None
+    """How many seconds of training an average day gives; None until a day was watched."""
+    energy: Row | None
+    health: tuple[HealthItem, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain values; two names are those that version 1 began with."""
+        plain = {"v": API_VERSION, **asdict(self), "health": [item.as_json() for item in self.health]}
+        plain["facts"]["voices"] = plain["facts"].pop("idle_signals")
+        for run in (*plain["running"], *([] if plain["job"] is None else [plain["job"]])):
+            run["wish"] = run.pop("requested")
+        return plain
+
+
+@dataclass(frozen=True, slots=True)
+class SettingsInForce:
+    """The configuration after a reload, and the names of settings that wait for the next start."""
+
+    settings: Row
+    after_restart: tuple[str, ...]

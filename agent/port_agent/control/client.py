@@ -1,0 +1,151 @@
+"""The client of the control socket, used by the command line."""
+
+import http.client
+import json
+import socket
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+
+from port_agent.control.http import SOCKET_NAME
+from port_agent.worker.attach import Refusal
+from port_planner.ir.errors import ExitCode, PortError
+
+DEFAULT_RUNTIME_DIR = Path("/run/port-agent")
+_TIMEOUT_S = 30.0
+_PIECE_BYTES = 1 << 16
+
+
+class ControlError(PortError):
+    """The daemon cannot be reached, or it refused; `status` is its HTTP status, None without an answer."""
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        self.status = status
+        refused = status is not None and 400 <= status < 500  # nothing is wrong with the agent
+        self.exit_code = ExitCode.UNREACHABLE if status is None else ExitCode.IMPOSSIBLE if refused else ExitCode.FAILED
+        super().__init__(message)
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: Path, timeout_s: float | None) -> None:
+        super().__init__("localhost")
+        self._path, self._timeout_s = path, timeout_s
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        if (
+            self._timeout_s is not None
+        ):  # Python's own timeout fails at once while the kernel's queue is full: this one waits
+            whole_s, part_s = divmod(self._timeout_s, 1.0)
+            limit = struct.pack("ll", int(whole_s), int(part_s * 1e6))
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        self.sock.connect(str(self._path))
+        self.sock.settimeout(self._timeout_s)
+
+
+class ControlClient:
+    """Speaks to the daemon whose socket lies in `runtime_dir`."""
+
+    def __init__(self, runtime_dir: Path = DEFAULT_RUNTIME_DIR, timeout_s: float = _TIMEOUT_S) -> None:
+        self.path = runtime_dir / SOCKET_NAME
+        self._timeout_s = timeout_s
+
+    def get(self, path: str) -> Any:
+        """Return the JSON at `path`."""
+        return self._json("GET", path, None)
+
+    def post(self, path: str, **fields: object) -> Any:
+        """Send a JSON request and return the JSON answer."""
+        return self._json("POST", path, json.dumps(fields).encode())
+
+    def send(self, method: str, path: str, content: bytes | None) -> Any:
+        """Send bytes and return the JSON answer."""
+        return self._json(method, path, content)
+
+    def text(self, path: str) -> str:
+        """Return a text answer such as the metrics."""
+        return self._whole(self._answer("GET", path, None)).decode()
+
+    def upload(self, path: str, file: Path) -> Any:
+        """Send a file and return the JSON answer."""
+        size = file.stat().st_size
+        with file.open("rb") as body:
+            answer = self._answer("PUT", path, body, {"Content-Length": str(size)})
+        return json.loads(self._whole(answer))
+
+    def download(self, path: str, file: Path) -> int:
+        """Write the answer to `file` and return its bytes."""
+        answer = self._answer("GET", path, None)
+        with file.open("wb") as out:
+            for piece in self._pieces(answer.read):
+                out.write(piece)
+            return out.tell()
+
+    def follow(self, path: str) -> Iterator[str]:
+        """Yield pieces of text as they come, until the daemon ends the stream."""
+        answer = self._answer("GET", path, None, forever=True)
+        for piece in self._pieces(answer.read1):
+            yield piece.decode("utf-8", "replace")
+
+    def _json(self, method: str, path: str, body: bytes | None) -> Any:
+        return json.loads(self._whole(self._answer(method, path, body)))
+
+    def _whole(self, answer: http.client.HTTPResponse) -> bytes:
+        return b"".join(self._pieces(lambda _: answer.read()))
+
+    def _pieces(self, read: Callable[[int], bytes]) -> Iterator[bytes]:
+        """Yield what `read` gives; raises ControlError where the agent ends before its answer does."""
+        while True:
+            try:
+                piece = read(_PIECE_BYTES)
+            except (OSError, http.client.HTTPException) as error:
+                raise ControlError(f"the agent at {self.path} ended in the middle of its answer; ask again") from error
+            if not piece:
+                return
+            yield piece
+
+    def _answer(
+        self,
+        method: str,
+        path: str,
+        body: Any,
+        headers: dict[str, str] | None = None,
+        *,
+        forever: bool = False,
+    ) -> http.client.HTTPResponse:
+        connection = _UnixConnection(self.path, None if forever else self._timeout_s)
+        try:
+            connection.request(method, quote(path, safe="/?=&%"), body, headers or {})
+            answer = connection.getresponse()
+        except FileNotFoundError:
+            raise ControlError(f"no agent is running: {self.path} does not exist; {_start_hint()}") from None
+        except ConnectionRefusedError:
+            raise ControlError(f"no agent listens at {self.path}; {_start_hint()}") from None
+        except PermissionError:
+            raise ControlError(
+                f"you may not use {self.path}; join its group (sudo usermod -aG port-agent $USER) or use sudo"
+            ) from None
+        except (OSError, http.client.HTTPException) as error:
+            raise ControlError(f"the agent at {self.path} does not answer: {error}") from error
+        if answer.status >= 400:
+            raise ControlError(_message(answer), answer.status)
+        return answer
+
+
+def _message(answer: http.client.HTTPResponse) -> str:
+    content = answer.read()
+    try:
+        return msgspec.json.decode(content, type=Refusal).error
+    except ValueError:
+        return f"the agent answered {answer.status} {answer.reason}"
+
+
+def _start_hint() -> str:
+    return (
+        "start it with `systemctl start port-agent` or `port-agent run --foreground`; "
+        "if it runs elsewhere, name its --runtime-dir"
+    )

@@ -1,0 +1,214 @@
+"""What clients ask for, checked at the boundary: a JSON object becomes a typed request or is refused."""
+
+import itertools
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import msgspec
+
+from port_agent.control.http import HttpError
+from port_agent.federate.orders import FederationSettings
+from port_agent.jobs.model import JobKind, JobRequestError, JobSpec
+from port_agent.system.mounts import file_system, in_ram
+from port_agent.worker.shard import Shard
+from port_planner.ir.units import shown
+
+_LONGEST_PAUSE_S = 366 * 86400
+_CODE_LIMIT, _HOST_LIMIT = 40, 255
+"""Characters: of a pairing code however it is grouped, of a host name (RFC 1035)."""
+_LONGEST_CODE_S = 3600.0
+"""A code is for now."""
+_REASON_LIMIT = 200
+_LONGEST_SOLVING_S = 3600.0
+"""As in `port_agent.peers.connection.messages`."""
+_SETTINGS = JobSpec.__dataclass_fields__.keys() - {"owner", "guest"}
+"""What a client may say of a job; whose it is, the agent knows."""
+_ENVELOPE = {"upload", "v"}
+_WITH_VALUE = ("--board", "--port", "--serial", "--shard")
+_BOARD_ARGUMENTS = (*_WITH_VALUE, "--simulate")
+
+T = TypeVar("T")
+
+
+class JobChange(msgspec.Struct, frozen=True):
+    """What is to change of a job; what is left out stays as it is."""
+
+    priority: int | None = None
+    deadline_at: float | msgspec.UnsetType | None = msgspec.UNSET
+    """Unix time; None takes the deadline away."""
+
+    def apply(self, spec: JobSpec) -> JobSpec:
+        """Return `spec` after the change."""
+        if self.priority is not None:
+            spec = replace(spec, priority=self.priority)
+        return spec if self.deadline_at is msgspec.UNSET else replace(spec, deadline_at=self.deadline_at)
+
+    @property
+    def moves_deadline(self) -> bool:
+        """Whether the deadline changes."""
+        return self.deadline_at is not msgspec.UNSET
+
+    def __str__(self) -> str:
+        parts = [] if self.priority is None else [f"priority is now {self.priority}"]
+        return ", ".join([*parts, f"deadline_at is now {self.deadline_at}"] if self.moves_deadline else parts)
+
+
+class _Pause(msgspec.Struct):
+    """How long to pause everything."""
+
+    for_s: Annotated[float, msgspec.Meta(gt=0, lt=_LONGEST_PAUSE_S)] | None = None
+
+
+class PairingRequest(msgspec.Struct, frozen=True):
+    """To show a code for a time, or to type one in: `host` and `port` of the device that shows it, where they are known."""
+
+    code: Annotated[str, msgspec.Meta(max_length=_CODE_LIMIT)] | None = None
+    host: Annotated[str, msgspec.Meta(min_length=1, max_length=_HOST_LIMIT)] | None = None
+    port: Annotated[int, msgspec.Meta(gt=0, lt=1 << 16)] | None = None
+    lifetime_s: Annotated[float, msgspec.Meta(gt=0, le=_LONGEST_CODE_S)] | None = None
+
+
+class _Unpairing(msgspec.Struct):
+    device: Annotated[str, msgspec.Meta(min_length=1, max_length=_HOST_LIMIT)]
+
+
+def pairing_request(fields: Mapping[str, object]) -> PairingRequest:
+    """Return what a request to pair asks for; raises `HttpError`."""
+    return _decoded(fields, PairingRequest)
+
+
+def unpaired_device(fields: Mapping[str, object]) -> str:
+    """Return which device is to be trusted no more; raises `HttpError`."""
+    return _decoded(fields, _Unpairing).device
+
+
+class WrongAnswer(msgspec.Struct, frozen=True):
+    """Which paired device gave a wrong answer, and what was wrong with it."""
+
+    device: Annotated[str, msgspec.Meta(min_length=1, max_length=_HOST_LIMIT)]
+    reason: Annotated[str, msgspec.Meta(min_length=1, max_length=_REASON_LIMIT)]
+
+
+def wrong_answer(fields: Mapping[str, object]) -> WrongAnswer:
+    """Return which device is to be cut off for a while, and why; raises `HttpError`."""
+    return _decoded(fields, WrongAnswer)
+
+
+class FederationStart(msgspec.Struct, frozen=True):
+    """Of which job a federation is to be led, and how."""
+
+    job: Annotated[str, msgspec.Meta(min_length=1, max_length=_HOST_LIMIT)]
+    settings: FederationSettings
+
+
+def federation_start(fields: Mapping[str, object]) -> FederationStart:
+    """Return which federation is to begin; raises `HttpError`."""
+    return _decoded(fields, FederationStart)
+
+
+def solving_seconds(text: str) -> float:
+    """Return how much CPU time another device's solver is given; raises `HttpError`."""
+    if not re.fullmatch(r"[0-9]{1,4}(\.[0-9]{1,9})?", text) or float(text) > _LONGEST_SOLVING_S:
+        raise HttpError(
+            400, f"seconds={shown(text)} is no time for solving; give a number up to {_LONGEST_SOLVING_S:.0f}"
+        )
+    return float(text)
+
+
+def job_spec(fields: Mapping[str, object], bundle: str | None) -> JobSpec:
+    """Return the job that a request describes; `bundle` is its uploaded bundle. Raises `JobRequestError`."""
+    unknown = set(fields) - _SETTINGS - _ENVELOPE
+    if unknown:
+        raise JobRequestError(f"unknown settings of a job: {', '.join(sorted(unknown))}")
+    given = {name: value for name, value in fields.items() if name in _SETTINGS and value is not None}
+    _check_kind(given.get("kind", JobKind.TRAIN.value))
+    try:
+        spec = msgspec.convert({**given, "bundle": bundle or given.get("bundle")}, JobSpec)
+    except msgspec.ValidationError as error:
+        raise JobRequestError(f"the job cannot be read: {error}") from error
+    if spec.kind is JobKind.FINETUNE and bundle is None:
+        raise JobRequestError("a fine-tuning's bundle is uploaded; submit it with `port-agent finetune --submit`")
+    if (
+        bundle is None
+        and spec.bundle is not None
+        and not (Path(spec.bundle).is_absolute() and Path(spec.bundle).exists())
+    ):
+        raise JobRequestError(f"the agent cannot read the bundle {spec.bundle!r}; let the client upload it")
+    if spec.data is not None and not (Path(spec.data).is_absolute() and Path(spec.data).is_dir()):
+        raise JobRequestError(
+            f"the agent cannot see the directory {spec.data}; submit with --inbox and `port-agent feed` the files"
+        )
+    _check_page_dirs(spec)
+    _check_arguments(spec)
+    return spec
+
+
+def job_change(fields: Mapping[str, object]) -> JobChange:
+    """Return the change that a request asks for; raises `HttpError`."""
+    return _decoded(fields, JobChange)
+
+
+class _Recall(msgspec.Struct):
+    force: bool = False
+
+
+def recall_forces(fields: Mapping[str, object]) -> bool:
+    """Return whether a job is taken back without the other device's word; raises `HttpError`."""
+    return _decoded(fields, _Recall).force
+
+
+def pause_span_s(fields: Mapping[str, object]) -> float | None:
+    """Return for how many seconds to pause everything, None for good; raises `HttpError`."""
+    return _decoded(fields, _Pause).for_s
+
+
+def _decoded(fields: Mapping[str, object], kind: type[T]) -> T:
+    try:
+        return msgspec.convert(fields, kind)
+    except msgspec.ValidationError as error:
+        raise HttpError(400, f"the request cannot be read: {error}") from error
+
+
+def _check_kind(kind: object) -> None:
+    if kind not in (JobKind.TRAIN.value, JobKind.MCU.value, JobKind.FINETUNE.value):
+        raise JobRequestError(f"there is no job kind {kind!r}; use train, mcu or finetune")
+
+
+def _check_page_dirs(spec: JobSpec) -> None:
+    """Raise JobRequestError unless pages can go where they are to go."""
+    if spec.page_dirs and spec.kind is not JobKind.TRAIN:
+        raise JobRequestError(f"page_dirs are {list(spec.page_dirs)}; only a job of kind train pages")
+    for name in spec.page_dirs:
+        folder = Path(name)
+        if not (folder.is_absolute() and folder.is_dir() and os.access(folder, os.W_OK)):
+            raise JobRequestError(
+                f"the agent cannot write into the page directory {name}; make it for the agent's user (for the shipped service "
+                "also a ReadWritePaths= line, `systemctl edit port-agent`)"
+            )
+        if in_ram(folder):
+            raise JobRequestError(
+                f"the page directory {name} is itself in RAM ({file_system(folder)}); name one on a disk"
+            )
+
+
+def _check_arguments(spec: JobSpec) -> None:
+    """Raise JobRequestError unless the options for the worker choose a board and do nothing else.
+
+    Such as write files.
+    """
+    words = iter(spec.arguments)
+    for word in words:
+        if word not in _BOARD_ARGUMENTS or (word in _WITH_VALUE and next(words, "-").startswith("-")):
+            raise JobRequestError(f"arguments are {list(spec.arguments)}; a job may have {', '.join(_BOARD_ARGUMENTS)}")
+    for name, value in itertools.pairwise(spec.arguments):
+        if name == "--shard":
+            try:
+                Shard.parse(value)
+            except ValueError as error:
+                raise JobRequestError(str(error)) from error
+    if spec.arguments and spec.kind is not JobKind.MCU:
+        raise JobRequestError(f"arguments are {list(spec.arguments)}; only a job of kind mcu has any")

@@ -1,0 +1,183 @@
+"""The live page: a small HTTP server on localhost that hands on what the agent's control socket says.
+
+Read only. Every figure needs the key that is in the address printed at the start, sent as a header, so that neither
+other users of this machine nor pages of other sites can ask. Files of the page itself need none.
+"""
+
+import secrets
+import sys
+import threading
+import webbrowser
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Protocol
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from port_agent.dashboard.page import static_text
+from port_planner.ir.errors import PortError
+
+_TYPES = {".js": "text/javascript", ".css": "text/css", ".html": "text/html"}
+_FILES = ("uPlot.min.css", "page.css", "uPlot.iife.min.js", "charts.js", "dashboard.js")
+QUESTIONS = {"/api/status": "/v1/status", "/api/jobs": "/v1/jobs"}
+"""What the page may ask of the agent, and what of it answers."""
+ENERGY = "/api/energy"
+"""What it may ask of the ledger."""
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src data:; "
+    "frame-ancestors 'none'; base-uri 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+MOST_CONNECTIONS = 32
+"""A browser opens six; each takes a thread for as long as it is silent, half a minute at most."""
+_LOCAL_NAMES = ("127.0.0.1", "localhost")
+
+
+class DashboardError(PortError):
+    """The page cannot be served."""
+
+
+class StatusClient(Protocol):
+    """What the page needs of the agent's control client."""
+
+    def get(self, path: str) -> Any:
+        """Return the JSON at `path`; raise `PortError` if the agent does not answer."""
+
+
+EnergyReader = Callable[[Mapping[str, str]], Mapping[str, object]]
+"""Gives the energy report for a query such as {"since": "1760000000"}, as plain values; raises `PortError`."""
+
+
+class Dashboard:
+    """The live page of one agent."""
+
+    def __init__(self, client: StatusClient, energy: EnergyReader, port: int) -> None:
+        """Listen on localhost at `port`, 0 for a free one; raises `DashboardError` if it is taken."""
+        self.key = secrets.token_urlsafe(18)
+        self._client = client
+        self._energy = energy
+        try:
+            self._server = _PageServer(("127.0.0.1", port), _handler(self))
+        except (OSError, OverflowError) as error:
+            raise DashboardError(f"cannot listen on port {port} ({error}); give another one with --port") from error
+
+    @property
+    def port(self) -> int:
+        """The port it listens on."""
+        return int(self._server.server_address[1])
+
+    @property
+    def url(self) -> str:
+        """The address to open; the key stands behind the #, which browsers never send."""
+        return f"http://127.0.0.1:{self.port}/#key={self.key}"
+
+    def serve_forever(self) -> None:
+        """Answer requests until `stop`."""
+        self._server.serve_forever()
+
+    def stop(self) -> None:
+        """Stop answering and free the port."""
+        self._server.shutdown()
+        self._server.server_close()
+
+    def figures(self, path: str, query: dict[str, str]) -> object:
+        """Return the answer to one of the page's questions; raise `PortError` if there is none."""
+        return self._energy(query) if path == ENERGY else self._client.get(QUESTIONS[path])
+
+
+class _PageServer(ThreadingHTTPServer):
+    """A thread for each connection, at most `MOST_CONNECTIONS`: every user of this machine may connect."""
+
+    daemon_threads = True
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self._free = threading.BoundedSemaphore(MOST_CONNECTIONS)
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self._free.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Keep quiet about a browser that goes away; other faults are shown as everywhere."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
+
+
+def _handler(dashboard: Dashboard) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        server_version = "port-agent"
+        sys_version = ""
+        default_request_version = "HTTP/1.0"  # also the answer to a line that names none has a status
+        timeout = 30
+
+        def do_GET(self) -> None:
+            """Answer one request; the name is set by http.server."""
+            path, _, query = self.path.partition("?")
+            if not self._from_here():
+                self._send(HTTPStatus.FORBIDDEN, {"error": "this page is only served to localhost"})
+            elif path == "/":
+                self._send_file("dashboard.html")
+            elif path.startswith("/static/") and path.removeprefix("/static/") in _FILES:
+                self._send_file(path.removeprefix("/static/"))
+            elif not self._has_key():
+                self._send(HTTPStatus.UNAUTHORIZED, {"error": "open the address that `port-agent dashboard` printed"})
+            else:
+                self._answer(path, dict(parse_qsl(query)))
+
+        def _from_here(self) -> bool:
+            """Return whether the browser meant this machine: a foreign name that points here is another site's."""
+            return self.headers.get("Host", "").partition(":")[0] in _LOCAL_NAMES
+
+        def _has_key(self) -> bool:
+            given = self.headers.get("Authorization", "").removeprefix("Bearer ")
+            return secrets.compare_digest(given.encode(), dashboard.key.encode())
+
+        def _answer(self, path: str, query: dict[str, str]) -> None:
+            if path not in QUESTIONS and path != ENERGY:
+                self._send(HTTPStatus.NOT_FOUND, {"error": f"there is nothing at {path}"})
+                return
+            try:
+                self._send(HTTPStatus.OK, dashboard.figures(path, query))
+            except PortError as error:
+                self._send(HTTPStatus.SERVICE_UNAVAILABLE, {"error": str(error)})
+
+        def _send(self, status: HTTPStatus, body: object) -> None:
+            self._send_bytes(status, msgspec.json.encode(body), "application/json")
+
+        def _send_file(self, name: str) -> None:
+            kind = _TYPES[name[name.rindex(".") :]]
+            self._send_bytes(HTTPStatus.OK, static_text(name).encode(), f"{kind}; charset=utf-8")
+
+        def _send_bytes(self, status: HTTPStatus, body: bytes, kind: str) -> None:
+            self.send_response(status)
+            for name, value in {**_HEADERS, "Content-Type": kind, "Content-Length": str(len(body))}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *values: object) -> None:
+            """Keep the terminal quiet."""
+
+    return Handler
+
+
+def open_in_browser(url: str) -> bool:
+    """Open `url` in the user's browser; return whether one could be started."""
+    try:
+        return webbrowser.open(url)
+    except webbrowser.Error:
+        return False

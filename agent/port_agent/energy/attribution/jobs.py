@@ -1,0 +1,112 @@
+"""Share measured energy among the jobs that are at work at the same time, by the CPU time that their workers take.
+
+A job that is alone has all of it. What the idle machine would draw is shared as what is drawn above: neither job is the one that
+the machine is on for. A board's worker waits for the line nearly all the time, and so has little of either.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from port_agent.energy.attribution.one_job import Attributor, Charge, MeteredStep, PhaseCosts, StepEnergy
+from port_agent.energy.timeline import Interval
+
+CpuClock = Callable[[], float]
+"""CPU seconds that a job's worker has used; it may begin anew when the worker ends."""
+
+
+@dataclass(slots=True)
+class _Job:
+    attributor: Attributor
+    cpu_s: CpuClock
+    seen_s: float
+    """Of `cpu_s`, when it was last read."""
+    rate: float = 0.0
+    """CPU seconds a second over the last interval, for one at whose end the worker is gone."""
+
+    def take_cpu_s(self, seconds: float) -> float:
+        """Return the CPU seconds since the last call, which was `seconds` ago."""
+        now_s = self.cpu_s()
+        used_s = now_s - self.seen_s if now_s >= self.seen_s else self.rate * seconds
+        self.seen_s = now_s
+        self.rate = used_s / seconds if seconds > 0 else 0.0
+        return used_s
+
+
+class JobsAttributor:
+    """Attributes intervals to jobs, and to idling where none is at work."""
+
+    def __init__(self, costs: PhaseCosts, baseline_watts: Callable[[str], float | None]) -> None:
+        """`baseline_watts` gives the idle power by the name of the source, None while unknown."""
+        self._costs, self._baseline_watts = costs, baseline_watts
+        self._idle = self._attributor()
+        self._jobs: dict[str, _Job] = {}
+        self._ended: list[Attributor] = []
+
+    @property
+    def busy(self) -> bool:
+        """Whether any job is running and not paused."""
+        return any(job.attributor.busy for job in self._jobs.values())
+
+    @property
+    def jobs(self) -> tuple[str, ...]:
+        """The jobs whose workers are there, paused or not, the oldest first."""
+        return tuple(self._jobs)
+
+    def start_job(self, job: str, now_s: float, cpu_s: CpuClock) -> None:
+        """Note that the worker of `job` is there from now on."""
+        if job in self._jobs:
+            self.stop_job(job, now_s)
+        made = self._jobs[job] = _Job(self._attributor(), cpu_s, cpu_s())
+        made.attributor.start_job(job, now_s)
+
+    def stop_job(self, job: str, now_s: float) -> None:
+        """Note that the worker is gone; what it did since its last step counts as `other`."""
+        ended = self._jobs.pop(job).attributor
+        ended.stop_job(now_s)
+        self._ended.append(ended)
+
+    def pause(self, job: str, now_s: float) -> None:
+        """Note that the worker computes nothing from now on."""
+        self._jobs[job].attributor.pause(now_s)
+
+    def resume(self, job: str, now_s: float) -> None:
+        """Note that the worker computes again."""
+        self._jobs[job].attributor.resume(now_s)
+
+    def finish_step(self, job: str, event: MeteredStep, now_s: float) -> None:
+        """Note that a step of a job ended now and took `event.wall_s`."""
+        self._jobs[job].attributor.finish_step(event, now_s)
+
+    def add(self, interval: Interval) -> Mapping[str, float]:
+        """Take in the energy of an interval that begins where the last one ended, and in which nobody started or paused.
+
+        Returns whose it is, in shares of 1: jobs by name, or "" where none was at work.
+        """
+        used_s = {name: job.take_cpu_s(interval.seconds) for name, job in self._jobs.items()}
+        busy = [name for name, job in self._jobs.items() if job.attributor.busy]
+        total_s = sum(used_s[name] for name in busy)
+        shares = {name: used_s[name] / total_s if total_s > 0 else 1 / len(busy) for name in busy}
+        for name, share in shares.items():
+            self._jobs[name].attributor.add(_shared(interval, share) if len(busy) > 1 else interval)
+        if not busy:
+            self._idle.add(interval)
+        return shares or {"": 1.0}
+
+    def settle(self, now_s: float) -> tuple[list[Charge], list[StepEnergy]]:
+        """Return the charges and steps that became final by `now_s`."""
+        charges: list[Charge] = []
+        steps: list[StepEnergy] = []
+        for attributor in (self._idle, *self._ended, *(job.attributor for job in self._jobs.values())):
+            settled, done = attributor.settle(now_s)
+            charges += settled
+            steps += done
+        self._ended.clear()
+        return charges, steps
+
+    def _attributor(self) -> Attributor:
+        return Attributor(self._costs, self._baseline_watts)
+
+
+def _shared(interval: Interval, share: float) -> Interval:
+    joules = None if interval.joules is None else interval.joules * share
+    return replace(interval, joules=joules, share=interval.share * share)

@@ -1,0 +1,157 @@
+"""What this machine draws by what it does: watts and joules per byte, fitted to short runs under its meter.
+
+    joules = static_watts * seconds + sum over classes of work: figure * amount
+
+Least squares over the runs, each weighted by 1 / its joules, since a meter's error is a share of what it reads; the standard
+errors are those of the fit (Draper and Smith, Applied Regression Analysis, section 5).
+"""
+
+import enum
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from port_agent.energy.issues import IssueList
+from port_agent.energy.sampler import Sampler
+from port_agent.energy.sources.base import PowerSource
+from port_agent.energy.sources.registry import SourceChoice
+from port_planner.ir.errors import PortError
+
+
+class CalibrationError(PortError):
+    """The runs do not say what the machine draws at rest."""
+
+
+class WorkClass(enum.Enum):
+    """Classes of work that draw power of their own, and what an amount of each is."""
+
+    ACTIVE = "active"
+    """Seconds in which any core computes: what the first of them wakes up."""
+    DENSE = "dense"
+    """Core-seconds of matrix products."""
+    MOVING = "moving"
+    """Core-seconds of operators that memory holds up."""
+    READ = "read"
+    """Bytes from flash."""
+    WRITTEN = "written"
+    """Bytes to flash."""
+
+
+class MeteredLoad(Protocol):
+    """Something that the machine does for a while."""
+
+    @property
+    def name(self) -> str:
+        """What it is, for messages."""
+
+    def start(self) -> None:
+        """Begin, in the background."""
+
+    def stop(self) -> Mapping[WorkClass, float]:
+        """End, and return how much of each class of work was done."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeteredRun:
+    """One load under the meter."""
+
+    seconds: float
+    joules: float
+    work: Mapping[WorkClass, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A fitted figure, watts or joules per byte, and its standard error."""
+
+    value: float
+    error: float
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What the runs say; classes that no run did are missing. `gaps`: loads of which nothing was learnt, and why."""
+
+    static_watts: Estimate
+    figures: Mapping[WorkClass, Estimate]
+    runs: int
+    gaps: tuple[str, ...] = ()
+
+
+def meter_runs(
+    source: PowerSource,
+    loads: Sequence[MeteredLoad],
+    *,
+    run_s: float,
+    repeats: int,
+    clock: Callable[[], float],
+    wait: Callable[[float], None],
+    progress: Callable[[float], None] = lambda share: None,
+) -> tuple[list[MeteredRun], tuple[str, ...]]:
+    """Run each load for about `run_s` seconds, all of them `repeats` times; return what was metered, and what was not.
+
+    A first period passes before the meter counts, so that its figure is of this load alone. A run in which the meter failed or
+    had nothing to say is no run, and is named.
+    """
+    sampler = Sampler(SourceChoice((source,), ()), IssueList(), lambda info: None)
+    period_s = min(source.info.period_s, run_s)
+    samples = max(1, math.ceil(run_s / period_s))
+    runs: list[MeteredRun] = []
+    gaps: dict[str, str] = {}
+    for done in range(repeats * len(loads)):
+        load = loads[done % len(loads)]
+        begin_s = clock()
+        load.start()
+        try:
+            wait(period_s)
+            sampler.interrupt(f"before {load.name}")
+            sampler.sample(clock(), period_s)
+            intervals = []
+            for _ in range(samples):
+                wait(period_s)
+                intervals.append(sampler.sample(clock(), period_s))
+        finally:
+            work = load.stop()
+            lasted_s = clock() - begin_s
+        seconds = sum(interval.seconds for interval in intervals if interval is not None)
+        joules = [interval.joules for interval in intervals if interval is not None and interval.joules is not None]
+        if len(joules) == samples and sum(joules) > 0.0:
+            share = min(1.0, seconds / lasted_s)
+            runs.append(MeteredRun(seconds, sum(joules), {kind: amount * share for kind, amount in work.items()}))
+        else:
+            reasons = [interval.reason for interval in intervals if interval is not None and interval.reason]
+            gaps[load.name] = reasons[0] if reasons else "the meter had nothing to measure"
+        progress((done + 1) / (repeats * len(loads)))
+    return runs, tuple(f"{name}: {reason}" for name, reason in gaps.items())
+
+
+def fit(runs: Sequence[MeteredRun], gaps: tuple[str, ...] = ()) -> Calibration:
+    """Return the figures that explain the runs best; none is below zero.
+
+    Where no two runs tell them apart, ACTIVE counts as the cores' own. Raises CalibrationError where too few runs were metered.
+    """
+    done = [work for work in WorkClass if any(run.work.get(work) for run in runs)]
+    while True:
+        amounts = np.array([[run.seconds, *(run.work.get(work, 0.0) for work in done)] for run in runs])
+        weighted = amounts / np.array([[run.joules] for run in runs]) if runs else amounts
+        scale = np.abs(weighted).max(axis=0) if runs else np.ones(0)
+        enough = len(runs) > len(done) + 1 and np.linalg.matrix_rank(weighted / scale) == len(done) + 1
+        if enough or WorkClass.ACTIVE not in done:
+            break
+        done.remove(WorkClass.ACTIVE)
+    if not enough:
+        said = "; ".join(gaps) or "the meter said nothing while it was at rest and at work"
+        raise CalibrationError(f"{len(runs)} runs were metered, too few to tell what draws what ({said}); try again")
+    scaled = weighted / scale
+    found, _, _, _ = np.linalg.lstsq(scaled, np.ones(len(runs)), rcond=None)
+    residual = scaled @ found - 1.0
+    variance = float(residual @ residual) / (len(runs) - len(found))
+    errors = np.sqrt(variance * np.diag(np.linalg.inv(scaled.T @ scaled)))
+    static, *figures = (
+        Estimate(max(0.0, float(value)), float(error))
+        for value, error in zip(found / scale, errors / scale, strict=True)
+    )
+    return Calibration(static, dict(zip(done, figures, strict=True)), len(runs), gaps)

@@ -1,0 +1,94 @@
+"""Which rails of a Jetson make the board's total, and which of them feeds the GPU. INA3221 and tegrastats name them alike."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from port_agent.energy.sources.base import Coverage, GpuReading, SourceError
+
+TOTAL_RAILS = ("VDD_IN", "POM_5V_IN")
+"""Rails that are the board's input; all others lie behind them (TX2, Xavier NX, Orin Nano/NX; Nano)."""
+
+SUMS = (
+    ("VDD_GPU_SOC", "VDD_CPU_CV", "VIN_SYS_5V0"),  # AGX Orin
+    ("GPU", "CPU", "SOC", "CV", "VDDRQ", "SYS5V"),  # AGX Xavier (jetson_stats issue #51: the total is the sum of all)
+)
+"""Boards without an input rail: these together feed module and 5 V system; the carrier is not in them."""
+
+GPU_RAILS = {
+    "VDD_GPU_SOC": "the GPU with the rest of the chip's core",  # AGX Orin
+    "VDD_CPU_GPU_CV": "the GPU with CPU and vision accelerators",  # Xavier NX, Orin Nano/NX
+    "VDD_SYS_GPU": "the GPU alone",  # TX2
+    "POM_5V_GPU": "the GPU alone",  # Nano
+    "GPU": "the GPU alone",  # AGX Xavier
+}
+"""Rail that feeds the GPU -> what else it feeds. Each lies within the total."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuRail:
+    """The rail that feeds a board's GPU, and what it feeds in words."""
+
+    name: str
+    feeds: str
+
+    @property
+    def covers(self) -> str:
+        """In words which part of the total it is."""
+        return f"{self.name} of it feeds {self.feeds}"
+
+    def reads(self, watts: float) -> str:
+        """In words what was read of it."""
+        return f"of it {watts:.2f} W on {self.name}, which feeds {self.feeds}"
+
+
+def gpu_rail(names: Iterable[str]) -> GpuRail | None:
+    """Return the one of a board's rails that feeds its GPU, None where none is known to."""
+    measured = set(names)
+    return next((GpuRail(name, feeds) for name, feeds in GPU_RAILS.items() if name in measured), None)
+
+
+@dataclass(frozen=True, slots=True)
+class BoardTotal:
+    """The board's power, which rails it came from, and the GPU's."""
+
+    watts: float
+    rails: tuple[str, ...]
+    gpu: GpuRail | None = None
+    gpu_watts: float | None = None
+
+    @property
+    def gpu_reading(self) -> GpuReading | None:
+        """The rail that feeds the GPU, as a part of the total; None where none is known to."""
+        if self.gpu is None or self.gpu_watts is None:
+            return None
+        return GpuReading(self.gpu_watts, f"{self.gpu.name}, which feeds {self.gpu.feeds}")
+
+    @property
+    def coverage(self) -> Coverage:
+        """Board when one input rail was read, a sum of rails otherwise."""
+        return Coverage.BOARD if len(self.rails) == 1 else Coverage.RAIL_SUM
+
+    @property
+    def covers(self) -> str:
+        """In words what the figure contains."""
+        gpu = "" if self.gpu is None else f"; {self.gpu.covers}"
+        if len(self.rails) == 1:
+            return f"whole board ({self.rails[0]}){gpu}"
+        return f"{' + '.join(self.rails)}, which is all but the carrier board: this board has no input rail{gpu}"
+
+
+def board_total(source: str, rail_watts: Mapping[str, float]) -> BoardTotal:
+    """Return the total of `rail_watts`; raise `SourceError` when the rails that make it are not all there."""
+    gpu = gpu_rail(rail_watts)
+    gpu_watts = None if gpu is None else rail_watts[gpu.name]
+    for name in TOTAL_RAILS:
+        if name in rail_watts:
+            return BoardTotal(rail_watts[name], (name,), gpu, gpu_watts)
+    for names in SUMS:
+        if all(name in rail_watts for name in names):
+            return BoardTotal(sum(rail_watts[name] for name in names), names, gpu, gpu_watts)
+    raise SourceError(
+        source,
+        f"rails {', '.join(sorted(rail_watts)) or 'none'} do not make a known total",
+        "report the board and these rails, or name another source with energy.source",
+    )

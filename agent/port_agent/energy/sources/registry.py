@@ -1,0 +1,361 @@
+"""Which sources this machine has, best first.
+
+The plug before the board's input, before parts, before a model.
+
+Other people's meters come in through the entry point group `port_agent.power_sources` (see README.md).
+"""
+
+import functools
+import os
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from port_agent.energy.sources import battery, ina2xx, ina3221, macos, nvidia, pi5_pmic, rapl, tegrastats
+from port_agent.energy.sources.background import PLUGIN_FAILURES, BackgroundSource
+from port_agent.energy.sources.base import Coverage, Kind, PowerSource, SourceAbsent, SourceError, SourceInfo
+from port_agent.energy.sources.estimated import NAME as ESTIMATED
+from port_agent.energy.sources.estimated import EstimatedSource, PowerModel, generic_model
+from port_agent.energy.sources.subprocess_source import ChildOutput
+from port_agent.system.energy_clock import now_s
+from port_planner.ir.errors import ExitCode, PortError
+
+if TYPE_CHECKING:
+    import importlib.metadata
+
+ENTRY_POINTS = "port_agent.power_sources"
+AUTOMATIC = "auto"
+_RANK = {coverage: rank for rank, coverage in enumerate(Coverage)}
+_PI5_MODELS = ("Raspberry Pi 5", "Raspberry Pi Compute Module 5")
+
+
+class EnergyConfigError(PortError):
+    """An `[energy]` setting that cannot be used; `key` names it."""
+
+    exit_code = ExitCode.IMPOSSIBLE
+
+    def __init__(self, key: str, problem: str) -> None:
+        super().__init__(f"energy.{key} {problem}")
+        self.key = key
+
+
+@dataclass(frozen=True, slots=True)
+class EnergyConfig:
+    """The `[energy]` table of the configuration."""
+
+    source: str = AUTOMATIC
+    """`auto`, or the name of the one source to use."""
+    disable: tuple[str, ...] = ()
+    board: str = ""
+    """Name or path of a board file for the estimate; empty finds it out."""
+    ina2xx_wire: ina2xx.Wire = ina2xx.Wire.UNKNOWN
+    ina2xx_i2c: str = ""
+    """`/dev/i2c-1:0x42` for a HAT without a kernel driver."""
+    ina2xx_shunt_ohms: float = 0.1
+    static_watts: float | None = None
+    full_watts: float | None = None
+    price_per_kwh: float | None = None
+    currency: str = ""
+    co2_grams_per_kwh: float | None = None
+    flush_s: float = 300.0
+    flash_endurance_bytes: int | None = None
+    flash_price: float | None = None
+    """Of the medium that pages and checkpoints go to, in `currency`; 0 where its wear does not matter."""
+    plugins: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+
+    @staticmethod
+    def from_table(table: Mapping[str, object]) -> "EnergyConfig":
+        """Return the configuration in a TOML table.
+
+        Raises `EnergyConfigError` for unknown keys and wrong types.
+        """
+        values: dict[str, Any] = {}
+        for key, value in table.items():
+            if key not in _CHECKS:
+                raise EnergyConfigError(key, f"is not a setting; there are {', '.join(_CHECKS)}")
+            values[key] = _CHECKS[key](key, value)
+        return EnergyConfig(**values)
+
+
+def _text(key: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise EnergyConfigError(key, f"must be a text, not {value!r}")
+    return value
+
+
+def _positive(key: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        raise EnergyConfigError(key, f"must be a number above zero, not {value!r}")
+    return float(value)
+
+
+def _price(key: str, value: object) -> float:
+    return 0.0 if value == 0 and not isinstance(value, bool) else _positive(key, value)
+
+
+def _count(key: str, value: object) -> int:
+    return int(_positive(key, value))
+
+
+def _texts(key: str, value: object) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple):
+        raise EnergyConfigError(key, f"must be a list of texts, not {value!r}")
+    return tuple(_text(key, item) for item in value)
+
+
+def _wire(key: str, value: object) -> ina2xx.Wire:
+    try:
+        return ina2xx.Wire(_text(key, value))
+    except ValueError as error:
+        raise EnergyConfigError(key, f"must be one of {[wire.value for wire in ina2xx.Wire]}") from error
+
+
+def _tables(key: str, value: object) -> Mapping[str, Mapping[str, object]]:
+    if not isinstance(value, Mapping) or not all(isinstance(item, Mapping) for item in value.values()):
+        raise EnergyConfigError(key, "must hold one table per plug-in")
+    return value
+
+
+_CHECKS: Mapping[str, Callable[[str, object], object]] = {
+    "source": _text,
+    "disable": _texts,
+    "board": _text,
+    "ina2xx_wire": _wire,
+    "ina2xx_i2c": _text,
+    "ina2xx_shunt_ohms": _positive,
+    "static_watts": _positive,
+    "full_watts": _positive,
+    "price_per_kwh": _positive,
+    "currency": _text,
+    "co2_grams_per_kwh": _positive,
+    "flush_s": _positive,
+    "flash_endurance_bytes": _count,
+    "flash_price": _price,
+    "plugins": _tables,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SourceReport:
+    """What became of one kind of source on this machine, for `doctor`."""
+
+    name: str
+    ok: bool
+    present: bool
+    text: str
+    remedy: str
+    info: SourceInfo | None
+
+
+@dataclass(frozen=True, slots=True)
+class SourceChoice:
+    """Open sources, best first, and the report on all that were tried."""
+
+    sources: tuple[PowerSource, ...]
+    reports: tuple[SourceReport, ...]
+
+    @property
+    def broken(self) -> tuple[SourceReport, ...]:
+        """Sources that are there but do not work: health items."""
+        return tuple(report for report in self.reports if report.present and not report.ok)
+
+
+def open_sources(config: EnergyConfig, model: PowerModel | None, root: Path) -> SourceChoice:
+    """Return every source that works here, best first; the estimated one is always the last.
+
+    Never raises for a sensor: what fails is in the reports. Raises `EnergyConfigError` if `energy.source` names a
+    source that does not exist.
+    """
+    openers = {**_openers(config, root), **_plugin_openers(config)}
+    openers[ESTIMATED] = lambda: EstimatedSource(configured_model(config, model))
+    if config.source != AUTOMATIC:
+        if config.source not in openers:
+            raise EnergyConfigError("source", f"is {config.source!r}; there are {AUTOMATIC}, {', '.join(openers)}")
+        openers = {config.source: openers[config.source]}
+    opened: list[PowerSource] = []
+    reports = []
+    for name, opener in openers.items():
+        if name in config.disable:
+            continue
+        source, report = _try(name, opener)
+        reports.append(report)
+        if source is not None:
+            opened.append(source)
+    opened.sort(key=lambda source: _order(source.info))
+    if config.source == AUTOMATIC:
+        opened = _with_cards(opened)
+    return SourceChoice(tuple(opened), tuple(reports))
+
+
+def _with_cards(opened: Sequence[PowerSource]) -> list[PowerSource]:
+    """Return the sources of the machine, the best one with what its cards draw, if that is measured and does not tell of a GPU."""
+    cards = next((source for source in opened if source.info.coverage is Coverage.CARD), None)
+    others = [source for source in opened if source is not cards]
+    if cards is not None and others and others[0].info.kind is Kind.MEASURED:
+        others[0] = nvidia.WithCards(others[0], BackgroundSource(cards))
+    return others
+
+
+def _order(info: SourceInfo) -> tuple[bool, int]:
+    """Return what sources are sorted by: measured before estimated, then by what they cover."""
+    return info.kind is Kind.ESTIMATED, _RANK[info.coverage]
+
+
+def configured_model(config: EnergyConfig, model: PowerModel | None) -> PowerModel:
+    """Return the board's model with what the user measured at the plug in its place.
+
+    Raises EnergyConfigError where full load takes less than rest.
+    """
+    base = model or generic_model(os.cpu_count() or 1)
+    if config.static_watts is None and config.full_watts is None:
+        return base
+    static = config.static_watts if config.static_watts is not None else base.static_watts
+    full = config.full_watts if config.full_watts is not None else static + base.compute_watts
+    if full < static:
+        raise EnergyConfigError("full_watts", f"is {full:g}, below energy.static_watts of {static:g}")
+    return PowerModel(
+        base.name, static, full, base.read_joules_per_byte, base.write_joules_per_byte, "set in the configuration"
+    )
+
+
+def diagnose(config: EnergyConfig, model: PowerModel | None, root: Path) -> tuple[SourceReport, ...]:
+    """Return the report on every source, and leave nothing open.
+
+    Those that work, best first; broken ones; absent ones.
+
+    The agent takes the first.
+    """
+    choice = open_sources(config, model, root)
+    for source in choice.sources:
+        source.close()
+    working = sorted((r for r in choice.reports if r.ok and r.info), key=lambda r: _order(r.info) if r.info else ())
+    return (*working, *choice.broken, *(report for report in choice.reports if not report.present))
+
+
+def _try(name: str, opener: Callable[[], PowerSource]) -> tuple[PowerSource | None, SourceReport]:
+    try:
+        source = opener()
+    except SourceAbsent as error:
+        return None, SourceReport(name, False, False, error.problem, error.remedy, None)
+    except SourceError as error:
+        return None, SourceReport(name, False, True, error.problem, error.remedy, None)
+    test = source.self_test(now_s())
+    report = SourceReport(name, test.ok, True, test.text, test.remedy, source.info)
+    if not test.ok:
+        source.close()
+        return None, report
+    return source, report
+
+
+def _openers(config: EnergyConfig, root: Path) -> dict[str, Callable[[], PowerSource]]:
+    return {
+        ina3221.NAME: lambda: ina3221.Ina3221Source(root),
+        tegrastats.NAME: lambda: _open_tegrastats(root),
+        pi5_pmic.NAME: lambda: _open_pi5(root),
+        ina2xx.NAME: lambda: _open_ina2xx(config, root),
+        battery.NAME: lambda: battery.BatterySource(root),
+        macos.BATTERY: _open_mac_battery,
+        rapl.NAME: lambda: rapl.RaplSource(root),
+        nvidia.NAME: lambda: nvidia.NvidiaSource(root),
+        macos.POWERMETRICS: _open_powermetrics,
+    }
+
+
+def _require_tool(source: str, tool: str) -> None:
+    """Raise `SourceAbsent` unless `tool` is installed."""
+    if shutil.which(tool) is None:
+        raise SourceAbsent(source, f"there is no {tool} here", "it belongs to another platform; nothing to do")
+
+
+def _open_tegrastats(root: Path) -> PowerSource:
+    _require_tool(tegrastats.NAME, "tegrastats")
+    if _reads_ina3221(root):
+        raise SourceAbsent(tegrastats.NAME, "the same sensors are read directly", "nothing to do")
+    return tegrastats.tegrastats_source(
+        ChildOutput(tegrastats.NAME, ("tegrastats", "--interval", "1000"), r"\n", stale_after_s=10.0)
+    )
+
+
+def _reads_ina3221(root: Path) -> bool:
+    try:
+        ina3221.Ina3221Source(root)
+    except SourceError:
+        return False
+    return True
+
+
+def _open_pi5(root: Path) -> PowerSource:
+    model = root / "proc/device-tree/model"
+    name = model.read_text(encoding="ascii", errors="replace").rstrip("\0\n") if model.exists() else ""
+    if not name.startswith(_PI5_MODELS):
+        raise SourceAbsent(pi5_pmic.NAME, f"this is {name or 'no Raspberry Pi'}, not a Pi 5", "nothing to do")
+    return pi5_pmic.pi5_source()
+
+
+def _open_ina2xx(config: EnergyConfig, root: Path) -> PowerSource:
+    if config.ina2xx_i2c:
+        bus, _, address = config.ina2xx_i2c.partition(":")
+        try:
+            number = int(address, 16)
+        except ValueError as error:
+            raise EnergyConfigError("ina2xx_i2c", f"is {config.ina2xx_i2c!r}; write it like /dev/i2c-1:0x42") from error
+        device = root / bus.lstrip("/")
+        read = functools.partial(ina2xx.read_i2c, device, number, config.ina2xx_shunt_ohms)
+        return ina2xx.Ina2xxSource(read, config.ina2xx_wire)
+    folder = ina2xx.find_hwmon(root)
+    if folder is None:
+        raise SourceAbsent(ina2xx.NAME, "there is no INA219, INA226 or INA260", "nothing to do")
+    return ina2xx.Ina2xxSource(functools.partial(ina2xx.read_hwmon, folder), config.ina2xx_wire)
+
+
+def _open_mac_battery() -> PowerSource:
+    _require_tool(macos.BATTERY, "ioreg")
+    return macos.mac_battery_source()
+
+
+def _open_powermetrics() -> PowerSource:
+    _require_tool(macos.POWERMETRICS, "powermetrics")
+    if os.geteuid() != 0:
+        raise SourceAbsent(
+            macos.POWERMETRICS, "powermetrics needs root and the agent does not run as root", "the estimate is used"
+        )
+    return macos.powermetrics_source(
+        ChildOutput(macos.POWERMETRICS, macos.POWERMETRICS_COMMAND, macos.RECORD_END, stale_after_s=10.0)
+    )
+
+
+def _plugin_openers(config: EnergyConfig) -> dict[str, Callable[[], PowerSource]]:
+    """Return one opener for each installed entry point."""
+    if not _has_plugin():
+        return {}
+    import importlib.metadata
+
+    entries = importlib.metadata.entry_points(group=ENTRY_POINTS)
+    return {entry.name: functools.partial(_open_plugin, entry, config.plugins.get(entry.name, {})) for entry in entries}
+
+
+def _has_plugin() -> bool:
+    """Return whether an installed distribution names a power source, by the files that Python's packaging lays down for that.
+
+    Most machines have none, and `importlib.metadata`, which knows more, takes 2 MB of a process that stays.
+    """
+    files = (path for folder in sys.path for path in Path(folder).glob("*-info/entry_points.txt"))
+    return any(f"[{ENTRY_POINTS}]" in path.read_text("utf-8", "replace") for path in files)
+
+
+def _open_plugin(entry: "importlib.metadata.EntryPoint", settings: Mapping[str, object]) -> PowerSource:
+    try:
+        source: PowerSource = entry.load()(settings)
+        source.read(now_s())
+        return BackgroundSource(source)
+    except SourceError:
+        raise
+    except PLUGIN_FAILURES as error:
+        raise SourceError(
+            entry.name,
+            f"the plug-in failed with {type(error).__name__}: {error}",
+            f"see {entry.value} and its settings",
+        ) from error

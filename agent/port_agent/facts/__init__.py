@@ -1,0 +1,38 @@
+"""Sensors to facts: one file per platform, every read may fail alone."""
+
+import sys
+from pathlib import Path
+
+from port_agent.facts.model import Answer, Facts, Fault, IdleSignal, Power, PowerReading, ThrottleReading
+from port_agent.facts.platform import OwnUse, Platform, SensorOptions
+
+__all__ = [
+    "Answer",
+    "Facts",
+    "Fault",
+    "IdleSignal",
+    "OwnUse",
+    "Platform",
+    "Power",
+    "PowerReading",
+    "SensorOptions",
+    "ThrottleReading",
+    "this_platform",
+]
+
+
+def this_platform(
+    sys_root: Path = Path("/sys"), proc_root: Path = Path("/proc"), dev_root: Path = Path("/dev")
+) -> Platform:
+    """Return the sensors of the machine this runs on; the roots matter on Linux only."""
+    if sys.platform == "darwin":
+        from port_agent.facts.macos import MacPlatform
+        from port_agent.facts.macos_power_events import PowerEvents
+
+        try:
+            return MacPlatform(PowerEvents())
+        except OSError:  # pmset says the same, a few seconds later
+            return MacPlatform()
+    from port_agent.facts.linux import LinuxPlatform
+
+    return LinuxPlatform(sys_root, proc_root, dev_root)

@@ -1,0 +1,60 @@
+"""Is there a GPU, and does somebody use it? From device nodes, a Jetson's load file, or nvidia-smi; torch is not asked."""
+
+import re
+
+from port_agent.facts.model import Answer, IdleSignal
+from port_agent.facts.platform import OwnUse, SensorOptions
+from port_agent.facts.sysfs import Tree
+from port_planner.ir.devices.kinds import CUDA
+
+SENSOR = "gpu"
+_NODES = ("nvidia0", "nvhost-gpu", "nvmap")
+"""Below /dev: of a card, and of the GPU in a Jetson before and since L4T R36."""
+_JETSON_GPU = re.compile(r"\.(gpu|ga10b|gv11b|gp10b|gm20b)$|^gpu\.")
+"""How a Jetson's GPU is called below /sys/class/devfreq: Orin, Xavier, TX2, Nano."""
+QUERY = ("--query-gpu=utilization.gpu", "--format=csv,noheader,nounits")
+"""What nvidia-smi is asked."""
+_CARDS = "bus/pci/drivers/nvidia"
+"""Below /sys: a folder for each card that the driver has, by its PCI address."""
+_PCI_ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+
+
+def present_kinds(tree: Tree) -> frozenset[str]:
+    """Return the kinds of devices that a Linux machine has beside its CPU."""
+    return frozenset({CUDA} if any((tree.dev / node).exists() for node in _NODES) else ())
+
+
+def jetson_load_percent(tree: Tree) -> float | None:
+    """Return how busy a Jetson's GPU is; None where there is none. Its file counts tenths of a percent."""
+    for entry in tree.children(tree.sys / "class/devfreq", SENSOR):
+        if _JETSON_GPU.search(entry.name):
+            load = tree.number(entry / "device/load", SENSOR)
+            if load is not None:
+                return load / 10
+    return None
+
+
+def awake_cards(tree: Tree) -> tuple[str, ...] | None:
+    """Return the PCI addresses of the cards that are not switched off by the kernel until someone uses them; None where there is no card.
+
+    Nobody uses one that is, and to ask it would wake it.
+    """
+    cards = [entry for entry in tree.children(tree.sys / _CARDS, SENSOR) if _PCI_ADDRESS.fullmatch(entry.name)]
+    awake = (c.name for c in cards if tree.text(c / "power/runtime_status", SENSOR) != "suspended")
+    return tuple(awake) if cards else None
+
+
+def parse_utilization(text: str) -> float | None:
+    """Return the busiest card's percent of what nvidia-smi printed, a line for each; None where no card says."""
+    shares = [float(word) for word in text.split() if word.replace(".", "", 1).isdigit()]
+    return max(shares, default=None)
+
+
+def gpu_signal(percent: float | None, options: SensorOptions, own: OwnUse) -> tuple[IdleSignal, ...]:
+    """Return what the GPU's use says: nothing where none is known, and no judgement while our own worker may cause it."""
+    if percent is None:
+        return ()
+    if own.training:
+        return (IdleSignal(SENSOR, Answer.UNKNOWN, "not judged while the worker runs"),)
+    idle = Answer.YES if percent <= options.busy_cpu_percent else Answer.NO
+    return (IdleSignal(SENSOR, idle, f"the GPU is {percent:.0f} % busy (limit {options.busy_cpu_percent:.0f} %)"),)

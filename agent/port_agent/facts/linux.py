@@ -1,0 +1,169 @@
+"""Linux, any board: files below /sys and /proc.
+
+And logind, NetworkManager and vcgencmd where they exist.
+"""
+
+import os
+import shutil
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from port_agent.facts import gpu, idle, power_supply, thermal
+from port_agent.facts.jetson import read_tegrastats
+from port_agent.facts.model import Answer, Facts, Fault, IdleSignal, ThrottleReading
+from port_agent.facts.platform import OwnUse, SensorOptions, answer, run_command
+from port_agent.facts.sysfs import Tree
+
+_LOGIN1 = ("org.freedesktop.login1", "/org/freedesktop/login1", "org.freedesktop.login1.Manager")
+_NETWORK_MANAGER = (
+    "org.freedesktop.NetworkManager",
+    "/org/freedesktop/NetworkManager",
+    "org.freedesktop.NetworkManager",
+)
+_METERED = {1: Answer.YES, 2: Answer.NO, 3: Answer.YES, 4: Answer.NO}
+"""NMMetered: 1 and 3 yes (3 guessed), 2 and 4 no (4 guessed), 0 unknown."""
+
+
+class LinuxPlatform:
+    """Sensors of a Linux machine below injectable roots."""
+
+    refresh_every_s = 30.0
+
+    def __init__(self, sys: Path = Path("/sys"), proc: Path = Path("/proc"), dev: Path = Path("/dev")) -> None:
+        self.tree = Tree(sys, proc, dev)
+        self._load = idle.CpuLoad()
+        self._busctl = shutil.which("busctl") if sys == Path("/sys") else None
+        self._vcgencmd = shutil.which("vcgencmd")
+        self._tegrastats = shutil.which("tegrastats")
+        self._nvidia_smi = shutil.which("nvidia-smi")
+        self._card_percent: float | None = None
+        self._idle_hint: bool | None = None
+        self._metered = Answer.UNKNOWN
+        self._throttle: ThrottleReading | None = None
+        self._slow_temperature_c: float | None = None
+        self._slow_faults: tuple[Fault, ...] = ()
+        self._had_temperature = False
+
+    def read(self, options: SensorOptions, own: OwnUse, now_s: float) -> Facts:
+        """Return the facts of this moment from files and the last `refresh`."""
+        tree = self.tree
+        power = power_supply.read_power(tree)
+        memory = read_meminfo(tree)
+        pressure = tree.text(tree.proc / "pressure/memory", "pressure/memory")
+        facts = Facts(
+            power=power.power,
+            power_detail=power.detail,
+            battery_percent=power.battery_percent,
+            idle_signals=self._idle_signals(options, own, now_s),
+            temperature_c=self._temperature(),
+            throttle=thermal.read_throttled(tree) or self._throttle or ThrottleReading(Answer.UNKNOWN),
+            free_disk_bytes=free_disk(tree, options.state_dir),
+            available_memory_bytes=memory.get("MemAvailable"),
+            total_memory_bytes=memory.get("MemTotal"),
+            memory_pressure_percent=idle.parse_pressure(pressure) if pressure is not None else None,
+            online=read_online(tree),
+            metered=self._metered,
+            devices=gpu.present_kinds(tree),
+        )
+        return replace(facts, faults=tree.take_faults() + self._slow_faults)
+
+    async def refresh(self) -> None:
+        """Ask logind, NetworkManager, the Pi firmware, tegrastats and nvidia-smi; each may fail alone."""
+        faults: list[Fault] = []
+        if self._busctl:
+            hint = await self._bus_property(*_LOGIN1, "IdleHint")
+            self._idle_hint = bool(hint) if hint is not None else None
+            metered = await self._bus_property(*_NETWORK_MANAGER, "Metered")
+            self._metered = _METERED.get(int(metered or 0), Answer.UNKNOWN)
+        if self._vcgencmd and thermal.read_throttled(self.tree) is None:
+            try:
+                self._throttle = thermal.parse_throttled(await run_command(self._vcgencmd, "get_throttled"))
+            except OSError as error:
+                self._throttle = None
+                faults.append(Fault("throttling", f"{error} (vcgencmd needs /dev/vcio: group video)"))
+        if self._tegrastats and thermal.read_temperature(self.tree) is None:
+            try:
+                self._slow_temperature_c = await read_tegrastats(self._tegrastats)
+            except OSError as error:
+                self._slow_temperature_c = None
+                faults.append(Fault("temperature", str(error)))
+        self._card_percent = None
+        if gpu.awake_cards(self.tree) == ():
+            self._card_percent = 0.0
+        elif self._nvidia_smi and gpu.jetson_load_percent(self.tree) is None:
+            try:
+                self._card_percent = gpu.parse_utilization(await run_command(self._nvidia_smi, *gpu.QUERY))
+            except OSError as error:
+                if gpu.present_kinds(self.tree):
+                    faults.append(Fault(gpu.SENSOR, str(error)))
+        self._slow_faults = tuple(faults)
+
+    def tripwire(self) -> tuple[str, ...]:
+        """Return the plugs' signature; faults of this quick look are left to `read`."""
+        quick = Tree(self.tree.sys, self.tree.proc, self.tree.dev)
+        return power_supply.tripwire(quick)
+
+    def _idle_signals(self, options: SensorOptions, own: OwnUse, now_s: float) -> tuple[IdleSignal, ...]:
+        percent = self._load.sample(self.tree, own.cpu_s, now_s)
+        gpu_percent = gpu.jetson_load_percent(self.tree)
+        if own.training:
+            self._card_percent = None  # what nvidia-smi saw of our own worker is not to be taken for a user's
+        return (
+            idle.cpu_signal(percent, options),
+            idle.pressure_signal(self.tree, options, own),
+            idle.terminal_signal(self.tree, options, time.time()),
+            idle.logind_signal(self._idle_hint),
+            *gpu.gpu_signal(self._card_percent if gpu_percent is None else gpu_percent, options, own),
+        )
+
+    def _temperature(self) -> float | None:
+        value = thermal.read_temperature(self.tree)
+        if value is None:
+            value = self._slow_temperature_c
+        if value is not None:
+            self._had_temperature = True
+        elif self._had_temperature:
+            self.tree.fault("temperature", "the sensor was there before and has vanished")
+        return value
+
+    async def _bus_property(self, service: str, path: str, interface: str, name: str) -> bool | int | None:
+        """Return a D-Bus property, or None: a machine without that service is normal, not a fault."""
+        try:
+            return idle.parse_busctl(
+                await run_command(self._busctl or "busctl", "--system", "get-property", service, path, interface, name)
+            )
+        except OSError:
+            return None
+
+
+def read_meminfo(tree: Tree) -> dict[str, int]:
+    """Return /proc/meminfo in bytes; empty with a fault when it cannot be read."""
+    text = tree.text(tree.proc / "meminfo", "memory", required=True) or ""
+    found = {}
+    for line in text.splitlines():
+        key, _, rest = line.partition(":")
+        words = rest.split()
+        if words and words[0].isdigit():
+            found[key] = int(words[0]) * (1024 if words[1:] == ["kB"] else 1)
+    return found
+
+
+def free_disk(tree: Tree, directory: Path) -> int | None:
+    """Return the bytes that an unprivileged process may still write below `directory`."""
+    try:
+        stats = os.statvfs(directory)
+    except OSError as error:
+        tree.fault("disk", f"{directory}: {error.strerror}")
+        return None
+    return stats.f_bavail * stats.f_frsize
+
+
+def read_online(tree: Tree) -> Answer:
+    """Return whether some network interface other than loopback is up."""
+    interfaces = [entry for entry in tree.children(tree.sys / "class/net", "network") if entry.name != "lo"]
+    if not interfaces:
+        return Answer.UNKNOWN
+    states = [tree.text(entry / "operstate", f"network/{entry.name}") for entry in interfaces]
+    known = [state for state in states if state is not None]
+    return answer("up" in known or "unknown" in known if known else None)

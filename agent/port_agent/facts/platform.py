@@ -1,0 +1,79 @@
+"""The seam between the supervisor and the sensors of one kind of machine."""
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from port_agent.facts.model import Answer, Facts
+
+COMMAND_TIMEOUT_S = 5.0
+"""vcgencmd, busctl, pmset and ioreg answer in milliseconds; past this they hang."""
+
+COMMAND_OUTPUT_LIMIT_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class SensorOptions:
+    """What the policy tells the sensors."""
+
+    state_dir: Path
+    busy_cpu_percent: float = 25.0
+    """Share of the whole machine that others may use while it still counts as left alone."""
+    busy_pressure_percent: float = 20.0
+    """PSI some avg10 of CPU or IO above which the machine counts as used."""
+    input_quiet_s: float = 60.0
+    """Input (keyboard, terminal) younger than this means that someone is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnUse:
+    """What the agent itself uses, so that its worker does not look like a user."""
+
+    training: bool = False
+    cpu_s: float = 0.0
+
+
+class Platform(Protocol):
+    """Sensors of one kind of machine."""
+
+    refresh_every_s: float
+
+    def read(self, options: SensorOptions, own: OwnUse, now_s: float) -> Facts:
+        """Return the facts of this moment; fast (files only), never raises for a dead sensor."""
+
+    async def refresh(self) -> None:
+        """Ask the slow sensors (external commands); `read` then uses their last answer."""
+
+    def tripwire(self) -> tuple[str, ...]:
+        """Return a signature that changes when the power source may have changed; takes microseconds."""
+
+
+async def run_command(*argv: str) -> str:
+    """Return what a sensor command prints.
+
+    Raises OSError when it cannot be run, fails, or does not answer within `COMMAND_TIMEOUT_S`.
+    """
+    process = await asyncio.create_subprocess_exec(
+        *argv,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        out, err = await asyncio.wait_for(process.communicate(), COMMAND_TIMEOUT_S)
+    except TimeoutError as error:
+        process.kill()
+        await process.wait()
+        raise OSError(f"{argv[0]} gave no answer within {COMMAND_TIMEOUT_S:g} s") from error
+    if process.returncode != 0:
+        reason = err[:200].decode("utf-8", "replace").strip() or f"exit status {process.returncode}"
+        raise OSError(f"{' '.join(argv[:2])}: {reason}")
+    return out[:COMMAND_OUTPUT_LIMIT_BYTES].decode("utf-8", "replace")
+
+
+def answer(value: bool | None) -> Answer:
+    """Return a three-valued answer; None is unknown."""
+    if value is None:
+        return Answer.UNKNOWN
+    return Answer.YES if value else Answer.NO

@@ -1,0 +1,66 @@
+"""Read small kernel files below an injectable root; a failed read is a fault, never a default."""
+
+import errno
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from port_agent.facts.model import Fault
+
+READ_LIMIT_BYTES = 65536
+"""No sysfs attribute is larger than a page; /proc/stat of a 256-core machine is below this."""
+
+_ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENODEV, errno.ENXIO, errno.EOPNOTSUPP, errno.ENODATA)
+"""Gone, or switched off: an iwlwifi zone answers ENODATA while the radio is down."""
+
+
+@dataclass(slots=True)
+class Tree:
+    """The kernel's file trees, with the faults met while reading them."""
+
+    sys: Path = Path("/sys")
+    proc: Path = Path("/proc")
+    dev: Path = Path("/dev")
+    faults: list[Fault] = field(default_factory=list)
+
+    def fault(self, sensor: str, reason: str) -> None:
+        """Note that `sensor` gave no usable value."""
+        self.faults.append(Fault(sensor, reason))
+
+    def take_faults(self) -> tuple[Fault, ...]:
+        """Return the faults since the last call and forget them."""
+        faults, self.faults = tuple(self.faults), []
+        return faults
+
+    def text(self, path: Path, sensor: str, *, required: bool = False) -> str | None:
+        """Return the stripped content of `path`, or None.
+
+        A file that is not there is silently None unless `required`: kernels differ. Any other failure
+        (permission, EINVAL, an input/output error) is a fault of `sensor`.
+        """
+        try:
+            with path.open("rb", buffering=0) as file:
+                return (file.read(READ_LIMIT_BYTES) or b"").decode("utf-8", "replace").strip()
+        except OSError as error:
+            if required or error.errno not in _ABSENT:
+                self.fault(sensor, f"{path}: {error.strerror}")
+            return None
+
+    def number(self, path: Path, sensor: str, *, required: bool = False) -> int | None:
+        """Return the integer in `path`, or None; text that is no number is a fault."""
+        text = self.text(path, sensor, required=required)
+        if text is None:
+            return None
+        try:
+            return int(text)
+        except ValueError:
+            self.fault(sensor, f"{path}: expected a number, found {text[:40]!r}")
+            return None
+
+    def children(self, path: Path, sensor: str) -> list[Path]:
+        """Return the sorted entries of a directory; an absent one has none."""
+        try:
+            return sorted(path.iterdir())
+        except OSError as error:
+            if error.errno not in _ABSENT:
+                self.fault(sensor, f"{path}: {error.strerror}")
+            return []

@@ -1,0 +1,163 @@
+"""What a device does with one message of a federation: `python -m port_agent.federate.client FOLDER BUNDLE`, a process of seconds.
+
+It runs twice for a message that asks to train: first it writes what training begins with and ends with `TRAIN_FIRST`; the job's own
+worker trains, when and with the memory that the policy grants; then it runs again with what came of that, and writes the reply.
+Clipping and masking are Flower's own modifiers, chosen by what the message brings.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from flwr.app import ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.client.mod import secaggplus_mod
+from flwr.clientapp import ClientApp
+from flwr.clientapp.mod import fixedclipping_mod
+from flwr.clientapp.typing import Mod
+from flwr.common import Code, FitRes, Status, ndarrays_to_parameters, parameters_to_ndarrays
+from flwr.common.constant import ErrorCode
+from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS
+from flwr.compat.common import recorddict_compat
+from flwr.supercore.differential_privacy import KEY_CLIPPING_NORM
+
+from port_agent.federate.orders import (
+    ARRAYS,
+    CONFIG,
+    CONTEXT_FILE,
+    LOSS,
+    MASKED_RANGE,
+    MESSAGE_FILE,
+    MODEL_FILE,
+    MOST_WEIGHT,
+    REPLY_FILE,
+    RESULT_FILE,
+    SAMPLES,
+    START_FILE,
+    TRAIN_FIRST,
+)  # fmt: skip
+from port_agent.federate.tensors import Arrays, FederatedTensorError, FederatedTensors, federated_tensors
+from port_agent.federate.wire import (
+    array_record,
+    flower_records,
+    message_bytes,
+    plain_arrays,
+    read_message,
+    records_bytes,
+)
+from port_agent.system.atomic_file import write_atomically
+from port_planner.ir.errors import PortError
+
+
+class _TrainFirst(Exception):
+    """What training begins with is written; the reply needs what comes of it."""
+
+
+class _Device:
+    """This device to Flower: `train` and `evaluate` of its client app."""
+
+    def __init__(self, folder: Path, tensors: FederatedTensors) -> None:
+        self._folder, self._tensors = folder, tensors
+
+    def train(self, message: Message, context: Context) -> Message:
+        """Return what training made of the weights in a message."""
+        trained, weight = self._trained(plain_arrays(message.content.array_records[ARRAYS])), self._samples
+        if KEY_CLIPPING_NORM in message.content.config_records[CONFIG]:
+            weight = 1  # the noise is for devices that count alike
+        metrics = MetricRecord({SAMPLES: weight, LOSS: self._loss})
+        return Message(RecordDict({ARRAYS: array_record(trained), "metrics": metrics}), reply_to=message)
+
+    def train_secretly(self, message: Message, context: Context) -> Message:
+        """Return the same in the records that Flower's masking reads."""
+        given = recorddict_compat.recorddict_to_fitins(message.content, keep_input=True)
+        trained = self._trained(self._tensors.named(parameters_to_ndarrays(given.parameters)))
+        largest = max(float(np.abs(array).max(initial=0.0)) for array in trained.values())
+        if largest > MASKED_RANGE:
+            raise FederatedTensorError(
+                f"a weight of {largest:.3g}; masked sums hold {-MASKED_RANGE:g} to {MASKED_RANGE:g}"
+            )
+        result = FitRes(
+            Status(Code.OK, ""),
+            ndarrays_to_parameters(list(trained.values())),
+            min(self._samples, MOST_WEIGHT),
+            {LOSS: self._loss},
+        )
+        return Message(recorddict_compat.fitres_to_recorddict(result, keep_input=True), reply_to=message)
+
+    def evaluate(self, message: Message, context: Context) -> Message:
+        """Keep the averaged weights as what came of the federation so far."""
+        arrays = plain_arrays(message.content.array_records[ARRAYS])
+        self._tensors.check(arrays)
+        self._tensors.write(self._folder / MODEL_FILE, arrays)
+        return Message(RecordDict({"metrics": MetricRecord({SAMPLES: self._samples})}), reply_to=message)
+
+    def _trained(self, arrays: Arrays) -> Arrays:
+        """Return what training made of weights; raises _TrainFirst where it was not yet, FederatedTensorError."""
+        self._tensors.check(arrays)
+        if not (self._folder / RESULT_FILE).exists():
+            self._tensors.write(self._folder / START_FILE, arrays)
+            raise _TrainFirst
+        return self._tensors.read(self._folder / RESULT_FILE)
+
+    @property
+    def _samples(self) -> int:
+        return self._tensors.samples
+
+    @property
+    def _loss(self) -> float:
+        """The last loss; the supervisor wrote it beside the result."""
+        try:
+            return float((self._folder / RESULT_FILE).with_suffix(".loss").read_text())
+        except (FileNotFoundError, ValueError):
+            return 0.0
+
+
+def client_app(device: _Device, message: Message) -> ClientApp:
+    """Return the app that answers a message, with the modifiers that it asks for."""
+    app = ClientApp()
+    secret = RECORD_KEY_CONFIGS in message.content.config_records
+    config = message.content.config_records.get(CONFIG, ConfigRecord())
+    mods: list[Mod] = [secaggplus_mod] if secret else [fixedclipping_mod] if KEY_CLIPPING_NORM in config else []
+    app.train(mods=mods)(device.train_secretly if secret else device.train)
+    app.evaluate()(device.evaluate)
+    return app
+
+
+def answer_message(folder: Path, bundle: Path) -> int:
+    """Write the reply to the message in a folder; returns `TRAIN_FIRST` where training comes before, else 0.
+
+    Raises PortError for a bundle or a message that cannot be read, OSError.
+    """
+    message = read_message((folder / MESSAGE_FILE).read_bytes())
+    metadata = message.metadata
+    context = Context(metadata.run_id, metadata.dst_node_id, {}, flower_records(folder / CONTEXT_FILE), {})
+    device = _Device(folder, federated_tensors(bundle))
+    try:
+        reply = client_app(device, message)(message, context)
+        write_atomically(folder / CONTEXT_FILE, records_bytes(context.state))
+    except _TrainFirst:
+        return TRAIN_FIRST
+    except (
+        PortError,
+        KeyError,
+        ValueError,
+        TypeError,
+    ) as error:  # what Flower's modifiers raise for a message out of turn
+        reason = f"{type(error).__name__}: {error}"
+        reply = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
+    write_atomically(folder / REPLY_FILE, message_bytes(reply))
+    return 0
+
+
+def main(argv: Sequence[str]) -> int:
+    """Answer the message in a folder; returns the exit code."""
+    folder, bundle = argv
+    try:
+        return answer_message(Path(folder), Path(bundle))
+    except (PortError, OSError) as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

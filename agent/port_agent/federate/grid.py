@@ -1,0 +1,117 @@
+"""Flower's grid over paired devices: its messages go to the supervisor, which brings them to the devices and fetches replies.
+
+What is said to the supervisor is a JSON object a line, on standard output; what it says comes on standard input.
+"""
+
+import json
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import NoReturn
+
+from flwr.app import Message, RecordDict
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+
+from port_agent.federate.wire import FlowerMessageError, message_bytes, read_message
+
+
+class PeerGrid(Grid):
+    """The devices of one round; messages wait in files of `folder`, which the supervisor reads.
+
+    `goal`: so many replies are enough; who has not replied by then, or within a message's time, is not waited for.
+    """
+
+    def __init__(
+        self, run_id: int, nodes: Iterable[int], goal: int, folder: Path, check: Callable[[Message], None]
+    ) -> None:
+        """`check` raises PortError for a reply that is not to be taken."""
+        self._run = Run.create_empty(run_id)
+        self._nodes, self._goal, self._folder, self._check = tuple(nodes), goal, folder, check
+        self._heard: queue.Queue[dict[str, object]] = queue.Queue()
+        self._sent = 0
+        self.lost: dict[int, str] = {}
+        """Who gave no reply that could be taken, and why."""
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    @property
+    def run(self) -> Run:
+        """The run that the messages belong to."""
+        return self._run
+
+    def set_run(self, run: Run) -> None:
+        """Take another run."""
+        self._run = run
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        """Return a message to a device."""
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the devices that take part."""
+        return self._nodes
+
+    def push_messages(self, messages: Iterable[Message]) -> NoReturn:
+        """Raise: whoever sends here waits for the replies, too."""
+        raise NotImplementedError("messages go out and replies come in by send_and_receive")
+
+    def pull_messages(self, message_ids: Iterable[str]) -> NoReturn:
+        """Raise, as `push_messages`."""
+        raise NotImplementedError("messages go out and replies come in by send_and_receive")
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        """Return the replies that came in time, were enough, and are what a device may say."""
+        waiting = {message.metadata.dst_node_id: self._send(message) for message in messages}
+        end_s = time.monotonic() + timeout if timeout is not None else None
+        replies: list[Message] = []
+        while waiting and len(replies) < self._goal:
+            try:
+                heard = self._heard.get(timeout=None if end_s is None else max(0.0, end_s - time.monotonic()))
+            except queue.Empty:
+                break
+            node = int(str(heard["node"]))
+            if waiting.get(node) == heard["file"]:
+                del waiting[node]
+                replies += self._reply(node, heard)
+        for node in waiting:
+            self.lost[node] = "no reply in time" if len(replies) < self._goal else "enough others replied before"
+        tell({"forget": sorted(waiting)})
+        return replies
+
+    def _send(self, message: Message) -> str:
+        self._sent += 1
+        file = f"{message.metadata.dst_node_id}-{self._sent}"
+        (self._folder / file).write_bytes(message_bytes(message))
+        tell({"send": file, "node": message.metadata.dst_node_id})
+        return file
+
+    def _reply(self, node: int, heard: dict[str, object]) -> list[Message]:
+        """Return the reply that came from a device, or none where it is not to be taken."""
+        try:
+            if heard.get("failed"):
+                raise FlowerMessageError(str(heard["failed"]))
+            reply = read_message(Path(str(heard["reply"])).read_bytes())
+            if reply.metadata.src_node_id != node:
+                raise FlowerMessageError(f"it comes in the name of node {reply.metadata.src_node_id}")
+            if reply.has_error():
+                raise FlowerMessageError(str(reply.error.reason))
+            self._check(reply)
+        except (OSError, FlowerMessageError) as error:
+            self.lost[node] = str(error)
+            return []
+        return [reply]
+
+    def _listen(self) -> None:
+        for line in sys.stdin:
+            self._heard.put(json.loads(line))
+
+
+def tell(said: dict[str, object]) -> None:
+    """Say something to the supervisor."""
+    sys.stdout.write(json.dumps(said) + "\n")
+    sys.stdout.flush()

@@ -1,0 +1,349 @@
+"""Operators whose operands do not fit together run piece by piece, with the same bits.
+
+An elementwise operator over whole contiguous tensors gives the same bits on consecutive pieces in which each number is computed in a
+vector where it was in the whole, or rounded alike without one (`port_planner.slices.comparison.thread_shares`); a softmax along the last dimension does
+on whole rows, each of which its kernel computes alone; what only moves elements, in runs of them (`moves`). A piece of an operand that is away is read into
+a buffer; a piece of a result whose storage is away goes straight to its page: AdamW on an embedding never has four such tensors
+in RAM, the loss of a language model never both logits and their logarithms.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch.autograd.graph import increment_version
+
+from port_agent.follow.operands import makes_storage, tensors_in, written_arguments
+from port_agent.follow.parts.moves import ElementRun, moved_runs, only_moves
+from port_agent.follow.parts.piece_buffers import WRITES_UNDER_WAY, PieceBuffers
+from port_agent.follow.parts.rows import converted_dtype
+from port_agent.follow.patches.dispatch_keys import counts_inside
+from port_agent.follow.residency import Residency
+from port_agent.follow.storages import Storage, StorageTable, untyped_storage
+from port_agent.train.pager import CHUNK
+from port_planner.ir.lowering.update_slices import ELEMENTWISE
+from port_planner.slices.algebra import VECTOR
+from port_planner.slices.comparison.thread_shares import LEAST_SHARE, rounds_apart
+
+_FUSED = ("aten::_fused_adam_", "aten::_fused_adamw_", "aten::_fused_sgd_", "aten::_fused_adagrad_")
+
+_LISTS = frozenset(
+    f"aten::_foreach_{name}"
+    for name in (
+        "add_.List", "add_.Scalar", "add_.ScalarList", "sub_.List", "mul_.Scalar", "mul_.List", "mul_.ScalarList",
+        "mul_.Tensor", "div_.List", "div_.Scalar", "div_.ScalarList", "addcmul_.Scalar", "addcmul_.ScalarList",
+        "addcdiv_.Scalar", "addcdiv_.ScalarList", "lerp_.Scalar", "lerp_.List", "sqrt_", "neg_",
+    )
+)  # fmt: skip
+
+_ACTIVATIONS = frozenset(
+    f"aten::{name}"
+    for name in (
+        "relu", "relu_", "threshold_backward", "hardtanh", "hardtanh_", "hardtanh_backward", "leaky_relu", "leaky_relu_",
+        "leaky_relu_backward", "gelu", "gelu_backward", "silu", "silu_", "silu_backward", "sigmoid", "sigmoid_", "sigmoid_backward",
+        "tanh", "tanh_", "tanh_backward", "exp", "rsqrt", "pow.Tensor_Scalar", "masked_fill.Scalar", "native_dropout_backward",
+    )
+)  # fmt: skip
+"""Elementwise, of floating-point numbers, which their results are, too."""
+
+_CONVERTING = "aten::_to_copy"
+"""Elementwise where it gives floating-point numbers another type (`converted_dtype`)."""
+
+_ROWWISE = {
+    "aten::_softmax": (1, 1), "aten::_log_softmax": (1, 1),
+    "aten::_softmax_backward_data": (2, 2), "aten::_log_softmax_backward_data": (2, 2),
+}  # fmt: skip
+"""How many tensors they take, and which argument is the dimension: rows are independent where that is the last one."""
+
+_CREATING = frozenset(("aten::zeros_like", "aten::empty_like"))
+"""They read nothing: there is nothing to cut."""
+
+_SAME_ORDER = (None, torch.contiguous_format, torch.preserve_format)
+"""What may be asked of a copy of a contiguous tensor whose elements stay in their order."""
+
+PIECE_BYTES = 4 * CHUNK
+"""Bytes of each operand in a piece: a multiple of the checksummed chunk, and what flash likes to move at once."""
+
+_LARGEST_ITEM_BYTES = 16
+"""Of an element, complex128."""
+
+PIECEWISE_FROM = 256
+"""Operands that together take less than this part of the limit are not looked at: of all but lists there are fewer than 16."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """How a call is cut: its `large` operands, of which a piece is `step` elements: whole rows of `row` each, where that is not 0.
+
+    `shape`: of a result. `runs`: what a result is made of where the operator only moves elements. `least`: fewer elements that are left at
+    the end belong to the piece before.
+    """
+
+    large: list[torch.Tensor]
+    step: int
+    row: int
+    shape: torch.Size
+    made_item_bytes: int
+    runs: tuple[ElementRun, ...] = ()
+    least: int = 0
+
+    @property
+    def made_bytes(self) -> int:
+        """Of a result."""
+        return self.shape.numel() * self.made_item_bytes
+
+    @property
+    def buffers_bytes(self) -> int:
+        """What pieces take at most: one of each operand, one that is made, those that are being written, and what ends within a chunk."""
+        piece_bytes = (self.step + self.least) * max(self.made_item_bytes, *(t.element_size() for t in self.large))
+        ends_bytes = CHUNK if self.row or self.runs else 0
+        return (piece_bytes + ends_bytes) * (len(self.large) + 1 + WRITES_UNDER_WAY)
+
+    def bounds(self) -> Iterator[tuple[int, int]]:
+        """Yield the first element of each piece, and that behind its last."""
+        elements, start = self.large[0].numel(), 0
+        while start < elements:
+            stop = start + self.step
+            stop = stop if elements - stop >= self.least and stop < elements else elements
+            yield start, stop
+            start = stop
+
+
+def pieces_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any], limit_bytes: float) -> Pieces | None:
+    """Return how a call is cut that must run piece by piece; None where it may, or has to, run whole."""
+    if math.isinf(limit_bytes) or not runs_in_pieces(func):
+        return None
+    if only_moves(func) and (runs := moved_runs(func, args, kwargs)):
+        return _pieces_moved(args[0], runs, args[1] if len(args) > 1 else args[0].shape, limit_bytes)
+    if only_moves(func) and _full_name(func) not in ELEMENTWISE:
+        return None
+    tensors = [*tensors_in(args), *tensors_in(kwargs.values())]
+    largest = max((t.numel() for t in tensors), default=0)
+    if largest * _LARGEST_ITEM_BYTES * (len(tensors) + 1) <= limit_bytes:
+        return None
+    large = [t for t in tensors if t.numel() == largest]
+    if any(t.layout is not torch.strided for t in tensors) or any(1 != t.numel() != largest for t in tensors):
+        return None
+    if any(t.is_conj() or t.is_neg() for t in tensors) or not _shown_alike(large):
+        return None
+    strides = _strides(large[0].shape)
+    if any(t.stride() != strides or t.shape != large[0].shape or t.storage_offset() != 0 for t in large):
+        return None
+    if kwargs.get("memory_format") not in _SAME_ORDER:
+        return None
+    if any(t.dim() > large[0].dim() for t in tensors):  # a single number that gives a result more dimensions
+        return None
+    if _writes_numbers(func, args, kwargs, largest):
+        return None
+    row, item_bytes = _row(func, args, large), max((t.element_size() for t in large), default=0)
+    if row is None or (func._schema.name == _CONVERTING and converted_dtype(args[0], kwargs) is None):
+        return None
+    nbytes = {untyped_storage(t)._cdata: t.numel() * t.element_size() for t in large}
+    made_item_bytes = _made_item_bytes(func, args, kwargs, largest) if makes_storage(func) else 0
+    made_bytes = largest * made_item_bytes
+    fills_chunk = CHUNK // min(t.element_size() for t in large)  # of each page that is written in place
+    unparted, least = row or fills_chunk, 0
+    if sum(nbytes.values()) + made_bytes <= limit_bytes:
+        return None
+    if _by_vectors(func) and (threads := torch.get_num_threads()) > 1 and rounds_apart(func, args, kwargs):
+        if largest % (threads * VECTOR):
+            return None
+        unparted, least = math.lcm(unparted, threads * VECTOR), threads * LEAST_SHARE
+    step = max(PIECE_BYTES // max(item_bytes, made_item_bytes) // unparted, 1) * unparted
+    if largest < 2 * step + least:
+        return None
+    return Pieces(large, step, row, large[0].shape, made_item_bytes, least=least)
+
+
+def _made_item_bytes(func: Any, args: Sequence[Any], kwargs: dict[str, Any], largest: int) -> int:
+    """Return the bytes of an element of a result: a mask times a number, say, has the number's type. Raises what the call would."""
+
+    def of_none(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.new_zeros((0, *tensor.shape[1:]) if tensor.numel() == largest else tensor.shape)
+
+    made = func(*_replaced(args, of_none), **dict(_replaced_items(kwargs, of_none)))
+    return int(made.element_size())
+
+
+def _pieces_moved(
+    source: torch.Tensor, runs: tuple[ElementRun, ...], shape: Sequence[int], limit_bytes: float
+) -> Pieces | None:
+    """Return how a result of these runs is cut; None where it may be made whole."""
+    item_bytes = source.element_size()
+    reached = max(run.start + run.count for run in runs if run.start is not None)
+    made = sum(run.count for run in runs)
+    step = PIECE_BYTES // item_bytes
+    if (reached + made) * item_bytes <= limit_bytes or made < 2 * step:
+        return None
+    return Pieces([source], step, 0, torch.Size(shape), item_bytes, runs)
+
+
+def _row(func: Any, args: Sequence[Any], large: Sequence[torch.Tensor]) -> int | None:
+    """Return the length of rows that may not be parted; 0: none are; None: what may not be parted are no rows."""
+    if func._schema.name not in _ROWWISE:
+        return 0
+    count, dimension = _ROWWISE[func._schema.name]
+    dim: int = args[dimension]
+    last = large[0].dim() - 1
+    return int(large[0].shape[-1]) if len(large) == count and dim in (-1, last) and last > 0 else None
+
+
+def _strides(shape: torch.Size) -> tuple[int, ...]:
+    """Return the strides of a new tensor; one that is contiguous may have others where a dimension is 1, and gives them on."""
+    return tuple(math.prod(max(size, 1) for size in shape[dim + 1 :]) for dim in range(len(shape)))
+
+
+def _shown_alike(large: Sequence[torch.Tensor]) -> bool:
+    """Tell whether operands that share a storage have one data type: a piece of it is read once for all."""
+    return len({(untyped_storage(t)._cdata, t.dtype) for t in large}) == len({untyped_storage(t)._cdata for t in large})
+
+
+def _writes_numbers(func: Any, args: Sequence[Any], kwargs: dict[str, Any], largest: int) -> bool:
+    """Tell whether a call writes single numbers, or the storages of some: those of a piece are read anew for each.
+
+    The steps of fused optimizers are only read, though their schema says otherwise.
+    """
+    if func._schema.name.startswith(_FUSED):
+        return False
+    written = list(tensors_in(args[k] if k < len(args) else kwargs.get(name) for k, name in written_arguments(func)))
+    numbers = {untyped_storage(t)._cdata for t in tensors_in((*args, *kwargs.values())) if t.numel() != largest}
+    return any(untyped_storage(t)._cdata in numbers for t in written)
+
+
+@cache
+def runs_in_pieces(func: Any) -> bool:
+    """Tell whether an operator may run piece by piece."""
+    name = _full_name(func)
+    return name in _ROWWISE or name == _CONVERTING or only_moves(func) or name.startswith(_FUSED) or _by_vectors(func)
+
+
+@cache
+def _by_vectors(func: Any) -> bool:
+    """Tell whether threads take an operator's elements in vectors from where their shares begin, whatever cache lines these lie in."""
+    name = _full_name(func)
+    return name not in _CREATING and (name in ELEMENTWISE or name in _LISTS or name in _ACTIVATIONS)
+
+
+def run_piecewise(
+    func: Any, args: Sequence[Any], kwargs: dict[str, Any], pieces: Pieces, written: list[Storage],
+    residency: Residency, table: StorageTable,
+) -> Any:  # fmt: skip
+    """Run a call piece by piece and return what the whole call would. Raises PageError."""
+    tensors = list(tensors_in((*args, *kwargs.values())))
+    away = {
+        s.key: s for s in (table.known(t) for t in tensors)
+        if s is not None and not s.resident and s.region is not None
+    }  # fmt: skip
+    buffers = PieceBuffers(residency, away)
+    if pieces.runs:
+        return _moved(pieces, buffers, residency, table)
+    numbers = {id(t): _number(t, buffers) for t in tensors if t.numel() == 1}
+    changed = {s.key for s in written}
+    result: _Result | None = None
+    of_piece = list(args)
+    if func._schema.name in _ROWWISE:
+        of_piece[_ROWWISE[func._schema.name][1]] = -1
+    for start, stop in pieces.bounds():
+        loaded: dict[int, torch.Tensor] = {}
+
+        def piece(
+            tensor: torch.Tensor, start: int = start, stop: int = stop, loaded: dict[int, torch.Tensor] = loaded
+        ) -> torch.Tensor:
+            if id(tensor) in numbers:
+                return numbers[id(tensor)]
+            key = untyped_storage(tensor)._cdata
+            if key not in loaded:
+                loaded[key] = buffers.load(tensor, start, stop)
+            return loaded[key].view(-1, pieces.row) if pieces.row else loaded[key]
+
+        out = func(*_replaced(of_piece, piece), **dict(_replaced_items(kwargs, piece)))
+        for key in changed & away.keys() & loaded.keys():
+            buffers.store(away[key], loaded[key], start)
+        if makes_storage(func):
+            result = result or _Result(out.dtype, pieces, residency, table)
+            result.put(buffers, out, start)
+    buffers.finish()
+    if result is not None:
+        return result.finish()
+    return _changed(func, args, kwargs)
+
+
+def _moved(pieces: Pieces, buffers: PieceBuffers, residency: Residency, table: StorageTable) -> torch.Tensor:
+    """Make a result of its runs. Raises PageError."""
+    (source,) = pieces.large
+    result = _Result(source.dtype, pieces, residency, table)
+    zeros = torch.zeros(pieces.step, dtype=source.dtype)
+    place = 0
+    for run in pieces.runs:
+        for begin in range(0, run.count, pieces.step):
+            count = min(pieces.step, run.count - begin)
+            start = None if run.start is None else run.start + begin
+            piece = zeros[:count] if start is None else buffers.load(source, start, start + count)
+            result.put(buffers, piece, place)
+            place += count
+    buffers.finish()
+    return result.finish()
+
+
+class _Result:
+    """A result that is made piece by piece: its storage is away from the beginning where it does not fit."""
+
+    def __init__(self, dtype: torch.dtype, pieces: Pieces, residency: Residency, table: StorageTable) -> None:
+        need_bytes = pieces.made_bytes + pieces.buffers_bytes
+        fits = residency.could_hold(need_bytes)
+        if fits:
+            residency.make_room(need_bytes)
+        self.tensor = torch.empty(pieces.shape, dtype=dtype)
+        self._storage = table.of(self.tensor)
+        if self._storage is not None and not fits:
+            residency.bear_away(self._storage)
+
+    def put(self, buffers: PieceBuffers, piece: torch.Tensor, start: int) -> None:
+        if self._storage is not None and not self._storage.resident:
+            buffers.append(self._storage, piece, start)
+        else:
+            self.tensor.view(-1)[start : start + piece.numel()].copy_(piece.view(-1))
+
+    def finish(self) -> torch.Tensor:
+        if self._storage is not None and not self._storage.resident:
+            self._storage.clean = True
+        return self.tensor
+
+
+def _full_name(func: Any) -> str:
+    name = str(func._schema.name)
+    overload = func._schema.overload_name
+    return f"{name}.{overload}" if overload else name
+
+
+def _changed(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Return what an operator returns that writes into its first argument, or `out`, once that is counted."""
+    if counts_inside(func) and not func._schema.name.startswith(_FUSED):  # which count nothing
+        increment_version(t for t in args[0] if not t.is_inference())
+    return kwargs.get("out", args[0]) if func._schema.returns else None
+
+
+def _number(tensor: torch.Tensor, buffers: PieceBuffers) -> torch.Tensor:
+    """Return a single number of no more dimensions than a piece, wherever its storage is. Raises PageError."""
+    place = int(tensor.storage_offset())
+    number = buffers.load(tensor, place, place + 1)
+    return number if tensor.dim() > 0 else number.view(())
+
+
+def _replaced(values: Sequence[Any], piece: Callable[[torch.Tensor], torch.Tensor]) -> list[Any]:
+    return [_replace(value, piece) for value in values]
+
+
+def _replaced_items(values: dict[str, Any], piece: Callable[[torch.Tensor], torch.Tensor]) -> list[tuple[str, Any]]:
+    return [(name, _replace(value, piece)) for name, value in values.items()]
+
+
+def _replace(value: Any, piece: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return piece(value)
+    if isinstance(value, (list, tuple)):
+        return [_replace(part, piece) for part in value]
+    return value

@@ -1,0 +1,219 @@
+"""Where the user's program is watched besides its operators.
+
+Ends of steps, threads, forks, and what is refused.
+"""
+
+import contextlib
+import functools
+import os
+import signal
+import sys
+import threading
+import types
+from collections.abc import Callable, Sequence
+from concurrent.futures.thread import _WorkItem
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from port_agent.follow.mode import Follower, FollowMode
+from port_agent.follow.patches import dispatch_keys
+from port_agent.follow.patches.lightning_saving import ATOMIC_SAVE, MODULES, saving_as_stream
+from port_agent.follow.patches.refusals import not_followed
+from port_agent.follow.patches.signals import deferring_signal, rewrap_handlers, unwrapped_getsignal
+from port_agent.follow.patches.values_alone import compute_values_alone
+from port_agent.follow.patches.whole_nodes import running_whole
+
+_SAME_BITS_BACKEND = "aot_eager"
+"""Its programs were compared; inductor generates kernels, and eager's traced optimizer steps differ in the last digits."""
+
+
+_SCRIPT_SAVES: tuple[tuple[Any, str], ...] = (
+    *((torch._C.ScriptModule, name) for name in ("save", "save_to_buffer", "_save_for_mobile", "_save_to_buffer_for_mobile")),
+    *((torch._C.ScriptFunction, name) for name in ("save", "save_to_buffer")),
+)  # fmt: skip
+"""Owner and name of what writes scripted and traced modules and functions, constants included."""
+
+
+class _MakingWayForCode(MetaPathFinder):
+    """Finds nothing: at each module that a program loads, tensors leave for those before it. A compiler's are 100 MiB."""
+
+    def __init__(self, follower: Follower) -> None:
+        self._follower = follower
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return None, as one that does not know the module."""
+        self._follower.make_way()
+        return None
+
+
+class ProgramHooks:
+    """Hooks into torch and threading while a program is followed."""
+
+    def __init__(self, follower: Follower) -> None:
+        self._follower = follower
+        self._undo: list[Callable[[], None]] = []
+        self._depth = 0
+        self._to_stream = set(MODULES)
+        """Modules of which none was seen yet that saves."""
+        self._accumulates = False
+        """Whether a backward() or an optimizer has ended a segment: a gradient asked for by itself does no longer."""
+
+    def install(self) -> None:
+        """Put every hook in place."""
+        self._undo.append(register_optimizer_step_post_hook(self._optimizer_stepped).remove)
+        self._replace(torch.autograd, "_engine_run_backward", self._around_backward)
+        self._replace(threading.Thread, "start", self._start_followed)
+        self._replace(_WorkItem, "run", self._work_followed)
+        self._replace(torch, "compile", _refuse_compile)
+        for owner, name in _SCRIPT_SAVES:
+            self._replace(owner, name, self._around_script_save)
+        frames = sys.modules.get("torch._dynamo.eval_frame")
+        if frames is not None:  # something may have been compiled before
+            self._replace(frames, "_callback_from_stance", _refuse_compiled)
+        finder = _MakingWayForCode(self._follower)
+        sys.meta_path.insert(0, finder)
+        self._undo.append(lambda: sys.meta_path.remove(finder))
+        dispatch_keys.start()
+        self._undo.append(compute_values_alone())
+        self._replace(torch, "set_autocast_enabled", dispatch_keys.watching_autocast)
+        self._undo.append(rewrap_handlers)
+        self._replace(signal, "getsignal", unwrapped_getsignal)
+        self._replace(signal, "signal", lambda original: deferring_signal(original, self._follower.lock))
+        rewrap_handlers()
+
+    def remove(self) -> None:
+        """Take every hook away again."""
+        while self._undo:
+            self._undo.pop()()
+
+    def _replace(self, owner: Any, name: str, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        original = getattr(owner, name)
+        replaced = functools.wraps(original)(around(original))
+        setattr(owner, name, replaced)
+
+        def undo() -> None:
+            if getattr(owner, name) is replaced:
+                setattr(owner, name, original)
+
+        self._undo.append(undo)
+
+    def _optimizer_stepped(self, *_: Any) -> None:
+        for name in self._to_stream & sys.modules.keys():  # a program may have loaded it since
+            self._to_stream.remove(name)
+            self._replace(sys.modules[name], ATOMIC_SAVE, saving_as_stream)
+        self._accumulates = True
+        self._follower.end_segment(stepped=True)
+
+    def _around_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            accumulates = bool(kwargs.get("accumulate_grad"))
+            self._depth += 1
+            try:
+                with running_whole(self._follower, args[0]):
+                    return original(*args, **kwargs)
+            finally:
+                self._depth -= 1
+                if self._depth == 0 and (accumulates or not self._accumulates):
+                    self._accumulates = self._accumulates or accumulates
+                    self._follower.end_segment()
+
+        return backward
+
+    def _around_script_save(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Have everything there while C++ writes a scripted or traced module, whose tensors only it knows."""
+
+        def save(*args: Any, **kwargs: Any) -> Any:
+            follower = self._follower
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(follower.lock)
+                alive = [(storage, memory) for storage in follower.table if (memory := storage.ref()) is not None]
+                if sum(storage.nbytes for storage, _ in alive) > follower.residency.limit_bytes:
+                    raise not_followed(
+                        "torch.jit writes modules past the operators, and not all tensors fit into the budget together",
+                        "save the module after the budget, or its state_dict with torch.save",
+                    )
+                for storage, _ in alive:
+                    stack.enter_context(follower.reading(storage))
+                return original(*args, **kwargs)
+
+        return save
+
+    def _start_followed(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Follow a thread from its start, whatever it does there.
+
+        `threading.Timer` and others have a run() of their own.
+        """
+
+        def start(thread: threading.Thread) -> None:
+            thread.run = functools.partial(self._followed, thread.run)  # type: ignore[method-assign]
+            original(thread)
+
+        return start
+
+    def _work_followed(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Follow the work of a pool whose threads were started before the budget."""
+
+        def run(item: Any, *args: Any) -> None:
+            if any(isinstance(mode, FollowMode) for mode in _get_current_dispatch_mode_stack()):
+                original(item, *args)
+            else:
+                self._followed(functools.partial(original, item, *args))
+
+        return run
+
+    def _followed(self, run: Callable[[], object]) -> None:
+        with FollowMode(self._follower):
+            run()
+
+
+def _refuse_compile(original: Callable[..., Any]) -> Callable[..., Any]:
+    def compiled(model: Any = None, **options: Any) -> Any:
+        if not options.get("disable"):
+            _check_backend(options.get("backend", "inductor"))
+        return original(model, **options)
+
+    return compiled
+
+
+def _refuse_compiled(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Refuse calls of what was compiled before the budget.
+
+    A dispatch mode makes them run as if it were not.
+    """
+
+    def callback_from_stance(callback: Any) -> Any:
+        if callback:
+            backend = callback
+            while hasattr(backend, "_torchdynamo_orig_backend"):
+                backend = backend._torchdynamo_orig_backend
+            _check_backend(getattr(backend, "compiler_name", type(backend).__name__))
+        return original(callback)
+
+    return callback_from_stance
+
+
+def _check_backend(backend: Any) -> None:
+    """Raise NotFollowedError unless what this backend makes has the bits of plain operators.
+
+    A backend of torch.compile.
+    """
+    if backend != _SAME_BITS_BACKEND and not _compiles_nothing():
+        raise not_followed(
+            f"torch.compile(backend={backend!r}) gives other numbers than the operators one by one, and only those can be "
+            "followed",
+            "leave torch.compile away, or run the program as it is with TORCH_COMPILE_DISABLE=1 in its environment",
+        )
+
+
+def _compiles_nothing() -> bool:
+    """Tell whether torch.compile leaves programs as they are: their user asked for that in the environment."""
+    config: Any = sys.modules.get("torch._dynamo.config")
+    disabled = os.environ.get("TORCH_COMPILE_DISABLE") == "1" if config is None else config.disable
+    return disabled or os.environ.get("TORCHDYNAMO_DISABLE") == "1"

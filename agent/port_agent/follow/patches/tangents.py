@@ -1,0 +1,52 @@
+"""Forward-mode differentiation (`torch.autograd.forward_ad`): which tensors have tangents, and where these would have other last digits.
+
+torch computes a tangent after the operator, by formulas that ask whether a dispatch mode is on (`areAnyTensorSubclassLike`) and take
+others then. Inside of `torch.func` they are asked of its wrappers, and plain PyTorch takes the same.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+from port_agent.follow.operands import tensors_in
+from port_agent.follow.patches.dispatch_keys import seeing
+from port_agent.follow.patches.refusals import not_followed
+
+_OTHER_FORMULAS = frozenset(
+    f"aten::{name}"
+    for name in (
+        "_batch_norm_with_update", "_batch_norm_with_update_functional", "_native_batch_norm_legit", "native_batch_norm",
+        "native_group_norm", "native_layer_norm", "prod",
+    )
+)  # fmt: skip
+"""Found by comparing the tangents of torch's own samples of all functions."""
+
+_ASKED_THROUGH = (torch._C.DispatchKey.AutogradFunctionality, torch._C.DispatchKey.ADInplaceOrView)
+"""Keys that are off where a mode handles an operator."""
+
+
+def forward_differentiating() -> bool:
+    """Tell whether the program is inside of a level of forward-mode differentiation."""
+    return forward_ad._current_level >= 0
+
+
+def tangent_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return the tangent of a tensor if it has one, also in the handler of a mode."""
+    if not forward_differentiating() or tensor.is_inference():
+        return None
+    with seeing(_ASKED_THROUGH):
+        tangent: torch.Tensor | None = forward_ad.unpack_dual(tensor).tangent
+    return tangent
+
+
+def refuse_tangents(func: Any, args: Sequence[Any]) -> None:
+    """Raise NotFollowedError for an operator whose tangent would have other last digits."""
+    if not forward_differentiating() or func._schema.name not in _OTHER_FORMULAS:
+        return
+    if any(tangent_of(tensor) is not None for tensor in tensors_in(args)):
+        raise not_followed(
+            f"the tangent of {func._schema.name} has other last digits while operators are followed",
+            "use torch.func.jvp, or run the program without a budget",
+        )

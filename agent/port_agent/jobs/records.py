@@ -1,0 +1,65 @@
+"""Records of jobs as they lie on disk: numbered by when they were written, and sealed with a checksum.
+
+A row of the database and a manifest hold the same record; the later one counts. Records of agents that did not seal
+are taken as they are, and those agents pass over the two fields.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from port_agent.jobs.model import Job, check_spec, from_record, to_record
+from port_agent.system.checksum import values_checksum
+from port_planner.ir.errors import PortError
+
+_WRITTEN, _SEAL = "written", "seal"
+
+
+class DamagedRecordError(PortError):
+    """A record that is not what was written."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRecord:
+    """A sound record; whether this agent understands it is another question."""
+
+    id: int
+    written: int
+    """Grows with every writing of the store; 0 where the agent did not number them."""
+    fields: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The job's name as far as the record tells."""
+        spec = self.fields.get("spec")
+        return str(spec.get("name", "")) if isinstance(spec, dict) else ""
+
+    def job(self) -> Job:
+        """Return the job; raises JobRequestError when this agent cannot restore or run it."""
+        job = from_record(self.fields)
+        check_spec(job.spec)
+        return job
+
+
+def seal(job: Job, written: int) -> str:
+    """Return the record of a job, which is the `written`-th that its store writes."""
+    record = {**to_record(job), _WRITTEN: written}
+    return json.dumps({**record, _SEAL: values_checksum(record)})
+
+
+def unseal(text: bytes) -> StoredRecord:
+    """Return what `seal` wrote; raises DamagedRecordError when it is something else."""
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DamagedRecordError(f"the record is damaged: {error}") from error
+    if not isinstance(record, dict) or type(record.get("id")) is not int:
+        raise DamagedRecordError("the record is damaged: it names no job")
+    expected = record.pop(_SEAL, None)
+    if expected is not None and expected != values_checksum(record):
+        raise DamagedRecordError(
+            f"the record is damaged: its checksum is {values_checksum(record)}, it was {expected!r}"
+        )
+    written = record.pop(_WRITTEN, 0)
+    return StoredRecord(record["id"], written if type(written) is int else 0, record)

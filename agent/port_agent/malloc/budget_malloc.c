@@ -1,0 +1,269 @@
+/* The malloc family on top of block_cache.c, to be preloaded (LD_PRELOAD) into a process that trains under a RAM budget.
+ *
+ * Requests of 64 KiB and more become page-aligned blocks of the cache; smaller ones go to glibc. The budget comes from
+ * the environment (PORT_MALLOC_LIMIT, PORT_MALLOC_HARD_LIMIT, in bytes) and can be changed with the port_malloc_*
+ * functions at the end. glibc exports its allocator as __libc_malloc and so on, so nothing has to be looked up at
+ * start-up and there is no recursion through dlsym.
+ */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <dlfcn.h>
+#include <errno.h>
+#include <malloc.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "block_cache.h"
+
+#ifndef __GLIBC__
+#error "the preload allocator needs glibc; elsewhere the package works without it"
+#endif
+
+#define EXPORT __attribute__((visibility("default")))
+#define THRESHOLD ((size_t)64 << 10)
+#define INTERFACE_VERSION 2u
+
+extern void *__libc_malloc(size_t bytes);
+extern void *__libc_calloc(size_t count, size_t bytes);
+extern void *__libc_realloc(void *address, size_t bytes);
+extern void *__libc_memalign(size_t alignment, size_t bytes);
+extern void __libc_free(void *address);
+
+static struct block_cache blocks = BLOCK_CACHE_INITIALIZER;
+
+/* ---- blocks and what glibc serves ------------------------------------------------------------------------------- */
+
+static void *allocate_block(size_t bytes, size_t alignment, bool *zeroed) {
+    int saved = errno;
+    void *address = block_cache_allocate(&blocks, bytes, alignment, zeroed);
+    errno = address ? saved : ENOMEM;
+    return address;
+}
+
+/* glibc may have failed because our cache fills RLIMIT_DATA: true when emptying it could help. */
+static bool emptied_cache(void) { return block_cache_trim(&blocks, 0) > 0; }
+
+static bool is_page_aligned(const void *address) {
+    /* Blocks are; of glibc's addresses hardly any is. 4096 divides every page size. */
+    return ((uintptr_t)address & 4095) == 0;
+}
+
+static size_t small_usable(void *address) {
+    static _Atomic(size_t (*)(void *)) cached;
+    size_t (*usable)(void *) = atomic_load_explicit(&cached, memory_order_relaxed);
+    if (!usable) {
+        void *symbol = dlsym(RTLD_NEXT, "malloc_usable_size");
+        memcpy(&usable, &symbol, sizeof usable); /* ISO C has no cast between object and function pointers */
+        atomic_store_explicit(&cached, usable, memory_order_relaxed);
+    }
+    return usable(address);
+}
+
+static size_t usable(void *address) {
+    size_t bytes = is_page_aligned(address) ? block_cache_usable(&blocks, address) : 0;
+    return bytes ? bytes : small_usable(address);
+}
+
+/* ---- the operations ----------------------------------------------------------------------------------------------
+ * The exported functions below only call these, never each other: a library that comes earlier in the search order may
+ * have replaced one of them. */
+
+static void *allocate(size_t bytes) {
+    bool zeroed;
+    if (bytes >= THRESHOLD)
+        return allocate_block(bytes, 1, &zeroed);
+    void *address = __libc_malloc(bytes);
+    if (!address && emptied_cache())
+        address = __libc_malloc(bytes);
+    return address;
+}
+
+static void *allocate_zeroed(size_t bytes) {
+    if (bytes < THRESHOLD) {
+        void *address = __libc_calloc(1, bytes);
+        if (!address && emptied_cache())
+            address = __libc_calloc(1, bytes);
+        return address;
+    }
+    bool zeroed;
+    void *address = allocate_block(bytes, 1, &zeroed);
+    if (address && !zeroed)
+        memset(address, 0, bytes);
+    return address;
+}
+
+static void *allocate_aligned(size_t alignment, size_t bytes) {
+    bool zeroed;
+    if (bytes >= THRESHOLD)
+        return allocate_block(bytes, alignment, &zeroed);
+    void *address = __libc_memalign(alignment, bytes);
+    if (!address && emptied_cache())
+        address = __libc_memalign(alignment, bytes);
+    return address;
+}
+
+static void release(void *address) {
+    int saved = errno; /* free() keeps errno: POSIX.1-2024 */
+    if (address && !(is_page_aligned(address) && block_cache_free(&blocks, address)))
+        __libc_free(address);
+    errno = saved;
+}
+
+/* Move to a new allocation; on failure the old one stays as it was. */
+static void *move(void *address, size_t old_bytes, size_t bytes) {
+    void *moved = allocate(bytes);
+    if (!moved)
+        return NULL;
+    memcpy(moved, address, old_bytes < bytes ? old_bytes : bytes);
+    release(address);
+    return moved;
+}
+
+static void *resize(void *address, size_t bytes) {
+    size_t block_bytes = is_page_aligned(address) ? block_cache_usable(&blocks, address) : 0;
+    if (block_bytes) {
+        int saved = errno;
+        void *resized = bytes >= THRESHOLD ? block_cache_resize(&blocks, address, bytes) : NULL;
+        errno = saved;
+        return resized ? resized : move(address, block_bytes, bytes);
+    }
+    if (bytes >= THRESHOLD)
+        return move(address, small_usable(address), bytes);
+    void *resized = __libc_realloc(address, bytes);
+    if (!resized && emptied_cache())
+        resized = __libc_realloc(address, bytes);
+    return resized;
+}
+
+/* ---- the malloc family ------------------------------------------------------------------------------------------ */
+
+static bool is_power_of_two(size_t value) { return value && !(value & (value - 1)); }
+
+static void *refuse(int error) {
+    errno = error;
+    return NULL;
+}
+
+EXPORT void *malloc(size_t bytes) { return allocate(bytes); }
+
+EXPORT void free(void *address) { release(address); }
+
+EXPORT void free_sized(void *address, size_t bytes) {
+    (void)bytes;
+    release(address);
+}
+
+EXPORT void free_aligned_sized(void *address, size_t alignment, size_t bytes) {
+    (void)alignment;
+    (void)bytes;
+    release(address);
+}
+
+EXPORT void *calloc(size_t count, size_t size) {
+    size_t bytes;
+    return __builtin_mul_overflow(count, size, &bytes) ? refuse(ENOMEM) : allocate_zeroed(bytes);
+}
+
+static void *reallocate(void *address, size_t bytes) {
+    if (!address)
+        return allocate(bytes);
+    if (bytes)
+        return resize(address, bytes);
+    release(address); /* as glibc does */
+    return NULL;
+}
+
+EXPORT void *realloc(void *address, size_t bytes) { return reallocate(address, bytes); }
+
+EXPORT void *reallocarray(void *address, size_t count, size_t size) {
+    size_t bytes;
+    return __builtin_mul_overflow(count, size, &bytes) ? refuse(ENOMEM) : reallocate(address, bytes);
+}
+
+EXPORT int posix_memalign(void **result, size_t alignment, size_t bytes) {
+    if (!is_power_of_two(alignment) || alignment % sizeof(void *))
+        return EINVAL;
+    int saved = errno;
+    void *address = allocate_aligned(alignment, bytes);
+    errno = saved;
+    if (!address)
+        return ENOMEM;
+    *result = address;
+    return 0;
+}
+
+EXPORT void *aligned_alloc(size_t alignment, size_t bytes) {
+    return is_power_of_two(alignment) ? allocate_aligned(alignment, bytes) : refuse(EINVAL);
+}
+
+EXPORT void *memalign(size_t alignment, size_t bytes) {
+    size_t power = sizeof(void *); /* historical: any alignment is rounded up to a power of two */
+    while (power < alignment && power <= SIZE_MAX / 2)
+        power *= 2;
+    return allocate_aligned(power, bytes);
+}
+
+EXPORT void *valloc(size_t bytes) { return allocate_aligned((size_t)getpagesize(), bytes); }
+
+EXPORT void *pvalloc(size_t bytes) {
+    size_t page = (size_t)getpagesize();
+    return bytes > SIZE_MAX - page ? refuse(ENOMEM) : allocate_aligned(page, (bytes + page - 1) / page * page);
+}
+
+EXPORT size_t malloc_usable_size(void *address) { return address ? usable(address) : 0; }
+
+/* ---- control, called through ctypes by port_agent.malloc --------------------------------------------------------- */
+
+EXPORT unsigned port_malloc_version(void) { return INTERFACE_VERSION; }
+
+EXPORT void port_malloc_stats(struct block_cache_stats *out) { block_cache_read(&blocks, out); }
+
+EXPORT uint64_t port_malloc_live_bytes(void) {
+    struct block_cache_stats stats;
+    block_cache_read(&blocks, &stats);
+    return stats.live_bytes;
+}
+
+EXPORT uint64_t port_malloc_peak_live_bytes(void) {
+    struct block_cache_stats stats;
+    block_cache_read(&blocks, &stats);
+    return stats.peak_live_bytes;
+}
+
+EXPORT void port_malloc_reset_peak(void) { block_cache_reset_peak(&blocks); }
+
+EXPORT void port_malloc_set_limit(size_t bytes) { block_cache_set_limit(&blocks, bytes); }
+
+EXPORT void port_malloc_set_hard_limit(size_t bytes) { block_cache_set_hard_limit(&blocks, bytes); }
+
+EXPORT size_t port_malloc_trim(size_t keep) { return block_cache_trim(&blocks, keep); }
+
+/* ---- start-up and fork -------------------------------------------------------------------------------------------- */
+
+static void before_fork(void) { block_cache_lock(&blocks); }
+
+static void after_fork(void) { block_cache_unlock(&blocks); }
+
+/* Return the number of bytes in an environment variable, `unset` when it is missing or not a plain number. */
+static size_t bytes_from_environment(const char *name, size_t unset) {
+    const char *text = getenv(name);
+    if (!text || *text < '0' || *text > '9')
+        return unset;
+    char *end;
+    errno = 0;
+    unsigned long long value = strtoull(text, &end, 10);
+    return *end || errno || value > SIZE_MAX ? unset : (size_t)value;
+}
+
+__attribute__((constructor)) static void start(void) {
+    int saved = errno;
+    block_cache_set_limit(&blocks, bytes_from_environment("PORT_MALLOC_LIMIT", SIZE_MAX));
+    block_cache_set_hard_limit(&blocks, bytes_from_environment("PORT_MALLOC_HARD_LIMIT", SIZE_MAX));
+    /* Registered before any other library can: prepare handlers run last to first, so ours locks after all others,
+     * which may still allocate, and unlocks before them. */
+    pthread_atfork(before_fork, after_fork, after_fork);
+    errno = saved;
+}

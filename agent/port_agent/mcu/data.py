@@ -1,0 +1,134 @@
+"""Samples and labels of a job, from a file or from an inbox directory of them.
+
+No torch.
+
+A file is .npz (never pickled) or .safetensors with one array of samples and one of labels, under the usual names.
+Files of a directory are taken in the order of their names, so that a resumed job sees the same data.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load
+
+from port_agent.mcu.errors import BoardJobError
+from port_agent.mcu.model import ModelDirectory
+from port_agent.system.atomic_file import write_atomically
+from port_agent.system.checksum import bytes_checksum
+from port_agent.system.directory_handle import read_sample_file
+from port_agent.worker.shard import Shard
+
+SAMPLE_NAMES = ("x", "samples", "data", "inputs", "x_train", "features")
+LABEL_NAMES = ("y", "labels", "targets", "y_train")
+SUFFIXES = (".npz", ".safetensors")
+SHARD_NAME = "shard.txt"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BoardSamples:
+    """Quantised samples [N, input_bytes] and their labels [N]."""
+
+    rows: NDArray[np.int8]
+    labels: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def row(self, index: int) -> bytes:
+        """Return the bytes of one sample."""
+        return bytes(self.rows[index].tobytes())
+
+    def part(self, indices: NDArray[np.int64]) -> "BoardSamples":
+        """Return the samples at `indices`."""
+        return BoardSamples(self.rows[indices], self.labels[indices])
+
+
+def data_files(path: Path) -> tuple[Path, ...]:
+    """Return the data files at `path` (a file or a directory), sorted by name.
+
+    Raises BoardJobError if there are none.
+    """
+    if path.is_file():
+        return (path,)
+    found = tuple(sorted(file for file in path.glob("*") if file.suffix in SUFFIXES and not file.name.startswith(".")))
+    if not found:
+        raise BoardJobError(f"no data in {path}; put .npz or .safetensors files with arrays x and y there")
+    return found
+
+
+def load_samples(path: Path, model: ModelDirectory) -> BoardSamples:
+    """Return all samples at `path`, quantised for `model`."""
+    parts = [_load_file(file, model) for file in data_files(path)]
+    return BoardSamples(np.concatenate([part.rows for part in parts]), np.concatenate([part.labels for part in parts]))
+
+
+def split_held_out(samples: BoardSamples, every: int) -> tuple[BoardSamples, BoardSamples]:
+    """Return (training, held out).
+
+    Every `every`-th sample is held out, none if `every` is 0.
+    """
+    indices = np.arange(len(samples))
+    held = indices % every == every - 1 if every else np.zeros(len(samples), bool)
+    return samples.part(indices[~held]), samples.part(indices[held])
+
+
+def take_shard(samples: BoardSamples, shard: Shard) -> BoardSamples:
+    """Return one board's part of the samples.
+
+    Raises BoardJobError where there are fewer samples than boards.
+    """
+    if len(samples) < shard.count:
+        raise BoardJobError(
+            f"there are {len(samples)} samples to train on for {shard.count} boards; add samples, or name fewer boards"
+        )
+    return samples.part(np.arange(shard.number - 1, len(samples), shard.count))
+
+
+def keep_shard(folder: Path, shard: Shard, part: BoardSamples) -> None:
+    """Note in `folder` what a board's part is; a job that goes on there must find the same.
+
+    Raises BoardJobError where it is another part or its samples changed: some would be trained twice, others on no board.
+    """
+    path = folder / SHARD_NAME
+    now = f"{shard} of the samples, {len(part)} in all, checksum {bytes_checksum(part.rows.tobytes() + part.labels.tobytes())}"
+    if path.is_file() and (before := path.read_text().strip()) != now:
+        raise BoardJobError(
+            f"this board began with part {before}; now it is part {now}. Put the data back as they were, or start all boards "
+            "over, each in a new state directory"
+        )
+    write_atomically(path, f"{now}\n".encode())
+
+
+def _load_file(path: Path, model: ModelDirectory) -> BoardSamples:
+    try:
+        arrays: dict[str, NDArray[Any]]
+        with read_sample_file(path) as stream:
+            if path.suffix == ".safetensors":
+                arrays = load(stream.read())
+            else:
+                with np.load(stream, allow_pickle=False) as archive:
+                    arrays = {name: archive[name] for name in archive.files}
+    except (OSError, ValueError, EOFError, BadZipFile, SafetensorError) as error:
+        raise BoardJobError(f"cannot read {path}: {error}; write it again with numpy.savez") from error
+    rows = _choose(arrays, SAMPLE_NAMES, path)
+    labels = _choose(arrays, LABEL_NAMES, path).astype(np.int64).reshape(-1)
+    if len(rows) != len(labels) or not len(labels):
+        raise BoardJobError(f"{path} has {len(rows)} samples and {len(labels)} labels; write as many of each")
+    if labels.min() < 0 or labels.max() >= model.class_count:
+        raise BoardJobError(
+            f"{path} has labels {labels.min()}..{labels.max()}, {model.name} has classes 0..{model.class_count - 1}; "
+            "check that data and model belong together"
+        )
+    return BoardSamples(model.quantize(rows), labels)
+
+
+def _choose(arrays: dict[str, NDArray[Any]], names: tuple[str, ...], path: Path) -> NDArray[Any]:
+    for name in names:
+        if name in arrays:
+            return arrays[name]
+    raise BoardJobError(f"{path} has arrays {', '.join(arrays) or 'none'}, but none of {', '.join(names)}; rename one")

@@ -1,0 +1,220 @@
+"""A project: one Python file that makes a model for a board, with its data.
+
+A directory with project.py, which defines `make_project() -> Project`. `port-agent mcu compile DIRECTORY` runs it and
+writes the compiled model and its data; `port-agent mcu simulate DIRECTORY` goes on and adapts the model on a
+simulated board. Only these two import torch; everything after them works on the files they wrote.
+"""
+
+import importlib.util
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from port_agent.mcu.board.catalogue import find_board
+from port_agent.mcu.errors import BoardJobError
+from port_agent.mcu.model import InputFormat, write_manifest
+from port_agent.mcu.trainer import TrainSettings
+from port_agent.system.atomic_file import write_atomically
+from port_planner.script_loading import script_spec
+
+if TYPE_CHECKING:
+    from port_planner.mcu.compile import CompiledModel
+    from port_planner.mcu.fates.choose import FitOptions, FittedMemory
+    from port_planner.mcu.host import UpdateOptions
+    from port_planner.mcu.schemes.fit import FittedModel
+    from port_planner.mcu.schemes.value import Valuation
+
+SCRIPT = "project.py"
+JOB = "job.json"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Project:
+    """What project.py gives: a compiled model, data in real units, and settings.
+
+    The model: port_planner.mcu.compile.CompiledModel.
+
+    `train_x` and `test_x` are float [N, C, H, W] or [N, C, W]; labels are class numbers.
+    """
+
+    model: Any
+    train_x: NDArray[np.float32]
+    train_y: NDArray[np.int64]
+    test_x: NDArray[np.float32]
+    test_y: NDArray[np.int64]
+    classes: tuple[str, ...] = ()
+    board: str = "qemu-m4f"
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Fields of port_agent.mcu.trainer.TrainSettings."""
+    note: str = ""
+    """One line that says what is learnt from what."""
+
+
+def load_project(folder: Path) -> Project:
+    """Run project.py of `folder` and return its project.
+
+    Raises BoardJobError if it has none.
+    """
+    script = folder / SCRIPT
+    if not script.is_file():
+        raise BoardJobError(f"{folder} has no {SCRIPT}; see agent/port_agent/mcu/project.py for what to put there")
+    spec = script_spec("port_agent_project", script)
+    if spec is None or spec.loader is None:
+        raise BoardJobError(f"{script} cannot be imported")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    project = module.make_project()
+    if not isinstance(project, Project):
+        raise BoardJobError(
+            f"make_project() of {script} returned {type(project).__name__}, not port_agent.mcu.project.Project"
+        )
+    return project
+
+
+def fit_project(
+    project: Project, ram_bytes: int, progress: Callable[[int, int], None]
+) -> tuple[Project, "FittedModel"]:
+    """Return the project with what it trains chosen by contribution analysis.
+
+    Within `ram_bytes` of model memory.
+
+    The analysis trains on the project's own `train_x` with the job's epochs and learning rate.
+    """
+    from port_planner.mcu.schemes.contributions import Limits
+    from port_planner.mcu.schemes.fit import fit_scheme
+
+    fitted = fit_scheme(
+        project.model, project.model.quantize_input(project.train_x), project.train_y, Limits(ram_bytes),
+        epochs=_training(project).epochs, options=_update_options(project), progress=progress,
+    )  # fmt: skip
+    return _with_scheme(project, fitted.model), fitted
+
+
+def widen_project(project: Project) -> Project:
+    """Return the project with a low byte for every trained weight, updated by the Q8.8 rule."""
+    from port_planner.mcu.compile import with_low_bytes
+
+    return replace(project, model=with_low_bytes(project.model), settings={**project.settings, "rule": "q88"})
+
+
+def without_low_bytes(project: Project) -> list[str]:
+    """Return the layers whose trained weights have no low bytes."""
+    updates = project.model.scheme.updates
+    return [name for name, update in updates.items() if update.rows and not update.q88]
+
+
+def choose_project(project: Project, share: float) -> Project:
+    """Return the project with only this share of each layer's channels trained in a step, those with the largest gradients.
+
+    Raises McuCompileError for a share outside (0, 1].
+    """
+    from port_planner.mcu.compile import choose_channels
+
+    return replace(project, model=choose_channels(project.model, share))
+
+
+def hold_project(
+    project: Project, ram_bytes: int, deadline_s: float | None, page: str | None = None
+) -> tuple[Project, "FittedMemory"]:
+    """Return the project with its training step planned for `ram_bytes` of model memory and a time per sample.
+
+    `page`: psram, nor or sd, where tensors may be paged to; None: nowhere.
+
+    What is trained stays the same, and so does every bit of the result. Seconds and joules are those of the file that
+    the project's board names.
+
+    Raises ArenaBudgetError where the step does not fit, BoardDeadlineError where it is not fast enough, MediumError where the
+    board's file says nothing of the medium, BoardJobError where the job would wear it out.
+    """
+    from port_planner.mcu.compile import recompile
+
+    model, fitted = recompile(project.model, _limits(project, ram_bytes, deadline_s, page))
+    refuse_wear(project, fitted)
+    return _with_scheme(project, model), fitted
+
+
+def value_project(
+    project: Project,
+    ram_bytes: int,
+    deadline_s: float | None,
+    page: str | None,
+    progress: Callable[[int, int], None],
+) -> tuple[Project, "Valuation"]:
+    """Return the project with what it trains chosen by accuracy per joule, planned as `hold_project` does.
+
+    Candidates are the scheme that the project has, those of a few layers and everything, each held to the same RAM by recomputation
+    and pages, and trained on the project's own `train_x` with the job's epochs and learning rate. Raises what `hold_project`
+    does where none fits.
+    """
+    from port_planner.mcu.schemes.value import value_candidates, value_schemes
+
+    model = project.model
+    found = value_schemes(
+        model, model.quantize_input(project.train_x), project.train_y,
+        value_candidates(model.quantized.graph, {"as given": model.scheme}),
+        _limits(project, ram_bytes, deadline_s, page),
+        epochs=_training(project).epochs, options=_update_options(project), progress=progress,
+    )  # fmt: skip
+    refuse_wear(project, found.chosen.fitted)
+    return _with_scheme(project, found.model), found
+
+
+def refuse_wear(project: Project, fitted: "FittedMemory") -> None:
+    """Raise BoardJobError where the job's samples would wear the page medium out: each writes the same blocks once."""
+    costs, samples = fitted.page_costs, _training(project).epochs * len(project.train_x)
+    if costs is not None and costs.endurance_cycles is not None and samples > costs.endurance_cycles:
+        raise BoardJobError(
+            f"the job trains {samples:,} samples, each of which writes the same blocks of {costs.medium.value}, which last "
+            f"{costs.endurance_cycles:,.0f} times; train fewer samples, allow more RAM, or page to psram or sd"
+        )
+
+
+def _training(project: Project) -> TrainSettings:
+    """Return the settings of the project's job that a trial on the host follows."""
+    return TrainSettings(**{k: v for k, v in project.settings.items() if k in ("epochs", "learning_rate")})
+
+
+def _with_scheme(project: Project, model: "CompiledModel") -> Project:
+    """Return the project with a model of another scheme: one without weights has no low bytes for the Q8.8 rule."""
+    rule = {"rule": "stochastic"} if project.settings.get("rule") == "q88" and not model.q88 else {}
+    return replace(project, model=model, settings=project.settings | rule)
+
+
+def _update_options(project: Project) -> "UpdateOptions":
+    from port_planner.mcu.host import UpdateOptions, UpdateRounding
+
+    rule = str(project.settings.get("rule", "stochastic")).upper()
+    if rule not in UpdateRounding.__members__:
+        known = ", ".join(name.lower() for name in UpdateRounding.__members__)
+        raise BoardJobError(f"there is no rule {rule.lower()!r} of rounding; use {known}")
+    return UpdateOptions(_training(project).learning_rate, UpdateRounding[rule], project.settings.get("scaling", True))
+
+
+def _limits(project: Project, ram_bytes: int, deadline_s: float | None, page: str | None) -> "FitOptions":
+    from port_planner.mcu.fates.choose import FitOptions
+    from port_planner.mcu.fates.core_costs import core_costs
+    from port_planner.mcu.fates.page_costs import PageMedium
+
+    medium = None if page is None else PageMedium(page)
+    return FitOptions(ram_bytes, core_costs(find_board(project.board).figures), deadline_s, page=medium)
+
+
+def write_project(project: Project, out: Path) -> Path:
+    """Write tables, manifest, data and job.json into `out`; return the job file."""
+    project.model.write(out)
+    shape, tensor = project.model.quantized.graph.input_shape, project.model.quantized.input
+    form = InputFormat(shape.channels, shape.height, shape.width, float(tensor.scale), int(tensor.zero))
+    write_manifest(out, form, project.classes)
+    np.savez(out / "train.npz", x=project.model.quantize_input(project.train_x), y=project.train_y)
+    np.savez(out / "test.npz", x=project.model.quantize_input(project.test_x), y=project.test_y)
+    job = {
+        "v": 1, "model": ".", "data": "train.npz", "test": "test.npz", "board": project.board, "held_out_every": 0,
+        "settings": project.settings,
+    }  # fmt: skip
+    write_atomically(out / JOB, json.dumps(job, indent=1).encode() + b"\n")
+    return out / JOB

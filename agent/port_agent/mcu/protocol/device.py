@@ -1,0 +1,168 @@
+"""What a host does with one device: move parameters, train, evaluate, infer, snapshot.
+
+Sizes follow HELLO's limits.
+"""
+
+import time
+import zlib
+from collections.abc import Callable
+from typing import cast
+
+from port_agent.mcu.errors import IncompatibleError, MessageError, RefusedError
+from port_agent.mcu.protocol.effects import (
+    Abort,
+    DeviceTraining,
+    Eval,
+    Infer,
+    LearnResult,
+    Load,
+    Options,
+    Push,
+    Restore,
+    RestoreSource,
+    Save,
+    Train,
+    TrainingOptions,
+    TrainingState,
+)
+from port_agent.mcu.protocol.messages import ReplyStatus, Request
+from port_agent.mcu.protocol.queries import Crc, DeviceInfo, DevicePages, DeviceStatus, Pages, Read, Status
+from port_agent.mcu.protocol.session import Session
+
+
+class Device:
+    """Operations on the device of a session.
+
+    After DisconnectedError or NoAnswerError, attach the session to a new transport and call the same operation with
+    the same arguments: what had already run is not run again.
+    """
+
+    def __init__(self, session: Session, clock: Callable[[], float] = time.monotonic) -> None:
+        self.session = session
+        self._clock = clock
+        self._sample_s = 0.0
+
+    @property
+    def info(self) -> DeviceInfo:
+        """Return what the device said of itself."""
+        return self.session.info
+
+    @property
+    def seconds_per_sample(self) -> float:
+        """Return the recent time per sample, wire included; 0 before the first."""
+        return self._sample_s
+
+    def status(self) -> DeviceStatus:
+        """Return the device's counters."""
+        return self.session.request(Status())
+
+    def pages(self) -> DevicePages | None:
+        """Return what the device says of its pages; None from firmware that does not page."""
+        try:
+            found = self.session.request(Pages())
+        except RefusedError as error:
+            if error.status != ReplyStatus.UNKNOWN_TYPE.name:
+                raise
+            return None
+        return found if found.medium or found.needed_bytes else None
+
+    def training(self) -> DeviceTraining:
+        """Return options and state as the device has them."""
+        return self.session.request(Options())
+
+    def set_training(
+        self, options: TrainingOptions | None = None, state: TrainingState | None = None
+    ) -> DeviceTraining:
+        """Set options, state or both, and return what is in force."""
+        return self.session.request(Options(options, state))
+
+    def read_parameters(self) -> bytes:
+        """Return all parameter bytes, checked against the device's own CRC.
+
+        Raises MessageError where they arrive damaged.
+        """
+        size, piece = self.info.parameter_bytes, self.info.max_payload
+        requests = (Read(at, min(piece, size - at)) for at in range(0, size, piece))
+        data = b"".join(self.session.request(request) for request in requests)
+        if zlib.crc32(data) != self.parameters_crc():
+            raise MessageError(
+                f"{size:,} parameter bytes read from {self.session.port} differ from their CRC; read again"
+            )
+        return data
+
+    def parameters_crc(self) -> int:
+        """Return the CRC-32 of all parameter bytes, computed by the device.
+
+        0 for a model without any.
+        """
+        return self.session.request(Crc(0, self.info.parameter_bytes)) if self.info.parameter_bytes else 0
+
+    def load_parameters(self, data: bytes) -> None:
+        """Overwrite all parameters, checked by the device's own CRC.
+
+        Raises IncompatibleError for another number of bytes than the model has, MessageError where others are there.
+        """
+        if len(data) != self.info.parameter_bytes:
+            raise IncompatibleError(
+                f"{len(data):,} parameter bytes for a model of {self.info.parameter_bytes:,}; "
+                "the snapshot belongs to another model, reflash with: port-agent mcu flash"
+            )
+        piece = self.info.max_payload - 4
+        for at in range(0, len(data), piece):
+            self.session.request(Load(at, data[at : at + piece]))
+        if zlib.crc32(data) != self.parameters_crc():
+            raise MessageError(
+                f"{len(data):,} parameter bytes loaded into {self.session.port} differ from their CRC there; load again"
+            )
+
+    def samples_per_request(self, labelled: bool = True) -> int:
+        """Return how many samples fit one request; 0: a sample has to be pushed in pieces."""
+        per_sample = self.info.input_bytes + (2 if labelled else 0)
+        return (self.info.max_payload - 4) // per_sample
+
+    def push(self, sample: bytes) -> None:
+        """Write one sample into the input tensor."""
+        piece = self.info.max_payload - 4
+        for at in range(0, len(sample), piece):
+            self.session.request(Push(at, sample[at : at + piece]))
+
+    def train(self, labels: tuple[int, ...], samples: bytes) -> LearnResult:
+        """Train on one request's worth of samples (`samples_per_request`, at least 1)."""
+        return self._learn(Train, labels, samples)
+
+    def evaluate(self, labels: tuple[int, ...], samples: bytes) -> LearnResult:
+        """Evaluate one request's worth of samples."""
+        return self._learn(Eval, labels, samples)
+
+    def infer(self, samples: bytes) -> tuple[int, ...]:
+        """Return the predicted classes of one request's worth of samples."""
+        count = len(samples) // self.info.input_bytes
+        pushed = self.samples_per_request(labelled=False) == 0
+        request = Infer(count, None if pushed else samples)
+        if pushed and self.session.unfinished != request:
+            self.push(samples)
+        return self.session.request(request, count * self._sample_s)
+
+    def save(self) -> DeviceTraining:
+        """Write a snapshot on the device."""
+        return self.session.request(Save(), work_s=1.0)  # erasing flash pages: 20 to 90 ms each
+
+    def restore(self, source: RestoreSource = RestoreSource.SNAPSHOT) -> DeviceTraining:
+        """Take the parameters from the device's snapshot or its flash image."""
+        return self.session.request(Restore(source))
+
+    def abort(self) -> None:
+        """Forget a pushed input."""
+        self.session.request(Abort())
+
+    def _learn(self, kind: type[Train] | type[Eval], labels: tuple[int, ...], samples: bytes) -> LearnResult:
+        pushed = self.samples_per_request() == 0
+        request = kind(labels, None if pushed else samples)
+        if pushed and self.session.unfinished != request:
+            self.push(samples)
+        start = self._clock()
+        retries = self.session.counters.retries
+        result = self.session.request(cast(Request[LearnResult], request), len(labels) * self._sample_s)
+        if self.session.counters.retries == retries:
+            self._sample_s = max(0.9 * self._sample_s, (self._clock() - start) / max(1, result.done))
+        return result

@@ -1,0 +1,136 @@
+"""Finds the serial port of a board.
+
+By USB identity and serial number, by path, and again after it was unplugged.
+
+A path is no identity: /dev/ttyACM0 comes back as ttyACM1 when it was still open. Ptys are not listed by the system,
+so simulated boards are given as a path or found among the running simulators.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from serial.tools import list_ports
+
+from port_agent.mcu.board.catalogue import FirmwareBoard, UsbId, boards_with_usb
+from port_agent.mcu.errors import PortNotFoundError
+
+POLL_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class PortInfo:
+    """One serial port that may lead to a board."""
+
+    path: str
+    usb: UsbId | None
+    serial: str | None
+    """USB serial number."""
+    description: str
+    boards: tuple[FirmwareBoard, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PortSelector:
+    """What identifies the wanted port: any of a path, a USB identity and a USB serial number."""
+
+    path: str | None = None
+    usb: UsbId | None = None
+    serial: str | None = None
+
+    def __str__(self) -> str:
+        parts = [
+            self.path,
+            f"USB {self.usb}" if self.usb else None,
+            f"serial number {self.serial}" if self.serial else None,
+        ]
+        return ", ".join(part for part in parts if part) or "any known board"
+
+    def matches(self, port: PortInfo) -> bool:
+        """Return whether `port` is the wanted one."""
+        if self.path is not None and Path(self.path).resolve() != Path(port.path).resolve():
+            return False
+        if self.usb is not None and port.usb != self.usb:
+            return False
+        return self.serial is None or port.serial == self.serial
+
+
+def simulator_folder() -> Path:
+    """Return the directory with one folder per running simulator."""
+    base = os.environ.get("XDG_RUNTIME_DIR") or os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "port-agent" / "mcu"
+
+
+def list_serial_ports() -> list[PortInfo]:
+    """Return the USB serial ports of this machine, and the simulated boards."""
+    found = []
+    for port in list_ports.comports():
+        if port.vid is None or port.pid is None:
+            continue
+        usb = UsbId(port.vid, port.pid)
+        found.append(
+            PortInfo(port.device, usb, port.serial_number, port.description, boards_with_usb(port.vid, port.pid))
+        )
+    return sorted(found, key=lambda port: port.path) + list(_simulated(simulator_folder()))
+
+
+def _simulated(folder: Path) -> Iterable[PortInfo]:
+    for link in sorted(folder.glob("*/port")) if folder.is_dir() else ():
+        if link.exists():
+            yield PortInfo(str(link), None, None, f"simulator {link.parent.name}", ())
+
+
+def selector_of(port: PortInfo) -> PortSelector:
+    """Return what will find this port again after a replug: never its path, if it has an identity."""
+    if port.serial is not None:
+        return PortSelector(usb=port.usb, serial=port.serial)
+    return PortSelector(path=port.path, usb=port.usb)
+
+
+def find_port(selector: PortSelector, ports: Callable[[], list[PortInfo]] = list_serial_ports) -> PortInfo | None:
+    """Return the port that `selector` means, None if it is not plugged in.
+
+    Raises PortNotFoundError if several match.
+    """
+    if selector.path is not None and selector.serial is None:
+        exists = Path(selector.path).exists()
+        return PortInfo(selector.path, selector.usb, None, "given", ()) if exists else None
+    matching = [port for port in ports() if selector.matches(port)]
+    if selector == PortSelector():
+        matching = [port for port in matching if port.boards or port.usb is None]
+    if len(matching) > 1:
+        names = ", ".join(f"{port.path} ({port.serial or port.description})" for port in matching)
+        raise PortNotFoundError(f"{len(matching)} ports match {selector}: {names}; choose one with --port")
+    return matching[0] if matching else None
+
+
+def require_port(selector: PortSelector, ports: Callable[[], list[PortInfo]] = list_serial_ports) -> PortInfo:
+    """Return the port that `selector` means.
+
+    Raises PortNotFoundError with the ports there are.
+    """
+    found = find_port(selector, ports)
+    if found is None:
+        names = ", ".join(port.path for port in ports()) or "none"
+        raise PortNotFoundError(
+            f"no port for {selector}; plugged in: {names}. Plug the board in, give --port, "
+            "or try without a board: port-agent mcu simulate"
+        )
+    return found
+
+
+def wait_for_port(
+    selector: PortSelector,
+    give_up: Callable[[], bool],
+    ports: Callable[[], list[PortInfo]] = list_serial_ports,
+    sleep: Callable[[float], None] = time.sleep,
+    poll_s: float = POLL_S,
+) -> PortInfo | None:
+    """Return the port as soon as it is plugged in, None once `give_up()` says so."""
+    while True:
+        found = find_port(selector, ports)
+        if found is not None or give_up():
+            return found
+        sleep(poll_s)

@@ -1,0 +1,116 @@
+"""Turns a connected stream of samples into files of an inbox.
+
+A job then trains on them round by round.
+
+The stream is JSON lines, {"x": [numbers], "y": class}, from standard input, a FIFO, a serial port or tcp:HOST:PORT: what a
+sensor program can print. Written to disk first, a sample survives power cuts and unplugs of the board that learns it.
+"""
+
+import io
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterable
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from port_agent.mcu.errors import BoardJobError, DisconnectedError
+from port_agent.mcu.model import ModelDirectory
+from port_agent.system.atomic_file import write_atomically
+
+Sample = tuple[NDArray[np.int8], int]
+LINE_MAX = 1 << 20
+"""Bytes of one sample as text; 128x128x3 numbers take about 250 KB."""
+TCP = "tcp:"
+
+
+class _Line(msgspec.Struct):
+    x: list[float]
+    y: int
+
+
+@dataclass(slots=True)
+class Recorded:
+    """What a recording has seen."""
+
+    samples: int = 0
+    files: int = 0
+    bad_lines: int = 0
+
+
+def open_stream(source: str) -> BinaryIO:
+    """Return the stream `source` names: "-", "tcp:HOST:PORT" or a path.
+
+    Raises DisconnectedError if it cannot be opened.
+    """
+    try:
+        if source == "-":
+            return sys.stdin.buffer
+        if source.startswith(TCP):
+            host, _, port = source.removeprefix(TCP).rpartition(":")
+            connection = socket.create_connection((host, int(port)))
+            with closing(connection):  # the file keeps the connection open
+                return connection.makefile("rb")
+        return open(source, "rb")
+    except (OSError, ValueError) as error:
+        raise DisconnectedError(source, str(error)) from error
+
+
+def record(
+    stream: Iterable[bytes],
+    inbox: Path,
+    model: ModelDirectory,
+    per_file: int,
+    report: Callable[[Recorded], None],
+    clock: Callable[[], float] = time.time,
+) -> Recorded:
+    """Write every `per_file` samples of `stream` as one file into `inbox` until the stream ends.
+
+    Bad lines are counted.
+    """
+    inbox.mkdir(parents=True, exist_ok=True)
+    seen = Recorded()
+    pending: list[Sample] = []
+    for line in stream:
+        sample = read_line(line, model)
+        if sample is None:
+            seen.bad_lines += 1
+            continue
+        pending.append(sample)
+        seen.samples += 1
+        if len(pending) >= per_file:
+            _write(inbox, pending, seen, clock)
+            report(seen)
+    if pending:
+        _write(inbox, pending, seen, clock)
+        report(seen)
+    return seen
+
+
+def read_line(line: bytes, model: ModelDirectory) -> Sample | None:
+    """Return one quantised sample and its label, None for a line that is none of this model."""
+    if len(line) > LINE_MAX:
+        return None
+    try:
+        sample = msgspec.json.decode(line, type=_Line)
+        row = model.quantize(np.asarray(sample.x, np.float32).reshape(1, -1))[0]
+    except (ValueError, RecursionError, BoardJobError):
+        return None
+    return (row, sample.y) if 0 <= sample.y < model.class_count else None
+
+
+def _write(inbox: Path, pending: list[Sample], seen: Recorded, clock: Callable[[], float]) -> None:
+    content = io.BytesIO()
+    np.savez(content, x=np.stack([row for row, _ in pending]), y=np.array([label for _, label in pending]))
+    # names sort in the order of arrival, and two recorders do not collide
+    name = f"{int(clock() * 1000):015d}-{os.getpid()}-{seen.files:06d}.npz"
+    write_atomically(inbox / name, content.getvalue())
+    pending.clear()
+    seen.files += 1

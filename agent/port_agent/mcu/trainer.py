@@ -1,0 +1,361 @@
+"""Trains a model on a board: which samples in which order, snapshots, and how to go on after anything.
+
+The order of an epoch depends on the seed and the epoch alone, so that a job that was killed, unplugged or reset ends
+with the same weights, bit for bit, as one that ran through. Nothing here knows about processes or sockets: worker.py
+and the command line drive a Trainer and listen to its events.
+"""
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from port_agent.mcu.data import BoardSamples
+from port_agent.mcu.errors import (
+    BoardJobError,
+    DeviceResetError,
+    DisconnectedError,
+    IncompatibleError,
+    MessageError,
+    NoAnswerError,
+    PagesFailedError,
+    PortNotFoundError,
+    SequenceError,
+)
+from port_agent.mcu.model import ModelDirectory
+from port_agent.mcu.protocol.device import Device
+from port_agent.mcu.protocol.effects import RestoreSource, Rule, TrainingOptions, TrainingState
+from port_agent.mcu.protocol.link import Link
+from port_agent.mcu.snapshot import (
+    MARK_NAME,
+    SNAPSHOT_NAME,
+    PlaceMark,
+    Snapshot,
+    TrainingPosition,
+    export_parameters,
+    read_mark,
+    read_snapshot,
+    write_mark,
+    write_snapshot,
+)
+from port_agent.system.atomic_file import write_atomically
+from port_agent.system.checksum import bytes_checksum
+
+REQUEST_S = 0.4
+"""A request should not take longer, so that pause and leave act within a second."""
+
+PAGE_TRIES = 3
+"""So often in a row may external memory fail before a step is done; then the job ends with its error."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainSettings:
+    """What is asked of a training job."""
+
+    epochs: int = 1
+    learning_rate: float = 0.03
+    rule: Rule = Rule.STOCHASTIC
+    scaling: bool = True
+    seed: int = 1
+    snapshot_every: int = 200
+    """Samples between host snapshots."""
+    evaluate_every: int = 1
+    """Epochs between evaluations; before the first and after the last there is always one."""
+    steps: int | None = None
+    """Stop after so many samples in all, None: after the epochs."""
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "snapshot_every", "evaluate_every"):
+            if getattr(self, name) < 1:
+                raise BoardJobError(f"{name} is {getattr(self, name)}; give at least 1")
+        if self.steps is not None and self.steps < 1:
+            raise BoardJobError(f"steps is {self.steps}; give at least 1")
+        if not 0 <= self.learning_rate < float("inf"):
+            raise BoardJobError(f"learning_rate is {self.learning_rate}; give a number from 0, such as 0.03")
+        if not 0 <= self.seed < 1 << 32:
+            raise BoardJobError(f"seed is {self.seed}; give a number from 0 to {2**32 - 1}")
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """After each request."""
+
+    position: TrainingPosition
+    epoch_samples: int
+    wall_s: float
+    """Of this request, wire included."""
+    samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class BoardEvaluation:
+    """Accuracy and mean loss (nats) over a set of samples."""
+
+    step: int
+    accuracy: float
+    loss: float
+    samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotTaken:
+    """A snapshot was written on the host."""
+
+    step: int
+    size_bytes: int
+    wall_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class BoardInterrupted:
+    """The board went away, or came back without its state.
+
+    `resumed_at` is None while waiting.
+    """
+
+    reason: str
+    resumed_at: int | None
+
+
+Event = Progress | BoardEvaluation | SnapshotTaken | BoardInterrupted
+
+
+def sample_order(count: int, seed: int, epoch: int) -> list[int]:
+    """Return the order of `count` samples in an epoch: the same on every machine and Python."""
+    order = list(range(count))
+    random.Random(f"port-mcu:{seed}:{epoch}").shuffle(order)
+    return order
+
+
+class BoardTrainer:
+    """One training job on one board."""
+
+    def __init__(
+        self,
+        link: Link,
+        model: ModelDirectory,
+        samples: BoardSamples,
+        settings: TrainSettings,
+        state_dir: Path,
+        emit: Callable[[Event], None],
+        held_out: BoardSamples | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        wait: Callable[[float], None] = time.sleep,
+    ) -> None:
+        state_dir.mkdir(parents=True, exist_ok=True)
+        self._link, self._model, self._samples, self._settings = link, model, samples, settings
+        self._held_out = held_out
+        self._snapshot_path = state_dir / SNAPSHOT_NAME
+        self._mark_path = state_dir / MARK_NAME
+        self._emit, self._clock, self._wait = emit, clock, wait
+        self.position = TrainingPosition()
+        self._state = TrainingState(settings.seed, 0)
+        self._last_snapshot = 0
+        self._evaluated_epoch = -1
+        self._order: tuple[int, list[int]] = (-1, [])
+        self._failed_pages = (-1, 0)
+        """The furthest step at which pages failed, and how often in a row."""
+
+    @property
+    def total_steps(self) -> int:
+        """Return the samples to train in all."""
+        whole = self._settings.epochs * len(self._samples)
+        return whole if self._settings.steps is None else min(whole, self._settings.steps)
+
+    @property
+    def finished(self) -> bool:
+        """Return whether all samples are trained."""
+        return self.position.step >= self.total_steps
+
+    def start(self) -> None:
+        """Connect, and go on from the device's own RAM, from a snapshot, or from the beginning."""
+        device = self._link.connect()
+        mark = read_mark(self._mark_path)
+        if mark is not None and self._still_there(device, mark):
+            self.position, self._state = mark.position, mark.state
+            device.set_training(self._options())
+            self._note_start()
+            return
+        self._restore(device)
+
+    def run(self, stop: Callable[[], bool]) -> bool:
+        """Train until finished (True) or until `stop()` says so (False).
+
+        Outlives unplugs and resets.
+        """
+        while not stop():
+            try:
+                if not self._advance():
+                    return True
+            except (DisconnectedError, NoAnswerError) as error:
+                self._emit(BoardInterrupted(str(error), None))
+                self._return(stop)
+            except (DeviceResetError, SequenceError) as error:
+                self._start_over(str(error), stop)
+            except PagesFailedError as error:
+                self._note_failed_pages(error)
+                self._start_over(str(error), stop)
+        return False
+
+    def close(self) -> None:
+        """Close the port."""
+        self._link.close()
+
+    def leave(self) -> None:
+        """Leave a place mark, which costs one small file.
+
+        The device keeps the weights while it has power.
+        """
+        device = self._link.device
+        if device.session.unfinished is None:
+            crc = device.parameters_crc()
+            write_mark(self._mark_path, PlaceMark(device.info.nonce, self.position, self._state, crc))
+
+    def take_snapshot(self) -> None:
+        """Read the parameters and write a snapshot on the host."""
+        start = self._clock()
+        parameters = self._link.device.read_parameters()
+        snapshot = Snapshot(self._model.sha256, self.position, self._options(), self._state, parameters)
+        size = write_snapshot(self._snapshot_path, snapshot)
+        self._last_snapshot = self.position.step
+        self._emit(SnapshotTaken(self.position.step, size, self._clock() - start))
+
+    def write_result(self, path: Path | None) -> str | None:
+        """Write the trained parameters to `path`, if there is one; return the checksum of the file.
+
+        A safetensors file, or with another suffix the snapshot as it is.
+        """
+        if path is None:
+            return None
+        content = self._snapshot_path.read_bytes()
+        snapshot = read_snapshot(self._snapshot_path)
+        if path.suffix == ".safetensors" and snapshot is not None:
+            content = export_parameters(snapshot)
+        write_atomically(path, content)
+        return bytes_checksum(content)
+
+    def evaluate(self, samples: BoardSamples) -> BoardEvaluation:
+        """Return accuracy and loss of `samples` with the weights as they are on the device."""
+        device, done, correct, loss = self._link.device, 0, 0, 0.0
+        while done < len(samples):
+            count = min(self._batch(device), len(samples) - done)
+            labels = tuple(int(label) for label in samples.labels[done : done + count])
+            result = device.evaluate(labels, samples.rows[done : done + count].tobytes())
+            done, correct, loss = done + result.done, correct + result.correct, loss + result.loss_sum
+        return BoardEvaluation(self.position.step, correct / max(1, done), loss / max(1, done), done)
+
+    def _options(self) -> TrainingOptions:
+        return TrainingOptions(self._settings.learning_rate, self._settings.rule, self._settings.scaling)
+
+    def _advance(self) -> bool:
+        """Do one request's worth; every part can be repeated after a disconnect.
+
+        False: nothing is left to do.
+        """
+        if self.position.step - self._last_snapshot >= self._settings.snapshot_every:
+            self.take_snapshot()
+        if self._held_out is not None and self._evaluation_is_due():
+            self._emit(self.evaluate(self._held_out))
+            self._evaluated_epoch = self.position.epoch
+        if self.finished:
+            if self._last_snapshot != self.position.step:
+                self.take_snapshot()
+            return False
+        self._train_once(self._link.device)
+        return True
+
+    def _evaluation_is_due(self) -> bool:
+        if not self._held_out or self._evaluated_epoch >= self.position.epoch:
+            return False
+        return self.position.epoch % self._settings.evaluate_every == 0 or self.finished
+
+    def _train_once(self, device: Device) -> None:
+        start = self._clock()
+        batch = self._next_samples(device)
+        labels = tuple(int(self._samples.labels[index]) for index in batch)
+        result = device.train(labels, b"".join(self._samples.row(index) for index in batch))
+        old = self.position
+        index = old.index + result.done
+        self._state = result.state
+        self.position = TrainingPosition(
+            old.epoch, index, old.step + result.done, old.loss_sum + result.loss_sum, old.correct + result.correct
+        )
+        self._emit(Progress(self.position, len(self._samples), self._clock() - start, result.done))
+        if index >= len(self._samples):
+            self.position = replace(self.position, epoch=old.epoch + 1, index=0, loss_sum=0.0, correct=0)
+
+    def _next_samples(self, device: Device) -> list[int]:
+        if self._order[0] != self.position.epoch:
+            order = sample_order(len(self._samples), self._settings.seed, self.position.epoch)
+            self._order = (self.position.epoch, order)
+        count = min(self._batch(device), self.total_steps - self.position.step)
+        return self._order[1][self.position.index : self.position.index + count]
+
+    @staticmethod
+    def _batch(device: Device) -> int:
+        fits = max(1, device.samples_per_request())
+        if device.seconds_per_sample == 0:
+            return 1  # a first request of one sample shows how fast the board is
+        return max(1, min(fits, int(REQUEST_S / device.seconds_per_sample)))
+
+    def _still_there(self, device: Device, mark: PlaceMark) -> bool:
+        """Return whether the device is where this job left it, and no other job was there since."""
+        if mark.nonce != device.info.nonce or device.training().state != mark.state:
+            return False
+        return device.parameters_crc() == mark.parameters_crc
+
+    def _restore(self, device: Device) -> None:
+        """Bring the device to the newest host snapshot, or to the initial weights."""
+        snapshot = read_snapshot(self._snapshot_path)
+        if snapshot is None:
+            device.restore(RestoreSource.INITIAL)
+            self.position, self._state = TrainingPosition(), TrainingState(self._settings.seed, 0)
+        elif snapshot.model_sha256 != self._model.sha256:
+            raise IncompatibleError(
+                f"{self._snapshot_path} belongs to model {snapshot.model_sha256.hex()[:12]}, the job's is "
+                f"{self._model.sha256.hex()[:12]}; give the job a new state directory, or the old model"
+            )
+        else:
+            device.load_parameters(snapshot.parameters)
+            self.position, self._state = snapshot.position, snapshot.state
+        device.set_training(self._options(), self._state)
+        self._note_start()
+
+    def _note_start(self) -> None:
+        self._last_snapshot = self.position.step
+        self._evaluated_epoch = self.position.epoch if self.position.index else self.position.epoch - 1
+
+    def _return(self, stop: Callable[[], bool]) -> None:
+        """Come back after the port went away."""
+        try:
+            if self._link.reattach(self._wait, stop):
+                self._emit(BoardInterrupted("connected again", self.position.step))
+        except (DeviceResetError, SequenceError) as error:
+            self._start_over(str(error), stop)
+        except NoAnswerError as error:
+            self._emit(BoardInterrupted(str(error), None))
+
+    def _note_failed_pages(self, error: PagesFailedError) -> None:
+        """Raise the error where the steps since the last one are none."""
+        reached, tries = self._failed_pages
+        self._failed_pages = max(reached, self.position.step), 1 if self.position.step > reached else tries + 1
+        if self._failed_pages[1] >= PAGE_TRIES:
+            raise error
+        self._wait(1.0)
+
+    def _start_over(self, reason: str, stop: Callable[[], bool]) -> None:
+        """Restore the snapshot on a device that lost its state.
+
+        Tries again while the port comes and goes.
+        """
+        self._emit(BoardInterrupted(reason, None))
+        while not stop():
+            try:
+                self._link.close()
+                self._restore(self._link.connect())
+            except (DisconnectedError, NoAnswerError, DeviceResetError, PortNotFoundError, MessageError):
+                self._wait(1.0)
+                continue
+            self._emit(BoardInterrupted("restored the snapshot", self.position.step))
+            return

@@ -1,0 +1,163 @@
+"""The process that runs one microcontroller job for the supervisor.
+
+`python -m port_agent.mcu.worker --bundle PATH ...`.
+
+The bundle is a job.json or the directory of a compiled model. Speaks the workers' protocol; imports no torch.
+"""
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from port_agent.mcu.errors import McuError
+from port_agent.mcu.job import BoardJobSpec, open_job, read_job, with_settings
+from port_agent.mcu.snapshot import begin_round
+from port_agent.mcu.trainer import BoardEvaluation, BoardInterrupted, BoardTrainer, Event, Progress, SnapshotTaken
+from port_agent.worker.control import Control, LeftOnRequest, Tell
+from port_agent.worker.options import BoardOptions
+from port_agent.worker.protocol import (
+    CheckpointWritten,
+    DeviceInterrupted,
+    EvaluationDone,
+    StepDone,
+    TrainingFinished,
+    WorkerReady,
+)
+from port_agent.worker.serve import serve
+from port_planner.ir.errors import ExitCode
+from port_planner.ir.process_memory import peak_resident_bytes
+
+LEAVE_S = 0.9
+"""A request in flight may take longer than the second that "leave" allows; then it is given up, and the next start
+goes back to the snapshot."""
+_LOOK_FOR_BOARD_S = 2.0
+
+
+class _AttachedBoard:
+    """The board's training as the control sees it.
+
+    It looks between two requests, so nothing interrupts one.
+    """
+
+    def __init__(self) -> None:
+        self.trainer: BoardTrainer | None = None
+
+    @property
+    def step(self) -> int:
+        return 0 if self.trainer is None else self.trainer.position.step
+
+    def interrupt(self) -> None:
+        """Do nothing: a request is short, and `Control.waits_for_trainer` is asked after each."""
+
+
+def report(tell: Tell, total_steps: Callable[[], int]) -> Callable[[Event], None]:
+    """Return the listener that tells the supervisor what happens to a trainer."""
+    cpu = time.process_time()
+    best = -1.0
+
+    def listen(event: Event) -> None:
+        nonlocal cpu, best
+        match event:
+            case Progress():
+                now = time.process_time()
+                tell(_step_done(event, now - cpu, total_steps()))
+                cpu = now
+            case BoardEvaluation():
+                is_best, best = event.accuracy > best, max(best, event.accuracy)
+                tell(EvaluationDone(step=event.step, loss=event.loss, metric=event.accuracy, best=is_best))
+            case SnapshotTaken():
+                tell(CheckpointWritten(step=event.step, bytes=event.size_bytes, wall_s=event.wall_s))
+            case BoardInterrupted():
+                tell(DeviceInterrupted(reason=event.reason, step=event.resumed_at))
+
+    return listen
+
+
+def _step_done(event: Progress, cpu_s: float, total_steps: int) -> StepDone:
+    position = event.position
+    return StepDone(
+        step=position.step, epoch=position.epoch, loss=position.loss_sum / max(1, position.index), wall_s=event.wall_s,
+        cpu_s=cpu_s, phases_s={"device": event.wall_s}, samples=event.samples, total_steps=total_steps,
+        peak_rss_bytes=peak_resident_bytes(),
+    )  # fmt: skip
+
+
+def train(control: Control, tell: Tell, spec: BoardJobSpec, state_dir: Path) -> None:
+    """Run the job to its end; raises LeftOnRequest when asked to leave."""
+    board = _AttachedBoard()
+    control.attach(board)
+    listen = report(tell, lambda: 0 if board.trainer is None else board.trainer.total_steps)
+    trainer, simulator = open_job(spec, state_dir, listen, control.wait)
+    board.trainer = trainer
+    with simulator or contextlib.nullcontext():
+        _connect(control, tell, trainer)
+        tell(WorkerReady(pid=os.getpid(), step=trainer.position.step, total_steps=trainer.total_steps))
+        while not trainer.run(lambda: control.waits_for_trainer):
+            _obey(control, trainer)
+        checksum = trainer.write_result(spec.out)
+        out = None if spec.out is None else str(spec.out)
+        tell(TrainingFinished(step=trainer.position.step, out=out, out_checksum=checksum))
+
+
+def _connect(control: Control, tell: Tell, trainer: BoardTrainer) -> None:
+    """Connect, waiting for the board to be plugged in.
+
+    Raises LeftOnRequest when asked to leave meanwhile.
+    """
+    while not control.leaving and not control.stopping:
+        try:
+            trainer.start()
+            return
+        except McuError as error:
+            if error.exit_code == ExitCode.IMPOSSIBLE:
+                raise
+            tell(DeviceInterrupted(reason=str(error)))
+            control.wait(_LOOK_FOR_BOARD_S)
+    raise LeftOnRequest("left before the board was there")
+
+
+def _obey(control: Control, trainer: BoardTrainer) -> None:
+    """Do what was asked for between two requests; raises LeftOnRequest to leave."""
+    if control.take_checkpoint() or control.stopping:
+        with contextlib.suppress(McuError):
+            trainer.take_snapshot()
+    try:
+        control.gate()
+        if control.stopping:
+            raise LeftOnRequest("stopped on request")
+    except LeftOnRequest:
+        with contextlib.suppress(McuError):
+            trainer.leave()
+        raise
+
+
+def main(words: Sequence[str] | None = None) -> ExitCode:
+    """Run one job; return its exit code."""
+    options = BoardOptions.parse(words, program="port_agent.mcu.worker")
+
+    def work(control: Control, tell: Tell) -> None:
+        spec = _job(options)
+        if options.round is not None:
+            options.state_dir.mkdir(parents=True, exist_ok=True)
+            begin_round(options.state_dir, options.round)
+        train(control, tell, spec, options.state_dir)
+
+    return serve(options.control_fd, work, leave_patience_s=LEAVE_S)
+
+
+def _job(options: BoardOptions) -> BoardJobSpec:
+    """Return the job of the bundle, with what the command line gives in its place."""
+    given: dict[str, Any] = {
+        "data": options.data, "test": options.test, "out": options.out, "board": options.board, "port": options.port,
+        "serial": options.serial, "simulate": options.simulate or None, "shard": options.shard,
+    }  # fmt: skip
+    spec = replace(read_job(options.bundle), **{name: value for name, value in given.items() if value is not None})
+    return with_settings(spec, epochs=options.epochs, steps=options.steps, snapshot_every=options.checkpoint_every)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,45 @@
+"""Lossless packing of tensors that wait for their next use.
+
+At near memory speed, in a small C library.
+
+Works on addresses of contiguous memory (`tensor.data_ptr()`), knows nothing of torch and lets the GIL go while it works.
+`available()` is False where the library was not built; a plan that packs cannot run there.
+"""
+
+from port_agent.packing.codec import (
+    CorruptPackingError,
+    Layout,
+    PackingError,
+    PackingOverflowError,
+    PackingUnavailableError,
+    UnsuitableDataError,
+    available,
+    largest_bytes,
+    multiply,
+    pack,
+    packed_bytes,
+    scatter,
+    select,
+    unpack,
+)
+from port_agent.packing.grids import QuantizationGrid
+from port_planner.ir.costs import Codec
+
+__all__ = [
+    "Codec",
+    "CorruptPackingError",
+    "Layout",
+    "PackingError",
+    "PackingOverflowError",
+    "PackingUnavailableError",
+    "QuantizationGrid",
+    "UnsuitableDataError",
+    "available",
+    "largest_bytes",
+    "multiply",
+    "pack",
+    "packed_bytes",
+    "scatter",
+    "select",
+    "unpack",
+]

@@ -1,0 +1,107 @@
+"""What an agent says of itself on the network.
+
+A DNS-SD TXT record, written and read (RFC 6763, section 6).
+
+Read records come from anybody in the network. Every length has a cap, characters that could play tricks on a terminal
+are dropped, and what does not fit is no announcement.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from port_agent.peers.identity.device_id import is_short_id
+from port_agent.peers.state import PublicState
+
+FORMAT = "1"
+"""Of the keys below; others are ignored, so keys can be added."""
+NAME_LIMIT, BOARD_LIMIT, VERSION_LIMIT = 40, 60, 20
+"""Characters: what a line of a table has room for."""
+TEXT_LIMIT_BYTES = 512
+"""Ours has 250 at most; more is not read."""
+_STRING_LIMIT_BYTES = 255
+
+
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """One agent, as it describes itself. A state that this version does not know is None."""
+
+    id: str
+    name: str
+    board: str
+    version: str
+    state: PublicState | None
+    protocol: int = 0
+    """The newest version of what it speaks with paired devices; 0 for an agent that pairs with none."""
+    pairing_port: int = 0
+    """Where it shows a code now; 0 while it shows none."""
+
+
+class AnnouncementError(ValueError):
+    """A record that is no announcement."""
+
+
+def to_text(announcement: Announcement) -> bytes:
+    """Return the TXT record's data."""
+    values = {
+        "f": FORMAT,
+        "id": announcement.id,
+        "name": clean(announcement.name, NAME_LIMIT),
+        "board": clean(announcement.board, BOARD_LIMIT),
+        "version": clean(announcement.version, VERSION_LIMIT),
+        "state": announcement.state.value if announcement.state else "",
+    }
+    numbers = {"protocol": announcement.protocol, "pairing": announcement.pairing_port}
+    values |= {key: str(number) for key, number in numbers.items() if number}
+    strings = [f"{key}={value}".encode()[:_STRING_LIMIT_BYTES] for key, value in values.items()]
+    return b"".join(bytes([len(string)]) + string for string in strings)
+
+
+def from_text(data: bytes) -> Announcement:
+    """Return what a TXT record says; raises AnnouncementError."""
+    values: dict[bytes, bytes] = {}
+    for string in _strings(data):
+        key, _, value = string.partition(b"=")
+        values.setdefault(key.lower(), value)  # the first of equal keys counts, whatever its case (6.4)
+    device = values.get(b"id", b"").decode("ascii", errors="replace")
+    if values.get(b"f") != FORMAT.encode():
+        raise AnnouncementError(f"format {values.get(b'f')!r}; this version reads {FORMAT}")
+    if not is_short_id(device):
+        raise AnnouncementError(f"id {device[:20]!r} is no device id")
+    return Announcement(
+        id=device,
+        name=_shown(values, b"name", NAME_LIMIT) or device,
+        board=_shown(values, b"board", BOARD_LIMIT),
+        version=_shown(values, b"version", VERSION_LIMIT),
+        state=next((state for state in PublicState if state.value.encode() == values.get(b"state")), None),
+        protocol=_number(values, b"protocol"),
+        pairing_port=_number(values, b"pairing"),
+    )
+
+
+def clean(text: str, limit: int) -> str:
+    """Return `text` without control, formatting and surrogate characters, at most `limit` characters."""
+    return "".join(character for character in text if character.isprintable())[:limit].strip()
+
+
+def _shown(values: dict[bytes, bytes], key: bytes, limit: int) -> str:
+    return clean(values.get(key, b"").decode("utf-8", errors="replace"), limit)
+
+
+def _number(values: dict[bytes, bytes], key: bytes) -> int:
+    """Return a number of 16 bits, 0 for anything else."""
+    text = values.get(key, b"")
+    return int(text) if re.fullmatch(rb"[0-9]{1,5}", text) and int(text) < 1 << 16 else 0
+
+
+def _strings(data: bytes) -> Iterator[bytes]:
+    """Give the strings of a TXT record, each behind its length byte."""
+    if len(data) > TEXT_LIMIT_BYTES:
+        raise AnnouncementError(f"{len(data)} bytes; at most {TEXT_LIMIT_BYTES} are read")
+    at = 0
+    while at < len(data):
+        end = at + 1 + data[at]
+        if end > len(data):
+            raise AnnouncementError(f"a string ends {end - len(data)} bytes behind the record")
+        yield data[at + 1 : end]
+        at = end

@@ -1,0 +1,213 @@
+"""One connection to a paired device: bytes of a socket, TLS, frames, messages, and the end of it with its reason.
+
+Waiting has bounds everywhere: what comes in is no more than `WAITING_MESSAGES`, then the socket is not read; who sends
+waits while more than `UNSENT_BYTES` lie unsent.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from port_agent.peers.announcement import clean
+from port_agent.peers.connection.framing import FrameError, FrameReader, framed
+from port_agent.peers.connection.messages import (
+    OLDEST_VERSION,
+    REASON_LIMIT,
+    Goodbye,
+    PeerHello,
+    PeerMessage,
+    PeerMessageError,
+    common_version,
+    decode_peer_message,
+    encode_peer_message,
+    own_hello,
+)
+from port_agent.peers.connection.tls import TlsEngine, TlsError
+from port_agent.peers.identity.device_id import DeviceId
+from port_planner.ir.errors import PortError
+
+GREETING_S = 8.0
+"""Within this time of the connection both have proved who they are and said hello; a Pi's handshake takes 0.05 s."""
+WAITING_MESSAGES = 8
+MOST_WAITING = 64
+"""Messages in what one read of the socket gives: devices send one in seconds, so only who wants to fill memory sends more."""
+UNSENT_BYTES = 256 << 10
+_LINGER_S = 2.0
+"""How long what was said last may take to go out."""
+
+
+class LinkClosedError(PortError):
+    """The connection is over; `offends` tells whether the other end did what no agent does."""
+
+    def __init__(self, reason: str, *, offends: bool = False) -> None:
+        self.reason, self.offends = reason, offends
+        super().__init__(reason)
+
+
+class PeerLink(asyncio.Protocol):
+    """A connection; `on_end` is called once, with this link, when it is over."""
+
+    def __init__(self, engine: TlsEngine, on_end: "Callable[[PeerLink], None]") -> None:
+        self._engine, self._on_end = engine, on_end
+        self._frames = FrameReader()
+        self._messages: deque[PeerMessage] = deque()
+        self._changed = asyncio.Event()
+        """Something came, went, or ended."""
+        self._may_write = True
+        self._transport: asyncio.Transport | None = None
+        self.version = OLDEST_VERSION
+        """What both ends speak, known after the greeting."""
+        self.end: LinkClosedError | None = None
+        """Why it is over; None while it is not."""
+
+    # --- what asyncio calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin the handshake; raises TypeError for what is no stream."""
+        if not isinstance(transport, asyncio.Transport):
+            raise TypeError(f"a link runs over a stream, not over {type(transport).__name__}")
+        self._transport = transport
+        transport.set_write_buffer_limits(high=UNSENT_BYTES)
+        self.data_received(b"")
+
+    def data_received(self, data: bytes) -> None:
+        """Take in bytes; what is no message of a trusted device ends the connection."""
+        if self.end is not None:
+            return
+        try:
+            plain = self._engine.receive(data)
+            self._flush()
+            for frame in self._frames.feed(plain):
+                self._take(decode_peer_message(frame))
+        except TlsError as error:  # anybody on the way can bring that about
+            self._flush()
+            self._finish(LinkClosedError(str(error)))
+            return
+        except (FrameError, PeerMessageError) as error:
+            self.close(str(error), offends=True)
+            return
+        if len(self._messages) >= WAITING_MESSAGES and self._transport is not None:
+            self._transport.pause_reading()
+        self._changed.set()
+
+    def eof_received(self) -> bool:
+        """Let the connection close."""
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Note the end."""
+        self._finish(LinkClosedError(str(exc) if exc else "the other end closed the connection"))
+
+    def pause_writing(self) -> None:
+        """Hold back who sends."""
+        self._may_write = False
+
+    def resume_writing(self) -> None:
+        """Let who waits to send go on."""
+        self._may_write = True
+        self._changed.set()
+
+    # --- what the agent calls
+
+    async def greet(self, software: str) -> tuple[DeviceId, PeerHello]:
+        """Return who is there and how it greets, once both ends have proved who they are.
+
+        Raises LinkClosedError when that fails or takes longer than `GREETING_S`.
+        """
+        own = own_hello(software)
+        try:
+            async with asyncio.timeout(GREETING_S):
+                await self._until(lambda: self._engine.is_ready)
+                await self.send(own)
+                first = await self.receive()
+        except TimeoutError:
+            raise self.close(f"no greeting within {GREETING_S:.0f} s") from None
+        if not isinstance(first, PeerHello):
+            raise self.close("the first message was no greeting", offends=True)
+        try:
+            self.version = common_version(own, first)
+        except PeerMessageError as error:
+            raise self.close(str(error)) from error
+        return self._engine.peer_id(), first
+
+    async def send(self, message: PeerMessage) -> None:
+        """Send a message, waiting while the other end reads too slowly; raises LinkClosedError."""
+        await self.writable()
+        self._write(message)
+
+    async def writable(self) -> None:
+        """Wait while the other end reads too slowly; raises LinkClosedError."""
+        await self._until(lambda: self._may_write and self.end is None)
+
+    def send_soon(self, message: PeerMessage) -> bool:
+        """Send a message unless the other end reads too slowly; returns whether it was sent."""
+        if self.end is not None or not self._may_write:
+            return False
+        self._write(message)
+        return self.end is None
+
+    async def receive(self) -> PeerMessage:
+        """Return the next message.
+
+        Raises LinkClosedError once the connection is over; a `Goodbye` of the other end is such an end.
+        """
+        await self._until(lambda: bool(self._messages))
+        message = self._messages.popleft()
+        if len(self._messages) < WAITING_MESSAGES and self._transport is not None and self.end is None:
+            self._transport.resume_reading()
+        return message
+
+    def close(self, reason: str, *, offends: bool = False) -> LinkClosedError:
+        """End the connection and tell the other end why; returns the error to raise."""
+        if self.end is None:
+            if self._engine.is_ready:
+                self._write(Goodbye(reason=reason[:REASON_LIMIT]))
+            self._engine.end()
+            self._flush()
+            self._finish(LinkClosedError(reason, offends=offends))
+        return self._ended()
+
+    # --- inside
+
+    def _take(self, message: PeerMessage) -> None:
+        if isinstance(message, Goodbye):
+            self._finish(LinkClosedError(f"the other agent ended it: {clean(message.reason, REASON_LIMIT)}"))
+        elif len(self._messages) >= MOST_WAITING:
+            raise PeerMessageError(f"{MOST_WAITING} messages wait and more come")
+        else:
+            self._messages.append(message)
+
+    def _write(self, message: PeerMessage) -> None:
+        try:
+            self._engine.send(framed(encode_peer_message(message)))
+        except TlsError as error:
+            self._finish(LinkClosedError(str(error)))
+            return
+        self._flush()
+
+    def _flush(self) -> None:
+        data = self._engine.to_send()
+        if data and self._transport is not None and not self._transport.is_closing():
+            self._transport.write(data)
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        """Wait for a condition; raises LinkClosedError when the connection ends before."""
+        while not condition():
+            if self.end is not None:
+                raise self._ended()
+            self._changed.clear()
+            await self._changed.wait()
+
+    def _ended(self) -> LinkClosedError:
+        end = self.end or LinkClosedError("the connection is over")
+        return LinkClosedError(end.reason, offends=end.offends)
+
+    def _finish(self, end: LinkClosedError) -> None:
+        if self.end is not None:
+            return
+        self.end = end
+        if self._transport is not None:
+            self._transport.close()
+            asyncio.get_running_loop().call_later(_LINGER_S, self._transport.abort)
+        self._changed.set()
+        self._on_end(self)

@@ -1,0 +1,176 @@
+"""What paired devices say to each other: MessagePack maps, each with its kind, every text and list with a cap.
+
+Keys that a reader does not know are skipped, so that keys can be added within a version; a kind that it does not know ends
+the connection. `PeerHello` comes first from both sides and settles the version.
+"""
+
+import math
+from enum import StrEnum
+from typing import Annotated
+
+import msgspec
+
+from port_agent.peers.announcement import BOARD_LIMIT, NAME_LIMIT, VERSION_LIMIT
+from port_agent.peers.decoding import decoded
+from port_planner.ir.errors import PortError
+
+OLDEST_VERSION, NEWEST_VERSION = 1, 2
+"""Of this protocol, that this agent speaks."""
+QUESTIONS_VERSION = 2
+"""From this one on there are questions and answers; who speaks an older one is asked nothing."""
+REASON_LIMIT = 200
+PIECE_BYTES = 12 << 10
+"""A longer content goes in pieces, each within a frame."""
+QUESTION_LIMIT_BYTES = 1 << 20
+"""A planning problem, compressed: a step of 6,000 operators, the most that are searched, takes 0.2 MB."""
+ANSWER_LIMIT_BYTES = 1 << 20
+"""Costs of 20,000 operators, or a plan: a plan takes some kB."""
+_LONGEST_SOLVING_S = 3600.0
+_MOST_NUMBER = 1 << 31
+_MOST_JOULES = 1e12
+"""A day of 11 megawatts: what is above is no energy of a device of ours."""
+_MOST_VERSION = 1 << 16
+
+Version = Annotated[int, msgspec.Meta(ge=1, le=_MOST_VERSION)]
+QuestionNumber = Annotated[int, msgspec.Meta(ge=1, lt=_MOST_NUMBER)]
+Piece = Annotated[bytes, msgspec.Meta(min_length=1, max_length=PIECE_BYTES)]
+
+
+class PeerMessageError(PortError):
+    """Bytes that are no message of this protocol."""
+
+
+class PeerMessage(msgspec.Struct, tag_field="kind", frozen=True, kw_only=True):
+    """One message; each kind is a class of its own."""
+
+
+class PeerHello(PeerMessage, tag="hello", frozen=True, kw_only=True):
+    """The first message of both sides."""
+
+    oldest: Version
+    newest: Version
+    software: Annotated[str, msgspec.Meta(max_length=VERSION_LIMIT)] = ""
+
+
+class Heartbeat(PeerMessage, tag="heartbeat", frozen=True, kw_only=True):
+    """What a device does now; sent every few seconds, and it says that the device is there."""
+
+    name: Annotated[str, msgspec.Meta(max_length=NAME_LIMIT)]
+    board: Annotated[str, msgspec.Meta(max_length=BOARD_LIMIT)]
+    state: Annotated[str, msgspec.Meta(max_length=20)]
+    """A `PublicState`; one that the reader does not know is shown as unknown."""
+    charging: bool | None = None
+    """Whether it has external power; None where it cannot tell."""
+    job: Annotated[str, msgspec.Meta(max_length=NAME_LIMIT)] | None = None
+    """What it trains."""
+    progress: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] | None = None
+    today_joules: Annotated[float, msgspec.Meta(ge=0.0, le=_MOST_JOULES)] | None = None
+    """Since midnight of that device; None where nothing meters it."""
+    is_measured: bool = False
+    """Whether these joules are measured, or estimated."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a number that is none: comparisons let it pass."""
+        if any(value is not None and math.isnan(value) for value in (self.progress, self.today_joules)):
+            raise ValueError("a number that is none")
+
+
+class PeerQuestion(PeerMessage, tag="question", frozen=True, kw_only=True):
+    """What one device asks of another; one at a time in each direction, by ascending numbers."""
+
+    number: QuestionNumber
+    about: Annotated[str, msgspec.Meta(max_length=20)]
+    """A `Subject`; one that the reader does not know is refused with a reason."""
+    name: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}\\Z")]
+    """The content hash of what is asked for."""
+    nbytes: Annotated[int, msgspec.Meta(ge=0, le=QUESTION_LIMIT_BYTES)] = 0
+    """What follows in pieces once the other device says GO_ON; 0: nothing."""
+    seconds: Annotated[float, msgspec.Meta(ge=0.0, le=_LONGEST_SOLVING_S)] = 0.0
+    """CPU time that solving may take."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a number that is none."""
+        if math.isnan(self.seconds):
+            raise ValueError("a number that is none")
+
+
+class QuestionPiece(PeerMessage, tag="question-piece", frozen=True, kw_only=True):
+    """The next bytes of what belongs to a question."""
+
+    number: QuestionNumber
+    data: Piece
+
+
+class Withdrawal(PeerMessage, tag="withdrawal", frozen=True, kw_only=True):
+    """Nobody waits for the answer to a question any more."""
+
+    number: QuestionNumber
+
+
+class AnswerKind(StrEnum):
+    """How a question is answered."""
+
+    GO_ON = "go on"
+    """What belongs to the question may be sent."""
+    FOUND = "found"
+    """The content follows in pieces."""
+    REFUSED = "refused"
+    """There is none, for the reason that is given."""
+
+
+class PeerAnswer(PeerMessage, tag="answer", frozen=True, kw_only=True):
+    """The answer to the question of that number."""
+
+    number: QuestionNumber
+    answer: AnswerKind
+    reason: Annotated[str, msgspec.Meta(max_length=REASON_LIMIT)] = ""
+    nbytes: Annotated[int, msgspec.Meta(ge=0, le=ANSWER_LIMIT_BYTES)] = 0
+
+
+class AnswerPiece(PeerMessage, tag="answer-piece", frozen=True, kw_only=True):
+    """The next bytes of what was found."""
+
+    number: QuestionNumber
+    data: Piece
+
+
+class Goodbye(PeerMessage, tag="goodbye", frozen=True, kw_only=True):
+    """The last message: why the connection ends."""
+
+    reason: Annotated[str, msgspec.Meta(max_length=REASON_LIMIT)]
+
+
+_KINDS = PeerHello | Heartbeat | PeerQuestion | QuestionPiece | Withdrawal | PeerAnswer | AnswerPiece | Goodbye
+_DECODER = msgspec.msgpack.Decoder(_KINDS)
+_ENCODER = msgspec.msgpack.Encoder()
+
+
+def encode_peer_message(message: PeerMessage) -> bytes:
+    """Return the bytes of a message."""
+    return _ENCODER.encode(message)
+
+
+def decode_peer_message(content: bytes) -> PeerMessage:
+    """Return the message that `content` is; raises PeerMessageError for anything else."""
+    message: PeerMessage = decoded(_DECODER, content, PeerMessageError, "no message of this protocol")
+    return message
+
+
+def common_version(ours: PeerHello, theirs: PeerHello) -> int:
+    """Return the newest version that both speak.
+
+    Raises PeerMessageError, which names the older side, where there is none.
+    """
+    version = min(ours.newest, theirs.newest)
+    if version < max(ours.oldest, theirs.oldest):
+        older = "this agent" if ours.newest < theirs.newest else "the other agent"
+        raise PeerMessageError(
+            f"no common version of the protocol: here {ours.oldest} to {ours.newest}, there {theirs.oldest} to "
+            f"{theirs.newest}; update {older}"
+        )
+    return version
+
+
+def own_hello(software: str) -> PeerHello:
+    """Return the greeting of this agent."""
+    return PeerHello(oldest=OLDEST_VERSION, newest=NEWEST_VERSION, software=software[:VERSION_LIMIT])

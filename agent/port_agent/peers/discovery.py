@@ -1,0 +1,234 @@
+"""Announce this agent on the local network and listen for others.
+
+Multicast DNS through python-zeroconf.
+
+Imported only where discovery is on: zeroconf costs 5 MB. The announced port is that for paired devices, 0 while there are none.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+
+from zeroconf import (  # type: ignore[attr-defined]  # DNS... are there for all, but not in __all__
+    DNSOutgoing,
+    DNSQuestion,
+    DNSText,
+    Error,
+    IPVersion,
+    NonUniqueNameException,
+    RecordUpdate,
+    RecordUpdateListener,
+    ServiceStateChange,
+    Zeroconf,
+)
+from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
+
+from port_agent.peers.announcement import Announcement, to_text
+from port_agent.peers.identity.device_id import is_short_id
+from port_agent.peers.interfaces import Interface, multicast_interfaces
+from port_agent.peers.sightings import TTL_S, Peer, Sightings
+from port_agent.peers.state import PublicState
+
+TYPE = "_port-agent._tcp.local."
+LOOK_S = 60.0
+"""How often to look for other network interfaces, and to try again after a failure."""
+NO_NETWORK_LOOK_S = 10.0
+"""How often to look while there is none: at boot the agent is up before the network."""
+ANNOUNCE_EVERY_S = 15.0
+"""A state is announced no sooner than this after the last; RFC 6762, section 8.4 allows ten updates a minute."""
+ADDRESS_LIMIT = 4
+"""Addresses of one device that are kept."""
+MOST_CACHED = 1000
+"""Records that zeroconf keeps, of 9 kB at most; a home's devices need a few dozen, and its own bound is ten times this."""
+_QUERY, _IN, _TEXT, _SERVER = 0, 1, 16, 33
+"""Flags of a question, class IN, types TXT and SRV (RFC 1035, RFC 2782)."""
+
+
+class Discovery:
+    """One agent's presence; `report` gets what is wrong, or an empty string once it works."""
+
+    def __init__(self, announcement: Announcement, report: Callable[[str], None]) -> None:
+        self._own, self._report = announcement, report
+        self._sightings = Sightings(announcement.id)
+        self._changed = asyncio.Event()
+        self._port = 0
+        self._announced = self._news
+        self.on_heard: Callable[[], None] = lambda: None
+        """Called after announcements were heard."""
+        self.interfaces: tuple[Interface, ...] = ()
+        """Where it announces and listens now."""
+
+    @property
+    def own(self) -> Announcement:
+        """What is announced."""
+        return self._own
+
+    def show(self, state: PublicState) -> None:
+        """Announce another state, soon."""
+        if state is not self._own.state:
+            self._own = replace(self._own, state=state)
+            self._changed.set()
+
+    def listens(self, *, port: int, pairing_port: int) -> None:
+        """Announce, at once, where this device listens for paired devices and where it shows a code; 0 for nowhere."""
+        if (port, pairing_port) != (self._port, self._own.pairing_port):
+            self._port, self._own = port, replace(self._own, pairing_port=pairing_port)
+            self._changed.set()
+
+    def peers(self, now_s: float) -> tuple[Peer, ...]:
+        """Return the agents that are there."""
+        return self._sightings.peers(now_s)
+
+    async def run(self) -> None:
+        """Announce and listen until cancelled; a network that comes, changes or goes is followed."""
+        while True:
+            interfaces = multicast_interfaces()
+            if not interfaces:
+                self._report("")  # a device without a network is no trouble
+                await asyncio.sleep(NO_NETWORK_LOOK_S)
+                continue
+            try:
+                async with self._present_on(interfaces) as node:
+                    self._report("")
+                    await self._attend(node, interfaces)
+            except NonUniqueNameException:
+                reason = f"another device in the network has the id {self._own.id}; was the state directory copied?"
+                self._report(f"{reason} Then delete the file identity.pem in it and restart the agent")
+                await asyncio.sleep(LOOK_S)
+            except (OSError, RuntimeError, Error) as error:  # RuntimeError: zeroconf lost an interface on the way
+                self._report(str(error) or type(error).__name__)
+                await asyncio.sleep(LOOK_S)
+
+    @contextlib.asynccontextmanager
+    async def _present_on(self, interfaces: tuple[Interface, ...]) -> AsyncIterator[AsyncZeroconf]:
+        """Be announced while inside; afterwards the others are told goodbye."""
+        is_ipv6 = any(interface.is_ipv6 for interface in interfaces)
+        is_ipv4 = any(not interface.is_ipv6 for interface in interfaces)
+        node = AsyncZeroconf(
+            interfaces=[interface.index if interface.is_ipv6 else interface.address for interface in interfaces],
+            ip_version=IPVersion.All if is_ipv4 and is_ipv6 else IPVersion.V6Only if is_ipv6 else IPVersion.V4Only,
+        )
+        async with contextlib.AsyncExitStack() as stack:
+            stack.push_async_callback(node.async_close)
+            await node.zeroconf.async_wait_for_start()
+            node.zeroconf.async_add_listener(_Ears(node.zeroconf, self._sightings, self.on_heard), None)
+            browser = AsyncServiceBrowser(node.zeroconf, TYPE, handlers=[self._on_change])
+            stack.push_async_callback(browser.async_cancel)
+            stack.push_async_callback(_say_goodbye, node)
+            self.interfaces = interfaces
+            try:
+                self._announced = self._news
+                await node.async_register_service(self._record(interfaces))
+                yield node
+            finally:
+                self.interfaces = ()
+
+    async def _attend(self, node: AsyncZeroconf, interfaces: tuple[Interface, ...]) -> None:
+        """Keep announcement and list up to date until the interfaces change."""
+        began_s = time.monotonic()
+        look_s, announce_s = began_s + LOOK_S, began_s + ANNOUNCE_EVERY_S
+        while True:
+            now_s = time.monotonic()
+            self._changed.clear()
+            if now_s >= look_s:
+                if multicast_interfaces() != interfaces:
+                    return
+                look_s = now_s + LOOK_S
+            new_ports, _ = news = self._news
+            if new_ports != self._announced[0] or (news != self._announced and now_s >= announce_s):
+                self._announced, announce_s = news, now_s + ANNOUNCE_EVERY_S
+                await node.async_update_service(self._record(interfaces))
+            _ask(node.zeroconf, self._sightings.to_ask(now_s))
+            moments = [look_s, self._sightings.next_s(), announce_s if news != self._announced else None]
+            rest_s = min(moment for moment in moments if moment is not None) - now_s
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, rest_s)):
+                    await self._changed.wait()
+
+    @property
+    def _news(self) -> tuple[tuple[int, int], PublicState | None]:
+        """What may change of the announcement."""
+        return (self._port, self._own.pairing_port), self._own.state
+
+    def _record(self, interfaces: tuple[Interface, ...]) -> AsyncServiceInfo:
+        return AsyncServiceInfo(
+            TYPE,
+            f"{self._own.id}.{TYPE}",
+            port=self._port,
+            properties=to_text(self._own),
+            server=f"port-agent-{self._own.id}.local.",
+            host_ttl=TTL_S,
+            other_ttl=TTL_S,
+            parsed_addresses=[interface.address for interface in interfaces],
+        )
+
+    def _on_change(self, zeroconf: Zeroconf, service_type: str, name: str, state_change: ServiceStateChange) -> None:
+        label = _label(name)
+        if label is not None and state_change is ServiceStateChange.Removed:
+            self._sightings.gone(label)
+
+
+class _Ears(RecordUpdateListener):
+    """Hears every announcement, also those that say nothing new: they tell that a device is still there."""
+
+    def __init__(self, zeroconf: Zeroconf, sightings: Sightings, on_heard: Callable[[], None]) -> None:
+        self._zeroconf, self._sightings, self._on_heard = zeroconf, sightings, on_heard
+        self._heard: dict[str, bytes] = {}
+
+    def async_update_records(self, zc: Zeroconf, now: float, records: list[RecordUpdate]) -> None:
+        """Note the announcements in a packet; `now` is in milliseconds."""
+        for record in (update.new for update in records):
+            label = _label(record.name)
+            if label is not None and isinstance(record, DNSText) and not record.is_expired(now):
+                self._heard[label] = record.text
+
+    def async_update_records_complete(self) -> None:
+        """Take them in, now that zeroconf knows the addresses in the packet too."""
+        for label, text in self._heard.items():
+            info = AsyncServiceInfo(TYPE, f"{label}.{TYPE}")
+            info.load_from_cache(self._zeroconf)
+            addresses = tuple(info.parsed_scoped_addresses()[:ADDRESS_LIMIT])
+            self._sightings.heard(label, text, addresses, time.monotonic(), info.port or 0)
+        if self._heard:
+            self._on_heard()
+        self._heard.clear()
+        self._bound_cache()
+
+    def _bound_cache(self) -> None:
+        """Empty the cache after a flood of made-up records.
+
+        Who is there stays among the sightings, and is heard again when asked.
+        """
+        cache = self._zeroconf.cache
+        if sum(map(len, cache.cache.values())) > MOST_CACHED:
+            cache.async_remove_records([record for records in cache.cache.values() for record in records])
+
+
+async def _say_goodbye(node: AsyncZeroconf) -> None:
+    """Tell the others that this agent goes, and nothing else any more.
+
+    An answer that still waits its turn would follow the first goodbye and undo it; those after it are the same packet, which
+    zeroconf ignores for a second.
+    """
+    for waiting in (node.zeroconf.out_queue, node.zeroconf.out_delay_queue):
+        waiting.queue.clear()
+    await node.async_unregister_all_services()
+
+
+def _label(name: str) -> str | None:
+    """Return the id in a service's name, None for other names."""
+    label, dot, rest = name.lower().partition(".")
+    return label if dot and rest == TYPE and is_short_id(label) else None
+
+
+def _ask(zeroconf: Zeroconf, labels: list[str]) -> None:
+    """Ask everybody for the announcements of these devices; the answers are heard by all."""
+    if not labels:
+        return
+    question = DNSOutgoing(_QUERY)
+    for label in labels:
+        for kind in (_TEXT, _SERVER):
+            question.add_question(DNSQuestion(f"{label}.{TYPE}", kind, _IN))
+    zeroconf.async_send(question)

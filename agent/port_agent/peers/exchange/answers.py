@@ -1,0 +1,74 @@
+"""What can be asked of a paired device, and who answers. Without network: the supervisor carries it before a device is paired."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from port_planner.ir.errors import ExitCode, PortError
+
+ANSWER_S = 30.0
+"""Within this time a question is answered, or what follows goes on; solving takes longer by what it was given."""
+_SOLVING_FACTOR = 4.0
+"""The clock may run so much longer than the CPU time that a solver was given: it gives way to everything else."""
+
+
+def solving_patience_s(seconds: float) -> float:
+    """Return how long to wait for a solver that was given so much CPU time."""
+    return ANSWER_S + _SOLVING_FACTOR * seconds
+
+
+class Subject(StrEnum):
+    """What can be asked for, by the hash of what it is of."""
+
+    COSTS = "costs"
+    """What operators cost on one kind of machine."""
+    PLAN = "plan"
+    """A plan that was made for a step and a budget."""
+    SOLVE = "solve"
+    """A plan that is still to be made, for the problem that comes with the question."""
+    FEDERATE = "federate"
+    """What the request says that comes with the question (`port_agent.peers.federation.requests`)."""
+    MOVE = "move"
+    """Likewise, about a job that moves (`port_agent.peers.moving.requests`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerContent:
+    """What a paired device answered: its id, how it is called, the content as it came."""
+
+    device: str
+    name: str
+    content: bytes
+
+
+class NotAnsweredError(PortError):
+    """There is no answer, for the other device's own reason or because none came."""
+
+    exit_code = ExitCode.IMPOSSIBLE
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """A paired device that asks: how it is called, and its id."""
+
+    name: str
+    id: str
+
+
+class Answerer(Protocol):
+    """What a device answers; each raises NotAnsweredError with the reason for which it does not."""
+
+    async def shared(self, subject: Subject, name: str) -> bytes:
+        """Return what is shared under a name."""
+
+    def check_solving(self) -> None:
+        """Raise NotAnsweredError where nothing is solved now."""
+
+    async def solve(self, asker: str, problem: bytes, seconds: float) -> bytes:
+        """Return a plan for the problem of the device `asker`, found within so much CPU time."""
+
+    async def federate(self, asker: str, request: bytes) -> bytes:
+        """Return what this device answers to a request of the device `asker` that leads a federation."""
+
+    async def move(self, asker: Asker, request: bytes) -> bytes:
+        """Return what this device answers to a request about a job of the device `asker`."""

@@ -1,0 +1,244 @@
+"""Questions over one connection, in both directions, one at a time in each.
+
+What belongs to a question or an answer goes in pieces of bounded number and size. Every wait has an end; who asks faster than
+`ANSWER_EVERY_S` waits for that long.
+"""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from port_agent.peers.announcement import clean
+from port_agent.peers.connection.link import LinkClosedError, PeerLink
+from port_agent.peers.connection.messages import (
+    ANSWER_LIMIT_BYTES,
+    PIECE_BYTES,
+    QUESTIONS_VERSION,
+    REASON_LIMIT,
+    AnswerKind,
+    AnswerPiece,
+    PeerAnswer,
+    PeerMessage,
+    PeerQuestion,
+    QuestionPiece,
+    Withdrawal,
+)
+from port_agent.peers.exchange.answers import ANSWER_S, Answerer, Asker, NotAnsweredError, Subject, solving_patience_s
+from port_planner.ir.errors import PortError
+
+ANSWER_EVERY_S = 0.05
+"""A device that asks without end gets no more than 20 answers a second."""
+MOST_COUNTED, COUNTED_S = 1000, 10.0
+"""Messages in so many seconds, but for pieces that somebody waits for: an honest device sends 400 where its answers cross."""
+
+
+class ExchangeError(PortError):
+    """What no agent sends: the connection is to be ended."""
+
+
+@dataclass(slots=True)
+class _Exchanged:
+    """One question: what came of it, or what came with it."""
+
+    number: int
+    nbytes: int = 0
+    data: bytearray = field(default_factory=bytearray)
+    answer: PeerAnswer | None = None
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def add(self, piece: bytes) -> None:
+        """Take the next piece; raises ExchangeError for more than was announced."""
+        if len(self.data) + len(piece) > self.nbytes:
+            raise ExchangeError(f"more than the {self.nbytes} bytes that were announced")
+        self.data += piece
+        self.changed.set()
+
+    @property
+    def is_whole(self) -> bool:
+        return len(self.data) == self.nbytes
+
+
+class Exchange:
+    """What is asked and answered over one link to the device `asker`."""
+
+    def __init__(self, link: PeerLink, answerer: Answerer, asker: Asker) -> None:
+        self._link, self._answerer, self._asker = link, answerer, asker
+        self._turn = asyncio.Lock()
+        self._asked = _Exchanged(0)
+        """The last question of this end; open while `_turn` is held."""
+        self._heard = _Exchanged(0)
+        """The last question of the other end; open while `_answering` is there."""
+        self._answering: asyncio.Task[None] | None = None
+        self._next_answer_s = 0.0
+        self._counted_since_s, self._counted = 0.0, 0
+
+    async def ask(self, subject: Subject, name: str, problem: bytes = b"", seconds: float = 0.0) -> bytes:
+        """Return the other device's answer.
+
+        Raises NotAnsweredError, and LinkClosedError where the connection ends meanwhile.
+        """
+        if self._link.version < QUESTIONS_VERSION:
+            raise NotAnsweredError("its agent is older and answers no questions; update it")
+        async with self._turn:
+            asked = self._asked = _Exchanged(self._asked.number + 1)
+            question = PeerQuestion(number=asked.number, about=subject, name=name, nbytes=len(problem), seconds=seconds)
+            try:
+                await self._link.send(question)
+                answer = await self._answer(asked, ANSWER_S)
+                if answer.answer is AnswerKind.GO_ON:
+                    asked.answer = None
+                    for piece in _pieces(problem):
+                        await self._link.send(QuestionPiece(number=asked.number, data=piece))
+                    answer = await self._answer(asked, ANSWER_S + solving_patience_s(seconds))
+                if answer.answer is not AnswerKind.FOUND:
+                    raise NotAnsweredError(clean(answer.reason, REASON_LIMIT) or "it gives no reason")
+                while not asked.is_whole:
+                    await self._wait(asked, ANSWER_S)
+            except (NotAnsweredError, asyncio.CancelledError):
+                self._link.send_soon(Withdrawal(number=asked.number))  # else the next question says so
+                raise
+            return bytes(asked.data)
+
+    def take(self, message: PeerMessage) -> None:
+        """Take in what the other device sent; raises ExchangeError for what no agent sends."""
+        answering, asking = self._answering is not None, self._turn.locked()
+        match message:
+            case QuestionPiece() if answering and message.number == self._heard.number:
+                self._heard.add(message.data)
+            case AnswerPiece() if asking and message.number == self._asked.number:
+                self._asked.add(message.data)
+            case PeerQuestion():
+                self._count()
+                self._begin(message)
+            case PeerAnswer() if asking and message.number == self._asked.number:
+                self._count()
+                self._hear(message)
+            case Withdrawal() | QuestionPiece():
+                self._count()
+                self._check_number(message.number, self._heard)
+                if isinstance(message, Withdrawal) and message.number == self._heard.number:
+                    self.stop_answering()
+            case PeerAnswer() | AnswerPiece():  # to a question that was withdrawn
+                self._count()
+                self._check_number(message.number, self._asked)
+            case _:
+                raise ExchangeError(f"a {type(message).__name__} was not expected")
+
+    def end(self) -> None:
+        """Stop: the connection is over."""
+        self.stop_answering()
+        self._asked.changed.set()
+
+    def stop_answering(self) -> None:
+        """Give the answer up that is under way; nobody waits for it."""
+        task, self._answering = self._answering, None
+        if task is not None:
+            task.cancel()
+
+    # --- asking
+
+    async def _answer(self, asked: _Exchanged, patience_s: float) -> PeerAnswer:
+        while asked.answer is None:
+            await self._wait(asked, patience_s)
+        return asked.answer
+
+    async def _wait(self, exchanged: _Exchanged, patience_s: float) -> None:
+        """Wait for the next piece or answer; raises NotAnsweredError where none comes, LinkClosedError."""
+        exchanged.changed.clear()
+        if self._link.end is None:
+            try:
+                async with asyncio.timeout(patience_s):
+                    await exchanged.changed.wait()
+            except TimeoutError:
+                raise NotAnsweredError(f"nothing came within {patience_s:.0f} s") from None
+        if self._link.end is not None:
+            raise LinkClosedError(self._link.end.reason)
+
+    def _hear(self, message: PeerAnswer) -> None:
+        if self._asked.answer is not None:
+            raise ExchangeError("a second answer to one question")
+        self._asked.answer = message
+        self._asked.nbytes = message.nbytes if message.answer is AnswerKind.FOUND else 0
+        self._asked.changed.set()
+
+    @staticmethod
+    def _check_number(number: int, last: _Exchanged) -> None:
+        if number > last.number:
+            raise ExchangeError(f"question {number} was never asked")
+
+    def _count(self) -> None:
+        """Raise ExchangeError for more messages than questions and answers give cause for."""
+        now_s = time.monotonic()
+        if now_s - self._counted_since_s > COUNTED_S:
+            self._counted_since_s, self._counted = now_s, 0
+        self._counted += 1
+        if self._counted > MOST_COUNTED:
+            raise ExchangeError(f"more than {MOST_COUNTED} questions and answers in {COUNTED_S:.0f} s")
+
+    # --- answering
+
+    def _begin(self, question: PeerQuestion) -> None:
+        if question.number <= self._heard.number:
+            raise ExchangeError(f"question {question.number} after question {self._heard.number}")
+        self.stop_answering()
+        self._heard = _Exchanged(question.number, question.nbytes)
+        self._answering = asyncio.get_running_loop().create_task(self._reply(question, self._heard))
+
+    async def _reply(self, question: PeerQuestion, heard: _Exchanged) -> None:
+        content, reason = b"", ""
+        try:
+            await asyncio.sleep(max(0.0, self._next_answer_s - time.monotonic()))
+            self._next_answer_s = time.monotonic() + ANSWER_EVERY_S
+            content = await self._content(question, heard)
+            if len(content) > ANSWER_LIMIT_BYTES:
+                reason = f"the answer has {len(content)} bytes, more than the {ANSWER_LIMIT_BYTES} that are sent"
+        except NotAnsweredError as error:
+            reason = str(error)
+        except LinkClosedError:
+            return
+        await self._say(question.number, content, reason)
+
+    async def _say(self, number: int, content: bytes, reason: str) -> None:
+        """Send an answer; the question is answered with its last message, and the next one may come."""
+        kind = AnswerKind.REFUSED if reason else AnswerKind.FOUND
+        messages: list[PeerMessage] = [
+            PeerAnswer(number=number, answer=kind, reason=reason[:REASON_LIMIT], nbytes=0 if reason else len(content))
+        ]
+        if not reason:
+            messages += [AnswerPiece(number=number, data=piece) for piece in _pieces(content)]
+        last = messages.pop()
+        try:
+            for message in messages:
+                await self._link.send(message)
+            await self._link.writable()
+            self._answering = None
+            self._link.send_soon(last)
+        except LinkClosedError:
+            return
+
+    async def _content(self, question: PeerQuestion, heard: _Exchanged) -> bytes:
+        """Return what is asked for; raises NotAnsweredError, LinkClosedError."""
+        try:
+            subject = Subject(question.about)
+        except ValueError:
+            raise NotAnsweredError(
+                f"{clean(question.about, 20)} is nothing that this agent answers; update it"
+            ) from None
+        if subject in (Subject.COSTS, Subject.PLAN):
+            return await self._answerer.shared(subject, question.name)
+        if subject is Subject.SOLVE:
+            self._answerer.check_solving()
+        await self._link.send(PeerAnswer(number=question.number, answer=AnswerKind.GO_ON))
+        while not heard.is_whole:
+            await self._wait(heard, ANSWER_S)
+        if subject is Subject.FEDERATE:
+            return await self._answerer.federate(self._asker.name, bytes(heard.data))
+        if subject is Subject.MOVE:
+            return await self._answerer.move(self._asker, bytes(heard.data))
+        return await self._answerer.solve(self._asker.name, bytes(heard.data), question.seconds)
+
+
+def _pieces(content: bytes) -> Iterator[bytes]:
+    for at in range(0, len(content), PIECE_BYTES):
+        yield content[at : at + PIECE_BYTES]

@@ -1,0 +1,117 @@
+"""Requests of the device that leads a federation, and what the others answer: MessagePack, everything with a cap.
+
+The leader asks, the others answer: `Invitation` whether a device takes part now, `MessagePart` brings a message of Flower piece by
+piece, `ReplyRequest` fetches the reply when it is there, `RoundEnd` says that nobody waits for it any more. A message is known by its
+hash, so a part or a request that is sent again does nothing twice.
+"""
+
+from enum import StrEnum
+from typing import Annotated
+
+import msgspec
+
+from port_agent.peers.decoding import decoded
+from port_planner.ir.errors import PortError
+
+PART_BYTES = 768 << 10
+"""Of a message or a reply in one question or answer; below the limits of both."""
+MOST_MESSAGE_BYTES = 4 << 30
+"""Weights of a billion parameters in 32 bits; a device takes less, by what its job federates."""
+REASON_LIMIT = 200
+
+_HASH = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}\\Z")]
+_RUN = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}\\Z")]
+_JOB = Annotated[str, msgspec.Meta(min_length=1, max_length=63)]
+_SIZE = Annotated[int, msgspec.Meta(ge=0, le=MOST_MESSAGE_BYTES)]
+
+
+class FederationMessageError(PortError):
+    """Bytes that are no request or answer of a federation."""
+
+
+class FederationRequest(msgspec.Struct, tag_field="kind", frozen=True, kw_only=True):
+    """Something about a job, which both devices call by the same name, in one run of a federation."""
+
+    job: _JOB
+    run: _RUN
+
+
+class Invitation(FederationRequest, tag="invitation", frozen=True, kw_only=True):
+    """Whether the device would take part in a round now."""
+
+    tensors: _HASH
+    """Names, types and shapes of what is averaged."""
+
+
+class MessagePart(FederationRequest, tag="part", frozen=True, kw_only=True):
+    """The bytes of a message from `offset` on."""
+
+    message: _HASH
+    tensors: _HASH
+    total: _SIZE
+    offset: _SIZE
+    data: Annotated[bytes, msgspec.Meta(min_length=1, max_length=PART_BYTES)]
+
+
+class ReplyRequest(FederationRequest, tag="reply", frozen=True, kw_only=True):
+    """The bytes of the reply to a message from `offset` on."""
+
+    message: _HASH
+    offset: _SIZE
+
+
+class RoundEnd(FederationRequest, tag="end", frozen=True, kw_only=True):
+    """Nobody waits for the reply any more."""
+
+    message: _HASH
+
+
+Request = Invitation | MessagePart | ReplyRequest | RoundEnd
+
+
+class TaskState(StrEnum):
+    """How a device stands to a message."""
+
+    READY = "ready"
+    """It would take part."""
+    REFUSED = "refused"
+    """It does not take part now, for the reason that is given."""
+    RECEIVING = "receiving"
+    """It has the first `size` bytes of the message."""
+    WORKING = "working"
+    """It has the message, and the reply is not there yet."""
+    DONE = "done"
+    """The reply has `size` bytes, of which `data` are some."""
+    FAILED = "failed"
+    """There will be no reply, for the reason that is given."""
+    UNKNOWN = "unknown"
+    """It has no such message; it may be sent again."""
+
+
+class TaskAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to each of these requests."""
+
+    state: TaskState
+    reason: Annotated[str, msgspec.Meta(max_length=REASON_LIMIT)] = ""
+    size: _SIZE = 0
+    data: Annotated[bytes, msgspec.Meta(max_length=PART_BYTES)] = b""
+
+
+_requests: "msgspec.msgpack.Decoder[Request]" = msgspec.msgpack.Decoder(Request)
+_answers = msgspec.msgpack.Decoder(TaskAnswer)
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode_federation(message: FederationRequest | TaskAnswer) -> bytes:
+    """Return the bytes of a request or an answer."""
+    return _encoder.encode(message)
+
+
+def decode_request(content: bytes) -> Request:
+    """Return the request that `content` is; raises FederationMessageError."""
+    return decoded(_requests, content, FederationMessageError, "no request of a federation")
+
+
+def decode_answer(content: bytes) -> TaskAnswer:
+    """Return the answer that `content` is; raises FederationMessageError."""
+    return decoded(_answers, content, FederationMessageError, "no answer of a federation")

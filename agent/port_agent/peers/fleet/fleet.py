@@ -1,0 +1,347 @@
+"""Connections to all paired devices: answer who calls, call who is not there, say what this one does.
+
+Nothing listens and nothing is called before `run`, which the supervisor starts only while a device is paired.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from port_agent.malloc import release_free_memory
+from port_agent.peers.announcement import VERSION_LIMIT, clean
+from port_agent.peers.connection.link import LinkClosedError, PeerLink
+from port_agent.peers.connection.messages import Heartbeat
+from port_agent.peers.connection.tls import TlsEngine, dialing_context, listening_context
+from port_agent.peers.exchange.answers import Answerer, Asker, NotAnsweredError, Subject
+from port_agent.peers.exchange.exchange import Exchange, ExchangeError
+from port_agent.peers.fleet.paired import PairedDevice, PairedDevices
+from port_agent.peers.fleet.roster import Roster
+from port_agent.peers.identity.device_id import DeviceId
+from port_agent.peers.identity.keys import Identity
+from port_planner.ir.errors import PortError
+
+if TYPE_CHECKING:
+    import ssl
+
+Address = tuple[str, int]
+
+HEARTBEAT_S = 10.0
+LOOK_S = 5.0
+"""How often to look for devices to call, and for silent ones."""
+CONNECT_S = 4.0
+"""A device of the local network answers within milliseconds, one that sleeps on Wi-Fi within a second or two."""
+CROSS_S = 3.0
+"""The device with the larger id calls so much later, so that calls seldom cross."""
+CALL_AGAIN_S, CALL_SELDOM_S = 5.0, 60.0
+"""After a call that failed; each further one waits twice as long, up to the second."""
+MOST_GREETING = 16
+"""Connections of callers who have not yet proved who they are; the oldest gives way. Each takes up to 100 kB."""
+MOST_HEARTBEATS = 20
+"""In `HEARTBEAT_S`; a device sends one, and some more while its state changes."""
+CUT_OFF_S = 300.0
+"""How long a paired device that sent what no agent sends is not spoken to."""
+
+
+class FleetError(PortError):
+    """The port for paired devices cannot be used."""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetSurroundings:
+    """What a fleet needs of the agent around it."""
+
+    software: str
+    """The version, told in the greeting."""
+    heartbeat: Callable[[], Heartbeat]
+    """What this device does now."""
+    places: Callable[[DeviceId], Iterable[Address]]
+    """Where discovery saw a device."""
+    answerer: Answerer
+    """What the others are answered."""
+    audit: Callable[[str, str], None]
+    """Takes the short name of a device and what happened, for the history."""
+
+
+@dataclass(slots=True)
+class _Calls:
+    """To one device or static address: when next, and how many failed in a row."""
+
+    next_s: float
+    failed: int = 0
+    task: asyncio.Task[None] | None = None
+    trouble: str = ""
+
+
+class Fleet:
+    """This device among those it is paired with; made with an OSError where the key cannot be read."""
+
+    def __init__(self, own: Identity, paired: PairedDevices, around: FleetSurroundings) -> None:
+        self._own, self._paired, self._around = own, paired, around
+        self.roster = Roster(own.id)
+        self._static: tuple[Address, ...] = ()
+        self._calls: dict[DeviceId | Address, _Calls] = {}
+        self._greeting: dict[PeerLink, None] = {}
+        """Who called and has not proved who it is, the oldest first."""
+        self._exchanges: dict[DeviceId, Exchange] = {}
+        """With each device that is connected."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._cut_off: dict[DeviceId, float] = {}
+        self._found: dict[Address, DeviceId] = {}
+        """Who answered at a static address."""
+        self._wake = asyncio.Event()
+        self._tell = False
+        self._listening, self._dialing = self._contexts()
+        self._trimmed_links: frozenset[PeerLink] = frozenset()
+        """Those that were there when free memory was given back last."""
+
+    async def run(self, port: int, static: tuple[Address, ...]) -> None:
+        """Serve until cancelled; raises FleetError when the port is taken."""
+        self._static = static
+        try:
+            server = await asyncio.get_running_loop().create_server(self._accept, None, port)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise FleetError(f"port {port} for paired devices: {reason}; set another `port` under [peers]") from error
+        try:
+            await self._attend()
+        finally:
+            server.close()
+            for link in self.roster.links():
+                link.close("the agent stops")
+            for task in self._tasks:
+                task.cancel()
+
+    def tell(self) -> None:
+        """Let the others know soon what this device does now."""
+        self._tell = True
+        self._wake.set()
+
+    def look(self) -> None:
+        """Call who was just discovered."""
+        self._wake.set()
+
+    def refresh(self) -> None:
+        """Let the devices that are paired now in, and nobody else; raises OSError."""
+        self._listening, self._dialing = self._contexts()
+        for device in [key for key in self._calls if isinstance(key, DeviceId) and self._paired.get(key) is None]:
+            self._calls.pop(device)
+        self._wake.set()
+
+    def drop(self, device: DeviceId) -> None:
+        """End the connection of a device that is no longer paired; raises OSError."""
+        self._paired.remove(device)
+        link = self.roster.forget(device)
+        if link is not None:
+            link.close("unpaired there")
+        self.refresh()
+
+    def trouble(self, device: DeviceId) -> str:
+        """Return why a device could not be reached last, or nothing."""
+        calls = self._calls.get(device)
+        return calls.trouble if calls is not None else ""
+
+    async def ask(
+        self, device: DeviceId, subject: Subject, name: str, problem: bytes = b"", seconds: float = 0.0
+    ) -> bytes:
+        """Return what a device answers; raises NotAnsweredError with the reason where it gives nothing."""
+        exchange = self._exchanges.get(device)
+        if exchange is None:
+            raise NotAnsweredError(self.trouble(device) or "it is not connected")
+        try:
+            return await exchange.ask(subject, name, problem, seconds)
+        except LinkClosedError as error:
+            raise NotAnsweredError(f"the connection ended: {error.reason}") from error
+
+    def cut(self, device: PairedDevice, reason: str) -> None:
+        """Speak no more, for a while, to a device that sent what no agent sends, and write that down."""
+        self._cut_off[device.id] = time.monotonic() + CUT_OFF_S
+        self._around.audit(device.name, f"cut off for {CUT_OFF_S / 60:.0f} minutes: {reason}")
+        member = self.roster.member(device.id)
+        if member is not None:
+            member.link.close(reason)
+
+    # --- calling
+
+    async def _attend(self) -> None:
+        next_heartbeat_s = 0.0
+        while True:
+            now_s = time.monotonic()
+            for link in self.roster.silent(now_s):
+                link.close("nothing was heard for too long")
+            if self._tell or now_s >= next_heartbeat_s:
+                self._tell, next_heartbeat_s = False, now_s + HEARTBEAT_S
+                said = self._around.heartbeat()
+                for link in self.roster.links():
+                    link.send_soon(said)
+                self._give_memory_back()
+            self._call_who_is_missing(now_s)
+            self._wake.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):
+                    await self._wake.wait()
+
+    def _give_memory_back(self) -> None:
+        """Give back what handshakes left, once for all connections that came or went meanwhile."""
+        links = frozenset(self.roster.links())
+        if links != self._trimmed_links:
+            self._trimmed_links = links
+            release_free_memory()
+
+    def _call_who_is_missing(self, now_s: float) -> None:
+        for device in self._paired.all():
+            if self.roster.member(device.id) is None and self._cut_off.get(device.id, 0.0) <= now_s:
+                places = [*self._around.places(device.id), *([device.address] if device.address else [])]
+                if places:
+                    wait_s = 0.0 if self._own.id < device.id else CROSS_S
+                    self._call(device.id, places, now_s, wait_s)
+        missing = any(self.roster.member(device.id) is None for device in self._paired.all())
+        for address in self._static if missing else ():
+            if self._found.get(address) is None or self.roster.member(self._found[address]) is None:
+                self._call(address, [address], now_s, 0.0)
+
+    def _call(self, key: DeviceId | Address, places: list[Address], now_s: float, wait_s: float) -> None:
+        calls = self._calls.setdefault(key, _Calls(now_s + wait_s))
+        if calls.task is None and now_s >= calls.next_s:
+            calls.task = self._start(self._try_places(calls, list(dict.fromkeys(places)), key))
+        elif calls.task is None:
+            asyncio.get_running_loop().call_later(calls.next_s - now_s, self._wake.set)
+
+    async def _try_places(self, calls: _Calls, places: list[Address], whom: DeviceId | Address) -> None:
+        """Call at one place after the other, and stay with who answers."""
+        met = False
+        try:
+            for place in places:
+                met = await self._try(calls, place, whom)
+                if met:
+                    break
+        finally:
+            calls.task = None
+            calls.failed = 0 if met else calls.failed + 1
+            wait_s = CALL_AGAIN_S * 2.0 ** max(0, min(calls.failed - 1, 10))
+            calls.next_s = time.monotonic() + min(wait_s, CALL_SELDOM_S)
+
+    async def _try(self, calls: _Calls, place: Address, whom: DeviceId | Address) -> bool:
+        """Call at a place and stay until the connection ends; returns whether the device that was called answered.
+
+        At a static address that is any paired device.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                _, link = await loop.create_connection(
+                    lambda: PeerLink(TlsEngine(self._dialing, listens=False), self._on_end), *place
+                )
+        except (OSError, TimeoutError) as error:
+            reason = "no answer" if isinstance(error, TimeoutError) else (error.strerror or str(error))
+            calls.trouble = f"{place[0]} port {place[1]}: {reason}"
+            return False
+        try:
+            return await self._serve(link, place, whom if isinstance(whom, DeviceId) else None)
+        except LinkClosedError as end:
+            calls.trouble = f"{place[0]} port {place[1]}: {end.reason}"
+            return False
+
+    # --- answering
+
+    def _contexts(self) -> "tuple[ssl.SSLContext, ssl.SSLContext]":
+        """Return what listens and what calls: one of each for all connections, as each takes 25 kB."""
+        trusted = [device.certificate for device in self._paired.all()]
+        return listening_context(self._own, trusted), dialing_context(self._own, trusted)
+
+    def _accept(self) -> PeerLink:
+        link = PeerLink(TlsEngine(self._listening, listens=True), self._on_end)
+        self._greeting[link] = None
+        while len(self._greeting) > MOST_GREETING:
+            next(iter(self._greeting)).close("too many callers")
+        self._start(self._answer(link))
+        return link
+
+    async def _answer(self, link: PeerLink) -> None:
+        with contextlib.suppress(LinkClosedError):  # a stranger, or a device that lost its way
+            await self._serve(link, None)
+
+    def _on_end(self, link: PeerLink) -> None:
+        self._greeting.pop(link, None)
+        self._wake.set()
+
+    # --- one connection
+
+    async def _serve(self, link: PeerLink, place: Address | None, whom: DeviceId | None = None) -> bool:
+        """Take part in a connection until it ends; returns True then.
+
+        Raises LinkClosedError when it ends before both know each other. `place` is where we called, None where they did, and
+        `whom` the one that is to be there.
+        """
+        device, hello = await link.greet(self._around.software)
+        self._greeting.pop(link, None)
+        known = self._paired.get(device)
+        if known is None or self._cut_off.get(device, 0.0) > time.monotonic():
+            raise link.close("not paired" if known is None else "cut off for a while")
+        if whom is not None and device != whom:
+            raise link.close(f"{known.name} is there, which was not called")
+        software = clean(hello.software, VERSION_LIMIT)
+        loser = self.roster.arrive(
+            device, link, dialed_by_us=place is not None, software=software, now_s=time.monotonic()
+        )
+        if loser is not None:
+            loser.close("another connection is kept")
+        try:
+            if loser is not link:
+                await self._converse(known, link, place)
+        except LinkClosedError as end:
+            if end.offends:
+                self.cut(known, end.reason)
+        finally:
+            self.roster.leave(device, link)
+        return True
+
+    async def _converse(self, device: PairedDevice, link: PeerLink, place: Address | None) -> None:
+        if place is not None and place in self._static:
+            self._found[place] = device.id
+        calls = self._calls.get(device.id)
+        if calls is not None:
+            calls.trouble = ""
+        link.send_soon(self._around.heartbeat())
+        exchange = self._exchanges[device.id] = Exchange(
+            link, self._around.answerer, Asker(device.name, str(device.id))
+        )
+        try:
+            await self._listen(device, link, exchange, place)
+        finally:
+            exchange.end()
+            if self._exchanges.get(device.id) is exchange:
+                del self._exchanges[device.id]
+
+    async def _listen(self, device: PairedDevice, link: PeerLink, exchange: Exchange, place: Address | None) -> None:
+        began_s, count = time.monotonic(), 0
+        while True:
+            message = await link.receive()
+            now_s = time.monotonic()
+            if not isinstance(message, Heartbeat):
+                self.roster.notice(device.id, link, now_s)
+                try:
+                    exchange.take(message)
+                except ExchangeError as error:
+                    raise link.close(str(error), offends=True) from error
+                continue
+            if now_s - began_s > HEARTBEAT_S:
+                began_s, count = now_s, 0
+            count += 1
+            if count > MOST_HEARTBEATS:
+                raise link.close(f"more than {MOST_HEARTBEATS} heartbeats in {HEARTBEAT_S:.0f} s", offends=True)
+            is_first = self.roster.hear(device.id, link, message, now_s)
+            if is_first:
+                await asyncio.to_thread(self._note_where, device.id, message.name, place)
+
+    def _note_where(self, device: DeviceId, name: str, place: Address | None) -> None:
+        with contextlib.suppress(OSError):  # a hint
+            self._paired.met(device, name, place)
+
+    def _start(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task

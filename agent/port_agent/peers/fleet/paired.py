@@ -1,0 +1,150 @@
+"""Which devices this one is paired with: a file for each, named by the device's id.
+
+Trust is the certificate in the file, and it counts only while its hash is the file's name: a file that was damaged or
+renamed trusts nobody.
+"""
+
+import contextlib
+import hashlib
+import threading
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from port_agent.peers.announcement import NAME_LIMIT, clean
+from port_agent.peers.identity.device_id import DeviceId, DeviceIdError, read_device_id
+from port_agent.system.atomic_file import sync_directory, write_atomically
+from port_planner.ir.errors import ExitCode, PortError
+from port_planner.ir.units import shown
+
+FOLDER = "paired"
+MOST_PAIRED = 100
+"""Devices; each may hold a connection."""
+_SUFFIX = ".json"
+_FILE_LIMIT_BYTES = 16 << 10
+
+
+class PairedDeviceError(PortError):
+    """No paired device, or more than one, by that name."""
+
+    exit_code = ExitCode.IMPOSSIBLE
+
+
+@dataclass(frozen=True, slots=True)
+class PairedDevice:
+    """A device that is trusted. `address` is host and port where it was last met, a hint."""
+
+    id: DeviceId
+    certificate: bytes
+    name: str
+    paired_at: float
+    address: tuple[str, int] | None = None
+
+
+class _Record(msgspec.Struct):
+    certificate: bytes
+    name: Annotated[str, msgspec.Meta(max_length=NAME_LIMIT)]
+    paired_at: float
+    address: tuple[str, int] | None = None
+
+
+class PairedDevices:
+    """The files of a state directory; `damaged` names those that count for nothing."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self._folder = state_dir / FOLDER
+        self._devices: dict[DeviceId, PairedDevice] = {}
+        self._lock = threading.Lock()
+        """What is met is written down by another thread than what is unpaired: that must not bring it back."""
+        self.damaged: tuple[str, ...] = ()
+
+    def load(self) -> None:
+        """Read the files; raises OSError when the folder cannot be listed."""
+        found, damaged = {}, []
+        files = sorted(self._folder.glob(f"*{_SUFFIX}")) if self._folder.is_dir() else []
+        for file in files:
+            try:
+                device = _read(file)
+            except (OSError, msgspec.MsgspecError, DeviceIdError, ValueError):
+                damaged.append(file.name)
+            else:
+                found[device.id] = device
+        self._devices, self.damaged = found, tuple(damaged)
+
+    def all(self) -> tuple[PairedDevice, ...]:
+        """Return the devices by name."""
+        return tuple(sorted(self._devices.values(), key=lambda device: (device.name, device.id)))
+
+    def get(self, device: DeviceId) -> PairedDevice | None:
+        """Return a device, or None when it is not paired."""
+        return self._devices.get(device)
+
+    def find(self, text: str) -> PairedDevice:
+        """Return the one device that a user means by its name, id, or the beginning of its id.
+
+        Raises PairedDeviceError.
+        """
+        start = text.strip().upper()
+        found = [one for one in self._devices.values() if one.name == text or str(one.id).startswith(start)]
+        if len(found) != 1 or not start:
+            with contextlib.suppress(DeviceIdError):
+                found = [one for one in (self.get(read_device_id(text)),) if one]
+        if len(found) != 1:
+            known = ", ".join(f"{one.name} ({one.id.group})" for one in self.all()) or "none"
+            what = "several devices are called" if len(found) > 1 else "no paired device is called"
+            raise PairedDeviceError(f"{what} {shown(text)}; paired are: {known}")
+        return found[0]
+
+    def add(self, device: PairedDevice) -> None:
+        """Trust a device from now on, durably.
+
+        Raises PairedDeviceError when there are `MOST_PAIRED`, OSError.
+        """
+        with self._lock:
+            self._add(device)
+
+    def _add(self, device: PairedDevice) -> None:
+        if device.id not in self._devices and len(self._devices) >= MOST_PAIRED:
+            raise PairedDeviceError(f"{MOST_PAIRED} devices are paired; `port-agent unpair` one that is not used")
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        record = _Record(device.certificate, device.name, device.paired_at, device.address)
+        write_atomically(self._file(device.id), msgspec.json.encode(record))
+        self._devices[device.id] = device
+
+    def met(self, device: DeviceId, name: str, address: tuple[str, int] | None) -> None:
+        """Note how a device calls itself and where it is, if that is new and it is still paired; raises OSError."""
+        with self._lock:
+            known = self._devices.get(device)
+            if known is None:
+                return
+            now = replace(known, name=name or known.name, address=address or known.address)
+            if now != known:
+                self._add(now)
+
+    def remove(self, device: DeviceId) -> None:
+        """Trust a device no more, durably; raises OSError."""
+        with self._lock:
+            self._file(device).unlink(missing_ok=True)
+            self._devices.pop(device, None)
+            sync_directory(self._folder)
+
+    def _file(self, device: DeviceId) -> Path:
+        return self._folder / f"{device}{_SUFFIX}"
+
+
+def device_of(certificate: bytes, name: str, paired_at: float, address: tuple[str, int] | None) -> PairedDevice:
+    """Return the device that has a certificate (DER)."""
+    found = DeviceId(hashlib.sha256(certificate).digest())
+    return PairedDevice(found, certificate, clean(name, NAME_LIMIT) or found.group, paired_at, address)
+
+
+def _read(file: Path) -> PairedDevice:
+    with file.open("rb") as stream:
+        content = stream.read(_FILE_LIMIT_BYTES)
+    record = msgspec.json.decode(content, type=_Record)
+    device = device_of(record.certificate, record.name, record.paired_at, record.address)
+    if f"{device.id}{_SUFFIX}" != file.name:
+        raise ValueError(f"{file} holds the certificate of {device.id}")
+    return device

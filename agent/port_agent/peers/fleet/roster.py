@@ -1,0 +1,91 @@
+"""Who of the paired devices is connected, and what it said last: a table without network, time is passed in."""
+
+from dataclasses import dataclass
+
+from port_agent.peers.connection.link import PeerLink
+from port_agent.peers.connection.messages import Heartbeat
+from port_agent.peers.identity.device_id import DeviceId
+
+SILENT_S = 22.0
+"""A device that said nothing for this long is gone: two heartbeats are lost. With `fleet.LOOK_S` that is 27 s at most."""
+
+
+@dataclass(slots=True)
+class FleetMember:
+    """A device that is connected. Moments are on the monotonic clock."""
+
+    link: PeerLink
+    dialed_by_us: bool
+    heard_s: float
+    software: str
+    """Its version."""
+    said: Heartbeat | None = None
+
+
+class Roster:
+    """One connection for each device."""
+
+    def __init__(self, own: DeviceId) -> None:
+        self._own = own
+        self._members: dict[DeviceId, FleetMember] = {}
+        self._last_heard: dict[DeviceId, tuple[float, Heartbeat]] = {}
+
+    def arrive(
+        self, device: DeviceId, link: PeerLink, *, dialed_by_us: bool, software: str, now_s: float
+    ) -> PeerLink | None:
+        """Take a new connection; returns the one that is to be closed for it, which may be the new one itself.
+
+        Of two that cross, both sides keep the one that the device with the smaller id dialed.
+        """
+        known = self._members.get(device)
+        crosses = known is not None and known.link.end is None and known.dialed_by_us != dialed_by_us
+        if crosses and dialed_by_us != (self._own < device):
+            return link
+        self._members[device] = FleetMember(link, dialed_by_us, now_s, software)
+        return known.link if known is not None and known.link.end is None else None
+
+    def hear(self, device: DeviceId, link: PeerLink, said: Heartbeat, now_s: float) -> bool:
+        """Note what a device said on its connection; returns whether it is the first word there."""
+        member = self._members.get(device)
+        if member is None or member.link is not link:
+            return False
+        is_first = member.said is None
+        member.said, member.heard_s = said, now_s
+        self._last_heard[device] = (now_s, said)
+        return is_first
+
+    def notice(self, device: DeviceId, link: PeerLink, now_s: float) -> None:
+        """Note that a device sent something: while much goes to and fro, its heartbeats wait."""
+        member = self._members.get(device)
+        if member is not None and member.link is link:
+            member.heard_s = now_s
+
+    def leave(self, device: DeviceId, link: PeerLink) -> bool:
+        """Note the end of a connection; returns whether the device is gone with it."""
+        member = self._members.get(device)
+        if member is None or member.link is not link:
+            return False
+        del self._members[device]
+        return True
+
+    def forget(self, device: DeviceId) -> PeerLink | None:
+        """Forget a device; returns its connection, if there is one, to be closed."""
+        self._last_heard.pop(device, None)
+        member = self._members.pop(device, None)
+        return member.link if member is not None else None
+
+    def member(self, device: DeviceId) -> FleetMember | None:
+        """Return a device that is connected."""
+        return self._members.get(device)
+
+    def links(self) -> tuple[PeerLink, ...]:
+        """Return all connections."""
+        return tuple(member.link for member in self._members.values())
+
+    def silent(self, now_s: float) -> tuple[PeerLink, ...]:
+        """Return the connections of devices that said nothing for too long."""
+        return tuple(member.link for member in self._members.values() if now_s - member.heard_s > SILENT_S)
+
+    def last_heard(self, device: DeviceId) -> tuple[float, Heartbeat] | None:
+        """Return when a device was heard last and what it said, None when not since the agent started."""
+        return self._last_heard.get(device)

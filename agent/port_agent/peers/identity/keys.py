@@ -1,0 +1,118 @@
+"""This device's key pair and certificate, in one file: made when first needed, then kept.
+
+Not at installation: images of memory cards are copied, and a copied key would make two devices one. The file is made
+by a process of its own (`port_agent.peers.identity.make`), so that the agent does not carry `cryptography` for good.
+"""
+
+import base64
+import subprocess
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+from port_agent.peers.identity.device_id import DIGEST_BYTES, DeviceId, DeviceIdError, read_device_id
+from port_agent.system.checksum import bytes_checksum
+from port_agent.system.python_process import NEUTRAL_DIRECTORY, module_command, module_environment
+from port_planner.ir.errors import PortError
+
+FILE_NAME = "identity.pem"
+LIMIT_BYTES = 16 << 10
+"""Ours has 1 kB; more is none of ours."""
+_OLD_FILE_NAME = "device-id"
+"""Random bits, from before there were keys."""
+_MAKER = "port_agent.peers.identity.make"
+_MAKING_PATIENCE_S = 120.0
+"""It takes 0.3 s on a PC; a first start from a slow card reads 10 MB of libraries."""
+_MAKING = threading.Lock()
+"""Discovery and pairing may both need the first key at once."""
+_BEGIN, _END = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
+
+
+class IdentityError(PortError):
+    """The key file cannot be read or made."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """This device to others. `certificate` is what they pin, in DER; the key stays in the file."""
+
+    id: DeviceId
+    certificate: bytes
+    file: Path
+
+
+def own_identity(state_dir: Path) -> Identity:
+    """Return this device's identity, made now if there is none; reads files and may start a process.
+
+    Raises IdentityError when the file is damaged or cannot be made, OSError when it cannot be read.
+    """
+    path = state_dir / FILE_NAME
+    with _MAKING:
+        if not path.exists():
+            _make(path)
+            (state_dir / _OLD_FILE_NAME).unlink(missing_ok=True)
+    return read_identity(path)
+
+
+def read_identity(path: Path) -> Identity:
+    """Return the identity in a key file; raises IdentityError for a damaged one, OSError."""
+    with path.open("rb") as file:
+        content = file.read(LIMIT_BYTES + 1)
+    head, _, pem = content.partition(b"\n")
+    words = head.decode("ascii", errors="replace").split(" ")
+    if len(words) != 3 or words[0] != "#" or words[2] != bytes_checksum(words[1].encode() + b"\n" + pem):
+        raise _damaged(path, "its checksum differs")
+    try:
+        return Identity(read_device_id(words[1]), certificate_in(pem.decode("ascii")), path)
+    except (DeviceIdError, ValueError) as error:
+        raise _damaged(path, str(error)) from error
+
+
+def key_file(pem: bytes, digest: bytes) -> bytes:
+    """Return the content of a key file: a line with id and checksum, which readers of PEM skip, and the PEM.
+
+    Raises ValueError for what is no digest.
+    """
+    if len(digest) != DIGEST_BYTES:
+        raise ValueError(f"a digest of {len(digest)} bytes; SHA-256 has {DIGEST_BYTES}")
+    name = str(DeviceId(digest))
+    return f"# {name} {bytes_checksum(name.encode() + bytes([10]) + pem)}\n".encode() + pem
+
+
+def certificate_in(pem: str) -> bytes:
+    """Return the DER of the first certificate in a PEM text; raises ValueError where there is none."""
+    _, begun, rest = pem.partition(_BEGIN)
+    body, ended, _ = rest.partition(_END)
+    if not begun or not ended:
+        raise ValueError("it holds no certificate")
+    return base64.b64decode("".join(body.split()), validate=True)
+
+
+def certificate_pem(der: bytes) -> str:
+    """Return a certificate as PEM."""
+    text = base64.b64encode(der).decode("ascii")
+    lines = [text[at : at + 64] for at in range(0, len(text), 64)]
+    return "\n".join([_BEGIN, *lines, _END, ""])
+
+
+def _make(path: Path) -> None:
+    try:
+        made = subprocess.run(
+            [*module_command(_MAKER), str(path)],
+            env=module_environment(), cwd=NEUTRAL_DIRECTORY, stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, timeout=_MAKING_PATIENCE_S, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as error:
+        raise IdentityError(
+            f"no key was made within {_MAKING_PATIENCE_S:.0f} s; is the disk at {path} slow?"
+        ) from error
+    if made.returncode:
+        reason = made.stderr.strip().splitlines()[-1:] or [f"exit code {made.returncode}"]
+        raise IdentityError(f"{path} cannot be made: {reason[0]}; check the directory and its disk")
+
+
+def _damaged(path: Path, reason: str) -> IdentityError:
+    return IdentityError(
+        f"{path} is damaged ({reason}); restore it from a backup, or delete it and pair this device again: others know "
+        "it by this file"
+    )

@@ -1,0 +1,54 @@
+"""The code that one device shows and a person types at the other: eight random digits and one that checks them."""
+
+import os
+import re
+
+from port_planner.ir.errors import ExitCode, PortError
+from port_planner.ir.units import shown
+
+RANDOM_DIGITS = 8
+_SOURCE_BYTES = 16
+"""So many that each code is as likely as any other, to 1 in 10^30."""
+TRIES = 3
+"""Wrong codes until a new one has to be shown: who guesses is right once in 33 million pairings."""
+LIFETIME_S = 300.0
+"""Long enough to walk to the other device."""
+
+
+class PairingCodeError(PortError):
+    """What was typed is no code."""
+
+    exit_code = ExitCode.IMPOSSIBLE
+
+
+def new_code() -> str:
+    """Return a new code as it is shown, such as "482-193-059"."""
+    digits = f"{int.from_bytes(os.urandom(_SOURCE_BYTES)) % 10**RANDOM_DIGITS:0{RANDOM_DIGITS}d}"
+    digits += _check_digit(digits)
+    return "-".join(digits[at : at + 3] for at in range(0, len(digits), 3))
+
+
+def read_code(text: str) -> str:
+    """Return the digits of a code that was typed, in whatever grouping.
+
+    Raises PairingCodeError, before a try is lost to a slip of the finger.
+    """
+    digits = re.sub(r"[\s-]", "", text)
+    if not re.fullmatch(rf"[0-9]{{{RANDOM_DIGITS + 1}}}", digits):
+        raise PairingCodeError(
+            f"{shown(text)} is no pairing code of {RANDOM_DIGITS + 1} digits; type what the other device shows"
+        )
+    if _check_digit(digits[:-1]) != digits[-1]:
+        raise PairingCodeError(
+            f"{shown(text)} is mistyped: its last digit does not fit; type what the other device shows"
+        )
+    return digits
+
+
+def _check_digit(digits: str) -> str:
+    """Return the check digit of Luhn's algorithm."""
+    total = 0
+    for place, digit in enumerate(reversed(digits)):
+        value = int(digit) * (2 if place % 2 == 0 else 1)
+        total += value // 10 + value % 10
+    return str(-total % 10)

@@ -1,0 +1,138 @@
+"""What two devices say to each other to pair, without sockets: SPAKE2 over the code, then a proof from either side.
+
+Who typed the code proves first that it knows the key which came of the code; only then does the device that shows it
+answer. A proof is an HMAC under that key over the certificate, the name and the port that it comes with, so nobody between the two can
+put in another certificate. Each connection tests one code. Nothing here is secret but the code: certificates are what each later shows
+to whoever calls.
+"""
+
+import hashlib
+import hmac
+from dataclasses import dataclass
+from enum import Enum
+from typing import Annotated
+
+import msgspec
+from spake2 import SPAKE2_A, SPAKE2_B, SPAKEError
+from spake2.ed25519_basic import NotOnCurve
+
+from port_agent.peers.announcement import NAME_LIMIT
+from port_agent.peers.connection.messages import NEWEST_VERSION, Version
+from port_planner.ir.errors import PortError
+
+CERTIFICATE_LIMIT_BYTES = 2048
+"""Ours has 500."""
+_ELEMENT_BYTES = 33
+"""A point of Ed25519 and the side that it comes from."""
+_MAC_BYTES = 32
+_REFUSAL_LIMIT = 200
+
+Certificate = Annotated[bytes, msgspec.Meta(min_length=1, max_length=CERTIFICATE_LIMIT_BYTES)]
+Port = Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)]
+
+
+class PairingError(PortError):
+    """Two devices did not pair."""
+
+
+class WrongCodeError(PairingError):
+    """The other side does not know the code."""
+
+
+class PairingSide(Enum):
+    """Who shows the code, and who was told it."""
+
+    JOINER = b"port-agent pairing: joiner"
+    SHOWER = b"port-agent pairing: shower"
+
+
+@dataclass(frozen=True, slots=True)
+class PairingPartner:
+    """A device that proved that it knows the code. `port` is where it listens for paired devices."""
+
+    certificate: bytes
+    name: str
+    port: int
+
+
+class _Start(msgspec.Struct, tag_field="kind", tag="start", frozen=True):
+    version: Version
+    element: Annotated[bytes, msgspec.Meta(min_length=_ELEMENT_BYTES, max_length=_ELEMENT_BYTES)]
+
+
+class _Proof(msgspec.Struct, tag_field="kind", tag="proof", frozen=True):
+    certificate: Certificate
+    name: Annotated[str, msgspec.Meta(max_length=NAME_LIMIT)]
+    port: Port
+    mac: Annotated[bytes, msgspec.Meta(min_length=_MAC_BYTES, max_length=_MAC_BYTES)]
+
+
+class _Refusal(msgspec.Struct, tag_field="kind", tag="refusal", frozen=True):
+    reason: Annotated[str, msgspec.Meta(max_length=_REFUSAL_LIMIT)]
+
+
+_DECODER = msgspec.msgpack.Decoder(_Start | _Proof | _Refusal)
+
+
+class PairingExchange:
+    """One side of one try: `start`, `take_start`, then `proof` and `take_proof` in the order of the side."""
+
+    def __init__(self, side: PairingSide, digits: str, own: PairingPartner) -> None:
+        kind = SPAKE2_A if side is PairingSide.JOINER else SPAKE2_B
+        names = {"idA": PairingSide.JOINER.value, "idB": PairingSide.SHOWER.value}
+        self._spake = kind(digits.encode("ascii"), **names)
+        self._side, self._own, self._key = side, own, b""
+        self._element: bytes = self._spake.start()
+
+    def start(self) -> bytes:
+        """Return the first message."""
+        return msgspec.msgpack.encode(_Start(NEWEST_VERSION, self._element))
+
+    def take_start(self, content: bytes) -> None:
+        """Take in the other side's first message; raises PairingError."""
+        message = _read(content)
+        if not isinstance(message, _Start):
+            raise PairingError("the other side does not pair as this version does")
+        try:
+            self._key = self._spake.finish(message.element)
+        except (SPAKEError, NotOnCurve, ValueError) as error:
+            raise PairingError(f"the other side sent no point of the curve: {error}") from error
+
+    def proof(self) -> bytes:
+        """Return the proof that this side knows the code, with what the other is to trust."""
+        own = self._own
+        return msgspec.msgpack.encode(_Proof(own.certificate, own.name, own.port, self._mac(self._side, own)))
+
+    def take_proof(self, content: bytes) -> PairingPartner:
+        """Return the other device; raises WrongCodeError when it does not know the code, PairingError."""
+        message = _read(content)
+        if not isinstance(message, _Proof):
+            raise PairingError("the other side does not pair as this version does")
+        partner = PairingPartner(message.certificate, message.name, message.port)
+        theirs = PairingSide.SHOWER if self._side is PairingSide.JOINER else PairingSide.JOINER
+        if not self._key or not hmac.compare_digest(self._mac(theirs, partner), message.mac):
+            raise WrongCodeError("the code is wrong")
+        if partner.certificate == self._own.certificate:
+            raise PairingError(
+                "that is this device itself, or a copy of its state directory; delete identity.pem in the copy"
+            )
+        return partner
+
+    def _mac(self, side: PairingSide, partner: PairingPartner) -> bytes:
+        said = msgspec.msgpack.encode((side.value, partner.certificate, partner.name, partner.port))
+        return hmac.new(self._key, said, hashlib.sha256).digest()
+
+
+def refusal(reason: str) -> bytes:
+    """Return the message that ends a try."""
+    return msgspec.msgpack.encode(_Refusal(reason[:_REFUSAL_LIMIT]))
+
+
+def _read(content: bytes) -> _Start | _Proof | _Refusal:
+    try:
+        message: _Start | _Proof | _Refusal = _DECODER.decode(content)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise PairingError(f"the other side sent what is no message of pairing: {error}") from error
+    if isinstance(message, _Refusal):
+        raise PairingError(f"the other device refused: {message.reason}")
+    return message

@@ -1,0 +1,85 @@
+"""Which agents were heard of, and when: a table that forgets.
+
+It knows no network, and time is passed in.
+"""
+
+from dataclasses import dataclass, replace
+
+from port_agent.peers.announcement import Announcement, AnnouncementError, from_text
+
+TTL_S = 120
+"""How long an announcement holds; the usual time of a host's records in mDNS (RFC 6762, section 10)."""
+GONE_S = 150.0
+"""A device that nobody heard of for this long is gone: after four questions without an answer."""
+FORGET_S = 1800.0
+"""Until then it is asked for, ever more rarely: a switch that was off for a while takes nobody from the list for good."""
+ASK_AGAIN_S = 15.0
+LIMIT = 100
+"""Agents at most; a flood of made-up ones costs no more memory than this, and those who are there stay."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """An agent that was heard of. `addresses` are what it claims; `heard_s` is on the monotonic clock."""
+
+    announcement: Announcement
+    addresses: tuple[str, ...]
+    heard_s: float
+    ask_s: float
+    """When to ask whether it is still there."""
+    port: int = 0
+    """Where it listens for paired devices; 0 while it is paired with none."""
+
+
+class Sightings:
+    """The agents heard of, by id, without this device itself."""
+
+    def __init__(self, own_id: str) -> None:
+        self._own_id = own_id
+        self._after_s = 0.7 * TTL_S + int(own_id, 16) % ASK_AGAIN_S
+        """Each device asks a little earlier or later: whoever is first gets an answer that all others hear too."""
+        self._peers: dict[str, Peer] = {}
+
+    def heard(self, label: str, text: bytes, addresses: tuple[str, ...], now_s: float, port: int = 0) -> bool:
+        """Note an announcement that came under the name `label`; returns whether it is one and is kept."""
+        try:
+            announcement = from_text(text)
+        except AnnouncementError:
+            return False
+        if announcement.id != label or label == self._own_id:
+            return False
+        known = self._peers.get(label)
+        if known is None and len(self._peers) >= LIMIT:
+            self._forget(now_s, GONE_S)
+            if len(self._peers) >= LIMIT:
+                return False
+        kept = addresses or (known.addresses if known else ())
+        self._peers[label] = Peer(announcement, kept, now_s, now_s + self._after_s, port)
+        return True
+
+    def gone(self, label: str) -> None:
+        """Note that an agent said goodbye."""
+        self._peers.pop(label, None)
+
+    def to_ask(self, now_s: float) -> list[str]:
+        """Return the ids to ask for now; those that stay silent come again, and in the end are forgotten."""
+        self._forget(now_s, FORGET_S)
+        due = [label for label, peer in self._peers.items() if peer.ask_s <= now_s]
+        for label in due:
+            silent_s = now_s - self._peers[label].heard_s
+            wait_s = ASK_AGAIN_S if silent_s < GONE_S else silent_s / 2
+            self._peers[label] = replace(self._peers[label], ask_s=now_s + wait_s)
+        return due
+
+    def next_s(self) -> float | None:
+        """Return the moment of the next question, None while nobody is known."""
+        return min((peer.ask_s for peer in self._peers.values()), default=None)
+
+    def peers(self, now_s: float) -> tuple[Peer, ...]:
+        """Return who is there now, by name."""
+        there = [peer for peer in self._peers.values() if now_s - peer.heard_s < GONE_S]
+        return tuple(sorted(there, key=lambda peer: (peer.announcement.name, peer.announcement.id)))
+
+    def _forget(self, now_s: float, silent_s: float) -> None:
+        for label in [label for label, peer in self._peers.items() if now_s - peer.heard_s >= silent_s]:
+            del self._peers[label]

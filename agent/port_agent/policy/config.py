@@ -1,0 +1,418 @@
+"""Read the policy from TOML.
+
+`config.toml`, then `config.d/*.toml` in order of name, later files winning.
+
+A file that does not fit is refused as a whole with file, line and reason.
+"""
+
+import difflib
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from datetime import time
+from pathlib import Path
+from typing import Any
+
+from port_agent.facts.model import Power
+from port_agent.policy.decide import DAYS, MIB, Policy, ResourceLimits, TimeWindow
+from port_planner.ir.errors import ExitCode, PortError
+from port_planner.ir.times import parse_hours
+from port_planner.ir.units import UnitError, parse_bytes, parse_duration
+
+
+class ConfigError(PortError):
+    """A configuration that is refused; the one in force stays."""
+
+    exit_code = ExitCode.CONFIG
+
+    def __init__(self, file: Path, line: int | None, reason: str) -> None:
+        self.file, self.line, self.reason = file, line, reason
+        place = f"{file}:{line}" if line is not None else str(file)
+        super().__init__(f"{place}: {reason}; correct it, and tell an agent that runs with `port-agent reload`")
+
+
+@dataclass(frozen=True, slots=True)
+class AgentOptions:
+    """Settings of the daemon itself rather than of the decision."""
+
+    keep_results_bytes: int = 2048 * MIB
+    keep_jobs: int = 200
+    job_log_bytes: int = MIB
+    metrics_listen: tuple[str, int] | None = None
+    control_group: str | None = None
+    discover_peers: bool = False
+    peer_name: str = ""
+    """What other agents call this one; empty makes a name of the device id, which tells nothing of its owner."""
+    peer_port: int = 9478
+    """Where paired devices call; listened at only while a device is paired."""
+    pairing_port: int = 9479
+    """Listened at only while a code is shown."""
+    static_peers: tuple[tuple[str, int], ...] = ()
+    """Where to call for paired devices that multicast does not reach."""
+    share_with_peers: bool = False
+    """Whether paired devices may have costs and plans that were made here, and theirs are asked for."""
+    solve_for_peers: bool = False
+    """Whether plans are solved for paired devices, while the policy would let this one train."""
+    take_jobs: bool = False
+    """Whether jobs of paired devices are trained here, while the policy lets this one train and it has no work of its own."""
+    solve_on: str = ""
+    """The paired device, or `any`, that solves for plans made again while a job trains here; empty: this one."""
+    sysfs_root: Path = Path("/sys")
+    proc_root: Path = Path("/proc")
+    dev_root: Path = Path("/dev")
+    max_failures_without_progress: int = 6
+
+    @property
+    def sensor_roots(self) -> tuple[Path, Path, Path]:
+        """Where sensors are read: sysfs, proc, dev."""
+        return self.sysfs_root, self.proc_root, self.dev_root
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Everything that the configuration files say."""
+
+    policy: Policy = field(default_factory=Policy)
+    options: AgentOptions = field(default_factory=AgentOptions)
+    energy: Mapping[str, object] = field(default_factory=dict)
+    """The table [energy] as it stands; the meter checks it."""
+    files: tuple[Path, ...] = ()
+
+
+class _ValueError(Exception):
+    """A value that does not fit; the caller knows file and line."""
+
+
+def _duration(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise _ValueError(f'{value!r} is no duration; write it like "5min", "90s" or "2h"')
+    try:
+        return parse_duration(value)
+    except UnitError as error:
+        raise _ValueError(str(error)) from error
+
+
+def _boolean(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise _ValueError(f"{value!r} is neither true nor false")
+    return value
+
+
+def _within(low: float, high: float, unit: str) -> Callable[[object], float]:
+    def parse(value: object) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+            raise _ValueError(f"{value!r} is not between {low:g} and {high:g} {unit}")
+        return float(value)
+
+    return parse
+
+
+def _count(low: int, high: int) -> Callable[[object], int]:
+    def parse(value: object) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise _ValueError(f"{value!r} is not a whole number between {low} and {high}")
+        return value
+
+    return parse
+
+
+def _size(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise _ValueError(f'{value!r} is no size; write it like "512M"')
+    try:
+        return parse_bytes(value)
+    except UnitError as error:
+        raise _ValueError(str(error)) from error
+
+
+def _power(value: object) -> Power | None:
+    known = {"auto": None, "external": Power.EXTERNAL, "battery": Power.BATTERY}
+    if not isinstance(value, str) or value not in known:
+        raise _ValueError(f'{value!r} is none of "auto", "external", "battery"')
+    return known[value]
+
+
+def _directory(value: object) -> Path:
+    if not isinstance(value, str) or not value.startswith("/"):
+        raise _ValueError(f"{value!r} is no absolute path")
+    return Path(value)
+
+
+def _group(value: object) -> str | None:
+    if not isinstance(value, str):
+        raise _ValueError(f"{value!r} is no group name")
+    return value or None
+
+
+def _peer_name(value: object) -> str:
+    from port_agent.peers.announcement import NAME_LIMIT, clean  # few set a name: not worth resident memory
+
+    if not isinstance(value, str) or clean(value, NAME_LIMIT) != value:
+        raise _ValueError(f"{value!r} is no name of at most {NAME_LIMIT} printable characters")
+    return value
+
+
+def _addresses(value: object) -> tuple[tuple[str, int], ...]:
+    if not isinstance(value, list):
+        raise _ValueError(f'{value!r} is no list; write it like ["192.168.2.7:9478", "[fd00::7]:9478"]')
+    return tuple(_address(text) for text in value)
+
+
+def _address(value: object) -> tuple[str, int]:
+    match = re.fullmatch(r"(\[[0-9A-Fa-f:.]+(?:%\w+)?\]|[\w.-]+):(\d{1,5})", value) if isinstance(value, str) else None
+    if match is None or not 0 < int(match[2]) < 65536:
+        raise _ValueError(f'{value!r} is no address; write it like "192.168.2.7:9478" or "[fd00::7]:9478"')
+    return match[1].strip("[]"), int(match[2])
+
+
+def _listen(value: object) -> tuple[str, int] | None:
+    if value == "":
+        return None
+    match = re.fullmatch(r"(127\.\d+\.\d+\.\d+|localhost|\[::1\]):(\d{1,5})", value) if isinstance(value, str) else None
+    if match is None or not 0 < int(match[2]) < 65536:
+        raise _ValueError(f'{value!r} is no local address; write it like "127.0.0.1:9477"')
+    return match[1].strip("[]"), int(match[2])
+
+
+def _span(text: object) -> tuple[time, time]:
+    try:
+        return parse_hours(text if isinstance(text, str) else repr(text))
+    except UnitError as error:
+        raise _ValueError(str(error)) from error
+
+
+def _spans(value: object) -> list[tuple[time, time]]:
+    if not isinstance(value, list):
+        raise _ValueError(f'{value!r} is no list; write it like ["22:00-07:00"]')
+    return [_span(text) for text in value]
+
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    """Where a value goes.
+
+    The field of Policy ("policy"), AgentOptions ("options") or of one of the ResourceLimits.
+    """
+
+    target: str
+    field: str
+    parse: Callable[[Any], object]
+
+
+_PERCENT = _within(0, 100, "percent")
+
+KEYS: dict[str, _Key] = {
+    "when.external_power": _Key("policy", "require_external_power", _boolean),
+    "when.assume_power": _Key("policy", "assume_power", _power),
+    "when.min_battery": _Key("policy", "min_battery_percent", _PERCENT),
+    "when.idle_for": _Key("policy", "idle_for_s", _duration),
+    "when.train_while_in_use": _Key("policy", "train_while_in_use", _boolean),
+    "when.busy_cpu": _Key("policy", "busy_cpu_percent", _PERCENT),
+    "when.busy_pressure": _Key("policy", "busy_pressure_percent", _PERCENT),
+    "when.max_temperature": _Key("policy", "max_temperature_c", _within(20, 120, "°C")),
+    "when.resume_temperature": _Key("policy", "resume_temperature_c", _within(10, 120, "°C")),
+    "when.stop_when_throttled": _Key("policy", "stop_when_throttled", _boolean),
+    "when.min_pause": _Key("policy", "min_pause_s", _duration),
+    "when.keep_in_memory": _Key("policy", "keep_in_memory_for_s", _duration),
+    "memory.min_available": _Key("policy", "min_free_memory_bytes", _size),
+    "memory.pressure": _Key("policy", "memory_pressure_percent", _PERCENT),
+    "storage.min_free": _Key("policy", "min_free_disk_bytes", _size),
+    "storage.flash_writes_per_day": _Key("policy", "flash_write_budget_bytes_per_day", _size),
+    "storage.keep_results": _Key("options", "keep_results_bytes", _size),
+    "storage.keep_jobs": _Key("options", "keep_jobs", _count(1, 100_000)),
+    "storage.job_log": _Key("options", "job_log_bytes", _size),
+    "limits.not_in_use.cpu": _Key("not_in_use", "cpu_percent", _within(1, 100, "percent")),
+    "limits.not_in_use.memory": _Key("not_in_use", "memory", str),
+    "limits.in_use.cpu": _Key("in_use", "cpu_percent", _within(1, 100, "percent")),
+    "limits.in_use.memory": _Key("in_use", "memory", str),
+    "jobs.give_up_after": _Key("options", "max_failures_without_progress", _count(1, 1000)),
+    "metrics.listen": _Key("options", "metrics_listen", _listen),
+    "control.group": _Key("options", "control_group", _group),
+    "peers.discover": _Key("options", "discover_peers", _boolean),
+    "peers.name": _Key("options", "peer_name", _peer_name),
+    "peers.port": _Key("options", "peer_port", _count(1, 65535)),
+    "peers.pairing_port": _Key("options", "pairing_port", _count(1, 65535)),
+    "peers.static": _Key("options", "static_peers", _addresses),
+    "peers.share": _Key("options", "share_with_peers", _boolean),
+    "peers.solve": _Key("options", "solve_for_peers", _boolean),
+    "peers.take_jobs": _Key("options", "take_jobs", _boolean),
+    "peers.solve_on": _Key("options", "solve_on", _peer_name),
+    "sensors.sysfs_root": _Key("options", "sysfs_root", _directory),
+    "sensors.proc_root": _Key("options", "proc_root", _directory),
+    "sensors.dev_root": _Key("options", "dev_root", _directory),
+}
+
+
+def load_config(main: Path | None) -> Config:
+    """Return the configuration of `main` and the drop-ins beside it; a missing `main` means the defaults.
+
+    Raises ConfigError with file, line and reason.
+    """
+    if main is None:
+        return Config()
+    drop_ins = sorted((main.parent / "config.d").glob("*.toml"))
+    files = [path for path in (main, *drop_ins) if path.is_file()]
+    config = Config()
+    for file in files:
+        config = replace(read_file(file, config), files=(*config.files, file))
+    return config
+
+
+def read_file(file: Path, base: Config = Config()) -> Config:
+    """Return `base` with the settings of one file put over it.
+
+    Raises ConfigError with file, line and reason.
+    """
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(file, None, f"cannot be read: {error}") from error
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(file, _toml_line(error), str(error).partition(" (at ")[0]) from error
+    except ValueError as error:  # an integer of more digits than Python reads
+        raise ConfigError(file, None, "holds a number of thousands of digits") from error
+    flat, windows = _flatten(document), document.get("windows", {})
+    energy = document.get("energy", {})
+    config = replace(base, energy={**base.energy, **energy}) if isinstance(energy, Mapping) else base
+    for key, value in flat.items():
+        try:
+            config = _apply(config, key, value)
+        except _ValueError as error:
+            raise ConfigError(file, locate(text, key), f"{key}: {error}") from error
+    if windows:
+        config = replace(config, policy=replace(config.policy, windows=_windows(file, text, windows)))
+    _check_together(file, text, config.policy)
+    _check_energy(file, text, config.energy)
+    return config
+
+
+def locate(text: str, key: str) -> int | None:
+    """Return the line number of dotted `key` in a TOML text, or of its table, or None."""
+    table, found = "", None
+    for number, line in enumerate(text.splitlines(), start=1):
+        header = re.match(r"\s*\[+\s*([^\]]+?)\s*\]+", line)
+        if header:
+            table = re.sub(r"\s*\.\s*", ".", header[1]).replace('"', "")
+            if key == table or key.startswith(f"{table}."):
+                found = number
+            continue
+        name = re.match(r"""\s*(["']?[\w.-]+["']?)\s*=""", line)
+        if name:
+            full = f"{table}.{name[1].strip(chr(34))}" if table else name[1]
+            if full == key or key.startswith(f"{full}."):
+                return number
+    return found
+
+
+def _toml_line(error: tomllib.TOMLDecodeError) -> int | None:
+    match = re.search(r"at line (\d+)", str(error))
+    return int(match[1]) if match else None
+
+
+def _flatten(document: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
+    flat: dict[str, object] = {}
+    for name, value in document.items():
+        key = f"{prefix}{name}"
+        if key in ("windows", "energy") and isinstance(value, Mapping):
+            continue
+        if isinstance(value, Mapping) and key not in KEYS:
+            flat |= _flatten(value, f"{key}.")
+        else:
+            flat[key] = value
+    return flat
+
+
+def _apply(config: Config, key: str, value: object) -> Config:
+    entry = KEYS.get(key)
+    if entry is None:
+        close = difflib.get_close_matches(key, KEYS, n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise _ValueError(f"no such setting{hint}")
+    if entry.target in ("not_in_use", "in_use"):
+        limits: ResourceLimits = getattr(config.policy, entry.target)
+        if entry.field == "memory":
+            limits = _memory(limits, value)
+        else:
+            limits = replace(limits, **_change(entry.field, entry.parse(value)))
+        return replace(config, policy=replace(config.policy, **_change(entry.target, limits)))
+    change = _change(entry.field, entry.parse(value))
+    if entry.target == "policy":
+        return replace(config, policy=replace(config.policy, **change))
+    return replace(config, options=replace(config.options, **change))
+
+
+def _change(name: str, value: object) -> dict[str, Any]:
+    """Return keyword arguments for `replace`; the parser in `KEYS` has already made the field's type."""
+    return {name: value}
+
+
+def _memory(limits: ResourceLimits, value: object) -> ResourceLimits:
+    """Return `limits` with a memory limit written as "70%" or "400M"."""
+    percent = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", value) if isinstance(value, str) else None
+    if percent is None:
+        return replace(limits, memory_percent=100.0, memory_bytes=_size(value))
+    if not 0 < float(percent[1]) <= 100:
+        raise _ValueError(f"{value!r} is not between 0 and 100 percent")
+    return replace(limits, memory_percent=float(percent[1]), memory_bytes=None)
+
+
+def _windows(file: Path, text: str, table: object) -> tuple[TimeWindow, ...]:
+    if not isinstance(table, Mapping):
+        raise ConfigError(
+            file, locate(text, "windows"), 'windows: write it as a table, [windows] every = ["22:00-07:00"]'
+        )
+    found: list[TimeWindow] = []
+    for day, value in table.items():
+        key = f"windows.{day}"
+        if day not in (*DAYS, "every"):
+            raise ConfigError(file, locate(text, key), f"{key}: no such day; use every, {', '.join(DAYS)}")
+        try:
+            spans = _spans(value)
+        except _ValueError as error:
+            raise ConfigError(file, locate(text, key), f"{key}: {error}") from error
+        days = range(7) if day == "every" else [DAYS.index(day)]
+        found += [TimeWindow(weekday, start, end) for weekday in days for start, end in spans]
+    return tuple(found)
+
+
+def _check_together(file: Path, text: str, policy: Policy) -> None:
+    if policy.resume_temperature_c >= policy.max_temperature_c:
+        keys = ("when.resume_temperature", "when.max_temperature")
+        line = max((number for key in keys if (number := locate(text, key)) is not None), default=None)
+        numbers = f"{policy.resume_temperature_c:g} against {policy.max_temperature_c:g} °C"
+        raise ConfigError(file, line, f"when.resume_temperature must lie below when.max_temperature ({numbers})")
+
+
+def _check_energy(file: Path, text: str, table: Mapping[str, object]) -> None:
+    """Let the meter check its own table, so that a mistake in it is refused with its line too."""
+    if not table:
+        return
+    from port_agent.energy.sources.registry import EnergyConfig, EnergyConfigError
+
+    try:
+        EnergyConfig.from_table(table)
+    except EnergyConfigError as error:
+        raise ConfigError(file, locate(text, f"energy.{error.key}"), str(error)) from error
+
+
+def restart_needed(old: Config, new: Config) -> list[str]:
+    """Return the settings in which `new` differs and that a daemon takes at a start only."""
+    fields_ = ("control_group", "metrics_listen")
+    names = {entry.field: key for key, entry in KEYS.items() if entry.target == "options"}
+    changed = [names[name] for name in fields_ if getattr(old.options, name) != getattr(new.options, name)]
+    return changed + (["energy"] if dict(old.energy) != dict(new.energy) else [])
+
+
+def describe_config(config: Config) -> dict[str, object]:
+    """Return the settings in force as plain values, for `status --json` and `doctor`."""
+    policy = config.policy
+    plain = {item.name: getattr(policy, item.name) for item in fields(policy)}
+    plain["assume_power"] = policy.assume_power.value if policy.assume_power else "auto"
+    plain["windows"] = [f"{DAYS[w.weekday]} {w.start:%H:%M}-{w.end:%H:%M}" for w in policy.windows]
+    for name in ("not_in_use", "in_use"):
+        limits = getattr(policy, name)
+        plain[name] = {item.name: getattr(limits, item.name) for item in fields(limits)}
+    return plain | {"files": [str(file) for file in config.files]}

@@ -1,0 +1,108 @@
+"""The process that measures and compares operators: `python -m port_agent.prepare.bench.process THREADS`.
+
+It reads a request per line and answers each with a line, progress as "done total" lines before it. Its first request finds it as bare as a
+worker, so that the memory which it reports is a worker's.
+"""
+
+import math
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgpack
+import msgspec
+
+from port_agent.system.torch_loading import load_torch
+from port_planner.ir.bundle.codec import unpack_graph
+
+if TYPE_CHECKING:
+    from port_planner.profiling.operators import Measured
+
+DONE, LAST = "done\n", "last\n"
+"""The answers: what was asked for is written. After the second the process ends."""
+
+
+class Measure(msgspec.Struct, frozen=True, tag="measure"):
+    """Profile the graphs in a file and write what they cost to another. `resident`: and what they leave resident.
+
+    `shared`: a file with costs of another machine, or nothing. `elsewhere`: the graphs were recorded on another device. `ram_bytes`: for
+    the process that does it; 0: as much as it takes.
+    """
+
+    source: str
+    target: str
+    compute_watts: float
+    resident: bool
+    shared: str = ""
+    elsewhere: bool = False
+    ram_bytes: int = 0
+
+
+class Compare(msgspec.Struct, frozen=True, tag="compare"):
+    """Compare what a file asks for within bytes of RAM, what has no room there in a directory, and write what differs to another."""
+
+    source: str
+    target: str
+    ram_bytes: int
+    page_dir: str
+
+
+Request = Measure | Compare
+
+
+def main(arguments: list[str]) -> int:
+    """Answer requests from the standard input, with `arguments[0]` threads, until it ends."""
+    (threads,) = arguments
+    load_torch()
+    import torch
+
+    torch.set_num_threads(int(threads))
+    decoder = msgspec.json.Decoder(Request)
+    for line in sys.stdin:
+        answer = _answered(decoder.decode(line))
+        _say(answer)
+        if answer == LAST:
+            break
+    return 0
+
+
+def _answered(request: Request) -> str:
+    """Do what is asked for and return what to say."""
+    if isinstance(request, Measure):
+        _measure(request)
+        return DONE
+    from port_agent.prepare.bench.comparing import compare
+
+    followed = compare(Path(request.source), Path(request.target), request.ram_bytes, Path(request.page_dir))
+    return LAST if followed else DONE
+
+
+def _measure(request: Measure) -> None:
+    from port_planner.profiling import kept_costs, shared_costs
+    from port_planner.profiling.operators import profile_operators
+
+    graphs = [unpack_graph(g) for g in msgpack.unpackb(Path(request.source).read_bytes())]
+    shared = shared_costs.unpack_shared(Path(request.shared).read_bytes(), time.time()) if request.shared else {}
+    measured = profile_operators(
+        graphs, compute_watts=request.compute_watts, progress=lambda done, total: _say(f"{done} {total}\n"),
+        kept_in=kept_costs.cache_folder(), shared=shared, resident=request.resident, elsewhere=request.elsewhere,
+        ram_bytes=request.ram_bytes or math.inf,
+    )  # fmt: skip
+    Path(request.target).write_bytes(msgspec.msgpack.encode(measured))
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line)
+    sys.stdout.flush()
+
+
+def read_measured(path: Path) -> "Measured":
+    """Return what `Measure` wrote."""
+    from port_planner.profiling.operators import Measured
+
+    return msgspec.msgpack.decode(path.read_bytes(), type=Measured)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,82 @@
+"""Frozen weights that stay in the safetensors files that a job loaded them from: its bundle names file, place and checksum.
+
+safetensors maps its files, so where a weight's memory lies tells which bytes of which file it is.
+"""
+
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import torch
+
+from port_agent.follow.storages import allocated_bytes, data_ptr, private_file_mappings, untyped_storage
+from port_planner.capture.step import Fill
+from port_planner.ir.bundle.bundle import contents_of_file
+from port_planner.ir.bundle.checksums import tensor_hasher
+from port_planner.ir.bundle.manifest import BundleError, FileRange
+from port_planner.ir.code_pages import FileMapping
+from port_planner.ir.devices.kinds import CPU
+from port_planner.ir.tensor_bytes import storage_pieces, tensor_pieces
+from port_planner.make_bundle import Prepared, TensorPart
+
+LEAST_BYTES = 64 << 10
+"""Smaller tensors go into the bundle: naming them saves nothing to speak of."""
+_PIECE_BYTES = 1 << 20
+
+
+def with_weight_files(prepared: Prepared) -> Prepared:
+    """Return the job with those weights left in their files that no step writes and that are there as they are here."""
+    if sys.platform != "linux" or prepared.job.pruning is not None:
+        return prepared
+    written = {g.storages[s].key for g in prepared.graphs.values() for op in g.ops for s in op.writes}
+    mappings = list(private_file_mappings())
+    files = {}
+    for key, tensor in prepared.tensors.items():
+        if isinstance(tensor, Fill) or key in written:
+            continue
+        contents = _contents(tensor)
+        if contents is not None:
+            part = _part_of_file(key, contents, mappings)
+            if part is not None:
+                files[key] = part
+    return replace(prepared, files=files)
+
+
+@dataclass(frozen=True, slots=True)
+class _Contents:
+    """Bytes in memory that a storage starts from."""
+
+    address: int
+    nbytes: int
+    pieces: Iterable[memoryview]
+
+
+def _contents(tensor: torch.Tensor | TensorPart) -> _Contents | None:
+    """Return where the contents of a storage lie in the host's memory; None where they do not, one byte after the other."""
+    part = tensor.tensor if isinstance(tensor, TensorPart) else None
+    whole = tensor if isinstance(tensor, torch.Tensor) else tensor.tensor
+    if whole.device.type != CPU or (part is not None and not part.is_contiguous()):
+        return None
+    storage = untyped_storage(whole)
+    if part is None:
+        return _Contents(data_ptr(storage), allocated_bytes(storage), storage_pieces(whole))
+    begin = data_ptr(storage) + int(part.storage_offset()) * part.itemsize
+    return _Contents(begin, part.numel() * part.itemsize, tensor_pieces(part))
+
+
+def _part_of_file(key: str, contents: _Contents, mappings: Iterable[FileMapping]) -> FileRange | None:
+    """Return the part of a file that contents show; None where there is none, or other bytes are in it."""
+    address, nbytes = contents.address, contents.nbytes
+    around = next((m for m in mappings if m.start <= address and address + nbytes <= m.stop), None)
+    if around is None or nbytes < LEAST_BYTES:
+        return None
+    hasher = tensor_hasher()
+    for piece in contents.pieces:
+        hasher.update(piece)
+    part = FileRange(around.path, around.offset + address - around.start, nbytes, hasher.hexdigest())
+    try:
+        for _ in contents_of_file(key, part, _PIECE_BYTES):
+            pass
+    except BundleError:  # no safetensors, replaced on disk since it was loaded, or changed in memory
+        return None
+    return part

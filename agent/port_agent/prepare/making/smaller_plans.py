@@ -1,0 +1,94 @@
+"""A bundle's further plans: for smaller budgets, to which the agent switches when memory gets short, and one that spares flash."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from port_agent.prepare.making.attempts import Attempts, quick_planner
+from port_agent.prepare.making.trial import Trial
+from port_agent.prepare.making.unplanned import target_bytes
+from port_planner.ir.bundle.bundle import Bundle
+from port_planner.ir.bundle.manifest import Manifest
+from port_planner.ir.plan import Plan
+from port_planner.make_bundle import InfeasibleError, Planner
+from port_planner.search import pareto
+from port_planner.search.pareto import point_of
+
+_NARROW, _WIDE = 2, 6
+"""How many there are for smaller budgets: by the quick planner, and by the chosen one, which takes its time for each."""
+_SPARED_WRITES = 0.25
+"""Of the bytes that the first plan writes, what a plan may for days on which the allowance of flash writes gets short."""
+
+
+@dataclass(frozen=True, slots=True)
+class SmallerPlans:
+    """Plans of a bundle's graphs for a budget below its own, or that write less."""
+
+    plans: Mapping[str, Plan]
+    ram_bytes: int
+    keeps_limits: bool
+    """Whether they keep to the deadline, where the bundle has one."""
+
+
+def smaller_plans(attempts: Attempts, planner: Planner | None) -> list[SmallerPlans]:
+    """Plan for smaller budgets than the draft's first plan, and once more so that flash is spared.
+
+    Without a planner quick ones make them, and fewer.
+    """
+    limits, target = attempts.draft.limits, target_bytes(attempts.pools)
+    limited, count = (quick_planner(limits), _NARROW) if planner is None else (planner, _WIDE)
+    late = None if limits.step_s is None else quick_planner(replace(limits, step_s=None))
+    bundle = Bundle(attempts.draft.path)
+    single = bundle.manifest.graphs[0]
+    budgets = pareto.budgets(bundle.graphs[single], bundle.costs[single], target, count + 1)[1:]
+    least = attempts.start_bytes if attempts.pools.device_bytes is None else 0
+    tries = [(budget, limited, True) for budget in budgets if budget >= least]
+    written = bundle.manifest.plans[0].written_bytes
+    if written and attempts.device.flash.wear_joules_per_byte:
+        sparing = replace(limits, step_s=None, written_bytes=int(written * _SPARED_WRITES))
+        tries.insert(0, (target, quick_planner(sparing), limits.step_s is None))
+    found = []
+    for budget, chosen, keeping in tries:
+        plans = _planned(attempts, budget, chosen)
+        if plans is None and late is not None:
+            plans, keeping = _planned(attempts, budget, late), False
+        if plans is not None:
+            found.append(SmallerPlans(plans, budget, keeping))
+    return found
+
+
+def _planned(attempts: Attempts, ram_bytes: int, planner: Planner) -> dict[str, Plan] | None:
+    try:
+        return attempts.planned(ram_bytes, planner)[0]
+    except InfeasibleError:
+        return None
+
+
+def with_cheapest_first(attempts: Attempts, smaller: Sequence[SmallerPlans], found: Trial) -> Trial:
+    """Put plans for smaller budgets in the first one's place where they cost less, and return what a trial of it took.
+
+    Where they take in that trial what was not planned, the first stays: it took what was `found`.
+    """
+    bundle, device = Bundle(attempts.draft.path), attempts.device
+    keeping = [one.plans for one in smaller if one.keeps_limits]
+    cheapest = {
+        name: pareto.cheapest_within(plan, (plans[name] for plans in keeping)) for name, plan in bundle.plans[0].items()
+    }
+    if cheapest == bundle.plans[0]:
+        return found
+    again, settled = attempts.run(cheapest, bundle.costs)
+    if settled:
+        return again
+    attempts.device = device
+    attempts.draft.put([bundle.plans[0]], bundle.costs, [attempts.pools.computing_bytes])
+    return found
+
+
+def with_smaller_plans(attempts: Attempts, smaller: Sequence[SmallerPlans]) -> Manifest:
+    """Add plans behind the one the draft has, but for those that another beats, and return its manifest."""
+    bundle = Bundle(attempts.draft.path)
+    main = bundle.manifest.main_graph
+    choices = [bundle.plans[0], *(one.plans for one in smaller)]
+    limits = [attempts.pools.computing_bytes, *(one.ram_bytes for one in smaller)]
+    points = [point_of(bundle.graphs[main], bundle.costs[main], c[main]) for c in choices]
+    kept = [0] + [i for i in range(1, len(points)) if not any(p.dominates(points[i]) for p in points)]
+    return attempts.draft.put([choices[i] for i in kept], bundle.costs, [limits[i] for i in kept])

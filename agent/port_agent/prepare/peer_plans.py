@@ -1,0 +1,178 @@
+"""Plans of paired devices: asked for, checked here, and one's own given in return.
+
+Whatever comes is data that somebody else wrote: a plan is lowered against this device's own problem; who sent what cannot be is
+accused, and planning goes on as if nobody had answered.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol
+
+from port_agent.peers.connection.messages import QUESTION_LIMIT_BYTES
+from port_agent.peers.exchange.answers import NotAnsweredError, PeerContent, Subject
+from port_planner.ir.costs import CostTable
+from port_planner.ir.graph import StepGraph
+from port_planner.ir.plan import Plan
+from port_planner.ir.units import format_bytes
+from port_planner.search.plan_problem import (
+    PlanProblem,
+    UnsuitedPlanError,
+    WrongPlanError,
+    judged,
+    pack_answer,
+    pack_problem,
+    plan_in,
+)
+from port_planner.search.plan_step import PlanResult, better_of
+from port_planner.search.solve import Outcome
+
+if TYPE_CHECKING:
+    from port_planner.make_bundle import Planner  # which needs torch, and a process that only plans again does not
+
+_PROMPT_S = 5.0
+"""A paired device says within milliseconds whether it has a plan; one that says nothing is waited for once."""
+
+ProblemOf = Callable[[StepGraph, CostTable, int], PlanProblem]
+
+
+class PeerLine(Protocol):
+    """The way to paired devices; each raises NotAnsweredError."""
+
+    def shared(self, subject: Subject, name: str) -> PeerContent:
+        """Return what paired devices share under a name."""
+
+    def solved(self, name: str, problem: bytes, seconds: float) -> PeerContent:
+        """Return the answer to a planning problem."""
+
+    def share(self, subject: Subject, name: str, content: bytes) -> None:
+        """Let paired devices have a content."""
+
+    def accuse(self, device: str, reason: str) -> None:
+        """Have a device cut off that gave a wrong answer."""
+
+
+class PeerPlans:
+    """What paired devices do for one run of planning.
+
+    `shares`: plans are taken from them and given to them. `solves`: plans are solved there. `told` is for the user.
+    """
+
+    def __init__(self, line: PeerLine, *, shares: bool, solves: bool) -> None:
+        self._line, self._shares, self._solves = line, shares, solves
+        self._asks = shares
+        """Whether plans are asked for: no more where nobody answers promptly."""
+        self._notes: dict[str, None] = {}
+        """Each said once, in order."""
+        self._solved: dict[str, int] = {}
+        """How many plans each device solved."""
+
+    def told(self) -> list[str]:
+        """Return what paired devices did, and why they did no more."""
+        solved = [f"{count} plan{'s' * (count > 1)} solved on {name}" for name, count in self._solved.items()]
+        return [*solved, *self._notes]
+
+    def planner(self, local: "Planner", problem_of: ProblemOf) -> "Planner":
+        """Return a planner that takes plans of paired devices where they are as good as can be told, and else `local`'s.
+
+        Quick plans are made here.
+        """
+
+        def plan(graph: StepGraph, costs: CostTable, ram_bytes: int) -> PlanResult:
+            problem = problem_of(graph, costs, ram_bytes)
+            if problem.strategy == "greedy":
+                if self._solves:
+                    self._note(f"planned here in a moment: a step of {len(graph.ops)} operators is not searched")
+                return local(graph, costs, ram_bytes)
+            shared = self._shared_plan(problem) if self._asks else None
+            if shared is not None:
+                return shared
+            found = (self._solved_plan(problem) if self._solves else None) or local(graph, costs, ram_bytes)
+            if self._shares and found.plan is not None:
+                self._share(Subject.PLAN, problem.name, pack_answer(found))
+            return found
+
+        return plan
+
+    def solved(self, problem: PlanProblem, known: Plan) -> PlanResult:
+        """Return the best of a paired device's plan, or of this device's where none came, and the one that is known."""
+        found = None if problem.strategy == "greedy" else self._solved_plan(problem)
+        if found is None:
+            return problem.solved(rivals=(known,))
+        return better_of(problem.graph, problem.costs, problem.limits, found=found, rivals=(known,))
+
+    def _shared_plan(self, problem: PlanProblem) -> PlanResult | None:
+        began_s = time.monotonic()
+        try:
+            found = self._line.shared(Subject.PLAN, problem.name)
+        except NotAnsweredError as error:  # mostly: nobody planned the same step for this budget yet
+            if time.monotonic() - began_s > _PROMPT_S:
+                self._asks = False
+                self._note(f"no plans asked for any more: {error}")
+            return None
+        plan = self._checked(problem, found, same_costs=False)
+        if plan is not None:
+            self._note(f"a plan of {found.name} for the same step and budget")
+        return _result(plan)
+
+    def _solved_plan(self, problem: PlanProblem) -> PlanResult | None:
+        packed = pack_problem(problem)
+        try:
+            if len(packed) > QUESTION_LIMIT_BYTES:
+                raise NotAnsweredError(
+                    f"the step takes {format_bytes(len(packed))}, more than the {format_bytes(QUESTION_LIMIT_BYTES)} that are sent"
+                )
+            found = self._line.solved(problem.name, packed, problem.time_limit_s)
+        except NotAnsweredError as error:
+            self._solves = False  # what it says holds for the next minutes
+            self._note(f"solved here: {error}")
+            return None
+        plan = self._checked(problem, found, same_costs=True)
+        if plan is not None:
+            self._solved[found.name] = self._solved.get(found.name, 0) + 1
+        return _result(plan)
+
+    def _checked(self, problem: PlanProblem, found: PeerContent, *, same_costs: bool) -> Plan | None:
+        """Return the plan of an answer with its figures here; None where it is none or no better than a quick one."""
+        try:
+            plan = plan_in(found.content)
+            if isinstance(plan, str):
+                self._note(f"solved here: {found.name} found no plan ({plan.partition(';')[0]})")
+                return None
+            plan = judged(problem, plan, same_costs=same_costs)
+        except WrongPlanError as error:
+            self._accuse(found, str(error))
+            return None
+        except UnsuitedPlanError as error:
+            self._note(f"a plan of {found.name} was not taken: {error}")
+            return None
+        quick = replace(problem, strategy="greedy").solved().plan
+        if quick is not None and plan.overhead_joules > quick.overhead_joules * (1 + 1e-9):
+            self._note(f"a plan of {found.name} was not taken: one made here in a moment costs less")
+            return None
+        return plan
+
+    # --- inside
+
+    def _note(self, text: str) -> None:
+        self._notes[text] = None
+
+    def _share(self, subject: Subject, name: str, content: bytes) -> None:
+        try:
+            self._line.share(subject, name, content)
+        except NotAnsweredError as error:
+            self._note(f"not shared: {error}")
+
+    def _accuse(self, found: PeerContent, reason: str) -> None:
+        self._note(f"{found.name} gave a wrong answer and is cut off for a while: {reason}")
+        try:
+            self._line.accuse(found.device, reason)
+        except NotAnsweredError as error:
+            self._note(f"{found.name} could not be cut off: {error}")
+
+
+def _result(plan: Plan | None) -> PlanResult | None:
+    if plan is None:
+        return None
+    message = f"within its budgets: peak {format_bytes(plan.peak_bytes)}, solved on a paired device"
+    return PlanResult(Outcome.FEASIBLE, plan, None, None, 0.0, message)

@@ -1,0 +1,271 @@
+"""Operators of a job's graphs divided between the CPU and a device: measured on both, chosen by time, transfers included.
+
+Both memories bound the choice. Where one of them is short, each way to divide is planned within the budgets, all on one device as well, and
+the one that takes least time there is taken.
+"""
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from port_agent.backend.base import Backend
+from port_agent.backend.cpu import CpuBackend
+from port_agent.backend.transfer_ring import LEAST_BYTES, TransferRing
+from port_agent.prepare.placement.room import DEVICE, PlacementRoom
+from port_agent.prepare.pools import copy_seconds
+from port_agent.train.pager import BURST
+from port_planner.ir.bundle.manifest import UPDATING, kind_of_graph
+from port_planner.ir.costs import OpCost
+from port_planner.ir.devices.kinds import CPU
+from port_planner.ir.devices.transfers import transfer_of
+from port_planner.ir.errors import ExitCode, PortError
+from port_planner.ir.graph import StepGraph
+from port_planner.ir.operands.verify import verify_operands
+from port_planner.make_bundle import Prepared
+from port_planner.problem.placed_step import PlacedStep, on_kind, placed_step
+from port_planner.profiling.operators import Measured
+from port_planner.search.placement.operator_devices import (
+    HOST,
+    DeviceChoice,
+    DeviceChoiceError,
+    DeviceLink,
+    DeviceProblem,
+    Goal,
+    choose_devices,
+    contents_of,
+    on_devices,
+    on_one_device,
+    together_of,
+)
+
+_SAMPLE_BYTES, _LATENCY_BYTES = 4 << 20, 4096
+_LEAST_SECONDS = 1e-9
+"""Of a transfer's sample, however fast: a link takes no less than nothing."""
+
+
+class PlacementError(PortError):
+    """Operators that cannot be divided, or need not be."""
+
+    exit_code = ExitCode.IMPOSSIBLE
+
+
+_Costs = tuple[OpCost | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """Transfers between the host's memory and a device's."""
+
+    into: DeviceLink
+    out: DeviceLink
+
+    @property
+    def table(self) -> tuple[tuple[DeviceLink, ...], ...]:
+        """As `DeviceProblem` takes them."""
+        return (DeviceLink(), self.into), (self.out, DeviceLink())
+
+
+@dataclass(frozen=True, slots=True)
+class Divided:
+    """The job with placed graphs, and what their operators cost.
+
+    `kinds`: of the device that each operator of each recorded graph runs on. `choice`: of the first graph; `alone`: what that takes on one
+    kind of device, of those that can run all of it.
+    """
+
+    prepared: Prepared
+    measured: Measured
+    kinds: Mapping[str, tuple[str, ...]]
+    choice: DeviceChoice
+    alone: Mapping[str, float]
+
+
+def measured_links(backend: Backend, watts: float) -> Links:
+    """Return what transfers between ordinary memory of the host and the device's take, at so many `watts` meanwhile: through a ring, as in steps."""
+    ring = None if backend.unified else TransferRing(backend, BURST)
+    found = []
+    try:
+        for out in (False, True):
+            large, small = (_seconds(backend, ring, nbytes, out=out) for nbytes in (_SAMPLE_BYTES, _LATENCY_BYTES))
+            rate = max(large - small, _LEAST_SECONDS) / (_SAMPLE_BYTES - _LATENCY_BYTES)
+            found.append(DeviceLink(small, rate, rate * watts))
+    finally:
+        if ring is not None:
+            ring.close()
+    return Links(*found)
+
+
+def _seconds(backend: Backend, ring: TransferRing | None, nbytes: int, *, out: bool) -> float:
+    """Return the seconds of the fastest of a few transfers into the device, or out of it."""
+    here, there = CpuBackend().allocate(nbytes)[:nbytes].zero_(), backend.allocate(nbytes)[:nbytes].zero_()
+    target, source = (here, there) if out else (there, here)
+    through = ring if nbytes >= LEAST_BYTES else None
+    return copy_seconds(backend, target, source, through)
+
+
+def divided(
+    prepared: Prepared, on_cpu: Measured, on_device: Measured, kind: str, links: Links, watts: float, room: PlacementRoom, *,
+    time_limit_s: float,
+) -> Divided:  # fmt: skip
+    """Return the job with its operators where they take least time within `room`, by what was measured of each graph's on both.
+
+    Graphs that update come first: weights, sums of gradients and optimizer state lie where those have them.
+    `watts`: what the machine draws while contents are transferred. Raises PlacementError where
+    no division was found that is faster within the budgets than one device alone, and DeviceChoiceError where an operator of a further graph
+    cannot run where the first graph's weights are, or memories have no room for any choice.
+    """
+    kinds, known = dict[str, tuple[str, ...]](), dict[str, str]()
+    made, ops, elsewhere = dict[str, StepGraph](), dict[str, tuple[OpCost, ...]](), dict[str, _Costs]()
+    first: tuple[DeviceChoice, Mapping[str, float]] | None = None
+    tables = dict(
+        zip(prepared.graphs, zip(_table(on_cpu, prepared), _table(on_device, prepared), strict=True), strict=True)
+    )
+    for name in sorted(prepared.graphs, key=lambda name: kind_of_graph(name) not in UPDATING):
+        graph, costs = prepared.graphs[name], tables[name]
+        problem = _problem(graph, costs, known, kind, links, room)
+        choice = choose_devices(problem, Goal.SECONDS, time_limit_s)
+        if first is None:
+            judged = _judged(graph, problem, choice, kind, links, watts, room, time_limit_s)
+            choice, alone = judged
+            if len(set(choice.devices)) == 1:
+                raise PlacementError(_one_is_best((CPU, kind)[choice.devices[0]], alone, time_limit_s))
+            first = judged
+        kinds[name] = tuple((CPU, kind)[d] for d in _with_the_device(choice.devices, problem))
+        placed = placed_step(graph, kinds[name], known)
+        verify_operands(placed.graph)
+        known |= {s.key: s.device for i, s in enumerate(placed.graph.storages) if s.persistent and placed.graph.uses[i]}
+        made[name] = placed.graph
+        ops[name] = _costs(placed, kinds[name], costs, links, watts)
+        elsewhere[name] = _elsewhere(placed, kinds[name], costs)
+    if first is None:
+        raise PlacementError("the job has no graph; capture it again")
+    names = tuple(prepared.graphs)
+    there = replace(prepared, graphs={name: made[name] for name in names}, placed=(CPU, kind))
+    measured = replace(
+        on_cpu,
+        ops=tuple(ops[name] for name in names),
+        packings=(),
+        absent=(),
+        elsewhere=tuple(elsewhere[name] for name in names),
+    )
+    return Divided(there, measured, kinds, *first)
+
+
+def _judged(
+    graph: StepGraph, problem: DeviceProblem, choice: DeviceChoice, kind: str, links: Links, watts: float, room: PlacementRoom,
+    time_limit_s: float,
+) -> tuple[DeviceChoice, Mapping[str, float]]:  # fmt: skip
+    """Return the choice that takes least within the budgets, and what single kinds of devices take there.
+
+    Where nothing is paged, that is what was chosen. Else plans tell, for they page beside what is computed, or compute again: of the choice,
+    of what would be chosen if memories had room for all, or if nothing could be paged, and of all on one device.
+    """
+    kinds = (CPU, kind)
+    alone = on_one_device(problem, Goal.SECONDS, time_limit_s)
+    whole = [d for d in range(len(kinds)) if all(costs[d] is not None for costs in problem.costs)]
+    if len(alone) == len(whole) and not any(c.pages for c in (choice, *alone.values())):
+        return choice, {kinds[d]: c.seconds for d, c in alone.items()}
+    unbounded = choose_devices(replace(problem, memory=None), Goal.SECONDS, time_limit_s)
+    ways = {choice.devices: choice, unbounded.devices: unbounded}
+    if problem.memory is not None:
+        unpaged = replace(problem, memory=replace(problem.memory, targets=()))
+        with contextlib.suppress(DeviceChoiceError):  # memories have no room for any choice without pages
+            found = choose_devices(unpaged, Goal.SECONDS, time_limit_s)
+            ways[found.devices] = found
+    ways |= {(d,) * len(graph.ops): on_devices(problem, [d] * len(graph.ops)) for d in whole}
+    tables = tuple(row[HOST] for row in problem.costs), tuple(row[DEVICE] for row in problem.costs)
+    taken = dict[tuple[int, ...], float]()
+    for devices in ways:
+        where = tuple(kinds[d] for d in devices)
+        if len(set(devices)) == 1:
+            made, ops = on_kind(graph, where[0]), tuple(c for c in tables[devices[0]] if c is not None)
+        else:
+            placed = placed_step(graph, where)
+            made, ops = placed.graph, _costs(placed, where, tables, links, watts)
+        seconds = room.planned_seconds(made, ops)
+        if seconds is not None:
+            taken[devices] = seconds
+    if not taken:
+        return choice, {}
+    best = min(taken, key=lambda devices: taken[devices])
+    single = {kinds[d]: taken[each] for d in whole if (each := (d,) * len(graph.ops)) in taken}
+    return replace(ways[best], seconds=taken[best]), single
+
+
+def _one_is_best(kind: str, alone: Mapping[str, float], time_limit_s: float) -> str:
+    taken = ", ".join(f"{1e3 * seconds:.3g} ms on {where}" for where, seconds in alone.items())
+    return (
+        f"no division of the operators that saves time was found in {time_limit_s:g} s: a step's take {taken}; leave --place away and plan "
+        f"with --device {kind}, or search longer with --time-limit"
+    )
+
+
+def _table(measured: Measured, prepared: Prepared) -> list[_Costs]:
+    """Return what operators cost, graph by graph; None for those that a device lacks."""
+    absent = measured.absent or ((),) * len(prepared.graphs)
+    return [
+        tuple(None if i in lacking else cost for i, cost in enumerate(table))
+        for table, lacking in zip(measured.ops, map(frozenset, absent), strict=True)
+    ]
+
+
+def _problem(
+    graph: StepGraph,
+    costs: tuple[_Costs, _Costs],
+    known: Mapping[str, str],
+    kind: str,
+    links: Links,
+    room: PlacementRoom,
+) -> DeviceProblem:
+    """Return the choice to be made of a graph whose storages that last are where other graphs have put them."""
+    rows: list[_Costs] = list(zip(*costs, strict=True))
+    for s, storage in enumerate(graph.storages):
+        home = known.get(storage.key) if storage.persistent else None
+        for i in graph.writers[s] if home is not None else ():
+            rows[i] = (rows[i][HOST], None) if home == CPU else (None, rows[i][DEVICE])
+    homes = {key: HOST if where == CPU else DEVICE for key, where in known.items()}
+    return DeviceProblem(
+        tuple(rows),
+        contents_of(graph, homes),
+        links.table,
+        room.device.static_watts,
+        together=together_of(graph),
+        memory=room.memory(graph, homes),
+    )
+
+
+def _with_the_device(devices: Sequence[int], problem: DeviceProblem) -> tuple[int, ...]:
+    """Return a choice in which the device has a part: bundles are of one kind of device, and further graphs may have little to do there."""
+    if DEVICE in devices:
+        return tuple(devices)
+    grouped = {i for group in problem.together for i in group}
+    dear = [(c.seconds, i) for i, (_, c) in enumerate(problem.costs) if c is not None and i not in grouped]
+    chosen = max(dear, default=(0.0, -1))[1]
+    return tuple(DEVICE if i == chosen else d for i, d in enumerate(devices))
+
+
+def _elsewhere(placed: PlacedStep, kinds: Sequence[str], costs: tuple[_Costs, _Costs]) -> _Costs:
+    """Return what the operators of a placed graph take on the other device; None of transfers, and of what that lacks."""
+    return tuple(None if i is None else costs[DEVICE if kinds[i] == CPU else HOST][i] for i in placed.origin)
+
+
+def _costs(
+    placed: PlacedStep, kinds: Sequence[str], costs: tuple[_Costs, _Costs], links: Links, watts: float
+) -> tuple[OpCost, ...]:
+    """Return what the operators of a placed graph cost; workspace on the CPU is the host's, not of the memory planned for."""
+    graph, found = placed.graph, []
+    for op, origin in zip(graph.ops, placed.origin, strict=True):
+        moved = transfer_of(graph, op)
+        if origin is None:
+            if moved is None:
+                raise PlacementError(f"{op.name} was placed and is no operator of the step; report this")
+            target = graph.storages[moved.target]
+            seconds = (links.out if target.device == CPU else links.into).seconds(target.nbytes)
+            found.append(OpCost(seconds, 0, seconds * watts))
+            continue
+        on_cpu = kinds[origin] == CPU
+        cost = costs[HOST if on_cpu else DEVICE][origin]
+        if cost is None:
+            raise PlacementError(f"{op.name} was placed on {kinds[origin]}, which does not have it; report this")
+        found.append(replace(cost, workspace_bytes=0, beside_bytes=cost.workspace_bytes) if on_cpu else cost)
+    return tuple(found)

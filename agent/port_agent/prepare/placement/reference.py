@@ -1,0 +1,88 @@
+"""What a placed job's first steps must give: its operators one by one on their devices, beside plain PyTorch's on one."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+
+from port_agent.backend.cpu_teams import CpuTeams
+from port_agent.backend.raw_bytes import view
+from port_agent.prepare.placement.eager import EagerStep, eager_contents
+from port_agent.prepare.repeatable import UnrepeatableError
+from port_agent.train.comparison import MismatchError, processor, tensor_checksum
+from port_planner.capture.step import Fill
+from port_planner.ir.bundle.data_order import bucket_batches
+from port_planner.ir.bundle.manifest import UPDATING, BucketSize, Reference, batch_kind, graph_name
+from port_planner.ir.devices.torch_device import generator_states, restore_generators
+from port_planner.ir.graph import StepGraph, Value
+from port_planner.ir.lowering.optimizer_scalars import StepScalars
+from port_planner.ir.torch_operators import dtype
+from port_planner.job_device import kind_of_job
+from port_planner.make_bundle import Prepared, TensorPart
+
+
+def with_placed_reference(
+    prepared: Prepared, graphs: Mapping[str, StepGraph], kinds: Mapping[str, Sequence[str]], kind: str
+) -> Prepared:
+    """Return what was prepared with the numbers of its operators on their devices, or teams of threads, in place of plain PyTorch's.
+
+    `graphs`: as they were recorded; `kinds`: of the device that each operator runs on; `kind`: of the device beside the CPU. Raises
+    MismatchError where the operators one by one, all where the job lies, do not give plain PyTorch's numbers, and
+    UnrepeatableError where a second run on their devices gives other numbers than the first.
+    """
+    plain = prepared.reference
+    if not plain.losses:
+        return prepared
+    home = kind_of_job(prepared.job)
+    same = _reference(prepared, graphs, {name: (home,) * len(graph.ops) for name, graph in graphs.items()}, home)
+    if replace(same, placed=False) != plain:
+        raise MismatchError(
+            f"run one by one on {home}, the recorded operators do not give plain PyTorch's numbers, so nothing is known of what they give "
+            "on two devices: plan without --place, and report this"
+        )
+    divided = prepared.graphs if prepared.teams else graphs
+    found = _reference(prepared, divided, kinds, kind)
+    if _reference(prepared, divided, kinds, kind) != found:
+        among = "among teams of threads" if prepared.teams else f"between the CPU and {kind}"
+        raise UnrepeatableError(
+            f"divided {among}, the operators gave other numbers when the first steps ran again: plan without --place"
+        )
+    return replace(prepared, reference=found)
+
+
+def _reference(
+    prepared: Prepared, graphs: Mapping[str, StepGraph], kinds: Mapping[str, Sequence[str]], kind: str
+) -> Reference:
+    """Return losses and state after as many steps as were compared with plain PyTorch; generators are then as before."""
+    job, count = prepared.job, len(prepared.reference.losses)
+    before = generator_states((kind,))
+    contents = eager_contents({key: _initial(tensor) for key, tensor in prepared.tensors.items()})
+    scalars = StepScalars(prepared.optimizer, prepared.schedule)
+    columns = (prepared.data, *prepared.buckets)
+    rows_to_batch = (job.batch_size, *(bucket.batch_size for bucket in job.buckets))
+    sizes = [BucketSize(c[0].shape[0], size) for c, size in zip(columns, rows_to_batch, strict=True)]
+    torch.manual_seed(job.seed)
+    losses = []
+    try:
+        with CpuTeams(torch.get_num_threads(), prepared.teams) as teams:
+            steps = {name: EagerStep(graph, kinds[name], contents, teams) for name, graph in graphs.items()}
+            batches = bucket_batches(job.seed, sizes, drop_last=[job.drop_last] * len(sizes))
+            for number, (_, bucket, rows) in zip(range(count), batches, strict=False):
+                batch = batch_kind(number, job.accumulate)
+                step = steps[graph_name(batch, rows.numel(), sizes[bucket], bucket)]
+                numbers = scalars.advance() if batch in UPDATING else ()
+                losses.append(float(step.run([column[rows] for column in columns[bucket]], numbers)).hex())
+    finally:
+        restore_generators(before)
+    checksums = {}
+    for key in prepared.reference.checksums:
+        layout = prepared.layouts[key]
+        value = Value(0, layout.dtype, layout.shape, layout.stride, layout.offset)
+        checksums[key] = tensor_checksum(view(contents[key], value))
+    return Reference(tuple(losses), torch.get_num_threads(), processor(kind), checksums, placed=True)
+
+
+def _initial(tensor: torch.Tensor | Fill | TensorPart) -> torch.Tensor:
+    if isinstance(tensor, Fill):
+        return torch.full(tensor.shape, tensor.value, dtype=dtype(tensor.dtype))
+    return tensor.tensor.contiguous() if isinstance(tensor, TensorPart) else tensor

@@ -1,0 +1,156 @@
+"""What plain PyTorch makes of a job's first steps, for its bundle to be compared with.
+
+The steps run as the job has them; job and generators are then as before.
+"""
+
+import copy
+import itertools
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from port_agent.prepare.repeatable import not_repeated
+from port_agent.train.comparison import processor, tensor_checksum
+from port_planner.capture.step import bind_buffers, record_again
+from port_planner.ir.bundle.manifest import Recordings, Reference
+from port_planner.ir.devices.kinds import CPU
+from port_planner.ir.devices.torch_device import generator_states, restore_generators
+from port_planner.ir.errors import CaptureError
+from port_planner.ir.graph import Role, storage_key
+from port_planner.job import TrainingJob
+from port_planner.job_device import kind_of_job
+from port_planner.make_bundle import Prepared
+from port_planner.plain_steps import Pass, plain_losses, plain_pass
+
+
+def compared_steps(job: TrainingJob) -> int:
+    """Return how many batches show every kind of step.
+
+    Before an update and after it, each phase of accumulation, each bucket.
+    """
+    return job.accumulate + 1 + len(job.buckets)
+
+
+def with_reference(prepared: Prepared, steps: int) -> Prepared:
+    """Return what was prepared with the losses and the state of plain PyTorch after so many batches.
+
+    They are recorded again, each phase of accumulation, where `prepare` left that to them. On a device they run twice. Raises what the
+    job raises, CaptureError where a step is another than the recorded one or training changes what that does not, and UnrepeatableError
+    where the second run gave other numbers than the first.
+    """
+    if not steps:
+        return prepared
+    again = _Recording(prepared)
+    reference = _plain(prepared, steps, again.run)
+    if kind_of_job(prepared.job) != CPU and _plain(prepared, steps, plain_pass) != reference:
+        raise not_repeated(prepared.job, prepared.data)
+    return replace(prepared, reference=reference, recordings=again.added_to(prepared.recordings), tapes={})
+
+
+class _Recording:
+    """Runs steps as the program does, and records them again where a recording of their bucket and rows was not compared yet."""
+
+    def __init__(self, prepared: Prepared) -> None:
+        self._tapes = prepared.tapes
+        self._counts = dict.fromkeys(prepared.tapes, 0)
+        place = ", the batch's place in an update" if prepared.job.accumulate > 1 else ""
+        self._varied = f"the weights and states, by an update{', of further shapes' if prepared.buckets else ''}{place}"
+
+    def run(self, job: TrainingJob, batch: tuple[torch.Tensor, ...], number: int, bucket: int) -> torch.Tensor:
+        recorded = bucket, len(batch[0])
+        if recorded not in self._tapes:
+            return plain_pass(job, batch, number, bucket)
+        self._counts[recorded] += 1
+        return record_again(self._tapes[recorded], job.model, job.loss_of(bucket), job.optimizer, batch)
+
+    def added_to(self, recordings: Recordings) -> Recordings:
+        """Return how often each graph was recorded at least, with these, and what was varied."""
+        if not self._counts:
+            return recordings
+        count = min(recordings.count, 1 + min(self._counts.values()))
+        return replace(recordings, count=count, varied=(*recordings.varied, self._varied))
+
+
+def _plain(prepared: Prepared, steps: int, run: Pass) -> Reference:
+    """Train for so many batches with the job's own code, note losses and state, and put everything back."""
+    job, recorded = prepared.job, prepared.layouts
+    with _put_back(job):
+        before = {key: tensor_checksum(tensor) for key, tensor in _model_state(job) if key not in recorded}
+        losses = tuple(loss.hex() for loss in plain_losses(job, prepared.data, steps, run, prepared.buckets))
+        changed = [key for key, tensor in _model_state(job) if key in before and tensor_checksum(tensor) != before[key]]
+        if changed:
+            raise CaptureError(
+                f"training changes {', '.join(changed)}, which the recorded step does not touch: something else does, such "
+                "as a hook on the optimizer. Train with `port-agent exec`, which follows the program itself"
+            )
+        state = itertools.chain(_dropped_optimizer_state(job), _model_state(job))
+        checksums = {key: tensor_checksum(tensor) for key, tensor in state if key in recorded}
+    return Reference(losses, torch.get_num_threads(), processor(kind_of_job(job)), checksums)
+
+
+def _model_state(job: TrainingJob) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield parameters and buffers by the key that their storage has in a bundle."""
+    for name, parameter in job.model.named_parameters():
+        yield storage_key(Role.PARAMETER, name), parameter
+    for name, buffer in job.model.named_buffers():
+        yield storage_key(Role.BUFFER, name), buffer
+
+
+def _dropped_optimizer_state(job: TrainingJob) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the optimizer's state by key and drop it: what is put back is that of before, and none of this need go to pages meanwhile."""
+    names: dict[torch.Tensor, str] = {parameter: name for name, parameter in job.model.named_parameters()}
+    for parameter, state in job.optimizer.state.items():
+        for what in [*state]:
+            value = state.pop(what)
+            if isinstance(value, torch.Tensor) and parameter in names:
+                yield storage_key(Role.STATE, f"{names[parameter]}/{what}"), value
+
+
+# -- as it was before
+
+
+@contextmanager
+def _put_back(job: TrainingJob) -> Iterator[None]:
+    """Put back what training changes: trained weights, buffers, gradients, optimizer, scheduler, generators."""
+    optimizer, scheduler = job.optimizer, job.scheduler
+    buffers = dict(job.model.named_buffers(remove_duplicate=False))
+    trained: list[torch.Tensor] = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    kept = [v for state in optimizer.state.values() for v in state.values() if isinstance(v, torch.Tensor)]
+    contents = [(tensor, tensor.detach().to(CPU, copy=True)) for tensor in (*trained, *job.model.buffers(), *kept)]
+    gradients = [(parameter, parameter.grad) for parameter in job.model.parameters()]
+    states = [(parameter, state, dict(state)) for parameter, state in optimizer.state.items()]
+    groups = [_copied(group) for group in optimizer.param_groups]
+    schedule = None if scheduler is None else copy.deepcopy(scheduler.state_dict())
+    generators = random.getstate(), np.random.get_state(legacy=False)
+    of_devices = generator_states((kind_of_job(job),))
+    try:
+        yield
+    finally:
+        bind_buffers(job.model, buffers)
+        with torch.no_grad():
+            for tensor, content in contents:
+                tensor.copy_(content)
+        for tensor, gradient in gradients:
+            tensor.grad = gradient
+        optimizer.state.clear()
+        for parameter, state, values in states:
+            state.clear()
+            state.update(values)
+            optimizer.state[parameter] = state
+        for group, values in zip(optimizer.param_groups, groups, strict=True):
+            group.update(values)
+        if scheduler is not None:
+            scheduler.load_state_dict(schedule)
+        restore_generators(of_devices)
+        random.setstate(generators[0])
+        np.random.set_state(generators[1])
+
+
+def _copied(values: dict[str, Any]) -> dict[str, Any]:
+    """Return a copy with tensors of its own; the parameters of a group stay themselves."""
+    return {k: v.detach().clone() if isinstance(v, torch.Tensor) else v for k, v in values.items()}

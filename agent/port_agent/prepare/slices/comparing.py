@@ -1,0 +1,157 @@
+"""What is rewritten runs beside the original first, in a process of its own with the bundle's number of threads.
+
+What differs stays whole and is named; what costs are then is measured.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TypeAlias
+
+from port_agent.prepare.progress import Progress
+from port_agent.prepare.slices.sliced import ComparingRoom, Sliced
+from port_planner.ir.costs import OpCost
+from port_planner.ir.devices.kinds import CPU
+from port_planner.ir.graph import GraphError, StepGraph
+from port_planner.ir.operands.verify import verify_operands
+from port_planner.make_bundle import Prepared
+from port_planner.profiling import kept_costs
+from port_planner.profiling.operators import Measured
+from port_planner.slices.choices import Cut
+from port_planner.slices.comparison.differing import Differing, form_key
+from port_planner.slices.rewriting import Rewritten
+
+_COMPARED = 0.5
+"""Of the stage that compares pieces, what is done where their costs are known: the rest is quick plans with them."""
+
+_SPLITS = 3
+"""How often chains are split at operators that give other bits in pieces; what differs then is left whole."""
+
+_Found: TypeAlias = tuple[str, int | None] | None
+"""What is kept of a comparison: where the results differ, and which operator's; None where they do not."""
+
+
+def rewritten_alike(
+    prepared: Prepared, rewrite: Callable[[StepGraph, frozenset[int]], Rewritten], room: ComparingRoom
+) -> tuple[dict[str, StepGraph], list[str]]:
+    """Return a job's graphs rewritten but for what gives other bits here, and what that is."""
+    graphs, left = dict(prepared.graphs), list[str]()
+    tried = {
+        name: rewrite(graph, frozenset()) for name, graph in graphs.items() if graph.device == CPU
+    }  # kernels known here
+    for (name, new), found in zip(tried.items(), compared(pairs_of(prepared, tried), room), strict=True):
+        left += [f"{d.replacement.what}: {d.where}" for d in found]
+        odd = frozenset(i for d in found for i in d.replacement.old)
+        graphs[name] = rewrite(prepared.graphs[name], odd).graph if odd else new.graph
+    return graphs, left
+
+
+def cut_in(
+    base: Sliced, ways: Sequence[Mapping[str, Cut]], room: ComparingRoom, compute_watts: float, progress: Progress
+) -> list[Sliced]:
+    """Return a job with these graphs, whole in `base`, cut in each of these ways, without what differs here, all compared and measured at once.
+
+    Raises TrialError where a process that compares or measures fails.
+    """
+    prepared, made = base.prepared, []
+    for way, rewritten, odd in _without_differing(prepared, ways, room):
+        graphs, left, what = dict(prepared.graphs), [*base.left_whole, *odd], [*base.in_pieces]
+        cuts, uncut = dict(base.cuts), dict(base.uncut)
+        for name, new in rewritten.items():
+            try:
+                verify_operands(new.graph)
+            except GraphError as error:  # pieces of what only a whole operator is known to have checked
+                left.append(str(error).partition(";")[0])
+                continue
+            if new.replacements:
+                graphs[name], cuts[name], uncut[name] = new.graph, way[name], prepared.graphs[name]
+                what += [r.what for r in new.replacements]
+        made.append(Sliced(replace(prepared, graphs=graphs), base.measured, tuple(left), tuple(what), cuts, uncut))
+    known = {id(graph): ops for graph, ops in zip(prepared.graphs.values(), base.measured.ops, strict=True)}
+    return with_operator_costs(made, room, compute_watts, progress, known)
+
+
+def _without_differing(
+    prepared: Prepared, ways: Sequence[Mapping[str, Cut]], room: ComparingRoom
+) -> list[tuple[dict[str, Cut], dict[str, Rewritten], list[str]]]:
+    """Return each of these ways without what gives other bits here, the graphs so, and what that is.
+
+    A chain is split at an operator that does, whose neighbours may be in pieces still; it stays whole where that does not help.
+    """
+    whole = prepared.graphs
+    found = [(dict(way), {name: cut.applied(whole[name]) for name, cut in way.items()}, list[str]()) for way in ways]
+    for splits in range(_SPLITS, -1, -1):
+        differing = compared([pair for _, new, _ in found for pair in pairs_of(prepared, new)], room)
+        if not any(differing):
+            break
+        of_each = iter(differing)
+        for way, new, told in found:
+            for name, cut in way.items():
+                odd = next(of_each)
+                for one in odd:
+                    told.append(f"{one.replacement.what}: {one.where}")
+                    if splits and one.op is not None:
+                        cut = cut.split(whole[name], one.op)
+                    else:
+                        cut = cut.changed(one.replacement.old, 1)
+                if odd:
+                    way[name], new[name] = cut, cut.applied(whole[name])
+    return found
+
+
+def with_operator_costs(
+    made: list[Sliced], room: ComparingRoom, compute_watts: float, progress: Progress,
+    known: Mapping[int, tuple[OpCost, ...]] = {},
+) -> list[Sliced]:  # fmt: skip
+    """Return the same with what their operators cost. `known`: of graphs that are measured already, by their `id`."""
+    graphs = [graph for sliced in made for graph in sliced.prepared.graphs.values() if id(graph) not in known]
+    if not graphs:
+        return made
+    ops = iter(room.bench.measure(graphs, room.threads, compute_watts, progress, resident=False).ops)
+    progress("compare", _COMPARED)
+    tables = [[known.get(id(g)) or next(ops) for g in sliced.prepared.graphs.values()] for sliced in made]
+    return [replace(s, measured=replace(s.measured, ops=tuple(of_it))) for s, of_it in zip(made, tables, strict=True)]
+
+
+def pairs_of(prepared: Prepared, rewritten: Mapping[str, Rewritten]) -> list[tuple[StepGraph, Rewritten]]:
+    """Return each rewritten graph behind its original."""
+    return [(prepared.graphs[name], new) for name, new in rewritten.items()]
+
+
+def costs_of_rewritten(
+    graphs: Mapping[str, StepGraph], before: Measured, room: ComparingRoom, compute_watts: float, progress: Progress
+) -> Measured:
+    """Return the costs of rewritten graphs; what the process itself holds was measured `before`, and the trial shows what they add."""
+    fresh = room.bench.measure(graphs.values(), room.threads, compute_watts, progress, resident=False)
+    progress("compare", _COMPARED)
+    return replace(before, ops=fresh.ops)
+
+
+def compared(pairs: Sequence[tuple[StepGraph, Rewritten]], room: ComparingRoom) -> tuple[tuple[Differing, ...], ...]:
+    """Return of each graph which replacements do not give the original's bits with so many threads on this machine.
+
+    Of those alike, in whatever graph, one is run. What was found is kept in the user's cache for the next plan, by operators, shapes and layouts. Raises TrialError where the
+    process that finds out fails.
+    """
+    name, folder = kept_costs.context(room.threads, 0, workspace_seen=False), kept_costs.cache_folder("pieces")
+    known = kept_costs.read_kept(folder, name, dict[str, _Found]) or {}
+    keys = [[form_key(graph, rewritten, r) for r in rewritten.replacements] for graph, rewritten in pairs]
+    unknown, asked = list[tuple[StepGraph, Rewritten]](), {*known}
+    for (graph, rewritten), of in zip(pairs, keys, strict=True):
+        first = {key: r for r, key in zip(rewritten.replacements, of, strict=True) if key not in asked}
+        asked |= first.keys()
+        if first:
+            unknown.append((graph, replace(rewritten, replacements=tuple(first.values()))))
+    if unknown:
+        beside = room.bench.compare(unknown, room.threads, room.ram_bytes, room.page_dir)
+        for (graph, rewritten), found in zip(unknown, beside, strict=True):
+            known |= {form_key(graph, rewritten, r): None for r in rewritten.replacements}
+            known |= {form_key(graph, rewritten, d.replacement): (d.where, d.place) for d in found}
+        kept_costs.write_kept(folder, name, known)
+    return tuple(
+        tuple(
+            Differing(r, *odd)
+            for r, key in zip(rewritten.replacements, of, strict=True)
+            if (odd := known[key]) is not None
+        )
+        for (_, rewritten), of in zip(pairs, keys, strict=True)
+    )

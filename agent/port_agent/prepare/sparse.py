@@ -1,0 +1,185 @@
+"""Train less, so that a step fits: the parameters that gain most within the budget.
+
+Behind `plan --sparse-update`.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from port_agent.prepare.bench.bench import Bench
+from port_agent.prepare.progress import Progress
+from port_planner.ir.costs import CostTable, DeviceCosts
+from port_planner.ir.lowering.lower import lower
+from port_planner.ir.plan import Plan
+from port_planner.ir.units import format_bytes, format_joules, format_seconds
+from port_planner.job import TrainingJob
+from port_planner.make_bundle import InfeasibleError, Prepared
+from port_planner.profiling.operators import Measured
+from port_planner.sparse.bytes import TrainedBytes, trained_parameters
+from port_planner.sparse.choose import Contributions, Layer, TrainableChoice, analyse, choose_trainable, layers_of
+from port_planner.sparse.probe import ProbeResult, TrainingProbe, job_probe
+
+Prepare = Callable[[], Prepared]
+"""Captures the job as its model is now, frozen parameters left out."""
+
+_SPARE = 0.02
+"""Share of the budget that is not given away, for what a trial run finds unplanned."""
+_TRIES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """What a step may take beside memory; None: whatever it takes."""
+
+    seconds: float | None = None
+    joules: float | None = None
+
+    def allow(self, needed: TrainedBytes, trained: frozenset[str]) -> bool:
+        """Return whether a step that updates `trained` keeps to them."""
+        in_time = self.seconds is None or needed.step_seconds(trained) <= self.seconds
+        return in_time and (self.joules is None or needed.step_joules(trained) <= self.joules)
+
+    def __str__(self) -> str:
+        parts = (
+            [] if self.seconds is None else [f"in {format_seconds(self.seconds)} per step, which the deadline leaves"]
+        )
+        if self.joules is not None:
+            parts.append(f"with {format_joules(self.joules)} per step, which --step-joules leaves")
+        return " and ".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class SparseJob:
+    """A job that trains only the chosen parameters, captured, and what the choice rests on.
+
+    `needed_bytes`: resident bytes of the captured step when it keeps everything, the process itself included;
+    `full_bytes`: the same with every parameter trained. `predicted` is the loss that the additive analysis expects.
+    """
+
+    prepared: Prepared
+    measured: Measured
+    trained: frozenset[str]
+    contributions: Contributions
+    needed_bytes: int
+    full_bytes: int
+    predicted_loss: float
+    before: ProbeResult
+    reached: ProbeResult
+    everything: ProbeResult
+    proven: bool
+
+    @property
+    def layers(self) -> tuple[Layer, ...]:
+        """All layers, in the order of the forward pass."""
+        return self.contributions.layers
+
+
+def train_less(
+    job: TrainingJob,
+    full: Prepared,
+    measured: Measured,
+    device: DeviceCosts,
+    ram_bytes: int,
+    *,
+    prepare: Prepare,
+    threads: int,
+    steps: int,
+    limits: StepLimits = StepLimits(),
+    progress: Progress,
+) -> SparseJob:
+    """Freeze what is not worth its memory and capture the job again.
+
+    Raises InfeasibleError where nothing fits.
+
+    The contribution of each layer is measured by training it for `steps` batches with plain PyTorch. The set is the best
+    whose step keeps everything resident within `ram_bytes`, so that nothing has to be paged or computed twice; the
+    count from the full capture is checked against a capture of the set itself. No step takes more than `limits`.
+    """
+    costs = _tables(full, measured, device)
+    needed = TrainedBytes(full.graphs, costs)
+    names = trained_parameters(full.graphs[next(iter(full.graphs))])
+    probe, layers = job_probe(job, steps), layers_of(names)
+    table = analyse(layers, _counted(probe, layers, progress))
+    everything = frozenset(names)
+    probe(everything)
+    budget = limit = int(ram_bytes * (1 - _SPARE))
+    for _ in range(_TRIES):
+        found = _chosen(table, needed, limit, probe, ram_bytes, limits)
+        _freeze(job, found.parameters)
+        prepared = prepare()
+        fresh = Bench().measure(prepared.graphs.values(), threads, device.compute_watts, lambda stage, share: None)
+        real = _kept_bytes(prepared, _tables(prepared, fresh, device))
+        if real <= budget:
+            return SparseJob(
+                prepared, fresh, found.parameters, table, real, needed(everything), -found.predicted,
+                probe.results[frozenset()], probe.results[found.parameters], probe.results[everything], found.proven,
+            )  # fmt: skip
+        _freeze(job, everything)
+        limit = min(found.needed_bytes - 1, found.needed_bytes * budget // real)
+    raise InfeasibleError(
+        f"the chosen parameters need {format_bytes(real)} when they are captured by themselves, more than the "
+        f"{format_bytes(budget)} of the budget; raise --ram to {format_bytes(real / (1 - _SPARE))}",
+        int(real / (1 - _SPARE)),
+    )
+
+
+def _chosen(
+    table: Contributions, needed: TrainedBytes, limit: int, probe: TrainingProbe, ram_bytes: int, limits: StepLimits
+) -> TrainableChoice:
+    found = choose_trainable(table, needed, limit, probe, allowed=partial(limits.allow, needed))
+    if found is not None and found.parameters:
+        return found
+    cheapest = min(
+        needed(frozenset(names)) for layer in table.layers for names in (layer.biases, layer.weights) if names
+    )
+    if cheapest > limit:
+        least = int(cheapest * ram_bytes * (1 - _SPARE) / limit)  # by how much the last capture exceeded its count
+        raise InfeasibleError(
+            f"training the cheapest layer alone needs {format_bytes(least)}, --ram is {format_bytes(ram_bytes)}; raise "
+            f"--ram to {format_bytes(least / (1 - _SPARE))}, use a smaller batch, or leave out --sparse-update to page",
+            int(least / (1 - _SPARE)),
+        )
+    if limits != StepLimits():
+        nothing: frozenset[str] = frozenset()
+        raise InfeasibleError(
+            f"no layer that gains anything can be trained {limits} (the forward pass alone takes "
+            f"{format_seconds(needed.step_seconds(nothing))} and {format_joules(needed.step_joules(nothing))}); move the "
+            "deadline, train fewer epochs, or raise --step-joules",
+            None,
+        )
+    raise InfeasibleError(
+        "no layer lowered the loss in its short training; give more --probe-steps, or another learning rate", None
+    )
+
+
+def _counted(probe: TrainingProbe, layers: tuple[Layer, ...], progress: Progress) -> Callable[[frozenset[str]], float]:
+    """Return the probe, reporting how much of the analysis is done."""
+    total = 1 + sum(bool(layer.biases) + bool(layer.weights) for layer in layers)
+
+    def measure(names: frozenset[str]) -> float:
+        score = probe(names)
+        progress("analyse", len(probe.results) / total)
+        return score
+
+    return measure
+
+
+def _freeze(job: TrainingJob, trained: frozenset[str]) -> None:
+    """Let only `trained` of the optimizer's parameters require gradients."""
+    names = {parameter: name for name, parameter in job.model.named_parameters()}
+    for group in job.optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter in names:
+                parameter.requires_grad_(names[parameter] in trained)
+
+
+def _tables(prepared: Prepared, measured: Measured, device: DeviceCosts) -> dict[str, CostTable]:
+    return {name: CostTable(device, ops) for name, ops in zip(prepared.graphs, measured.ops, strict=True)}
+
+
+def _kept_bytes(prepared: Prepared, costs: Mapping[str, CostTable]) -> int:
+    """Return the planner's own peak of every graph when nothing is paged or computed twice."""
+    return max(
+        lower(graph, costs[name], Plan(), check_budget=False).peak_bytes for name, graph in prepared.graphs.items()
+    )

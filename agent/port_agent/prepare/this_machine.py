@@ -1,0 +1,166 @@
+"""This machine as a board: arithmetic, memory and flash measured, watts calibrated where there is a meter."""
+
+import os
+import platform
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+
+import psutil
+import torch
+
+from port_agent.energy.calibration import Calibration, CalibrationError, Estimate, WorkClass
+from port_agent.energy.sources.base import Kind, PowerSource
+from port_agent.energy.sources.jetson_power_mode import power_mode
+from port_agent.facts.cpu_clusters import clusters_text, read_clusters
+from port_agent.facts.sysfs import Tree
+from port_agent.prepare.loads import calibrate
+from port_planner.ir.boards import Board, Number
+from port_planner.ir.costs import Flash
+from port_planner.ir.units import format_bytes
+from port_planner.profiling.operators import LEAST_MEDIUM_JOULES, MEDIUM_WATTS, FlashError, measure_flash
+from port_planner.profiling.sustained_writes import MOST_BYTES, SustainedWrite, measure_sustained
+from port_planner.profiling.timing import shortest_run_s
+
+_REPEATS = 10
+"""Runs of what a processor's rate is told by."""
+_SMALL_BOARD_WATTS = {"static_watts": 2.0, "compute_watts": 4.0}
+"""A small board's, where nobody measured any."""
+
+
+def measure_board(
+    page_dir: Path, threads: int, *, given: dict[str, float], source: PowerSource | None, progress: Callable[[float], None],
+    most_written_bytes: int = MOST_BYTES, root: Path = Path("/"),
+) -> tuple[Board, tuple[str, ...]]:  # fmt: skip
+    """Return this machine as a board, and what the meter could not tell.
+
+    Writes at most `most_written_bytes` to find the speed of sustained writing: the board's; the speed at first stands beside it.
+
+    Watts are those `given` (`static_watts`, `compute_watts`), else what calibration under `source` finds, else assumed. Where
+    the meter measures only a part of the machine, its name in the file's sources says which. A Jetson's figures are those of the
+    power mode that is set: the board's title and its sources name it. The title names clusters of unlike cores, too.
+    """
+    torch.set_num_threads(threads)
+    mode = power_mode(root)
+    now = f"port-agent profile on {platform.node()}, {datetime.now():%Y-%m-%d}, {threads} thread(s)" + _in_mode(mode)
+    base = psutil.Process().memory_info().rss
+    numbers, gaps = _calibrated(page_dir, source, given, progress, mode)
+    for key, fallback in _SMALL_BOARD_WATTS.items():
+        if key in given:
+            numbers[key] = Number(given[key], "W", "measured", "given on the command line")
+        elif key not in numbers:
+            numbers[key] = Number(fallback, "W", "assumed", "a small board; measure it and give it on the command line")
+    flash = measure_flash(page_dir, compute_watts=numbers["compute_watts"].value)
+    writes = _sustained(page_dir, most_written_bytes)
+
+    def measured(value: float, unit: str) -> Number:
+        return Number(value, unit, "measured", now)
+
+    rates = {
+        "ram_bytes": measured(float(psutil.virtual_memory().total), "B"),
+        "base_bytes": measured(float(base), "B"),
+        "flops_per_s": measured(_matrix_rate(), "1/s"),
+        "memory_bytes_per_s": measured(_copy_rate(), "B/s"),
+        "read_bytes_per_s": measured(flash.read_bytes_per_s, "B/s"),
+        "write_bytes_per_s": Number(writes.sustained_bytes_per_s, "B/s", "measured", f"{now}; {_ending(writes)}"),
+        "burst_write_bytes_per_s": measured(writes.burst_bytes_per_s, "B/s"),
+        "latency_s": measured(flash.latency_s, "s"),
+    }
+    return Board(
+        platform.node() or "this machine",
+        f"{platform.machine()} {platform.system()}{_clusters(root)}{_in_mode(mode)}",
+        "linux",
+        rates | _transfers(flash) | numbers,
+    ), gaps
+
+
+def _sustained(page_dir: Path, most_written_bytes: int) -> SustainedWrite:
+    try:
+        return measure_sustained(page_dir, most_bytes=most_written_bytes)
+    except OSError as error:
+        raise FlashError(
+            f"sustained writing could not be measured under {page_dir}: {error.strerror}; free space there or choose another "
+            "--page-dir"
+        ) from error
+
+
+def _ending(writes: SustainedWrite) -> str:
+    """Say after how much writing the speed was taken, and whether it was still falling."""
+    after = f"after {format_bytes(writes.written_bytes)} of writing"
+    return after if writes.steady else f"{after}, where the speed was not steady yet"
+
+
+def _clusters(root: Path) -> str:
+    """Name the kinds of cores where there are several."""
+    found = read_clusters(Tree(sys=root / "sys"))
+    return f", {clusters_text(found)}" if len(found) > 1 else ""
+
+
+def _in_mode(mode: str | None) -> str:
+    return "" if mode is None else f", power mode {mode}"
+
+
+def _transfers(flash: Flash) -> dict[str, Number]:
+    source = (
+        "CPU time of a transfer, measured, at compute_watts; and the medium's "
+        f"{MEDIUM_WATTS:g} W at this bandwidth, at least {LEAST_MEDIUM_JOULES:g} J/B"
+    )
+    return {
+        "read_joules_per_byte": Number(flash.read_joules_per_byte, "J/B", "derived", source),
+        "write_joules_per_byte": Number(flash.write_joules_per_byte, "J/B", "derived", source),
+    }
+
+
+def _calibrated(
+    page_dir: Path,
+    source: PowerSource | None,
+    given: dict[str, float],
+    progress: Callable[[float], None],
+    mode: str | None,
+) -> tuple[dict[str, Number], tuple[str, ...]]:
+    """Return the board's numbers that a calibration finds; none without a sensor that measures."""
+    if source is None or source.info.kind is not Kind.MEASURED or set(given) >= set(_SMALL_BOARD_WATTS):
+        return {}, ()
+    cores = os.cpu_count() or 1
+    try:
+        found = calibrate(source, page_dir, cores, progress)
+    except CalibrationError as error:
+        return {}, (str(error),)
+    return board_numbers(found, cores, f"{source.info.name}, {source.info.covers}{_in_mode(mode)}"), found.gaps
+
+
+def board_numbers(found: Calibration, cores: int, meter: str) -> dict[str, Number]:
+    """Return a calibration in the figures of a board file, each with its error; what was not measured is missing.
+
+    `compute_watts` and `moving_watts` are of all cores, `one_core_watts` of one, all above rest.
+    """
+
+    def number(value: float, error: float, unit: str) -> Number:
+        share = f"{error / value:.0%}" if value else "100%"
+        return Number(value, unit, "measured", f"fitted to {found.runs} runs under {meter}; standard error {share}")
+
+    zero = Estimate(0.0, 0.0)
+    active, figures = found.figures.get(WorkClass.ACTIVE, zero), found.figures
+    numbers = {"static_watts": number(found.static_watts.value, found.static_watts.error, "W")}
+    for key, work, busy in (
+        ("compute_watts", WorkClass.DENSE, cores), ("one_core_watts", WorkClass.DENSE, 1), ("moving_watts", WorkClass.MOVING, cores),
+    ):  # fmt: skip
+        if work in figures:
+            each = figures[work]
+            numbers[key] = number(active.value + busy * each.value, active.error + busy * each.error, "W")
+    for key, work in (("read_joules_per_byte", WorkClass.READ), ("write_joules_per_byte", WorkClass.WRITTEN)):
+        if work in figures:
+            numbers[key] = number(figures[work].value, figures[work].error, "J/B")
+    return numbers
+
+
+def _matrix_rate() -> float:
+    """Return fp32 operations per second of a 512 x 512 matrix product, the best of ten."""
+    a, b = torch.randn(512, 512), torch.randn(512, 512)
+    return 2.0 * 512**3 / shortest_run_s(lambda: torch.mm(a, b), _REPEATS)
+
+
+def _copy_rate() -> float:
+    """Return bytes per second read and written by adding two 32 MiB tensors, the best of ten."""
+    a, b, out = (torch.zeros(8 << 20) for _ in range(3))
+    return 3.0 * out.numel() * 4 / shortest_run_s(lambda: torch.add(a, b, out=out), _REPEATS)

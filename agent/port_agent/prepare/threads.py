@@ -1,0 +1,80 @@
+"""How many threads a bundle's operators run with: as many as are fastest on this machine.
+
+A number of threads belongs to the bits of a result (sums are split among them), so it is fixed when the bundle is made. Threads are
+not tied to cores: where cores differ, the kernel runs as many busy threads as there are fast cores on those.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+
+from port_agent.prepare.bench.bench import Bench
+from port_agent.prepare.peers import PlanningPeers
+from port_agent.prepare.progress import Progress, part_of
+from port_planner.ir.graph import StepGraph
+from port_planner.profiling.operators import Measured
+
+_WORTH_A_THREAD = 0.97
+"""A further thread is taken for a step that gets shorter by more than the noise of its measurement; a core left free runs the page thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadChoice:
+    """The number of threads that was taken, what was measured with it, and seconds of a step's operators by threads tried."""
+
+    threads: int
+    measured: Measured
+    step_s: Mapping[int, float]
+
+
+@contextlib.contextmanager
+def counts_set() -> Iterator[list[int]]:
+    """Collect the numbers of torch's threads that the program sets in the block, in order: the one that was there already, too."""
+    counts, set_count = list[int](), torch.set_num_threads
+
+    def setting(nthreads: int) -> None:
+        set_count(nthreads)
+        counts.append(nthreads)
+
+    torch.set_num_threads = setting
+    try:
+        yield counts
+    finally:
+        torch.set_num_threads = set_count
+
+
+def tried_counts(cores: int, clusters: Sequence[int] = ()) -> tuple[int, ...]:
+    """Return the numbers of threads that are measured, ascending: halves of all cores, one core less, and all.
+
+    `clusters`: how many cores there are of each kind, the fastest first; the fastest alone, with the next, and so on are measured, too:
+    an operator's slowest thread is what it waits for.
+    """
+    halves = {cores >> shift for shift in range(cores.bit_length())}
+    return tuple(sorted(halves | {max(1, cores - 1)} | {count for count in accumulate(clusters) if count <= cores}))
+
+
+def fastest(
+    graphs: Mapping[str, StepGraph], counts: tuple[int, ...], watts: Callable[[int], float], progress: Progress,
+    peers: PlanningPeers | None = None, bench: Bench | None = None,
+) -> ThreadChoice:  # fmt: skip
+    """Profile the operators with each of `counts` threads and choose the one whose main step is shortest.
+
+    `bench`: where they are measured. `watts`: what the machine draws for computing with so many threads. Where two are as fast, fewer threads are taken. `peers`
+    may know what operators cost.
+    Raises TrialError where profiling fails.
+    """
+    bench, found = bench or Bench(), dict[int, Measured]()
+    for done, count in enumerate(counts):
+        shared = peers.costs(count) if peers is not None else b""
+        found[count] = bench.measure(graphs.values(), count, watts(count), part_of(progress, done, len(counts)), shared)
+        if peers is not None:
+            peers.judge_costs(count, found[count])
+    step_s = {count: sum(op.seconds for op in measured.ops[0]) for count, measured in found.items()}
+    chosen = counts[0]
+    for count in counts[1:]:
+        if step_s[count] < step_s[chosen] * _WORTH_A_THREAD:
+            chosen = count
+    return ThreadChoice(chosen, found[chosen], step_s)

@@ -1,0 +1,74 @@
+"""From sensors to the decision, with the health items on the way."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from port_agent.facts import Facts, OwnUse, Platform, SensorOptions
+from port_agent.health.conditions import HealthBoard
+from port_agent.policy.decide import Memory, Now, Policy, PolicyDecision, decide
+from port_agent.system.clock import CLOCK_SET_AFTER_S, Clock, local_time
+from port_planner.ir.units import format_bytes, format_seconds
+
+JUMP_S = 60.0
+"""A smaller step of the wall clock moves no window noticeably."""
+_JUMP_SHOWN_S = 3600.0
+
+
+class Admission:
+    """Reads the sensors, remembers the hysteresis, and decides."""
+
+    def __init__(self, platform: Platform, clock: Clock, health: HealthBoard, state_dir: Path) -> None:
+        self.platform = platform
+        self.facts = Facts()
+        self.decision: PolicyDecision | None = None
+        self._clock, self._health, self._state_dir = clock, health, state_dir
+        self._memory = Memory()
+        self._clock_offset_s: float | None = None
+
+    def look(self, policy: Policy, own: OwnUse, written_today: int, paused_by_user: bool) -> PolicyDecision:
+        """Return the decision of this moment."""
+        now_s, wall_s = self._clock.monotonic_s(), self._clock.wall_s()
+        options = SensorOptions(self._state_dir, policy.busy_cpu_percent, policy.busy_pressure_percent)
+        facts = self.platform.read(options, own, now_s)
+        facts = replace(facts, flash_written_today_bytes=written_today, paused_by_user=paused_by_user)
+        self.facts = facts
+        self._report_sensors(facts, now_s, wall_s)
+        self._report_budget(facts, policy, now_s, wall_s)
+        self.decision = decide(facts, policy, Now(now_s, local_time(wall_s)), self._memory)
+        self._memory = self.decision.memory
+        return self.decision
+
+    def clock_jump_s(self) -> float:
+        """Return by how much the wall clock was set since the last call, 0 if not; sleep is no jump."""
+        now_s, wall_s = self._clock.monotonic_s(), self._clock.wall_s()
+        offset_s = wall_s - self._clock.uptime_s()
+        before, self._clock_offset_s = self._clock_offset_s, offset_s
+        if wall_s < CLOCK_SET_AFTER_S:
+            shown = local_time(wall_s).strftime("%Y-%m-%d %H:%M")
+            self._health.report("clock-unset", now_s, wall_s, shown=shown)
+        else:
+            self._health.clear("clock-unset")
+        if before is None or abs(offset_s - before) < JUMP_S:
+            return 0.0
+        jump_s = offset_s - before
+        jump = f"{format_seconds(abs(jump_s))} {'forward' if jump_s > 0 else 'back'}"
+        self._health.report("clock-jumped", now_s, wall_s, lasts_s=_JUMP_SHOWN_S, jump=jump)
+        return jump_s
+
+    def _report_sensors(self, facts: Facts, now_s: float, wall_s: float) -> None:
+        for fault in facts.faults:
+            self._health.report("sensor", now_s, wall_s, key=fault.sensor, sensor=fault.sensor, reason=fault.reason)
+        self._health.keep_only("sensor", {fault.sensor for fault in facts.faults})
+        broken = any(fault.sensor.startswith("temperature") for fault in facts.faults)
+        if facts.temperature_c is None and not broken:
+            self._health.report("no-temperature", now_s, wall_s)
+        else:
+            self._health.clear("no-temperature")
+
+    def _report_budget(self, facts: Facts, policy: Policy, now_s: float, wall_s: float) -> None:
+        budget = policy.flash_write_budget_bytes_per_day
+        if facts.flash_written_today_bytes >= budget:
+            written = format_bytes(facts.flash_written_today_bytes)
+            self._health.report("flash-budget", now_s, wall_s, written=written, budget=format_bytes(budget))
+        else:
+            self._health.clear("flash-budget")

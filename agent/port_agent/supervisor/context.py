@@ -1,0 +1,106 @@
+"""The parts of a running supervisor, put together once.
+
+Its loop and its control interface share them.
+"""
+
+import asyncio
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from port_agent.energy.media import Medium
+from port_agent.energy.meter import EnergyMeter
+from port_agent.energy.wear_account import WearAccount
+from port_agent.facts import Platform
+from port_agent.health.conditions import HealthBoard
+from port_agent.jobs.model import JobKind
+from port_agent.jobs.store import JobStore
+from port_agent.policy.config import Config
+from port_agent.policy.usual_times import UsualTimes
+from port_agent.supervisor.admission import Admission
+from port_agent.supervisor.inbox import Inboxes
+from port_agent.supervisor.job.runners import Runners
+from port_agent.supervisor.job.worker_kinds import DEFAULT_KINDS, WorkerKind
+from port_agent.supervisor.peers.peers import Peers
+from port_agent.supervisor.timers import Timers
+from port_agent.system.clock import Clock, SystemClock
+
+PAUSE_SETTING = "paused"
+USUAL_TIMES_SETTING = "usual-times"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Where the daemon lives. `sysfs_root` overrides the configuration's."""
+
+    state_dir: Path
+    runtime_dir: Path
+    config: Path | None = None
+    sysfs_root: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonSeams:
+    """What tests replace: clocks, workers, sensors, and how long the loop may rest."""
+
+    clock: Clock = field(default_factory=SystemClock)
+    kinds: Mapping[JobKind, WorkerKind] = field(default_factory=lambda: DEFAULT_KINDS)
+    platform: Callable[[Config, Settings], Platform] | None = None
+    inbox_scan_s: float = 10.0
+    waiting_look_s: float = 2.0
+    training_look_s: float = 1.0
+    offer_every_s: float = 15.0
+    """How often jobs that may move are offered to paired devices."""
+    away_look_s: float = 2.0
+    """How often a paired device is asked how a job there fares."""
+
+
+@dataclass(slots=True)
+class Core:
+    """A supervisor's parts."""
+
+    settings: Settings
+    seams: DaemonSeams
+    config: Config
+    """What is in force; `started_with` is what the control socket and the meter were made from."""
+    started_with: Config
+    clock: Clock
+    health: HealthBoard
+    store: JobStore
+    inboxes: Inboxes
+    admission: Admission
+    runners: Runners
+    timers: Timers
+    wake: asyncio.Event
+    started_s: float
+    reload: Callable[[], None]
+    peers: Peers
+    wear: WearAccount
+    usual_times: UsualTimes
+    medium: Medium | None = None
+    """What the state directory lies on, and the share of its life that it says it has used; None where nobody can tell."""
+    used_life: float | None = None
+    meter: EnergyMeter | None = None
+    retry_at_s: dict[int, tuple[int, float]] = field(default_factory=dict)
+    """When a job's backoff ends, by job id: the count of its failures it belongs to, and the monotonic time."""
+    without_board: dict[int, frozenset[str]] = field(default_factory=dict)
+    """Jobs whose board is not there, by id: the serial devices that were there when that was found."""
+
+    def paused_until(self) -> float | None:
+        """Return until when the user paused everything (Unix time, infinity for good), or None."""
+        until = self._pause_end()
+        return until if until > self.clock.wall_s() else None
+
+    def move_pause(self, jump_s: float) -> None:
+        """Let a pause last as long as was asked for after the wall clock was set by `jump_s`."""
+        until = self._pause_end() + jump_s
+        if math.isfinite(until):
+            self.store.remember(PAUSE_SETTING, repr(until) if until > self.clock.wall_s() else None)
+
+    def _pause_end(self) -> float:
+        setting = self.store.setting(PAUSE_SETTING)
+        try:
+            return float(setting) if setting is not None else -math.inf
+        except ValueError:
+            return math.inf  # no agent wrote that; it was a pause, and `resume` ends it

@@ -1,0 +1,470 @@
+"""The control interface: HTTP/1.1 and JSON over a Unix socket that only the owner and a group may use.
+
+Version 1 lives below /v1. `/metrics` is also served on a local TCP port if the configuration says so. Discovery
+of other agents (agent/port_agent/peers) only says who is there; paired devices have a port of their own, which knows them by certificate.
+"""
+
+import asyncio
+import grp
+import os
+import pwd
+import re
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from port_agent.control.answers import API_VERSION
+from port_agent.control.http import (
+    SOCKET_NAME,
+    HttpError,
+    HttpRequest,
+    HttpResponse,
+    error_response,
+    json_response,
+    peer_of,
+)
+from port_agent.control.listener import Listener
+from port_agent.control.requests import (
+    federation_start,
+    job_change,
+    job_spec,
+    pairing_request,
+    pause_span_s,
+    recall_forces,
+    solving_seconds,
+    unpaired_device,
+    wrong_answer,
+)
+from port_agent.jobs.model import JobNotFoundError, JobRequestError
+from port_agent.jobs.store import StoreError
+from port_agent.peers.connection.messages import ANSWER_LIMIT_BYTES, QUESTION_LIMIT_BYTES
+from port_agent.peers.exchange.answers import NotAnsweredError, Subject
+from port_agent.peers.pairing.code import LIFETIME_S, read_code
+from port_agent.supervisor.attached_boards import AttachedBoards
+from port_agent.supervisor.peers.fleet import ANY_PEER
+from port_agent.supervisor.service import BUNDLE_NAME, MeterUnavailableError, Service
+from port_agent.system.directory_handle import DirectoryHandle
+from port_agent.system.prometheus import CONTENT_TYPE
+from port_agent.worker.attach import ATTACH_PATH, JOB_HEADER, UPGRADE, read_request
+from port_planner.ir.errors import PortError
+from port_planner.ir.units import format_bytes, shown
+
+_TEXT = "text/plain; charset=utf-8"
+_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._ -]{0,200}")
+_COUNT = re.compile("[0-9]{1,9}")
+_TOKEN_BYTES = 16
+_SHARED = r"/v1/shared/(costs|plan)/([0-9a-f]{64})"
+_TOKEN = re.compile(rf"[0-9a-f]{{{2 * _TOKEN_BYTES}}}")
+
+MOST_CLIENTS = 48
+"""At once: commands, pages and followed logs of a few users. Each holds up to 40 kB and a descriptor."""
+_GONE_S = 0.5
+"""How often to look whether the client still waits for another device's answer: Ctrl-C ends the solver there."""
+MOST_SCRAPERS = 8
+"""Connections to the metrics port, which every user of this machine may open."""
+
+Route = tuple[str, re.Pattern[str], Callable[..., Awaitable[HttpResponse]]]
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """Where the control socket lies and who may use it.
+
+    `metrics_listen` is host and port of `/metrics`, or None.
+    """
+
+    runtime_dir: Path
+    state_dir: Path
+    group: str | None = None
+    metrics_listen: tuple[str, int] | None = None
+
+
+class ControlServer:
+    """Serves one supervisor."""
+
+    def __init__(self, service: Service, settings: ServerSettings, report: Callable[[str], None]) -> None:
+        """`report` takes what is wrong with a setting; the server goes on without it."""
+        self._service, self._settings, self._report = service, settings, report
+        self._boards = AttachedBoards()
+        self._listeners: list[Listener] = []
+        self._path = settings.runtime_dir / SOCKET_NAME
+        self._routes = [(method, re.compile(pattern), action) for method, pattern, action in self._table()]
+
+    async def start(self) -> None:
+        """Begin to listen; raises OSError when the socket cannot be made."""
+        self._path.unlink(missing_ok=True)  # we hold the instance lock, so this is a dead daemon's
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        before = os.umask(0o117)
+        try:
+            sock.bind(str(self._path))
+        except OSError:
+            sock.close()
+            raise
+        finally:
+            os.umask(before)
+        if self._settings.group is not None:
+            try:
+                os.chown(self._path, -1, grp.getgrnam(self._settings.group).gr_gid)
+            except (KeyError, PermissionError) as error:
+                self._report(f"control.group: the socket cannot be given to {self._settings.group!r}: {error}")
+        self._listeners.append(Listener(sock, self._handle, self._refuse, most=MOST_CLIENTS))
+        if self._settings.metrics_listen is not None:
+            self._serve_metrics(*self._settings.metrics_listen)
+
+    def _serve_metrics(self, host: str, port: int) -> None:
+        """Serve /metrics on a local port; one that is taken is a health item, no reason not to train."""
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            sock = socket.create_server((host, port), family=family)
+        except OSError as error:
+            self._report(f"metrics.listen: cannot listen on {host}:{port}: {error.strerror}")
+        else:
+            listener = Listener(sock, self._handle_metrics_only, lambda writer: "", most=MOST_SCRAPERS)
+            self._listeners.append(listener)
+
+    async def stop(self) -> None:
+        """Stop listening and remove the socket."""
+        for listener in self._listeners:
+            listener.close()
+        self._path.unlink(missing_ok=True)
+
+    def _refuse(self, writer: asyncio.StreamWriter) -> str:
+        """Return why this peer may not speak: it is neither root, nor our user, nor in the socket's group."""
+        peer = peer_of(writer.get_extra_info("socket"))
+        if peer.uid in (0, os.geteuid()):
+            return ""
+        allowed = self._path.stat().st_gid
+        if allowed in _groups_of(peer.uid, peer.gid):
+            return ""
+        return f"user {peer.uid} is not in the group {_group_name(allowed)} that may use this agent"
+
+    async def _handle(self, request: HttpRequest) -> HttpResponse:
+        for method, pattern, action in self._routes:
+            match = pattern.fullmatch(request.path)
+            if match and method == request.method:
+                return await self._call(action, request, match)
+        if any(pattern.fullmatch(request.path) for _, pattern, _ in self._routes):
+            raise HttpError(405, f"{request.method} is not possible on {request.path}")
+        raise HttpError(404, f"there is nothing at {request.path}")
+
+    async def _call(
+        self, action: Callable[..., Awaitable[HttpResponse]], request: HttpRequest, match: re.Match[str]
+    ) -> HttpResponse:
+        try:
+            return await action(request, *match.groups())
+        except HttpError:
+            raise
+        except StoreError as error:
+            return error_response(507, error)
+        except (JobNotFoundError, NotAnsweredError) as error:
+            return error_response(404, error)
+        except JobRequestError as error:
+            return error_response(409, error)
+        except MeterUnavailableError as error:
+            return error_response(503, error)
+        except PortError as error:
+            return error_response(400, error)
+        except OSError as error:
+            return error_response(507, StoreError(self._settings.state_dir, error.strerror or str(error)))
+
+    async def _handle_metrics_only(self, request: HttpRequest) -> HttpResponse:
+        if (request.method, request.path) != ("GET", "/metrics"):
+            raise HttpError(404, "only /metrics is served here")
+        return await self._metrics(request)
+
+    def _table(self) -> list[tuple[str, str, Callable[..., Awaitable[HttpResponse]]]]:
+        job = r"/v1/jobs/([a-z0-9._-]+)"
+        return [
+            ("GET", "/v1/status", self._status),
+            ("GET", "/v1/health", self._health),
+            ("GET", "/v1/jobs", self._jobs),
+            ("GET", "/v1/energy", self._energy),
+            ("GET", "/v1/peers", self._peers),
+            ("POST", "/v1/pairing", self._pair),
+            ("GET", "/v1/pairing", self._pairing_outcome),
+            ("POST", "/v1/pairing/stop", self._stop_pairing),
+            ("POST", "/v1/unpair", self._unpair),
+            ("POST", "/v1/peers/cut", self._cut_off),
+            ("GET", _SHARED, self._ask_shared),
+            ("PUT", _SHARED, self._share),
+            ("PUT", r"/v1/solve/([0-9a-f]{64})", self._ask_solving),
+            ("GET", "/v1/federations", self._federations),
+            ("POST", "/v1/federations", self._federate),
+            ("POST", r"/v1/federations/([a-z0-9._-]+)/stop", self._stop_federation),
+            ("POST", "/v1/jobs", self._submit),
+            ("POST", ATTACH_PATH, self._attach),
+            ("GET", job, self._job),
+            ("GET", f"{job}/logs", self._logs),
+            ("GET", f"{job}/result", self._result),
+            ("POST", f"{job}/pause", self._pause_job),
+            ("POST", f"{job}/resume", self._resume_job),
+            ("POST", f"{job}/cancel", self._cancel_job),
+            ("POST", f"{job}/change", self._change_job),
+            ("POST", f"{job}/recall", self._recall_job),
+            ("PUT", "/v1/uploads", self._upload),
+            ("PUT", r"/v1/inbox/([a-z0-9._-]+)/([^/]+)", self._feed),
+            ("POST", "/v1/pause", self._pause),
+            ("POST", "/v1/resume", self._resume),
+            ("POST", "/v1/reload", self._reload),
+            ("POST", "/v1/doctor", self._doctor),
+            ("GET", "/metrics", self._metrics),
+        ]
+
+    # --- looking
+
+    async def _status(self, request: HttpRequest) -> HttpResponse:
+        found = {
+            "mcus": await self._boards.newest(),
+            "peers": self._service.peer_rows(),
+            "paired": self._service.other_devices.fleet.rows(),
+        }
+        return json_response(self._service.status().as_json() | found)
+
+    async def _health(self, request: HttpRequest) -> HttpResponse:
+        return json_response({"v": API_VERSION, "health": self._health_rows()})
+
+    def _health_rows(self) -> list[dict[str, object]]:
+        return [item.as_json() for item in self._service.health()]
+
+    async def _jobs(self, request: HttpRequest) -> HttpResponse:
+        jobs = self._service.jobs(with_all_over=request.query.get("all") == "1")
+        return json_response({"v": API_VERSION, "jobs": [asdict(job) for job in jobs]})
+
+    async def _job(self, request: HttpRequest, name: str) -> HttpResponse:
+        return json_response((await self._service.job(name)).as_json())
+
+    async def _metrics(self, request: HttpRequest) -> HttpResponse:
+        return HttpResponse(200, self._service.metrics().encode(), CONTENT_TYPE)
+
+    async def _energy(self, request: HttpRequest) -> HttpResponse:
+        return json_response({"v": API_VERSION, **await self._service.energy_report(request.query)})
+
+    async def _peers(self, request: HttpRequest) -> HttpResponse:
+        return json_response({"v": API_VERSION, **self._service.peers()})
+
+    async def _logs(self, request: HttpRequest, name: str) -> HttpResponse:
+        lines = request.query.get("lines", "200")
+        if not _COUNT.fullmatch(lines):
+            raise HttpError(400, f"lines={shown(lines)} is no number of lines")
+        if request.query.get("follow") != "1":
+            return HttpResponse(200, self._service.log(name, int(lines)).encode(), _TEXT)
+        return HttpResponse(200, b"", _TEXT, _encoded(self._service.follow_log(name, int(lines))))
+
+    async def _result(self, request: HttpRequest, name: str) -> HttpResponse:
+        return HttpResponse(200, b"", "application/octet-stream", _pieces(await self._service.result(name)))
+
+    async def _doctor(self, request: HttpRequest) -> HttpResponse:
+        fields = await request.json()
+        checks = [check.as_json() for check in await self._service.examine(flash_test=fields.get("flash") is not False)]
+        return json_response({"v": API_VERSION, "checks": checks, "health": self._health_rows()})
+
+    # --- acting
+
+    async def _submit(self, request: HttpRequest) -> HttpResponse:
+        fields = await request.json()
+        token, upload = fields.get("upload"), None
+        if token is not None:
+            upload = self._service.upload(str(token)) if _TOKEN.fullmatch(str(token)) else None
+            if upload is None:
+                raise HttpError(400, f"there is no upload {token!r}; send the bundle to PUT /v1/uploads first")
+        spec = job_spec(fields, BUNDLE_NAME if upload is not None else None)
+        return json_response((await self._service.submit(spec, upload, request.peer)).as_json(), 201)
+
+    async def _attach(self, request: HttpRequest) -> HttpResponse:
+        if request.peer is None:
+            raise HttpError(403, "a program attaches over the control socket")
+        asked = read_request(await request.json_text())
+        job, converse = await self._service.attach(asked, request.peer)
+        headers = {"Connection": "Upgrade", "Upgrade": UPGRADE, JOB_HEADER: f"{job.id} {job.spec.name}"}
+        return HttpResponse(101, headers=headers, takes_over=converse)
+
+    async def _upload(self, request: HttpRequest) -> HttpResponse:
+        token = _new_token()
+        with self._service.uploads() as uploads:
+            await _receive(request, uploads, token, self._service.kept_free_bytes)
+        return json_response({"v": API_VERSION, "upload": token, "bytes": request.consumed}, 201)
+
+    async def _feed(self, request: HttpRequest, name: str, file: str) -> HttpResponse:
+        if not _FILE_NAME.fullmatch(file):
+            raise HttpError(400, f"{file!r} is no plain file name")
+        with self._service.inbox(name) as inbox:
+            arriving = f".{_new_token()}.part"
+            await _receive(request, inbox, arriving, self._service.kept_free_bytes)
+            inbox.rename(arriving, file)
+        return json_response({"v": API_VERSION, "file": str(inbox.path / file), "bytes": request.consumed}, 201)
+
+    async def _pause_job(self, request: HttpRequest, name: str) -> HttpResponse:
+        self._check_owner(request, name)
+        return json_response(asdict(await self._service.pause_job(name)))
+
+    async def _resume_job(self, request: HttpRequest, name: str) -> HttpResponse:
+        self._check_owner(request, name)
+        return json_response(asdict(await self._service.resume_job(name)))
+
+    async def _cancel_job(self, request: HttpRequest, name: str) -> HttpResponse:
+        self._check_owner(request, name)
+        return json_response(asdict(await self._service.cancel_job(name)))
+
+    async def _change_job(self, request: HttpRequest, name: str) -> HttpResponse:
+        self._check_owner(request, name)
+        change = job_change(await request.json())
+        return json_response(asdict(await self._service.change_job(name, change)))
+
+    async def _recall_job(self, request: HttpRequest, name: str) -> HttpResponse:
+        self._check_owner(request, name)
+        force = recall_forces(await request.json())
+        return json_response(asdict(await self._service.recall_job(name, force=force)))
+
+    def _check_owner(self, request: HttpRequest, name: str) -> None:
+        """Raise HttpError unless the peer may steer this job: another user's program or fine-tuning belongs to that user."""
+        owner = self._service.owner(name)
+        if owner is None or (request.peer is not None and request.peer.uid in (0, os.geteuid(), owner)):
+            return
+        raise HttpError(403, f"job {name} belongs to user {owner}; only that user, this agent's and root steer it")
+
+    async def _pause(self, request: HttpRequest) -> HttpResponse:
+        until = await self._service.pause_all(pause_span_s(await request.json()))
+        return json_response({"v": API_VERSION, "paused_until": until})
+
+    async def _resume(self, request: HttpRequest) -> HttpResponse:
+        await self._service.resume_all()
+        return json_response({"v": API_VERSION})
+
+    async def _pair(self, request: HttpRequest) -> HttpResponse:
+        asked, peers = pairing_request(await request.json()), self._service.other_devices
+        if asked.code is None:
+            return json_response({"v": API_VERSION, **await peers.show_code(asked.lifetime_s or LIFETIME_S)}, 201)
+        name = await peers.type_code(read_code(asked.code), asked.host, asked.port)
+        return json_response({"v": API_VERSION, "name": name}, 201)
+
+    async def _pairing_outcome(self, request: HttpRequest) -> HttpResponse:
+        return json_response({"v": API_VERSION, **await self._service.other_devices.pairing_outcome()})
+
+    async def _stop_pairing(self, request: HttpRequest) -> HttpResponse:
+        self._service.other_devices.stop_pairing()
+        return json_response({"v": API_VERSION})
+
+    async def _unpair(self, request: HttpRequest) -> HttpResponse:
+        name = self._service.other_devices.unpair(unpaired_device(await request.json()))
+        return json_response({"v": API_VERSION, "name": name})
+
+    async def _cut_off(self, request: HttpRequest) -> HttpResponse:
+        accused = wrong_answer(await request.json())
+        self._service.other_devices.fleet.cut(accused.device, accused.reason)
+        return json_response({"v": API_VERSION})
+
+    async def _federations(self, request: HttpRequest) -> HttpResponse:
+        return json_response({"v": API_VERSION, "federations": self._service.other_devices.federations.rows()})
+
+    async def _federate(self, request: HttpRequest) -> HttpResponse:
+        asked = federation_start(await request.json())
+        return json_response(
+            {"v": API_VERSION, **self._service.other_devices.federations.start(asked.job, asked.settings)}, 201
+        )
+
+    async def _stop_federation(self, request: HttpRequest, name: str) -> HttpResponse:
+        return json_response({"v": API_VERSION, **await self._service.other_devices.federations.stop_leading(name)})
+
+    async def _ask_shared(self, request: HttpRequest, subject: str, name: str) -> HttpResponse:
+        return await self._asked(request, Subject(subject), name)
+
+    async def _share(self, request: HttpRequest, subject: str, name: str) -> HttpResponse:
+        content = await _content(request, ANSWER_LIMIT_BYTES)
+        await self._service.other_devices.answers.keep(Subject(subject), name, content)
+        return json_response({"v": API_VERSION, "bytes": len(content)}, 201)
+
+    async def _ask_solving(self, request: HttpRequest, name: str) -> HttpResponse:
+        problem = await _content(request, QUESTION_LIMIT_BYTES)
+        return await self._asked(
+            request, Subject.SOLVE, name, problem, solving_seconds(request.query.get("seconds", ""))
+        )
+
+    async def _asked(
+        self, request: HttpRequest, subject: Subject, name: str, problem: bytes = b"", seconds: float = 0.0
+    ) -> HttpResponse:
+        fleet = self._service.other_devices.fleet
+        asking = asyncio.create_task(fleet.ask(request.query.get("on", ANY_PEER), subject, name, problem, seconds))
+        try:
+            while not (await asyncio.wait({asking}, timeout=_GONE_S))[0]:
+                if request.reader.at_eof():
+                    raise HttpError(400, "nobody waits for the answer any more")
+            device, content = asking.result()
+        finally:
+            asking.cancel()
+        return json_response({"v": API_VERSION, "device": str(device.id), "name": device.name, "content": content})
+
+    async def _reload(self, request: HttpRequest) -> HttpResponse:
+        return json_response({"v": API_VERSION, **asdict(self._service.reload())})
+
+
+async def _receive(request: HttpRequest, directory: DirectoryHandle, name: str, kept_free_bytes: int) -> None:
+    """Write a request's body to a new file, durable.
+
+    What ends early, or takes what is to stay free, leaves nothing.
+    """
+    _check_room(directory, request.length, kept_free_bytes)
+    file = directory.create(name)
+    whole = False
+    try:
+        with file:
+            async for piece in request.body():
+                await asyncio.to_thread(file.write, piece)  # a full write-back cache would hold up the loop
+                _check_room(directory, request.length - request.consumed, kept_free_bytes)
+            file.flush()
+            await asyncio.to_thread(os.fsync, file.fileno())
+        whole = True
+    finally:
+        if not whole:  # also where the server stops meanwhile
+            directory.remove(name)
+
+
+def _check_room(directory: DirectoryHandle, length: int, kept_free_bytes: int) -> None:
+    """Raise HttpError where `length` bytes more would take what is to stay free.
+
+    Others write meanwhile, too.
+    """
+    disk = os.fstatvfs(directory.descriptor)
+    free = disk.f_bavail * disk.f_frsize
+    if free - length < kept_free_bytes:
+        raise HttpError(
+            507,
+            f"{format_bytes(length)} do not fit: {format_bytes(free)} are free and {format_bytes(kept_free_bytes)} stay "
+            "free ([storage] min_free); delete old jobs or other files",
+        )
+
+
+async def _content(request: HttpRequest, limit_bytes: int) -> bytes:
+    """Return the body of a request; raises HttpError for none, or a longer one."""
+    if not 0 < request.length <= limit_bytes:
+        raise HttpError(413, f"{request.length} bytes; between 1 and {limit_bytes} are taken")
+    return b"".join([piece async for piece in request.body()])
+
+
+def _new_token() -> str:
+    return os.urandom(_TOKEN_BYTES).hex()
+
+
+async def _encoded(texts: AsyncIterator[str]) -> AsyncIterator[bytes]:
+    async for text in texts:
+        yield text.encode()
+
+
+async def _pieces(path: Path) -> AsyncIterator[bytes]:
+    with path.open("rb") as file:
+        while piece := file.read(1 << 16):
+            yield piece
+
+
+def _groups_of(uid: int, gid: int) -> list[int]:
+    try:
+        return os.getgrouplist(pwd.getpwuid(uid).pw_name, gid)
+    except KeyError:
+        return [gid]
+
+
+def _group_name(gid: int) -> str:
+    try:
+        return grp.getgrgid(gid).gr_name
+    except KeyError:
+        return str(gid)

@@ -1,0 +1,189 @@
+"""Data that arrives: `inbox/<job>/` grows, and each round of the job trains on what is new."""
+
+import contextlib
+import errno
+import os
+import shutil
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from stat import S_IMODE, S_IRWXG, S_ISVTX
+
+import msgspec
+
+from port_agent.system.atomic_file import sync_directory, write_atomically
+from port_agent.system.directory_handle import DirectoryHandle
+
+_UNFINISHED = (".part", ".tmp", ".crdownload", "~")
+_CONSUMED = "consumed.json"
+_SEAL = ""
+"""No file has this name; its entry holds the checksum of the others, and agents that do not seal pass over it."""
+_DAMAGED = "{} is damaged: which data was trained on is forgotten, and it is trained on again"
+
+Stamp = tuple[int, int]
+"""Size in bytes and modification time in nanoseconds: a file that changes counts as new."""
+
+
+@dataclass(frozen=True, slots=True)
+class InboxState:
+    """What is new for one job; `error` when its inbox cannot be read."""
+
+    new: tuple[str, ...] = ()
+    error: str = ""
+    forgotten: str = ""
+    """Why files of earlier rounds are new again."""
+
+
+class Inboxes:
+    """The inboxes of all jobs. A file counts once it looked the same in two scans: copying has ended."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._seen: dict[str, dict[str, Stamp]] = {}
+        self._new: dict[str, InboxState] = {}
+        self._forgotten: dict[str, str] = {}
+        """By job, why files of its last round are new again."""
+
+    def scan(self, name: str, job_dir: Path) -> InboxState:
+        """Look into the inbox of job `name` and return what is new and complete."""
+        try:
+            found = self._arrived(name)
+        except OSError as error:
+            state = InboxState(error=f"{self.root / name}: {error.strerror}")
+            self._new[name] = state
+            return state
+        before, (consumed, damage) = self._seen.get(name, {}), _read_stamps(job_dir / _CONSUMED)
+        stable = (file for file, stamp in found.items() if before.get(file) == stamp)
+        new = tuple(sorted(file for file in stable if consumed.get(file) != found[file]))
+        state = InboxState(new, forgotten=damage or self._forgotten.get(name, ""))
+        self._seen[name], self._new[name] = found, state
+        return state
+
+    def _arrived(self, name: str) -> dict[str, Stamp]:
+        """Return what lies in an inbox and is not being written; a link is nobody's data. Raises OSError."""
+        try:
+            with self.open(name) as inbox:
+                found = {file: _stamp(status) for file, status in inbox.files() if status.st_size > 0}
+        except FileNotFoundError:
+            return {}
+        return {
+            file: stamp for file, stamp in found.items() if not file.startswith(".") and not file.endswith(_UNFINISHED)
+        }
+
+    def state(self, name: str) -> InboxState:
+        """Return the result of the last scan."""
+        return self._new.get(name, InboxState())
+
+    def create(self, name: str) -> None:
+        """Make the inbox of a new job, open to the agent's group whatever the umask.
+
+        Each removes only its own files.
+
+        Raises OSError.
+        """
+        self.root.mkdir(parents=True, exist_ok=True)
+        with DirectoryHandle.open(self.root) as root, root.below(name, make=True) as inbox:
+            mode = S_IMODE(os.fstat(inbox.descriptor).st_mode)
+            with contextlib.suppress(PermissionError):  # another user's directory stays as that user made it
+                os.fchmod(inbox.descriptor, mode | S_IRWXG | S_ISVTX)
+
+    def open(self, name: str) -> DirectoryHandle:
+        """Return a handle of a job's inbox. Raises OSError, also where a link stands in its place."""
+        with DirectoryHandle.open(self.root) as root:
+            return root.below(name)
+
+    def forget(self, name: str) -> None:
+        """Drop what is known of a job that is over; its files are the user's and stay."""
+        self._seen.pop(name, None)
+        self._new.pop(name, None)
+
+    def has_round(self, name: str, job_dir: Path, number: int) -> bool:
+        """Return whether round `number` is begun or could begin now."""
+        return (job_dir / "rounds" / str(number)).is_dir() or bool(self.state(name).new)
+
+    def round_directory(self, name: str, job_dir: Path, number: int) -> Path:
+        """Return the directory with the data of round `number`; made from what is new if it is not there yet.
+
+        Its files are links, so it costs no space, and it stays the same when the round is resumed. How long they were and
+        when they changed last is noted beside it: what somebody adds from now on is not in this round.
+        Raises OSError.
+        """
+        target = job_dir / "rounds" / str(number)
+        if target.is_dir():
+            return target
+        building = target.with_name(f".{number}.new")
+        shutil.rmtree(building, ignore_errors=True)
+        building.mkdir(parents=True)
+        seen = self._seen.get(name, {})
+        with self.open(name) as inbox, DirectoryHandle.open(building) as taken:
+            for file in self.state(name).new:
+                _take(inbox, file, taken)
+        _write_stamps(_taken(job_dir, number), {file: seen[file] for file in self.state(name).new})
+        building.rename(target)
+        sync_directory(target.parent)
+        self._new[name] = InboxState()
+        return target
+
+    def drop_round(self, job_dir: Path, number: int) -> None:
+        """Take a round apart that failed for good, so that the next try sees the inbox as it is then."""
+        shutil.rmtree(job_dir / "rounds" / str(number), ignore_errors=True)
+        _taken(job_dir, number).unlink(missing_ok=True)
+
+    def finish_round(self, name: str, job_dir: Path, number: int) -> None:
+        """Note the files of a finished round as consumed, as they were when it took them. Raises OSError.
+
+        Where that was noted and is damaged, they are new again, and the next scans say so.
+        """
+        directory = job_dir / "rounds" / str(number)
+        if not directory.is_dir():
+            return
+        taken = _taken(job_dir, number)
+        stamps, damage = _read_stamps(taken)
+        consumed, damage_before = _read_stamps(job_dir / _CONSUMED)
+        _write_stamps(job_dir / _CONSUMED, {**consumed, **stamps})
+        self._forgotten[name] = damage or damage_before
+        self._new[name] = InboxState()  # scans during the round still counted its files as new
+        shutil.rmtree(directory, ignore_errors=True)
+        taken.unlink(missing_ok=True)
+
+
+def _taken(job_dir: Path, number: int) -> Path:
+    return job_dir / "rounds" / f"{number}.json"
+
+
+def _write_stamps(path: Path, stamps: Mapping[str, Stamp]) -> None:
+    sealed = {**stamps, _SEAL: (_checksum(stamps), 0)}
+    write_atomically(path, msgspec.json.encode(sealed, order="sorted"))
+
+
+def _read_stamps(path: Path) -> tuple[dict[str, Stamp], str]:
+    """Return what was noted, and what is wrong with it: then it is nothing, and a round repeats data."""
+    try:
+        stamps = msgspec.json.decode(path.read_bytes(), type=dict[str, Stamp])
+    except FileNotFoundError:
+        return {}, ""
+    except (OSError, ValueError, RecursionError):
+        return {}, _DAMAGED.format(path)
+    seal = stamps.pop(_SEAL, None)
+    if seal is not None and seal != (_checksum(stamps), 0):
+        return {}, _DAMAGED.format(path)
+    return stamps, ""
+
+
+def _checksum(stamps: Mapping[str, Stamp]) -> int:
+    return zlib.crc32(msgspec.json.encode(stamps, order="sorted"))
+
+
+def _take(inbox: DirectoryHandle, file: str, taken: DirectoryHandle) -> None:
+    try:
+        inbox.link(file, taken)
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.EXDEV):
+            raise
+        # a file of another user (protected_hardlinks), or on another file system
+        os.symlink(inbox.path / file, file, dir_fd=taken.descriptor)
+
+
+def _stamp(status: os.stat_result) -> Stamp:
+    return status.st_size, status.st_mtime_ns

@@ -1,0 +1,65 @@
+"""Where a job is trained: on this computer, or on which board; and whether a missing board may be back."""
+
+import itertools
+from pathlib import Path
+
+import msgspec
+
+from port_agent.jobs.model import Job, JobKind
+
+THIS_COMPUTER = ""
+_ANY_BOARD = "any board"
+_DEV = Path("/dev")
+_SERIAL_DEVICES = ("ttyACM*", "ttyUSB*", "cu.usb*")
+"""What a USB serial port is called on Linux and on macOS."""
+_JOB_FILE = "job.json"
+_MOST_BYTES = 1 << 16
+"""Of a job.json that is read here."""
+
+
+class _Named(msgspec.Struct, frozen=True):
+    """What a job says of its board."""
+
+    port: str | None = None
+    serial: str | None = None
+    simulate: bool = False
+
+
+def place_of(job: Job, bundle: Path | None) -> str:
+    """Return what trains a job: `THIS_COMPUTER`, or the board that its options or its job.json name.
+
+    Jobs with the same place run one after the other. A simulated board is its job's own. A job that names no board shares
+    one place with all that name none: each takes the only board that is there.
+    """
+    if job.spec.kind is not JobKind.MCU:
+        return THIS_COMPUTER
+    given, file = _options(job.spec.arguments), _job_file(bundle)
+    if given.simulate or file.simulate:
+        return f"simulated board of job {job.id}"
+    serial, port = given.serial or file.serial, given.port or file.port
+    if serial is not None:
+        return f"serial number {serial}"
+    return _ANY_BOARD if port is None else str(Path(port).absolute())
+
+
+def plugged_in(place: str, dev: Path = _DEV) -> frozenset[str]:
+    """Return the serial devices that are there; another set than before says that a missing board may be back."""
+    found = {str(path) for pattern in _SERIAL_DEVICES for path in dev.glob(pattern)}
+    return frozenset(found | ({place} if place.startswith("/") and Path(place).exists() else set()))
+
+
+def _options(words: tuple[str, ...]) -> _Named:
+    """Return what a job's own words for its worker say; they were checked when it was submitted."""
+    after = dict(itertools.pairwise(words))
+    return _Named(after.get("--port"), after.get("--serial"), "--simulate" in words)
+
+
+def _job_file(bundle: Path | None) -> _Named:
+    """Return what a job.json says; nothing where it cannot be read, and the worker says why."""
+    if bundle is None:
+        return _Named()
+    try:
+        with (bundle / _JOB_FILE if bundle.is_dir() else bundle).open("rb") as file:
+            return msgspec.json.decode(file.read(_MOST_BYTES), type=_Named)
+    except (OSError, msgspec.MsgspecError, RecursionError):
+        return _Named()

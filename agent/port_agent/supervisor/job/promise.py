@@ -1,0 +1,67 @@
+"""What is promised for a job before it runs: memory, time, energy and flash of a step, and when it is done."""
+
+from port_agent.jobs.model import Job, JobPromise, JobSpec
+from port_agent.policy.usual_times import UsualTimes
+from port_agent.supervisor.job.plans.choice import PlanFigures, WriteAllowance, choose_plan, eta_s
+from port_agent.supervisor.job.run_state import Surroundings
+from port_agent.supervisor.job.worker_kinds import BundleFacts
+from port_agent.system.clock import local_time
+
+_DAY_S = 86400.0
+
+
+def left_s(job: Job) -> float:
+    """Return how many seconds of training a job still takes, as far as that is known."""
+    step_s = job.measured.step_s or (job.promise.step_s if job.promise else None)
+    return eta_s(job.step, total_steps(job), step_s) or 0.0
+
+
+def total_steps(job: Job) -> int | None:
+    """Return how many steps a job has, as far as that is known."""
+    return job.total_steps or (job.promise.steps if job.promise else None)
+
+
+def promised_plan(spec: JobSpec, facts: BundleFacts, around: Surroundings, wall_s: float) -> PlanFigures | None:
+    """Return the plan that the job would start with on an ordinary day; None when none fits."""
+    return choose_plan(
+        facts.plans,
+        around.memory_bytes,
+        steps_left=_steps(spec, facts),
+        time_left_s=None if spec.deadline_at is None else spec.deadline_at - wall_s,
+        allowance=WriteAllowance(around.flash_budget_bytes_per_day, _DAY_S),
+    )
+
+
+def promise(
+    spec: JobSpec, facts: BundleFacts, plan: PlanFigures, around: Surroundings, times: UsualTimes, wall_s: float,
+    before_s: float,
+) -> JobPromise | None:  # fmt: skip
+    """Return what is promised for a job that runs `plan` after `before_s` seconds of training of other jobs.
+
+    None for a bundle that does not say how long its steps take. Where a usual day's training writes more than the flash may
+    take in a day, training stops then, and the job takes longer by as much.
+    """
+    steps = _steps(spec, facts)
+    if plan.step_s is None or plan.step_joules is None:
+        return None
+    forecast = None
+    if steps is not None:
+        usual_s = times.usual_day_s() or 0.0
+        written_a_day = usual_s / plan.step_s * plan.written_bytes if plan.step_s else 0.0
+        stretch = max(1.0, written_a_day / max(1, around.flash_budget_bytes_per_day))
+        forecast = times.forecast(local_time(wall_s), before_s + steps * plan.step_s * stretch)
+    return JobPromise(
+        plan=plan.index, peak_bytes=plan.peak_bytes, step_s=plan.step_s, step_joules=plan.step_joules,
+        written_bytes=plan.written_bytes, steps=steps,
+        ends_at=forecast.ends_at.timestamp() if forecast and forecast.ends_at else None,
+        nights=forecast.nights if forecast else None,
+    )  # fmt: skip
+
+
+def _steps(spec: JobSpec, facts: BundleFacts) -> int | None:
+    """Return how many batches the job takes; None where its data is not the bundle's."""
+    if spec.steps is not None:
+        return spec.steps
+    if spec.data is not None or spec.waits_for_data or facts.steps_per_epoch is None:
+        return None
+    return facts.steps_per_epoch * (spec.epochs or 1)

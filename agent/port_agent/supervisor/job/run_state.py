@@ -1,0 +1,152 @@
+"""One run of a job: its worker process, its plan, its limits, and what it was started into."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from port_agent.control.answers import RunStatus
+from port_agent.jobs.model import Job
+from port_agent.policy.decide import ResourceLimits
+from port_agent.supervisor.job.attachments import AttachedProgram
+from port_agent.supervisor.job.log import JobLog
+from port_agent.supervisor.job.plans.choice import PlanFigures, eta_s, memory_max
+from port_agent.supervisor.job.plans.revising import PeerSolving, PlanRevision
+from port_agent.supervisor.job.sharing import CpuShare
+from port_agent.supervisor.job.silence import SilenceWatch
+from port_agent.supervisor.job.worker_process import WorkerProcess
+from port_agent.system.cgroup import LOW_IO_WEIGHT, LOWEST_CPU_WEIGHT, WorkerLimits
+from port_agent.worker.protocol import Event
+
+
+class Meter(Protocol):
+    """What the energy meter wants to hear of a running job."""
+
+    def on_worker_start(self, job: str, now_s: float, label: str, cpu_s: Callable[[], float]) -> None:
+        """A worker was started; `cpu_s` returns the CPU seconds it has used."""
+
+    def on_worker_stop(self, job: str, now_s: float) -> None:
+        """The worker has ended."""
+
+    def on_event(self, job: str, event: Event, now_s: float) -> None:
+        """The worker of a job reported something."""
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a run depends on: limits, memory, heat, and the settings about jobs."""
+
+    limits: ResourceLimits
+    total_memory_bytes: int | None
+    warm: bool = False
+    flash_budget_bytes_per_day: int = 1 << 32
+    flash_written_today_bytes: int = 0
+    give_up_after: int = 6
+    job_log_bytes: int = 1 << 20
+    taken_bytes: int = 0
+    """Memory that the workers beside it have or may take."""
+    cpu: CpuShare = field(default_factory=CpuShare)
+    devices: frozenset[str] | None = None
+    """Kinds of devices that are there beside the CPU; None where nobody knows."""
+    solving: PeerSolving | None = None
+    """Who solves for plans that are made again; None: this device."""
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """What the worker may take beside the others, or None without a limit."""
+        granted = self.limits.memory_limit(self.total_memory_bytes)
+        return None if granted is None else max(0, granted - self.taken_bytes)
+
+    @property
+    def flash_left_bytes(self) -> int:
+        """What may still be written today."""
+        return max(0, self.flash_budget_bytes_per_day - self.flash_written_today_bytes)
+
+    def worker_limits(self, plan: PlanFigures | None) -> WorkerLimits:
+        """Return the limits of a worker that runs `plan`; one without a plan may take all that is allowed."""
+        memory, weight = memory_max(plan.peak_bytes) if plan else self.memory_bytes, 1 << self.cpu.rank
+        return WorkerLimits(
+            memory, self.limits.cpu_percent * self.cpu.share, LOWEST_CPU_WEIGHT * weight, LOW_IO_WEIGHT * weight
+        )
+
+
+@dataclass(slots=True)
+class Run:
+    """The state of one worker process."""
+
+    job_id: int
+    worker: WorkerProcess | AttachedProgram
+    log: JobLog
+    plans: tuple[PlanFigures, ...]
+    plan: int | None
+    granted: PlanFigures | None
+    """The plan whose memory its group allows: the larger one while it changes from one to another."""
+    limits: WorkerLimits
+    """What its group has, where it has one."""
+    round: int | None
+    last_checkpoint_s: float
+    last_flush_s: float
+    switched_at_s: float
+    silence: SilenceWatch
+    revision: PlanRevision | None = None
+    """Makes its plans again where they have other costs than planned; None where it has none, or cannot."""
+    last_step_s: float | None = None
+    """When the newest step was reported; None after a pause, which is no part of a step."""
+    pressed_until_s: float = 0.0
+    """Until then no larger plan is taken: the system was short of memory."""
+    corrected_s: float | None = None
+    """When a correction of its plans' figures was last written down."""
+    farewell_at_s: float | None = None
+    """When it was asked for a last checkpoint, after which it leaves."""
+    waits_for: str | None = None
+    """Why its worker cannot get on although it may: a board that is not there."""
+    waits_since_s: float | None = None
+    out: str | None = None
+    out_checksum: str | None = None
+
+    @property
+    def figures(self) -> PlanFigures | None:
+        """The plan that it runs, or None."""
+        return next((plan for plan in self.plans if plan.index == self.plan), None)
+
+    @property
+    def peak_bytes(self) -> int:
+        """The peak of its plan; 0 without one."""
+        return self.figures.peak_bytes if self.figures else 0
+
+    @property
+    def all_bytes(self) -> int:
+        """The same with the memory of a device's own."""
+        return self.figures.all_bytes if self.figures else 0
+
+    @property
+    def shown_phase(self) -> str:
+        """What the worker does, in a word for people."""
+        return "stuck" if self.silence.stuck else self.worker.phase.value
+
+    def status(self, job: Job) -> RunStatus:
+        """Return the run as `status` shows it."""
+        return RunStatus(
+            id=job.id,
+            name=job.spec.name,
+            kind=job.spec.kind.value,
+            phase=self.shown_phase,
+            waits_for=self.waits_for,
+            requested=self.worker.requested.value,
+            pid=self.worker.pid,
+            step=job.step,
+            total_steps=job.total_steps,
+            loss=job.loss,
+            step_s=job.measured.step_s,
+            eta_s=eta_s(job.step, job.total_steps, job.measured.step_s),
+            plan=self.plan,
+            plans=len(self.plans),
+            planned_peak_bytes=self.peak_bytes or None,
+            planned_device_bytes=(self.figures.device_bytes if self.figures else 0) or None,
+            memory_limit_bytes=self.limits.memory_bytes if self.worker.group else None,
+            peak_rss_bytes=job.measured.peak_rss_bytes,
+            device_peak_bytes=job.measured.device_peak_bytes,
+            planned_joules=job.planned_joules,
+            deadline_at=job.spec.deadline_at,
+            owner=job.spec.owner,
+            step_written_bytes=self.figures.written_bytes if self.figures else None,
+        )

@@ -1,0 +1,206 @@
+"""How the worker of each kind of job is started, and what its bundle offers.
+
+The two seams of the supervisor.
+"""
+
+import contextlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from port_agent.federate.orders import MODEL_FILE, RESULT_FILE, RESULT_PART_FILE, START_FILE, STATE_FOLDER, has_round
+from port_agent.jobs.model import Job, JobKind
+from port_agent.supervisor.job.plans.choice import PlanFigures, checkpoint_interval_s
+from port_agent.system.python_process import threads_environment
+from port_agent.worker.options import (
+    BOARD_WORKER,
+    CONTROL_FD_PLACE,
+    FINETUNE_WORKER,
+    TORCH_WORKER,
+    WorkerOptions,
+    page_words,
+    weights_words,
+)
+from port_planner.ir.costs import Speeds
+from port_planner.ir.devices.kinds import CPU, CUDA, MPS
+from port_planner.ir.errors import PortError
+
+LOOKED_FOR = (CUDA, MPS)
+"""Kinds of devices that the sensors look for; of others the worker itself says whether they are there."""
+
+CHECKPOINT_EVERY_STEPS = 50
+"""Until the cost of a step and of a checkpoint is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class BundleFacts:
+    """What the supervisor needs to know of a bundle."""
+
+    plans: tuple[PlanFigures, ...] = ()
+    threads: int = 1
+    """Fixed when the bundle was made: another number of threads sums in another order."""
+    steps_per_epoch: int | None = None
+    """Batches in one pass over the bundle's own samples."""
+    deadline_at: float | None = None
+    """Unix time by which it was planned to be done."""
+    revised: Path | None = None
+    """Where the plans lie that were made again for this bundle; None: they are its own."""
+    revised_for: Speeds | None = None
+    """The speeds for which they were."""
+    device_kind: str = CPU
+    """What its steps compute on."""
+    reads_files: tuple[str, ...] = ()
+    """Files of the user's, beside the bundle, that its job reads as it trains."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerKind:
+    """One kind of worker.
+
+    The start of its command, how to read its bundle, and what its environment needs.
+    """
+
+    program: tuple[str, ...]
+    read_bundle: Callable[[Path], BundleFacts]
+    environment: Callable[[BundleFacts, PlanFigures | None], Mapping[str, str]]
+    lacks: Callable[[], str] = str
+    """What its environment cannot have on this machine, and why; empty when nothing is missing."""
+
+
+def no_facts(bundle: Path) -> BundleFacts:
+    """Return nothing: the worker needs no plans, or knows better."""
+    return BundleFacts()
+
+
+def no_environment(facts: BundleFacts, plan: PlanFigures | None) -> Mapping[str, str]:
+    """Return nothing beyond the agent's own environment."""
+    return {}
+
+
+def torch_environment(facts: BundleFacts, plan: PlanFigures | None) -> Mapping[str, str]:
+    """Return the environment of a torch worker.
+
+    Its allocator, which must be there from the start, and its threads.
+    """
+    from port_agent.malloc import preload_environment
+
+    allocator = preload_environment(plan.peak_bytes if plan else None)
+    return {**allocator, **threads_environment(facts.threads)}
+
+
+def torch_lacks() -> str:
+    """Return why the torch worker runs without its allocator here, or nothing."""
+    from port_agent.malloc import preload_trouble
+
+    return preload_trouble()
+
+
+def read_training_bundle(bundle: Path) -> BundleFacts:
+    """Return the frontier of a training bundle.
+
+    Raises PortError when it is broken, OSError when unreadable.
+    """
+    from port_planner.ir.bundle.bundle import read_manifest
+    from port_planner.ir.bundle.revision import read_revised_choices, revision_path
+
+    manifest = read_manifest(bundle)
+    choices, speeds, revised = manifest.plans, None, revision_path(bundle)
+    with contextlib.suppress(PortError, OSError):  # without a sound revision the bundle's own plans are as good as ever
+        choices, speeds = read_revised_choices(revised)
+    plans = tuple(
+        PlanFigures(
+            index,
+            max(plan.peak_bytes, plan.ram_bytes),
+            plan.seconds,
+            plan.joules,
+            plan.written_bytes,
+            plan.wear_joules,
+            plan.device_ram_bytes,
+        )
+        for index, plan in enumerate(choices)
+    )
+    return BundleFacts(
+        plans, manifest.threads, manifest.steps_per_epoch(), manifest.limits.deadline_at,
+        None if speeds is None else revised, speeds, manifest.device_kind,
+        tuple(sorted({part.path for part in manifest.files.values()})),
+    )  # fmt: skip
+
+
+def read_finetune_job(bundle: Path) -> BundleFacts:
+    """Return the budget of a fine-tuning as its only plan. Raises PortError when it is none, OSError when unreadable."""
+    from port_agent.finetune.job.file import FinetuneJob
+
+    job = FinetuneJob.read(bundle)
+    return BundleFacts((PlanFigures(0, job.ram_bytes),), job.threads)
+
+
+DEFAULT_KINDS: Mapping[JobKind, WorkerKind] = {
+    JobKind.TRAIN: WorkerKind(TORCH_WORKER, read_training_bundle, torch_environment, torch_lacks),
+    JobKind.MCU: WorkerKind(BOARD_WORKER, no_facts, no_environment),
+    JobKind.FINETUNE: WorkerKind(FINETUNE_WORKER, read_finetune_job, no_environment, torch_lacks),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RunPaths:
+    """Where one run of a job finds its things."""
+
+    job_dir: Path
+    bundle: Path | None
+    data: Path | None = None
+    round: int | None = None
+    federation: Path | None = None
+    """Where a round of a federation begins and ends."""
+
+    @property
+    def state(self) -> Path:
+        """Its checkpoints."""
+        return self.job_dir / "state" if self.federation is None else self.federation / STATE_FOLDER
+
+    @property
+    def out(self) -> Path:
+        """Where the trained weights go."""
+        return self.job_dir / "out.safetensors" if self.federation is None else self.federation / RESULT_FILE
+
+    @property
+    def weights(self) -> Path | None:
+        """What it begins with in place of the bundle's weights; without a round to train, what a fine-tuning makes its result of."""
+        if self.federation is None:
+            return None
+        return self.federation / (START_FILE if has_round(self.federation) else MODEL_FILE)
+
+
+def worker_command(
+    kind: WorkerKind, job: Job, paths: RunPaths, plan: int | None, checkpoint_every: int | None, *, revised: Path | None = None
+) -> tuple[str, ...]:  # fmt: skip
+    """Return the worker's command line; `{control_fd}` is filled in when the process starts."""
+    spec, number, out = job.spec, paths.round, paths.out
+    if paths.federation is not None and has_round(paths.federation):
+        number = job.rounds
+        if spec.kind is JobKind.FINETUNE:
+            out = paths.federation / RESULT_PART_FILE
+    options = WorkerOptions(
+        bundle=paths.bundle or paths.job_dir, state_dir=paths.state, plan=plan, data=paths.data, epochs=spec.epochs,
+        steps=spec.steps, out=out, checkpoint_every=checkpoint_every, round=number, user=spec.owner,
+    )  # fmt: skip
+    revision = () if revised is None else ("--revision", str(revised))
+    return (
+        *kind.program, *options.words(), *page_words(spec.page_dirs), *weights_words(paths.weights), *revision,
+        "--control-fd", CONTROL_FD_PLACE, *spec.arguments,
+    )  # fmt: skip
+
+
+def checkpoint_steps(job: Job, flash_budget_bytes_per_day: int) -> int | None:
+    """Return after how many steps the worker makes a checkpoint on its own; None leaves it to the worker."""
+    if job.spec.checkpoint_every is not None or job.spec.kind is not JobKind.TRAIN:
+        return job.spec.checkpoint_every
+    measured = job.measured
+    if not measured.step_s or measured.checkpoint_s is None:
+        return CHECKPOINT_EVERY_STEPS
+    every_s = checkpoint_interval_s(measured.checkpoint_s, measured.checkpoint_bytes, flash_budget_bytes_per_day)
+    return max(1, round(every_s / measured.step_s))
+
+
+def bundle_path(job: Job, job_dir: Path) -> Path | None:
+    """Return where the job's bundle lies: its own copy, or a path on this device."""
+    return None if job.spec.bundle is None else job_dir / job.spec.bundle

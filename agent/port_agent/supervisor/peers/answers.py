@@ -1,0 +1,140 @@
+"""What paired devices are answered, as the configuration and the policy allow: nothing is shared or solved unless it says so."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from port_agent.malloc import release_free_memory
+from port_agent.peers.connection.messages import REASON_LIMIT
+from port_agent.peers.exchange.answers import Asker, NotAnsweredError, Subject, solving_patience_s
+from port_agent.policy.config import AgentOptions
+from port_agent.supervisor.job.plans.revising import SOLVER_BYTES
+from port_agent.system.python_process import NEUTRAL_DIRECTORY, bounded_command, one_thread_environment
+from port_planner.ir.units import format_bytes, format_seconds
+
+SOLVER_MODULE = "port_planner.search.solve_problem"
+LONGEST_SOLVING_S = 600.0
+_WATCH_S = 1.0
+"""How often to look whether a solver may go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class FederatedSurroundings:
+    """What the agent around decides: why nothing is trained now (or nothing), ending a worker, another look at the jobs."""
+
+    objection: Callable[[], str]
+    stop_worker: Callable[[int], None]
+    wake: Callable[[], None]
+
+
+class PeerAnswers:
+    """Answers paired devices; `objection` tells why nothing is solved for others now, `audit` takes what happened."""
+
+    def __init__(
+        self,
+        state_dir: Path,
+        objection: Callable[[], str],
+        audit: Callable[[str], None],
+        federate: Callable[[str, bytes], Awaitable[bytes]],
+        move: Callable[[Asker, bytes], Awaitable[bytes]],
+    ) -> None:
+        """`federate` answers what the leader of a federation asks, given its name; `move` what the owner of a job asks."""
+        self._state_dir, self._objection, self._audit = state_dir, objection, audit
+        self._federate, self._move = federate, move
+        self._solving_for = ""
+        self.options = AgentOptions()
+
+    async def shared(self, subject: Subject, name: str) -> bytes:
+        """Return what is shared under a name; raises NotAnsweredError."""
+        from port_agent.peers.exchange.shared_files import SharedFiles
+
+        if not self.options.share_with_peers:
+            raise NotAnsweredError("it shares nothing (share = true under [peers] there would)")
+        content = await asyncio.to_thread(SharedFiles(self._state_dir).read, subject, name)
+        if content is None:
+            raise NotAnsweredError(f"it has no such {subject.value}")
+        return content
+
+    async def keep(self, subject: Subject, name: str, content: bytes) -> None:
+        """Share a content from now on; raises NotAnsweredError where nothing is shared, SharedFileError, OSError."""
+        from port_agent.peers.exchange.shared_files import SharedFiles
+
+        if not self.options.share_with_peers:
+            raise NotAnsweredError("nothing is shared with other devices; set share = true under [peers]")
+        await asyncio.to_thread(SharedFiles(self._state_dir).keep, subject, name, content)
+
+    async def federate(self, asker: str, request: bytes) -> bytes:
+        """Return what this device answers to a request of the device `asker` that leads a federation."""
+        return await self._federate(asker, request)
+
+    async def move(self, asker: Asker, request: bytes) -> bytes:
+        """Return what this device answers to a request about a job of the device `asker`."""
+        return await self._move(asker, request)
+
+    def check_solving(self) -> None:
+        """Raise NotAnsweredError where nothing is solved now, with the reason."""
+        if not self.options.solve_for_peers:
+            raise NotAnsweredError("it solves for no other device (solve = true under [peers] there would)")
+        if self._solving_for:
+            raise NotAnsweredError(f"it is solving for {self._solving_for}")
+        reason = self._objection()
+        if reason:
+            raise NotAnsweredError(reason)
+
+    async def solve(self, asker: str, problem: bytes, seconds: float) -> bytes:
+        """Return the answer to a planning problem, found in a process of its own while the policy allows it.
+
+        Raises NotAnsweredError.
+        """
+        self.check_solving()
+        if seconds > LONGEST_SOLVING_S:
+            raise NotAnsweredError(
+                f"it solves for {format_seconds(LONGEST_SOLVING_S)} at most, not {format_seconds(seconds)}"
+            )
+        self._solving_for, began_s = asker, time.monotonic()
+        outcome = "given up: nobody waits for it any more"
+        try:
+            answer = await self._solved(problem, seconds)
+            outcome = f"solved, {format_bytes(len(answer))}"
+        except NotAnsweredError as error:
+            outcome = str(error)
+            raise
+        finally:
+            self._solving_for = ""
+            taken = format_seconds(time.monotonic() - began_s)
+            self._audit(f"{asker}: a plan to solve ({format_bytes(len(problem))}): {outcome}, after {taken}")
+            release_free_memory()
+        return answer
+
+    async def _solved(self, problem: bytes, seconds: float) -> bytes:
+        process = await asyncio.create_subprocess_exec(
+            *bounded_command(SOLVER_MODULE, data_bytes=SOLVER_BYTES),
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+            cwd=NEUTRAL_DIRECTORY, env=one_thread_environment(),
+        )  # fmt: skip
+        talking = asyncio.create_task(process.communicate(problem))
+        try:
+            await self._watch(talking, solving_patience_s(seconds))
+            answer, told = await talking
+        finally:
+            talking.cancel()
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+        if process.returncode:
+            line = told.decode("utf-8", "replace").strip().rpartition("\n")[2]
+            raise NotAnsweredError(f"solving ended with exit code {process.returncode}: {line}"[:REASON_LIMIT])
+        return answer
+
+    async def _watch(self, talking: "asyncio.Task[tuple[bytes, bytes]]", patience_s: float) -> None:
+        """Wait for the end; raises NotAnsweredError where the policy or the time does not allow more."""
+        end_s = time.monotonic() + patience_s
+        while not (await asyncio.wait({talking}, timeout=_WATCH_S))[0]:
+            reason = self._objection()
+            if reason:
+                raise NotAnsweredError(f"stopped: {reason}")
+            if time.monotonic() > end_s:
+                raise NotAnsweredError(f"stopped: not solved within {format_seconds(patience_s)}")

@@ -1,0 +1,395 @@
+"""What this device does in federations: a job that was submitted for them trains when their leader asks, as the policy allows.
+
+Each such job has one message at a time, in the folder `federation` of its directory; how far it is, is read off the files there, so
+that a restart of the agent or of the device goes on where it was. Flower runs in a process of seconds before and after training.
+"""
+
+import asyncio
+import contextlib
+import importlib.util
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from port_agent.federate.orders import (
+    CONTEXT_FILE,
+    FOLDER,
+    MESSAGE_FILE,
+    MODEL_FILE,
+    REPLY_FILE,
+    RESULT_FILE,
+    START_FILE,
+    TRAIN_FIRST,
+    has_round,
+)  # fmt: skip
+from port_agent.jobs.model import Job, JobKind, JobState
+from port_agent.jobs.store import JobStore
+from port_agent.peers.federation.requests import (
+    PART_BYTES,
+    REASON_LIMIT,
+    FederationMessageError,
+    Invitation,
+    MessagePart,
+    ReplyRequest,
+    Request,
+    RoundEnd,
+    TaskAnswer,
+    TaskState,
+    decode_request,
+    encode_federation,
+)  # fmt: skip
+from port_agent.supervisor.job.worker_kinds import bundle_path
+from port_agent.supervisor.peers.answers import FederatedSurroundings
+from port_agent.system.atomic_file import write_atomically
+from port_agent.system.checksum import file_checksum
+from port_agent.system.python_process import NEUTRAL_DIRECTORY, bounded_command, one_thread_environment
+from port_planner.ir.errors import PortError
+from port_planner.ir.units import format_bytes
+
+CLIENT_MODULE, TENSORS_MODULE = "port_agent.federate.client", "port_agent.federate.tensors"
+CLIENT_BYTES = 512 << 20
+"""Of data that a client may hold besides six copies of what it federates."""
+_COPIES = 6
+_CLIENT_S = 600.0
+"""A client reads and writes some copies of the weights; a slow card takes 10 MB/s."""
+_TASK_FILE = "task.json"
+_LEAVE_S = 20.0
+"""A worker that is told to leave at once is gone within a second."""
+NO_FLOWER = "Flower is not installed: pip install 'port-agent[federate]'"
+
+
+def has_flower() -> bool:
+    """Say whether federations can be taken part in; finds it without loading it."""
+    return importlib.util.find_spec("flwr") is not None
+
+
+def flower_environment() -> dict[str, str]:
+    """Return the environment of Flower's processes: it tells nobody that it runs."""
+    return {**one_thread_environment(), "FLWR_TELEMETRY_ENABLED": "0"}
+
+
+class TensorsOf(msgspec.Struct, frozen=True):
+    """What of a bundle is federated."""
+
+    fingerprint: str
+    nbytes: int
+
+
+class _Task(msgspec.Struct, frozen=True):
+    """The message that a job works on."""
+
+    run: str
+    message: str
+    total: int
+    leader: str
+    failed: str = ""
+    over: bool = False
+    """Nobody waits for the reply."""
+
+
+class FederatedJobs:
+    """Answers leaders of federations for the jobs of this device; `audit` takes what happened."""
+
+    def __init__(self, store: JobStore, around: FederatedSurroundings, audit: Callable[[str], None]) -> None:
+        self._store, self._around, self._audit = store, around, audit
+        self._tensors: dict[int, TensorsOf] = {}
+        self._clients: dict[int, asyncio.Task[None]] = {}
+        self._locks: dict[int, asyncio.Lock] = {}
+
+    async def answer(self, leader: str, content: bytes) -> bytes:
+        """Return the answer to a request of the device called `leader`, whatever it holds."""
+        try:
+            request = decode_request(content)
+        except FederationMessageError as error:
+            self._audit(f"{leader}: {error}")
+            return encode_federation(_refused(str(error)))
+        return encode_federation(await self.respond(leader, request))
+
+    async def respond(self, leader: str, request: Request) -> TaskAnswer:
+        """Return the answer to a request."""
+        named = (job for job in self._store.all() if job.spec.name == request.job and job.spec.federated)
+        job = next((job for job in named if not job.state.is_over), None)
+        if job is None:
+            return _refused(f"it has no federated job {request.job}")
+        async with self._locks.setdefault(job.id, asyncio.Lock()):
+            try:
+                match request:
+                    case Invitation():
+                        return await self._invited(job, request)
+                    case MessagePart():
+                        return await self._take(job, leader, request)
+                    case ReplyRequest():
+                        return await self._reply(job, request)
+                    case RoundEnd():
+                        return await self._end(job, request)
+            except (OSError, PortError) as error:
+                return TaskAnswer(state=TaskState.FAILED, reason=str(error)[:REASON_LIMIT])
+
+    async def tensors_of(self, job: Job) -> TensorsOf:
+        """Return what of a job is federated, worked out in a process of its own; raises PortError."""
+        known = self._tensors.get(job.id)
+        if known is None:
+            output = await _run(TENSORS_MODULE, str(self._bundle(job)), limit_bytes=CLIENT_BYTES)
+            known = self._tensors[job.id] = msgspec.json.decode(output, type=TensorsOf)
+        return known
+
+    async def stop(self) -> None:
+        """End Flower's processes; what they did is done again."""
+        for task in self._clients.values():
+            task.cancel()
+        if self._clients:
+            await asyncio.wait(self._clients.values())
+
+    # --- requests
+
+    async def _invited(self, job: Job, invitation: Invitation) -> TaskAnswer:
+        reason = await self._objection(job, invitation.run, invitation.tensors)
+        return _refused(reason) if reason else TaskAnswer(state=TaskState.READY)
+
+    async def _objection(self, job: Job, run: str, tensors: str) -> str:
+        """Return why a job does not take part now, or nothing."""
+        if not has_flower():
+            return NO_FLOWER
+        if job.state in (JobState.PAUSED, JobState.BACKOFF):
+            return f"its job is {job.state.name.lower()}"
+        task = self._task(job)
+        if task is not None and task.run != run and self._is_busy(job):
+            return f"it trains for the federation that {task.leader} leads"
+        if (await self.tensors_of(job)).fingerprint != tensors:
+            return "its job has other tensors; make both bundles from the same script"
+        return self._around.objection()
+
+    async def _take(self, job: Job, leader: str, part: MessagePart) -> TaskAnswer:
+        folder, task = self._folder(job), self._task(job)
+        file = folder / MESSAGE_FILE
+        if task is None or task.message != part.message or task.over:
+            if part.offset:
+                return TaskAnswer(state=TaskState.UNKNOWN)
+            reason = await self._objection(job, part.run, part.tensors)
+            most = 4 * (await self.tensors_of(job)).nbytes + CLIENT_BYTES // 64
+            if not reason and part.total > most:
+                reason = f"the message has {format_bytes(part.total)}, more than {format_bytes(most)}"
+            if not reason and shutil.disk_usage(folder.parent).free < _COPIES * part.total:
+                reason = f"its disk has no room for {_COPIES} times {format_bytes(part.total)}"
+            if reason:
+                return _refused(reason)
+            await self._begin(job, _Task(part.run, part.message, part.total, leader))
+        have = _size(file)
+        if have == part.offset and have < part.total:
+            await asyncio.to_thread(_append, file, part.data[: part.total - have])
+            have = _size(file)
+        if have < part.total:
+            return TaskAnswer(state=TaskState.RECEIVING, size=have)
+        if await asyncio.to_thread(_sha256, file) != part.message:
+            file.unlink()
+            return TaskAnswer(state=TaskState.UNKNOWN, reason="the message was damaged on its way")
+        self._advance(job)
+        return TaskAnswer(state=TaskState.WORKING)
+
+    async def _reply(self, job: Job, request: ReplyRequest) -> TaskAnswer:
+        task, folder = self._task(job), self._folder(job)
+        if task is None or task.message != request.message:
+            return TaskAnswer(state=TaskState.UNKNOWN)
+        if task.failed:
+            return TaskAnswer(state=TaskState.FAILED, reason=task.failed)
+        message, reply = folder / MESSAGE_FILE, folder / REPLY_FILE
+        if reply.exists() and job.id not in self._clients:
+            if not request.offset:
+                await self._note_result(job)  # where the agent was killed just after the reply was written
+            return await asyncio.to_thread(_piece, reply, request.offset)
+        if _size(message) < task.total:
+            return TaskAnswer(state=TaskState.RECEIVING, size=_size(message))
+        self._advance(job)
+        return TaskAnswer(state=TaskState.WORKING, reason=self._around.objection()[:REASON_LIMIT])
+
+    async def _end(self, job: Job, end: RoundEnd) -> TaskAnswer:
+        task = self._task(job)
+        if task is not None and task.message == end.message and not task.over:
+            self._note(job, msgspec.structs.replace(task, over=True))
+            if not (self._folder(job) / REPLY_FILE).exists():
+                self._audit(f"{task.leader}: nobody waits for job {job.label}'s round any more")
+            await self._rest(job)
+            (self._folder(job) / START_FILE).unlink(missing_ok=True)
+            await self._note_result(job)
+        return TaskAnswer(state=TaskState.READY)
+
+    # --- one message
+
+    def _is_busy(self, job: Job) -> bool:
+        task = self._task(job)
+        if task is None or task.over or task.failed:
+            return False
+        return not (self._folder(job) / REPLY_FILE).exists()
+
+    async def _begin(self, job: Job, task: _Task) -> None:
+        """Give up what the job worked on, and begin with another message."""
+        await self._rest(job)
+        before, folder = self._task(job), self._folder(job)
+        kept = {MODEL_FILE, *([CONTEXT_FILE] if before is not None and before.run == task.run else [])}
+
+        def clear() -> None:
+            folder.mkdir(mode=0o700, exist_ok=True)
+            for path in folder.iterdir():
+                if path.is_dir():
+                    shutil.rmtree(path)
+                elif path.name not in kept:
+                    path.unlink()
+
+        await asyncio.to_thread(clear)
+        self._note(job, task)
+
+    async def _rest(self, job: Job) -> None:
+        """Have the job do nothing: no client, no worker."""
+        client = self._clients.get(job.id)
+        if client is not None:
+            client.cancel()
+            await asyncio.wait({client})
+        end_s = asyncio.get_running_loop().time() + _LEAVE_S
+        while self._store.get(job.id).state is JobState.RUNNING:
+            self._around.stop_worker(job.id)
+            if asyncio.get_running_loop().time() > end_s:
+                raise PortError(f"the worker of job {job.label} does not leave")
+            await asyncio.sleep(0.05)
+        now = self._store.get(job.id)
+        if now.state is JobState.QUEUED:
+            self._store.save(replace(now, state=JobState.WAITING_DATA, reason="waits for the next round"))
+
+    def _advance(self, job: Job) -> None:
+        """Do what the files say comes next: the client, training, the client again."""
+        state, folder = self._store.get(job.id).state, self._folder(job)
+        if job.id in self._clients or state in (JobState.QUEUED, JobState.RUNNING, JobState.BACKOFF):
+            return
+        if (folder / REPLY_FILE).exists():
+            return  # a reply is made once: secure aggregation draws its keys anew each time
+        if has_round(folder):
+            self._train(job)
+            return
+        if (folder / RESULT_FILE).exists():
+            loss = self._store.get(job.id).loss
+            (folder / RESULT_FILE).with_suffix(".loss").write_text(repr(loss if loss is not None else 0.0))
+        client = self._clients[job.id] = asyncio.get_running_loop().create_task(self._work(job))
+        client.add_done_callback(lambda _: self._clients.pop(job.id, None))
+
+    def _train(self, job: Job) -> None:
+        now, task = self._store.get(job.id), self._task(job)
+        if now.state is JobState.WAITING_DATA and task is not None:
+            reason = f"a round for the federation that {task.leader} leads"
+            fresh = replace(now, state=JobState.QUEUED, reason=reason, step=0, failed_at_step=0, failures=0, loss=None)
+            self._store.save(fresh)
+            self._around.wake()
+
+    async def _work(self, job: Job) -> None:
+        """Run the client once."""
+        folder, task = self._folder(job), self._task(job)
+        if task is None:
+            return
+        limit = CLIENT_BYTES + _COPIES * task.total
+        try:
+            code = await _client(folder, self._bundle(job), limit)
+        except (PortError, OSError) as error:
+            self._note(job, msgspec.structs.replace(task, failed=str(error)[:REASON_LIMIT]))
+            self._audit(f"{task.leader}: a round of job {job.label} failed: {error}")
+            return
+        if code == TRAIN_FIRST:
+            self._train(job)
+        await self._note_result(job)
+
+    async def _note_result(self, job: Job) -> None:
+        """Make what was averaged the job's result; a fine-tuning's worker does that, when it may."""
+        model = self._folder(job) / MODEL_FILE
+        if not model.exists():
+            return
+        now = self._store.get(job.id)
+        if job.spec.kind is JobKind.FINETUNE:
+            if now.state is JobState.WAITING_DATA and not has_round(self._folder(job)):
+                self._store.save(replace(now, state=JobState.QUEUED, reason="makes its adapter of what was averaged"))
+                self._around.wake()
+        else:
+            checksum = await asyncio.to_thread(file_checksum, model)
+            if checksum != now.result_checksum:
+                self._store.save(replace(now, result=str(model), result_checksum=checksum))
+
+    # --- files
+
+    def _bundle(self, job: Job) -> Path:
+        path = bundle_path(job, self._store.job_dir(job.id))
+        if path is None:
+            raise PortError(f"job {job.label} has no bundle")
+        return path
+
+    def _folder(self, job: Job) -> Path:
+        return self._store.job_dir(job.id) / FOLDER
+
+    def _task(self, job: Job) -> _Task | None:
+        with contextlib.suppress(OSError, msgspec.MsgspecError):
+            return msgspec.json.decode((self._folder(job) / _TASK_FILE).read_bytes(), type=_Task)
+        return None
+
+    def _note(self, job: Job, task: _Task) -> None:
+        write_atomically(self._folder(job) / _TASK_FILE, msgspec.json.encode(task))
+
+
+def _refused(reason: str) -> TaskAnswer:
+    return TaskAnswer(state=TaskState.REFUSED, reason=reason[:REASON_LIMIT])
+
+
+def _size(file: Path) -> int:
+    return file.stat().st_size if file.exists() else 0
+
+
+def _append(file: Path, data: bytes) -> None:
+    with file.open("ab") as stream:
+        stream.write(data)
+
+
+def _sha256(file: Path) -> str:
+    import hashlib  # with OpenSSL: there where devices are paired
+
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _piece(reply: Path, offset: int) -> TaskAnswer:
+    with reply.open("rb") as stream:
+        stream.seek(offset)
+        return TaskAnswer(state=TaskState.DONE, size=reply.stat().st_size, data=stream.read(PART_BYTES))
+
+
+async def _client(folder: Path, bundle: Path, limit_bytes: int) -> int:
+    """Run the client; returns 0 or `TRAIN_FIRST`. Raises PortError where it fails, OSError."""
+    process = await _started(CLIENT_MODULE, str(folder), str(bundle), limit_bytes=limit_bytes)
+    code, _ = await _ended(process, {0, TRAIN_FIRST})
+    return code
+
+
+async def _run(module: str, *words: str, limit_bytes: int) -> bytes:
+    _, output = await _ended(await _started(module, *words, limit_bytes=limit_bytes), {0})
+    return output
+
+
+async def _started(module: str, *words: str, limit_bytes: int) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        *bounded_command(module, *words, data_bytes=limit_bytes),
+        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        cwd=NEUTRAL_DIRECTORY, env=flower_environment(),
+    )  # fmt: skip
+
+
+async def _ended(process: asyncio.subprocess.Process, sound: set[int]) -> tuple[int, bytes]:
+    """Wait for a process; returns its exit code and output. Raises PortError for a code that is not among `sound`."""
+    try:
+        async with asyncio.timeout(_CLIENT_S):
+            output, told = await process.communicate()
+    except TimeoutError:
+        raise PortError(f"Flower's process took longer than {_CLIENT_S:.0f} s") from None
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode not in sound:
+        line = told.decode("utf-8", "replace").strip().rpartition("\n")[2]
+        raise PortError(f"Flower's process ended with exit code {process.returncode}: {line}")
+    return process.returncode or 0, output

@@ -1,0 +1,531 @@
+"""Federations that this device leads: round after round until all are done, whatever restarts on the way.
+
+A round is a process (`port_agent.federate.round`) that says whom to send what; here messages are brought to the devices and replies
+fetched, over the connections that there are. What is done is in `leader/run.json` of the job's directory.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import secrets
+import shutil
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from port_agent.federate.orders import GLOBAL_FILE, LEADER_FOLDER, MESSAGES_FOLDER, FederationSettings, RoundOrder
+from port_agent.jobs.model import Job, JobRequestError
+from port_agent.jobs.store import JobStore
+from port_agent.peers.exchange.answers import NotAnsweredError, Subject
+from port_agent.peers.federation.requests import (
+    MOST_MESSAGE_BYTES,
+    PART_BYTES,
+    REASON_LIMIT,
+    FederationMessageError,
+    Invitation,
+    MessagePart,
+    ReplyRequest,
+    Request,
+    RoundEnd,
+    TaskAnswer,
+    TaskState,
+    decode_answer,
+    encode_federation,
+)  # fmt: skip
+from port_agent.supervisor.job.worker_kinds import bundle_path
+from port_agent.supervisor.peers.federated_jobs import NO_FLOWER, FederatedJobs, flower_environment, has_flower
+from port_agent.supervisor.peers.fleet import FleetKeeper
+from port_agent.system.atomic_file import write_atomically
+from port_agent.system.clock import Clock
+from port_agent.system.python_process import NEUTRAL_DIRECTORY, module_command
+from port_planner.ir.errors import PortError
+
+ROUND_MODULE = "port_agent.federate.round"
+LOOK_S = 5.0
+"""How often to look whether enough devices would take part, and after a round that was abandoned."""
+AGAIN_S = 2.0
+"""After a device was not reached; it may come back within the round."""
+_FIRST_POLL_S, _SLOWEST_POLL_S = 0.2, 5.0
+"""How often a device is asked for its reply: training takes minutes."""
+_HISTORY = 200
+"""Rounds that are remembered."""
+_MOST_FAULTS = 5
+"""Rounds in a row whose own process failed; then the federation is given up."""
+_FINAL_S = 120.0
+"""Within this time all get the averaged weights in the end; who does not is told by the next federation."""
+_LINE_BYTES = 1 << 20
+_RUN_FILE = "run.json"
+_THIS_DEVICE = "this device"
+
+
+class RoundRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """How a round ended: averaged over `devices`, or abandoned for a reason."""
+
+    number: int
+    at: float
+    seconds: float
+    devices: int = 0
+    loss: float | None = None
+    abandoned: str = ""
+    lost: dict[str, str] = {}
+    """Devices whose reply is not in it, and why."""
+
+
+class FederationRun(msgspec.Struct, frozen=True, kw_only=True):
+    """A federation as it is remembered."""
+
+    run: str
+    settings: FederationSettings
+    state: str = "running"
+    """`running`, `finished`, `stopped` or `failed`."""
+    done: int = 0
+    abandoned: int = 0
+    history: tuple[RoundRecord, ...] = ()
+
+
+class _LostError(PortError):
+    """A device gives no reply in this round."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    """A device that takes part."""
+
+    node: int
+    name: str
+    id: str | None
+    """None: this device."""
+
+
+@dataclass(slots=True)
+class _Led:
+    """A federation that goes on."""
+
+    task: asyncio.Task[None]
+    waits: str = ""
+    """Why no round runs."""
+    round_devices: tuple[str, ...] = ()
+
+
+class Federations:
+    """Federations that this device leads, by the number of their job."""
+
+    def __init__(
+        self,
+        store: JobStore,
+        clock: Clock,
+        fleet: FleetKeeper,
+        jobs: FederatedJobs,
+        audit: Callable[[str], None],
+    ) -> None:
+        self._store, self._clock, self._fleet, self._jobs, self._audit = store, clock, fleet, jobs, audit
+        self._led: dict[int, _Led] = {}
+
+    # --- verbs
+
+    def go_on(self) -> None:
+        """Take up the federations of an earlier life; needs a running loop."""
+        for job in self._store.all():
+            run = self._run(job) if job.spec.federated and not job.state.is_over else None
+            if run is not None and run.state == "running":
+                self._lead(job)
+
+    def start(self, name: str, settings: FederationSettings) -> dict[str, object]:
+        """Begin to lead a federation of a job; raises JobRequestError."""
+        job = self._store.find(name)
+        if not has_flower():
+            raise JobRequestError(NO_FLOWER, job.id)
+        if not job.spec.federated or job.state.is_over:
+            raise JobRequestError(
+                f"job {job.label} is not federated; submit it with --federated here and there", job.id
+            )
+        if job.id in self._led:
+            raise JobRequestError(f"a federation of job {job.label} goes on; port-agent federate stop {job.id}", job.id)
+        if settings.secure and settings.clip:
+            raise JobRequestError("--secure and --clip do not go together yet; choose one of them", job.id)
+        if settings.noise and not settings.clip:
+            raise JobRequestError(
+                "noise without --clip protects nobody: it is measured by the norm of a change", job.id
+            )
+        if settings.secure and settings.min_devices < 3:
+            raise JobRequestError(
+                "secure aggregation of two devices shows each the other's; give --min-devices 3", job.id
+            )
+        folder = self._folder(job)
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(mode=0o700)
+        self._note(job, FederationRun(run=secrets.token_hex(16), settings=settings))
+        self._lead(job)
+        self._audit(f"a federation of job {job.label} began: {settings.rounds} rounds")
+        return self.describe(name)
+
+    async def stop_leading(self, name: str) -> dict[str, object]:
+        """End a federation after the rounds that are done; raises JobRequestError where none goes on."""
+        job = self._store.find(name)
+        led, run = self._led.pop(job.id, None), self._run(job)
+        if led is None or run is None:
+            raise JobRequestError(f"no federation of job {job.label} goes on", job.id)
+        led.task.cancel()
+        await asyncio.wait({led.task})
+        self._note(job, msgspec.structs.replace(run, state="stopped"))
+        self._audit(f"the federation of job {job.label} was stopped after {run.done} rounds")
+        return self.describe(name)
+
+    def describe(self, name: str) -> dict[str, object]:
+        """Return how a federation stands as plain values; raises JobRequestError where there is none."""
+        job = self._store.find(name)
+        run = self._run(job)
+        if run is None:
+            raise JobRequestError(
+                f"job {job.label} was never federated from here; port-agent federate start {job.id}", job.id
+            )
+        led, weights = self._led.get(job.id), self._folder(job) / GLOBAL_FILE
+        plain: dict[str, object] = msgspec.to_builtins(run)
+        return {
+            **plain,
+            "job": job.id,
+            "name": job.spec.name,
+            "kind": job.spec.kind.value,
+            "waits": led.waits if led else "",
+            "training": list(led.round_devices) if led else [],
+            "weights": str(weights) if weights.exists() else None,
+        }
+
+    def rows(self) -> list[dict[str, object]]:
+        """Return the federations that were led here as plain values."""
+        jobs = [job for job in self._store.all() if job.spec.federated and self._run(job) is not None]
+        return [self.describe(str(job.id)) for job in jobs]
+
+    async def stop(self) -> None:
+        """End what runs; it goes on from the rounds that are done when the agent starts again."""
+        tasks = {led.task for led in self._led.values()}
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    # --- leading
+
+    def _lead(self, job: Job) -> None:
+        task = asyncio.get_running_loop().create_task(self._conduct(job.id))
+        self._led[job.id] = _Led(task)
+        task.add_done_callback(lambda _: self._led.pop(job.id, None))
+
+    async def _conduct(self, job_id: int) -> None:
+        """Do round after round."""
+        faults = 0
+        while True:
+            job, led = self._store.get(job_id), self._led[job_id]
+            run = self._run(job)
+            if run is None or job.state.is_over:
+                return
+            if run.done >= run.settings.rounds:
+                break
+            try:
+                members, led.waits = await self._ready(job, run)
+            except (PortError, OSError) as error:
+                self._note(job, msgspec.structs.replace(run, state="failed"))
+                self._audit(f"the federation of job {job.label} failed: {error}")
+                return
+            if len(members) < run.settings.min_devices:
+                await asyncio.sleep(LOOK_S)
+                continue
+            led.waits = ""
+            record, is_fault = await self._round(job, run, members)
+            faults = faults + 1 if is_fault else 0
+            self._remember(job, record, faults)
+            if faults >= _MOST_FAULTS:
+                return
+            if record.abandoned:
+                led.waits = record.abandoned
+                await asyncio.sleep(LOOK_S)
+        await self._finish(self._store.get(job_id))
+
+    def _remember(self, job: Job, record: RoundRecord, faults: int) -> None:
+        run = self._run(job)
+        if run is None:
+            return
+        history = (*run.history, record)[-_HISTORY:]
+        done, abandoned = run.done + (not record.abandoned), run.abandoned + bool(record.abandoned)
+        state = "failed" if faults >= _MOST_FAULTS else run.state
+        self._note(job, msgspec.structs.replace(run, state=state, done=done, abandoned=abandoned, history=history))
+        how = f"abandoned: {record.abandoned}" if record.abandoned else f"averaged over {record.devices} devices"
+        self._audit(f"job {job.label}, round {record.number}: {how}")
+
+    async def _finish(self, job: Job) -> None:
+        """Give all devices what was averaged."""
+        run = self._run(job)
+        if run is None:
+            return
+        members, _ = await self._ready(job, run)
+        if members:
+            await self._round(job, run, members, final=True)
+        self._note(job, msgspec.structs.replace(run, state="finished"))
+        self._audit(f"the federation of job {job.label} is finished: {run.done} rounds")
+
+    async def _ready(self, job: Job, run: FederationRun) -> tuple[tuple[_Member, ...], str]:
+        """Return the devices that would take part now, and why the others would not."""
+        own = await self._fleet.own_id()
+        tensors = (await self._jobs.tensors_of(job)).fingerprint
+        others = [row for row in self._fleet.rows() if row["is_connected"]]
+        known = [_Member(_node(own), _THIS_DEVICE, None)]
+        known += [_Member(_node(str(row["id"])), str(row["name"]), str(row["id"])) for row in others]
+        invitation = Invitation(job=job.spec.name, run=run.run, tensors=tensors)
+        answers = await asyncio.gather(*(self._ask(member, invitation) for member in known), return_exceptions=True)
+        ready, reasons = [], []
+        for member, answer in zip(known, answers, strict=True):
+            if isinstance(answer, TaskAnswer) and answer.state is TaskState.READY:
+                ready.append(member)
+            elif isinstance(answer, TaskAnswer | PortError):
+                why = answer.reason if isinstance(answer, TaskAnswer) else str(answer)
+                reasons.append(f"{member.name}: {why}")
+            elif isinstance(answer, BaseException):
+                raise answer
+        needed = f"{len(ready)} of {run.settings.min_devices} devices are ready"
+        return tuple(ready), "; ".join([needed, *reasons])
+
+    async def _round(
+        self, job: Job, run: FederationRun, members: tuple[_Member, ...], *, final: bool = False
+    ) -> tuple[RoundRecord, bool]:
+        """Do one round; returns how it ended, and whether its own process failed."""
+        began_s, folder, settings = self._clock.monotonic_s(), self._folder(job), run.settings
+        bundle = bundle_path(job, self._store.job_dir(job.id))
+        messages = folder / MESSAGES_FOLDER
+        await asyncio.to_thread(_emptied, messages)
+        self._led[job.id].round_devices = tuple(member.name for member in members)
+        order = RoundOrder(
+            run_id=int(run.run[:15], 16), number=run.done + 1, folder=str(folder), bundle=str(bundle),
+            names={member.node: member.name for member in members}, goal=settings.goal or len(members),
+            timeout_s=_FINAL_S if final else settings.timeout_s, min_share=settings.min_share, clip=settings.clip,
+            noise=settings.noise, secure=settings.secure and not final, final=final,
+        )  # fmt: skip
+        tensors = (await self._jobs.tensors_of(job)).fingerprint
+        about = _Messages(job.spec.name, run.run, tensors, messages)
+        post = _Post(about, {member.node: member for member in members}, self._ask)
+        ended: Mapping[str, Any] = {}
+        fault = ""
+        try:
+            ended = await post.do_round(order)
+        except (PortError, OSError) as error:
+            fault = str(error)
+        finally:
+            self._led[job.id].round_devices = ()
+        record = RoundRecord(
+            number=run.done + 1, at=self._clock.wall_s(), seconds=round(self._clock.monotonic_s() - began_s, 1),
+            devices=ended.get("averaged", 0), loss=ended.get("loss"), abandoned=fault or ended.get("abandoned", ""),
+            lost=ended.get("lost", {}),
+        )  # fmt: skip
+        return record, bool(fault)
+
+    async def _ask(self, member: _Member, request: Request) -> TaskAnswer:
+        """Return a device's answer; raises NotAnsweredError, FederationMessageError."""
+        if member.id is None:
+            return await self._jobs.respond(_THIS_DEVICE, request)
+        content = encode_federation(request)
+        name = hashlib.sha256(content).hexdigest()
+        _, answer = await self._fleet.ask(member.id, Subject.FEDERATE, name, content)
+        return decode_answer(answer)
+
+    # --- files
+
+    def _folder(self, job: Job) -> Path:
+        return self._store.job_dir(job.id) / LEADER_FOLDER
+
+    def _run(self, job: Job) -> FederationRun | None:
+        with contextlib.suppress(OSError, msgspec.MsgspecError):
+            return msgspec.json.decode((self._folder(job) / _RUN_FILE).read_bytes(), type=FederationRun)
+        return None
+
+    def _note(self, job: Job, run: FederationRun) -> None:
+        write_atomically(self._folder(job) / _RUN_FILE, msgspec.json.encode(run))
+
+
+@dataclass(frozen=True, slots=True)
+class _Messages:
+    """What the messages of one round have in common, and the folder in which they lie."""
+
+    job: str
+    run: str
+    tensors: str
+    folder: Path
+
+
+class _Post:
+    """Brings the messages of one round to the devices, and fetches replies; `ask` gives a device's answer."""
+
+    def __init__(
+        self,
+        about: _Messages,
+        members: Mapping[int, _Member],
+        ask: Callable[[_Member, Request], Awaitable[TaskAnswer]],
+    ) -> None:
+        self._about, self._members, self._ask = about, members, ask
+        self._under_way: dict[int, tuple[str, asyncio.Task[None]]] = {}
+        """By node: the hash of the message, and who brings it."""
+        self._stdin: asyncio.StreamWriter | None = None
+
+    async def do_round(self, order: RoundOrder) -> Mapping[str, Any]:
+        """Return what the round's process says in the end; raises PortError where it fails, OSError."""
+        process = await asyncio.create_subprocess_exec(
+            *module_command(ROUND_MODULE),
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+            cwd=NEUTRAL_DIRECTORY, env=flower_environment(), limit=_LINE_BYTES,
+        )  # fmt: skip
+        told = asyncio.create_task(_last_line(process.stderr))
+        ended: Mapping[str, Any] | None = None
+        try:
+            self._stdin = process.stdin
+            self._say(msgspec.to_builtins(order, str_keys=True))
+            while process.stdout is not None and (line := await process.stdout.readline()):
+                said = msgspec.json.decode(line)
+                if "send" in said:
+                    self._send(int(said["node"]), self._about.folder / str(said["send"]))
+                elif "forget" in said:
+                    await self._forget(said["forget"])
+                else:
+                    ended = said
+            await process.wait()
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+            await self._forget(list(self._under_way))
+        if ended is None:
+            raise PortError(f"the round's process ended with exit code {process.returncode}: {await told}")
+        return ended
+
+    def _say(self, said: Mapping[str, Any]) -> None:
+        if self._stdin is not None:
+            self._stdin.write(msgspec.json.encode(said) + b"\n")
+
+    def _send(self, node: int, file: Path) -> None:
+        digest = _sha256(file)
+        task = asyncio.get_running_loop().create_task(self._bring(self._members[node], file, digest))
+        self._under_way[node] = digest, task
+
+    async def _bring(self, member: _Member, file: Path, digest: str) -> None:
+        """Bring a message and fetch the reply; tells the round's process how that went."""
+        reply = file.with_name(f"{file.name}.reply")
+        said: dict[str, Any] = {"node": member.node, "file": file.name}
+        try:
+            await self._exchange(member, file, digest, reply)
+            said["reply"] = str(reply)
+        except _LostError as error:
+            said["failed"] = str(error)
+        self._say(said)
+
+    async def _exchange(self, member: _Member, file: Path, digest: str, reply: Path) -> None:
+        """Bring a message and fetch its reply, as often as the device comes back; raises _LostError where it refuses."""
+        wait_s = _FIRST_POLL_S
+        delivered = False
+        offset = 0
+        while True:
+            try:
+                if not delivered:
+                    offset, delivered = await self._bring_part(member, file, digest, offset)
+                    continue
+                have = _size(reply)
+                request = ReplyRequest(job=self._about.job, run=self._about.run, message=digest, offset=have)
+                answer = await self._ask(member, request)
+            except (NotAnsweredError, FederationMessageError):
+                await asyncio.sleep(AGAIN_S)
+                continue
+            match answer.state:
+                case TaskState.DONE:
+                    _check_size(answer.size, file)
+                    await asyncio.to_thread(_append, reply, answer.data)
+                    if _size(reply) >= answer.size:
+                        return
+                    if not answer.data:
+                        raise _LostError("its reply ends before it is whole")
+                case TaskState.WORKING:
+                    await asyncio.sleep(wait_s)
+                    wait_s = min(_SLOWEST_POLL_S, 1.5 * wait_s)
+                case TaskState.RECEIVING | TaskState.UNKNOWN:
+                    offset, delivered = answer.size if answer.state is TaskState.RECEIVING else 0, False
+                    await asyncio.sleep(_FIRST_POLL_S)
+                case _:
+                    raise _LostError(answer.reason or answer.state.value)
+
+    async def _bring_part(self, member: _Member, file: Path, digest: str, offset: int) -> tuple[int, bool]:
+        """Bring the part of a message from `offset` on; returns where the next begins, and whether all is there."""
+        total = _size(file)
+        data = await asyncio.to_thread(_read_part, file, min(offset, total - 1))
+        about = self._about
+        part = MessagePart(
+            job=about.job, run=about.run, message=digest, tensors=about.tensors, total=total,
+            offset=min(offset, total - 1), data=data,
+        )  # fmt: skip
+        answer = await self._ask(member, part)
+        if answer.state in (TaskState.WORKING, TaskState.DONE):
+            return 0, True
+        if answer.state is TaskState.RECEIVING:
+            return answer.size, False
+        if answer.state is TaskState.UNKNOWN:
+            await asyncio.sleep(AGAIN_S)
+            return 0, False
+        raise _LostError(answer.reason or answer.state.value)
+
+    async def _forget(self, nodes: list[int]) -> None:
+        """Stop what is under way with devices, and tell them that nobody waits."""
+        ends = []
+        for node in nodes:
+            digest, task = self._under_way.pop(node, ("", None))
+            if task is None:
+                continue
+            is_over = task.done()
+            task.cancel()
+            if not is_over:
+                end = RoundEnd(job=self._about.job, run=self._about.run, message=digest)
+                ends.append(self._ask(self._members[node], end))
+        if ends:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(AGAIN_S):
+                    await asyncio.gather(*ends, return_exceptions=True)
+
+
+def _node(device_id: str) -> int:
+    """Return a device's number among Flower's nodes."""
+    return int(hashlib.sha256(device_id.encode()).hexdigest()[:15], 16) + 2
+
+
+def _check_size(size: int, message: Path) -> None:
+    """Raise _LostError for a reply that is longer than masking and names can make it."""
+    most = 4 * message.stat().st_size + (8 << 20)
+    if size > min(most, MOST_MESSAGE_BYTES):
+        raise _LostError(f"its reply has {size} bytes; at most {most} are taken")
+
+
+def _size(file: Path) -> int:
+    return file.stat().st_size if file.exists() else 0
+
+
+def _read_part(file: Path, offset: int) -> bytes:
+    with file.open("rb") as stream:
+        stream.seek(offset)
+        return stream.read(PART_BYTES)
+
+
+def _append(file: Path, data: bytes) -> None:
+    with file.open("ab") as stream:
+        stream.write(data)
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _emptied(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(mode=0o700)
+
+
+async def _last_line(stream: asyncio.StreamReader | None) -> str:
+    last = b""
+    while stream is not None and (line := await stream.readline()):
+        last = line
+    return last.decode("utf-8", "replace").strip()[:REASON_LIMIT]

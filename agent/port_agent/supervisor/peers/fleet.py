@@ -1,0 +1,258 @@
+"""The fleet as the supervisor keeps it: nothing runs and nothing is loaded before a device is paired."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from port_agent.health.conditions import HealthBoard
+from port_agent.malloc import release_free_memory
+from port_agent.peers.connection.messages import Heartbeat
+from port_agent.peers.exchange.answers import Answerer, NotAnsweredError, Subject
+from port_agent.peers.identity.keys import own_identity
+from port_agent.peers.state import PublicState
+from port_agent.policy.config import AgentOptions
+from port_agent.supervisor.peers.discovery import PeerDiscovery
+from port_agent.supervisor.peers.pairing import NewPartner
+from port_agent.system import VERSION
+from port_agent.system.clock import Clock
+from port_planner.ir.errors import PortError
+
+if TYPE_CHECKING:
+    from port_agent.peers.fleet.fleet import Fleet
+    from port_agent.peers.fleet.paired import PairedDevice, PairedDevices
+    from port_agent.peers.identity.device_id import DeviceId
+
+PAIRED_FOLDER = "paired"
+ANY_PEER = "any"
+"""In place of a device's name: whichever answers, those with nothing to do first."""
+_RETRY_S = 60.0
+_STOP_PATIENCE_S = 2.0
+"""A goodbye to each device takes milliseconds."""
+
+
+class FleetKeeper:
+    """Paired devices and the connections to them."""
+
+    def __init__(
+        self,
+        state_dir: Path,
+        health: HealthBoard,
+        clock: Clock,
+        discovery: PeerDiscovery,
+        heartbeat: Callable[[], Heartbeat],
+        audit: Callable[[str], None],
+        on_identity: Callable[[str, str], None],
+        answerer: Answerer,
+    ) -> None:
+        """`on_identity` takes the id of this device, whole and short, once it is known."""
+        self._state_dir, self._health, self._clock = state_dir, health, clock
+        self._discovery, self._heartbeat, self._audit, self._on_identity = discovery, heartbeat, audit, on_identity
+        self._answerer = answerer
+        self._devices: PairedDevices | None = None
+        self._fleet: Fleet | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._options: AgentOptions | None = None
+
+    @property
+    def port(self) -> int:
+        """Where paired devices call; 0 while there are none."""
+        return self._options.peer_port if self._options is not None and self._task is not None else 0
+
+    def apply(self, options: AgentOptions) -> None:
+        """Start, or start anew, as the configuration says; needs a running loop."""
+        before, self._options = self._options, options
+        if before is not None and _places(before) != _places(options):
+            self._end()
+        if any((self._state_dir / PAIRED_FOLDER).glob("*.json")):
+            self._start()
+
+    def paired(self, partner: NewPartner) -> str:
+        """Trust a device from now on; returns what it is called.
+
+        Raises OSError, and PairedDeviceError when there are too many.
+        """
+        from port_agent.peers.fleet.paired import device_of
+
+        device = device_of(partner.certificate, partner.name, self._clock.wall_s(), partner.address)
+        self._known().add(device)
+        if self._fleet is not None:
+            self._fleet.refresh()
+        else:
+            self._start()
+        return device.name
+
+    def unpair(self, name: str) -> str:
+        """Trust a device no more, whatever it is doing; returns what it was called.
+
+        Raises PairedDeviceError when there is none, OSError.
+        """
+        devices = self._known()
+        device = devices.find(name)
+        if self._fleet is not None:
+            self._fleet.drop(device.id)
+        else:
+            devices.remove(device.id)
+        self._audit(f"unpaired {device.name} ({device.id.group})")
+        if not devices.all():
+            self._end()
+        return device.name
+
+    async def own_id(self) -> str:
+        """Return the id of this device; raises IdentityError, OSError."""
+        return str((await asyncio.to_thread(own_identity, self._state_dir)).id)
+
+    async def ask(
+        self, whom: str, subject: Subject, name: str, problem: bytes = b"", seconds: float = 0.0
+    ) -> "tuple[PairedDevice, bytes]":
+        """Return what a paired device answers, and which; `whom` is its name or id, or `ANY_PEER`.
+
+        Raises NotAnsweredError with each one's reason, PairedDeviceError.
+        """
+        devices = self._known()
+        asked = devices.all() if whom == ANY_PEER else (devices.find(whom),)
+        connected = [device for device in asked if self._fleet is not None and self._fleet.roster.member(device.id)]
+        reasons = []
+        for device in sorted(connected, key=self._is_busy) if whom == ANY_PEER else asked:
+            try:
+                if self._fleet is None:
+                    raise NotAnsweredError("it is not connected")
+                return device, await self._fleet.ask(device.id, subject, name, problem, seconds)
+            except NotAnsweredError as error:
+                reasons.append(f"{device.name}: {error}")
+        raise NotAnsweredError("; ".join(reasons) or "no paired device is connected")
+
+    def cut(self, name: str, reason: str) -> None:
+        """Speak no more, for a while, to a device whose answer was wrong; raises PairedDeviceError."""
+        device = self._known().find(name)
+        if self._fleet is not None:
+            self._fleet.cut(device, reason)
+
+    def _is_busy(self, device: "PairedDevice") -> bool:
+        """Say whether a device told last that it has work, or no external power: others are asked first."""
+        heard = self._fleet.roster.last_heard(device.id) if self._fleet is not None else None
+        return heard is None or heard[1].state != PublicState.IDLE.value or heard[1].charging is False
+
+    def _audit_device(self, name: str, what: str) -> None:
+        self._audit(f"{name}: {what}")
+
+    def tell(self) -> None:
+        """Let the others know soon what this device does now."""
+        if self._fleet is not None:
+            self._fleet.tell()
+
+    def look(self) -> None:
+        """Call who was just discovered."""
+        if self._fleet is not None:
+            self._fleet.look()
+
+    def rows(self) -> list[dict[str, object]]:
+        """Return the paired devices as plain values."""
+        if self._devices is None:
+            return []
+        return [self._row(device) for device in self._devices.all()]
+
+    async def stop(self) -> None:
+        """Say goodbye and close everything."""
+        task = self._end()
+        if task is not None:
+            await asyncio.wait({task}, timeout=_STOP_PATIENCE_S)
+
+    # --- inside
+
+    def _known(self) -> "PairedDevices":
+        if self._devices is None:
+            from port_agent.peers.fleet.paired import (
+                PairedDevices,  # with hashlib, and so OpenSSL: where devices are paired
+            )
+
+            self._devices = PairedDevices(self._state_dir)
+            self._devices.load()
+        return self._devices
+
+    def _start(self) -> None:
+        if self._task is None:
+            self._known()
+            self._task = asyncio.create_task(self._run())
+            self._task.add_done_callback(self._on_end)
+
+    def _end(self) -> "asyncio.Task[None] | None":
+        task, self._task, self._fleet = self._task, None, None
+        if task is not None:
+            task.cancel()
+        self._health.clear("no-fleet")
+        return task
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self._serve()
+            except (PortError, OSError) as error:
+                self._report(str(error))
+            self._fleet = None
+            await asyncio.sleep(_RETRY_S)
+
+    async def _serve(self) -> None:
+        from port_agent.peers.fleet.fleet import Fleet, FleetSurroundings
+
+        if self._options is None:
+            return
+        own = await asyncio.to_thread(own_identity, self._state_dir)
+        self._on_identity(str(own.id), own.id.short)
+        devices = self._known()
+        if devices.damaged:
+            self._report(
+                f"damaged files in {self._state_dir / PAIRED_FOLDER}: {', '.join(devices.damaged)}; pair these again"
+            )
+        else:
+            self._health.clear("no-fleet")
+        around = FleetSurroundings(VERSION, self._heartbeat, self._places, self._answerer, self._audit_device)
+        self._fleet = Fleet(own, devices, around)
+        release_free_memory()
+        await self._fleet.run(self._options.peer_port, self._options.static_peers)
+
+    def _places(self, device: "DeviceId") -> list[tuple[str, int]]:
+        seen = [peer for peer in self._discovery.seen() if peer.announcement.id == device.short and peer.port]
+        return [(address, peer.port) for peer in seen for address in peer.addresses]
+
+    def _row(self, device: "PairedDevice") -> dict[str, object]:
+        now_s = time.monotonic()
+        roster = self._fleet.roster if self._fleet is not None else None
+        member = roster.member(device.id) if roster is not None else None
+        heard = roster.last_heard(device.id) if roster is not None else None
+        said = heard[1] if heard is not None else None
+        known = {state.value for state in PublicState}
+        return {
+            "id": str(device.id),
+            "short": device.id.short,
+            "name": device.name,
+            "paired_at": device.paired_at,
+            "is_connected": member is not None,
+            "last_heard_s": round(now_s - heard[0]) if heard is not None else None,
+            "address": None if device.address is None else list(device.address),
+            "board": said.board if said else "",
+            "state": said.state if said and said.state in known else "unknown",
+            "charging": said.charging if said else None,
+            "job": said.job if said else None,
+            "progress": said.progress if said else None,
+            "today_joules": said.today_joules if said else None,
+            "is_measured": bool(said and said.is_measured),
+            "version": member.software if member else None,
+            "trouble": "" if member or self._fleet is None else self._fleet.trouble(device.id),
+        }
+
+    def _report(self, reason: str) -> None:
+        self._health.report("no-fleet", self._clock.monotonic_s(), self._clock.wall_s(), reason=reason)
+
+    def _on_end(self, task: asyncio.Task[None]) -> None:
+        """Make a fault of ours visible: it ends the fleet, never the agent."""
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._fleet = None
+            self._report(f"{type(error).__name__}: {error}")
+            asyncio.get_running_loop().call_exception_handler({"message": "the fleet failed", "exception": error})
+
+
+def _places(options: AgentOptions) -> tuple[object, ...]:
+    return options.peer_port, options.static_peers, options.peer_name

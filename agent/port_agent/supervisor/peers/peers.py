@@ -1,0 +1,201 @@
+"""Everything about other devices behind one door: discovery, pairing, the fleet."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from port_agent.health.conditions import HealthBoard
+from port_agent.jobs.store import JobStore
+from port_agent.peers.connection.messages import Heartbeat
+from port_agent.peers.exchange.answers import Asker
+from port_agent.peers.identity.keys import own_identity
+from port_agent.peers.state import PublicState
+from port_agent.policy.config import AgentOptions
+from port_agent.supervisor.peers.answers import FederatedSurroundings, PeerAnswers
+from port_agent.supervisor.peers.discovery import PeerDiscovery, default_name
+from port_agent.supervisor.peers.fleet import FleetKeeper
+from port_agent.supervisor.peers.pairing import NewPartner, PairingDesk, PairingPlace, PairingRefusedError
+from port_agent.system.clock import Clock
+
+if TYPE_CHECKING:
+    from port_agent.peers.sightings import Peer
+    from port_agent.supervisor.peers.federated_jobs import FederatedJobs
+    from port_agent.supervisor.peers.federations import Federations
+
+HISTORY_KIND = "peers"
+_HISTORY_SHOWN, _HISTORY_SEARCHED = 10, 1000
+_OUTCOME_WAIT_S = 15.0
+"""Within the patience of the control client."""
+
+
+class Peers:
+    """Other devices; `heartbeat` tells what this one does, given its name."""
+
+    def __init__(
+        self,
+        state_dir: Path,
+        health: HealthBoard,
+        clock: Clock,
+        store: JobStore,
+        heartbeat: Callable[[str], Heartbeat],
+        objection: Callable[[], str],
+        training: FederatedSurroundings,
+        move: Callable[[Asker, bytes], Awaitable[bytes]],
+    ) -> None:
+        """`objection` tells why nothing is solved for others now, or nothing; `training` is for federations; `move` answers
+        the owners of jobs that came here."""
+        self._state_dir, self._clock, self._store = state_dir, clock, store
+        self._options = AgentOptions()
+        self._name, self._own_id = "", ""
+        self.discovery = PeerDiscovery(state_dir, health, clock)
+        self.answers = PeerAnswers(state_dir, objection, self.audit, self._federate, move)
+        self._training = training
+        self._federated: tuple[FederatedJobs, Federations] | None = None
+        self.fleet = FleetKeeper(
+            state_dir,
+            health,
+            clock,
+            self.discovery,
+            lambda: heartbeat(self._name),
+            self.audit,
+            self._on_identity,
+            self.answers,
+        )
+        self.discovery.on_heard = self.fleet.look
+        self._pairing = PairingDesk(self._on_paired, self.audit)
+        self._pairing.on_end = self._announce
+        self._state = PublicState.IDLE
+
+    def apply(self, options: AgentOptions) -> None:
+        """Start, stop or start anew, as the configuration says; needs a running loop."""
+        self._options = options
+        self._name = options.peer_name or self._name
+        self.answers.options = options
+        self.fleet.apply(options)
+        self.discovery.apply(options)
+        self._announce()
+
+    def show(self, state: PublicState) -> None:
+        """Let others know what this agent does."""
+        self.discovery.show(state)
+        if state is not self._state:
+            self._state = state
+            self.fleet.tell()
+
+    async def show_code(self, lifetime_s: float) -> dict[str, object]:
+        """Return the code that pairs another device with this one, for so long; raises PairingRefusedError."""
+        place = await self._place()
+        shown = await self._pairing.show(place, self._options.pairing_port, lifetime_s)
+        self._announce()
+        return {
+            **shown,
+            "name": place.name,
+            "is_announced": bool(self.discovery.seen() or self._options.discover_peers),
+        }
+
+    async def type_code(self, digits: str, host: str | None, port: int | None) -> str:
+        """Pair with the device that shows this code; returns what it is called.
+
+        Without a host it is the one that announces a code. Raises PairingRefusedError.
+        """
+        if host is None:
+            host, port = self._who_shows_a_code()
+        return await self._pairing.join(await self._place(), digits, host, port or self._options.pairing_port)
+
+    async def pairing_outcome(self) -> dict[str, object]:
+        """Return how the code that is shown fares, after a while or when that changes."""
+        return await self._pairing.outcome(_OUTCOME_WAIT_S)
+
+    def stop_pairing(self) -> None:
+        """Show no code any more."""
+        self._pairing.stop()
+        self._announce()
+
+    def unpair(self, name: str) -> str:
+        """Trust a device no more; returns what it was called. Raises PairedDeviceError, OSError."""
+        was_called = self.fleet.unpair(name)
+        self._announce()
+        return was_called
+
+    def rows(self) -> list[dict[str, object]] | None:
+        """Return the agents that discovery sees as plain values, or None while it is off."""
+        return self.discovery.rows()
+
+    def describe(self) -> dict[str, object]:
+        """Return the other devices, and what they see of this one, as plain values."""
+        found = self.discovery.describe()
+        entries = self._store.history(None, _HISTORY_SEARCHED)
+        told = [{"at": entry.at, "text": entry.text} for entry in entries if entry.kind == HISTORY_KIND]
+        own = {"device_id": self._own_id or None, "port": self.fleet.port or None}
+        allowed = {
+            "shares": self._options.share_with_peers,
+            "solves": self._options.solve_for_peers,
+            "takes_jobs": self._options.take_jobs,
+        }
+        return {**found, **own, **allowed, "paired": self.fleet.rows(), "history": told[-_HISTORY_SHOWN:]}
+
+    @property
+    def federations(self) -> "Federations":
+        """Federations that this device leads."""
+        return self._federation_parts()[1]
+
+    def go_on_federating(self) -> None:
+        """Take up the federations that were led when the agent ended; needs a running loop."""
+        if any(job.spec.federated and not job.state.is_over for job in self._store.all()):
+            self.federations.go_on()
+
+    async def stop(self) -> None:
+        """Say goodbye and close everything, in a few seconds at most."""
+        if self._federated is not None:
+            jobs, led = self._federated
+            await asyncio.gather(jobs.stop(), led.stop())
+        await asyncio.gather(self._pairing.close(), self.fleet.stop(), self.discovery.stop())
+
+    # --- inside
+
+    def _federation_parts(self) -> "tuple[FederatedJobs, Federations]":
+        if self._federated is None:
+            from port_agent.supervisor.peers.federated_jobs import (
+                FederatedJobs,  # few federate: not worth resident memory
+            )
+            from port_agent.supervisor.peers.federations import Federations
+
+            jobs = FederatedJobs(self._store, self._training, self.audit)
+            self._federated = jobs, Federations(self._store, self._clock, self.fleet, jobs, self.audit)
+        return self._federated
+
+    async def _federate(self, asker: str, request: bytes) -> bytes:
+        return await self._federation_parts()[0].answer(asker, request)
+
+    async def _place(self) -> PairingPlace:
+        own = await asyncio.to_thread(own_identity, self._state_dir)
+        self._on_identity(str(own.id), own.id.short)
+        return PairingPlace(self._state_dir, self._name, self._options.peer_port)
+
+    def _on_identity(self, device_id: str, short_id: str) -> None:
+        self._own_id = device_id
+        self._name = self._options.peer_name or default_name(short_id)
+
+    def _on_paired(self, partner: NewPartner) -> str:
+        name = self.fleet.paired(partner)
+        self._announce()
+        return name
+
+    def _announce(self) -> None:
+        self.discovery.listens(self.fleet.port, self._options.pairing_port if self._pairing.shows_code else 0)
+
+    def _who_shows_a_code(self) -> tuple[str, int]:
+        """Return the address of the only device around that shows a code; raises PairingRefusedError."""
+        showing: list[Peer] = [
+            peer for peer in self.discovery.seen() if peer.announcement.pairing_port and peer.addresses
+        ]
+        if len(showing) != 1:
+            names = ", ".join(peer.announcement.name for peer in showing)
+            what = f"several devices show a code ({names})" if showing else "no device around is seen to show a code"
+            raise PairingRefusedError(f"{what}; name the one that you mean with --at HOST")
+        return showing[0].addresses[0], showing[0].announcement.pairing_port
+
+    def audit(self, text: str) -> None:
+        """Note what happened among devices."""
+        self._store.note(self._clock.wall_s(), None, HISTORY_KIND, text)

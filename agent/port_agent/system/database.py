@@ -1,0 +1,100 @@
+"""SQLite files on cards that wear out.
+
+What tells a damaged one from a disk that refuses, and how it is set aside.
+"""
+
+import sqlite3
+from pathlib import Path
+
+from port_planner.ir.errors import PortError
+
+_MAGIC = b"SQLite format 3\0"
+_FORMAT_BYTES = slice(18, 20)
+"""Write and read version of the file format; 1 is a rollback journal, 2 a write-ahead log (sqlite.org/fileformat2.html)."""
+_KNOWN_FORMATS = (1, 2)
+_DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+_COMPANIONS = ("-wal", "-shm", "-journal")
+
+
+class DamagedDatabaseError(PortError):
+    """What stands in a database is not what was written."""
+
+
+def is_damage(error: sqlite3.Error | DamagedDatabaseError) -> bool:
+    """Return whether the file itself is broken, as opposed to the disk being full, read-only or locked."""
+    if isinstance(error, DamagedDatabaseError):
+        return True
+    if hasattr(error, "sqlite_errorcode"):
+        return error.sqlite_errorcode & 0xFF in _DAMAGE  # the low byte of an extended code is its kind
+    return "malformed" in str(error)
+
+
+def open_database(path: Path, *, timeout_s: float, autocommit: bool = False) -> sqlite3.Connection:
+    """Open or create a database for one thread at a time; text that is no UTF-8 reads with marks in it.
+
+    Raises DamagedDatabaseError for a format that SQLite would open read-only, OSError, sqlite3.Error.
+    """
+    if path.is_file():
+        with open(path, "rb") as stream:
+            header = stream.read(100)
+        if header.startswith(_MAGIC) and not set(header[_FORMAT_BYTES]) <= set(_KNOWN_FORMATS):
+            raise DamagedDatabaseError(f"its header names file formats {tuple(header[_FORMAT_BYTES])}")
+    connection = sqlite3.connect(path, timeout=timeout_s, check_same_thread=False)
+    connection.text_factory = lambda content: content.decode(errors="replace")
+    if autocommit:
+        connection.isolation_level = None
+    try:
+        connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    except UnicodeDecodeError as error:  # SQLite's own message, which cites the damaged table
+        connection.close()
+        raise DamagedDatabaseError("its tables' names are no text") from error
+    except sqlite3.Error:
+        connection.close()
+        raise
+    return connection
+
+
+def check_content(connection: sqlite3.Connection, schema: str) -> None:
+    """Compare every page with SQLite's rules and the tables with those that `schema` makes.
+
+    A database that is not made yet (`user_version` 0) or of another version than the schema's keeps its own tables.
+    Raises DamagedDatabaseError, sqlite3.Error.
+    """
+    found = [str(row[0]) for row in connection.execute("PRAGMA integrity_check(3)")]
+    if found != ["ok"]:
+        raise DamagedDatabaseError("; ".join(found))
+    model = sqlite3.connect(":memory:")
+    try:
+        model.executescript(schema)
+        if _version(connection) == _version(model) and (lacking := _layout(model) - _layout(connection)):
+            raise DamagedDatabaseError(f"its tables are not those that were made: {sorted(lacking)[0]}")
+    finally:
+        model.close()
+
+
+def set_aside(path: Path, name: str) -> Path:
+    """Rename a damaged database to `name` beside it, its log with it; return its new path. Raises OSError."""
+    aside = path.with_name(name)
+    path.rename(aside)
+    for suffix in _COMPANIONS:
+        companion = path.with_name(path.name + suffix)
+        if companion.exists():
+            companion.rename(aside.with_name(aside.name + suffix))
+    return aside
+
+
+def _version(connection: sqlite3.Connection) -> int:
+    return int(connection.execute("PRAGMA user_version").fetchone()[0])
+
+
+def _layout(connection: sqlite3.Connection) -> set[tuple[str, str]]:
+    """Return columns, types and constraints of each table, and what the indices cover.
+
+    Spelled as SQLite reads them.
+    """
+    layout = set()
+    for kind, name in connection.execute("SELECT type, name FROM sqlite_master").fetchall():
+        pragma = "table_info" if kind == "table" else "index_info"
+        for row in connection.execute(f"SELECT * FROM pragma_{pragma}(?)", (name,)):
+            layout.add((f"{kind} {name}", repr(row)))
+    return layout

@@ -1,0 +1,67 @@
+"""Python processes of ours.
+
+What they import comes from where we are installed, never from where they are started.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+from port_planner.ir.source_roots import SOURCE_ROOTS
+
+NEUTRAL_DIRECTORY = Path("/")
+"""Where a process stands that opens nothing by a relative path; only root may put a file there."""
+_X86 = frozenset({"x86_64"})
+"""Where torch computes with MKL."""
+_WAITING_IS_SET_BY = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+_X86_SPINS = "30000"
+"""How often a thread of libgomp looks whether its partners are done before it sleeps: 0.4 ms, where each look is a `pause` of x86.
+
+The default is 300,000 for all processors, whatever a look takes. Where a partner has no core, as beside a busy user, threads spin
+instead of making room: small steps of two threads left with one core took 39.7 s by default, 5.8 s by this, 2.2 s with 10,000.
+With a core for each, this takes 0.75 to 1.0 of the default's time, 10,000 up to 1.25, and sleeping at once twice that time.
+"""
+
+
+def module_command(module: str) -> tuple[str, ...]:
+    """Return the words that run a module of ours; `-P` keeps the working directory off its import path."""
+    return (sys.executable, "-P", "-m", module)
+
+
+def bounded_command(module: str, *words: str, data_bytes: int) -> tuple[str, ...]:
+    """Return the words that run a module of ours below everything else, with so many bytes of data (RLIMIT_DATA) at most."""
+    return (
+        *module_command("port_agent.system.exec_with_limits"), "--data-limit", str(data_bytes), "--", *module_command(module),
+        *words,
+    )  # fmt: skip
+
+
+def threads_environment(threads: int) -> dict[str, str]:
+    """Return what makes torch compute with so many threads, and numpy's own OpenBLAS, which computes nothing here, with one.
+
+    OpenBLAS maps 32 MiB for each thread and touches none of it, which RLIMIT_DATA counts. On ARM torch itself computes with one.
+    Threads that wait for each other make room for others soon, unless the environment says how long they wait.
+    """
+    x86 = os.uname().machine in _X86
+    blas = {"OPENBLAS_NUM_THREADS": "1"} if threads == 1 or x86 else {}
+    waiting = (
+        {"GOMP_SPINCOUNT": _X86_SPINS} if x86 and not any(name in os.environ for name in _WAITING_IS_SET_BY) else {}
+    )
+    return {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), **blas, **waiting}
+
+
+def one_thread_environment() -> dict[str, str]:
+    """Return `module_environment` for a process whose libraries are to compute with one thread."""
+    return {**module_environment(), "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+
+
+def module_environment() -> dict[str, str]:
+    """Return this process's environment with the folders of our packages on PYTHONPATH.
+
+    And no relative entry there.
+
+    An empty entry would be the working directory.
+    """
+    theirs = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    entries = [*map(str, SOURCE_ROOTS), *(entry for entry in theirs if Path(entry).is_absolute())]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(entries)}

@@ -1,0 +1,85 @@
+"""A bundle's first steps beside what plain PyTorch made of them where the bundle was planned."""
+
+import math
+import platform
+from collections.abc import Callable, Iterable
+
+import torch
+import xxhash
+
+from port_planner.ir.bundle.manifest import Reference
+from port_planner.ir.devices.kinds import CPU
+from port_planner.ir.devices.torch_device import device_name
+from port_planner.ir.errors import ExitCode, PortError
+from port_planner.ir.tensor_bytes import tensor_pieces
+
+Pieces = Callable[[str], Iterable[memoryview]]
+"""Gives the bytes of a storage by its key, in row-major order."""
+
+
+class MismatchError(PortError):
+    """The first steps gave other numbers than plain PyTorch did where the bundle was made."""
+
+    exit_code = ExitCode.IMPOSSIBLE
+
+
+def processor(kind: str = CPU) -> str:
+    """Return what the last digits of an operator depend on, besides torch and its threads, on a kind of device."""
+    host = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
+    return host if kind == CPU else f"{device_name(kind)} beside {host}"
+
+
+def tensor_checksum(tensor: torch.Tensor) -> str:
+    """Return the XXH3-64 of a tensor's bytes in row-major order."""
+    return _checksum(tensor_pieces(tensor))
+
+
+def compare_step(reference: Reference, step: int, loss: float, pieces: Pieces, kind: str = CPU) -> None:
+    """Compare the loss of step `step`, counted from 1, and after the last of the reference the state.
+
+    `kind`: of the device that it was computed on. Raises MismatchError.
+    """
+    if step > len(reference.losses):
+        return
+    expected = float.fromhex(reference.losses[step - 1])
+    if loss != expected and not (math.isnan(loss) and math.isnan(expected)):
+        raise _mismatch(
+            reference,
+            processor(kind),
+            f"step {step} gave the loss {loss!r}, {_whose(reference)} gave {expected!r} where the job was planned (difference "
+            f"{abs(loss - expected):.2e})",
+        )
+    if step < len(reference.losses):
+        return
+    different = [key for key, known in reference.checksums.items() if _checksum(pieces(key)) != known]
+    if different:
+        raise _mismatch(
+            reference,
+            processor(kind),
+            f"after step {step} {len(different)} of {len(reference.checksums)} tensors have other bits than {_whose(reference)} "
+            f"gave where the job was planned, {different[0]} first; the losses were the same",
+        )
+
+
+def _whose(reference: Reference) -> str:
+    return "its operators one by one on their devices" if reference.placed else "plain PyTorch"
+
+
+def _checksum(pieces: Iterable[memoryview]) -> str:
+    total = xxhash.xxh3_64()
+    for piece in pieces:
+        total.update(piece)
+    return total.hexdigest()
+
+
+def _mismatch(reference: Reference, here: str, difference: str) -> MismatchError:
+    if reference.processor in ("", here):
+        return MismatchError(
+            f"{difference}: the step does something that the bundle does not have, such as a hook on the optimizer or on "
+            "gradients, or a change of the model between steps. Train it with `port-agent exec`, which follows the program "
+            "itself"
+        )
+    return MismatchError(
+        f"{difference}; it was planned on {reference.processor}, this is {here}, where small differences are normal: "
+        "plan the job on this machine, or train with --verify 0"
+    )

@@ -1,0 +1,209 @@
+"""One run of a worker, from the bundle to the last commit.
+
+What it tells, when it evaluates, switches plans and stops.
+"""
+
+import contextlib
+import os
+from pathlib import Path
+
+from port_agent.malloc import active
+from port_agent.system.locks import LockFile
+from port_agent.train.pager import PageError
+from port_agent.train.result import check_result
+from port_agent.train.state.checkpoint import Commit
+from port_agent.train.trainer import Evaluation, StepEvent, Trainer, TrainOptions, step_message
+from port_agent.worker.blas_buffer import release_blas_buffer
+from port_agent.worker.control import Control, LeftOnRequest, Tell
+from port_agent.worker.options import TorchOptions
+from port_agent.worker.protocol import (
+    COSTS_IN_A_LINE,
+    CheckpointWritten,
+    EvaluationDone,
+    PackingProbed,
+    PlanSwitched,
+    StateRecovered,
+    TrainingFinished,
+    WorkerLeaving,
+    WorkerReady,
+)
+from port_planner.ir.bundle.bundle import Bundle
+from port_planner.ir.bundle.revision import read_revision, revised
+from port_planner.ir.code_pages import release_code_pages
+from port_planner.ir.errors import PortError
+from port_planner.ir.process_memory import peak_resident_bytes, reset_peak, resident_bytes, untouched_block_bytes
+
+
+class StateInUseError(PortError):
+    """Another run holds the state directory."""
+
+
+def train(told: TorchOptions, control: Control, tell: Tell) -> None:
+    """Train as the worker's command line says, obeying `control`.
+
+    Raises LeftOnRequest when it left as asked.
+    """
+    release_code_pages()
+    release_blas_buffer()
+    bundle = Bundle(told.bundle)
+    if told.revision is not None:
+        bundle = revised(bundle, read_revision(told.revision))
+    options = TrainOptions(
+        state_dir=told.state_dir, page_dir=told.page_dir or told.state_dir, plan=told.plan or 0,
+        steps=told.steps, epochs=told.epochs or 1, data=told.data, round=told.round or 0,
+        checkpoint_every=told.checkpoint_every or 1, verify=told.verify,
+        read_bytes_per_s=told.read_limit, write_bytes_per_s=told.write_limit, scratch_dirs=told.scratch_dirs, probe_packing=told.probe_packing,
+        weights=told.weights, discard=told.discard,
+    )  # fmt: skip
+    trainer = Trainer(bundle, options)
+    lock = _lock_state(told.state_dir)
+    trainer.executors.gate = lambda: control.gate(trainer.finishes_first)
+    control.attach(trainer)
+    try:
+        _Run(trainer, told, control, tell).train()
+    finally:
+        trainer.close()
+        lock.close()
+
+
+def _lock_state(directory: Path) -> LockFile:
+    """Return the lock of a state directory: two runs in one would take each other's commits for their own."""
+    lock = LockFile(directory / "lock")
+    if not lock.try_lock():
+        holder = lock.read() or "unknown"
+        lock.close()
+        raise StateInUseError(
+            f"process {holder} trains in {directory}; wait until it ends, or give this run its own --state-dir"
+        )
+    lock.write(str(os.getpid()))
+    return lock
+
+
+class _Run:
+    """One run of a trainer: what its supervisor is told of it, and what it asks for between two steps."""
+
+    def __init__(self, trainer: Trainer, told: TorchOptions, control: Control, tell: Tell) -> None:
+        self.trainer, self.told, self.control, self.tell = trainer, told, control, tell
+
+    def train(self) -> None:
+        """Train to the end.
+
+        Raises LeftOnRequest where it left as asked, after which the last commit stands, and others as `Trainer.train` does.
+        """
+        if self.told.out:
+            check_result(self.trainer.bundle, self.told.out)
+        self._begin()
+        try:
+            self.trainer.train(self._stepped, self._committed, self._finished, self.tell)
+        except LeftOnRequest:
+            if self.control.leaving:
+                self.tell(WorkerLeaving(step=self.trainer.step))
+            _keep_no_freed_blocks()
+            with contextlib.suppress(PageError):  # the commit before stands
+                self.trainer.commit_finished_steps(self.control.leave_within_s, self._committed)
+            raise
+
+    def _begin(self) -> None:
+        trainer, tell = self.trainer, self.tell
+        _limit_cache(trainer, new_plan=True)
+        commit = trainer.start()
+        start_peak = peak_resident_bytes()
+        release_code_pages()
+        tell(
+            WorkerReady(
+                pid=os.getpid(), step=commit.step, total_steps=trainer.total_steps, plan=trainer.programs.plan_index,
+                planned_peak_bytes=trainer.programs.peak_bytes, resident_bytes=resident_bytes(), start_peak_bytes=start_peak,
+            )
+        )  # fmt: skip
+        if trainer.store.damage:
+            tell(StateRecovered(step=commit.step, reason=trainer.store.damage))
+        with contextlib.suppress(OSError):
+            reset_peak()
+        if commit.step == 0:
+            _evaluate(trainer, tell)
+
+    def _committed(self, commit: Commit, wall_s: float) -> None:
+        self.tell(CheckpointWritten(step=commit.step, bytes=self.trainer.commit_bytes, wall_s=wall_s))
+
+    def _stepped(self, event: StepEvent) -> None:
+        trainer = self.trainer
+        self.tell(step_message(event, trainer.device_peak_bytes, trainer.device_excess_bytes))
+        _limit_cache(trainer)
+        if event.step % trainer.batching.per_epoch == 0:
+            evaluation = _evaluate(trainer, self.tell)
+            if evaluation and evaluation.best:
+                _keep_best(trainer)
+        if self.control.take_checkpoint():
+            trainer.commit(self._committed)
+        self._take_plan()
+        if self.control.stopping:
+            trainer.commit(self._committed)
+            raise LeftOnRequest("stopped on request")
+        if self.control.leaving:
+            raise LeftOnRequest("left on request")
+
+    def _take_plan(self) -> None:
+        """Go on with the plan that was asked for, or with one that keeps what outgrew its room elsewhere."""
+        trainer, switch = self.trainer, self.control.take_plan()
+        if switch is not None:
+            trainer.use_plan(switch.plan)
+        reason = trainer.programs.adapt() if switch is None else switch.reason
+        if switch is not None or reason:
+            _limit_cache(trainer, new_plan=True)
+            self.tell(PlanSwitched(plan=trainer.programs.plan_index, reason=reason))
+
+    def _finished(self) -> None:
+        trainer, told, tell = self.trainer, self.told, self.tell
+        untouched = untouched_block_bytes()
+        for name, probe in trainer.executors.probes.items():
+            costs = probe.costs()
+            for start in range(0, len(costs), COSTS_IN_A_LINE):
+                tell(PackingProbed(graph=name, costs=costs[start : start + COSTS_IN_A_LINE]))
+        digest = trainer.digest() if told.digest else None
+        checksum = trainer.save_weights(told.out) if told.out else None
+        tell(
+            TrainingFinished(
+                step=trainer.step, out=str(told.out) if told.out else None, out_checksum=checksum, digest=digest,
+                peak_rss_bytes=peak_resident_bytes(), untouched_block_bytes=untouched,
+            )
+        )  # fmt: skip
+
+
+def _limit_cache(trainer: Trainer, *, new_plan: bool = False) -> None:
+    """Tell the allocator how much of the budget blocks may take, freed ones kept for reuse included.
+
+    That is what the plan has for them, or what live ones alone took at their peak: part of that is in the plan's base.
+    """
+    allocator = active()
+    if allocator is not None:
+        if new_plan:
+            allocator.reset_peak()
+        devices = [c.device for c in trainer.bundle.costs.values()]
+        base = max(d.base_bytes if d.host is None else d.host_base_bytes for d in devices)
+        allocator.set_limit(max(trainer.programs.peak_bytes - base, allocator.peak_live_bytes()))
+
+
+def _keep_no_freed_blocks() -> None:
+    """Have the allocator give back what is freed from now on, and what it had kept for reuse."""
+    allocator = active()
+    if allocator is not None:
+        allocator.set_limit(0)
+        allocator.trim()
+
+
+def _evaluate(trainer: Trainer, tell: Tell) -> Evaluation | None:
+    evaluation = trainer.evaluate()
+    if evaluation is not None:
+        tell(
+            EvaluationDone(
+                step=evaluation.step, loss=evaluation.loss, metric=evaluation.metric, best=evaluation.best,
+                paged_in_bytes=evaluation.paging.read_bytes, paged_out_bytes=evaluation.paging.written_bytes,
+                unworn_bytes=evaluation.paging.unworn_bytes,
+            )
+        )  # fmt: skip
+    return evaluation
+
+
+def _keep_best(trainer: Trainer) -> None:
+    path = trainer.options.state_dir / "best.safetensors"
+    trainer.save_weights(path)

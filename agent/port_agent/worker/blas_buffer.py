@@ -1,0 +1,48 @@
+"""numpy's OpenBLAS maps a buffer for matrix products when it is loaded, which RLIMIT_DATA counts; a worker computes none with it.
+
+The library gives it back when asked, and maps another where a product asks for one after all. When the process ends, the library
+unmaps the addresses that it mapped once more: they stay reserved, so that nothing else lies there by then.
+"""
+
+import ctypes
+import functools
+import mmap
+import os
+import re
+import sys
+from pathlib import Path
+
+from port_planner.ir.process_memory import data_bytes
+
+_LIBRARY = re.compile(r"(/\S*libscipy_openblas\S*)$", re.MULTILINE)
+_NO_ACCESS = 0
+_MAP_FIXED_NOREPLACE = 0x100000
+"""mmap(2): at this address, or not at all."""
+
+
+@functools.cache
+def release_blas_buffer() -> int:
+    """Give back the buffer of numpy's OpenBLAS, once, and return its bytes.
+
+    0 where no such library is loaded, or it was not told to compute with one thread: it does not start others again.
+    """
+    if sys.platform != "linux" or os.environ.get("OPENBLAS_NUM_THREADS") != "1":
+        return 0
+    found = _LIBRARY.search(Path("/proc/self/maps").read_text())
+    if found is None:
+        return 0
+    library, libc = ctypes.CDLL(found[1]), ctypes.CDLL(None)
+    if not all(hasattr(library, name) for name in ("blas_memory_alloc", "blas_memory_free", "blas_shutdown")):
+        return 0
+    library.blas_memory_alloc.restype = ctypes.c_void_p
+    address = library.blas_memory_alloc(0)
+    library.blas_memory_free(ctypes.c_void_p(address))
+    before = data_bytes()
+    library.blas_shutdown()
+    freed = before - data_bytes()
+    if freed > 0:
+        libc.mmap.restype = ctypes.c_void_p
+        libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+        how = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED_NOREPLACE
+        libc.mmap(address, freed, _NO_ACCESS, how, -1, 0)
+    return max(freed, 0)

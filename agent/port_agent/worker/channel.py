@@ -1,0 +1,88 @@
+"""The line between a worker and who started it, over one end of a socket pair.
+
+Events up, commands down.
+
+Torch-free: both sides use it. A message that this version does not know is skipped.
+"""
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Iterator
+
+from port_agent.worker.protocol import (
+    Command,
+    Event,
+    LineSplitter,
+    ProtocolError,
+    decode_command,
+    decode_event,
+    encode_message,
+)
+
+
+class Channel:
+    """One end of the line."""
+
+    def __init__(self, fd: int) -> None:
+        self._socket = socket.socket(fileno=fd)
+        self._lock = threading.RLock()
+        """Reentrant: a second Ctrl-C comes while the handler of the first one sends."""
+
+    def send(self, message: Event | Command) -> None:
+        """Send one message; a peer that is gone is not an error here, the reading side sees it."""
+        data = encode_message(message)
+        with self._lock, contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self._socket.sendall(data)
+
+    def events(self) -> Iterator[Event]:
+        """Yield what the worker says until it closes the line."""
+        for line in self._lines():
+            try:
+                event = decode_event(line)
+            except ProtocolError:
+                continue
+            yield event
+
+    def commands(self) -> Iterator[Command]:
+        """Yield what the supervisor says until it closes the line."""
+        for line in self._lines():
+            try:
+                command = decode_command(line)
+            except ProtocolError:
+                continue
+            yield command
+
+    def listen(self, handle: Callable[[Command], None], gone: Callable[[], None]) -> threading.Thread:
+        """Call `handle` for each command in a thread of its own, `gone` when the supervisor has closed."""
+
+        def run() -> None:
+            for command in self.commands():
+                handle(command)
+            gone()
+
+        thread = threading.Thread(target=run, name="control", daemon=True)
+        thread.start()
+        return thread
+
+    def shut(self) -> None:
+        """End the line both ways: whoever waits on either end sees it."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close our end."""
+        self._socket.close()
+
+    def _lines(self) -> Iterator[bytes]:
+        """Yield lines until the peer closes or sends one that does not end."""
+        splitter = LineSplitter()
+        while True:
+            try:
+                data = self._socket.recv(65536)
+                lines = splitter.feed(data)
+            except (OSError, ProtocolError):
+                return
+            if not data:
+                return
+            yield from lines

@@ -1,1 +1,0 @@
-"""Plans training steps: model + device + budgets -> bundle. Runs anywhere; never imports `agent`."""

@@ -1,0 +1,1 @@
+"""Plans training steps: model + device + budgets -> bundle. Runs anywhere; never imports `port_agent`."""

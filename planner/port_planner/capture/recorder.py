@@ -1,0 +1,552 @@
+"""Record the operators of a real training step.
+
+Forward and backward pass run for real, on real tensors, so that the model takes exactly the branch it takes in eager mode
+(a model that looks for tracing or fake tensors sees none) and every shape, stride and missing gradient is the kernels' own.
+Under a memory budget what is not needed leaves meanwhile. The optimizer's step, which must change nothing, is recorded on
+meta tensors that carry shapes and strides but no memory.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode_stack
+
+from port_planner.capture.carried import StepResults
+from port_planner.ir.devices.kinds import CPU
+from port_planner.ir.devices.torch_device import generator_states, kind_of
+from port_planner.ir.errors import CaptureError, program_line
+from port_planner.ir.graph import Argument, Named, Phase, Ref, Role, Value
+from port_planner.ir.lowering.optimizer_scalars import SETTLED_STEP
+from port_planner.ir.lowering.rematerialize import BATCH_NORMS
+from port_planner.ir.operators import ADD_SCALED, CHECKS, GUARD, OPTIMIZERS
+from port_planner.ir.torch_operators import COMPLEX
+
+_DIGEST_BYTES = 16
+
+_NO_MEMORY = "meta"
+_MOST_READ = 256
+"""Numbers of one tensor that are guarded one by one in each step."""
+_MOST_LINES = 3
+"""Of the program, that are named."""
+_STEP_COUNT = SETTLED_STEP
+"""What an optimizer is told where it reads a number off a tensor, its count of steps: what follows from it is no constant."""
+
+OPTIMIZER_REMEDY = f"use one of {', '.join(OPTIMIZERS)}, or train with `port-agent exec`"
+"""What helps where an optimizer's update cannot be repeated without its code."""
+
+_CARRIED_REMEDY = (
+    "a bundle and its checkpoints have none of that. Keep it in a buffer of the model, or train with `port-agent exec`, which follows the "
+    "program itself"
+)
+
+_COMPARED: dict[Any, Any] = {torch.ops.aten.equal.default: torch.eq, torch.ops.aten.allclose.default: torch.isclose}
+"""Operators that answer with a truth value of Python's, and what gives one for each number."""
+
+_HIDDEN_WRITES = dict.fromkeys(BATCH_NORMS, (3, 4))
+"""Operators that change arguments although their schema does not say so: running statistics."""
+
+
+@dataclass(slots=True)
+class RecordedStorage:
+    """A storage seen while recording; `data` holds the contents of constants."""
+
+    nbytes: int
+    role: Role
+    name: str
+    device: str = CPU
+    data: torch.Tensor | None = None
+
+
+@dataclass(slots=True)
+class RecordedOp:
+    """One call."""
+
+    name: str
+    args: tuple[Argument, ...]
+    kwargs: tuple[tuple[str, Argument], ...]
+    outputs: tuple[int | None, ...]
+    writes: tuple[int, ...]
+    phase: Phase
+    random: bool
+    line: str = ""
+    """Where the program called it, "" in the backward pass."""
+    draws_from: bytes = b""
+    draws_to: bytes = b""
+    """Of a random operator: digests of the state of torch's generator before and after it."""
+
+
+@dataclass(slots=True)
+class _Place:
+    """Where a storage object of torch lies: recorded storage and offset in bytes into it."""
+
+    storage: int
+    keep_alive: Any
+
+
+@dataclass(slots=True)
+class Tape:
+    """Everything recorded so far."""
+
+    storages: list[RecordedStorage] = field(default_factory=list)
+    values: list[Value] = field(default_factory=list)
+    ops: list[RecordedOp] = field(default_factory=list)
+    draws_from: bytes = b""
+    """A digest of the generator's state before the first operator."""
+    as_run: bool = True
+    """Whether the program's own operators ran, and none in their place that are easier to repeat."""
+    changing: frozenset[str] = frozenset()
+    """Variables of Python's that have another value after the step (`python_state`)."""
+    gradients: frozenset[int] = frozenset()
+    """The storages in which the step leaves the gradients of what is trained."""
+    results: StepResults = field(default_factory=StepResults)
+    """What this step and those recorded before it made."""
+
+
+def _carried(what: str) -> CaptureError:
+    """Return what says that a step leaves something to later ones, and in which line."""
+    place = program_line()
+    return CaptureError(f"{place}{': ' if place else ''}{what}: {_CARRIED_REMEDY}")
+
+
+class StepRecorder(TorchDispatchMode):
+    """A dispatch mode that writes each aten call to a tape. Invisible to the model."""
+
+    def __init__(self, results: StepResults | None = None) -> None:
+        """`results`: of steps that were recorded before this one."""
+        TorchDispatchMode.__init__(self)
+        self.tape = Tape(results=results or StepResults())
+        self.phase = Phase.FORWARD
+        self.recording = True
+        self.reads_numbers = False
+        """Whether an update gets the number that it reads off a tensor, where that has one, in place of a count of steps."""
+        self._places: dict[int, _Place] = {}
+        self._value_ids: dict[Value, int] = {}
+        self._stand_in_bases: dict[tuple[int, torch.dtype], torch.Tensor] = {}
+        self.stand_in_device = CPU
+        """Where what operators make of meta tensors would lie."""
+        self._tainted: set[int] = set()
+        self._fresh: set[int] = set()
+        """Constants that the step makes of numbers of Python's, as `torch.tensor` does, in memory of their own."""
+
+    # -- tensors and their places
+
+    def add(self, tensor: torch.Tensor, role: Role, name: str) -> int:
+        """Register a tensor that exists before the step; return its value index."""
+        key = tensor.untyped_storage()._cdata
+        if key not in self._places:
+            index = self._new_storage(tensor, role, name)
+            if role is not Role.CONSTANT:
+                self._tainted.add(index)
+        return self.value_of(tensor)
+
+    def value_of(self, tensor: torch.Tensor) -> int:
+        """Return the value index of a tensor; a tensor from outside becomes a constant.
+
+        Raises CaptureError for one on a device that no plan can name, or that only the backward pass knows.
+        """
+        _require_strided(tensor)
+        self._device_of(tensor)
+        key = tensor.untyped_storage()._cdata
+        place = self._places.get(key)
+        if place is None:
+            self._require_not_carried(tensor)
+            index = self._new_storage(tensor, Role.CONSTANT, f"constant{len(self.tape.storages)}")
+            with _disable_current_modes():
+                empty, storage = torch.empty(0, dtype=torch.uint8, device=tensor.device), tensor.untyped_storage()
+                whole = empty.set_(storage, 0, (storage.nbytes(),), (1,))
+                self.tape.storages[index].data = whole.to(CPU, copy=True)
+            place = self._places[key]
+        value = Value(
+            place.storage, str(tensor.dtype).removeprefix("torch."), tuple(map(int, tensor.shape)),
+            tuple(map(int, tensor.stride())), int(tensor.storage_offset()),
+        )  # fmt: skip
+        index = self._value_ids.setdefault(value, len(self.tape.values))
+        if index == len(self.tape.values):
+            self.tape.values.append(value)
+        return index
+
+    def _require_not_carried(self, tensor: torch.Tensor) -> None:
+        """Raise CaptureError for a tensor that a step before this one made."""
+        if self.tape.results.hold(tensor.untyped_storage()._cdata):
+            kind = str(tensor.dtype).removeprefix("torch.")
+            raise _carried(
+                f"the step reads a tensor of {kind} {list(tensor.shape)} that a step before it made and the program kept"
+            )
+
+    def require_nothing_gathered(self) -> None:
+        """Raise CaptureError where the program holds tensors of several steps before this one, that are none of the model's."""
+        lines = self.tape.results.gathered(self._places.keys())
+        if lines is not None:
+            made = f", made at {', '.join(lines[:_MOST_LINES])}" if lines else ""
+            raise CaptureError(
+                f"the program keeps tensors of several steps{made}, which a later one may read: {_CARRIED_REMEDY}. What is only to be shown, "
+                "return beside the loss: loss_fn may return (loss, aux)"
+            )
+
+    def leave_results(self) -> None:
+        """Note what the step made, for those that are recorded after it."""
+        lines = {self.tape.values[v].storage: op.line for op in self.tape.ops for v in op.outputs if v is not None}
+        made = (place for place in self._places.values() if self.tape.storages[place.storage].role is Role.TEMPORARY)
+        self.tape.results.add(
+            (p.keep_alive, lines.get(p.storage, "")) for p in made if isinstance(p.keep_alive, StorageWeakRef)
+        )
+
+    def _new_storage(self, tensor: torch.Tensor, role: Role, name: str) -> int:
+        storage = tensor.untyped_storage()
+        index = len(self.tape.storages)
+        self.tape.storages.append(RecordedStorage(int(storage.nbytes()), role, name, self._device_of(tensor)))
+        # A weak reference keeps torch from giving the same address to another storage, and holds no data.
+        self._places[storage._cdata] = _Place(index, StorageWeakRef(storage))
+        return index
+
+    def stand_in(self, value: int) -> torch.Tensor:
+        """Return a meta tensor, which has no memory, for a recorded value; those that operators make of it count as on its device."""
+        v = self.tape.values[value]
+        dtype: torch.dtype = getattr(torch, v.dtype)
+        stored = self.tape.storages[v.storage]
+        self.stand_in_device = stored.device
+        with _disable_current_modes():
+            base = self._stand_in_bases.get((v.storage, dtype))
+            if base is None:
+                base = torch.empty(stored.nbytes // dtype.itemsize, dtype=dtype, device=_NO_MEMORY)
+                self._stand_in_bases[v.storage, dtype] = base
+                self._places[base.untyped_storage()._cdata] = _Place(v.storage, base)
+            return base.as_strided(v.shape, v.stride, v.offset)
+
+    def _device_of(self, tensor: torch.Tensor) -> str:
+        """Return the kind of device that a tensor lies on, or would if it were not one of the update's stand-ins."""
+        if self.phase is Phase.UPDATE and tensor.is_meta:
+            return self.stand_in_device
+        return kind_of(tensor)
+
+    def generators(self) -> bytes:
+        """Return a digest of the states of the default generators of all devices that the step uses."""
+        with _disable_current_modes():
+            states = generator_states({storage.device for storage in self.tape.storages})
+            return hashlib.blake2b(
+                b"".join(states[kind].numpy().tobytes() for kind in sorted(states)), digest_size=_DIGEST_BYTES
+            ).digest()
+
+    def copy(self, target: int, source: int) -> None:
+        """Record a copy of one value's contents to another."""
+        writes = (self.tape.values[target].storage,)
+        op = RecordedOp("aten::copy_", (Ref(target), Ref(source)), (), (target,), writes, self.phase, False)
+        self._spread_taint(op)
+        self.tape.ops.append(op)
+
+    def came_back(self, storage: torch.UntypedStorage, key: int) -> None:
+        """Take a storage for the one that was met under this key: it holds the same contents, and that one may be gone."""
+        if key in self._places:
+            self._places[storage._cdata] = _Place(self._places[key].storage, StorageWeakRef(storage))
+
+    def add_scaled(self, target: torch.Tensor, other: torch.Tensor, factor: torch.Tensor) -> None:
+        """Record `target.add_(other, alpha=factor.item())`, whose number a tensor without contents cannot tell."""
+        value, args = self.value_of(target), (Ref(self.value_of(target)), Ref(self.value_of(other)))
+        writes, alpha = (self.tape.values[value].storage,), Ref(self.value_of(factor))
+        op = RecordedOp(ADD_SCALED, args, (("alpha", alpha),), (value,), writes, self.phase, False, program_line())
+        self._spread_taint(op)
+        self.tape.ops.append(op)
+
+    def known(self, tensor: torch.Tensor) -> bool:
+        """Say whether the tensor's storage is on the tape already."""
+        _require_strided(tensor)
+        return tensor.untyped_storage()._cdata in self._places
+
+    # -- calls
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.ops.aten._local_scalar_dense.default:
+            return self._item(func, args)
+        if func in _COMPARED and self.recording:
+            return self._compared(func, args, kwargs)
+        if func is torch.ops.aten._pack_padded_sequence.default and self.recording:
+            return self._packed_rows(func, args, kwargs)
+        if not self.recording or func.namespace == "profiler":
+            return func(*args, **kwargs)
+        args, kwargs = pytree.tree_map_only(torch.Tensor, self._physical, (args, kwargs))
+        if isinstance(kwargs.get("out"), torch.Tensor) and (functional := _without_out(func)) is not None:
+            return self._copied_out(functional, args, kwargs)
+        if (
+            func is torch.ops.aten.lift_fresh.default
+            and not self.known(args[0])
+            and args[0].untyped_storage().resizable()
+        ):
+            self._fresh.add(self.tape.values[self.value_of(args[0])].storage)
+        encoded = tuple(self._encode(a) for a in args)
+        encoded_kwargs = tuple((k, self._encode(v)) for k, v in kwargs.items())
+        writes = self._writes(func, args, kwargs)
+        random = torch.Tag.nondeterministic_seeded in func.tags
+        before = self.generators() if random else b""
+        without_kernel = (
+            self.phase is Phase.UPDATE and not func._schema.returns
+        )  # a fused update has none for meta tensors
+        result = None if without_kernel else func(*args, **kwargs)
+        after = self.generators() if random else b""
+        outputs = [t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
+        if not outputs and not writes and _name(func) not in CHECKS:
+            return result
+        if any(t.is_conj() or t.is_neg() for t in outputs):
+            return result
+        moved = torch.Tag.inplace_view in func.tags and all(map(self._of_the_same_size, outputs))
+        if outputs and (moved or not writes) and all(self.known(t) for t in outputs) and "out" not in kwargs:
+            for t in outputs:
+                self.value_of(t)
+            return result
+        for t in outputs:
+            if not self.known(t):
+                self._new_storage(t, Role.TEMPORARY, "")
+        op = RecordedOp(
+            _name(func), encoded, encoded_kwargs, tuple(self.value_of(t) for t in _flat_outputs(result)), writes,
+            self.phase, random, program_line(), before, after,
+        )  # fmt: skip
+        self._spread_taint(op)
+        self.tape.ops.append(op)
+        return result
+
+    def _physical(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the tensor itself, or, of one that is only marked as conjugate or negated, what kernels make of it first."""
+        if not (tensor.is_conj() or tensor.is_neg()):
+            return tensor
+        self.tape.as_run = False
+        if tensor.is_neg():
+            unmarked = torch._neg_view(tensor)
+            with self:
+                return self._physical(torch.neg(unmarked))
+        unmarked = torch._conj(tensor)
+        with self:
+            return torch.conj_physical(unmarked)
+
+    def _copied_out(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+        """Run and record an operator and a copy of its result in place of the variant that writes it to `out`."""
+        out: torch.Tensor = kwargs["out"]
+        self.tape.as_run = False
+        with self:
+            result = func(*args, **{name: value for name, value in kwargs.items() if name != "out"})
+            if result.shape != out.shape:
+                raise CaptureError(
+                    f"{program_line()}: {_name(func)} makes a tensor of shape {list(result.shape)} for an out= of shape "
+                    f"{list(out.shape)}, which would be resized; give one of the right shape"
+                )
+            return out.copy_(result)
+
+    def _of_the_same_size(self, tensor: torch.Tensor) -> bool:
+        """Tell whether a tensor's storage has as many bytes as when it was met: what moved is the view, not the memory."""
+        place = self._places.get(tensor.untyped_storage()._cdata)
+        return place is not None and self.tape.storages[place.storage].nbytes == tensor.untyped_storage().nbytes()
+
+    def _spread_taint(self, op: RecordedOp) -> None:
+        sources = {self.tape.values[v].storage for v in _refs((op.args, op.kwargs))}
+        if op.random or sources & self._tainted:
+            self._tainted.update(self.tape.values[v].storage for v in op.outputs if v is not None)
+            self._tainted.update(op.writes)
+
+    def _item(self, func: Any, args: tuple[Any, ...]) -> Any:
+        tensor = args[0]
+        if self.phase is Phase.UPDATE:
+            return self._number(func, tensor)
+        result = func(*args)
+        if self.recording:
+            value = self.value_of(tensor)
+            if self.tape.values[value].storage in self._tainted:
+                self._guard(value, result)
+        return result
+
+    def _compared(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Compare two tensors, number by number, by an operator that tells what the answer depends on."""
+        one, other = args[:2]
+        if func is torch.ops.aten.equal.default and one.shape != other.shape:
+            return False
+        with self:
+            found = _COMPARED[func](*args, **kwargs).all()
+        return bool(self._item(torch.ops.aten._local_scalar_dense.default, (found,)))
+
+    def _packed_rows(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run and record what packs a padded sequence as a choice of its rows, once the lengths that this follows from are guarded.
+
+        How many rows each time step has steers what recurrent layers do in code that is no operator.
+        """
+        padded, lengths, batch_first = args
+        packed, batch_sizes = func(*args, **kwargs)
+        self.tape.as_run = False
+        place = self._places.get(lengths.untyped_storage()._cdata)
+        if place is not None and place.storage in self._tainted:
+            item = torch.ops.aten._local_scalar_dense.default
+            self._guard_each(lengths, "pack_padded_sequence", lambda number: self._item(item, (number,)))
+        rows, steps = padded.shape[:2] if batch_first else reversed(padded.shape[:2])
+        at = [
+            row * steps + step if batch_first else step * rows + row
+            for step, count in enumerate(batch_sizes.tolist())
+            for row in range(count)
+        ]
+        with _disable_current_modes():
+            chosen = torch.tensor(at, device=padded.device)
+        with self:
+            found = padded.reshape(rows * steps, *padded.shape[2:]).index_select(0, chosen)
+        if (found.shape, found.stride()) != (packed.shape, packed.stride()):
+            raise CaptureError(
+                f"{program_line()}: packed rows that lie in memory as {packed.stride()} are not supported; train with `port-agent exec`"
+            )
+        return found, batch_sizes
+
+    def _of_the_model(self, value: int) -> bool:
+        return self.tape.storages[self.tape.values[value].storage].role in (Role.PARAMETER, Role.BUFFER)
+
+    def _number(self, func: Any, tensor: torch.Tensor) -> Any:
+        if not self.reads_numbers:
+            return _STEP_COUNT
+        if tensor.is_meta:
+            raise CaptureError(
+                f"{program_line() or 'a class of torch'}: the optimizer reads the value of a tensor in Python (.item(), float(), if), which depends on weights "
+                f"or gradients; a bundle has none of its code: {OPTIMIZER_REMEDY}"
+            )
+        return func(tensor)
+
+    def read(self, tensor: torch.Tensor, method: str) -> None:
+        """Guard each number of a tensor that the program reads by a method which is no operator.
+
+        Nothing is guarded that does not depend on the batch, the model or random numbers, nor what an operator's own code reads. Raises CaptureError for numbers that are not whole,
+        and for too many.
+        """
+        place = self._places.get(tensor.untyped_storage()._cdata) if tensor.layout is torch.strided else None
+        inside_operator = all(mode is not self for mode in _get_current_dispatch_mode_stack())
+        if not self.recording or place is None or place.storage not in self._tainted or inside_operator:
+            return
+        self._guard_each(tensor, method, torch.Tensor.item)
+
+    def _guard_each(self, tensor: torch.Tensor, method: str, item: Callable[[torch.Tensor], Any]) -> None:
+        """Guard each number of a tensor by an `item` that is recorded. Raises CaptureError as `read` does."""
+        if tensor.is_floating_point() or tensor.is_complex() or tensor.numel() > _MOST_READ:
+            raise CaptureError(
+                f"{program_line()} reads {tensor.numel()} numbers of a tensor in Python (.{method}()), which depend on the batch, the model or "
+                "random numbers; what follows from them would be frozen into the plan. Compute it by torch's operators, return it as an extra "
+                "output, or train with `port-agent exec`, which follows what changes"
+            )
+        with torch.no_grad():
+            for k in range(tensor.numel()):
+                item(tensor.as_strided((), (), _offset_of(tensor, k)))
+
+    def _guard(self, value: int, result: Any) -> None:
+        if isinstance(result, float):
+            raise CaptureError(
+                f"{program_line()} reads the value {result} of a tensor in Python (.item(), float(), printing); it would be frozen "
+                "into the plan. Return it as an extra output instead: loss_fn may return (loss, aux)"
+            )
+        self.tape.ops.append(RecordedOp(GUARD, (Ref(value), result), (), (), (), self.phase, False, program_line()))
+
+    def _writes(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
+        """Return the storages that a call changes in place: by its schema, or known to without it saying so."""
+        schema = func._schema.arguments
+        changed = []
+        for i, argument in enumerate(schema):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                changed.append(args[i] if i < len(args) else kwargs.get(argument.name))
+        hidden = _HIDDEN_WRITES.get(_name(func), ())
+        if hidden and args[5] is True:
+            changed.extend(args[i] for i in hidden)
+        tensors = [t for t in pytree.tree_leaves(changed) if isinstance(t, torch.Tensor)]
+        writes = sorted({self.tape.values[self.value_of(t)].storage for t in tensors})
+        if self.phase is not Phase.UPDATE:
+            self._require_of_the_step(func, writes)
+        return tuple(writes)
+
+    def _require_of_the_step(self, func: Any, writes: Iterable[int]) -> None:
+        """Raise CaptureError where a call changes a tensor that is there before the step and none of the model's."""
+        for s in writes:
+            if self.tape.storages[s].role is Role.CONSTANT and s not in self._fresh:
+                raise _carried(
+                    f"{_name(func)} changes a tensor of {self.tape.storages[s].nbytes} bytes that is there before the step and is none of the model's"
+                )
+
+    def _encode(self, argument: Any) -> Argument:
+        if isinstance(argument, torch.Tensor):
+            value = self.value_of(argument)
+            if self.reads_numbers and not argument.is_meta and self._of_the_model(value):
+                raise CaptureError(
+                    f"{program_line()}: the optimizer's step, or a hook on it, reaches the model's tensors past its groups of parameters; "
+                    "do it with those of the groups, or train with `port-agent exec`"
+                )
+            return Ref(value)
+        if argument is None or isinstance(argument, bool | int | float | str):
+            return argument
+        if isinstance(argument, complex):
+            return Named(COMPLEX, repr(argument))
+        if isinstance(argument, list | tuple):
+            return tuple(self._encode(a) for a in argument)
+        if isinstance(argument, torch.device):
+            of_stand_in = self.phase is Phase.UPDATE and argument.type == _NO_MEMORY
+            return Named("device", self.stand_in_device if of_stand_in else argument.type)
+        for kind, cls in NAMED_KINDS.items():
+            if isinstance(argument, cls):
+                return Named(kind, str(argument).removeprefix("torch."))
+        if isinstance(argument, torch.SymInt | torch.SymFloat | torch.SymBool):
+            raise CaptureError("the step has a symbolic size; call it with plain tensors of fixed shape")
+        raise CaptureError(f"an operator takes an argument of type {type(argument).__name__}, which is not supported")
+
+
+def _offset_of(tensor: torch.Tensor, k: int) -> int:
+    """Return where in its storage the k-th number of a tensor lies, in elements."""
+    offset = int(tensor.storage_offset())
+    for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
+        k, place = divmod(k, size)
+        offset += place * stride
+    return offset
+
+
+NAMED_KINDS: dict[str, type] = {
+    "dtype": torch.dtype,
+    "layout": torch.layout,
+    "memory_format": torch.memory_format,
+}
+"""torch's own named objects that may be arguments."""
+
+
+@cache
+def _without_out(func: Any) -> Any:
+    """Return the overload of an operator that takes the same arguments but `out`, and writes to none; None where there is none."""
+
+    def taken(overload: Any) -> list[tuple[str, str]]:
+        return [(a.name, str(a.type)) for a in overload._schema.arguments if a.name != "out"]
+
+    packet = func._overloadpacket
+    for other in (getattr(packet, name) for name in packet.overloads()):
+        plain = all(a.alias_info is None for a in other._schema.arguments)
+        if plain and other is not func and taken(other) == taken(func) and len(other._schema.returns) == 1:
+            return other
+    return None
+
+
+def _require_strided(tensor: torch.Tensor) -> None:
+    if tensor.layout is not torch.strided or tensor.is_neg() or tensor.is_conj():
+        raise CaptureError(
+            f"the step uses a {tensor.layout} tensor (or a lazy conjugate or negation); only strided dense tensors are "
+            "supported: make embeddings with sparse=False, call .to_dense() or .resolve_conj() in the model"
+        )
+
+
+def _refs(item: Any) -> Iterable[int]:
+    if isinstance(item, Ref):
+        yield item.value
+    elif isinstance(item, tuple):
+        for part in item:
+            yield from _refs(part)
+
+
+def _name(func: Any) -> str:
+    overload = func._overloadname
+    name: str = func._schema.name
+    return name if overload == "default" else f"{name}.{overload}"
+
+
+def _flat_outputs(result: Any) -> list[torch.Tensor]:
+    return [t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]

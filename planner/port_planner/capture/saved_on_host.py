@@ -1,0 +1,109 @@
+"""What autograd saves of a step for its backward pass, in the host's memory meanwhile: plain steps on a device that is too small."""
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from port_planner.capture.recorder import StepRecorder
+from port_planner.ir.devices.kinds import CPU
+
+SMALLEST_BYTES = 64 << 10
+"""Storages below this stay: a copy takes as long as the device needs for a thousand times as many bytes."""
+
+
+class _Saved(NamedTuple):
+    """A view that was saved: of which contents, and where in them."""
+
+    contents: "_Contents"
+    dtype: torch.dtype
+    shape: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+
+
+class _Contents:
+    """The bytes of a storage as they were when it was saved."""
+
+    def __init__(self, storage: torch.UntypedStorage) -> None:
+        self.device, self.key = storage.device, storage._cdata
+        self.host = _bytes(storage).to(CPU, copy=True)
+        self._back: weakref.ref[torch.UntypedStorage] | None = None
+
+    def storage(self) -> torch.UntypedStorage:
+        """Return them on the device, once for all who need them at a time."""
+        found = self._back() if self._back is not None else None
+        if found is None:
+            found = self.host.to(self.device).untyped_storage()
+            self._back = weakref.ref(found)
+            for recorder in _recorders():
+                recorder.came_back(found, self.key)
+        return found
+
+
+class SavedOnHost(torch.autograd.graph.saved_tensors_hooks):
+    """While it is entered, contents that autograd saves leave their device, but for those of the tensors that stay.
+
+    Numbers are the same. A storage that is changed after it was saved, which autograd refuses, is not noticed here.
+    """
+
+    def __init__(self, stay: Iterable[torch.Tensor], is_short: Callable[[], bool]) -> None:
+        """`is_short`: says whether the device is so full by now that what is saved leaves it."""
+        self._is_short = is_short
+        self._stay = {t.untyped_storage()._cdata for t in stay}
+        self._known: weakref.WeakValueDictionary[tuple[int, int], _Contents] = weakref.WeakValueDictionary()
+        self._alive: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        super().__init__(self._pack, self._unpack)
+
+    def _pack(self, tensor: torch.Tensor) -> _Saved | torch.Tensor:
+        storage = tensor.untyped_storage()
+        may_leave = (
+            tensor.device.type != CPU and storage.nbytes() >= SMALLEST_BYTES and storage._cdata not in self._stay
+        )
+        with _unrecorded():
+            if not may_leave or tensor.is_conj() or tensor.is_neg() or not self._is_short():
+                return tensor.detach()
+            contents = self._contents(storage, tensor._version)
+            return _Saved(contents, tensor.dtype, tensor.shape, tensor.stride(), int(tensor.storage_offset()))
+
+    def _contents(self, storage: torch.UntypedStorage, version: int) -> _Contents:
+        """Return the copy of a storage as it is, made once."""
+        key, alive = storage._cdata, self._alive.get(storage._cdata)
+        known = self._known.get((key, version)) if alive is not None and alive() is storage else None
+        if known is None:
+            known = self._known[key, version] = _Contents(storage)
+            self._alive[key] = weakref.ref(storage)
+        return known
+
+    def _unpack(self, saved: _Saved | torch.Tensor) -> torch.Tensor:
+        if isinstance(saved, torch.Tensor):
+            return saved
+        with _unrecorded():
+            empty = torch.empty(0, dtype=saved.dtype, device=saved.contents.device)
+            return empty.set_(saved.contents.storage(), saved.offset, saved.shape, saved.stride)
+
+
+def _bytes(storage: torch.UntypedStorage) -> torch.Tensor:
+    empty = torch.empty(0, dtype=torch.uint8, device=storage.device)
+    return empty.set_(storage, 0, (storage.nbytes(),), (1,))
+
+
+def _recorders() -> list[StepRecorder]:
+    return [mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, StepRecorder)]
+
+
+@contextlib.contextmanager
+def _unrecorded() -> Iterator[None]:
+    """Let no recorder write down what is done meanwhile; other modes, such as one that keeps a budget, see it."""
+    recorders = _recorders()
+    before = [recorder.recording for recorder in recorders]
+    for recorder in recorders:
+        recorder.recording = False
+    try:
+        yield
+    finally:
+        for recorder, recording in zip(recorders, before, strict=True):
+            recorder.recording = recording

@@ -1,0 +1,561 @@
+"""Capture a training step as step graphs and the tensors that they start from.
+
+It is recorded from a model, a loss function, an optimizer and one batch.
+"""
+
+import contextlib
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import _disable_current_modes
+
+from port_planner.capture.assemble import UpdateRecipe, assemble
+from port_planner.capture.carried import StepResults
+from port_planner.capture.constancy import (
+    constants_of,
+    other_generators_untouched,
+    require_same,
+    require_same_but_for_sums,
+)
+from port_planner.capture.own_optimizer import record_update, with_slots
+from port_planner.capture.python_state import changed, python_state
+from port_planner.capture.reads import reads_told
+from port_planner.capture.recorder import RecordedOp, StepRecorder, Tape
+from port_planner.ir.bundle.manifest import TensorLayout
+from port_planner.ir.devices.torch_device import generator_states, kinds_of, restore_generators
+from port_planner.ir.errors import CaptureError
+from port_planner.ir.graph import PERSISTENT, Phase, Ref, Role, StepGraph, storage_key, verify_graph
+from port_planner.ir.lowering import optimizer_scalars
+from port_planner.ir.lowering.optimizer_scalars import OptimizerSpec, Schedule, hyperparameters
+from port_planner.ir.operators import check_operator
+
+LossFunction = Callable[..., Any]
+"""`loss_fn(model, *batch)` returns a scalar tensor, or a pair of it and anything made of tensors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """Contents of a tensor that need not be stored: one value everywhere."""
+
+    value: float
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Capture:
+    """A captured step.
+
+    `graphs`: "step", or "first"/"next"/"last" where gradients are accumulated over micro-batches, or "eval".
+    Persistent storages have the same (role, name) in all of them. `tensors`: what each persistent storage and constant
+    starts from, by key "role/name"; `layouts`: how it lies in its storage. `loss`: what it was on this batch.
+    `constants`: what the step reads that is neither the model's nor the batch's, in words. `tape`: the recording, where
+    it is for `record_again` to compare it with others.
+    """
+
+    graphs: Mapping[str, StepGraph]
+    tensors: Mapping[str, torch.Tensor | Fill]
+    optimizer: OptimizerSpec | None
+    layouts: Mapping[str, TensorLayout]
+    loss: float
+    constants: tuple[str, ...]
+    tape: Tape | None = None
+
+
+def _dtype_name(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def capture_step(
+    model: torch.nn.Module,
+    loss_fn: LossFunction,
+    optimizer: torch.optim.Optimizer,
+    batch: tuple[Any, ...],
+    *,
+    clip_grad_norm: float | None = None,
+    accumulate: int = 1,
+    others: Sequence[tuple[Any, ...]] = (),
+    again_later: bool = False,
+    schedule: Schedule = (),
+    results: StepResults | None = None,
+) -> Capture:
+    """Record one training step of `model` on `batch`; neither model, optimizer nor generators are changed.
+
+    `clip_grad_norm`: clip the global norm as torch.nn.utils.clip_grad_norm_ does. `accumulate`: micro-batches whose
+    gradients are summed before an update. `others`: batches on which the step is recorded again, with other random
+    numbers, and must be the same. `results`: of steps that were recorded before. `again_later`: leave them to `record_again`, where that can be. `schedule`: what is to change of the optimizer's groups in each update that will be made, for an
+    optimizer that is none of torch's. Raises CaptureError where the step cannot be recorded faithfully.
+    """
+    if accumulate < 1:
+        raise CaptureError(f"accumulate={accumulate}; it must be 1 or more")
+    spec = _described(optimizer)
+    session = _Session(model, batch, results)
+    with _undisturbed(model) as kept, _accumulations_counted(model) as accumulated:
+        loss = session.forward(loss_fn)
+        grads = session.backward(loss, _trained(optimizer))
+        kept |= session.end()
+        value = loss.item()
+        del loss
+    tape = session.recorder.tape
+    again_later = again_later and tape.as_run
+    for seed, other in enumerate(() if again_later else others):
+        again = _Session(model, other, tape.results)
+        with _undisturbed(model, seed) as kept, _gradients_dropped(accumulated):
+            again.backward(again.forward(loss_fn), _trained(optimizer))
+            kept |= again.end()
+        require_same(tape, again.recorder.tape)
+    constants = constants_of(tape)
+    alone = replace(
+        tape, storages=[*tape.storages], values=[*tape.values], ops=[*tape.ops]
+    )  # the update is not part of it
+    with _disable_current_modes():
+        recipe, spec = session.update(optimizer, spec, grads, clip_grad_norm, schedule, accumulating=accumulate > 1)
+    kinds = ("step",) if accumulate == 1 else ("first", "last") if accumulate == 2 else ("first", "next", "last")
+    graphs = {}
+    tensors: dict[str, torch.Tensor | Fill] = {}
+    for kind in kinds:
+        graph, data = assemble(tape, session.batch_values, session.loss, session.aux, recipe, kind)
+        graphs[kind] = _verified(graph)
+        tensors |= data
+    tensors |= {k: t for k, t in session.persistent.items() if k not in tensors}
+    return Capture(graphs, tensors, spec, session.layouts(), value, constants, alone if again_later else None)
+
+
+def capture_evaluation(
+    model: torch.nn.Module, loss_fn: LossFunction, batch: tuple[Any, ...], *, others: Sequence[tuple[Any, ...]] = (),
+    results: StepResults | None = None,
+) -> Capture:  # fmt: skip
+    """Record a forward pass without gradients, the model in evaluation mode.
+
+    `others`, `results` as for `capture_step`.
+    """
+    session = _Session(model, batch, results)
+    training = {m: m.training for m in model.modules()}
+    model.eval()
+    try:
+        with _undisturbed(model) as kept, torch.no_grad():
+            loss = session.forward(loss_fn)
+            kept |= session.end()
+        for seed, other in enumerate(others):
+            again = _Session(model, other, session.recorder.tape.results)
+            with _undisturbed(model, seed) as kept, torch.no_grad():
+                again.forward(loss_fn)
+                kept |= again.end()
+            require_same(session.recorder.tape, again.recorder.tape)
+    finally:
+        for module, mode in training.items():
+            module.training = mode
+    graph, constants = assemble(session.recorder.tape, session.batch_values, session.loss, session.aux, None, "eval")
+    tensors: dict[str, torch.Tensor | Fill] = dict(constants)
+    tensors |= {k: t for k, t in session.persistent.items() if k not in tensors}
+    return Capture(
+        {"eval": _verified(graph)}, tensors, None, session.layouts(), loss.item(), constants_of(session.recorder.tape)
+    )
+
+
+def record_again(
+    tape: Tape, model: torch.nn.Module, loss_fn: LossFunction, optimizer: torch.optim.Optimizer, batch: tuple[Any, ...]
+) -> torch.Tensor:
+    """Run forward and backward pass as the program does, of which gradients and all else stay, and return the loss.
+
+    Gradients of what `optimizer` trains that are there already get its own added; those of the rest, which nothing takes, go. Raises
+    CaptureError where it is another step than that of `tape`, but for these sums.
+    """
+    session, trained = _Session(model, batch, tape.results), _trained(optimizer)
+    for parameter in set(model.parameters()).difference(*trained):
+        parameter.grad = None
+    summed = session.meet_gradients(trained)
+    with other_generators_untouched():
+        loss = session.forward(loss_fn)
+        session.backward(loss, trained)
+        session.end()
+    (require_same_but_for_sums if summed else require_same)(tape, session.recorder.tape)
+    return loss.detach()
+
+
+def _verified(graph: StepGraph) -> StepGraph:
+    verify_graph(graph)
+    for op in graph.ops:
+        check_operator(op.name)
+    return graph
+
+
+def _trained(optimizer: torch.optim.Optimizer) -> list[list[torch.Tensor]]:
+    return [[p for p in g["params"] if p.requires_grad] for g in optimizer.param_groups]
+
+
+@contextlib.contextmanager
+def _undisturbed(model: torch.nn.Module, seed: int | None = None) -> Iterator[set[str]]:
+    """Put back what a step changes: gradients, buffers (running statistics) and the default generator.
+
+    Gives a set for the names of buffers whose exchange for other tensors is recorded. `seed`: what torch's random numbers
+    begin with meanwhile. Raises CaptureError where a recording would miss something: other generators that are drawn from,
+    other parameters or buffers that are replaced by other tensors.
+    """
+    kept: set[str] = set()
+    buffers = dict(model.named_buffers(remove_duplicate=False))
+    before = [(b, b.detach().clone()) for b in model.buffers()]
+    gradients = [(p, p.grad) for p in model.parameters()]
+    tensors = _named_tensors(model)
+    generators = generator_states(kinds_of(tensors.values()))
+    if seed is not None:
+        torch.manual_seed(seed)
+    for parameter, _ in gradients:
+        parameter.grad = None
+    try:
+        with other_generators_untouched():
+            yield kept
+        now = _named_tensors(model)
+        replaced = {name for name in tensors.keys() | now.keys() if tensors.get(name) is not now.get(name)}
+        if replaced - kept:
+            raise CaptureError(
+                f"the step replaces {', '.join(sorted(replaced - kept))} of the model by other tensors, which a bundle would not "
+                "keep: change them in place (copy_, add_), or train with `port-agent exec`"
+            )
+    finally:
+        bind_buffers(model, buffers)
+        restore_generators(generators)
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+        with torch.no_grad():
+            for buffer, value in before:
+                buffer.copy_(value)
+
+
+def bind_buffers(model: torch.nn.Module, buffers: Mapping[str, torch.Tensor]) -> None:
+    """Let buffers be these tensors again, by their names."""
+    for name, tensor in buffers.items():
+        owner, _, own_name = name.rpartition(".")
+        model.get_submodule(owner)._buffers[own_name] = tensor
+
+
+@contextlib.contextmanager
+def _accumulations_counted(model: torch.nn.Module) -> Iterator[Counter[torch.Tensor]]:
+    """Count how often the block adds to the gradient of each parameter."""
+    counts: Counter[torch.Tensor] = Counter()
+    hooks = [
+        p.register_post_accumulate_grad_hook(lambda parameter: counts.update((parameter,)))
+        for p in model.parameters()
+        if p.requires_grad and p.is_leaf
+    ]
+    try:
+        yield counts
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@contextlib.contextmanager
+def _gradients_dropped(counts: Mapping[torch.Tensor, int]) -> Iterator[None]:
+    """Let gradients go as soon as they are there, of the parameters that get theirs at once: nothing reads them later."""
+
+    def drop(parameter: torch.Tensor) -> None:
+        parameter.grad = None
+
+    hooks = [p.register_post_accumulate_grad_hook(drop) for p, count in counts.items() if count == 1]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _named_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def _alone(item: Any) -> Any:
+    """Return a batch tensor that fills its storage; rows cut from a data set share that of the whole set."""
+    if isinstance(item, torch.Tensor) and item.numel() * item.element_size() < item.untyped_storage().nbytes():
+        return item.detach().clone(memory_format=torch.contiguous_format)
+    return item
+
+
+class _Session:
+    """One recording: the model's tensors registered, then forward, backward, update."""
+
+    def __init__(self, model: torch.nn.Module, batch: tuple[Any, ...], results: StepResults | None) -> None:
+        self.model = model
+        self.batch = batch = pytree.tree_map(_alone, batch)
+        self.recorder = StepRecorder(results)
+        self.persistent: dict[str, torch.Tensor | Fill] = {}
+        self.names: dict[torch.Tensor, str] = {}
+        for name, parameter in model.named_parameters():
+            self._add(parameter, Role.PARAMETER, name)
+        self.buffers = dict(model.named_buffers())
+        for name, buffer in self.buffers.items():
+            self._add(buffer, Role.BUFFER, name)
+        leaves = [t for t in pytree.tree_leaves(batch) if isinstance(t, torch.Tensor)]
+        for i, t in enumerate(leaves):
+            if t.requires_grad:
+                raise CaptureError(f"tensor {i} of the batch requires a gradient; detach it")
+            if self.recorder.known(t):
+                raise CaptureError(f"tensor {i} of the batch shares memory with another input; pass a copy (.clone())")
+            self.recorder.add(t, Role.BATCH, f"batch{i}")
+        self.batch_values = tuple(self.recorder.value_of(t) for t in leaves)
+        self.loss = 0
+        self.aux: tuple[int, ...] = ()
+        self.loss_fn: LossFunction | None = None
+        self.before: dict[str, Any] = {}
+        """Python's variables when the step began."""
+
+    def _add(self, tensor: torch.Tensor, role: Role, name: str) -> None:
+        if is_lazy(tensor):
+            raise CaptureError(f"{name} has no shape yet: run the model once on a batch before its optimizer is made")
+        if not self.recorder.known(tensor):
+            self.persistent[storage_key(role, name)] = tensor
+        self.names[tensor] = name
+        self.recorder.add(tensor, role, name)
+
+    def meet_gradients(self, groups: list[list[torch.Tensor]]) -> bool:
+        """Register gradients that are there before the step, and say whether there are any."""
+        there = {p: p.grad for group in groups for p in group if p.grad is not None}
+        for parameter, gradient in there.items():
+            self.recorder.add(gradient, Role.GRADIENT, self.names[parameter])
+        return bool(there)
+
+    def forward(self, loss_fn: LossFunction) -> torch.Tensor:
+        self.recorder.require_nothing_gathered()
+        self.recorder.tape.draws_from = self.recorder.generators()
+        self.loss_fn, self.before = loss_fn, python_state(self.model, loss_fn)
+        with self.recorder, reads_told(self.recorder.read):
+            result = loss_fn(self.model, *self.batch)
+        loss, aux = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            what = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
+            raise CaptureError(f"loss_fn(model, *batch) must return a scalar tensor or (loss, aux), not {what}")
+        self.loss = self.recorder.value_of(loss)
+        leaves = [t for t in pytree.tree_leaves(aux) if isinstance(t, torch.Tensor)]
+        self.aux = tuple(self.recorder.value_of(t) for t in leaves)
+        self._note_changing()
+        return loss
+
+    def _note_changing(self) -> None:
+        self.recorder.tape.changing = changed(self.before, python_state(self.model, self.loss_fn))
+
+    def backward(self, loss: torch.Tensor, groups: list[list[torch.Tensor]]) -> dict[torch.Tensor, int]:
+        """Return the gradients of the parameters in `groups`, by their values on the tape."""
+        if not loss.requires_grad:
+            raise CaptureError("the loss does not depend on any parameter that requires a gradient; nothing to train")
+        recorder = self.recorder
+        recorder.phase = Phase.BACKWARD
+        with recorder, reads_told(recorder.read):
+            loss.backward()
+        self._note_changing()
+        found = {p: recorder.value_of(p.grad) for group in groups for p in group if p.grad is not None}
+        recorder.tape.gradients = frozenset(recorder.tape.values[v].storage for v in found.values())
+        return found
+
+    def end(self) -> set[str]:
+        """Note what the step leaves, and return the names of buffers that it exchanged for other tensors."""
+        kept = self._keep_rebound()
+        self.recorder.leave_results()
+        return kept
+
+    def _keep_rebound(self) -> set[str]:
+        """Record that buffers get the contents of the tensors that the step put in their places; return their names.
+
+        Of tensors that it made, each in the place of one buffer that shares its memory with no other; they lie in memory as
+        that one does and have no history.
+        """
+        recorder, now = self.recorder, dict(self.model.named_buffers())
+        exchanged = {
+            name: new for name, old in self.buffers.items() if (new := now.get(name)) is not None and new is not old
+        }
+        places = Counter(t.untyped_storage()._cdata for t in (*self.names, *exchanged.values()))
+        kept = set()
+        for name, new in exchanged.items():
+            old = self.buffers[name]
+            alone = all(places[t.untyped_storage()._cdata] == 1 for t in (old, new))
+            if not alone or new.requires_grad or not recorder.known(new):
+                continue
+            target, source = recorder.value_of(old), recorder.value_of(new)
+            values, storages = recorder.tape.values, recorder.tape.storages
+            made_here = storages[values[source].storage].role is Role.TEMPORARY
+            if made_here and replace(values[source], storage=0, offset=0) == replace(
+                values[target], storage=0, offset=0
+            ):
+                recorder.copy(target, source)
+                kept.add(name)
+        return kept
+
+    def update(
+        self,
+        optimizer: torch.optim.Optimizer,
+        spec: OptimizerSpec,
+        gradient: dict[torch.Tensor, int],
+        clip: float | None,
+        schedule: Schedule,
+        accumulating: bool,
+    ) -> tuple[UpdateRecipe, OptimizerSpec]:
+        """Record what follows the gradients: clipping and the optimizer's operators for each parameter."""
+        recorder = self.recorder
+        recorder.phase = Phase.UPDATE
+        accumulators = self._accumulators(gradient) if accumulating else {}
+        stand_ins: dict[torch.Tensor, torch.Tensor] = {}
+        with _disable_current_modes():
+            for p in gradient:
+                stand_ins[p] = recorder.stand_in(recorder.value_of(p))
+                source = accumulators.get(p, gradient[p])
+                stand_ins[p].grad = recorder.stand_in(source)
+        start = len(recorder.tape.ops)
+        if clip is not None:
+            with recorder, torch.no_grad():
+                torch.nn.utils.clip_grad_norm_(list(stand_ins.values()), clip, foreach=False)
+        clipping = recorder.tape.ops[start:]
+        if optimizer_scalars.is_supported(optimizer):
+            groups = [[p for p in g if p in gradient] for g in _trained(optimizer)]
+            updates, scalars = self._optimizer_ops(optimizer, spec, groups, stand_ins)
+        else:
+            updates, spec = self._own_ops(optimizer, spec, stand_ins, schedule)
+            scalars = len(spec.recorded.numbers) if spec.recorded is not None else 0
+        recipe = UpdateRecipe(
+            {recorder.value_of(p): g for p, g in gradient.items()},
+            {recorder.value_of(p): a for p, a in accumulators.items()},
+            updates, tuple(clipping), scalars,
+        )  # fmt: skip
+        return recipe, spec
+
+    def _accumulators(self, gradient: dict[torch.Tensor, int]) -> dict[torch.Tensor, int]:
+        recorder = self.recorder
+        result = {}
+        for p in gradient:
+            with _disable_current_modes():
+                buffer = recorder.stand_in(recorder.value_of(p)).new_empty(p.shape)
+            result[p] = recorder.add(buffer, Role.GRADIENT, self.names[p])
+            key = storage_key(Role.GRADIENT, self.names[p])
+            self.persistent[key] = Fill(0.0, _dtype_name(p), tuple(p.shape))
+        return result
+
+    def _optimizer_ops(
+        self,
+        optimizer: torch.optim.Optimizer,
+        spec: OptimizerSpec,
+        groups: list[list[torch.Tensor]],
+        stand_ins: dict[torch.Tensor, torch.Tensor],
+    ) -> tuple[dict[int, tuple[RecordedOp, ...]], int]:
+        recorder = self.recorder
+        with recorder:
+            recorder.recording = False
+            shadow = _started(spec, [[stand_ins[p] for p in g] for g in groups])
+            recorder.recording = True
+        for g, parameters in enumerate(groups):
+            for p in parameters:
+                self._register_state(optimizer, spec.groups[g], p, shadow.state[stand_ins[p]])
+        gradients = {p: stand_in.grad for p, stand_in in stand_ins.items()}
+        for stand_in in stand_ins.values():
+            stand_in.grad = None
+        updates: dict[int, tuple[RecordedOp, ...]] = {}
+        scalars = 0
+        for group, parameters in zip(shadow.param_groups, groups, strict=True):
+            shapes = set()
+            for p in parameters:
+                stand_ins[p].grad = gradients[p]
+                group["params"] = [stand_ins[p]]  # a step looks at every parameter of its groups
+                ops = self._one_update(shadow)
+                if spec.name == "RAdam":
+                    ops = self._with_clamp(ops)
+                stand_ins[p].grad = None
+                ops, used = with_slots(ops, scalars)
+                shapes.add((tuple(op.name for op in ops), used))
+                updates[recorder.value_of(p)] = ops
+            if len(shapes) > 1:
+                raise CaptureError(
+                    "parameters of one optimizer group are updated by different operators; not supported"
+                )
+            used = next(iter(shapes))[1] if shapes else 0
+            scalars += used
+        return updates, scalars
+
+    def _own_ops(
+        self,
+        optimizer: torch.optim.Optimizer,
+        spec: OptimizerSpec,
+        stand_ins: dict[torch.Tensor, torch.Tensor],
+        schedule: Schedule,
+    ) -> tuple[dict[int, tuple[RecordedOp, ...]], OptimizerSpec]:
+        self.recorder.reads_numbers = True
+        recorded = record_update(self.recorder, optimizer, stand_ins, self.names, schedule)
+        for state in recorded.states:
+            key = storage_key(Role.STATE, f"{self.names[state.parameter]}/{state.name}")
+            self.persistent[key] = Fill(state.fill, _dtype_name(state.tensor), tuple(state.tensor.shape))
+        updates = {self.recorder.value_of(p): ops for p, ops in recorded.updates.items()}
+        return updates, replace(spec, recorded=recorded.numbers)
+
+    def _one_update(self, shadow: torch.optim.Optimizer) -> tuple[RecordedOp, ...]:
+        """Record the shadow's step on the one parameter that has a gradient."""
+        recorder = self.recorder
+        start = len(recorder.tape.ops)
+        with recorder, torch.no_grad():
+            shadow.step()
+        ops = tuple(recorder.tape.ops[start:])
+        del recorder.tape.ops[start:]
+        return ops
+
+    def _with_clamp(self, ops: tuple[RecordedOp, ...]) -> tuple[RecordedOp, ...]:
+        """Clamp what RAdam divides by, which leaves it as it is or makes 1.0 of it: its first updates do not divide."""
+        found: list[RecordedOp] = []
+        for op in ops:
+            found.append(op)
+            divided = len(found) > 1 and found[-2].name == "aten::reciprocal"
+            if divided and (output := op.outputs[0]) is not None:
+                storage = self.recorder.tape.values[output].storage
+                bounds = (-math.inf, math.inf)
+                found.append(
+                    RecordedOp("aten::clamp_", (Ref(output), *bounds), (), (output,), (storage,), Phase.UPDATE, False)
+                )
+        return tuple(found)
+
+    def _register_state(
+        self, optimizer: torch.optim.Optimizer, group: Mapping[str, Any], p: torch.Tensor, shadow: Mapping[str, Any]
+    ) -> None:
+        present = optimizer.state.get(p, {})
+        for name, stand_in in shadow.items():
+            if not isinstance(stand_in, torch.Tensor):
+                continue
+            full_name = f"{self.names[p]}/{name}"
+            self.recorder.add(stand_in, Role.STATE, full_name)
+            real = present.get(name)
+            fill = Fill(optimizer_scalars.initial_fill(name, group), _dtype_name(stand_in), tuple(stand_in.shape))
+            self.persistent[storage_key(Role.STATE, full_name)] = fill if real is None else real
+
+    def layouts(self) -> dict[str, TensorLayout]:
+        """Return how each persistent storage's tensor lies in it; where two share one, the first."""
+        tape = self.recorder.tape
+        found: dict[str, TensorLayout] = {}
+        for value in tape.values:
+            storage = tape.storages[value.storage]
+            key = storage_key(storage.role, storage.name)
+            if storage.role in PERSISTENT and key not in found:
+                found[key] = TensorLayout(value.dtype, value.shape, value.stride, value.offset)
+        return found
+
+
+def _described(optimizer: torch.optim.Optimizer) -> OptimizerSpec:
+    if optimizer_scalars.is_supported(optimizer):
+        return optimizer_scalars.describe_optimizer(optimizer)
+    groups = tuple(
+        {k: v for k, v in hyperparameters(g).items() if isinstance(v, int | float | str)}
+        for g in optimizer.param_groups
+    )
+    return OptimizerSpec(type(optimizer).__name__, groups)
+
+
+def _started(spec: OptimizerSpec, parameters: list[list[torch.Tensor]]) -> torch.optim.Optimizer:
+    """Return an optimizer of this spec that made its first step: with state, and what is fused is from the next on.
+
+    Fused updates look at the device when they make their state, and meta tensors are on none that they know.
+    """
+    plain = replace(spec, groups=tuple({k: v for k, v in g.items() if k != "fused"} for g in spec.groups))
+    optimizer = optimizer_scalars.build_optimizer(plain, parameters)
+    optimizer.step()
+    optimizer._need_device_dtype_check_for_fused = False  # type: ignore[attr-defined]
+    for group, described in zip(optimizer.param_groups, spec.groups, strict=True):
+        group.update({k: v for k, v in described.items() if k == "fused"})
+    return optimizer

@@ -1,0 +1,201 @@
+"""What a picture of a plan shows: tensors over time with what becomes of them, memory under them, and the figures above."""
+
+import enum
+import itertools
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from port_planner.ir.bundle.bundle import Bundle
+from port_planner.ir.costs import CostTable
+from port_planner.ir.graph import Op, Piece, Role, StepGraph
+from port_planner.ir.lowering.lower import lower
+from port_planner.ir.plan import Action, Decision, Plan
+from port_planner.ir.program import Program
+from port_planner.ir.units import format_bytes, format_joules, format_seconds
+
+MOST_LANES = 120
+"""Tensors that have a line of their own; the others are in the curve of memory alone."""
+
+
+class Shade(enum.Enum):
+    """What happens to a tensor for a while."""
+
+    KEEP = "kept"
+    RECOMPUTE = "computed again"
+    PAGE_OUT = "on its way to flash"
+    PAGE_IN = "read from flash"
+    PACKED = "packed"
+
+
+_RETURNS = {
+    Action.PAGE: Shade.PAGE_IN,
+    Action.RECOMPUTE: Shade.RECOMPUTE,
+    Action.PACK: Shade.KEEP,
+    Action.PACK_PAGE: Shade.PAGE_IN,
+}
+"""How a tensor that comes back is drawn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One tensor resident from op `start` to op `stop` (exclusive)."""
+
+    lane: int
+    start: int
+    stop: int
+    shade: Shade
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Operators `start` to `stop` (exclusive) of one phase."""
+
+    name: str
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class PieceRun:
+    """Operators `start` to `stop` (exclusive) that compute one piece of a chain."""
+
+    piece: Piece
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """What to draw: lanes (tensor names and bytes), bars, memory per op, seconds at which each op starts and the last one ends.
+
+    `operators`: their names. `figures`: what the plan takes, by name. `unshown`: tensors without a lane.
+    """
+
+    lanes: tuple[tuple[str, int], ...]
+    bars: tuple[Bar, ...]
+    memory: tuple[int, ...]
+    moments: tuple[float, ...]
+    budget_bytes: int
+    title: str
+    operators: tuple[str, ...] = ()
+    phases: tuple[Span, ...] = ()
+    figures: tuple[tuple[str, str], ...] = ()
+    base_bytes: int = 0
+    """Of the memory, the process itself."""
+    unshown: int = 0
+    runs: tuple[PieceRun, ...] = ()
+    """Where operators run in pieces."""
+
+
+def bundle_drawing(bundle: Bundle, index: int) -> Drawing:
+    """Return the drawing of a bundle's plan for its main graph, with the budget that it was asked for."""
+    main, manifest = bundle.manifest.main_graph, bundle.manifest
+    picture = drawing(bundle.graphs[main], bundle.costs[main], bundle.plans[index][main])
+    budget = manifest.plans[index].ram_bytes
+    figures = (("budget", format_bytes(budget)), *picture.figures)
+    title = f"{manifest.name}, plan {index + 1} of {len(manifest.plans)}"
+    return replace(picture, budget_bytes=budget, title=title, figures=figures)
+
+
+def drawing(graph: StepGraph, costs: CostTable, plan: Plan, *, most: int = MOST_LANES) -> Drawing:
+    """Return the drawing of `plan`, with the `most` tensors that are large for long and live through more than one op."""
+    program = lower(graph, costs, plan)
+    ordered = program.graph
+    order = plan.order or tuple(range(len(graph.ops)))
+    moments = tuple(itertools.accumulate((costs.ops[i].seconds for i in order), initial=0.0))
+
+    def held(s: int) -> float:
+        """Return byte-seconds between a storage's first and last use."""
+        uses = ordered.uses[s]
+        return ordered.storages[s].nbytes * (moments[uses[-1] + 1] - moments[uses[0]])
+
+    living = sorted((s for s, uses in enumerate(ordered.uses) if len(uses) > 1), key=held, reverse=True)
+    chosen = sorted(living[:most], key=lambda s: ordered.uses[s][0])
+    decisions: dict[int, list[Decision]] = defaultdict(list)
+    for d in plan.decisions:
+        decisions[d.storage].append(d)
+    bars: list[Bar] = []
+    for lane, s in enumerate(chosen):
+        bars += _bars(ordered, lane, s, decisions[s])
+    return Drawing(
+        tuple((ordered.label(s), ordered.storages[s].nbytes) for s in chosen), tuple(bars), program.timeline, moments,
+        plan.ram_bytes, plan.strategy, tuple(map(_name, ordered.ops)), tuple(_phases(ordered)),
+        _figures(program, plan), costs.device.base_bytes, len(living) - len(chosen), tuple(_runs(ordered)),
+    )  # fmt: skip
+
+
+def _figures(program: Program, plan: Plan) -> tuple[tuple[str, str], ...]:
+    in_pieces = len(program.graph.pieces)
+    figures = [
+        ("peak", format_bytes(program.peak_bytes)),
+        ("a step takes", format_seconds(program.seconds)),
+        ("of it computing again", format_seconds(program.recompute_seconds)),
+        ("waiting for flash", format_seconds(program.stall_seconds)),
+        ("energy", format_joules(program.joules)),
+        ("read from flash", format_bytes(program.read_bytes)),
+        ("written to flash", format_bytes(program.written_bytes)),
+        ("found by", plan.strategy),
+        *([("in pieces", "1 chain" if in_pieces == 1 else f"{in_pieces} chains")] if in_pieces else []),
+    ]
+    return tuple(figures)
+
+
+def _name(op: Op) -> str:
+    name = op.name.removeprefix("aten::")
+    return name if op.piece is None else f"{name}, piece {op.piece.index + 1} of {op.piece.count}"
+
+
+def _runs(graph: StepGraph) -> Iterator[PieceRun]:
+    start = 0
+    for together, ops in itertools.groupby(graph.ops, key=lambda op: op.piece and replace(op.piece, reordered=False)):
+        pieces = [op.piece for op in ops]
+        stop = start + len(pieces)
+        if together is not None:
+            yield PieceRun(replace(together, reordered=any(piece and piece.reordered for piece in pieces)), start, stop)
+        start = stop
+
+
+def _phases(graph: StepGraph) -> Iterator[Span]:
+    start = 0
+    for phase, ops in itertools.groupby(graph.ops, key=lambda op: op.phase):
+        stop = start + len(list(ops))
+        yield Span(phase.name.lower(), start, stop)
+        start = stop
+
+
+def _bars(graph: StepGraph, lane: int, s: int, decisions: list[Decision]) -> list[Bar]:
+    """Return when storage `s` is resident: from each return to the next leave."""
+    n, uses = len(graph.ops), graph.uses[s]
+    storage = graph.storages[s]
+    start, stop = (uses[0], uses[-1] + 1) if storage.role is Role.TEMPORARY else (0, n)
+    is_written = not storage.persistent or bool(graph.writers[s])
+    found: list[Bar] = []
+    gaps = sorted((d for d in decisions if d.action is not Action.INTERMEDIATE), key=lambda d: d.after)
+    shade = Shade.KEEP
+    wrapping = next((d for d in gaps if d.before <= d.after), None)
+    if wrapping is not None:
+        start, shade = wrapping.before, Shade.PAGE_IN
+    for d in gaps:
+        if d.action is Action.PACK:
+            found.append(Bar(lane, d.after + 1, d.before, Shade.PACKED))
+        end = d.after + 1
+        if end > start:
+            found += _leaving(Bar(lane, start, end, shade)) if d.action in (Action.PAGE, Action.PACK_PAGE) and is_written else (
+                [Bar(lane, start, end, shade)]
+            )  # fmt: skip
+        if d is wrapping:
+            start = stop
+            break
+        start, shade = d.before, _RETURNS[d.action]
+    if start < stop:
+        found.append(Bar(lane, start, stop, shade))
+    found += [Bar(lane, d.before, d.before + 1, Shade.RECOMPUTE) for d in decisions if d.action is Action.INTERMEDIATE]
+    return found
+
+
+def _leaving(bar: Bar) -> list[Bar]:
+    """Return a bar whose end has the colour of the way to flash."""
+    middle = max(bar.start, bar.stop - max((bar.stop - bar.start) // 3, 1))
+    parts = (replace(bar, stop=middle), replace(bar, start=middle, shade=Shade.PAGE_OUT))
+    return [part for part in parts if part.stop > part.start]

@@ -1,0 +1,430 @@
+"""Step graphs, plans and costs as plain lists, for msgpack.
+
+And back, with every length and number checked.
+"""
+
+import itertools
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple
+from typing import Annotated, Any, NamedTuple, TypeVar
+
+import msgspec
+
+from port_planner.ir.costs import Codec, CostTable, DeviceCosts, Flash, OpCost, PackingCost
+from port_planner.ir.devices.kinds import CPU
+from port_planner.ir.errors import ExitCode, PortError
+from port_planner.ir.graph import (
+    Argument,
+    Named,
+    Op,
+    Phase,
+    Piece,
+    Ref,
+    Role,
+    Scalar,
+    StepGraph,
+    Storage,
+    Value,
+    verify_graph,
+)
+from port_planner.ir.operators import check_operator
+from port_planner.ir.plan import Action, Decision, Plan
+
+MAX_OPS = 200_000
+"""The largest graph measured has 5,607 operators; a file with far more is damaged or hostile."""
+MAX_NESTING = 4
+"""Arguments are numbers, tensors, or lists of them; nothing in aten nests deeper."""
+
+T = TypeVar("T")
+
+MAX_WHOLE = 1 << 62
+"""Counts, sizes and seeds of a bundle are below it."""
+Count = Annotated[int, msgspec.Meta(ge=0, lt=MAX_WHOLE)]
+"""A number of bytes or an index; far from where sums of a few overflow 64 bits."""
+_Counts = tuple[Count, ...]
+_Number = Annotated[float, msgspec.Meta(ge=0, lt=1e30)]
+"""Seconds, joules, watts: finite, not below 0."""
+_Positive = Annotated[float, msgspec.Meta(gt=0, lt=1e30)]
+_Text = Annotated[str, msgspec.Meta(max_length=1000)]
+_Many = msgspec.Meta(max_length=4 * MAX_OPS)
+
+
+class _PieceRecord(NamedTuple):
+    chain: Count
+    what: _Text
+    place: Count
+    pieces: Count
+    reordered: bool = False
+    """Absent of a chain that has the bits of the whole."""
+
+
+class _OpRecord(NamedTuple):
+    name: _Text
+    args: list[Any]
+    kwargs: list[tuple[_Text, Any]]
+    outputs: tuple[Count | None, ...]
+    writes: _Counts
+    phase: Phase
+    random: bool
+    piece: _PieceRecord | None = None
+    """Absent of an op that runs whole, and in bundles from before pieces were told."""
+    team: Count = 0
+    """Absent of an op that all threads compute, and in bundles from before there were teams."""
+
+
+class _StorageRecord(NamedTuple):
+    nbytes: Count
+    role: Role
+    name: _Text
+    device: _Text = CPU
+    """Absent on the CPU, and in bundles from before there was another."""
+
+
+class _GraphRecord(NamedTuple):
+    storages: Annotated[list[_StorageRecord], _Many]
+    values: Annotated[list[tuple[Count, _Text, _Counts, _Counts, Count]], _Many]
+    ops: Annotated[list[_OpRecord], _Many]
+    batch: _Counts
+    loss: Count
+    aux: _Counts
+    scalars: Count
+    draws: Annotated[tuple[_Counts, ...], _Many] = ()
+    """Absent where random operators draw in their own order, as in bundles from before there was another."""
+
+
+class _Special(msgspec.Struct, forbid_unknown_fields=True):
+    """An argument that is no plain value: the value, scalar or torch object of this number or name."""
+
+    v: Count | None = None
+    s: Count | None = None
+    n: tuple[_Text, _Text] | None = None
+
+
+class _PlanRecord(NamedTuple):
+    integers: bytes
+    figures: tuple[Count, Count, _Number, _Number, _Number, _Number | None]
+    strategy: _Text
+    targets: bytes | None = None
+    """Per decision; absent where all are 0, as in bundles from before there were several."""
+
+
+class _FlashRecord(NamedTuple):
+    name: _Text
+    read_bytes_per_s: _Positive
+    write_bytes_per_s: _Positive
+    latency_s: _Number
+    read_joules_per_byte: _Number
+    write_joules_per_byte: _Number
+    endurance_bytes: _Positive | None
+    wear_joules_per_byte: _Number = 0.0
+    """Absent in bundles from before wear had a price."""
+    capacity_bytes: Count | None = None
+    """Absent of a medium."""
+    packs_pages: bool = False
+
+
+class _PackingRecord(NamedTuple):
+    storage: Count
+    version: Count
+    codec: Codec
+    item_bytes: Annotated[int, msgspec.Meta(ge=1, le=8)]
+    density: Annotated[float, msgspec.Meta(ge=0, le=1)]
+    reserved_bytes: Count
+    pack_seconds: _Number
+    unpack_seconds: _Number
+    joules: _Number
+
+
+class _DeviceRecord(NamedTuple):
+    name: _Text
+    base_bytes: Count
+    static_watts: _Number
+    compute_watts: _Number
+    threads: Count
+    host_base_bytes: Count = 0
+    """Absent where operators compute in the host's memory."""
+    shares_pages: bool = False
+    """Absent where pages are copied on their way."""
+
+
+class _OpCostRecord(NamedTuple):
+    seconds: _Number
+    workspace_bytes: Count
+    joules: _Number
+    beside_bytes: Count = 0
+    """Absent where the operator takes none, and in bundles from before operators were placed."""
+
+
+class _CostRecord(NamedTuple):
+    device: _DeviceRecord
+    flash: _FlashRecord
+    ops: list[_OpCostRecord]
+    scratch_targets: tuple[_FlashRecord, ...] = ()
+    packings: Annotated[tuple[_PackingRecord, ...], _Many] = ()
+    """Absent in bundles from before plans could pack."""
+    elsewhere: Annotated[tuple[_OpCostRecord | None, ...], _Many] = ()
+    """Absent where operators are not divided between devices."""
+
+
+class WireError(PortError):
+    """Data that is not a graph, a plan or a cost table."""
+
+    exit_code = ExitCode.IMPOSSIBLE
+
+
+# -- graphs
+
+
+def pack_graph(graph: StepGraph) -> list[Any]:
+    """Return a graph as nested lists."""
+    return [
+        [[s.nbytes, int(s.role), s.name, *([] if s.device == CPU else [s.device])] for s in graph.storages],
+        [[v.storage, v.dtype, list(v.shape), list(v.stride), v.offset] for v in graph.values],
+        [
+            [
+                op.name, [_pack(a) for a in op.args], [[k, _pack(a)] for k, a in op.kwargs], list(op.outputs),
+                list(op.writes), int(op.phase), op.random, *_pack_rest(op),
+            ]
+            for op in graph.ops
+        ],
+        list(graph.batch), graph.loss, list(graph.aux), graph.scalars,
+        *([[list(together) for together in graph.draws]] if graph.draws else []),
+    ]  # fmt: skip
+
+
+def unpack_graph(data: Any) -> StepGraph:
+    """Return the graph that `data` describes.
+
+    Raises WireError, GraphError or OperatorError for one that is not valid.
+    """
+    record = _read(data, _GraphRecord, "a graph")
+    graph = StepGraph(
+        storages=tuple(Storage(*s) for s in record.storages),
+        values=tuple(Value(*v) for v in record.values),
+        ops=tuple(
+            Op(
+                op.name, tuple(map(_unpack, op.args)), tuple((k, _unpack(a)) for k, a in op.kwargs), op.outputs,
+                op.writes, op.phase, op.random, None if op.piece is None else Piece(*op.piece), op.team,
+            )
+            for op in record.ops
+        ),
+        batch=record.batch, loss=record.loss, aux=record.aux, scalars=record.scalars, draws=record.draws,
+    )  # fmt: skip
+    verify_graph(graph)
+    for op in graph.ops:
+        check_operator(op.name)
+    return graph
+
+
+def _pack_rest(op: Op) -> list[Any]:
+    """Return what most operators do not have: a piece, and a team of their own."""
+    piece = None if op.piece is None else list(astuple(op.piece))[: None if op.piece.reordered else -1]
+    return [piece, op.team] if op.team else [piece] if piece is not None else []
+
+
+def _pack(argument: Argument) -> Any:
+    if isinstance(argument, Ref):
+        return {"v": argument.value}
+    if isinstance(argument, Scalar):
+        return {"s": argument.index}
+    if isinstance(argument, Named):
+        return {"n": [argument.kind, argument.name]}
+    if isinstance(argument, tuple):
+        return [_pack(a) for a in argument]
+    return argument
+
+
+def _unpack(data: Any, depth: int = 0) -> Argument:
+    if depth > MAX_NESTING:
+        raise WireError(f"an argument is nested deeper than {MAX_NESTING} lists")
+    if data is None or isinstance(data, bool | int | float | str):
+        return data
+    if isinstance(data, list):
+        return tuple(_unpack(a, depth + 1) for a in data)
+    if isinstance(data, dict) and len(data) == 1:
+        special = _read(data, _Special, "an argument")
+        if special.v is not None:
+            return Ref(special.v)
+        if special.s is not None:
+            return Scalar(special.s)
+        if special.n is not None:
+            return Named(*special.n)
+    raise WireError(f"an argument is {str(data)[:60]!r}, which is no number, tensor or list")
+
+
+# -- plans
+
+
+def pack_plan(plan: Plan) -> list[Any]:
+    """Return a plan as nested lists.
+
+    Decisions column by column, as compressed differences: a few bytes each.
+    """
+    decisions = plan.decisions
+    columns = (
+        _differences([d.storage for d in decisions]),
+        _differences([d.after for d in decisions]),
+        [d.before - d.after for d in decisions],
+        [int(d.action) for d in decisions],
+        _differences(plan.order),
+        [n for pair in plan.sliced for n in pair],
+    )
+    figures = [plan.ram_bytes, plan.peak_bytes, plan.seconds, plan.joules, plan.overhead_joules, plan.bound_joules]
+    targets = [pack_integers(d.target for d in decisions)] if any(d.target for d in decisions) else []
+    integers = pack_integers([len(decisions), len(plan.order), *itertools.chain(*columns)])
+    return [integers, figures, plan.strategy, *targets]
+
+
+def unpack_plan(data: Any) -> Plan:
+    """Return the plan that `data` describes.
+
+    Whether it fits a graph, `port_planner.ir.lowering.lower.lower` tells.
+
+    Raises WireError for data that is no plan.
+    """
+    packed, figures, strategy, packed_targets = _read(data, _PlanRecord, "a plan")
+    numbers = iter(unpack_integers(packed, most=16 * MAX_OPS))
+    count, length = next(numbers, 0), next(numbers, 0)
+    if not (0 <= count <= 3 * MAX_OPS and 0 <= length <= MAX_OPS):
+        raise WireError(f"a plan claims {count} decisions over an order of {length} operators")
+    storages, after, before, actions = (list(itertools.islice(numbers, count)) for _ in range(4))
+    order, pairs = list(itertools.islice(numbers, length)), list(numbers)
+    if len(actions) != count or len(order) != length or len(pairs) % 2:
+        raise WireError(f"a plan ends before its {count} decisions and {length} operators do")
+    targets = [0] * count if packed_targets is None else unpack_integers(packed_targets, most=count)
+    if len(targets) != count or min(targets, default=0) < 0:
+        raise WireError(f"a plan of {count} decisions names {len(targets)} paging targets, or one below 0")
+    ram, peak, seconds, joules, overhead, bound = figures
+    after = list(itertools.accumulate(after))
+    before = [a + b for a, b in zip(after, before, strict=True)]
+    return Plan(
+        decisions=tuple(
+            Decision(s, a, b, _read(action, Action, "an action"), target)
+            for s, a, b, action, target in zip(
+                itertools.accumulate(storages), after, before, actions, targets, strict=True
+            )
+        ),
+        order=_permutation(tuple(itertools.accumulate(order))),
+        sliced=tuple((pairs[i], pairs[i + 1]) for i in range(0, len(pairs), 2)),
+        ram_bytes=ram, peak_bytes=peak, seconds=seconds, joules=joules, overhead_joules=overhead, bound_joules=bound,
+        strategy=strategy,
+    )  # fmt: skip
+
+
+def _differences(numbers: Sequence[int]) -> list[int]:
+    return [b - a for a, b in itertools.pairwise((0, *numbers))]
+
+
+def pack_integers(numbers: Iterable[int]) -> bytes:
+    """Return integers as compressed base-128 numbers.
+
+    The least significant digits go first, the sign is in the lowest bit.
+    """
+    data = bytearray()
+    for number in numbers:
+        rest = -2 * number - 1 if number < 0 else 2 * number
+        while rest > 127:
+            data.append(rest & 127 | 128)
+            rest >>= 7
+        data.append(rest)
+    return zlib.compress(bytes(data), 9)
+
+
+def unpack_integers(data: bytes, *, most: int) -> list[int]:
+    """Return the integers of `pack_integers`.
+
+    Raises WireError for other data, or for more than `most` of them.
+    """
+    decompressor = zlib.decompressobj()
+    try:
+        digits = decompressor.decompress(data, 5 * most)
+    except zlib.error as error:
+        raise WireError(f"packed integers are damaged ({error})") from error
+    if not decompressor.eof or (digits and digits[-1] > 127):
+        raise WireError("packed integers are cut off, or there are too many of them")
+    numbers, number, shift = [], 0, 0
+    for digit in digits:
+        number |= (digit & 127) << shift
+        shift += 7
+        if shift > 70:
+            raise WireError("a packed integer has more than 64 bits")
+        if digit < 128:
+            numbers.append(-(number >> 1) - 1 if number & 1 else number >> 1)
+            number = shift = 0
+    if len(numbers) > most:
+        raise WireError(f"there are {len(numbers)} packed integers, at most {most} are read")
+    return numbers
+
+
+def _permutation(order: tuple[int, ...]) -> tuple[int, ...]:
+    if sorted(order) != list(range(len(order))):
+        raise WireError("a plan's order is not a permutation of the operators")
+    return order
+
+
+# -- costs
+
+
+def pack_costs(costs: CostTable) -> list[Any]:
+    """Return a cost table as nested lists."""
+    device = costs.device
+    further: list[list[Any] | None] = []
+    if device.scratch_targets or costs.packings or costs.elsewhere:
+        further.append([_pack_flash(target) for target in device.scratch_targets])
+    if costs.packings or costs.elsewhere:
+        further.append([_pack_packing(packing) for packing in costs.packings])
+    if costs.elsewhere:
+        further.append([None if op is None else _pack_op_cost(op) for op in costs.elsewhere])
+    beside: list[Any] = [device.host_base_bytes] if device.host_base_bytes or device.shares_pages else []
+    if device.shares_pages:
+        beside.append(True)
+    return [
+        [device.name, device.base_bytes, device.static_watts, device.compute_watts, device.threads, *beside],
+        _pack_flash(device.flash),
+        [_pack_op_cost(op) for op in costs.ops],
+        *further,
+    ]
+
+
+def _pack_op_cost(op: OpCost) -> list[float]:
+    return [op.seconds, op.workspace_bytes, op.joules, *([op.beside_bytes] if op.beside_bytes else [])]
+
+
+def _pack_packing(packing: PackingCost) -> list[Any]:
+    return [
+        packing.storage, packing.version, packing.codec.value, packing.item_bytes, packing.density, packing.reserved_bytes,
+        packing.pack_seconds, packing.unpack_seconds, packing.joules,
+    ]  # fmt: skip
+
+
+def _pack_flash(flash: Flash) -> list[Any]:
+    further: list[Any] = []  # readers from before these words expect none
+    if flash.capacity_bytes is not None or flash.packs_pages:
+        further = [flash.capacity_bytes, True] if flash.packs_pages else [flash.capacity_bytes]
+    return [
+        flash.name, flash.read_bytes_per_s, flash.write_bytes_per_s, flash.latency_s, flash.read_joules_per_byte,
+        flash.write_joules_per_byte, flash.endurance_bytes, flash.wear_joules_per_byte, *further,
+    ]  # fmt: skip
+
+
+def unpack_costs(data: Any) -> CostTable:
+    """Return the cost table that `data` describes; raises WireError for data that is none."""
+    (name, base, static, compute, threads, beside, shares), flash, ops, further, packings, elsewhere = _read(
+        data, _CostRecord, "a cost table"
+    )
+    if elsewhere and len(elsewhere) != len(ops):
+        raise WireError(f"a cost table has {len(ops)} operators on their devices and {len(elsewhere)} on the others")
+    targets = tuple(Flash(*target) for target in further)
+    device = DeviceCosts(name, base, static, compute, Flash(*flash), max(1, threads), targets, beside, shares)
+    return CostTable(
+        device, tuple(OpCost(*op) for op in ops), tuple(PackingCost(*packing) for packing in packings),
+        tuple(None if op is None else OpCost(*op) for op in elsewhere),
+    )  # fmt: skip
+
+
+def _read(data: Any, kind: type[T], what: str) -> T:
+    try:
+        return msgspec.convert(data, kind)
+    except msgspec.ValidationError as error:
+        raise WireError(f"{what} cannot be read: {error}") from error

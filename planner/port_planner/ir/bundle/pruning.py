@@ -1,0 +1,41 @@
+"""When weights are set to zero while training: a job's own choice, which changes the numbers."""
+
+from dataclasses import dataclass
+
+from port_planner.ir.errors import PortError
+
+LARGEST_SHARE = 0.99
+
+
+@dataclass(frozen=True, slots=True)
+class Pruning:
+    """Weights of the smallest magnitude are zero: a share of each matrix that grows from update `begin` to `end`, as Zhu and Gupta have it
+    (arXiv 1710.01878), and stays then. Every `every` updates the magnitude below which they are is found anew.
+    """
+
+    sparsity: float
+    """Share of the items of each trained weight of two dimensions or more that is zero in the end."""
+    end: int
+    begin: int = 0
+    every: int = 10
+
+    def __post_init__(self) -> None:
+        """Raise PortError for a schedule that is none."""
+        if not 0 < self.sparsity <= LARGEST_SHARE:
+            raise PortError(
+                f"pruning to {self.sparsity:g} of the weights; the share lies above 0, up to {LARGEST_SHARE}"
+            )
+        if not 0 <= self.begin < self.end or self.every < 1:
+            raise PortError(
+                f"pruning from update {self.begin} to {self.end}, every {self.every}; it begins at 0 or later, ends after that, and "
+                "every update or every few of them count"
+            )
+
+    def sparsity_at(self, update: int) -> float:
+        """Return the share that is zero after so many updates."""
+        left = 1 - min(max(update - self.begin, 0) / (self.end - self.begin), 1.0)
+        return self.sparsity * (1 - left**3)
+
+    def looks(self, update: int) -> bool:
+        """Say whether magnitudes are looked at after so many updates."""
+        return self.begin < update <= self.end and ((update - self.begin) % self.every == 0 or update == self.end)

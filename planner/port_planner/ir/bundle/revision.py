@@ -1,0 +1,100 @@
+"""Plans of a bundle made again, in a file beside it: the bundle stays as it is, and with it the state that belongs to it."""
+
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from port_planner.ir.bundle.bundle import Bundle
+from port_planner.ir.bundle.codec import pack_costs, pack_plan, unpack_costs, unpack_plan
+from port_planner.ir.bundle.manifest import BundleError, PlanChoice
+from port_planner.ir.costs import CostTable, Speeds
+from port_planner.ir.plan import Plan
+
+MAX_REVISION_BYTES = 64 << 20
+"""GPT-2's four plans and costs take 0.7 MB."""
+_FORMAT = 1
+_HASH_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Revision:
+    """As many plans as the bundle has, for the same budgets, with the costs that they were made for."""
+
+    bundle_id: str
+    speeds: Speeds
+    choices: tuple[PlanChoice, ...]
+    plans: Sequence[Mapping[str, Plan]]
+    costs: Mapping[str, CostTable]
+
+
+class _Record(msgspec.Struct, array_like=True):
+    format: int
+    bundle_id: Annotated[str, msgspec.Meta(max_length=100)]
+    speeds: Speeds
+    choices: tuple[PlanChoice, ...]
+    plans: list[dict[str, Any]]
+    costs: dict[str, Any]
+
+
+def revision_path(bundle: Path) -> Path:
+    """Return where the revised plans of a bundle lie."""
+    return bundle.with_name(bundle.name + ".plans")
+
+
+def write_revision(path: Path, revision: Revision) -> None:
+    """Write a revision, whole or not at all. Raises OSError."""
+    packed = msgspec.msgpack.encode(
+        _Record(
+            _FORMAT, revision.bundle_id, revision.speeds, revision.choices,
+            [{name: pack_plan(plan) for name, plan in choice.items()} for choice in revision.plans],
+            {name: pack_costs(table) for name, table in revision.costs.items()},
+        )
+    )  # fmt: skip
+    temporary = path.with_name(path.name + ".new")
+    with open(temporary, "wb") as stream:
+        stream.write(hashlib.sha256(packed).digest() + packed)
+        stream.flush()
+        os.fsync(stream.fileno())
+    temporary.replace(path)
+
+
+def read_revision(path: Path) -> Revision:
+    """Return a revision. Raises BundleError where the file is damaged or none, OSError where it cannot be read."""
+    record = _read(path)
+    plans = [{name: unpack_plan(plan) for name, plan in choice.items()} for choice in record.plans]
+    costs = {name: unpack_costs(table) for name, table in record.costs.items()}
+    return Revision(record.bundle_id, record.speeds, record.choices, plans, costs)
+
+
+def read_revised_choices(path: Path) -> tuple[tuple[PlanChoice, ...], Speeds]:
+    """Return the figures of a revision's plans and what they were made for; cheap. Raises as `read_revision`."""
+    record = _read(path)
+    return record.choices, record.speeds
+
+
+def revised(bundle: Bundle, revision: Revision) -> Bundle:
+    """Return a bundle with the plans and costs of its revision. Raises BundleError where it is another's."""
+    if revision.bundle_id != bundle.id or len(revision.plans) != len(bundle.plans):
+        raise BundleError(f"{revision_path(bundle.path)} belongs to another bundle; delete it")
+    return bundle.with_plans(revision.choices, revision.plans, revision.costs)
+
+
+def _read(path: Path) -> _Record:
+    if path.stat().st_size > MAX_REVISION_BYTES:
+        raise BundleError(f"{path} has {path.stat().st_size} bytes; revised plans have {MAX_REVISION_BYTES} at most")
+    content = path.read_bytes()
+    packed = content[_HASH_BYTES:]
+    if hashlib.sha256(packed).digest() != content[:_HASH_BYTES]:
+        raise BundleError(f"{path} is damaged (SHA-256 differs); delete it: the bundle has plans of its own")
+    try:
+        record = msgspec.msgpack.decode(packed, type=_Record)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise BundleError(f"{path} holds no revised plans ({error}); delete it") from error
+    if record.format != _FORMAT or len(record.choices) != len(record.plans):
+        raise BundleError(f"{path} holds plans of format {record.format}, this version reads {_FORMAT}; delete it")
+    return record

@@ -1,0 +1,81 @@
+"""The errors of the whole project: one root, three parts in each message.
+
+Every message says what happened, with which numbers, and what to do about it.
+Closed outcomes of planning (optimal, feasible, infeasible, timed out) are results, not exceptions.
+"""
+
+import sys
+from enum import IntEnum
+from functools import cache
+from pathlib import Path
+
+from port_planner.ir.source_roots import PACKAGE_FOLDERS
+
+_INSTALLED = frozenset(("site-packages", "dist-packages"))
+
+
+class ExitCode(IntEnum):
+    """What the processes of this project end with: commands, the daemon and workers.
+
+    The numbers never change.
+    """
+
+    DONE = 0
+    FAILED = 1
+    IMPOSSIBLE = 2
+    """As asked it can never work: a wrong argument, a broken bundle, a budget below the possible."""
+    UNREACHABLE = 3
+    """No daemon answers."""
+    DIVERGED = 4
+    """The loss or the state became NaN or infinite; the last good checkpoint is kept."""
+    LEFT = 75
+    """EX_TEMPFAIL: a worker left on request and can be resumed; the place is taken by another daemon."""
+    CONFIG = 78
+    """EX_CONFIG: the configuration cannot be read."""
+    INTERRUPTED = 130
+    """Ctrl-C, as shells count it."""
+
+
+class PortError(Exception):
+    """Root of every error this project raises on purpose.
+
+    The command line prints it without a traceback.
+    """
+
+    exit_code: int = ExitCode.FAILED
+
+
+class CaptureError(PortError):
+    """A step that cannot be recorded faithfully."""
+
+    exit_code = ExitCode.IMPOSSIBLE
+
+
+@cache
+def of_the_program(filename: str) -> bool:
+    """Tell whether a source file is the user's.
+
+    That is neither of this project nor of Python and what is installed for it.
+    """
+    return not (filename.startswith(_not_the_program()) or _INSTALLED & {*Path(filename).parts})
+
+
+@cache
+def _not_the_program() -> tuple[str, ...]:
+    """Return how files begin that are not the user's: ours, libraries, Python's, and code without a file."""
+    import sysconfig  # only here: it loads how Python was built, and most processes never ask
+
+    pythons = ("purelib", "platlib", "stdlib", "platstdlib", "scripts")
+    return (*(f"{folder}/" for folder in PACKAGE_FOLDERS), "<", *(f"{sysconfig.get_path(kind)}/" for kind in pythons))
+
+
+def program_line() -> str:
+    """Return file and line of the program's own innermost call as "train.py:12".
+
+    "" in a thread without one.
+    """
+    frame = sys._getframe(1)
+    while frame.f_back is not None and not of_the_program(frame.f_code.co_filename):
+        frame = frame.f_back
+    name = frame.f_code.co_filename
+    return f"{Path(name).name}:{frame.f_lineno}" if of_the_program(name) else ""

@@ -1,0 +1,436 @@
+"""One training step as a straight list of aten operators over storages.
+
+Memory lives in *storages*; a *value* is a view of one (offset, shape, stride, dtype). View operators do not appear:
+a value says by itself where it lies. What is left are operators that compute: they read storages, create storages,
+or write into storages that exist already. This module is pure data and does not import torch.
+"""
+
+import enum
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, TypeAlias, TypeVar
+
+from port_planner.ir.devices.kinds import CPU, MAX_NAME, accelerator_of
+from port_planner.ir.errors import ExitCode, PortError
+from port_planner.ir.operators import DRAWS_BY_SHAPE
+
+_Found = TypeVar("_Found")
+
+
+class GraphError(PortError):
+    """A graph that breaks its own rules; nothing may be planned or run from it."""
+
+    exit_code = ExitCode.IMPOSSIBLE
+
+
+class Role(enum.IntEnum):
+    """What a storage is for. The numbers stand in bundles."""
+
+    TEMPORARY = 0
+    PARAMETER = 1
+    BUFFER = 2
+    STATE = 3
+    """Optimizer state: momentum, Adam's moments, step counters."""
+    BATCH = 4
+    CONSTANT = 5
+    GRADIENT = 6
+    """An accumulated gradient that lives across micro-batches."""
+
+
+PERSISTENT = frozenset({Role.PARAMETER, Role.BUFFER, Role.STATE, Role.GRADIENT})
+"""Roles whose contents outlive a step."""
+
+
+class Phase(enum.IntEnum):
+    """Which part of the step an operator belongs to. The numbers stand in bundles."""
+
+    FORWARD = 0
+    BACKWARD = 1
+    UPDATE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """An argument that is the value with this index."""
+
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class Scalar:
+    """An argument that changes from step to step: slot `index` of the per-step scalars."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """An argument that is one of torch's own named objects, such as `dtype float32` or `device cpu`, or a number that is `complex 1j`."""
+
+    kind: str
+    name: str
+
+
+RESERVED, COPY = "aten::empty_strided", "aten::copy_"
+"""The operators that make a tensor without contents, and fill it."""
+
+Argument: TypeAlias = "bool | int | float | str | Ref | Scalar | Named | tuple[Argument, ...] | None"
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """A block of memory of `nbytes` bytes on a kind of device; the values in it lie there too."""
+
+    nbytes: int
+    role: Role
+    name: str
+    device: str = CPU
+
+    @property
+    def persistent(self) -> bool:
+        return self.role in PERSISTENT
+
+    @property
+    def key(self) -> str:
+        """The name under which the contents are kept on disk."""
+        return storage_key(self.role, self.name)
+
+
+def storage_key(role: Role, name: str) -> str:
+    """Return the name under which the contents of a storage with this role and name are kept on disk."""
+    return f"{role.name.lower()}/{name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A strided view of a storage; `offset` counts elements, as torch does."""
+
+    storage: int
+    dtype: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Which part of a chain of operators an op computes: piece `index` of `count` of chain number `chain`, which is `what`.
+
+    `reordered`: the op sums over pieces, in another order than the whole, as was allowed; of a chain, whether one of its ops does.
+    """
+
+    chain: int
+    what: str
+    index: int
+    count: int
+    reordered: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One operator call.
+
+    `name` is the aten overload, such as `aten::addmm`, `aten::add.Tensor`.
+
+    `outputs` holds one value index per tensor returned (None where nothing reads it). `writes` are the storages it
+    changes in place, `random` says that it draws from the default generator. `piece`: of an op that runs in pieces; it
+    changes nothing of what is computed. `team`: the number of the CPU's team of threads that computes it, 0: all threads of the bundle.
+    """
+
+    name: str
+    args: tuple[Argument, ...]
+    kwargs: tuple[tuple[str, Argument], ...]
+    outputs: tuple[int | None, ...]
+    writes: tuple[int, ...]
+    phase: Phase
+    random: bool = False
+    piece: Piece | None = None
+    team: int = 0
+
+
+def references(argument: Argument) -> Iterator[int]:
+    """Yield the value indices inside an argument."""
+    if isinstance(argument, Ref):
+        yield argument.value
+    elif isinstance(argument, tuple):
+        for item in argument:
+            yield from references(item)
+
+
+def operands(op: Op) -> Iterator[int]:
+    """Yield the value indices that `op` takes, in order of appearance, with repetition."""
+    for argument in op.args:
+        yield from references(argument)
+    for _, argument in op.kwargs:
+        yield from references(argument)
+
+
+@dataclass(frozen=True)
+class StepGraph:
+    """A recorded step: forward, loss, backward, update (or a forward pass alone, for evaluation).
+
+    `batch` are the values that a caller fills before the step, `loss` the scalar it reads afterwards, `aux` what the
+    loss function returned besides. `scalars` counts the per-step scalars that `Scalar` arguments name.
+    `draws`: random ops in the order in which they draw, where that is not theirs; those of one tuple draw the same numbers.
+    """
+
+    storages: tuple[Storage, ...]
+    values: tuple[Value, ...]
+    ops: tuple[Op, ...]
+    batch: tuple[int, ...]
+    loss: int
+    aux: tuple[int, ...] = ()
+    scalars: int = 0
+    draws: tuple[tuple[int, ...], ...] = ()
+
+    @cached_property
+    def reads(self) -> tuple[tuple[int, ...], ...]:
+        """Per op: the distinct storages that it takes as operands (written ones included), ascending."""
+        return tuple(tuple(sorted({self.values[v].storage for v in operands(op)})) for op in self.ops)
+
+    @cached_property
+    def creates(self) -> tuple[tuple[int, ...], ...]:
+        """Per op: the storages that begin their life as its outputs."""
+        seen = {s for s, storage in enumerate(self.storages) if storage.role is not Role.TEMPORARY}
+        result = []
+        for op in self.ops:
+            fresh = []
+            for v in op.outputs:
+                if v is not None and (s := self.values[v].storage) not in seen:
+                    seen.add(s)
+                    fresh.append(s)
+            result.append(tuple(fresh))
+        return tuple(result)
+
+    @cached_property
+    def uses(self) -> tuple[tuple[int, ...], ...]:
+        """Per storage: the ops that create, read or write it, ascending."""
+        lists: list[list[int]] = [[] for _ in self.storages]
+        for i in range(len(self.ops)):
+            for s in sorted({*self.reads[i], *self.creates[i], *self.ops[i].writes}):
+                lists[s].append(i)
+        return tuple(map(tuple, lists))
+
+    @cached_property
+    def writers(self) -> tuple[tuple[int, ...], ...]:
+        """Per storage: the ops that create or change its contents, ascending."""
+        lists: list[list[int]] = [[] for _ in self.storages]
+        for i, op in enumerate(self.ops):
+            for s in sorted({*self.creates[i], *op.writes}):
+                lists[s].append(i)
+        return tuple(map(tuple, lists))
+
+    @cached_property
+    def device(self) -> str:
+        """The kind of device whose memory the step is planned for: the accelerator, where a storage lies on one."""
+        return accelerator_of(storage.device for storage in self.storages)
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Per storage: the bytes it takes in the memory of `device`; 0 for what stays with the CPU beside it."""
+        return tuple(storage.nbytes if storage.device == self.device else 0 for storage in self.storages)
+
+    @cached_property
+    def batch_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The shapes of what a caller fills before the step."""
+        return tuple(self.values[v].shape for v in self.batch)
+
+    @cached_property
+    def kept(self) -> frozenset[int]:
+        """Storages that a caller reads after the step: loss and aux."""
+        return frozenset(self.values[v].storage for v in (self.loss, *self.aux))
+
+    @cached_property
+    def pieces(self) -> tuple[Piece, ...]:
+        """The chains of operators that run in pieces, each by its first piece, in order."""
+        found: dict[int, Piece] = {}
+        for piece in (op.piece for op in self.ops if op.piece is not None):
+            known = found.setdefault(piece.chain, replace(piece, index=0))
+            if piece.reordered and not known.reordered:
+                found[piece.chain] = replace(known, reordered=True)
+        return tuple(found.values())
+
+    def label(self, s: int) -> str:
+        """Return what a reader knows a storage by.
+
+        Its name, or the op that creates it and the shape: `mul output [8, 64]`; where it is filled piece by piece, the op whose pieces
+        are copied there.
+        """
+        if self.storages[s].name:
+            return self.storages[s].name
+        if (filled := self._label_of_filled(s)) is not None:
+            return filled
+        for op in (self.ops[i] for i in self.uses[s]):
+            for v in op.outputs:
+                if v is not None and self.values[v].storage == s:
+                    name = op.name.removeprefix("aten::").partition(".")[0]
+                    return f"{name} output {list(self.values[v].shape)}"
+        return f"storage {s}"
+
+    def _label_of_filled(self, s: int) -> str | None:
+        """Return the label of a storage that was made without contents and is filled by copies; None of any other."""
+        first = self.ops[self.uses[s][0]] if self.uses[s] else None
+        if first is None or first.name != RESERVED:
+            return None
+        copied = (op for op in (self.ops[i] for i in self.uses[s]) if op.name == COPY and s in op.writes)
+        source = next((v for op in copied for v in references(op.args[1])), None)
+        if source is None:
+            return None
+        makers = self.uses[self.values[source].storage]
+        name = self.ops[makers[0]].name.removeprefix("aten::").partition(".")[0]
+        taken = (self.values[v] for i in self.uses[s] for v in operands(self.ops[i]) if self.values[v].storage == s)
+        whole = next((v for v in taken if len(v.shape) > 1 and _fills(v, self.storages[s].nbytes)), None)
+        made = self.values[next(v for v in first.outputs if v is not None)] if whole is None else whole
+        return f"{name} output {list(made.shape)}"
+
+    def once(self, find: "Callable[[StepGraph], _Found]") -> _Found:
+        """Return `find(self)`, looked for the first time only: a graph does not change."""
+        if find not in self._findings:
+            self._findings[find] = find(self)
+        found: _Found = self._findings[find]
+        return found
+
+    @cached_property
+    def _findings(self) -> "dict[Callable[[StepGraph], Any], Any]":
+        return {}
+
+    def reordered(self, order: tuple[int, ...]) -> "StepGraph":
+        """Return the same graph with its ops in `order` (a permutation of op indices): for one order the same object each time."""
+        if order not in self._orders:
+            self._orders[order] = self._reordered(order)
+        return self._orders[order]
+
+    @cached_property
+    def _orders(self) -> "dict[tuple[int, ...], StepGraph]":
+        return {}
+
+    def _reordered(self, order: tuple[int, ...]) -> "StepGraph":
+        place = {op: k for k, op in enumerate(order)}
+        draws = tuple(tuple(place[i] for i in together) for together in self.draws)
+        return replace(self, ops=tuple(self.ops[i] for i in order), draws=draws)
+
+
+Structure: TypeAlias = tuple[tuple[Any, ...], ...]
+
+
+def structure(graph: StepGraph) -> Structure:
+    """Return what two steps of one program on batches of different shapes have in common: operators and what they take from each other.
+
+    The operators of equal structures have the same places, and so have the storages: a plan of one can be read as one of the other.
+    """
+    ops = tuple(
+        (op.name, op.phase, op.random, op.writes, read, created, op.piece and (op.piece.index, op.piece.count), op.team)
+        for op, read, created in zip(graph.ops, graph.reads, graph.creates, strict=True)
+    )
+    storages = tuple((s.role, s.persistent and s.name, s.device) for s in graph.storages)
+    return ops, storages, tuple(sorted(graph.kept)), graph.draws
+
+
+def computed_bytes(graph: StepGraph) -> int:
+    """Return the bytes of all that a step takes and makes, but for what outlives it: what the batch's shape decides about."""
+    return sum(s.nbytes for s in graph.storages if not s.persistent)
+
+
+def verify_graph(graph: StepGraph) -> None:
+    """Raise GraphError unless every index exists, every storage is created before its use, and views fit."""
+    _verify_devices(graph)
+    for v, value in enumerate(graph.values):
+        _verify_view(graph, v, value)
+    for v in (*graph.batch, graph.loss, *graph.aux):
+        _in_range(v, len(graph.values), "value")
+    alive = {s for s, storage in enumerate(graph.storages) if storage.role is not Role.TEMPORARY}
+    for i, op in enumerate(graph.ops):
+        for v in operands(op):
+            _in_range(v, len(graph.values), f"operand of op {i} ({op.name})")
+            if graph.values[v].storage not in alive:
+                raise GraphError(
+                    f"op {i} ({op.name}) reads storage {graph.values[v].storage} before any op creates it; "
+                    "the graph is cyclic or damaged, capture the step again"
+                )
+        for argument in (*op.args, *(a for _, a in op.kwargs)):
+            _verify_scalars(argument, graph.scalars, i)
+        taken = {graph.values[v].storage for v in operands(op)}
+        for s in op.writes:
+            if s not in taken:
+                raise GraphError(f"op {i} ({op.name}) writes storage {s}, which is not among its operands")
+            if graph.storages[s].role is Role.CONSTANT:
+                raise GraphError(f"op {i} ({op.name}) changes storage {s}, which is a constant; plan the job again")
+        for output in op.outputs:
+            if output is not None:
+                _in_range(output, len(graph.values), f"output of op {i} ({op.name})")
+                alive.add(graph.values[output].storage)
+    _verify_draws(graph)
+    for s in graph.kept:
+        if s not in alive:
+            raise GraphError(f"the loss or an extra output lies in storage {s}, which no op creates")
+
+
+def _verify_devices(graph: StepGraph) -> None:
+    for s, storage in enumerate(graph.storages):
+        if not 0 < len(storage.device) <= MAX_NAME or not storage.device.isidentifier():
+            raise GraphError(f"storage {s} lies on {storage.device[:MAX_NAME]!r}, which names no kind of device")
+    try:
+        accelerator_of(storage.device for storage in graph.storages)
+    except ValueError as error:
+        raise GraphError(f"{error}: move the whole model to one of them") from error
+
+
+def _verify_draws(graph: StepGraph) -> None:
+    """Raise GraphError unless every random operator draws once, by its shape alone, or all in their own order."""
+    drawing = sorted(i for together in graph.draws for i in together)
+    if graph.draws and drawing != [i for i, op in enumerate(graph.ops) if op.random]:
+        raise GraphError("the draws do not name every random op once; the graph is damaged")
+    for together in graph.draws:
+        names = {graph.ops[i].name for i in together}
+        if len(names) != 1 or not names <= DRAWS_BY_SHAPE:
+            raise GraphError(f"ops {', '.join(sorted(names))} cannot draw out of their order; the graph is damaged")
+
+
+def _in_range(index: int, count: int, what: str) -> None:
+    if not 0 <= index < count:
+        raise GraphError(f"{what} {index} does not exist (there are {count}); the graph is damaged")
+
+
+def _verify_scalars(argument: Argument, count: int, op: int) -> None:
+    if isinstance(argument, Scalar):
+        _in_range(argument.index, count, f"per-step scalar of op {op}")
+    elif isinstance(argument, tuple):
+        for item in argument:
+            _verify_scalars(item, count, op)
+
+
+ITEM_BYTES = {
+    "bool": 1, "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8,
+    "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "complex64": 8, "complex128": 16,
+}  # fmt: skip
+"""Bytes per element of the dtypes that a graph may hold."""
+
+MAX_STORAGE_BYTES = 1 << 40
+"""No device this project is for holds a terabyte tensor; a larger size is a damaged or hostile file."""
+
+
+def view_bytes(dtype: str, shape: tuple[int, ...], stride: tuple[int, ...], offset: int) -> int:
+    """Return how far a view reaches into its storage, in bytes; raise GraphError for one that cannot be."""
+    if len(shape) != len(stride) or min((*shape, *stride, offset), default=0) < 0:
+        raise GraphError(f"a view has shape {shape}, stride {stride}, offset {offset}; the graph is damaged")
+    if 0 in shape:
+        return 0
+    return (offset + sum((n - 1) * k for n, k in zip(shape, stride, strict=True)) + 1) * ITEM_BYTES[dtype]
+
+
+def _fills(value: Value, nbytes: int) -> bool:
+    """Say whether a view reaches over all of a storage of so many bytes, from its beginning on."""
+    return value.offset == 0 and view_bytes(value.dtype, value.shape, value.stride, value.offset) == nbytes
+
+
+def _verify_view(graph: StepGraph, index: int, value: Value) -> None:
+    _in_range(value.storage, len(graph.storages), f"storage of value {index}")
+    nbytes = graph.storages[value.storage].nbytes
+    if not 0 <= nbytes <= MAX_STORAGE_BYTES:
+        raise GraphError(f"storage {value.storage} claims {nbytes} bytes; the limit is {MAX_STORAGE_BYTES}")
+    if value.dtype not in ITEM_BYTES:
+        raise GraphError(f"value {index} has dtype {value.dtype!r}, which is not supported")
+    reached = view_bytes(value.dtype, value.shape, value.stride, value.offset)
+    if reached > nbytes:
+        raise GraphError(f"value {index} reaches byte {reached} of storage {value.storage}, which has {nbytes}")

@@ -1,0 +1,69 @@
+"""Where the pages of a device lie in the host's memory, when that is a target: one block, laid out before the step.
+
+Memory that copies reach is slow to get, so it is taken once; the step's order is known, so every page has its place.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from port_planner.ir.direct_io import padded
+from port_planner.ir.graph import StepGraph
+from port_planner.ir.lowering.placement import HostPages, Position
+from port_planner.ir.program import PlanError
+
+ALIGNMENT = 512
+"""Pages begin at multiples of it: what the copy engines of GPUs move at full speed, and a sector."""
+
+
+class HostMemoryError(PlanError):
+    """The pages of a step take more of the host's memory than there is for them: `needed_bytes` of `limit_bytes`."""
+
+    def __init__(self, needed: int, limit: int) -> None:
+        self.needed_bytes, self.limit_bytes = needed, limit
+        super().__init__(
+            f"the step's pages take {needed / 2**20:.1f} MiB of the host's memory, {limit / 2**20:.1f} MiB are left for them; "
+            "raise --ram, or --gpu-ram so that fewer leave the device"
+        )
+
+
+def place_host_pages(
+    graph: StepGraph, at: Sequence[Position], homes: Mapping[int, int], memory: Mapping[int, int | None]
+) -> HostPages:
+    """Return where each storage's pages lie that go to a target of `memory` (number -> bytes, None: as many as they like).
+
+    A storage has one place, from its first write to its last return; places of storages that are away at different times
+    may overlap, the largest are laid first. A persistent one (`homes`: the target of its pages) has a copy of its own.
+    Raises HostMemoryError where they take more than the target has.
+    """
+    spans: dict[int, tuple[int, int]] = {}
+    target_of: dict[int, int] = {}
+    leaving: dict[int, int] = {}
+    for i, position in enumerate(at):
+        for s in position.returns:
+            if s in leaving:
+                first = spans.get(s, (leaving[s], i))[0]
+                spans[s] = first, i
+                del leaving[s]
+        for s in position.writes:
+            if position.targets.get(s, 0) in memory and s not in homes:
+                leaving[s] = i
+                target_of[s] = position.targets.get(s, 0)
+    laid: list[tuple[int, int, int, int]] = []
+    places: dict[int, int] = {}
+    for s in sorted(spans, key=lambda s: (-graph.sizes[s], s)):
+        start, stop = spans[s]
+        size = -(-graph.sizes[s] // ALIGNMENT) * ALIGNMENT
+        taken = sorted((low, high) for low, high, first, last in laid if first < stop and start < last)
+        place = 0
+        for low, high in taken:
+            if place + size <= low:
+                break
+            place = max(place, high)
+        laid.append((place, place + size, start, stop))
+        places[s] = place
+    nbytes = max((high for _, high, _, _ in laid), default=0)
+    copies = frozenset(s for s, target in homes.items() if target in memory)
+    needed = nbytes + sum(padded(graph.sizes[s]) for s in copies)
+    for limit in {memory[target_of[s]] for s in places} | {memory[homes[s]] for s in copies}:
+        if limit is not None and needed > limit:
+            raise HostMemoryError(needed, limit)
+    return HostPages(tuple(sorted(places.items())), nbytes, copies)

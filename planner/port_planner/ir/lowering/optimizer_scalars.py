@@ -1,0 +1,491 @@
+"""Optimizers as data.
+
+Which ones are supported, how their update is recorded, and its numbers for each step.
+
+What changes from step to step (learning rate, Adam's bias corrections) are numbers among the operators' arguments. They
+are found by running the same torch optimizer on one single element per parameter group and reading them off.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch.optim.adadelta import _single_tensor_adadelta
+from torch.optim.adagrad import _fused_adagrad, _single_tensor_adagrad
+from torch.optim.adam import _fused_adam, _single_tensor_adam
+from torch.optim.adamax import _single_tensor_adamax
+from torch.optim.nadam import _single_tensor_nadam
+from torch.optim.radam import _single_tensor_radam
+from torch.optim.rmsprop import _single_tensor_rmsprop
+from torch.optim.sgd import _fused_sgd, _single_tensor_sgd
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from port_planner.ir.errors import CaptureError
+from port_planner.ir.operators import OPTIMIZERS
+
+SUPPORTED: dict[str, type[torch.optim.Optimizer]] = {name: getattr(torch.optim, name) for name in OPTIMIZERS}
+
+_REFUSED = ("capturable", "differentiable")
+_APART_IN_LISTS = ("NAdam", "RAdam")
+"""Optimizers whose update with foreach=True rounds otherwise than their update of one parameter after another, which bundles have."""
+_HALVES_APART_IN_LISTS = ("SGD", "RMSprop", "Adagrad", "Adadelta")
+"""The same where parameters have 16 bits: what one computes in a single operator the other does in two. SGD's without momentum is one."""
+_HALF_BYTES = 2
+
+_HYPER_DTYPES = {
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+}
+"""Of hyperparameters that are tensors."""
+_DROPPED = ("params", "foreach", "param_names", "initial_lr")
+
+
+Schedule = Sequence[Sequence[Mapping[str, Any]]]
+"""For each update, what a scheduler changes of each group."""
+
+SETTLED_STEP = 1e6
+"""A count of steps at which RAdam rectifies its rate, if it ever does with its beta2: it takes more operators from there on."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedNumbers:
+    """The scalars of an optimizer whose code a worker does not have.
+
+    `numbers`: of each scalar, the number, or one for each update, of which the last goes on. `updates`: for how many updates they
+    are known; None: for all.
+    """
+
+    numbers: tuple[float | tuple[float, ...], ...]
+    updates: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerSpec:
+    """An optimizer without its tensors: class name and the hyperparameters of each parameter group.
+
+    `recorded`: its scalars, of a class that is not among `SUPPORTED`.
+    """
+
+    name: str
+    groups: tuple[Mapping[str, Any], ...]
+    recorded: RecordedNumbers | None = None
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> "OptimizerSpec":
+        """Return the spec that a bundle's manifest holds."""
+        recorded = data.get("recorded")
+        if recorded is None:
+            return cls(data["name"], tuple(data["groups"]))
+        numbers = tuple(tuple(n) if isinstance(n, list) else n for n in recorded["numbers"])
+        return cls(data["name"], tuple(data["groups"]), RecordedNumbers(numbers, recorded["updates"]))
+
+    def as_data(self) -> dict[str, Any]:
+        """Return the spec for a bundle's manifest."""
+        data: dict[str, Any] = {"name": self.name, "groups": [dict(g) for g in self.groups]}
+        if self.recorded is not None:
+            data["recorded"] = {"numbers": self.recorded.numbers, "updates": self.recorded.updates}
+        return data
+
+
+def is_supported(optimizer: torch.optim.Optimizer) -> bool:
+    """Tell whether an optimizer is of a class of torch whose scalars a worker can compute."""
+    return SUPPORTED.get(type(optimizer).__name__) is type(optimizer)
+
+
+def describe_optimizer(optimizer: torch.optim.Optimizer) -> OptimizerSpec:
+    """Return the spec of a torch optimizer.
+
+    Raises CaptureError where its update cannot be planned.
+    """
+    name = type(optimizer).__name__
+    if not is_supported(optimizer):
+        raise CaptureError(f"the optimizer {name} is not supported; use one of {', '.join(SUPPORTED)} from torch.optim")
+    for group in optimizer.param_groups:
+        for flag in _REFUSED:
+            if group.get(flag):
+                raise CaptureError(
+                    f"the optimizer was made with {flag}=True, which computes other numbers than the plain update; "
+                    f"make it with {flag}=False"
+                )
+        if group.get("foreach") and _rounds_apart_in_lists(name, group):
+            raise CaptureError(
+                f"the optimizer {name} was made with foreach=True, which rounds otherwise than the update of one parameter after another "
+                "that a bundle has; make it with foreach=False, or train with `port-agent exec`"
+            )
+        if name == "SGD" and group.get("fused") and (group["dampening"] or not group["momentum"]):
+            raise CaptureError(
+                f"fused SGD with momentum={group['momentum']} and dampening={group['dampening']} cannot be planned; make the "
+                "optimizer with fused=False"
+            )
+    if name == "NAdam" and torch.get_default_dtype() == torch.float64:
+        raise CaptureError(
+            "NAdam under torch.set_default_dtype(torch.float64) keeps its product of momenta in float64, a bundle in float32; "
+            "train with `port-agent exec`"
+        )
+    _check_not_begun(optimizer)
+    return OptimizerSpec(name, tuple(hyperparameters(g) for g in optimizer.param_groups))
+
+
+def _rounds_apart_in_lists(name: str, group: Mapping[str, Any]) -> bool:
+    """Tell whether a group's update with foreach=True has other numbers than without."""
+    of_halves = any(p.dtype.itemsize == _HALF_BYTES for p in group["params"])
+    one_operator = name == "SGD" and not group["momentum"]
+    return name in _APART_IN_LISTS or (of_halves and name in _HALVES_APART_IN_LISTS and not one_operator)
+
+
+def _check_not_begun(optimizer: torch.optim.Optimizer) -> None:
+    """Raise CaptureError where the optimizer counts steps that it made, or its first step differs from those to come."""
+    name = type(optimizer).__name__
+    done = max((int(state["step"]) for state in optimizer.state.values() if "step" in state), default=0)
+    dampened = any(group.get("dampening") for group in optimizer.param_groups) and bool(optimizer.state)
+    if done or dampened:
+        raise CaptureError(
+            f"the optimizer {name} has made {done or 'some'} steps, and a bundle counts its own from the first on: make a "
+            "new one, or train with `port-agent exec`"
+        )
+
+
+def hyperparameters(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the numbers of a parameter group, ready for msgpack.
+
+    A tensor (a learning rate as tensor) becomes its number and the type that torch computes with it in.
+    """
+    plain = {}
+    for key, value in group.items():
+        if key not in _DROPPED and (key != "fused" or value):
+            plain[key] = (
+                {"number": float(value), "dtype": str(value.dtype).removeprefix("torch.")}
+                if isinstance(value, torch.Tensor)
+                else value
+            )
+    return plain
+
+
+def build_optimizer(spec: OptimizerSpec, parameters: Sequence[Sequence[torch.Tensor]]) -> torch.optim.Optimizer:
+    """Return a torch optimizer of this spec over `parameters`, one list per group, with its plain or its fused update.
+
+    Raises CaptureError for an optimizer that is not supported.
+    """
+    cls = SUPPORTED.get(spec.name)
+    if cls is None:
+        raise CaptureError(f"the optimizer {spec.name!r} is not supported; use one of {', '.join(SUPPORTED)}")
+    groups = [{"params": list(p), **_as_numbers(restored(g))} for p, g in zip(parameters, spec.groups, strict=True)]
+    return cls(groups, lr=groups[0]["lr"], foreach=False)  # type: ignore[call-arg]
+
+
+def restored(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return hyperparameters as a torch optimizer has them, of what `hyperparameters` gave.
+
+    Raises CaptureError for one that is none.
+    """
+    return {
+        k: _tensor_of(v) if isinstance(v, Mapping) else tuple(v) if isinstance(v, list) else v for k, v in group.items()
+    }
+
+
+def _tensor_of(described: Mapping[str, Any]) -> torch.Tensor:
+    kind = _HYPER_DTYPES.get(str(described.get("dtype")))
+    if kind is None or not isinstance(described.get("number"), float):
+        raise CaptureError(
+            f"a hyperparameter of the optimizer is {dict(described)!r}, which is no number; plan the job again"
+        )
+    return torch.tensor(described["number"], dtype=kind)
+
+
+def _as_numbers(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: float(v) if isinstance(v, torch.Tensor) else v for k, v in group.items()}
+
+
+def initial_fill(name: str, group: Mapping[str, Any]) -> float:
+    """Return the value that fills the state tensor `name` before the first step.
+
+    Momentum starts at minus zero: torch's first step copies the gradient, and -0.0 * momentum + g is g to the bit,
+    for g = +0.0 and g = -0.0 too.
+    """
+    if name == "momentum_buffer":
+        return -0.0
+    if name == "mu_product":
+        return 1.0
+    return float(group.get("initial_accumulator_value", 0.0)) if name == "sum" else 0.0
+
+
+class StepScalars:
+    """Gives the scalars of every parameter group, step after step, exactly as torch does.
+
+    Runs torch's own update functions on one element per group. Not the Optimizer classes: their first step imports
+    torch's compiler, which costs a worker 70 MiB. `schedule`: for each update what a scheduler changes of each group; the
+    last row holds from then on.
+    """
+
+    def __init__(self, spec: OptimizerSpec, schedule: Schedule = ()) -> None:
+        if spec.recorded is None and spec.name not in _UPDATES:
+            raise CaptureError(f"the optimizer {spec.name!r} is not supported; use one of {', '.join(SUPPORTED)}")
+        self._name, self._recorded = spec.name, spec.recorded
+        self._first_groups, self._schedule = [restored(g) for g in spec.groups], schedule
+        self._products = _Products(0, ())
+        self.steps_done = 0
+        """Updates made so far."""
+
+    def _groups(self, update: int) -> list[dict[str, Any]]:
+        """Return the hyperparameters of every group at an update, counted from 0."""
+        if not self._schedule:
+            return self._first_groups
+        row = self._schedule[min(update, len(self._schedule) - 1)]
+        return [{**g, **restored(changed)} for g, changed in zip(self._first_groups, row, strict=True)]
+
+    def advance(self) -> list[float | int]:
+        """Return the scalars of the next update, all groups' one after the other, and count it.
+
+        Raises CaptureError for a scalar that is NaN, a hyperparameter that is wrong, or an update beyond those recorded.
+        """
+        numbers = self._computed() if self._recorded is None else self._looked_up(self._recorded)
+        self.steps_done += 1
+        for number in numbers:
+            if isinstance(number, float) and math.isnan(number):
+                raise CaptureError(
+                    f"the optimizer's scalar is NaN at update {self.steps_done}; check the learning rate"
+                )
+        return numbers
+
+    def require(self, updates: int) -> None:
+        """Raise CaptureError unless the scalars of so many updates, from the first on, are known."""
+        known = None if self._recorded is None else self._recorded.updates
+        if known is not None and updates > known:
+            raise CaptureError(
+                f"the bundle holds the numbers of {known} updates of the optimizer {self._name}, which follow its count of steps, "
+                f"and this run takes it to {updates}; plan the job again with more --epochs"
+            )
+
+    def _looked_up(self, recorded: RecordedNumbers) -> list[float | int]:
+        self.require(self.steps_done + 1)
+        return [
+            number[min(self.steps_done, len(number) - 1)] if isinstance(number, tuple) else number
+            for number in recorded.numbers
+        ]
+
+    def _computed(self) -> list[float | int]:
+        groups = self._groups(self.steps_done)
+        products = self._momentum_products() if self._name == "NAdam" else [1.0] * len(groups)
+        with torch.no_grad(), _NumberReader() as reader:
+            for group, product in zip(groups, products, strict=True):
+                try:
+                    begin = len(reader.numbers)
+                    self._update_cell(reader, group, product)
+                    if self._name == "RAdam":
+                        reader.numbers[begin:] = _rectified(reader.numbers[begin:], self.steps_done + 1, group)
+                    if group.get("dampening") and not self.steps_done:
+                        self._undampened(reader, group, begin)
+                except (KeyError, TypeError, ValueError) as error:
+                    raise CaptureError(
+                        f"the optimizer's hyperparameters are wrong or incomplete ({error!r})"
+                    ) from error
+        numbers: list[float | int] = reader.numbers
+        return numbers
+
+    def _momentum_products(self) -> list[float]:
+        """Return the product of NAdam's momenta before the next update, for each group, rounded as torch's state is.
+
+        They depend on all updates before: kept from one to the next, and made again after a resume.
+        """
+        if self._products.updates > self.steps_done:
+            self._products = _Products(0, ())
+        products = self._products.of_groups or tuple(torch.ones((), dtype=torch.float32) for _ in self._first_groups)
+        for update in range(self._products.updates, self.steps_done):
+            for product, group in zip(products, self._groups(update), strict=True):
+                product.mul_(_nadam_momentum(group, float(update + 1)))
+            if not any(product.item() for product in products):
+                break  # 0.0 for ever: one stays that is there
+        self._products = _Products(self.steps_done, products)
+        return [product.item() for product in products]
+
+    def _update_cell(self, reader: "_NumberReader", group: Mapping[str, Any], product: float = 1.0) -> None:
+        reader.quiet = True
+        cell = _Cell(float(self.steps_done), product)
+        reader.hyperparameters = [v for v in group.values() if isinstance(v, torch.Tensor)]
+        reader.quiet = False
+        _UPDATES[self._name](cell, group)
+
+    def _undampened(self, reader: "_NumberReader", group: Mapping[str, Any], begin: int) -> None:
+        """Let the first update take the whole gradient for its momentum, as torch does: no factor of dampening.
+
+        Which number that is shows by asking for the same update with another dampening.
+        """
+        numbers = reader.numbers[begin:]
+        self._update_cell(reader, {**group, "dampening": group["dampening"] / 2})
+        others = reader.numbers[begin + len(numbers) :]
+        reader.numbers[begin:] = [1.0 if a != b else a for a, b in zip(numbers, others, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Products:
+    """NAdam's products of momenta after so many updates, one per group."""
+
+    updates: int
+    of_groups: tuple[torch.Tensor, ...]
+
+
+class _Cell:
+    """One element with everything an update may want beside it."""
+
+    def __init__(self, steps: float, product: float) -> None:
+        self.parameter, self.grad, self.first, self.second, self.third = (torch.zeros(1) for _ in range(5))
+        self.step, self.product = torch.tensor(steps), torch.tensor(product)
+
+
+def _sgd(cell: _Cell, g: Mapping[str, Any]) -> None:
+    buffer = cell.first if g["momentum"] else None
+    if g.get("fused"):
+        _fused_sgd(
+            [cell.parameter], [cell.grad], [buffer], None, None, weight_decay=g["weight_decay"], momentum=g["momentum"],
+            lr=g["lr"], dampening=g["dampening"], nesterov=g["nesterov"], maximize=g["maximize"], has_sparse_grad=False,
+        )  # fmt: skip
+        return
+    _single_tensor_sgd(
+        [cell.parameter], [cell.grad], [buffer], None, None, weight_decay=g["weight_decay"], momentum=g["momentum"],
+        lr=g["lr"], dampening=g["dampening"], nesterov=g["nesterov"], maximize=g["maximize"], has_sparse_grad=False,
+    )  # fmt: skip
+
+
+def _adam(cell: _Cell, g: Mapping[str, Any]) -> None:
+    beta1, beta2 = g["betas"]
+    update = _fused_adam if g.get("fused") else _single_tensor_adam
+    update(
+        [cell.parameter], [cell.grad], [cell.first], [cell.second], [cell.third] if g["amsgrad"] else [], [cell.step],
+        None, None, amsgrad=g["amsgrad"], has_complex=False, beta1=beta1, beta2=beta2, lr=g["lr"],
+        weight_decay=g["weight_decay"], eps=g["eps"], maximize=g["maximize"], capturable=False, differentiable=False,
+        decoupled_weight_decay=g["decoupled_weight_decay"],
+    )  # fmt: skip
+
+
+def _rmsprop(cell: _Cell, g: Mapping[str, Any]) -> None:
+    _single_tensor_rmsprop(
+        [cell.parameter], [cell.grad], [cell.first], [cell.second] if g["centered"] else [],
+        [cell.third] if g["momentum"] > 0 else [], [cell.step], lr=g["lr"], alpha=g["alpha"], eps=g["eps"],
+        weight_decay=g["weight_decay"], momentum=g["momentum"], centered=g["centered"], maximize=g["maximize"],
+        differentiable=False, capturable=False, has_complex=False,
+    )  # fmt: skip
+
+
+def _adagrad(cell: _Cell, g: Mapping[str, Any]) -> None:
+    update = _fused_adagrad if g.get("fused") else _single_tensor_adagrad
+    update(
+        [cell.parameter], [cell.grad], [cell.first], [cell.step], None, None, lr=g["lr"],
+        weight_decay=g["weight_decay"], lr_decay=g["lr_decay"], eps=g["eps"], has_sparse_grad=False,
+        maximize=g["maximize"], differentiable=False, has_complex=False,
+    )  # fmt: skip
+
+
+def _adadelta(cell: _Cell, g: Mapping[str, Any]) -> None:
+    _single_tensor_adadelta(
+        [cell.parameter], [cell.grad], [cell.first], [cell.second], [cell.step], lr=g["lr"], rho=g["rho"], eps=g["eps"],
+        weight_decay=g["weight_decay"], maximize=g["maximize"], differentiable=False, capturable=False, has_complex=False,
+    )  # fmt: skip
+
+
+def _adamax(cell: _Cell, g: Mapping[str, Any]) -> None:
+    beta1, beta2 = g["betas"]
+    _single_tensor_adamax(
+        [cell.parameter], [cell.grad], [cell.first], [cell.second], [cell.step], lr=g["lr"], beta1=beta1, beta2=beta2,
+        eps=g["eps"], weight_decay=g["weight_decay"], maximize=g["maximize"], differentiable=False, capturable=False,
+        has_complex=False,
+    )  # fmt: skip
+
+
+def _nadam(cell: _Cell, g: Mapping[str, Any]) -> None:
+    beta1, beta2 = g["betas"]
+    _single_tensor_nadam(
+        [cell.parameter], [cell.grad], [cell.first], [cell.second], [cell.product], [cell.step], beta1=beta1,
+        beta2=beta2, lr=g["lr"], weight_decay=g["weight_decay"], momentum_decay=g["momentum_decay"], eps=g["eps"],
+        decoupled_weight_decay=g["decoupled_weight_decay"], maximize=g["maximize"], capturable=False,
+        differentiable=False, has_complex=False,
+    )  # fmt: skip
+
+
+def _nadam_momentum(g: Mapping[str, Any], step: float) -> float:
+    momentum: float = g["betas"][0] * (1.0 - 0.5 * (0.96 ** (step * g["momentum_decay"])))
+    return momentum
+
+
+def rectifies(g: Mapping[str, Any], step: float) -> bool:
+    """Tell whether RAdam's update of this count divides by the square root of its second moment, as torch computes it."""
+    beta2 = g["betas"][1]
+    rho = 2 / (1 - beta2) - 1 - 2 * step * (beta2**step) / (1 - beta2**step)
+    return bool(rho > 5.0)
+
+
+def _rectified(numbers: Sequence[float | int], step: int, g: Mapping[str, Any]) -> list[float | int]:
+    """Return the numbers of the operators that RAdam is recorded with, `clamp_` (`port_planner.capture.step`) among them.
+
+    It lets pass what an update divides by; the first updates, which do not, get 1.0 of it.
+    """
+    if not rectifies(g, SETTLED_STEP):
+        return [*numbers]
+    if rectifies(g, float(step)):
+        return [*numbers[:-2], -math.inf, math.inf, *numbers[-2:]]
+    return [*numbers[:-1], g["eps"], 1.0, 1.0, 1.0, 1.0, numbers[-1]]
+
+
+def _radam(cell: _Cell, g: Mapping[str, Any]) -> None:
+    beta1, beta2 = g["betas"]
+    _single_tensor_radam(
+        [cell.parameter], [cell.grad], [cell.first], [cell.second], [cell.step], beta1=beta1, beta2=beta2, lr=g["lr"],
+        weight_decay=g["weight_decay"], eps=g["eps"], decoupled_weight_decay=g["decoupled_weight_decay"],
+        differentiable=False, maximize=g["maximize"], capturable=False, has_complex=False,
+    )  # fmt: skip
+
+
+_UPDATES: dict[str, Callable[[_Cell, Mapping[str, Any]], None]] = {
+    "SGD": _sgd, "Adam": _adam, "AdamW": _adam, "RMSprop": _rmsprop, "Adagrad": _adagrad,
+    "Adadelta": _adadelta, "Adamax": _adamax, "NAdam": _nadam, "RAdam": _radam,
+}  # fmt: skip
+
+
+class _NumberReader(TorchDispatchMode):
+    """Collects the numbers among the arguments of each operator that computes."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # skipping means importing torch's compiler, 70 MiB
+
+    def __init__(self) -> None:
+        TorchDispatchMode.__init__(self)
+        self.numbers: list[float | int] = []
+        self.quiet = False
+        self.hyperparameters: list[torch.Tensor] = []
+        """Those that are tensors, and what is computed of them alone: an operator on a parameter takes them as numbers."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if self.quiet:
+            return result
+        tensors = [a for a in pytree.tree_leaves([args, kwargs]) if isinstance(a, torch.Tensor)]
+        if tensors and all(map(self._is_hyperparameter, tensors)):
+            self.hyperparameters += [r for r in pytree.tree_leaves(result) if isinstance(r, torch.Tensor)]
+        elif (isinstance(result, torch.Tensor) or result is None) and not _is_view(func):
+            self.numbers += _numbers((*args, *kwargs.values()), self._is_hyperparameter)
+        return result
+
+    def _is_hyperparameter(self, tensor: torch.Tensor) -> bool:
+        return any(tensor is one for one in self.hyperparameters)
+
+
+def _is_view(func: Any) -> bool:
+    returns = func._schema.returns
+    return bool(returns) and returns[0].alias_info is not None and not returns[0].alias_info.is_write
+
+
+def _numbers(arguments: Iterable[Any], is_number: Callable[[torch.Tensor], bool]) -> list[float | int]:
+    """Return the plain numbers among (nested) arguments, in order, and those of tensors that are taken for numbers."""
+    found: list[float | int] = []
+    for leaf in pytree.tree_leaves(list(arguments)):
+        if isinstance(leaf, torch.Tensor) and is_number(leaf):
+            found.append(float(leaf))
+        elif isinstance(leaf, int | float) and not isinstance(leaf, bool):
+            found.append(leaf)
+    return found

@@ -1,0 +1,154 @@
+"""Update groups: runs of elementwise operators that update one parameter and may run slice by slice.
+
+An elementwise operator over whole contiguous tensors gives the same bits when it runs on consecutive slices, as long
+as the slices start at multiples of the vector width (the tail elements are then the same as before).
+"""
+
+import math
+
+from port_planner.ir.graph import ITEM_BYTES, Op, Phase, Ref, Role, StepGraph, Value, operands
+from port_planner.ir.program import UpdateGroup
+
+ELEMENTWISE = frozenset(
+    f"aten::{name}"
+    for name in (
+        "add.Tensor", "add_.Tensor", "sub.Tensor", "sub_.Tensor", "mul.Tensor", "mul_.Tensor", "mul.Scalar",
+        "mul_.Scalar", "div.Tensor", "div_.Tensor", "div.Scalar", "div_.Scalar", "neg", "sqrt", "sqrt_", "addcmul",
+        "addcmul_", "addcdiv", "addcdiv_", "lerp.Scalar", "lerp_.Scalar", "lerp_.Tensor", "copy_", "clone",
+        "maximum.out", "abs", "abs_", "add.Scalar", "add_.Scalar", "zeros_like", "empty_like", "reciprocal",
+        "clamp_", "sign", "sign_", "neg_",
+    )
+)  # fmt: skip
+"""Operators that compute each element from the elements at the same place only.
+
+The larger of two zeros may be either in vectors and number by number; `maximum.out` takes those of torch's optimizers alone, which keep
+squares and absolute values and have no negative zero.
+"""
+
+_HALVES = ("float16", "bfloat16")
+_COMPLEX = "complex"
+_SCALED_BY_THE_THIRD = ("aten::add.Scalar", "aten::add_.Scalar")
+"""Whose third argument is `alpha`; sums of tensors take it by name."""
+
+SLICE_BYTES = 1 << 20
+"""Slices start at multiples of this many bytes: a multiple of every vector width, and what flash likes to move."""
+
+
+def update_groups(graph: StepGraph) -> tuple[UpdateGroup, ...]:
+    """Return the update groups of `graph` that may run sliced, in order."""
+    return graph.once(_update_groups)
+
+
+def _update_groups(graph: StepGraph) -> tuple[UpdateGroup, ...]:
+    groups = []
+    i = 0
+    while i < len(graph.ops):
+        if graph.ops[i].phase is not Phase.UPDATE:
+            i += 1
+            continue
+        first = i
+        last_write: dict[int, int] = {}
+        while i < len(graph.ops) and graph.ops[i].phase is Phase.UPDATE:
+            for s in graph.ops[i].writes:
+                if graph.storages[s].role is Role.PARAMETER:
+                    last_write[s] = i
+            i += 1
+        for parameter, last in sorted(last_write.items(), key=lambda item: item[1]):
+            if group := _group(graph, parameter, first, last):
+                groups.append(group)
+            first = last + 1
+    return tuple(groups)
+
+
+def slice_bounds(nbytes: int, count: int) -> list[tuple[int, int]]:
+    """Return the (start, stop) byte ranges of at most `count` slices of a storage of `nbytes`."""
+    step = math.ceil(nbytes / count / SLICE_BYTES) * SLICE_BYTES
+    return [(a, min(a + step, nbytes)) for a in range(0, nbytes, step)]
+
+
+def _group(graph: StepGraph, parameter: int, first: int, last: int) -> UpdateGroup | None:
+    if not graph.storages[parameter].nbytes:
+        return None  # nothing to cut
+    whole: list[int] = []
+    storages: set[int] = set()
+    for i in range(first, last + 1):
+        kinds = [_kind(graph, graph.values[v], parameter) for v in _touched(graph.ops[i])]
+        if None in kinds or not kinds:
+            return None
+        if not any(kinds):
+            if storages & {graph.values[v].storage for v in operands(graph.ops[i])}:
+                return None
+            whole.append(i)
+            continue
+        if graph.ops[i].name not in ELEMENTWISE or graph.ops[i].random or may_round_apart(graph, graph.ops[i]):
+            return None
+        for v, full in zip(_touched(graph.ops[i]), kinds, strict=True):
+            if full:
+                storages.add(graph.values[v].storage)
+    if not storages:
+        return None
+    inside = set(range(first, last + 1))
+    temporaries = {
+        s for s in storages
+        if graph.storages[s].role is Role.TEMPORARY and inside.issuperset(graph.uses[s]) and s not in graph.kept
+    }  # fmt: skip
+    if any(storages & set(graph.creates[i]) - temporaries for i in inside):
+        return None  # what is made slice by slice would be read whole later
+    return UpdateGroup(
+        parameter,
+        first,
+        last,
+        tuple(sorted(storages)),
+        tuple(sorted(temporaries)),
+        tuple(whole),
+        graph.storages[parameter].nbytes,
+    )
+
+
+def _touched(op: Op) -> list[int]:
+    return [*operands(op), *(v for v in op.outputs if v is not None)]
+
+
+def may_round_apart(graph: StepGraph, op: Op) -> bool:
+    """Tell whether an elementwise operator may round apart in vectors and number by number.
+
+    How many numbers are left for the latter at the ends of threads' shares depends on how much is computed at once. A worker lowers a
+    plan on another machine than made it, so this is what kernels of any processor may do; `port_planner.slices.comparison.thread_shares` looks at this one's.
+    """
+    kinds = {graph.values[v].dtype for v in operands(op)}
+    if any(kind.startswith(_COMPLEX) for kind in kinds):
+        return True
+    if op.name.startswith(("aten::lerp.", "aten::lerp_.")):
+        weight = op.args[-1]
+        return _count(graph.values[weight.value]) > 1 if isinstance(weight, Ref) else weight == 1
+    scale = op.args[2] if op.name in _SCALED_BY_THE_THIRD and len(op.args) > 2 else dict(op.kwargs).get("alpha", 1)
+    return scale != 1 and not kinds.isdisjoint(_HALVES)
+
+
+def _count(value: Value) -> int:
+    count = 1
+    for n in value.shape:
+        count *= n
+    return count
+
+
+def _kind(graph: StepGraph, value: Value, parameter: int) -> bool | None:
+    """True: a whole contiguous tensor of the parameter's size.
+
+    False: a single element; None: anything else.
+    """
+    if _count(value) == 1:
+        return False
+    nbytes = graph.storages[parameter].nbytes
+    if (
+        graph.storages[value.storage].nbytes != nbytes
+        or value.offset
+        or _count(value) * ITEM_BYTES[value.dtype] != nbytes
+    ):
+        return None
+    stride = 1
+    for n, k in zip(reversed(value.shape), reversed(value.stride), strict=True):
+        if n != 1 and k != stride:
+            return None
+        stride *= n
+    return True

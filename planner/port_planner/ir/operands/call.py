@@ -1,0 +1,172 @@
+"""A call of an operator in a graph, and where its operands come from."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TypeAlias
+
+from port_planner.ir.devices.transfers import transfer_of
+from port_planner.ir.graph import Argument, Op, Ref, StepGraph, Value
+
+Shape = tuple[int, ...]
+
+_COPY = "aten::clone"
+
+
+@dataclass(frozen=True)
+class GraphCall:
+    """An operator of a graph and what it is called with, by the names of its parameters."""
+
+    graph: "Writers"
+    index: int
+    arguments: Mapping[str, Argument]
+
+    def value(self, name: str) -> Value | None:
+        argument = self.arguments.get(name)
+        return self.graph.graph.values[argument.value] if isinstance(argument, Ref) else None
+
+    def shape(self, name: str) -> Shape:
+        """Return the shape of an operand; raise UnfitError where there is none."""
+        value = self.value(name)
+        if value is None:
+            raise UnfitError
+        return value.shape
+
+    def sizes(self, name: str) -> Shape:
+        """Return an argument that is a list of sizes; raise UnfitError where it is none."""
+        argument = self.arguments.get(name)
+        if not isinstance(argument, tuple):
+            raise UnfitError
+        return tuple(whole(n) for n in argument)
+
+    def listed(self, name: str, count: int | None = None) -> list[Value]:
+        """Return the operands of an argument that is a list of tensors, so many where a `count` is given; raise UnfitError where it is none."""
+        argument = self.arguments.get(name)
+        if not isinstance(argument, tuple) or len(argument) != (len(argument) if count is None else count):
+            raise UnfitError
+        if not all(isinstance(part, Ref) for part in argument):
+            raise UnfitError
+        return [self.graph.graph.values[part.value] for part in argument if isinstance(part, Ref)]
+
+    def size(self, name: str) -> int:
+        return whole(self.arguments.get(name))
+
+    def all_of(self, names: str, shape: Shape) -> bool:
+        """Say whether every one of these operands that is there has this shape."""
+        return all(self.shape(n) == shape for n in names.split() if self.arguments.get(n) is not None)
+
+    def maker(self, value: Value | None) -> Op | None:
+        """Return the earlier operator whose only result is this value, where nothing else writes it."""
+        made = None if value is None else self.graph.only_toucher(value.storage, self.index)
+        op = None if made is None else self.graph.graph.ops[made]
+        result = None if op is None or len(op.outputs) != 1 else op.outputs[0]
+        return op if result is not None and self.graph.graph.values[result] == value else None
+
+    def made_by(self, name: str, forward: str, output: int) -> "GraphCall":
+        """Return the earlier call whose output this operand is, or a copy of it, never written since; raise UnfitError where there is none."""
+        for wanted in self._copied(name):
+            for i, op in enumerate(self.graph.graph.ops[: self.index]):
+                if base(op) == forward and len(op.outputs) > output:
+                    v = op.outputs[output]
+                    made = v is not None and self.graph.graph.values[v] == wanted
+                    if made and self.graph.touching[wanted.storage] == [i]:
+                        return call_of(self.graph, i)
+        raise UnfitError
+
+    def taken_by(self, name: str, forward: str) -> list["GraphCall"]:
+        """Return the earlier calls that took this operand, or what it is a copy of, under the same name.
+
+        Where it was not written since.
+        """
+        ops = self.graph.graph.ops
+        found = list[GraphCall]()
+        for wanted in self._copied(name):
+            last = max(self.graph.touching[wanted.storage], default=-1)
+            calls = [call_of(self.graph, i) for i in range(last + 1, self.index) if base(ops[i]) == forward]
+            found += [call for call in calls if call.value(name) == wanted]
+        return found
+
+    def _copied(self, name: str) -> Iterator[Value]:
+        """Yield an operand, what it is a copy of, and so on: hooks on saved tensors may hand copies to the backward pass."""
+        value, before = self.value(name), self.index
+        if value is None:
+            raise UnfitError
+        yield value
+        while (made := self.graph.copy_of(value, before)) is not None:
+            value, before = made
+            yield value
+
+
+class UnfitError(Exception):
+    """What an operator is called with does not fit; `verify_operands` says it with all there is to say."""
+
+
+class Writers:
+    """A graph, and which of its operators make or change each storage.
+
+    `parameters`: names of what operators take that are looked at, by base name, in their order.
+    """
+
+    def __init__(self, graph: StepGraph, parameters: Mapping[str, str]) -> None:
+        self.graph = graph
+        self.parameters = parameters
+
+    @cached_property
+    def touching(self) -> list[list[int]]:
+        touching: list[list[int]] = [[] for _ in self.graph.storages]
+        for i, op in enumerate(self.graph.ops):
+            made = {self.graph.values[v].storage for v in op.outputs if v is not None}
+            for s in made | set(op.writes):
+                touching[s].append(i)
+        return touching
+
+    def only_toucher(self, storage: int, before: int) -> int | None:
+        """Return the one operator that makes or changes a storage, where it is ahead of `before`; None where there is none or are more."""
+        touching = self.touching[storage]
+        return touching[0] if len(touching) == 1 and touching[0] < before else None
+
+    def copy_of(self, value: Value, before: int) -> tuple[Value, int] | None:
+        """Return what a value is a copy of and the operator, ahead of `before`, that made it; None where none did.
+
+        Nothing else writes the copy, and nothing writes what it was made of any more.
+        """
+        made = self.only_toucher(value.storage, before)
+        if made is None:
+            return None
+        op = self.graph.ops[made]
+        if (moved := transfer_of(self.graph, op)) is not None:
+            unchanged = max(self.touching[moved.source], default=-1) < made
+            return (replace(value, storage=moved.source), made) if unchanged else None
+        if op.name != _COPY or op.outputs[0] is None or self.graph.values[op.outputs[0]] != value:
+            return None
+        if not isinstance(op.args[0], Ref):
+            return None
+        source = self.graph.values[op.args[0].value]
+        unchanged = max(self.touching[source.storage], default=-1) < made
+        alike = (source.shape, source.dtype) == (value.shape, value.dtype)
+        return (source, made) if unchanged and alike else None
+
+
+def whole(number: object) -> int:
+    """Return a whole number that sizes and places may be; raise UnfitError for anything else."""
+    if isinstance(number, bool) or not isinstance(number, int) or abs(number) > 1 << 40:
+        raise UnfitError
+    return number
+
+
+def base(op: Op) -> str:
+    """Return an operator's name without namespace and overload."""
+    return op.name.removeprefix("aten::").partition(".")[0]
+
+
+def call_of(graph: Writers, index: int) -> GraphCall:
+    """Return the call of an operator whose parameters are known."""
+    op = graph.graph.ops[index]
+    names = graph.parameters[base(op)].split()
+    return GraphCall(graph, index, {**dict(zip(names, op.args, strict=False)), **dict(op.kwargs)})
+
+
+Fits: TypeAlias = Callable[[GraphCall], bool]
+"""Tells whether what an operator is called with fits; may raise UnfitError, IndexError, TypeError or ValueError where it does not."""
+Rule: TypeAlias = tuple[str, Fits]
+"""Names of an operator's parameters, in their order, and what they are judged by."""

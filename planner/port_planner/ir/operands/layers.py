@@ -1,0 +1,120 @@
+"""What softmax, normalizations and attention are called with."""
+
+import math
+from dataclasses import replace
+
+from port_planner.ir.operands.call import GraphCall, Rule
+
+
+def _same_shapes(call: GraphCall) -> bool:
+    return call.shape("grad_output") == call.shape("output")
+
+
+def _gelu(call: GraphCall) -> bool:
+    """oneDNN's kernel reads as many gradients as there are inputs."""
+    return call.shape("grad_output") == call.shape("self")
+
+
+def _batch_norm(call: GraphCall) -> bool:
+    shape = call.shape("input")
+    if len(shape) < 2 or 0 in shape:
+        return False
+    training = call.arguments.get("training", call.arguments.get("train"))
+    running, saved = "running_mean running_var", "save_mean save_invstd"
+    needed = running if not training else saved if "train" in call.arguments else ""
+    there = all(call.shape(name) == shape[1:2] for name in needed.split())
+    one_each = f"weight bias {running} {saved if training else ''}"
+    return there and call.all_of(one_each, shape[1:2]) and call.all_of("grad_out", shape)
+
+
+def _cudnn_batch_norm_backward(call: GraphCall) -> bool:
+    shape = call.shape("input")
+    if len(shape) < 2 or 0 in shape:
+        return False
+    saved = all(call.shape(name) == shape[1:2] for name in ("save_mean", "save_invstd"))
+    return saved and call.all_of("weight running_mean running_var", shape[1:2]) and call.shape("grad_out") == shape
+
+
+def _layer_norm_backward(call: GraphCall) -> bool:
+    shape, inner = call.shape("input"), call.sizes("normalized_shape")
+    rows = math.prod(shape[: len(shape) - len(inner)])
+    return (
+        call.shape("grad_out") == shape and shape[len(shape) - len(inner) :] == inner and bool(inner)
+        and math.prod(call.shape("mean")) == math.prod(call.shape("rstd")) == rows and call.all_of("weight bias", inner)
+    )  # fmt: skip
+
+
+def _weight_norm(call: GraphCall) -> bool:
+    v, backward = "v" if "v" in call.arguments else "saved_v", "saved_v" in call.arguments
+    shape, dim = call.shape(v), call.size("dim") if "dim" in call.arguments else 0
+    if len(shape) < 1 or 0 in shape or dim not in (0, len(shape) - 1):
+        return False
+    norms = tuple(n if i == dim else 1 for i, n in enumerate(shape))
+    return call.all_of("g saved_g saved_norms", norms) and (not backward or call.shape("grad_w") == shape)
+
+
+def _attention(call: GraphCall) -> bool:
+    q, k, v = (call.shape(name) for name in ("query", "key", "value"))
+    if {len(q), len(k), len(v)} != {4} or 0 in (*q, *k, *v):
+        return False
+    fits = q[0] == k[0] and k == v and q[3] == k[3] and q[1] % k[1] == 0
+    if call.arguments.get("attn_mask") is not None:
+        mask, wanted = call.shape("attn_mask"), (q[0], q[1], q[2], k[2])
+        fits &= len(mask) in (2, 4) and all(n in (1, m) for n, m in zip(mask[::-1], wanted[::-1], strict=False))
+    rows = ("query", "key", "value", "out")
+    dense = all(value.stride[-1] == 1 for name in rows if (value := call.value(name)) is not None)
+    return fits and dense and call.all_of("grad_out out", q) and call.all_of("logsumexp", q[:3])
+
+
+def _padded_attention(call: GraphCall) -> bool:
+    """As `_attention`, of kernels that keep the logarithms in rows of a length of their own, which they check."""
+    rows = call.shape("logsumexp")[:2] == call.shape("query")[:2]
+    return rows and _attention(replace(call, arguments={**call.arguments, "logsumexp": None}))
+
+
+_NORMED = "input weight bias running_mean running_var training momentum eps"
+_SEQUENCES = "cum_seq_q cum_seq_k max_q max_k"
+_ATTENDED = "query key value dropout_p is_causal attn_mask scale"
+
+RULES: dict[str, Rule] = {
+    "_log_softmax_backward_data": ("grad_output output dim input_dtype", _same_shapes),
+    "_softmax_backward_data": ("grad_output output dim input_dtype", _same_shapes),
+    "gelu_backward": ("grad_output self approximate", _gelu),
+    "native_batch_norm": (_NORMED, _batch_norm),
+    "native_batch_norm_backward": (
+        "grad_out input weight running_mean running_var save_mean save_invstd train eps output_mask", _batch_norm
+    ),
+    "cudnn_batch_norm": (_NORMED, _batch_norm),
+    "cudnn_batch_norm_backward": (
+        "input grad_out weight running_mean running_var save_mean save_invstd eps reserve", _cudnn_batch_norm_backward
+    ),
+    "_scaled_dot_product_flash_attention": (
+        "query key value dropout_p is_causal return_debug_mask", _attention
+    ),
+    "_scaled_dot_product_flash_attention_backward": (
+        f"grad_out query key value out logsumexp {_SEQUENCES} dropout_p is_causal philox_seed philox_offset", _attention
+    ),
+    "_scaled_dot_product_efficient_attention": (
+        "query key value attn_mask compute_log_sumexp dropout_p is_causal", _attention
+    ),
+    "_scaled_dot_product_efficient_attention_backward": (
+        "grad_out query key value attn_mask out logsumexp philox_seed philox_offset dropout_p grad_input_mask is_causal",
+        _padded_attention,
+    ),
+    "_scaled_dot_product_cudnn_attention": (
+        "query key value attn_mask compute_log_sumexp dropout_p is_causal return_debug_mask", _attention
+    ),
+    "_scaled_dot_product_cudnn_attention_backward": (
+        f"grad_out query key value out logsumexp philox_seed philox_offset attn_mask {_SEQUENCES} dropout_p is_causal",
+        _padded_attention,
+    ),
+    "native_layer_norm_backward": (
+        "grad_out input normalized_shape mean rstd weight bias output_mask", _layer_norm_backward
+    ),
+    "_weight_norm_interface": ("v g dim", _weight_norm),
+    "_weight_norm_interface_backward": ("grad_w saved_v saved_g saved_norms dim", _weight_norm),
+    "_scaled_dot_product_flash_attention_for_cpu": (_ATTENDED, _attention),
+    "_scaled_dot_product_flash_attention_for_cpu_backward": (
+        "grad_out query key value out logsumexp dropout_p is_causal attn_mask scale", _attention
+    ),
+}  # fmt: skip

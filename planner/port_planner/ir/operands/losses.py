@@ -1,0 +1,154 @@
+"""What losses and distances are called with."""
+
+import math
+from itertools import zip_longest
+
+from port_planner.ir.graph import Ref, Value
+from port_planner.ir.operands.call import Fits, GraphCall, Rule, Shape, Writers, call_of
+
+
+def _nll_loss(forward: str) -> Fits:
+    """The forward pass checks every label; the backward pass none."""
+
+    def fits(call: GraphCall) -> bool:
+        plain = ("ignore_index", "reduction")
+        checked = [
+            f for f in call.taken_by("target", forward)
+            if f.shape("self") == call.shape("self") and all(f.arguments.get(n) == call.arguments.get(n) for n in plain)
+        ]  # fmt: skip
+        classes, rows = call.shape("self")[-1 if forward == "nll_loss_forward" else 1], call.shape("target")
+        grad = rows if call.arguments.get("reduction") == 0 else ()
+        seen = bool(checked) or (forward == "nll_loss_forward" and _labels_seen_in_pieces(call))
+        return (
+            seen and call.all_of("weight", (classes,)) and call.shape("grad_output") == grad
+            and math.prod(call.shape("total_weight")) == 1
+        )  # fmt: skip
+
+    return fits
+
+
+def _labels_seen_in_pieces(call: GraphCall) -> bool:
+    """Say whether these labels, a piece of all, were checked as `port_planner.slices.pieces` has them checked.
+
+    `gather` with the labels that are not negative raises where one is no column; a loss of one class, of the labels that
+    are, raises where one is not to be ignored.
+    """
+    wanted, classes = call.value("target"), call.shape("self")
+    if wanted is None or len(wanted.shape) != 1 or wanted.stride != (1,):
+        return False
+    begin = max(call.graph.touching[wanted.storage], default=-1) + 1
+    gathered, ignored = list[Value](), False
+    for i in range(begin, call.index):
+        taken = _outcome(call.graph, i, "aten::clamp_min")
+        if taken is not None and _gathers(call, i, taken[1], (*taken[0].shape, *classes[1:])):
+            gathered.append(taken[0])
+        taken = _outcome(call.graph, i, "aten::clamp_max")
+        ignored = ignored or (taken is not None and _lies_in(wanted, taken[0]) and _ignores(call, i, taken[1]))
+    return ignored and _covered(wanted, gathered)
+
+
+def _covered(wanted: Value, pieces: list[Value]) -> bool:
+    """Say whether pieces of the same row of elements, taken together, hold all of one."""
+    reached, end = wanted.offset, wanted.offset + wanted.shape[0]
+    alike = [p for p in pieces if (p.storage, p.dtype, p.stride) == (wanted.storage, wanted.dtype, wanted.stride)]
+    for piece in sorted(alike, key=lambda p: p.offset):
+        if piece.offset <= reached:
+            reached = max(reached, piece.offset + piece.shape[0])
+    return reached >= end
+
+
+def _outcome(graph: Writers, i: int, name: str) -> tuple[Value, Value] | None:
+    """Return what op `i` bounds by 0, and the result, where it is this operator and nothing else writes the result."""
+    op, values = graph.graph.ops[i], graph.graph.values
+    if op.name != name or op.kwargs or len(op.args) != 2 or op.args[1] != 0 or isinstance(op.args[1], bool):
+        return None
+    source, result = op.args[0], op.outputs[0]
+    if not isinstance(source, Ref) or result is None or graph.touching[values[result].storage] != [i]:
+        return None
+    return values[source.value], values[result]
+
+
+def _gathers(call: GraphCall, after: int, index: Value, table: Shape) -> bool:
+    column = Value(index.storage, index.dtype, (*index.shape, 1), (1, 1), 0)
+    values = call.graph.graph.values
+    return index.offset == 0 and any(
+        op.name == "aten::gather" and op.args[1] == 1
+        and [values[a.value] for a in op.args if isinstance(a, Ref)][1:] == [column]
+        and isinstance(op.args[0], Ref) and values[op.args[0].value].shape == table
+        for op in call.graph.graph.ops[after : call.index]
+    )  # fmt: skip
+
+
+def _ignores(call: GraphCall, after: int, target: Value) -> bool:
+    for i in range(after, call.index):
+        if call.graph.graph.ops[i].name == "aten::nll_loss_forward":
+            loss = call_of(call.graph, i)
+            rows = loss.shape("self")
+            alike = all(loss.arguments.get(n) == call.arguments.get(n) for n in ("ignore_index", "reduction"))
+            if loss.value("target") == target and alike and rows == (*target.shape, 1):
+                return True
+    return False
+
+
+def _lies_in(piece: Value, whole: Value) -> bool:
+    """Say whether a row of elements is a stretch of another."""
+    alike = (piece.storage, piece.dtype, piece.stride) == (whole.storage, whole.dtype, whole.stride)
+    return alike and whole.offset <= piece.offset and piece.offset + piece.shape[0] <= whole.offset + whole.shape[0]
+
+
+def _margin_loss(call: GraphCall) -> bool:
+    """A loss of every row has a gradient for each, others one."""
+    every = call.arguments.get("reduction", 1) == 0
+    return math.prod(call.shape("grad_output")) == (math.prod(call.shape("self")[:-1]) if every else 1)
+
+
+def _distances(call: GraphCall) -> bool:
+    one, other, grad = call.shape("x1"), call.shape("x2"), call.shape("grad")
+    batch = [*zip_longest(one[-3::-1], other[-3::-1], fillvalue=1)]
+    alike = min(len(one), len(other)) > 1 and one[-1] == other[-1] and call.shape("cdist") == grad
+    wanted = tuple(max(pair) if 0 not in pair else 0 for pair in batch)[::-1]
+    broadcasts = all(a == b or 1 in (a, b) for a, b in batch)
+    return alike and broadcasts and grad == (*wanted, one[-2], other[-2])
+
+
+def _distances_of_pairs(call: GraphCall) -> bool:
+    rows, _ = call.shape("self")
+    return rows > 0 and call.shape("grad") == call.shape("pdist") == (rows * (rows - 1) // 2,)
+
+
+def _ctc_loss(call: GraphCall) -> bool:
+    """The forward pass checks lengths, and labels are checked before it; the backward pass takes what was checked."""
+    made, likelihood = call.made_by("log_alpha", "_ctc_loss", 1), call.made_by("neg_log_likelihood", "_ctc_loss", 0)
+    lengths = ("input_lengths", "target_lengths")
+    given = [call.taken_by(name, "_ctc_loss") for name in ("targets", *lengths) if call.value(name) is not None]
+    listed = [(call.arguments.get(name), made.arguments.get(name)) for name in lengths if call.value(name) is None]
+    return (
+        likelihood.index == made.index and all(made.index in [c.index for c in taken] for taken in given)
+        and all(mine == its for mine, its in listed) and call.arguments.get("blank") == made.arguments.get("blank", 0)
+        and call.shape("log_probs") == made.shape("log_probs")
+        and call.shape("grad") == call.shape("neg_log_likelihood")
+    )  # fmt: skip
+
+
+_LOSS = "self target weight reduction ignore_index"
+_CTC = "log_probs targets input_lengths target_lengths blank zero_infinity"
+
+RULES: dict[str, Rule] = {
+    "nll_loss_backward": (f"grad_output {_LOSS} total_weight", _nll_loss("nll_loss_forward")),
+    "nll_loss2d_backward": (f"grad_output {_LOSS} total_weight", _nll_loss("nll_loss2d_forward")),
+    "multi_margin_loss_backward": ("grad_output self target p margin weight reduction", _margin_loss),
+    "multilabel_margin_loss_backward": ("grad_output self target reduction is_target", _margin_loss),
+    "_ctc_loss_backward": (
+        "grad log_probs targets input_lengths target_lengths neg_log_likelihood log_alpha blank zero_infinity", _ctc_loss
+    ),
+    "_pdist_forward": ("self p", lambda call: len(call.shape("self")) == 2),
+    "_pdist_backward": ("grad self p pdist", _distances_of_pairs),
+    "_cdist_backward": ("grad x1 x2 p cdist", _distances),
+}  # fmt: skip
+
+TAKEN = {
+    "nll_loss_forward": _LOSS,
+    "nll_loss2d_forward": _LOSS,
+    "_ctc_loss": _CTC,
+}
+"""Parameters of the operators whose indices another takes over."""

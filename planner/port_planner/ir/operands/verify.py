@@ -1,0 +1,54 @@
+"""What operators do not check themselves.
+
+Torch trusts autograd to call them with tensors that fit each other.
+
+A bundle may call them with anything, and these read or write out of bounds then. What they are called with is checked
+here, by the layouts that the graph declares; indices whose values nobody checks must be those that the operator's own
+forward pass made or took, or a copy of them. The list is what `tests/attack/operators.py` found in torch 2.13.
+"""
+
+from port_planner.ir.graph import GraphError, Ref, StepGraph
+from port_planner.ir.operands import images, layers, losses, recurrent, tables, updates
+from port_planner.ir.operands.call import Rule, UnfitError, Writers, base, call_of
+
+_RULES: dict[str, Rule] = {
+    **layers.RULES, **images.RULES, **losses.RULES, **tables.RULES, **recurrent.RULES, **updates.RULES
+}  # fmt: skip
+_PARAMETERS = {name: names for name, (names, _) in _RULES.items()} | images.TAKEN | losses.TAKEN | tables.TAKEN
+
+_SAME_PARAMETERS = ("aten::_ctc_loss_backward.Tensor",)
+"""Overloads that take what the operator without a suffix takes."""
+
+
+def verify_operands(graph: StepGraph) -> None:
+    """Raise GraphError where an operator would be called with operands that do not fit.
+
+    Those that it does not check itself.
+
+    `graph` is in the order in which it is run.
+    """
+    writers = Writers(graph, _PARAMETERS)
+    for i, op in enumerate(graph.ops):
+        if base(op) in _RULES:
+            try:
+                fits = (op.name.endswith(base(op)) or op.name in _SAME_PARAMETERS) and _RULES[base(op)][1](
+                    call_of(writers, i)
+                )
+            except (
+                UnfitError,
+                IndexError,
+                TypeError,
+                ValueError,
+            ):  # too few dimensions, or no number where one belongs
+                fits = False
+            if not fits:
+                shapes = ", ".join(
+                    str(list(graph.values[a.value].shape)) for a in (*op.args, *(a for _, a in op.kwargs))
+                    if isinstance(a, Ref)
+                )  # fmt: skip
+                raise GraphError(
+                    f"op {i} ({op.name}) takes tensors of shapes {shapes} that do not fit each other, or indices that nothing "
+                    "checked. In a bundle: it is damaged or hostile; plan the job again. While a job is recorded: something "
+                    "stands between the forward pass and the backward pass, as saved_tensors_hooks does; leave it out, or run "
+                    "the program with `port-agent exec`"
+                )

@@ -1,0 +1,117 @@
+"""Read moments and hours of the day as people write them.
+
+The one grammar of deadlines and windows.
+"""
+
+import re
+from datetime import datetime, time, timedelta
+
+from port_planner.ir.units import DurationError, DurationRangeError, UnitError, parse_duration, shown
+
+_CLOCK = re.compile(r"([0-9]{1,2}):([0-9]{2})")
+_BARE_NUMBER = re.compile(r"[-+]?[0-9.]*")
+_HOW = 'write it like 8h, 3d, 07:00, 2026-12-24 or "2026-12-24 18:00"'
+_HOW_HOURS = 'write it like "22:00-07:00"'
+_LAST_YEAR = 9000
+"""Calendars of 64-bit seconds go on; those of Python and of databases end at 9999, in every time zone."""
+LATEST_UNIX = 4102444800.0
+"""2100-01-01: calendars and time zones are certain to know it."""
+
+
+class MomentError(UnitError):
+    """A moment that cannot be read, or on the wrong side of now."""
+
+
+class HoursError(UnitError):
+    """Hours of the day that cannot be read."""
+
+
+def parse_deadline(text: str, now_unix: float) -> float:
+    """Return the Unix time of a moment to come: "8h" from now, "07:00" the next one, an ISO date and time.
+
+    Local time where no zone is given. Raises MomentError for anything else, and for what is over.
+    """
+    seconds = _span(text)
+    if seconds is not None:
+        return now_unix + seconds
+    clock = _clock(text)
+    if clock is not None:
+        today = datetime.combine(datetime.fromtimestamp(now_unix), clock)
+        return (today if today.timestamp() > now_unix else today + timedelta(days=1)).timestamp()
+    moment = _date(text)
+    if moment <= now_unix:
+        raise MomentError(f"the moment {shown(text)} is over; name one to come: {_HOW}")
+    return moment
+
+
+def parse_since(text: str, now_unix: float) -> float:
+    """Return the Unix time of a moment that was: "24h" ago, "07:00" the last one, an ISO date and time.
+
+    Local time where no zone is given. Raises MomentError for anything else, and for what is to come.
+    """
+    seconds = _span(text)
+    if seconds is not None:
+        return now_unix - seconds
+    clock = _clock(text)
+    if clock is not None:
+        today = datetime.combine(datetime.fromtimestamp(now_unix), clock)
+        return (today if today.timestamp() <= now_unix else today - timedelta(days=1)).timestamp()
+    moment = _date(text)
+    if moment > now_unix:
+        raise MomentError(f"the moment {shown(text)} is still to come; name one that was: {_HOW}")
+    return moment
+
+
+def parse_hours(text: str) -> tuple[time, time]:
+    """Return begin and end of "22:00-07:00", local time.
+
+    It may pass midnight, and "24:00" is midnight.
+
+    Raises HoursError for anything else.
+    """
+    begin, _, end = text.partition("-")
+    try:
+        return _time_of_day(begin.strip()), _time_of_day("00:00" if end.strip() == "24:00" else end.strip())
+    except ValueError as error:
+        raise HoursError(f"{shown(text)} is no time span; {_HOW_HOURS}") from error
+
+
+def _span(text: str) -> float | None:
+    """Return the seconds of a duration; None for what is none.
+
+    A bare number says nothing, not even a year.
+    """
+    if _BARE_NUMBER.fullmatch(text.strip()):
+        raise MomentError(f"{shown(text)} is no moment, it has no unit; {_HOW}")
+    try:
+        return parse_duration(text)
+    except DurationRangeError as error:
+        raise MomentError(str(error)) from error
+    except DurationError:
+        return None
+
+
+def _clock(text: str) -> time | None:
+    if _CLOCK.fullmatch(text.strip()) is None:
+        return None
+    try:
+        return _time_of_day(text.strip())
+    except ValueError as error:
+        raise MomentError(f"{shown(text)} is no time of day; {_HOW}") from error
+
+
+def _time_of_day(text: str) -> time:
+    match = _CLOCK.fullmatch(text)
+    if match is None:
+        raise ValueError("not HH:MM")
+    return time(int(match[1]), int(match[2]))
+
+
+def _date(text: str) -> float:
+    try:
+        moment = datetime.fromisoformat(text.strip())
+        if not 1970 <= moment.year <= _LAST_YEAR:
+            raise ValueError("outside the calendar")
+        return moment.timestamp()
+    except (ValueError, OverflowError) as error:
+        raise MomentError(f"{shown(text)} is no moment; {_HOW}") from error

@@ -1,0 +1,151 @@
+"""Turn the names in a graph into torch's operators and arguments.
+
+Only names on the planner's list become anything.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from port_planner.ir.devices.torch_device import known_kinds
+from port_planner.ir.graph import Argument, GraphError, Named, Op, Ref, StepGraph, references
+from port_planner.ir.operators import ADD_SCALED, MAXIMUM_OUT, OperatorError, check_operator
+
+_DTYPES: dict[str, torch.dtype] = {
+    name: getattr(torch, name)
+    for name in (
+        "bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64",
+        "complex64", "complex128",
+    )
+}  # fmt: skip
+_NAMED: dict[str, dict[str, Any]] = {
+    "dtype": _DTYPES,
+    "layout": {"strided": torch.strided},
+    "memory_format": {
+        "contiguous_format": torch.contiguous_format,
+        "channels_last": torch.channels_last,
+        "preserve_format": torch.preserve_format,
+        "channels_last_3d": torch.channels_last_3d,
+    },
+}
+
+COMPLEX = "complex"
+"""The kind of an argument that names a complex number, as Python spells it."""
+
+COORDINATES = {"aten::grid_sampler_2d": 1, "aten::grid_sampler_2d_backward": 2}
+"""Which argument of an operator holds coordinates that it turns into addresses whatever they are, NaN included."""
+MOST_COORDINATE = 1e30
+"""Still finite in float32 when it is scaled to pixels."""
+CONNECTIONIST = ("aten::_ctc_loss", "aten::_ctc_loss.Tensor")
+"""Losses whose labels, the second of four tensors or lists, become addresses whatever they are."""
+_CONNECTIONIST_OPERANDS = 4
+REPEATS = "aten::repeat_interleave.Tensor"
+"""Its first argument says how often each index comes: torch writes as often, whatever that adds up to."""
+RECURRENT = "aten::mkldnn_rnn_layer"
+"""A layer of an LSTM by oneDNN."""
+_WITH_WORKSPACE = 4
+"""Tensors that such a layer gives, the last for its backward pass."""
+MOST_REPEATS = 2**48
+"""More than any address space holds, and far from where a sum of 64 bits begins anew."""
+
+
+def resolve(name: str) -> Callable[..., Any]:
+    """Return torch's operator of this name.
+
+    Raises OperatorError for any that is not allowed or does not exist.
+    """
+    check_operator(name)
+    match = re.fullmatch(r"aten::([A-Za-z0-9_]+)(?:\.([A-Za-z0-9_]+))?", name)
+    packet = getattr(torch.ops.aten, match[1], None) if match else None
+    overload = getattr(packet, match[2] or "default", None) if match and packet is not None else None
+    if overload is None:
+        raise OperatorError(f"torch {torch.__version__} has no operator {name}; plan the job again with this version")
+    if name != MAXIMUM_OUT and any(argument.is_out for argument in overload._schema.arguments):
+        raise OperatorError(f"the operator {name} writes into a tensor it is given, which is not supported")
+    result: Callable[..., Any] = overload
+    return result
+
+
+def function_of(op: Op) -> Callable[..., Any]:
+    """Return what repeats a recorded call; raise OperatorError as `resolve` does.
+
+    A recurrent layer makes what its backward pass reads only where gradients are recorded, as they were if it is there.
+    """
+    function = resolve(op.name)
+    if _factor(op) is not None:
+        return lambda target, other, *, alpha: target.add_(other, alpha=alpha.item())
+    if op.name != RECURRENT or len(op.outputs) < _WITH_WORKSPACE:
+        return function
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with torch.enable_grad():
+            return function(*args, **kwargs)
+
+    return run
+
+
+def shaped_by_contents(op: Op) -> bool:
+    """Say whether the shape of what an operator gives depends on more than its operands' shapes: rows that a mask chooses, say."""
+    tags: Sequence[torch.Tag] = resolve(op.name).tags  # type: ignore[attr-defined]
+    return torch.Tag.dynamic_output_shape in tags
+
+
+def _factor(op: Op) -> Ref | None:
+    """Return the tensor whose number scales what is added, where that is none of the call's own."""
+    alpha = dict(op.kwargs).get("alpha") if op.name == ADD_SCALED else None
+    return alpha if isinstance(alpha, Ref) else None
+
+
+def check_arguments(op: Op, graph: StepGraph) -> None:
+    """Raise GraphError where a call leaves a tensor out, or changes a storage without saying so.
+
+    torch reads through what is not there, and what is checked of a storage holds as long as nobody changes it unseen.
+    """
+    given, factor = dict(op.kwargs), _factor(op)
+    if factor is not None and graph.values[factor.value].shape:
+        raise GraphError(f"{op.name} is scaled by a tensor of more than one number; plan the job again")
+    if COORDINATES.get(op.name, -1) >= len(op.args):
+        raise GraphError(f"{op.name} is called without its coordinates; plan the job again")
+    if op.name == REPEATS and not (op.args and isinstance(op.args[0], Ref)):
+        raise GraphError(f"{op.name} is called without its repeats; plan the job again")
+    if op.name in CONNECTIONIST and (
+        len(op.args) < _CONNECTIONIST_OPERANDS or not all(isinstance(a, Ref) for a in op.args[:2])
+    ):
+        raise GraphError(f"{op.name} is called without its labels and lengths; plan the job again")
+    for i, parameter in enumerate(resolve(op.name)._schema.arguments):  # type: ignore[attr-defined]
+        argument = op.args[i] if i < len(op.args) else given.get(parameter.name)
+        if argument is None and isinstance(parameter.type, torch.TensorType):
+            raise GraphError(f"{op.name} is called without its tensor {parameter.name}; plan the job again")
+        if parameter.alias_info is not None and parameter.alias_info.is_write:
+            changed = {graph.values[v].storage for v in references(argument)}
+            if not changed <= set(op.writes):
+                raise GraphError(f"{op.name} changes a storage that its graph does not name; plan the job again")
+
+
+def dtype(name: str) -> torch.dtype:
+    """Return torch's dtype of this name."""
+    return _DTYPES[name]
+
+
+def named(argument: Named) -> Any:
+    """Return one of torch's named objects, or a complex number.
+
+    Raises GraphError for one that is not supported.
+    """
+    if argument.kind == "device" and argument.name in known_kinds():
+        return torch.device(argument.name)
+    try:
+        return complex(argument.name) if argument.kind == COMPLEX else _NAMED[argument.kind][argument.name]
+    except (KeyError, ValueError):
+        raise GraphError(f"the argument {argument.kind} {argument.name!r} is not supported") from None
+
+
+def literal(argument: Argument) -> Any:
+    """Return a constant argument as torch takes it."""
+    if isinstance(argument, Named):
+        return named(argument)
+    if isinstance(argument, tuple):
+        return [literal(a) for a in argument]
+    return argument

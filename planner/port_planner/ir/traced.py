@@ -1,0 +1,111 @@
+"""A step as it was seen to run, what to plan it for, and the plan.
+
+What a program and the process that plans for it exchange.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import msgspec
+
+from port_planner.ir.costs import DeviceCosts
+
+GREEDY_BYTES = 56 << 20
+SEARCH_BYTES = 144 << 20
+"""Resident memory of the process that plans, measured on a step of 3,600 operators (46 and 129 MB), and a tenth."""
+
+
+@dataclass(frozen=True, slots=True)
+class TracedOp:
+    """One operator: seconds, bytes of workspace, and storages by index, each at most once.
+
+    `reads` are its operands, those that it changes included, `writes` what it changes or makes, `makes` what begins its
+    life here. `repeatable`: run again on the same operands it makes the same bits, and changes nothing.
+    """
+
+    seconds: float
+    workspace_bytes: int
+    reads: tuple[int, ...]
+    writes: tuple[int, ...] = ()
+    makes: tuple[int, ...] = ()
+    repeatable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TracedStorage:
+    """A block of memory. `persistent`: it is there before the step and after it.
+
+    `ends`: the operator before which the program gives it up; the number of operators where it does not in this step.
+    """
+
+    nbytes: int
+    persistent: bool
+    ends: int
+
+
+@dataclass(frozen=True, slots=True)
+class TracedStep:
+    """One step of a program that repeats it."""
+
+    ops: tuple[TracedOp, ...]
+    storages: tuple[TracedStorage, ...]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Departure:
+    """A storage leaves after operator `after` used it, to be paged or recomputed."""
+
+    after: int
+    storage: int
+    recomputed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TracedRequest:
+    """What to plan: a step, the device's rates, bytes of tensors that may be resident.
+
+    Rates: what it does per second and joule.
+
+    `search_s`: CPU seconds for the search, 0 for the greedy plan alone.
+    """
+
+    step: TracedStep
+    device: DeviceCosts
+    tensor_bytes: int
+    search_s: float
+    deadline_s: float | None = None
+    write_limit_bytes: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TracedPlan:
+    """What leaves after which operator, and what a step then costs, as replayed."""
+
+    departures: tuple[Departure, ...]
+    strategy: str
+    seconds: float
+    moved_seconds: float
+    """Of them, and hidden behind them: pages read and written, results made again."""
+    joules: float
+    """Without what the written bytes wear off."""
+    peak_bytes: int
+    written_bytes: int
+
+
+_LENGTH_BYTES = 4
+
+
+def pack_traced_plan(plan: TracedPlan) -> bytes:
+    """Return a plan as the planning process writes it: its length, big-endian, and msgpack."""
+    packed = msgspec.msgpack.encode(plan)
+    return len(packed).to_bytes(_LENGTH_BYTES) + packed
+
+
+def read_traced_plans(written: bytes) -> Iterator[TracedPlan]:
+    """Yield the plans that stand in what was written so far; one that is not whole yet is left out."""
+    place = 0
+    while place + _LENGTH_BYTES <= len(written):
+        start = place + _LENGTH_BYTES
+        place = start + int.from_bytes(written[place:start])
+        if place <= len(written):
+            yield msgspec.msgpack.decode(written[start:place], type=TracedPlan)

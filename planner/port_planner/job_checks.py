@@ -1,0 +1,142 @@
+"""What a training job asks for, checked before anything takes time: settings, hooks, and columns of samples."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+
+from port_planner.column_file import Column, as_column
+from port_planner.ir.bundle.codec import MAX_WHOLE
+from port_planner.ir.bundle.manifest import BucketSize
+from port_planner.ir.bundle.safetensors_io import STORED_DTYPES
+from port_planner.ir.errors import of_the_program
+from port_planner.job import Bucket, JobError, TrainingJob
+
+_SHOWN = 3
+"""Of many tensors."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobSamples:
+    """A bucket's columns, and how many rows make a batch."""
+
+    columns: list[Column]
+    batch_size: int
+
+    @property
+    def size(self) -> BucketSize:
+        """How many there are, and in a batch."""
+        return BucketSize(self.columns[0].shape[0], self.batch_size)
+
+
+def checked_samples(job: TrainingJob) -> list[JobSamples]:
+    """Return the columns of each of a job's buckets; raise JobError for settings or data that cannot be trained on."""
+    _check_settings(job)
+    found: list[JobSamples] = []
+    for bucket in (Bucket(job.data, job.batch_size), *job.buckets):
+        what = f"buckets[{len(found) - 1}]" if found else "data"
+        columns = checked_columns(bucket.data, what)
+        if not columns:
+            raise JobError(f"the job has no {what}; give one tensor per argument of the batch")
+        count = columns[0].shape[0]
+        if not 1 <= bucket.batch_size <= count:
+            remedy = f"choose between 1 and {count}" if count else "give at least one"
+            raise JobError(f"batch_size is {bucket.batch_size}, the {what} has {count} rows; {remedy}")
+        if found and len(columns) != len(found[0].columns):
+            raise JobError(f"{what} has {len(columns)} columns, data has {len(found[0].columns)}; give as many")
+        found.append(JobSamples(columns, bucket.batch_size))
+    return found
+
+
+def checked_columns(data: Sequence[Any], what: str) -> list[Column]:
+    """Return `what` has a row for each sample as columns, contiguous ones on the CPU or in files; raise JobError where it is none."""
+    if isinstance(data, str) or not isinstance(data, Sequence):
+        raise JobError(f"{what} is a {type(data).__name__}; give a list with one tensor per argument of the batch")
+    columns = list[Column]()
+    for i, column in enumerate(data):
+        try:
+            columns.append(as_column(column))
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise JobError(
+                f"column {i} of {what} is no array of numbers ({error}); give a tensor or an array"
+            ) from error
+        kind = str(columns[-1].dtype).removeprefix("torch.")
+        if kind not in STORED_DTYPES:
+            raise JobError(f"column {i} of {what} is {kind}; give one of {', '.join(STORED_DTYPES)}")
+        if not columns[-1].shape:
+            raise JobError(f"column {i} of {what} is a single number; give a tensor with one row per sample")
+    lengths = {c.shape[0] for c in columns}
+    if len(lengths) > 1:
+        raise JobError(
+            f"the columns of {what} have different lengths {sorted(lengths)}; they must have one row per sample"
+        )
+    return [c.detach().cpu().contiguous() if isinstance(c, torch.Tensor) else c for c in columns]
+
+
+def _check_settings(job: TrainingJob) -> None:
+    """Raise JobError for what no bundle can be made of, before anything takes time."""
+    for name, kind in (("model", torch.nn.Module), ("optimizer", torch.optim.Optimizer)):
+        if not isinstance(getattr(job, name), kind):
+            raise JobError(
+                f"the {name} is a {type(getattr(job, name)).__name__}; give a {kind.__module__}.{kind.__name__}"
+            )
+    if not callable(job.loss_fn):
+        raise JobError(f"loss_fn is a {type(job.loss_fn).__name__}; give a function of the model and a batch")
+    _check_trained(job)
+    _check_hooks(job.optimizer)
+    clip = job.clip_grad_norm
+    if clip is not None and (isinstance(clip, bool) or not isinstance(clip, int | float) or not 0 < clip < math.inf):
+        raise JobError(f"clip_grad_norm is {clip!r}; it must be a number above 0, or None")
+    for name, least in (("batch_size", 1), ("accumulate", 1), ("seed", 0)):
+        value = getattr(job, name)
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value < MAX_WHOLE:
+            raise JobError(f"{name} is {value!r}; it must be a whole number, at least {least} and below 2**62")
+    if isinstance(job.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        raise JobError(
+            "ReduceLROnPlateau follows a metric, and a bundle's schedule is fixed when it is made; use a scheduler that "
+            "depends on the number of steps alone"
+        )
+    if job.scheduler is not None and not isinstance(job.scheduler, torch.optim.lr_scheduler.LRScheduler):
+        raise JobError(
+            f"the scheduler is a {type(job.scheduler).__name__}; give one of torch.optim.lr_scheduler, or None"
+        )
+
+
+def _check_trained(job: TrainingJob) -> None:
+    """Raise JobError where the optimizer changes what is no part of the model, which the bundle's result would not have."""
+    of_model = set(job.model.parameters())
+    others = [p for group in job.optimizer.param_groups for p in group["params"] if p not in of_model]
+    if others:
+        shapes = [str(list(parameter.shape)) for parameter in others]
+        shown = ", ".join(shapes[:_SHOWN] + ["..."] * (len(shapes) > _SHOWN))
+        raise JobError(
+            f"the optimizer trains tensors that the model does not have ({shown}), such as those of a loss with weights of its own: make them "
+            "part of the model"
+        )
+
+
+def _check_hooks(optimizer: torch.optim.Optimizer) -> None:
+    """Raise JobError where something of the program's runs with each step of the optimizer: at any of them it may change what is trained."""
+    of_all = (*_global_optimizer_pre_hooks.values(), *_global_optimizer_post_hooks.values())
+    own = (*optimizer._optimizer_step_pre_hooks.values(), *optimizer._optimizer_step_post_hooks.values())
+    for hook in (*own, *(hook for hook in of_all if not _of_a_library(hook))):
+        raise JobError(
+            f"{_place_of(hook)} is a hook on the optimizer's steps, which a bundle does not run: let the loss function or the model "
+            "do that, or train with `port-agent exec`, which follows the program itself"
+        )
+
+
+def _of_a_library(hook: Any) -> bool:
+    """Tell whether a hook is an installed library's, or one by which a program is followed while it is planned."""
+    code = getattr(hook, "__code__", None)
+    return code is not None and not (of_the_program(code.co_filename) or code.co_filename.startswith("<"))
+
+
+def _place_of(hook: Any) -> str:
+    """Return where a function is written, or what else a hook is."""
+    code = getattr(hook, "__code__", None)
+    return type(hook).__name__ if code is None else f"{Path(code.co_filename).name}:{code.co_firstlineno}"

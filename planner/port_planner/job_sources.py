@@ -1,0 +1,248 @@
+"""A script's `port_job()`, and what it may return instead of a `TrainingJob`.
+
+A `transformers.Trainer`, a LightningModule with its data, or model, loss, optimizer and any iterable of batches. Libraries
+are known by the names of their classes: none is imported that the script has not imported itself.
+
+A bundle goes over its samples in an order of its own (by the job's seed, anew in each epoch) and keeps every sample as
+the batches gave it once: data that is drawn anew each time it is read is refused where that can be seen.
+"""
+
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from port_planner.batches import JoinedBatches, as_columns
+from port_planner.column_file import as_column, is_read_by_rows
+from port_planner.job import Bucket, JobError, TrainingJob, own_code, with_model
+from port_planner.script_loading import script_spec
+
+ENTRY = "port_job"
+_PARTS = 4
+"""Model, loss, optimizer, batches."""
+_MODEL_AND_BATCH = 2
+"""What a loss takes."""
+_TRAINERS_OTHER_STEPS = ("fp16", "bf16", "torch_compile", "neftune_noise_alpha", "deepspeed", "label_smoothing_factor")
+"""Settings of a Trainer that put more into its step than model, loss and optimizer."""
+_EXEC = "or train with `port-agent exec`, which follows the program itself"
+
+
+def load_job(script: Path, folder: Path | None = None) -> TrainingJob:
+    """Return the job that `script` describes; its `port_job()` is called with no arguments. `folder`: as in `as_job`.
+
+    Raises JobError where there is no such script, no `port_job()` in it, or it returns something else, and ScriptError
+    where it raises.
+    """
+    if not script.is_file():
+        raise JobError(f"{script} does not exist; write a script with a function {ENTRY}() that returns a TrainingJob")
+    spec = script_spec(script.stem, script)
+    if spec is None or spec.loader is None:
+        raise JobError(f"{script} is not a Python file; give a script that ends in .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[script.stem] = module
+    sys.path.insert(0, str(script.parent.resolve()))
+    with own_code(f"the script {script}"):
+        spec.loader.exec_module(module)
+    entry = getattr(module, ENTRY, None)
+    if entry is None:
+        raise JobError(
+            f"{script} has no function {ENTRY}(); add one that returns port_planner.job.TrainingJob(model, loss_fn, optimizer, "
+            "data, batch_size)"
+        )
+    with own_code(f"{ENTRY}() in {script}"):
+        returned = entry()
+    job = as_job(returned, folder)
+    if job is None:
+        raise JobError(
+            f"{ENTRY}() in {script} returned {type(returned).__name__}; it must return a port_planner.job.TrainingJob, a "
+            "transformers.Trainer, a LightningModule with its data, or model, loss, optimizer and batches"
+        )
+    if job.name == "job":
+        job.name = script.stem
+    return job
+
+
+def as_job(returned: object, folder: Path | None = None) -> TrainingJob | None:
+    """Return what `port_job()` returned as a job, or None where it is nothing that says what to train.
+
+    What batches give lies in files in a `folder` as long as the job is there; None: where the system keeps temporary files.
+
+    Raises JobError where it is, but cannot be trained from a bundle, and ScriptError where its own code raises.
+    """
+    if isinstance(returned, TrainingJob):
+        return _with_rows_kept(returned, folder)
+    if _is_of(returned, "Trainer", "transformers"):
+        return _of_trainer(returned, folder)
+    if (
+        isinstance(returned, tuple)
+        and returned
+        and _is_of(returned[0], "LightningModule", "lightning", "pytorch_lightning")
+    ):
+        return _of_lightning(*returned, folder=folder)
+    if isinstance(returned, tuple) and len(returned) == _PARTS and isinstance(returned[0], torch.nn.Module):
+        return _of_parts(*returned, folder=folder)
+    return None
+
+
+def _with_rows_kept(job: TrainingJob, folder: Path | None) -> TrainingJob:
+    """Put columns that are read from elsewhere row by row into files; what else is given stays for `prepare` to check."""
+
+    def kept(data: Any) -> Any:
+        if not isinstance(data, list | tuple) or not any(map(is_read_by_rows, data)):
+            return data
+        return [as_column(column, folder) if is_read_by_rows(column) else column for column in data]
+
+    with own_code("reading the rows of the data"):
+        job.data, job.eval_data = kept(job.data), kept(job.eval_data)
+        job.buckets = [replace(bucket, data=kept(bucket.data)) for bucket in job.buckets]
+    return job
+
+
+def _is_of(value: object, name: str, *packages: str) -> bool:
+    return any(c.__name__ == name and c.__module__.partition(".")[0] in packages for c in type(value).__mro__)
+
+
+def _of_parts(
+    model: torch.nn.Module,
+    loss_fn: Callable[..., Any],
+    optimizer: torch.optim.Optimizer,
+    batches: Iterable[Any],
+    *,
+    folder: Path | None,
+) -> TrainingJob:
+    """`loss_fn(model, batch)` takes a batch as the iterable yields it, or its parts: `loss_fn(model, x, y)`, a loss of output and target."""
+    _check_repeatable(batches)
+    of_model = with_model(loss_fn)
+
+    def of_parts(model: torch.nn.Module, batch: Any) -> Any:
+        return of_model(model, *(batch if isinstance(batch, list | tuple) else [batch]))
+
+    loss = of_model if of_model is loss_fn and not _takes_parts(loss_fn) else of_parts
+    return _job(model, loss, optimizer, as_columns(batches, folder))
+
+
+def _takes_parts(loss_fn: Callable[..., Any]) -> bool:
+    """Say whether a loss cannot be called with a model and one thing more."""
+    try:
+        parameters = inspect.signature(loss_fn).parameters.values()
+    except (TypeError, ValueError):  # code that is not Python's
+        return False
+    by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    needed = [one for one in parameters if one.kind in by_place and one.default is inspect.Parameter.empty]
+    return len(needed) > _MODEL_AND_BATCH
+
+
+def _job(
+    model: torch.nn.Module, loss: Callable[[Any, Any], Any], optimizer: torch.optim.Optimizer, kinds: Sequence[JoinedBatches],
+    **settings: Any,
+) -> TrainingJob:  # fmt: skip
+    """Return a job with a bucket for each kind of batches; `loss(model, batch)` takes a batch in its own structure."""
+
+    def on_rows(kind: JoinedBatches) -> Callable[..., Any]:
+        return lambda model, *rows: loss(model, kind.rebuilt(*rows))
+
+    first, *further = kinds
+    return TrainingJob(
+        model, on_rows(first), optimizer, first.columns, first.batch_size,
+        buckets=[Bucket(kind.columns, kind.batch_size, on_rows(kind)) for kind in further], **settings,
+    )  # fmt: skip
+
+
+def _check_repeatable(batches: Iterable[Any]) -> None:
+    """Raise JobError where a DataLoader's first samples are others when they are read again."""
+    if not isinstance(batches, torch.utils.data.DataLoader) or isinstance(
+        batches.dataset, torch.utils.data.IterableDataset
+    ):
+        return
+    loader = batches
+
+    def first() -> Any:
+        return loader.collate_fn([loader.dataset[i] for i in range(loader.batch_size or 1)])
+
+    with own_code("reading the first samples of the data"):
+        (one,), (other,) = as_columns([first()]), as_columns([first()])
+    if any(not torch.equal(a[:], b[:]) for a, b in zip(one.columns, other.columns, strict=True)):
+        raise JobError(
+            "the data gives the same samples other contents each time it is read (masked or changed at random), and a bundle "
+            f"would keep those of the first time for ever: move what is random into the model, by torch's operators, {_EXEC}"
+        )
+
+
+def _of_trainer(trainer: Any, folder: Path | None) -> TrainingJob:
+    """The Trainer's own loss, optimizer, schedule, clipping and accumulation; its callbacks are not part of a bundle."""
+    arguments = trainer.args
+    for name in _TRAINERS_OTHER_STEPS:
+        if getattr(arguments, name, None):
+            raise JobError(f"the Trainer's {name}={getattr(arguments, name)} changes its step; set it off, {_EXEC}")
+    accumulate = arguments.gradient_accumulation_steps
+    counted = trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None
+    if accumulate > 1 and counted:
+        raise JobError(
+            f"the Trainer divides its loss by the labels of {accumulate} batches together (gradient_accumulation_steps), which "
+            f"no batch of a bundle knows; set it to 1 with a larger per_device_train_batch_size, {_EXEC}"
+        )
+    with own_code("the Trainer's data"):
+        loader = trainer.get_train_dataloader()
+        plain = torch.utils.data.DataLoader(loader.dataset, trainer.args.train_batch_size, collate_fn=loader.collate_fn)
+    _check_repeatable(plain)
+    kinds = as_columns(plain, folder)
+    updates = sum(kind.batches for kind in kinds) // accumulate * int(arguments.num_train_epochs)
+    with own_code("the Trainer's optimizer"):
+        trainer.create_optimizer_and_scheduler(arguments.max_steps if arguments.max_steps > 0 else max(1, updates))
+
+    def loss(model: torch.nn.Module, batch: Any) -> torch.Tensor:
+        (inputs,), items = trainer.get_batch_samples(iter([batch]), 1, torch.device("cpu"))
+        found: torch.Tensor = trainer.compute_loss(model, inputs, num_items_in_batch=items)
+        return found if items is not None or accumulate == 1 else found / accumulate
+
+    return _job(
+        trainer.model.train(), loss, trainer.optimizer, kinds, scheduler=trainer.lr_scheduler,
+        accumulate=accumulate, clip_grad_norm=arguments.max_grad_norm or None, seed=arguments.seed,
+        drop_last=arguments.dataloader_drop_last,
+    )  # fmt: skip
+
+
+def _of_lightning(module: Any, data: Any, *, folder: Path | None) -> TrainingJob:
+    """A LightningModule with a DataModule, or any iterable of batches; what a Lightning Trainer adds is not part of it."""
+    if _is_of(data, "LightningDataModule", "lightning", "pytorch_lightning"):
+        with own_code("the DataModule"):
+            data.prepare_data()
+            data.setup("fit")
+            data = data.train_dataloader()
+    if not module.automatic_optimization:
+        raise JobError(
+            f"the LightningModule optimizes by itself (automatic_optimization=False); return its parts, {_EXEC}"
+        )
+    with own_code("configure_optimizers()"):
+        optimizer, scheduler = _configured(module.configure_optimizers())
+    _check_repeatable(data)
+
+    def loss(module: Any, batch: Any) -> Any:
+        found = module.training_step(batch, 0)
+        return found["loss"] if isinstance(found, dict) else found
+
+    return _job(module.train(), loss, optimizer, as_columns(data, folder), scheduler=scheduler)
+
+
+def _configured(found: Any) -> tuple[torch.optim.Optimizer, Any]:
+    """Return the one optimizer and the scheduler that `configure_optimizers()` gave; raise JobError for any other answer."""
+    if isinstance(found, torch.optim.Optimizer):
+        return found, None
+    if isinstance(found, dict) and isinstance(found.get("optimizer"), torch.optim.Optimizer):
+        scheduler = found.get("lr_scheduler")
+        if scheduler is None:
+            return found["optimizer"], None
+        if isinstance(scheduler, dict) and scheduler.get("interval") == "step" and scheduler.get("frequency", 1) == 1:
+            return found["optimizer"], scheduler["scheduler"]
+        raise JobError(
+            'the scheduler is stepped once per epoch; a bundle steps it once per update: set "interval": "step"'
+        )
+    raise JobError(
+        'configure_optimizers() must return one optimizer, or {"optimizer": ..., "lr_scheduler": {"scheduler": ..., '
+        f'"interval": "step"}}}}, for a bundle; {_EXEC}'
+    )

@@ -1,0 +1,509 @@
+"""Build a bundle: capture every graph a job needs, profile, plan, write."""
+
+import copy
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from port_planner.capture.carried import StepResults
+from port_planner.capture.recorder import Tape
+from port_planner.capture.step import Capture, Fill, capture_evaluation, capture_step
+from port_planner.column_file import Column, ColumnFile
+from port_planner.ir.bundle.data_order import epoch_order
+from port_planner.ir.bundle.manifest import (
+    NO_LIMITS,
+    BucketSize,
+    FileRange,
+    Manifest,
+    PlannedLimits,
+    Recordings,
+    Reference,
+    TensorLayout,
+    WeightBlocks,
+    graph_name,
+    kind_of_graph,
+    train_part,
+)
+from port_planner.ir.bundle.safetensors_io import Chunks
+from port_planner.ir.bundle.writer import Contents, write_bundle
+from port_planner.ir.costs import CostTable, DeviceCosts
+from port_planner.ir.devices.cpu_teams import CpuTeam
+from port_planner.ir.errors import CaptureError, ExitCode, PortError
+from port_planner.ir.graph import Phase, Role, StepGraph, computed_bytes, storage_key, structure
+from port_planner.ir.lowering import optimizer_scalars
+from port_planner.ir.operands.verify import verify_operands
+from port_planner.ir.operators import check_operator
+from port_planner.ir.plan import Plan
+from port_planner.ir.tensor_bytes import storage_pieces, tensor_pieces
+from port_planner.job import JobError, TrainingJob, own_code
+from port_planner.job_checks import checked_columns, checked_samples
+from port_planner.job_device import kind_of_job, on_device
+from port_planner.profiling.operators import Measured
+from port_planner.search.pareto import choice_of
+from port_planner.search.plan_problem import plan_problem
+from port_planner.search.plan_step import PlanResult
+from port_planner.search.transferred import transferred
+from port_planner.slices.blocks import COLUMNS, ROWS, Block, Blocks
+
+_RANDOM: tuple[str, ...] = ("torch's random numbers",)
+_MOST_NAMED = 3
+_NEIGHBOUR_S = 1.0
+"""Of planning, at most, for a graph of a further shape."""
+_ROWS_AND_RANDOM = ("the rows of the batch", *_RANDOM)
+
+
+class InfeasibleError(PortError):
+    """No plan fits the budgets.
+
+    `needed_bytes`: the smallest RAM budget that would do; `fastest_seconds`: where only the deadline is too short, what
+    the fastest plan takes per step; `base_bytes`: what a trial before found the worker to hold beside the step, where that leaves room for one;
+    `left_whole`: what takes more memory for it gave other bits in pieces, and where that showed.
+    """
+
+    exit_code = ExitCode.IMPOSSIBLE
+
+    def __init__(self, message: str, needed_bytes: int | None, fastest_seconds: float | None = None) -> None:
+        super().__init__(message)
+        self.needed_bytes, self.fastest_seconds = needed_bytes, fastest_seconds
+        self.base_bytes: int | None = None
+        self.left_whole: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """Return the message, with what was left whole."""
+        reasons = [*dict.fromkeys(self.left_whole)]
+        if not reasons:
+            return super().__str__()
+        more = f"; and {len(reasons) - _MOST_NAMED} more" if len(reasons) > _MOST_NAMED else ""
+        return f"{super().__str__()}. Whole, for in pieces it gives other bits here: {'; '.join(reasons[:_MOST_NAMED])}{more}"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPart:
+    """Contents of a storage that are a part of a larger tensor, in row-major order; no copy is made until they are written."""
+
+    tensor: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A captured job: graphs by name, initial tensors, data columns."""
+
+    job: TrainingJob
+    graphs: Mapping[str, StepGraph]
+    tensors: Mapping[str, torch.Tensor | Fill | TensorPart]
+    layouts: Mapping[str, TensorLayout]
+    optimizer: optimizer_scalars.OptimizerSpec
+    data: Sequence[Column]
+    eval_data: Sequence[Column]
+    result: tuple[str, ...]
+    unused: Mapping[str, torch.Tensor]
+    """Tensors of the result that no graph uses."""
+    buckets: Sequence[Sequence[Column]] = ()
+    """Columns of the job's further buckets."""
+    schedule: tuple[tuple[Mapping[str, Any], ...], ...] = ()
+    recordings: Recordings = field(default_factory=Recordings)
+    reference: Reference = field(default_factory=Reference)
+    reordered: tuple[str, ...] = ()
+    """Operators that do not give the same bits each time on the job's device."""
+    files: Mapping[str, FileRange] = field(default_factory=dict)
+    """What stays in the files that the job loaded it from, of `tensors`."""
+    tapes: Mapping[tuple[int, int], Tape] = field(default_factory=dict)
+    """Recordings of full batches, by their bucket and number of rows, that were not compared with others yet: with the first steps that are followed."""
+    blocks: Mapping[str, WeightBlocks] = field(default_factory=dict)
+    """Weights and their state that the graphs have in blocks, as in the manifest."""
+    placed: tuple[str, ...] = ()
+    """Kinds of devices that the graphs' operators are divided among; none where all run on one, as they were recorded."""
+    teams: tuple[CpuTeam, ...] = ()
+    """Teams of the CPU's threads that the graphs' operators are divided among beside all threads of the bundle, as in the manifest."""
+
+    @property
+    def initial_tensors(self) -> tuple[torch.Tensor, ...]:
+        """What training begins from, but for what is filled with one number."""
+        return tuple(tensor for tensor in self.tensors.values() if isinstance(tensor, torch.Tensor))
+
+
+# -- capture
+
+
+def steps_and_updates(job: TrainingJob, epochs: int) -> tuple[int, int]:
+    """Return how many batches a pass over a job's data has, and how many updates so many passes make.
+
+    Raises JobError.
+    """
+    steps = sum(samples.size.batches(drop_last=False) for samples in checked_samples(job))
+    return steps, epochs * steps // job.accumulate
+
+
+def prepare(job: TrainingJob, *, updates: int = 0, followed: int = 0) -> Prepared:
+    """Capture every graph that the job's data will need: full batches, the last short one, evaluation.
+
+    Each is recorded several times, on other rows. `updates`: for how many updates the scheduler's hyperparameters are
+    tabulated. `followed`: so many of the job's first steps will be followed with plain PyTorch; where they show a full batch before and
+    after an update, those are its further recordings. Raises CaptureError for a step that cannot be recorded or is not the same each time, GraphError for one whose
+    operators a bundle may not call that way, JobError for data or settings that cannot be trained on.
+    """
+    buckets, eval_data = checked_samples(job), checked_columns(job.eval_data, "eval_data")
+    kind = kind_of_job(job)
+    schedule = _schedule(job, updates)
+    each_update: optimizer_scalars.Schedule = schedule or [[{}] * len(job.optimizer.param_groups)] * updates
+    graphs: dict[str, StepGraph] = {}
+    captures: list[Capture] = []
+    results = StepResults()
+    count_recorded, varied, tapes = 1, _RANDOM, dict[tuple[int, int], Tape]()
+    for number, samples in enumerate(buckets):
+        data, size, loss_fn = samples.columns, samples.size, _told(job.loss_of(number))
+        for rows in _batch_sizes(size, job.drop_last):
+            full = rows == size.batch_size
+            later = full and _is_shown(job, number, size, followed)
+            others = _other_batches(data, rows, job.seed)
+            count_recorded = 1 + len(others)
+            varied = _ROWS_AND_RANDOM if full and not number and _differ(data, rows, others) else varied
+            with own_code(f"a step on a batch of {rows} rows"):  # hooks run in the backward pass
+                capture = capture_step(
+                    job.model, loss_fn, job.optimizer, on_device((c[:rows] for c in data), kind),
+                    clip_grad_norm=job.clip_grad_norm, accumulate=job.accumulate, others=[on_device(o, kind) for o in others],
+                    again_later=later, schedule=each_update if not captures else each_update[:1], results=results,
+                )  # fmt: skip
+            graphs |= {graph_name(k, rows, size, number): g for k, g in capture.graphs.items()}
+            captures.append(capture)
+            if capture.tape is not None:
+                tapes[number, rows] = capture.tape
+            if not job.allow_nonfinite and not math.isfinite(capture.loss):
+                raise JobError(
+                    f"the loss on the first {rows} rows of the data is {capture.loss}; look for values in the data, the "
+                    "model or its start that are not finite, or set allow_nonfinite=True in the job"
+                )
+    _check_same_updates(graphs)
+    if eval_data:
+        size = BucketSize(eval_data[0].shape[0], job.batch_size)
+        for rows in _batch_sizes(size, drop_last=False):
+            others = _other_batches(eval_data, rows, job.seed)
+            capture = capture_evaluation(
+                job.model,
+                _told(job.loss_fn),
+                on_device((c[:rows] for c in eval_data), kind),
+                others=[on_device(o, kind) for o in others],
+                results=results,
+            )
+            graphs[graph_name("eval", rows, size)] = capture.graphs["eval"]
+            captures.append(capture)
+    for graph in graphs.values():
+        for op in graph.ops:
+            check_operator(op.name)
+        verify_operands(graph)
+    graphs, tensors = _merge(captures, graphs)
+    spec = captures[0].optimizer
+    if spec is None:
+        raise CaptureError("the step has no optimizer")
+    layouts: dict[str, TensorLayout] = {}
+    for capture in captures:
+        layouts |= {k: v for k, v in capture.layouts.items() if k not in layouts}
+    used = {s.key for g in graphs.values() for s in g.storages if s.persistent}
+    constants = tuple(dict.fromkeys(c for capture in captures for c in capture.constants))
+    result, unused = _result(job.model, used)
+    return Prepared(
+        job, graphs, {k: t for k, t in tensors.items() if k in used or k.startswith("constant/")},
+        {k: v for k, v in layouts.items() if k in used}, spec, buckets[0].columns, eval_data, result, unused,
+        [bucket.columns for bucket in buckets[1:]], schedule, Recordings(count_recorded, varied, constants), tapes=tapes,
+    )  # fmt: skip
+
+
+def _is_shown(job: TrainingJob, bucket: int, size: BucketSize, followed: int) -> bool:
+    """Tell whether the first `followed` steps show a full batch of a bucket without gradients before it, and after an update.
+
+    Of several buckets, the first steps are one of each, in their order.
+    """
+    if job.buckets:
+        return bucket < followed and bucket >= job.accumulate and bucket % job.accumulate == 0
+    return job.accumulate < min(followed, size.samples // size.batch_size)
+
+
+def _result(model: torch.nn.Module, used: Set[str]) -> tuple[tuple[str, ...], dict[str, torch.Tensor]]:
+    """Return the names of the model's state, and its tensors that are not `used`.
+
+    Tied tensors are named once, as safetensors' `save_model` does.
+    """
+    state = {k: t for k, t in model.state_dict(keep_vars=True).items() if isinstance(t, torch.Tensor)}
+    distinct = {id(t): name for name, t in reversed(state.items())}
+    distinct |= {id(t): n for n, t in (*model.named_parameters(), *model.named_buffers()) if n in state}
+    names = tuple(sorted(distinct.values()))
+    keys = {n: {storage_key(Role.PARAMETER, n), storage_key(Role.BUFFER, n)} for n in names}
+    return names, {n: state[n].detach() for n in names if not keys[n] & used}
+
+
+def _told(loss_fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a loss function whose errors say on which batch, with the user's own lines."""
+
+    def told(model: torch.nn.Module, *batch: torch.Tensor) -> Any:
+        columns = ", ".join(f"{str(c.dtype).removeprefix('torch.')} {list(c.shape)}" for c in batch)
+        with own_code(f"loss_fn(model, *batch) on a batch of {columns}"):
+            return loss_fn(model, *batch)
+
+    return told
+
+
+def _batch_sizes(size: BucketSize, drop_last: bool) -> list[int]:
+    rest = size.samples % size.batch_size
+    sizes = [size.batch_size] if size.samples >= size.batch_size else []
+    return sizes + ([rest] if rest and not drop_last else [])
+
+
+def _check_same_updates(graphs: Mapping[str, StepGraph]) -> None:
+    """Raise CaptureError unless the batches of every shape update the same tensors: the optimizer counts its updates once for all."""
+    names = list(graphs)
+    for name, graph in graphs.items():
+        first = next(n for n in names if kind_of_graph(n) == kind_of_graph(name))
+        differing = sorted(_updated(graphs[first]) ^ _updated(graph))
+        if differing:
+            raise CaptureError(
+                f"batches of {_batch_shapes(graph)} do not update the same tensors as those of {_batch_shapes(graphs[first])}: "
+                f"{', '.join(differing[:_MOST_NAMED])}; train with `port-agent exec`, which follows what changes"
+            )
+
+
+def _updated(graph: StepGraph) -> set[str]:
+    storages = graph.storages
+    return {
+        storages[s].key for op in graph.ops if op.phase is Phase.UPDATE for s in op.writes if storages[s].persistent
+    }
+
+
+def _batch_shapes(graph: StepGraph) -> str:
+    return ", ".join(f"{graph.values[v].dtype} {[*graph.values[v].shape]}" for v in graph.batch)
+
+
+def _other_batches(data: Sequence[Column], rows: int, seed: int) -> list[tuple[torch.Tensor, ...]]:
+    """Return batches of rows from all over the data."""
+    order = epoch_order(seed, 0, data[0].shape[0])
+    return [tuple(c[chosen] for c in data) for chosen in (order[:rows], order[-rows:])]
+
+
+def _differ(data: Sequence[Column], rows: int, others: Sequence[tuple[torch.Tensor, ...]]) -> bool:
+    """Tell whether in every column some batch has other contents than the first rows."""
+    return all(any(not torch.equal(c[:rows], other[i]) for other in others) for i, c in enumerate(data))
+
+
+def _merge(
+    captures: Sequence[Capture], graphs: dict[str, StepGraph]
+) -> tuple[dict[str, StepGraph], dict[str, torch.Tensor | Fill]]:
+    """Give the constants of each capture names of their own.
+
+    So all graphs can share one table of tensors.
+    """
+    tensors: dict[str, torch.Tensor | Fill] = {}
+    renamed: dict[int, StepGraph] = {}
+    for i, capture in enumerate(captures):
+        for key, tensor in capture.tensors.items():
+            if key.startswith("constant/"):
+                tensors[f"{key}.{i}"] = tensor
+            else:
+                tensors.setdefault(key, tensor)
+        for graph in capture.graphs.values():
+            storages = tuple(
+                replace(s, name=f"{s.name}.{i}") if s.key in capture.tensors and s.key.startswith("constant/") else s
+                for s in graph.storages
+            )
+            renamed[id(graph)] = replace(graph, storages=storages)
+    return {name: renamed[id(g)] for name, g in graphs.items()}, tensors
+
+
+def _schedule(job: TrainingJob, updates: int) -> tuple[tuple[Mapping[str, Any], ...], ...]:
+    """Tabulate the hyperparameters that the scheduler changes.
+
+    Optimizer and scheduler are put back afterwards.
+    """
+    if job.scheduler is None:
+        return ()
+    optimizer, scheduler = job.optimizer, job.scheduler
+    before = [dict(g) for g in optimizer.param_groups]
+    contents = [{k: v.clone() for k, v in g.items() if isinstance(v, torch.Tensor)} for g in before]
+    state = copy.deepcopy(scheduler.state_dict())
+    optimizer._opt_called = True  # type: ignore[attr-defined]  # or the scheduler warns that no step was made
+    rows = []
+    try:
+        for update in range(max(1, updates)):
+            rows.append([optimizer_scalars.hyperparameters(g) for g in optimizer.param_groups])
+            if update + 1 < updates:
+                with own_code(f"the scheduler's step {update + 1} of the {updates} that are planned (--epochs)"):
+                    scheduler.step()
+    finally:
+        for group, old, held in zip(optimizer.param_groups, before, contents, strict=True):
+            group.update(old)
+            for key, content in held.items():
+                old[key].copy_(content)  # a scheduler writes into a learning rate that is a tensor
+        scheduler.load_state_dict(state)
+    changing = [{k for row in rows for k in row[g] if row[g][k] != rows[0][g][k]} for g in range(len(before))]
+    return tuple(tuple({k: row[g][k] for k in sorted(changing[g])} for g in range(len(before))) for row in rows)
+
+
+def with_blocks(prepared: Prepared, graphs: Mapping[str, StepGraph], blocks: Mapping[str, Blocks]) -> Prepared:
+    """Return a job whose `graphs` have tensors of the state, by key, in these blocks: along dimension 0, and 1 where there are some."""
+    tensors, layouts = dict(prepared.tensors), dict(prepared.layouts)
+    made = dict(prepared.blocks)
+    for key, ways in blocks.items():
+        whole, layout = tensors.pop(key), layouts[key]
+        stored = [block for block in itertools.chain.from_iterable(ways.values()) if block.stored]
+        for block in stored:
+            tensors[key + block.suffix], shape = _block(whole, layout, block)
+            layouts[key + block.suffix] = TensorLayout(layout.dtype, shape, (shape[1], 1))
+        rows, columns = (
+            tuple(key + block.suffix for block in stored if block.dimension == way) for way in (ROWS, COLUMNS)
+        )
+        made[key] = WeightBlocks(rows, columns)
+    return replace(prepared, graphs=graphs, tensors=tensors, layouts=layouts, blocks=made)
+
+
+def _block(
+    whole: torch.Tensor | Fill | TensorPart, layout: TensorLayout, block: Block
+) -> tuple[Fill | TensorPart, tuple[int, ...]]:
+    """Return what a block begins with, and its shape."""
+    shape = [*layout.shape]
+    shape[block.dimension] = block.end - block.begin
+    if isinstance(whole, Fill):
+        return replace(whole, shape=tuple(shape)), tuple(shape)
+    source = whole if isinstance(whole, torch.Tensor) else whole.tensor
+    matrix = source.detach().as_strided(layout.shape, layout.stride, layout.offset)
+    return TensorPart(matrix.narrow(block.dimension, block.begin, block.end - block.begin)), tuple(shape)
+
+
+# -- plan
+
+
+Planner = Callable[[StepGraph, CostTable, int], PlanResult]
+
+
+def plan_all(
+    prepared: Prepared, measured: Measured, device: DeviceCosts, ram_bytes: int, planner: Planner,
+    limits: PlannedLimits = NO_LIMITS,
+) -> tuple[dict[str, Plan], dict[str, CostTable]]:  # fmt: skip
+    """Return a plan and a cost table for every graph: by `planner` for the first of each kind.
+
+    Those of further shapes, short batches among them, get the plan of the next larger one of the same program, as far as it is needed; where that
+    costs more than next to nothing (`port_planner.search.transferred`), a quick search within `limits` finds theirs. Raises InfeasibleError for the first that does not fit.
+    """
+    plans, costs = dict[str, Plan](), dict[str, CostTable]()
+    for (name, graph), table in zip(prepared.graphs.items(), measured.tables(device), strict=True):
+        costs[name] = table
+        known = [n for n in plans if kind_of_graph(n) == kind_of_graph(name)]
+        plan, like = None, neighbour(graph, {n: prepared.graphs[n] for n in known})
+        quick = plan_problem(graph, table, ram_bytes, "greedy", _NEIGHBOUR_S, limits)
+        if like is not None:
+            plan = transferred(graph, table, quick.limits, plans[like])
+        if plan is None:
+            rivals = () if like is None else (plans[like],)
+            result = quick.solved(rivals=rivals) if known else planner(graph, table, ram_bytes)
+            if result.plan is None:
+                raise InfeasibleError(f"graph {name!r}: {result.message}", result.needed_bytes, result.fastest_seconds)
+            plan = result.plan
+        plans[name] = plan
+    return plans, costs
+
+
+def neighbour(graph: StepGraph, others: Mapping[str, StepGraph]) -> str | None:
+    """Return the step of the same program, by name, that computes the next more bytes; the largest where none computes more; else None."""
+    alike = {n: computed_bytes(g) for n, g in others.items() if g.once(structure) == graph.once(structure)}
+    larger = {n: nbytes for n, nbytes in alike.items() if nbytes >= computed_bytes(graph)}
+    if larger:
+        return min(larger, key=larger.__getitem__)
+    return max(alike, key=alike.__getitem__, default=None)
+
+
+def default_planner(
+    *,
+    strategy: str,
+    time_limit_s: float,
+    progress: Any = None,
+    limits: PlannedLimits = NO_LIMITS,
+) -> Planner:
+    """Return the planner that the command line uses, for plans within `limits`; evaluation has no deadline."""
+
+    def plan(graph: StepGraph, costs: CostTable, ram_bytes: int) -> PlanResult:
+        return plan_problem(graph, costs, ram_bytes, strategy, time_limit_s, limits).solved(progress)
+
+    return plan
+
+
+# -- write
+
+
+def write(
+    path: Path,
+    prepared: Prepared,
+    plans: Sequence[Mapping[str, Plan]],
+    costs: Mapping[str, CostTable],
+    budgets: Sequence[int],
+    *,
+    threads: int,
+    estimated: bool = False,
+    limits: PlannedLimits = NO_LIMITS,
+) -> Manifest:
+    """Write the bundle and return its manifest; raise BundleError where it cannot be written."""
+    manifest = describe(prepared, plans, costs, budgets, threads=threads, estimated=estimated, limits=limits)
+    kept = {k: t for k, t in prepared.tensors.items() if not isinstance(t, Fill) and k not in prepared.files}
+    tensors = {k: _storage_chunks(t) for k, t in kept.items()}
+    tensors |= {f"unused/{k}": tensor_chunks(t.contiguous()) for k, t in prepared.unused.items()}
+    parts = {train_part(bucket): columns for bucket, columns in enumerate((prepared.data, *prepared.buckets))}
+    data = {f"{part}/{i}": tensor_chunks(c) for part, columns in parts.items() for i, c in enumerate(columns)}
+    data |= {f"eval/{i}": tensor_chunks(c) for i, c in enumerate(prepared.eval_data)}
+    write_bundle(path, Contents(manifest, prepared.graphs, costs, plans, tensors, data))
+    return manifest
+
+
+def describe(
+    prepared: Prepared,
+    plans: Sequence[Mapping[str, Plan]],
+    costs: Mapping[str, CostTable],
+    budgets: Sequence[int],
+    *,
+    threads: int,
+    estimated: bool = False,
+    limits: PlannedLimits = NO_LIMITS,
+) -> Manifest:
+    """Return the manifest of a bundle with these plans, made to keep to `limits`. `estimated`: the costs are another board's."""
+    job = prepared.job
+    first = prepared.graphs[next(iter(prepared.graphs))]
+    batch = tuple(TensorLayout(v.dtype, v.shape, v.stride, v.offset) for v in (first.values[b] for b in first.batch))
+    device = next(iter(costs.values())).device
+    return Manifest(
+        name=job.name, torch=torch.__version__, threads=threads, seed=job.seed, batch_size=job.batch_size,
+        accumulate=job.accumulate, samples=prepared.data[0].shape[0], drop_last=job.drop_last,
+        graphs=tuple(prepared.graphs), batch=batch,
+        plans=tuple(choice_of(b, p, prepared.graphs, costs, job.accumulate) for b, p in zip(budgets, plans, strict=True)),
+        optimizer=prepared.optimizer.as_data(),
+        layouts=prepared.layouts,
+        fills={k: t.value for k, t in prepared.tensors.items() if isinstance(t, Fill)},
+        result=prepared.result,
+        device=device.name, estimated=estimated,
+        eval_samples=prepared.eval_data[0].shape[0] if prepared.eval_data else 0,
+        schedule=prepared.schedule, allow_nonfinite=job.allow_nonfinite, reference=prepared.reference,
+        recordings=prepared.recordings, limits=limits, device_kind=first.device, reordered=prepared.reordered, placed=prepared.placed,
+        teams=prepared.teams,
+        pruning=job.pruning, files=prepared.files,
+        in_pieces=any(graph.pieces for graph in prepared.graphs.values()),
+        summed_in_pieces=any(piece.reordered for graph in prepared.graphs.values() for piece in graph.pieces),
+        buckets=tuple(
+            BucketSize(columns[0].shape[0], bucket.batch_size)
+            for columns, bucket in zip(prepared.buckets, job.buckets, strict=True)
+        ),
+        blocks=prepared.blocks,
+    )  # fmt: skip
+
+
+def _storage_chunks(tensor: torch.Tensor | TensorPart) -> Chunks:
+    """A storage's raw bytes."""
+    if isinstance(tensor, TensorPart):
+        part = tensor.tensor
+        return Chunks("uint8", (part.numel() * part.itemsize,), lambda: tensor_pieces(part))
+    return Chunks("uint8", (tensor.untyped_storage().nbytes(),), lambda: storage_pieces(tensor))
+
+
+def tensor_chunks(tensor: Column) -> Chunks:
+    """Return a contiguous tensor, or a column in a file, for writing."""
+    pieces = tensor.pieces if isinstance(tensor, ColumnFile) else partial(tensor_pieces, tensor)
+    return Chunks(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), pieces)

@@ -1,0 +1,154 @@
+"""The compiler's front door.
+
+A PyTorch module and calibration data in, C tables with a static memory plan out.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from port_planner.mcu.autodiff import SparseScheme, full_scheme
+from port_planner.mcu.emit import GeneratedModel, emit_model
+from port_planner.mcu.fates.choose import FitOptions, FittedMemory
+from port_planner.mcu.fates.low_bytes import fit_low_bytes
+from port_planner.mcu.frontend import import_module
+from port_planner.mcu.memory import MemoryPlan, plan_memory
+from port_planner.mcu.quantize import HEADROOM, Int8Array, QuantizedGraph, quantize
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CompiledModel:
+    """A model ready for firmware: quantised graph, training program, memory plan and generated C."""
+
+    name: str
+    quantized: QuantizedGraph
+    scheme: SparseScheme
+    memory: MemoryPlan
+    generated: GeneratedModel
+
+    @property
+    def ram_bytes(self) -> int:
+        return self.memory.ram_bytes
+
+    @property
+    def sha256(self) -> bytes:
+        return self.generated.sha256
+
+    @property
+    def simd(self) -> bool:
+        """Whether the arena has the scratch that the DSP kernels need."""
+        return any(row.scratch for row in self.memory.rows)
+
+    @property
+    def q88(self) -> bool:
+        """Whether weights have low bytes, of one layer at least."""
+        return self.scheme.q88
+
+    def quantize_input(self, samples: NDArray[np.float32]) -> Int8Array:
+        """Return samples [N, C, H, W] or [N, C, W] as the int8 rows the device takes."""
+        return self.quantized.quantize_input(samples)
+
+    def write(self, directory: Path | str) -> tuple[Path, Path]:
+        """Write model.h and model.c into `directory`, each atomically; return their paths."""
+        folder = Path(directory)
+        folder.mkdir(parents=True, exist_ok=True)
+        return _replace(folder / "model.h", self.generated.header), _replace(folder / "model.c", self.generated.source)
+
+
+def _replace(path: Path, text: str) -> Path:
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="ascii") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    Path(file.name).replace(path)
+    return path
+
+
+def compile_model(
+    module: nn.Module,
+    calibration: NDArray[np.float32],
+    *,
+    name: str = "model",
+    scheme: SparseScheme | None = None,
+    budget: int | None = None,
+    fit: FitOptions | None = None,
+    q88: bool = False,
+    simd: bool = True,
+    headroom: float = HEADROOM,
+) -> CompiledModel:
+    """Return the compiled model of a PyTorch module.
+
+    `calibration` is [N, C, H, W] or [N, C, W]. `scheme` says what is trained (None: everything; an empty scheme compiles for
+    inference); `budget` in bytes covers the arena and the trained parameters, and what it does not hold is computed again;
+    `fit` says more: a deadline, whose costs decide. `q88` gives all trained weights low bytes, or those that a budget has room
+    for. `simd` gives the convolutions scratch for the DSP kernels, which a
+    Cortex-M0 has no use for. Raises McuCompileError, ArenaBudgetError, BoardDeadlineError.
+    """
+    graph = import_module(module, calibration.shape[1:], name)
+    quantized = quantize(graph, calibration, headroom)
+    return compile_quantized(quantized, scheme=scheme, budget=budget, fit=fit, q88=q88, simd=simd)
+
+
+def compile_quantized(
+    model: QuantizedGraph,
+    *,
+    scheme: SparseScheme | None = None,
+    budget: int | None = None,
+    fit: FitOptions | None = None,
+    q88: bool = False,
+    simd: bool = True,
+) -> CompiledModel:
+    """Return the compiled model of an already quantised graph, for one scheme of several.
+
+    Raises ArenaBudgetError where the scheme does not fit the budget, BoardDeadlineError where it is not fast enough.
+    """
+    scheme = full_scheme(model.graph) if scheme is None else scheme
+    if q88:
+        scheme = scheme.with_low_bytes()
+    if fit is None and budget is not None:
+        fit = FitOptions(budget)
+    if fit is None:
+        memory = plan_memory(model.graph, scheme, simd=simd)
+    else:
+        scheme, fitted = fit_low_bytes(model.graph, scheme, fit, simd=simd)
+        memory = fitted.memory
+    name = model.graph.name
+    return CompiledModel(name, model, scheme, memory, emit_model(model, memory, scheme, name))
+
+
+def recompile(model: CompiledModel, fit: FitOptions) -> tuple[CompiledModel, FittedMemory]:
+    """Return a model that trains the same parameters within other limits, and what its plan takes.
+
+    Layers lose their low bytes where they do not fit.
+
+    Raises ArenaBudgetError, BoardDeadlineError.
+    """
+    scheme, fitted = fit_low_bytes(model.quantized.graph, model.scheme, fit, simd=model.simd)
+    return with_memory(model, scheme, fitted.memory), fitted
+
+
+def with_memory(model: CompiledModel, scheme: SparseScheme, memory: MemoryPlan) -> CompiledModel:
+    """Return the model with another scheme as `memory` plans it."""
+    generated = emit_model(model.quantized, memory, scheme, model.name)
+    return replace(model, scheme=scheme, memory=memory, generated=generated)
+
+
+def choose_channels(model: CompiledModel, share: float) -> CompiledModel:
+    """Return the model with dynamic partial updates: a step trains this share of each layer's channels.
+
+    Raises McuCompileError for a share outside (0, 1].
+    """
+    scheme = replace(model.scheme, chosen=share)
+    return compile_quantized(model.quantized, scheme=scheme, simd=model.simd)
+
+
+def with_low_bytes(model: CompiledModel) -> CompiledModel:
+    """Return the model with a low byte for every trained weight, which the Q8.8 rule of updates needs."""
+    return compile_quantized(model.quantized, scheme=model.scheme, q88=True, simd=model.simd)

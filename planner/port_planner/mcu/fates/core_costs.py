@@ -1,0 +1,147 @@
+"""What a step costs on a core: instructions measured per unit of work, seconds and joules by the board's file.
+
+Instructions are counted exactly in QEMU, row by row (`by_row` of `benchmarks.mcu_networks.target.run_image`), and averaged by
+kernel; what bands add to a step is estimated a third too low by them. Cycles per instruction, clock and watts are the board
+file's, each with its source. Nothing here ran on a real board.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from port_planner.ir.boards import load_board
+from port_planner.ir.errors import ExitCode, PortError
+from port_planner.mcu.autodiff import SparseScheme, Step, StepKind, TableRow
+from port_planner.mcu.ir import WEIGHTED, Graph, KernelCall, OpKind
+
+Kernel = tuple[StepKind, OpKind | None, str]
+"""A step kind, the kind of its operator (None where the cost does not depend on it), and a form that costs otherwise."""
+
+ANY_OP = frozenset({StepKind.MASK, StepKind.BIAS, StepKind.COPY, StepKind.LOSS})
+
+NARROW, STRIDED = "narrow", "strided"
+"""Convolutions whose input channels are no multiple of four, as kernels take them; depthwise ones with a stride."""
+
+
+def kernel_of(graph: Graph, step: Step) -> Kernel:
+    """Return what a step is counted under."""
+    if step.kind in ANY_OP:
+        return step.kind, None, ""
+    op = graph.op(step.op)
+    narrow = op.kind is OpKind.CONV and op.in_shape.channels % 4
+    strided = op.kind is OpKind.DEPTHWISE and max(op.stride) > 1
+    return step.kind, op.kind, NARROW if narrow else STRIDED if strided else ""
+
+
+def work_of(graph: Graph, step: Step, scheme: SparseScheme) -> int:
+    """Return a step's work: multiply-accumulates of weighted layers, window elements of poolings, else elements."""
+    op = graph.op(step.op)
+    if step.kind in ANY_OP:
+        return op.out_shape.elements
+    if step.kind is StepKind.WEIGHT:
+        return op.macs * scheme.of(op.name).rows * scheme.chosen_parts // (256 * op.out_shape.channels)
+    return op.macs if op.kind in WEIGHTED else _elements(op)
+
+
+def _elements(op: KernelCall) -> int:
+    window = 1 if op.kind is OpKind.ADD else op.kernel[0] * op.kernel[1]
+    return op.out_shape.elements * window
+
+
+Plain = tuple[StepKind, OpKind | None]
+
+
+def _counts(plain: Mapping[Plain, float], special: Mapping[Kernel, float]) -> Mapping[Kernel, float]:
+    """Return the table; a special form without a count of its own costs what the plain one does."""
+    table: dict[Kernel, float] = {}
+    for (kind, op), count in plain.items():
+        table |= {(kind, op, form): count for form in ("", NARROW, STRIDED)}
+    return table | dict(special)
+
+
+M4F = _counts(
+    {
+        (StepKind.FORWARD, OpKind.CONV): 2.05, (StepKind.FORWARD, OpKind.DEPTHWISE): 5.7,
+        (StepKind.FORWARD, OpKind.CLASSIFIER): 6.1, (StepKind.FORWARD, OpKind.ADD): 30.1,
+        (StepKind.FORWARD, OpKind.AVERAGE_POOL): 12.9, (StepKind.FORWARD, OpKind.MAX_POOL): 22.6,
+        (StepKind.INPUT, OpKind.CONV): 3.9, (StepKind.INPUT, OpKind.CLASSIFIER): 19.5,
+        (StepKind.INPUT, OpKind.DEPTHWISE): 14.3, (StepKind.INPUT, OpKind.AVERAGE_POOL): 8.8,
+        (StepKind.INPUT, OpKind.MAX_POOL): 23.9, (StepKind.WEIGHT, OpKind.CONV): 5.2,
+        (StepKind.WEIGHT, OpKind.CLASSIFIER): 66.3, (StepKind.WEIGHT, OpKind.DEPTHWISE): 23.1,
+        (StepKind.MASK, None): 8.1, (StepKind.BIAS, None): 6.8, (StepKind.COPY, None): 7.1, (StepKind.LOSS, None): 78.6,
+    },
+    {
+        (StepKind.FORWARD, OpKind.CONV, NARROW): 3.5, (StepKind.WEIGHT, OpKind.CONV, NARROW): 18.0,
+        (StepKind.INPUT, OpKind.DEPTHWISE, STRIDED): 29.5,
+    },
+)  # fmt: skip
+"""Camera net and MobileNetV2-w0.35 and, for max pooling, the tests' net of every layer, on the emulated Cortex-M4F with its
+DSP kernels, random weights."""
+
+M0 = _counts(
+    {
+        (StepKind.FORWARD, OpKind.CONV): 15.2, (StepKind.FORWARD, OpKind.DEPTHWISE): 31.5,
+        (StepKind.FORWARD, OpKind.CLASSIFIER): 18.8, (StepKind.FORWARD, OpKind.ADD): 40.3,
+        (StepKind.FORWARD, OpKind.AVERAGE_POOL): 21.2, (StepKind.FORWARD, OpKind.MAX_POOL): 34.2,
+        (StepKind.INPUT, OpKind.CONV): 140.0, (StepKind.INPUT, OpKind.CLASSIFIER): 414.0,
+        (StepKind.INPUT, OpKind.DEPTHWISE): 165.6, (StepKind.INPUT, OpKind.AVERAGE_POOL): 169.9,
+        (StepKind.INPUT, OpKind.MAX_POOL): 44.3, (StepKind.WEIGHT, OpKind.CONV): 167.2,
+        (StepKind.WEIGHT, OpKind.CLASSIFIER): 757.0, (StepKind.WEIGHT, OpKind.DEPTHWISE): 170.3,
+        (StepKind.MASK, None): 10.8, (StepKind.BIAS, None): 105.8, (StepKind.COPY, None): 7.3,
+        (StepKind.LOSS, None): 2443.0,
+    },
+    {
+        (StepKind.FORWARD, OpKind.CONV, NARROW): 29.4, (StepKind.WEIGHT, OpKind.CONV, NARROW): 126.0,
+        (StepKind.INPUT, OpKind.DEPTHWISE, STRIDED): 255.9,
+    },
+)  # fmt: skip
+"""The digits net and, for poolings and residuals, a small residual net on the emulated Cortex-M0: without an FPU the
+backward part costs 30 times as much per multiply-accumulate as on an M4F. Zero gradients are skipped, so counts depend on
+the sample by a tenth."""
+
+_BY_BOARD = {"mkr1000": M0, "nrf52840": M4F}
+
+
+class CoreError(PortError):
+    """A board whose core's instruction costs were never measured."""
+
+    exit_code = ExitCode.IMPOSSIBLE
+
+
+@dataclass(frozen=True)
+class CoreCosts:
+    """One board's core. `watts` are those of the running core, its whole current."""
+
+    name: str
+    instructions: Mapping[Kernel, float]
+    seconds_per_instruction: float
+    watts: float
+
+    def step_instructions(self, graph: Graph, step: Step, scheme: SparseScheme) -> float:
+        """Return the estimated instructions of one step."""
+        return self.instructions[kernel_of(graph, step)] * work_of(graph, step, scheme)
+
+    def seconds(self, graph: Graph, step: Step, scheme: SparseScheme) -> float:
+        """Return the estimated seconds of one step."""
+        return self.step_instructions(graph, step, scheme) * self.seconds_per_instruction
+
+
+def row_seconds(graph: Graph, scheme: SparseScheme, core: CoreCosts, row: TableRow) -> float:
+    """Return the estimated seconds of a row, of the lines that it does."""
+    op = graph.op(row.op)
+    height = op.in_shape.height if row.kind is StepKind.INPUT else op.out_shape.height
+    first, last = (0, height) if row.span is None else row.span
+    return core.seconds(graph, Step(row.kind, row.op), scheme) * (last - first) / height
+
+
+def core_costs(board: str) -> CoreCosts:
+    """Return the costs of a shipped board's core.
+
+    Raises CoreError for a board without measured kernels, BoardError where there is no such board.
+    """
+    if board not in _BY_BOARD:
+        raise CoreError(f"no instruction counts for {board!r}; there are some for {', '.join(sorted(_BY_BOARD))}")
+    found = load_board(board)
+    seconds = found["cycles_per_instruction"] / found["clock_hz"]
+    return CoreCosts(board, _BY_BOARD[board], seconds, found["compute_watts"] + found["static_watts"])

@@ -1,0 +1,191 @@
+"""The compiler's float graph: what a PyTorch model becomes before it is quantised.
+
+A tensor is one sample, [height][width][channel]; a sensor stream has height 1. Batch norm is already folded and an
+activation function is the `clamp` of the op that feeds it, so that every op here is one kernel of the firmware.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from port_planner.ir.errors import PortError
+
+FloatArray = NDArray[np.float32]
+
+
+class McuCompileError(PortError):
+    """A model or a scheme that cannot be compiled for a microcontroller, with the layer and the remedy."""
+
+    def __init__(self, layer: str, problem: str, remedy: str) -> None:
+        super().__init__(f"{layer}: {problem}; {remedy}")
+        self.layer = layer
+        self.problem = problem
+        self.remedy = remedy
+
+
+class OpKind(IntEnum):
+    """Kernels of the firmware; the numbers are those of `enum port_op_kind`."""
+
+    CONV = 1
+    DEPTHWISE = 2
+    ADD = 3
+    AVERAGE_POOL = 4
+    MAX_POOL = 5
+    CLASSIFIER = 6
+
+
+WEIGHTED = frozenset({OpKind.CONV, OpKind.DEPTHWISE, OpKind.CLASSIFIER})
+
+
+class Clamp(Enum):
+    """The activation function behind an op, as the interval its output is held in."""
+
+    NONE = (None, None)
+    RELU = (0.0, None)
+    RELU6 = (0.0, 6.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Extent of one sample: height, width, channels."""
+
+    height: int
+    width: int
+    channels: int
+
+    @property
+    def elements(self) -> int:
+        return self.height * self.width * self.channels
+
+    def __str__(self) -> str:
+        return f"{self.height}x{self.width}x{self.channels}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KernelCall:
+    """One kernel call. `inputs` are tensor names.
+
+    The output tensor has the op's own name.
+
+    `weight` is [out][kernel_h][kernel_w][in] (classifier: [out][1][1][in]) or, depthwise, [kernel_h][kernel_w][channel].
+    """
+
+    name: str
+    kind: OpKind
+    inputs: tuple[str, ...]
+    in_shape: Shape
+    out_shape: Shape
+    kernel: tuple[int, int] = (1, 1)
+    stride: tuple[int, int] = (1, 1)
+    padding: tuple[int, int] = (0, 0)
+    clamp: Clamp = Clamp.NONE
+    weight: FloatArray | None = None
+    bias: FloatArray | None = None
+
+    @property
+    def macs(self) -> int:
+        """Multiply-accumulates of one forward call, padding counted as if it were computed."""
+        if self.kind is OpKind.DEPTHWISE:
+            return self.out_shape.elements * self.kernel[0] * self.kernel[1]
+        if self.kind in WEIGHTED:
+            return self.out_shape.elements * self.kernel[0] * self.kernel[1] * self.in_shape.channels
+        return 0
+
+    @property
+    def weight_count(self) -> int:
+        return 0 if self.weight is None else int(self.weight.size)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Graph:
+    """Ops in execution order.
+
+    `input_name` names the sample, the last op is the classifier.
+    """
+
+    name: str
+    input_name: str
+    input_shape: Shape
+    ops: tuple[KernelCall, ...]
+
+    def shape(self, tensor: str) -> Shape:
+        """Return the shape of a tensor by name."""
+        if tensor == self.input_name:
+            return self.input_shape
+        return self.op(tensor).out_shape
+
+    def op(self, name: str) -> KernelCall:
+        """Return the op of that name.
+
+        Raises KeyError where there is none.
+        """
+        for op in self.ops:
+            if op.name == name:
+                return op
+        raise KeyError(name)
+
+    def index(self, name: str) -> int:
+        """Return the position of the op of that name."""
+        return next(i for i, op in enumerate(self.ops) if op.name == name)
+
+    @property
+    def classes(self) -> int:
+        return self.ops[-1].out_shape.channels
+
+    @property
+    def macs(self) -> int:
+        return sum(op.macs for op in self.ops)
+
+    def weighted(self) -> tuple[KernelCall, ...]:
+        """Return the ops that own weights, first layer first."""
+        return tuple(op for op in self.ops if op.kind in WEIGHTED)
+
+
+def row_bytes(op: KernelCall) -> int:
+    """Return the bytes of one output channel's weights."""
+    return op.weight_count // op.out_shape.channels
+
+
+def scratch_bytes(op: KernelCall) -> int:
+    """Return the scratch of the SIMD convolution: two im2col columns of int16, padded to four channels."""
+    if op.kind is not OpKind.CONV:
+        return 0
+    return 2 * 2 * (-(-row_bytes(op) // 4) * 4)
+
+
+_INPUTS = {OpKind.ADD: 2}
+
+
+def verify_mcu_graph(graph: Graph) -> None:
+    """Raise McuCompileError unless every op reads tensors that exist and fits the tables."""
+    known = {graph.input_name: graph.input_shape}
+    for op in graph.ops:
+        _verify_op(op, known)
+        known[op.name] = op.out_shape
+    if not graph.ops or graph.ops[-1].kind is not OpKind.CLASSIFIER:
+        raise McuCompileError(graph.name, "the model does not end in a linear layer", "end it with nn.Linear")
+    if any(op.kind is OpKind.CLASSIFIER for op in graph.ops[:-1]):
+        raise McuCompileError(graph.name, "a classifier in mid graph", "give the model one output")
+
+
+def _verify_op(op: KernelCall, known: dict[str, Shape]) -> None:
+    if len(op.inputs) != _INPUTS.get(op.kind, 1):
+        raise McuCompileError(op.name, f"{len(op.inputs)} inputs", "this is a defect of the importer")
+    for name in op.inputs:
+        if name not in known:
+            raise McuCompileError(op.name, f"reads {name} before it is written", "this is a defect of the importer")
+        if known[name].elements != op.in_shape.elements:
+            raise McuCompileError(op.name, f"reads {known[name]} as {op.in_shape}", "this is a defect of the importer")
+    if op.name in known:
+        raise McuCompileError(op.name, "two ops of one name", "rename one")
+    if max(op.in_shape.channels, op.out_shape.channels, op.in_shape.height, op.in_shape.width) > 65535:
+        raise McuCompileError(op.name, f"extent of {op.in_shape} over 65535", "pool before the linear layer")
+    if max(*op.kernel, *op.stride, *op.padding) > 255:
+        raise McuCompileError(op.name, f"kernel {op.kernel} over 255", "use a smaller kernel")
+    reach = op.kernel[0] * op.kernel[1] * (1 if op.kind is OpKind.DEPTHWISE else op.in_shape.channels)
+    if op.kind in WEIGHTED and reach > 32768:
+        raise McuCompileError(op.name, f"{reach} products in one sum can overflow 32 bits", "narrow the layer")

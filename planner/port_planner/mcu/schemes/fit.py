@@ -1,0 +1,116 @@
+"""Fits a compiled model to its training samples: the sparse update that suits them best."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from port_planner.mcu.autodiff import SparseScheme, rows_at
+from port_planner.mcu.compile import CompiledModel, compile_quantized
+from port_planner.mcu.host import FAST, HostEngine, UpdateOptions, UpdateRounding
+from port_planner.mcu.quantize import Int8Array, QuantizedGraph
+from port_planner.mcu.schemes.contributions import (
+    DRAWS,
+    RATIOS,
+    ContributionTable,
+    Limits,
+    SchemeChoice,
+    analyse_contributions,
+    find_scheme,
+)
+from port_planner.mcu.schemes.race import MOST_FINALISTS, Finalist, find_finalists, race, race_draws
+
+
+@dataclass(frozen=True, eq=False)
+class EngineMeasure:
+    """Accuracy after a short adaptation with the firmware's own engine.
+
+    By repeated cross-validation; a `Measure`.
+
+    So many draws in a row as there are folds judge every sample once; each fold is judged by a model that trained on the
+    others, from its initial parameters.
+    """
+
+    model: QuantizedGraph
+    inputs: Int8Array
+    labels: NDArray[np.int64]
+    epochs: int = 5
+    options: UpdateOptions = UpdateOptions()  # noqa: RUF009 - frozen
+    folds: int = 3
+
+    def __call__(self, scheme: SparseScheme, draws: Sequence[int]) -> list[float]:
+        compiled = compile_quantized(self.model, scheme=scheme)
+        engine = HostEngine(compiled, FAST)
+        low_bytes = self.options.rule is not UpdateRounding.Q88 or compiled.q88
+        engine.set_options(self.options if low_bytes else replace(self.options, rule=UpdateRounding.STOCHASTIC))
+        epochs = self.epochs if compiled.memory.program.backward else 0
+        return [self._adapt(engine, epochs, draw) for draw in draws]
+
+    def _adapt(self, engine: HostEngine, epochs: int, draw: int) -> float:
+        order = np.random.default_rng(draw // self.folds).permutation(len(self.labels))
+        judged = np.arange(len(order)) % self.folds == draw % self.folds
+        trained, shuffle = order[~judged], np.random.default_rng(draw)
+        engine.reset()
+        engine.state = replace(engine.state, generator=draw * 2654435761 % 2**32 + 1)
+        for _ in range(epochs):
+            engine.train_many(self.inputs, self.labels, shuffle.permutation(trained))
+        return engine.evaluate(self.inputs[order[judged]], self.labels[order[judged]])[1]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FittedModel:
+    """A model compiled again for the scheme that measured best on its own task, and what that rests on."""
+
+    model: CompiledModel
+    table: ContributionTable
+    optimum: SchemeChoice
+    """The knapsack's answer, before anything but single contributions was measured."""
+    finalists: tuple[Finalist, ...]
+    """In the order of the race; the first is what `model` trains."""
+
+    @property
+    def best(self) -> Finalist:
+        return self.finalists[0]
+
+
+def fit_scheme(
+    model: CompiledModel,
+    inputs: Int8Array,
+    labels: NDArray[np.int64],
+    limits: Limits,
+    *,
+    epochs: int = 5,
+    options: UpdateOptions = UpdateOptions(),  # noqa: B008 - frozen
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> FittedModel:
+    """Return `model` compiled for the best scheme within `limits`.
+
+    It is found on samples that the model will be adapted to.
+
+    Contribution analysis, knapsack and race, all by cross-validation within the samples; `epochs` and `options` should
+    be those of the job. `progress` is given adaptations, done and in all. Raises BudgetError when not even inference fits.
+    """
+    graph, done = model.quantized.graph, 0
+    q88 = options.rule is UpdateRounding.Q88
+    judge = EngineMeasure(model.quantized, inputs, labels, epochs, options)
+    choices = sum(len({rows_at(op, ratio) for ratio in RATIOS}) for op in graph.weighted())
+    analysis = DRAWS * (1 + len(graph.weighted()) + choices)
+    total = analysis + race_draws(MOST_FINALISTS)
+
+    def measure(scheme: SparseScheme, draws: Sequence[int]) -> list[float]:
+        nonlocal done
+        scores = judge(scheme.with_low_bytes() if q88 else scheme, draws)
+        done += len(draws)
+        progress(done, total)
+        return scores
+
+    table = analyse_contributions(graph, measure)
+    optimum = find_scheme(graph, table, limits, q88=q88, simd=model.simd)
+    field = find_finalists(graph, table, limits, q88=q88, simd=model.simd)
+    total = analysis + race_draws(len(field))
+    ranking = race(field, measure)
+    compiled = compile_quantized(model.quantized, scheme=ranking[0].scheme, q88=q88, simd=model.simd)
+    return FittedModel(compiled, table, optimum, ranking)

@@ -1,0 +1,142 @@
+"""Training less or paging more: candidates are planned for the same RAM and trained on the samples that they are for.
+
+The rule: of those whose measured accuracy is within one standard error of the best one's (of the difference, paired over the
+trainings; the one-standard-error rule of Breiman et al., Classification and Regression Trees, 1984), the one that gains most
+accuracy per joule. Joules are those of the whole job by the board's file, so that work saved counts as much as pages saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from port_planner.ir.errors import PortError
+from port_planner.mcu.autodiff import SparseScheme, full_scheme, last_layers
+from port_planner.mcu.compile import CompiledModel, with_memory
+from port_planner.mcu.fates.choose import BoardDeadlineError, FitOptions, FittedMemory
+from port_planner.mcu.fates.low_bytes import fit_low_bytes
+from port_planner.mcu.host import UpdateOptions
+from port_planner.mcu.ir import Graph
+from port_planner.mcu.memory import ArenaBudgetError
+from port_planner.mcu.quantize import Int8Array
+from port_planner.mcu.schemes.fit import EngineMeasure
+
+TRAININGS = 12
+"""Of each candidate: four cross-validations of three folds."""
+
+SHARES = (0.25, 0.5, 0.75)
+"""Of a network's layers that the candidates between nothing and everything train, from the last one backward."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Valued:
+    """A candidate within the limits: its plan, its accuracies, one for each training, and the joules of the whole job."""
+
+    origin: str
+    scheme: SparseScheme
+    fitted: FittedMemory
+    accuracies: tuple[float, ...]
+    job_joules: float
+    untrained: float
+
+    @property
+    def accuracy(self) -> float:
+        """Return the mean over the trainings, a share."""
+        return float(np.mean(self.accuracies))
+
+    @property
+    def gain_per_joule(self) -> float:
+        """Return the accuracy that training adds, as a share per joule."""
+        return (self.accuracy - self.untrained) / self.job_joules
+
+    def behind(self, other: Valued) -> tuple[float, float]:
+        """Return by how much this one's accuracy is below the other's, and the standard error of that."""
+        differences = np.subtract(other.accuracies, self.accuracies)
+        return float(differences.mean()), float(differences.std(ddof=1)) / len(differences) ** 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A candidate that no plan fits, and why."""
+
+    origin: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Valuation:
+    """What was measured. `best` is the most accurate candidate, `model` is compiled for the one chosen."""
+
+    model: CompiledModel
+    best: Valued
+    chosen: Valued
+    valued: tuple[Valued, ...]
+    refused: tuple[Refused, ...]
+
+
+def value_candidates(graph: Graph, own: Mapping[str, SparseScheme]) -> dict[str, SparseScheme]:
+    """Return schemes from a few layers to all by origin, those of `own` first; the same scheme stands once."""
+    count = len(graph.weighted())
+    found = dict(own)
+    for layers in sorted({max(1, round(share * count)) for share in SHARES} - {count}):
+        found[f"last {layers} layers"] = last_layers(graph, layers)
+    found["everything"] = full_scheme(graph)
+    distinct: dict[str, tuple[str, SparseScheme]] = {}
+    for origin, scheme in found.items():
+        distinct.setdefault(scheme.describe(), (origin, scheme))
+    return dict(distinct.values())
+
+
+def value_schemes(
+    model: CompiledModel,
+    inputs: Int8Array,
+    labels: NDArray[np.int64],
+    candidates: Mapping[str, SparseScheme],
+    fit: FitOptions,
+    *,
+    epochs: int = 5,
+    options: UpdateOptions = UpdateOptions(),  # noqa: B008 - frozen
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Valuation:
+    """Return what each candidate reaches and takes within `fit`, and the model of the one chosen; the same each time.
+
+    `epochs` and `options` should be those of the job. `progress` is given candidates, done and in all. Raises
+    ArenaBudgetError or BoardDeadlineError, that of the first candidate, where none fits.
+    """
+    judge = EngineMeasure(model.quantized, inputs, labels, epochs, options)
+    draws = range(TRAININGS)
+    untrained = float(np.mean(judge(SparseScheme({}), draws)))
+    valued: list[Valued] = []
+    refused: list[tuple[str, PortError]] = []
+    for done, (origin, scheme) in enumerate(candidates.items()):
+        progress(done, len(candidates))
+        try:
+            wide = scheme.with_low_bytes() if model.q88 else scheme
+            fitting, fitted = fit_low_bytes(model.quantized.graph, wide, fit, simd=model.simd)
+        except (ArenaBudgetError, BoardDeadlineError) as error:
+            refused.append((origin, error))
+            continue
+        joules = fitted.joules * len(labels) * epochs
+        valued.append(Valued(origin, fitting, fitted, tuple(judge(fitting, draws)), joules, untrained))
+    progress(len(candidates), len(candidates))
+    if not valued:
+        raise refused[0][1]
+    best = max(valued, key=lambda candidate: (candidate.accuracy, -candidate.job_joules))
+    chosen = most_per_joule(valued, best)
+    compiled = with_memory(model, chosen.scheme, chosen.fitted.memory)
+    unfit = tuple(Refused(origin, str(error)) for origin, error in refused)
+    return Valuation(compiled, best, chosen, tuple(valued), unfit)
+
+
+def most_per_joule(valued: Sequence[Valued], best: Valued) -> Valued:
+    """Return the one that gains most per joule among those within one standard error of `best`."""
+    near = [candidate for candidate in valued if _is_near(candidate, best)]
+    return max(near, key=lambda candidate: (candidate.gain_per_joule, -candidate.job_joules))
+
+
+def _is_near(candidate: Valued, best: Valued) -> bool:
+    behind, error = candidate.behind(best)
+    return behind <= error

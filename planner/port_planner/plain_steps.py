@@ -1,0 +1,49 @@
+"""A job trained with plain PyTorch, on the batches that a bundle of it takes, in their order: what a bundle is compared with."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+
+from port_planner.column_file import Column
+from port_planner.ir.bundle.data_order import bucket_batches
+from port_planner.ir.bundle.manifest import BucketSize
+from port_planner.job import TrainingJob
+from port_planner.job_device import kind_of_job, on_device
+
+Pass = Callable[[TrainingJob, tuple[torch.Tensor, ...], int, int], torch.Tensor]
+"""Forward and backward pass of a job on the batch of that number, of a bucket; returns the loss."""
+
+
+def plain_pass(job: TrainingJob, batch: tuple[torch.Tensor, ...], number: int, bucket: int) -> torch.Tensor:
+    """Run forward and backward pass as the program has them."""
+    result = job.loss_of(bucket)(job.model, *batch)
+    loss: torch.Tensor = result[0] if isinstance(result, tuple) else result
+    loss.backward()
+    return loss.detach()
+
+
+def plain_losses(
+    job: TrainingJob, data: Sequence[Column], steps: int, run: Pass = plain_pass,
+    buckets: Sequence[Sequence[Column]] = (),
+) -> Iterator[float]:  # fmt: skip
+    """Train with plain PyTorch exactly as a bundle of this job would, yielding the loss of each batch.
+
+    `data`, `buckets`: the columns of the job's samples, as tensors or in files.
+    """
+    torch.manual_seed(job.seed)
+    kind = kind_of_job(job)
+    parameters = [p for g in job.optimizer.param_groups for p in g["params"]]
+    columns = (data, *buckets)
+    rows_to_batch = (job.batch_size, *(bucket.batch_size for bucket in job.buckets))
+    sizes = [BucketSize(c[0].shape[0], size) for c, size in zip(columns, rows_to_batch, strict=True)]
+    batches = bucket_batches(job.seed, sizes, drop_last=[job.drop_last] * len(sizes))
+    for step, (_, bucket, rows) in zip(range(steps), batches, strict=False):
+        loss = run(job, on_device((c[rows] for c in columns[bucket]), kind), step, bucket)
+        if (step + 1) % job.accumulate == 0:
+            if job.clip_grad_norm is not None:
+                torch.nn.utils.clip_grad_norm_(parameters, job.clip_grad_norm, foreach=False)
+            job.optimizer.step()
+            if job.scheduler is not None:
+                job.scheduler.step()
+            job.optimizer.zero_grad()
+        yield float(loss)

@@ -1,0 +1,135 @@
+"""What of a forward pass runs again in a backward pass that is cut into pieces, as gradient checkpointing does.
+
+A piece begins with what was waiting at a cut of the forward pass and makes again what its operators need beyond that.
+"""
+
+import itertools
+import math
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+
+from port_planner.ir.graph import Phase, Role, StepGraph
+from port_planner.ir.lowering.rematerialize import effective_operands, rematerializable
+
+_AS_THEY_WERE = frozenset({Role.PARAMETER, Role.CONSTANT, Role.BATCH})
+"""Roles of storages that no forward pass changes."""
+
+_INDICES = frozenset({"int32", "int64"})
+"""Dtypes of what may be an index: an operator that takes it on trust wants the tensor that another one has checked."""
+
+_NEVER: Mapping[str, int] = {}
+
+
+class Remade:
+    """The operators of one micro-batch that run again, and where."""
+
+    def __init__(
+        self, graph: StepGraph, piece_of: Sequence[int], rank_of: Sequence[int], updated: Mapping[str, int] = _NEVER
+    ) -> None:
+        """`piece_of`, `rank_of`: the piece of every operator, and its place in the sequence.
+
+        `updated`: after which place a parameter, by its key, has its new value.
+        """
+        self._graph, self._piece_of, self._rank_of, self._updated = graph, piece_of, rank_of, updated
+        backward = (i for i, op in enumerate(graph.ops) if op.phase is Phase.BACKWARD)
+        self._backward = sorted(backward, key=lambda i: rank_of[i])
+        self._valid_until = [self._last_place(s) for s in range(len(graph.storages))]
+        self._indices = {value.storage for value in graph.values if value.dtype in _INDICES}
+        self._can = [self._again_possible(s) for s in range(len(graph.storages))]
+        self._cuts = self._find_cuts()
+
+    def before(self) -> dict[int, tuple[int, ...]]:
+        """Return, by operator of the backward pass, the operators of the forward pass that run again before it, ascending."""
+        found: dict[int, tuple[int, ...]] = {}
+        done: dict[int, set[int]] = {}
+        for i in self._backward:
+            piece = self._piece_of[i]
+            there = done.setdefault(piece, set())
+            again = self._needed_by(i, there)
+            if again:
+                found[i] = tuple(sorted(again))
+        return found
+
+    def _needed_by(self, op: int, there: set[int]) -> set[int]:
+        """Return what must run again before `op`; `there` is made anew in its piece already, and grows."""
+        again: set[int] = set()
+        waiting = [s for s in self._graph.reads[op] if self._missing(s, op)]
+        while waiting:
+            s = waiting.pop()
+            if s in there:
+                continue
+            there.add(s)
+            for writer in self._graph.writers[s]:
+                again.add(writer)
+                there |= {u for u in self._graph.creates[writer] if self._graph.writers[u] == (writer,)}
+                waiting += [u for u in effective_operands(self._graph, writer) if u != s and self._missing(u, op)]
+        return again
+
+    def _missing(self, s: int, op: int) -> bool:
+        """Say whether a tensor of another piece's forward pass is made again for `op` rather than waiting for it."""
+        if not self._can[s] or self._piece_of[self._graph.uses[s][0]] == self._piece_of[op]:
+            return False
+        return self._rank_of[op] <= self._valid_until[s] and not self._waits(s, self._cuts)
+
+    def _last_place(self, s: int) -> float:
+        """Return the last place before which running the writers of a storage again gives what it was."""
+        read = (self._graph.storages[u] for w in self._graph.writers[s] for u in effective_operands(self._graph, w))
+        return min((self._updated.get(storage.key, math.inf) for storage in read), default=math.inf)
+
+    def _waits(self, s: int, cuts: Sequence[int]) -> bool:
+        """Say whether the forward pass itself uses a tensor on both sides of a cut."""
+        first = self._graph.uses[s][0]
+        last = max(u for u in self._graph.uses[s] if self._graph.ops[u].phase is Phase.FORWARD)
+        return bisect_right(cuts, first) < bisect_right(cuts, last)
+
+    def _find_cuts(self) -> list[int]:
+        """Return the forward operators before which something waits: where pieces begin, and where those of the backward pass end.
+
+        What a piece of the backward pass needs begins somewhere; of the places before that, back to where the next piece's
+        begins, the one is taken at which least waits.
+        """
+        graph = self._graph
+        waiting = self._waiting_bytes()
+        begins: dict[int, int] = {}
+        for i in self._backward:
+            for s in graph.reads[i]:
+                first, piece = graph.uses[s][0], self._piece_of[i]
+                if self._can[s] and self._piece_of[first] != piece:
+                    begins[piece] = min(begins.get(piece, first), first)
+        cuts, lowest = set[int](), 1
+        for first in sorted(set(begins.values()) - {0}):
+            cuts.add(min(range(lowest, first + 1), key=lambda i: (waiting[i], -i)))
+            lowest = first + 1
+        forward = [i for i, op in enumerate(graph.ops) if op.phase is Phase.FORWARD]
+        cuts |= {b for a, b in itertools.pairwise(forward) if self._piece_of[a] != self._piece_of[b]}
+        return sorted(cuts)
+
+    def _waiting_bytes(self) -> list[int]:
+        """Return, before every operator, the bytes that the forward pass has made and will use."""
+        graph = self._graph
+        change = [0] * (len(graph.ops) + 1)
+        for s, storage in enumerate(graph.storages):
+            uses = [u for u in graph.uses[s] if graph.ops[u].phase is Phase.FORWARD]
+            if storage.role is Role.TEMPORARY and uses:
+                change[uses[0] + 1] += storage.nbytes
+                change[uses[-1] + 1] -= storage.nbytes
+        return list(itertools.accumulate(change))
+
+    def _again_possible(self, s: int) -> bool:
+        graph = self._graph
+        writers = graph.writers[s]
+        if not writers or s in self._indices or any(graph.ops[w].phase is not Phase.FORWARD for w in writers):
+            return False
+        if not rematerializable(graph, s, writers[-1]) or not self._settled(s):
+            return False
+        needed = {u for w in writers for u in effective_operands(graph, w)} - {s}
+        return all(graph.storages[u].role in _AS_THEY_WERE or self._settled(u) for u in needed)
+
+    def _settled(self, s: int) -> bool:
+        """Say whether what reads a temporary finds what it is in the end, its writers excepted."""
+        graph = self._graph
+        if graph.storages[s].role is not Role.TEMPORARY or s in graph.kept:
+            return False
+        writers = graph.writers[s]
+        forward = all(graph.ops[w].phase is Phase.FORWARD for w in writers)
+        return forward and all(u > writers[-1] or u in writers for u in graph.uses[s])

@@ -1,0 +1,55 @@
+"""Alternatives of groups of stages: which of them no schedule needs, and what choosing among the rest can save at most."""
+
+from collections import defaultdict
+
+from port_planner.problem.model import Alternative, Problem, StageGroup
+
+
+def undominated(problem: Problem, group: StageGroup) -> tuple[int, ...]:
+    """Return the alternatives of a group that are worth offering, by number: none takes no less of anything than another.
+
+    Of equal ones the first stays.
+    """
+    kept = list[int]()
+    for k, one in enumerate(group.alternatives):
+        others = group.alternatives
+        if not any(_dominates(problem, others[j], one) for j in kept):
+            kept = [j for j in kept if not _dominates(problem, one, others[j])] + [k]
+    return tuple(kept)
+
+
+def least_extra_joules(problem: Problem) -> float:
+    """Return what the cheapest alternatives of all groups take more than the first ones, joules: no more than 0."""
+    return sum(min(one.joules for one in group.alternatives) for group in problem.groups)
+
+
+def _dominates(problem: Problem, one: Alternative, other: Alternative) -> bool:
+    """Say whether in every schedule `one` may stand for `other`: it takes no more time, memory or joules.
+
+    A shorter stage hides less of a transfer: the static power of what is then waited for counts with its joules.
+    """
+    mine, theirs = _by_stage(one), _by_stage(other)
+    zero = (0.0, 0.0, 0.0)
+    for stage in mine.keys() | theirs.keys():
+        if any(a > b for a, b in zip(mine.get(stage, zero), theirs.get(stage, zero), strict=True)):
+            return False
+    waited = problem.static_watts * (other.seconds - one.seconds)
+    return one.joules + waited <= other.joules and _saves_as_much(one, other)
+
+
+def _by_stage(one: Alternative) -> dict[int, tuple[float, float, float]]:
+    """Return seconds, bytes before a stage's output exists, and bytes afterwards, more than the first alternative's."""
+    return {c.stage: (c.seconds, c.fixed_bytes, c.fixed_bytes + c.workspace_bytes) for c in one.changes}
+
+
+def _saves_as_much(one: Alternative, other: Alternative) -> bool:
+    """Say whether `one` holds no more of any tensor, wherever `other` saves some of it."""
+    saved = defaultdict[tuple[int, int], list[tuple[int, frozenset[int]]]](list)
+    for saving in one.savings:
+        for stage in saving.stages:
+            saved[saving.tensor, stage].append((saving.nbytes, frozenset(saving.gaps)))
+    return all(
+        any(nbytes >= saving.nbytes and gaps <= set(saving.gaps) for nbytes, gaps in saved[saving.tensor, stage])
+        for saving in other.savings
+        for stage in saving.stages
+    )

@@ -1,0 +1,461 @@
+"""One graph of a whole update: all micro-batches go through a piece of the model before the next piece.
+
+Recorded are single micro-batches, whose gradients are summed from one to the next. Run one after the other, each of them needs
+every weight; piece by piece a weight comes and goes once for all of them, and a gradient is summed and used up within the
+step (GreedySnake, arXiv:2512.17570, does so on one GPU). The operators are the recorded ones and every sum keeps its order, so
+that every number stays the same to the bit; where that cannot be, there is no such graph.
+"""
+
+import math
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from port_planner.ir.devices.kinds import CPU
+from port_planner.ir.graph import (
+    Argument,
+    Named,
+    Op,
+    Phase,
+    Ref,
+    Role,
+    StepGraph,
+    Storage,
+    Value,
+    operands,
+    verify_graph,
+)
+from port_planner.ir.lowering.rematerialize import effective_operands, pure_arguments
+from port_planner.ir.operators import DRAWS_BY_SHAPE
+from port_planner.problem.remade import Remade
+from port_planner.problem.reorder import dependencies
+
+_ROOM_SHARE = 0.5
+"""Of the room for tensors, what a piece's weights and one micro-batch's own tensors may take; the rest is for what waits."""
+
+_SHARED = frozenset({Role.PARAMETER, Role.BUFFER, Role.STATE, Role.CONSTANT})
+"""Roles of storages that all micro-batches have in common; gradients are summed in storages of the update's own."""
+
+_OWN = frozenset({Role.TEMPORARY, Role.BATCH})
+"""Roles of storages that each micro-batch has for itself."""
+
+_CONTIGUOUS = (("memory_format", Named("memory_format", "contiguous_format")),)
+
+_BATCH_NORM_BACKWARD, _RUNNING, _TRAINING = "aten::native_batch_norm_backward", slice(3, 5), 7
+"""Its running statistics, which the next micro-batch has changed by then, and whether it goes by the batch's own."""
+
+_BOTH_WAYS = 2
+"""A sum that waits, and a tensor between two pieces, is written and read."""
+
+
+@dataclass(frozen=True, slots=True)
+class WholeUpdate:
+    """The graph of an update; `origin` has, per operator, its micro-batch and its place in that one's graph.
+
+    The loss is the last micro-batch's; `aux` are those of the others, in their order. `batch`: the first one's, then the next.
+    """
+
+    graph: StepGraph
+    origin: tuple[tuple[int, int], ...]
+
+
+def whole_update(graphs: Sequence[StepGraph], room_bytes: int, *, remake: bool) -> WholeUpdate | None:
+    """Return the update that micro-batches with these graphs make, for so much room for tensors.
+
+    `remake`: what the backward pass needs of the forward pass is made again in each piece, whatever else is planned. Random
+    operators draw their numbers in the order in which they were recorded. None where the numbers would not be the same: tensors
+    that one micro-batch changes and the next one reads in an earlier piece; random operators whose draws depend on values;
+    graphs that differ in more than how they sum.
+    """
+    if any(op.random and op.name not in DRAWS_BY_SHAPE for graph in graphs for op in graph.ops):
+        return None
+    if any(graph.device != CPU for graph in graphs):
+        return None
+    graphs = [_without_running_statistics(graph) for graph in graphs]
+    if len({tuple(_names(graph)) for graph in graphs}) > 1:
+        return None
+    places = [_places(graph) for graph in graphs]
+    order = _late(graphs[-1], places[-1])
+    pieces = _Pieces(graphs[-1], places[-1], order, len(graphs), room_bytes).of_places()
+    piece_of = [[pieces[p] for p in place] for place in places]
+    rank = {p: k for k, p in enumerate(order)}
+    ranks = [[rank[p] for p in place] for place in places]
+    sequence = sorted(
+        ((m, i) for m, graph in enumerate(graphs) for i in range(len(graph.ops))),
+        key=lambda at: (piece_of[at[0]][at[1]], at[0], ranks[at[0]][at[1]], at[1]),
+    )
+    again: list[Mapping[int, Sequence[int]]] = [{} for _ in graphs]
+    if remake:
+        updated = _updated_after(graphs[-1], ranks[-1])
+        again = [Remade(*found, updated).before() for found in zip(graphs, piece_of, ranks, strict=True)]
+    update = _Merging(graphs).merged(sequence, piece_of, again)
+    return update if _reads_the_same(graphs, update) else None
+
+
+def _updated_after(graph: StepGraph, ranks: Sequence[int]) -> dict[str, int]:
+    """Return by key after which place the last micro-batch changes what all have in common."""
+    found: dict[str, int] = {}
+    for i, op in enumerate(graph.ops):
+        for s in op.writes:
+            if graph.storages[s].role is Role.PARAMETER:
+                found[graph.storages[s].key] = min(found.get(graph.storages[s].key, ranks[i]), ranks[i])
+    return found
+
+
+def _reads_the_same(graphs: Sequence[StepGraph], update: WholeUpdate) -> bool:
+    """Say whether every operator, made again or not, finds what all micro-batches share as it does one by one.
+
+    By how often each storage was changed before. The copies that sums begin with are left out on both sides.
+    """
+    changes: Counter[str] = Counter()
+    expected: dict[tuple[int, int], dict[str, int]] = {}
+
+    def seen(m: int, i: int) -> dict[str, int]:
+        graph = graphs[m]
+        keys = (graph.storages[s].key for s in effective_operands(graph, i) if graph.storages[s].role not in _OWN)
+        return {key: changes[key] for key in keys}
+
+    def change(m: int, i: int) -> None:
+        op = graphs[m].ops[i]
+        if m or not _sums(graphs[m], op):
+            changes.update(graphs[m].storages[s].key for s in op.writes if graphs[m].storages[s].role not in _OWN)
+
+    for m, graph in enumerate(graphs):
+        for i in range(len(graph.ops)):
+            expected[m, i] = seen(m, i)
+            change(m, i)
+    changes.clear()
+    done: set[tuple[int, int]] = set()
+    for m, i in update.origin:
+        if seen(m, i) != expected[m, i]:
+            return False
+        if (m, i) not in done:
+            done.add((m, i))
+            change(m, i)
+    return True
+
+
+def _without_running_statistics(graph: StepGraph) -> StepGraph:
+    """Return the same step; batch norm's backward pass in training mode is given what it does not look at no more."""
+    ops = tuple(
+        replace(op, args=(*op.args[: _RUNNING.start], None, None, *op.args[_RUNNING.stop :]))
+        if op.name == _BATCH_NORM_BACKWARD and op.args[_TRAINING] is True
+        else op
+        for op in graph.ops
+    )
+    return replace(graph, ops=ops)
+
+
+def _names(graph: StepGraph) -> Iterator[str]:
+    """Yield what the operators of every micro-batch are called; a sum of gradients begins with a copy."""
+    for op in graph.ops:
+        if op.phase is not Phase.UPDATE:
+            yield "sum" if _sums(graph, op) else op.name
+
+
+def _sums(graph: StepGraph, op: Op) -> bool:
+    return any(graph.storages[s].role is Role.GRADIENT for s in op.writes)
+
+
+def _places(graph: StepGraph) -> list[int]:
+    """Return per operator its place among forward and backward; those of an update follow what they wait for."""
+    place, found = -1, []
+    for op in graph.ops:
+        place += op.phase is not Phase.UPDATE
+        found.append(max(place, 0))
+    return found
+
+
+def _late(graph: StepGraph, places: Sequence[int]) -> list[int]:
+    """Return the places in an order in which what makes more bytes than it needs runs just before its first use.
+
+    A tied weight's first gradient waits for the second through the whole backward pass; what it is made of is smaller.
+    """
+    ready_for: list[int] = [len(graph.ops)] * len(graph.ops)
+    for i, before in enumerate(dependencies(graph)):
+        for j in before:
+            ready_for[j] = min(ready_for[j], i)
+    alone = {p for p, count in Counter(places).items() if count == 1}
+    moved: dict[int, list[int]] = {}
+    for i, op in enumerate(graph.ops):
+        target = ready_for[i]
+        if op.phase is not Phase.BACKWARD or places[i] not in alone or op.writes or not i + 1 < target < len(graph.ops):
+            continue
+        made = sum(graph.storages[s].nbytes for s in graph.creates[i])
+        waiting = sum(
+            graph.storages[s].nbytes for s in graph.reads[i]
+            if graph.storages[s].role is Role.TEMPORARY and graph.uses[s][-1] == i
+        )  # fmt: skip
+        if made > waiting and places[target] != places[i] + 1:
+            moved.setdefault(places[target], []).append(places[i])
+    away = {p for group in moved.values() for p in group}
+    order: list[int] = []
+    for p in range(places[-1] + 1):
+        order += moved.get(p, ())
+        if p not in away:
+            order.append(p)
+    return order
+
+
+@dataclass(slots=True)
+class _Span:
+    """What the places of one piece touch, as it grows: weights, sums, and one micro-batch's own tensors.
+
+    `waiting`: its own tensors that are used again; `live_bytes`: the most of them at a time.
+    """
+
+    seen: set[int] = field(default_factory=set)
+    waiting: set[int] = field(default_factory=set)
+    weights_bytes: int = 0
+    sums_bytes: int = 0
+    saved_bytes: int = 0
+    waiting_bytes: int = 0
+    live_bytes: int = 0
+
+
+class _Pieces:
+    """Cuts a micro-batch into pieces so that few bytes move: weights once per piece if it fits, what waits for a later one for each."""
+
+    def __init__(
+        self, graph: StepGraph, places: Sequence[int], order: Sequence[int], count: int, room_bytes: int
+    ) -> None:
+        self._graph, self._order, self._count = graph, order, count
+        self._room_bytes = int(_ROOM_SHARE * room_bytes)
+        rank = {p: k for k, p in enumerate(order)}
+        self._touched: list[set[int]] = [set() for _ in order]
+        self._turn = len(order)
+        """Where the backward pass begins."""
+        for i, op in enumerate(graph.ops):
+            if op.phase is not Phase.UPDATE:
+                k = rank[places[i]]
+                self._touched[k] |= {*graph.reads[i], *graph.creates[i], *op.writes}
+                self._turn = min(self._turn, k) if op.phase is Phase.BACKWARD else self._turn
+        self._again = self._used_again()
+
+    def of_places(self) -> list[int]:
+        """Return the piece of every place, counted from 0."""
+        n = len(self._order)
+        best: list[float] = [0.0] + [math.inf] * n
+        begun = [0] * (n + 1)
+        ends = [*self._cuts(), n]
+        for number, a in enumerate(ends[:-1]):
+            span, k = _Span(), a
+            for b in ends[number + 1 :]:
+                while k < b:
+                    self._grow(span, k)
+                    k += 1
+                if (cost := best[a] + self._moved(span)) < best[b]:
+                    best[b], begun[b] = cost, a
+        starts, end = [], n
+        while end:
+            starts.append(end := begun[end])
+        starts.reverse()
+        found = [0] * n
+        for k, p in enumerate(self._order):
+            found[p] = bisect_right(starts, k) - 1
+        return found
+
+    def _cuts(self) -> list[int]:
+        """Return where a piece may begin: where less waits than around it.
+
+        Not where the backward pass begins: all that the loss is made of would have to wait.
+        """
+        span = _Span()
+        waiting = [0]
+        for k in range(len(self._order)):
+            self._grow(span, k)
+            waiting.append(span.waiting_bytes)
+        low = (
+            c for c in range(1, len(self._order))
+            if waiting[c] <= min(waiting[c - 1], waiting[c + 1]) and c != self._turn
+        )  # fmt: skip
+        return [0, *low]
+
+    def _used_again(self) -> list[set[int]]:
+        """Return per place the micro-batch's own tensors of it that are used again, in the same pass.
+
+        What the backward pass needs of the forward pass it makes again in its own pieces, or the plan keeps it.
+        """
+        later: dict[int, int] = {}
+        again: list[set[int]] = []
+        for k in range(len(self._touched) - 1, -1, -1):
+            own = {s for s in self._touched[k] if self._graph.storages[s].role is Role.TEMPORARY}
+            again.append({s for s in own if s in later and (later[s] < self._turn or k >= self._turn)})
+            later |= dict.fromkeys(own, k)
+        return again[::-1]
+
+    def _grow(self, span: _Span, k: int) -> None:
+        for s in self._touched[k]:
+            storage = self._graph.storages[s]
+            if storage.role is Role.TEMPORARY:
+                waits = s in self._again[k]
+                span.waiting_bytes += storage.nbytes * (waits - (s in span.waiting))
+                (span.waiting.add if waits else span.waiting.discard)(s)
+            if s in span.seen:
+                continue
+            span.seen.add(s)
+            if storage.role is Role.GRADIENT:
+                span.sums_bytes += storage.nbytes
+            elif storage.persistent:
+                span.weights_bytes += storage.nbytes
+            elif k >= self._turn and self._graph.ops[self._graph.uses[s][0]].phase is Phase.FORWARD:
+                span.saved_bytes += storage.nbytes
+        span.live_bytes = max(span.live_bytes, span.waiting_bytes)
+
+    def _moved(self, span: _Span) -> int:
+        """Return about how many bytes a piece moves: its weights once where they fit beside a micro-batch, else for each."""
+        waiting = _BOTH_WAYS * self._count * span.waiting_bytes
+        if span.weights_bytes + span.sums_bytes + span.live_bytes + span.saved_bytes <= self._room_bytes:
+            return span.weights_bytes + waiting
+        return self._count * (span.weights_bytes + _BOTH_WAYS * span.sums_bytes) + waiting
+
+
+class _Merging:
+    """Puts the operators of micro-batches into one graph, in any sequence that depends on nothing later."""
+
+    def __init__(self, graphs: Sequence[StepGraph]) -> None:
+        self._graphs = graphs
+        self._storages: list[Storage] = []
+        self._values: list[Value] = []
+        self._shared: dict[str, int] = {}
+        self._interned: dict[Value, int] = {}
+        self._storage_of: list[dict[int, int]] = [{} for _ in graphs]
+        self._value_of: list[dict[int, int]] = [{} for _ in graphs]
+        self._becomes = _summed_where_made(graphs[0])
+        """Of the first micro-batch: which gradient its sum goes on in, by the sum's storage."""
+        self._anew: dict[int, int] = {}
+        """Storages of a micro-batch that were made again in the piece at hand, by what they were."""
+
+    def merged(
+        self,
+        sequence: Sequence[tuple[int, int]],
+        piece_of: Sequence[Sequence[int]],
+        again: Sequence[Mapping[int, Sequence[int]]],
+    ) -> WholeUpdate:
+        """Return the graph; `again`: what runs again before an operator of a micro-batch.
+
+        Raises GraphError where the sequence is none.
+        """
+        batch = tuple(self._value(m, v) for m, graph in enumerate(self._graphs) for v in graph.batch)
+        ops: list[Op] = []
+        origin: list[tuple[int, int]] = []
+        here = (-1, -1)
+        for m, i in sequence:
+            if (m, piece_of[m][i]) != here:
+                here = (m, piece_of[m][i])
+                self._anew.clear()
+            made = [(r, self._once_more(m, r)) for r in again[m].get(i, ())]
+            for place, op in (*made, (i, self._summed(m, self._graphs[m].ops[i]))):
+                if op is not None:
+                    ops.append(op)
+                    origin.append((m, place))
+        self._anew.clear()
+        *others, loss = (self._value(m, graph.loss) for m, graph in enumerate(self._graphs))
+        graph = StepGraph(
+            tuple(self._storages), tuple(self._values), tuple(ops), batch, loss, tuple(others), self._graphs[-1].scalars,
+            _draws(ops, origin),
+        )  # fmt: skip
+        verify_graph(graph)
+        return WholeUpdate(graph, tuple(origin))
+
+    def _once_more(self, m: int, i: int) -> Op:
+        """Return forward operator `i` as it runs a second time: into new storages, without its side effects."""
+        graph = self._graphs[m]
+        op = graph.ops[i]
+        for s in graph.creates[i]:
+            self._anew[s] = self._added(graph.storages[s])
+        writes = tuple(s for s in op.writes if s in self._anew)
+        return replace(self._op(m, replace(op, args=pure_arguments(op), writes=writes)), phase=Phase.BACKWARD)
+
+    def _summed(self, m: int, op: Op) -> Op | None:
+        """Return an operator of one micro-batch; the first one's sums begin as what it adds, or as a copy of that."""
+        graph = self._graphs[m]
+        if m or not _sums(graph, op):
+            return self._op(m, op)
+        total, gradient = operands(op)
+        new = self._value(m, total)
+        if graph.values[total].storage in self._becomes:
+            return None
+        return Op("aten::clone", (Ref(self._value(m, gradient)),), _CONTIGUOUS, (new,), (), op.phase)
+
+    def _op(self, m: int, op: Op) -> Op:
+        """Return an operator of one micro-batch on the update's values."""
+        return replace(
+            op,
+            args=tuple(self._argument(m, a) for a in op.args),
+            kwargs=tuple((k, self._argument(m, a)) for k, a in op.kwargs),
+            outputs=tuple(None if v is None else self._value(m, v) for v in op.outputs),
+            writes=tuple(sorted(self._storage(m, s) for s in op.writes)),
+        )
+
+    def _argument(self, m: int, argument: Argument) -> Argument:
+        if isinstance(argument, Ref):
+            return Ref(self._value(m, argument.value))
+        return tuple(self._argument(m, a) for a in argument) if isinstance(argument, tuple) else argument
+
+    def _value(self, m: int, v: int) -> int:
+        value = self._graphs[m].values[v]
+        if value.storage in self._anew:
+            return self._intern(replace(value, storage=self._anew[value.storage]))
+        known = self._value_of[m]
+        if v not in known:
+            known[v] = self._intern(replace(value, storage=self._storage(m, value.storage)))
+        return known[v]
+
+    def _intern(self, value: Value) -> int:
+        if value not in self._interned:
+            self._interned[value] = len(self._values)
+            self._values.append(value)
+        return self._interned[value]
+
+    def _storage(self, m: int, s: int) -> int:
+        if s in self._anew:
+            return self._anew[s]
+        known = self._storage_of[m]
+        if s not in known:
+            known[s] = self._new(m, s)
+        return known[s]
+
+    def _new(self, m: int, s: int) -> int:
+        storage = self._graphs[m].storages[s]
+        if storage.role not in _SHARED and storage.role is not Role.GRADIENT:
+            return self._added(storage)
+        if storage.key not in self._shared:
+            if storage.role is not Role.GRADIENT:
+                self._shared[storage.key] = self._added(storage)
+            elif m == 0 and s in self._becomes:
+                self._shared[storage.key] = self._storage(0, self._becomes[s])
+            else:
+                self._shared[storage.key] = self._added(replace(storage, role=Role.TEMPORARY, name=""))
+        return self._shared[storage.key]
+
+    def _added(self, storage: Storage) -> int:
+        self._storages.append(storage)
+        return len(self._storages) - 1
+
+
+def _draws(ops: Sequence[Op], origin: Sequence[tuple[int, int]]) -> tuple[tuple[int, ...], ...]:
+    """Return the random operators that draw the same numbers, in the order in which micro-batches would draw them."""
+    together: dict[tuple[int, int], list[int]] = {}
+    for k, (op, recorded) in enumerate(zip(ops, origin, strict=True)):
+        if op.random:
+            together.setdefault(recorded, []).append(k)
+    return tuple(tuple(together[recorded]) for recorded in sorted(together))
+
+
+def _summed_where_made(graph: StepGraph) -> dict[int, int]:
+    """Return by storage of a sum the gradient's own, where that is laid out alike and nothing needs it afterwards."""
+    found = {}
+    for i, op in enumerate(graph.ops):
+        if not _sums(graph, op):
+            continue
+        total, gradient = (graph.values[v] for v in operands(op))
+        made = graph.storages[gradient.storage]
+        alike = (
+            replace(gradient, storage=total.storage) == total and made.nbytes == graph.storages[total.storage].nbytes
+        )
+        last = graph.uses[gradient.storage][-1] == i and gradient.storage not in graph.kept
+        if alike and last and made.role is Role.TEMPORARY:
+            found[total.storage] = gradient.storage
+    return found

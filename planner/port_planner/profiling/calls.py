@@ -1,0 +1,197 @@
+"""One operator, run on made-up data: whole, or a part of its rows where the whole has no room."""
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+
+from port_planner.ir.devices.kinds import CPU
+from port_planner.ir.devices.torch_device import device_name, synchronize
+from port_planner.ir.graph import Argument, Op, Ref, Scalar, StepGraph, Value, operands, references, view_bytes
+from port_planner.ir.torch_operators import dtype, function_of, literal
+
+_DRAWN = 65521
+"""Made-up numbers that are drawn before they come again: a prime, so that no two rows of a matrix are alike."""
+
+_TRIED_ROWS = 2
+"""With so few it is tried whether an operator runs on a part: one row would go with operands of any."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One operator of a graph, and the storages among its operands that it finds cold."""
+
+    graph: StepGraph
+    op: Op
+    cold: frozenset[int]
+    rows: int = 0
+    parts: int = 1
+    """One of so many parts of those `rows` alone is run: of the values that have as many along their first dimension."""
+
+    def ready(self) -> tuple[Callable[[], Any], list[torch.Tensor]]:
+        """Return what runs it on made-up data, and those of its operands that are warm."""
+        op = self.op
+        function = function_of(op)
+        tensors: dict[int, torch.Tensor] = {}
+        for argument in (*op.args, *(a for _, a in op.kwargs)):
+            for v in references(argument):
+                tensors.setdefault(
+                    v, _made_up(self._value(v), self.graph.storages[self.graph.values[v].storage].device)
+                )
+        self._choose_rows(tensors)
+        self._fill_lengths(tensors)
+        if op.name in _PIVOTS and isinstance(pivots := op.args[_PIVOTS[op.name]], Ref):
+            tensors[pivots.value].fill_(1)
+        args = [_filled(a, tensors) for a in op.args]
+        kwargs = {k: _filled(a, tensors) for k, a in op.kwargs}
+        warm = [t for v, t in tensors.items() if self.graph.values[v].storage not in self.cold]
+        return lambda: function(*args, **kwargs), warm
+
+    @property
+    def kind(self) -> str:
+        """The kind of device that it runs on."""
+        return self.graph.device
+
+    @property
+    def operand_bytes(self) -> int:
+        """What its operands take, made up each in its own memory."""
+        return sum(_bytes(self._value(v)) for v in {*operands(self.op)})
+
+    @property
+    def need_bytes(self) -> int:
+        """What its operands take, and what it makes."""
+        found = {self.graph.values[v].storage for v in operands(self.op)}
+        made = (self._value(v) for v in self.op.outputs if v is not None and self.graph.values[v].storage not in found)
+        return self.operand_bytes + sum(_bytes(value) for value in made)
+
+    def within(self, limit_bytes: float) -> "Call":
+        """Return the call, or where that needs more, one of few enough of its rows, which takes as many times less; itself where none runs."""
+        if self.need_bytes <= limit_bytes:
+            return self
+        fattest = max(
+            (self.graph.values[v] for v in (*operands(self.op), *self.op.outputs) if v is not None), key=_bytes
+        )
+        rows = fattest.shape[0] if fattest.shape else 0
+        counts = itertools.takewhile(lambda count: count <= rows, (2**n for n in itertools.count(1)))
+        parts = (replace(self, rows=rows, parts=count) for count in counts)
+        part = next((part for part in parts if part.need_bytes <= limit_bytes), None)
+        if part is None:
+            return self
+        try:
+            replace(part, parts=max(rows // _TRIED_ROWS, part.parts)).ready()[0]()
+        except RuntimeError:  # other operands do not go with so few rows
+            return self
+        return part
+
+    def _value(self, v: int) -> Value:
+        value = self.graph.values[v]
+        if self.parts > 1 and value.shape[:1] == (self.rows,) and value.stride[0] == max(value.stride):
+            return replace(value, shape=(-(-self.rows // self.parts), *value.shape[1:]))
+        return value
+
+    def _choose_rows(self, tensors: dict[int, torch.Tensor]) -> None:
+        """Let a mask that is an index choose as many elements as it did when the step was recorded."""
+        op = self.op
+        name = op.name.partition("::")[2].partition(".")[0]
+        if name not in _INDEXED or not isinstance(indices := op.args[1], tuple):
+            return
+        moved = op.args[2] if name.startswith("index_put") else None if op.outputs[0] is None else Ref(op.outputs[0])
+        shape = self.graph.values[moved.value].shape if isinstance(moved, Ref) else ()
+        for place, index in enumerate(indices):
+            if isinstance(index, Ref) and tensors[index.value].dtype is torch.bool and place < len(shape):
+                mask = torch.zeros(tensors[index.value].numel(), dtype=torch.bool, device=tensors[index.value].device)
+                mask[: shape[place]] = True
+                tensors[index.value].copy_(mask.view(tensors[index.value].shape))
+
+    def _fill_lengths(self, tensors: dict[int, torch.Tensor]) -> None:
+        """Let the lengths that a CTC loss takes as tensors be as long as its other operands allow."""
+        if self.op.name not in _LENGTHS:
+            return
+        operands = [a for a in self.op.args if isinstance(a, Ref)]
+        first = _LENGTHS[self.op.name]
+        log_probs, labels, input_lengths, lengths = (tensors[a.value] for a in operands[first : first + 4])
+        input_lengths.fill_(log_probs.shape[0])
+        alpha = self.op.outputs[1] if first == 0 else operands[-1].value
+        longest = 0 if alpha is None else (self.graph.values[alpha].shape[-1] - 1) // 2
+        lengths.fill_(longest)
+        if labels.dim() == 1:
+            lengths.copy_((labels.numel() - longest * torch.arange(len(lengths))).clamp(0, longest))
+
+
+_LENGTHS = {"aten::_ctc_loss.Tensor": 0, "aten::_ctc_loss_backward.Tensor": 1}
+"""Operators that take log-probabilities, labels and both lengths as tensors, from this argument on."""
+_PIVOTS = {"aten::linalg_lu_solve": 1}
+"""Operators that take the rows which were exchanged, counted from one, and where among their arguments."""
+_INDEXED = ("index", "index_put", "index_put_")
+"""Operators whose second argument is a list of indices, masks among them."""
+
+
+def signature(call: Call) -> Any:
+    """Return what tells calls apart: name, types, shapes and strides, and which operands are cold."""
+
+    def shape(argument: Argument) -> Any:
+        if isinstance(argument, Ref):
+            v = call.graph.values[argument.value]
+            device = call.graph.storages[v.storage].device
+            elsewhere = () if device == CPU else (device, device_name(device))
+            return ("value", v.dtype, v.shape, v.stride, v.storage in call.cold, *elsewhere)
+        if isinstance(argument, Scalar):
+            return "scalar"
+        if isinstance(argument, tuple):
+            return tuple(shape(a) for a in argument)
+        return (type(argument).__name__, argument)
+
+    op = call.op
+    return op.name, tuple(shape(a) for a in op.args), tuple((k, shape(a)) for k, a in op.kwargs)
+
+
+def runs_alike(call: Call) -> bool:
+    """Say whether a call runs on its device and gives tensors that lie as they did where the step was recorded."""
+    try:
+        result = call.ready()[0]()
+        synchronize(call.graph.device)
+    except RuntimeError:  # no kernel, or none for these types
+        return False
+    given = [t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
+    if len(given) != len(call.op.outputs):
+        return False
+    wanted = [None if v is None else call.graph.values[v] for v in call.op.outputs]
+    return all(
+        value is None
+        or (str(t.dtype), tuple(t.shape), t.stride()) == (f"torch.{value.dtype}", value.shape, value.stride)
+        for t, value in zip(given, wanted, strict=True)
+    )
+
+
+def _bytes(value: Value) -> int:
+    return view_bytes(value.dtype, value.shape, value.stride, 0)
+
+
+def _made_up(value: Value, device: str) -> torch.Tensor:
+    kind = dtype(value.dtype)
+    flat = torch.empty(_bytes(value) // kind.itemsize, dtype=kind, device=device)
+    if kind.is_floating_point:
+        _fill(flat)
+    else:
+        flat.zero_()
+    return flat.as_strided(value.shape, value.stride)
+
+
+def _fill(flat: torch.Tensor) -> None:
+    """Fill with one drawing of numbers again and again: drawing all takes as long as many an operator."""
+    drawn = flat[:_DRAWN].uniform_(0.1, 0.9)
+    for piece in flat[_DRAWN:].split(_DRAWN):
+        piece.copy_(drawn[: piece.numel()])
+
+
+def _filled(argument: Argument, tensors: dict[int, torch.Tensor]) -> Any:
+    if isinstance(argument, Ref):
+        return tensors[argument.value]
+    if isinstance(argument, Scalar):
+        return 0.5
+    if isinstance(argument, tuple):
+        return [_filled(a, tensors) for a in argument]
+    return literal(argument)

@@ -1,0 +1,39 @@
+"""Bytes that an operator takes of a device's memory beyond what it returns, from the statistics of torch's allocator there."""
+
+from types import ModuleType
+
+from port_planner.ir.devices.kinds import CPU
+from port_planner.ir.devices.torch_device import module_of, synchronize
+
+_STATISTICS = ("reset_peak_memory_stats", "max_memory_allocated", "memory_allocated")
+"""What a device's module of torch must have; that of Apple's GPU has no peak."""
+
+
+class DeviceWorkspaceMeter:
+    """Measures one call at a time on a kind of device; knows nothing, and says 0, where torch keeps no peak."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        module = None if kind == CPU else module_of(kind)
+        self._module: ModuleType | None = module if all(hasattr(module, name) for name in _STATISTICS) else None
+        self._before = 0
+
+    @property
+    def sees(self) -> bool:
+        """Whether it knows anything."""
+        return self._module is not None
+
+    def start(self) -> None:
+        """Begin a call."""
+        synchronize(self.kind)
+        if self._module is not None:
+            self._module.reset_peak_memory_stats()
+            self._before = self._module.memory_allocated()
+
+    def stop(self) -> int:
+        """Return the bytes; what the call returned must still be alive."""
+        synchronize(self.kind)
+        if self._module is None:
+            return 0
+        now, peak = int(self._module.memory_allocated()), int(self._module.max_memory_allocated())
+        return max(0, peak - max(now, self._before))

@@ -1,0 +1,111 @@
+"""What operators cost on this machine, kept for the next plan: seconds and workspace by operator and what it takes.
+
+One file in the user's cache for each version of torch, processor and number of threads; costs of another are never
+looked at. Joules are not kept: they follow from seconds and the watts of the day. A damaged file costs a measurement.
+"""
+
+import contextlib
+import hashlib
+import os
+import platform
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import torch
+
+from port_planner.ir.bundle.checksums import SUM_BYTES, block_sum
+
+KEPT_DAYS = 30
+"""After so long an operator is measured again: the machine around it has changed."""
+
+_FORMAT = 2
+_Content = TypeVar("_Content")
+_MOST_FILES = 32
+"""Those not written for longest go; a file holds some 100 KB."""
+
+
+class Kept(msgspec.Struct, frozen=True, array_like=True):
+    """What one operator took, and when that was measured (seconds since 1970)."""
+
+    seconds: float
+    workspace_bytes: int
+    measured_at: float
+
+
+def context(threads: int, cache_bytes: int, *, workspace_seen: bool) -> str:
+    """Return what costs depend on besides the operator, as the name of a file."""
+    told = [
+        _FORMAT, str(torch.__version__), torch.__config__.show(), torch.backends.cpu.get_cpu_capability(), _processor(), threads,
+        cache_bytes, workspace_seen, *_some_cores(),
+    ]  # fmt: skip
+    return hashlib.sha256(msgspec.json.encode(told)).hexdigest()[:32]
+
+
+def _some_cores() -> list[int]:
+    """Return the numbers of the cores that this process may run on; none where those are all: on one cluster operators take other times."""
+    usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    return usable if len(usable) < (os.cpu_count() or 1) else []
+
+
+def operator_key(signature: object) -> str:
+    """Return the key of an operator with its shapes, layouts, data types and other arguments."""
+    return hashlib.sha256(repr(signature).encode()).hexdigest()[:24]
+
+
+def cache_folder(what: str = "operators") -> Path | None:
+    """Return where costs, or `what` else is found out about operators, are kept; None where the user has no home."""
+    cache = os.environ.get("XDG_CACHE_HOME")
+    if cache and Path(cache).is_absolute():
+        return Path(cache) / "port-agent" / what
+    home = os.environ.get("HOME")
+    return Path(home) / ".cache" / "port-agent" / what if home else None
+
+
+def read_costs(folder: Path | None, name: str, now: float) -> dict[str, Kept]:
+    """Return the costs kept under a context that are young enough; none where they cannot be read."""
+    kept = read_kept(folder, name, dict[str, Kept]) or {}
+    return {key: cost for key, cost in kept.items() if 0 <= now - cost.measured_at < KEPT_DAYS * 86400}
+
+
+def keep_costs(folder: Path | None, name: str, fresh: Mapping[str, Kept]) -> None:
+    """Add costs to those kept under a context, in one piece; a cache that cannot be written keeps none."""
+    if fresh:
+        write_kept(folder, name, {**read_costs(folder, name, time.time()), **fresh})
+
+
+def read_kept(folder: Path | None, name: str, kind: type[_Content]) -> _Content | None:
+    """Return what is kept under a context; None where there is none, or none that can be read."""
+    if folder is not None:
+        with contextlib.suppress(OSError, msgspec.DecodeError, msgspec.ValidationError):
+            content = (folder / name).read_bytes()
+            if block_sum(content[SUM_BYTES:]) == content[:SUM_BYTES]:
+                return msgspec.msgpack.decode(content[SUM_BYTES:], type=kind)
+    return None
+
+
+def write_kept(folder: Path | None, name: str, kept: object) -> None:
+    """Keep this under a context, in one piece and in place of what was there; not where that cannot be written."""
+    if folder is None:
+        return
+    content = msgspec.msgpack.encode(kept)
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        draft = folder / f".{name}.{os.getpid()}"
+        draft.write_bytes(block_sum(content) + content)
+        draft.replace(folder / name)
+        files = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime)
+        for old in files[:-_MOST_FILES]:
+            old.unlink()
+
+
+def _processor() -> str:
+    """Return the processor's name, as Linux tells it, else as Python does."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() in ("model name", "Model", "CPU part"):
+                return value.strip()
+    return platform.processor() or platform.machine()

@@ -1,0 +1,328 @@
+"""Measure what a step costs on this machine.
+
+Seconds and workspace per operator, flash bandwidth, base memory.
+
+Operators with the same name, shapes and arguments, on operands as cold, are measured once. Where a step computes on a device,
+its operators are measured there, each waited for; only the processor's own cache is emptied between two runs. Run as a process of its own
+(`port_agent.prepare.bench.process`), so that the memory it reports is that of a bare worker; with the budget-aware
+allocator preloaded, workspace counts whatever a kernel takes, oneDNN's scratch included.
+"""
+
+import ctypes
+import itertools
+import math
+import mmap
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from port_planner.ir.code_pages import release_code_pages
+from port_planner.ir.costs import CostTable, DeviceCosts, Flash, OpCost, PackingCost
+from port_planner.ir.devices.kinds import CPU
+from port_planner.ir.devices.torch_device import (
+    generator_states,
+    repeat_kernels,
+    restore_generators,
+)
+from port_planner.ir.direct_io import bypass_page_cache
+from port_planner.ir.errors import PortError
+from port_planner.ir.graph import StepGraph
+from port_planner.ir.operators import CHECKS
+from port_planner.ir.process_memory import resident_bytes
+from port_planner.profiling import kept_costs, neighbours, shared_costs
+from port_planner.profiling.calls import Call, runs_alike, signature
+from port_planner.profiling.cpu_cache import Sweep, cold_operands, last_level_bytes
+from port_planner.profiling.timing import HostWorkspaceMeter, timed
+
+Progress = Callable[[int, int], None]
+
+_TOGETHER_BYTES = 16 << 20
+"""Of operands that are made up at once: emptying the cache for each operator alone takes longer than running it."""
+_LOADED_BYTES = 16 << 20
+"""Of code and kernels' caches that come while operators run."""
+_FLASH_SAMPLE_BYTES = 64 << 20
+_CHUNK = 1 << 20
+MEDIUM_WATTS = 0.15
+"""What a medium draws while it transfers: 30 mA at 5 V, MEMORY_POWER of POET's reference implementation (SD card)."""
+LEAST_MEDIUM_JOULES = 2e-9
+"""Per byte, however fast: NVMe drives draw 5 to 6 W at 3 GB/s (data sheets)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Costs per op of each graph, and what the process itself holds.
+
+    `base_bytes`: resident before any tensor; `retained_bytes`: what stays resident after every op has run once and all
+    tensors are gone (kernels' caches, code pages). `released_bytes`: code among all that which only loading needed, and
+    which a worker gives back.
+    """
+
+    ops: tuple[tuple[OpCost, ...], ...]
+    base_bytes: int
+    retained_bytes: int
+    released_bytes: int = 0
+    packings: tuple[tuple[PackingCost, ...], ...] = ()
+    """Of each graph, where packing was measured."""
+    taken_over: int = 0
+    """Operators whose costs another machine of the same kind measured."""
+    disputed: str = ""
+    """How those that were measured here too contradict it; then none is taken over."""
+    absent: tuple[tuple[int, ...], ...] = ()
+    """Of each graph, where that was looked at: operators that do not run on its device, or lay out there what they give otherwise."""
+    elsewhere: tuple[tuple[OpCost | None, ...], ...] = ()
+    """Of each graph whose operators are divided between two devices, what they take on the other one."""
+
+    @property
+    def worker_bytes(self) -> int:
+        """Return what a worker holds besides the step's tensors."""
+        return self.base_bytes + self.retained_bytes - self.released_bytes
+
+    def tables(self, device: DeviceCosts) -> Iterator[CostTable]:
+        """Yield the cost table of each graph on a device."""
+        for ops, packings, other in itertools.zip_longest(self.ops, self.packings, self.elsewhere, fillvalue=()):
+            yield CostTable(device, ops, packings, other)
+
+    def at_pace(self, pace: float) -> "Measured":
+        """Return the same with every operator taking `pace` times as long, and as many joules."""
+        tables = tuple(
+            tuple(replace(c, seconds=c.seconds * pace, joules=c.joules * pace) for c in table) for table in self.ops
+        )
+        return replace(self, ops=tables)
+
+
+def profile_operators(
+    graphs: Iterable[StepGraph], *, compute_watts: float, progress: Progress | None = None, kept_in: Path | None = None,
+    shared: Mapping[str, kept_costs.Kept] = {}, resident: bool = True, elsewhere: bool = False, ram_bytes: float = math.inf,
+) -> Measured:  # fmt: skip
+    """Run every distinct operator of `graphs` a few times on made-up data and return its cost.
+
+    Of a program's steps on several shapes, those between others are not measured (`neighbours`), but for what is known of them.
+    Those whose cost lies in the folder `kept_in` (`kept_costs`) run once, for what they leave resident. So do those that another
+    machine of this kind measured (`shared`), once its dearest were measured here and are alike; these are not kept. Not
+    `resident`: what is left resident is not looked at, and operators of known cost do not run. `elsewhere`: the graphs were recorded on
+    another device than they name; operators that do not run here are `Measured.absent`, and cost nothing. What is left resident is not looked at. An operator that
+    does not fit into `ram_bytes`, this process included, runs on a part of its rows, and costs as many times more; that is not kept.
+    """
+    graphs, resident = tuple(graphs), resident and not elsewhere  # what is absent cannot run for what it would leave
+    base = resident_bytes()
+    cache_bytes = last_level_bytes()
+    calls = _calls(graphs, cache_bytes)
+    distinct = _distinct(calls, frozenset[int]() if elsewhere else neighbours.between(graphs))
+    for graph in graphs:
+        repeat_kernels(graph.device)
+    sweep, generators = Sweep(cache_bytes), generator_states({g.device for g in graphs})
+    name = kept_costs.context(torch.get_num_threads(), cache_bytes, workspace_seen=HostWorkspaceMeter().sees)
+    kept = kept_costs.read_costs(kept_in, name, time.time())
+    fresh: dict[str, kept_costs.Kept] = {}
+    keys = {kind: kept_costs.operator_key(kind) for kind in _distinct(calls)}
+    by_key = {keys[kind]: call for kind, call in distinct.items()}
+    limit_bytes = ram_bytes - base - sweep.nbytes - _LOADED_BYTES
+    given = {key: shared[key] for key in by_key if key in shared and key not in kept}
+    checked, disputed = shared_costs.to_check(given), ""
+    lacking = set[str]()
+
+    with torch.no_grad():
+        if elsewhere:
+            lacking = {key for key, call in by_key.items() if key not in kept and not runs_alike(call)}
+            by_key = {key: call for key, call in by_key.items() if key not in lacking}
+        by_key = {key: call.within(limit_bytes) if call.kind == CPU else call for key, call in by_key.items()}
+        give_back()
+        if checked:
+            fresh = _measure({key: by_key[key] for key in checked}, sweep)
+            disputed = shared_costs.disputed((given[key], fresh[key]) for key in checked)
+            kept |= {} if disputed else {key: cost for key, cost in given.items() if key not in checked}
+        unknown = {key: call for key, call in by_key.items() if key not in kept and key not in fresh}
+        fresh |= _measure(unknown, sweep, progress)
+        _run_once([by_key[key] for key in by_key if key in kept] if resident else ())
+    if progress:
+        progress(len(by_key), len(by_key))
+    kept |= fresh
+    known = {s: _priced(kept[key], compute_watts) for s, key in keys.items() if key in kept and key not in lacking}
+    kept_costs.keep_costs(kept_in, name, {key: cost for key, cost in fresh.items() if by_key[key].parts == 1})
+    del sweep
+    tables = neighbours.filled(graphs, _tables(calls, known))
+    loaded, running = _resident_after(by_key.values()) if resident else (base, base)
+    restore_generators(generators)
+    taken_over = 0 if disputed else len(given) - len(checked)
+    absent = tuple(tuple(i for i, c in enumerate(table) if keys.get(signature(c)) in lacking) for table in calls)
+    return Measured(
+        tables, base, max(0, loaded - base), max(0, loaded - running), taken_over=taken_over, disputed=disputed,
+        absent=absent if elsewhere else (),
+    )  # fmt: skip
+
+
+def kept_tables(
+    graphs: Iterable[StepGraph], *, threads: int, compute_watts: float, kept_in: Path | None, workspace_seen: bool
+) -> tuple[tuple[OpCost, ...], ...] | None:
+    """Return the costs per op of each graph without running any; None where one of them is not in the folder `kept_in`.
+
+    They are those of a process with so many `threads`, `workspace_seen` where the allocator is preloaded into it.
+    """
+    graphs, cache_bytes = tuple(graphs), last_level_bytes()
+    calls = _calls(graphs, cache_bytes)
+    measured = _distinct(calls, neighbours.between(graphs))
+    name = kept_costs.context(threads, cache_bytes, workspace_seen=workspace_seen)
+    kept = kept_costs.read_costs(kept_in, name, time.time())
+    found = {signature: kept.get(kept_costs.operator_key(signature)) for signature in _distinct(calls)}
+    known = {signature: _priced(cost, compute_watts) for signature, cost in found.items() if cost is not None}
+    return neighbours.filled(graphs, _tables(calls, known)) if measured.keys() <= known.keys() else None
+
+
+def _calls(graphs: Iterable[StepGraph], cache_bytes: int) -> list[list[Call]]:
+    """Return the calls of each graph."""
+    return [[Call(g, *pair) for pair in zip(g.ops, cold_operands(g, cache_bytes), strict=True)] for g in graphs]
+
+
+def _distinct(calls: Sequence[Iterable[Call]], but: Set[int] = frozenset()) -> dict[Any, Call]:
+    """Return one call of each kind that is alike, of all graphs but those of these numbers."""
+    tables = (table for n, table in enumerate(calls) if n not in but)
+    return {signature(c): c for table in tables for c in table if c.op.name not in CHECKS}
+
+
+def _measure(calls: Mapping[str, Call], sweep: Sweep, progress: Progress | None = None) -> dict[str, kept_costs.Kept]:
+    """Return what calls take, by their keys."""
+    found: dict[str, kept_costs.Kept] = {}
+    for group in _together(calls):
+        for key, (seconds, workspace_bytes) in zip(group, timed([calls[k] for k in group], sweep), strict=True):
+            parts = calls[key].parts
+            found[key] = kept_costs.Kept(parts * seconds, parts * workspace_bytes, time.time())
+        give_back()
+        if progress:
+            progress(len(found), len(calls))
+    return found
+
+
+def _together(calls: Mapping[str, Call]) -> Iterator[list[str]]:
+    """Yield the keys of calls in groups whose operands have room beside each other; a call with more is alone."""
+    group, held = list[str](), 0
+    for key, call in calls.items():
+        nbytes = call.operand_bytes
+        if group and held + nbytes > _TOGETHER_BYTES:
+            yield group
+            group, held = [], 0
+        group.append(key)
+        held += nbytes
+    if group:
+        yield group
+
+
+def _priced(cost: kept_costs.Kept, compute_watts: float) -> OpCost:
+    return OpCost(cost.seconds, cost.workspace_bytes, cost.seconds * compute_watts)
+
+
+def _tables(calls: Iterable[Iterable[Call]], known: Mapping[Any, OpCost]) -> list[list[OpCost | None]]:
+    """Return the cost of each call; None where it is not known."""
+    free = OpCost(0.0, 0, 0.0)
+    return [[free if c.op.name in CHECKS else known.get(signature(c)) for c in table] for table in calls]
+
+
+def _resident_after(calls: Iterable[Call]) -> tuple[int, int]:
+    """Return what is resident now, and what once code is given back.
+
+    Only these calls have fetched theirs again then.
+    """
+    give_back()
+    loaded = resident_bytes()
+    release_code_pages()
+    with torch.no_grad():
+        _run_once(calls)
+    return loaded, resident_bytes()
+
+
+def _run_once(calls: Iterable[Call]) -> None:
+    """Run each call once and give back what it took, or blocks of every size stay in the allocator's cache."""
+    for call in calls:
+        call.ready()[0]()
+        give_back()
+
+
+def give_back() -> None:
+    """Let the allocator return freed memory, so that what is resident is what is really held."""
+    library = ctypes.CDLL(None)
+    for function in ("port_malloc_trim", "malloc_trim"):
+        if hasattr(library, function):
+            getattr(library, function)(ctypes.c_size_t(0))
+
+
+# -- flash
+
+
+class FlashError(PortError):
+    """The medium could not be measured."""
+
+
+def medium_joules(bytes_per_s: float) -> float:
+    """Return an estimate of what a medium of this bandwidth takes per byte.
+
+    As POET derives it: watts over bandwidth.
+    """
+    return max(MEDIUM_WATTS / bytes_per_s, LEAST_MEDIUM_JOULES)
+
+
+def measure_flash(
+    directory: Path, *, compute_watts: float, name: str = "flash", progress: Progress | None = None
+) -> Flash:
+    """Return bandwidth and latency of the medium under `directory`.
+
+    Past the page cache where the system allows it.
+
+    Writes and reads a 64 MiB file; FlashError where that fails. Energy per byte is the CPU time that the transfers take,
+    measured, at `compute_watts`, and an estimate for the medium.
+    """
+    try:
+        return _timed_flash(directory, compute_watts, name, progress)
+    except OSError as error:
+        raise FlashError(
+            f"the medium under {directory} could not be measured: {error.strerror}; "
+            f"it takes {_FLASH_SAMPLE_BYTES >> 20} MiB of free space there: free some or choose another --page-dir"
+        ) from error
+
+
+def _timed_flash(directory: Path, compute_watts: float, name: str, progress: Progress | None) -> Flash:
+    directory.mkdir(parents=True, exist_ok=True)
+    buffer = mmap.mmap(-1, _CHUNK)
+    buffer.write(os.urandom(_CHUNK))
+    rounds = _FLASH_SAMPLE_BYTES // _CHUNK
+    with tempfile.TemporaryFile(dir=directory, buffering=0) as file:  # without a name: nobody puts another in its place
+        fd = file.fileno()
+        bypass_page_cache(fd)
+        write_s = []
+        cpu = [time.thread_time()]
+        for i in range(rounds):
+            begin = time.perf_counter()
+            os.pwrite(fd, memoryview(buffer), i * _CHUNK)
+            write_s.append(time.perf_counter() - begin)
+            if progress:
+                progress(i + 1, 2 * rounds)
+        begin = time.perf_counter()
+        os.fsync(fd)
+        sync = time.perf_counter() - begin
+        cpu.append(time.thread_time())
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        read_s = []
+        for i in range(rounds):
+            begin = time.perf_counter()
+            os.preadv(fd, [memoryview(buffer)], i * _CHUNK)
+            read_s.append(time.perf_counter() - begin)
+            if progress:
+                progress(rounds + i + 1, 2 * rounds)
+        cpu.append(time.thread_time())
+        small = []
+        for i in range(16):
+            begin = time.perf_counter()
+            os.preadv(fd, [memoryview(buffer)[:4096]], i * _CHUNK)
+            small.append(time.perf_counter() - begin)
+    read, write = _FLASH_SAMPLE_BYTES / sum(read_s), _FLASH_SAMPLE_BYTES / (sum(write_s) + sync)
+    write_cpu, read_cpu = (compute_watts * (b - a) / _FLASH_SAMPLE_BYTES for a, b in itertools.pairwise(cpu))
+    return Flash(
+        name=name, read_bytes_per_s=read, write_bytes_per_s=write, latency_s=statistics.median(small),
+        read_joules_per_byte=medium_joules(read) + read_cpu, write_joules_per_byte=medium_joules(write) + write_cpu,
+    )  # fmt: skip

@@ -1,0 +1,90 @@
+"""What operators cost on another machine of the same kind: as bytes, read with bounds, believed after a sample was measured here."""
+
+import hashlib
+import itertools
+import math
+from collections.abc import Iterable, Mapping
+from typing import Annotated
+
+import msgspec
+
+from port_planner.ir.errors import ExitCode, PortError
+from port_planner.profiling.kept_costs import KEPT_DAYS, Kept
+
+MOST_COSTS = 20_000
+"""Operators; those of a machine that planned many models are some thousands."""
+CHECKED = 5
+"""So many of the dearest operators are measured here, and must take about as long, before the others are believed."""
+_BELIEVED = 4.0
+"""Two machines of one kind differ by cooling and clock, not by more; nor does a busy one."""
+_STRAYS = 1
+"""So many of those that are compared may be apart: what else ran when one was measured, here or there, is in its time."""
+_NOISE_S = 1e-4
+_NOISE_BYTES = 1 << 20
+_CLOCK_SKEW_S = 86400.0
+
+_Seconds = Annotated[float, msgspec.Meta(ge=0, lt=3600)]
+_Workspace = Annotated[int, msgspec.Meta(ge=0, lt=1 << 40)]
+_Key = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{24}\\Z")]
+
+
+class SharedCostsError(PortError):
+    """Bytes that are no costs of operators."""
+
+    exit_code = ExitCode.IMPOSSIBLE
+
+
+class _Record(msgspec.Struct, array_like=True):
+    seconds: _Seconds
+    workspace_bytes: _Workspace
+    measured_at: float
+
+
+_DECODER = msgspec.msgpack.Decoder(Annotated[dict[_Key, _Record], msgspec.Meta(max_length=MOST_COSTS)])
+
+
+def shared_name(context: str, board: str) -> str:
+    """Return the name of costs: the hash of what they depend on (`kept_costs.context`) and of what the machine is."""
+    return hashlib.sha256(msgspec.json.encode([context, board])).hexdigest()
+
+
+def pack_shared(costs: Mapping[str, Kept]) -> bytes:
+    """Return costs as bytes, the newest where there are more than are read."""
+    newest = sorted(costs.items(), key=lambda item: -item[1].measured_at)[:MOST_COSTS]
+    return msgspec.msgpack.encode(dict(newest))
+
+
+def unpack_shared(content: bytes, now: float) -> dict[str, Kept]:
+    """Return the costs that are young enough; raises SharedCostsError for bytes that are none."""
+    try:
+        records = _DECODER.decode(content)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise SharedCostsError(f"no costs of operators ({len(content)} bytes): {error}") from error
+    if not all(math.isfinite(r.seconds) and math.isfinite(r.measured_at) for r in records.values()):
+        raise SharedCostsError("costs of operators with a number that is none")
+    young = (-_CLOCK_SKEW_S, KEPT_DAYS * 86400)
+    return {
+        key: Kept(r.seconds, r.workspace_bytes, r.measured_at)
+        for key, r in records.items()
+        if young[0] <= now - r.measured_at < young[1]
+    }
+
+
+def to_check(costs: Mapping[str, Kept]) -> frozenset[str]:
+    """Return the keys of those to be measured here before the others are believed."""
+    return frozenset(sorted(costs, key=lambda key: -costs[key].seconds)[:CHECKED])
+
+
+def disputed(pairs: Iterable[tuple[Kept, Kept]]) -> str:
+    """Return how costs (said, measured here) contradict each other, or nothing where no more than a stray one does."""
+    apart = [found for found in itertools.starmap(_contradiction, pairs) if found]
+    return apart[0] if len(apart) > _STRAYS else ""
+
+
+def _contradiction(said: Kept, here: Kept) -> str:
+    apart = abs(said.seconds - here.seconds) > _NOISE_S
+    if apart and not here.seconds / _BELIEVED <= said.seconds <= here.seconds * _BELIEVED:
+        return f"an operator is said to take {said.seconds:.3g} s and takes {here.seconds:.3g} s here"
+    if abs(said.workspace_bytes - here.workspace_bytes) > max(_NOISE_BYTES, here.workspace_bytes // 2):
+        return f"an operator is said to need {said.workspace_bytes} bytes of workspace and needs {here.workspace_bytes} here"
+    return ""

@@ -1,0 +1,92 @@
+"""How fast a medium takes writes once its cache is full.
+
+Cards and sticks take the first hundreds of MiB into a part of their cells that is faster (pSLC) and slow down when it is full.
+"""
+
+import mmap
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from port_planner.ir.direct_io import bypass_page_cache
+
+WINDOW_BYTES = 64 << 20
+"""Written between two looks at the speed."""
+MOST_BYTES = 4 << 30
+"""Written in all: a five-thousandth of what a card of 20 TB endures."""
+MOST_SECONDS = 120.0
+KEPT_SHARE = 0.05
+"""Of the free space that is left alone, at least."""
+_STEADY_WINDOWS = 4
+_LEAST_WINDOWS = 24
+"""1.5 GiB, unless the speed has fallen before: the cache of a card may be larger than what it took so far."""
+_STEADY_SPREAD = 0.15
+_FALLEN = 1.3
+"""A window that takes so much longer than the first is no longer taken by the cache."""
+_CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class SustainedWrite:
+    """Bytes per second at first and in the end; `steady`: whether the speed had stopped falling when writing ended."""
+
+    burst_bytes_per_s: float
+    sustained_bytes_per_s: float
+    written_bytes: int
+    steady: bool
+
+
+def measure_sustained(
+    directory: Path, *, most_bytes: int = MOST_BYTES, progress: Callable[[float], None] = lambda share: None
+) -> SustainedWrite:
+    """Write to a file without a name in `directory`, past the page cache, until the speed is steady.
+
+    Raises OSError where that fails, also for a medium without room for two windows.
+    """
+    state = os.statvfs(directory)
+    room = int(state.f_bavail * state.f_frsize * (1 - KEPT_SHARE))
+    block = mmap.mmap(-1, _CHUNK_BYTES)  # page-aligned, as O_DIRECT wants it
+    block.write(os.urandom(_CHUNK_BYTES))  # what a controller cannot compress
+    with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
+        descriptor = file.fileno()
+        bypass_page_cache(descriptor)
+
+        def write(count_bytes: int) -> float:
+            began = time.perf_counter()
+            for _ in range(count_bytes // _CHUNK_BYTES):
+                os.write(descriptor, block)
+            os.fsync(descriptor)
+            return time.perf_counter() - began
+
+        return until_steady(write, most_bytes=min(most_bytes, max(room, 2 * WINDOW_BYTES)), progress=progress)
+
+
+def until_steady(
+    write: Callable[[int], float], *, most_bytes: int, progress: Callable[[float], None] = lambda share: None
+) -> SustainedWrite:
+    """Return what `write`, which writes so many bytes and returns the seconds that it took, comes to.
+
+    It ends when the last windows took as long as each other, at `most_bytes`, or after `MOST_SECONDS`.
+    """
+    seconds: list[float] = []
+    while (len(seconds) + 1) * WINDOW_BYTES <= most_bytes and sum(seconds) < MOST_SECONDS and not is_steady(seconds):
+        seconds.append(write(WINDOW_BYTES))
+        progress(len(seconds) * WINDOW_BYTES / most_bytes)
+    last = statistics.median(seconds[-_STEADY_WINDOWS:])
+    return SustainedWrite(
+        WINDOW_BYTES / seconds[0], WINDOW_BYTES / last, len(seconds) * WINDOW_BYTES, is_steady(seconds)
+    )
+
+
+def is_steady(seconds: Sequence[float]) -> bool:
+    """Return whether the newest windows took as long as each other, with a cache that is full or not there."""
+    newest = seconds[-_STEADY_WINDOWS:]
+    if len(newest) < _STEADY_WINDOWS:
+        return False
+    pace = statistics.median(newest)
+    full = len(seconds) >= _LEAST_WINDOWS or min(newest) > _FALLEN * seconds[0]
+    return full and max(newest) - min(newest) <= _STEADY_SPREAD * pace

@@ -1,0 +1,333 @@
+"""The anytime ladder.
+
+Greedy, narrow models, the LP bound of the full model, the full model with dear columns fixed.
+
+Every rung is judged by the replay, never by the solver's own word; the best valid schedule so far is kept.
+"""
+
+import itertools
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from port_planner.milp.columns import Breadth
+from port_planner.milp.conflict import shortfalls
+from port_planner.milp.highs import HighsSession, Progress, SolverRun, SolverStatus, Vector
+from port_planner.milp.model import Formulation
+from port_planner.milp.telescoped import run_relaxed
+from port_planner.problem.model import Problem, Schedule, Semantics
+from port_planner.problem.replay import replay
+from port_planner.search.greedy.search import EMPHASES, Greedy, greedy, greedy_variants
+from port_planner.search.incumbent import OPTIMAL_GAP, Climb, GainRate, Judge
+from port_planner.search.neighbourhood import neighbourhood_search
+from port_planner.search.recipes import cheap_segments, simple_schedules
+
+FULL_MODEL_COLUMNS = 400_000
+"""Above this many columns not even the LP of the full model is worth its time."""
+
+RUNGS = ((Breadth(8, 2, early_pages=False), 0.004, 0.3), (Breadth(12, 2, early_pages=False), 0.03, 0.3))
+"""Breadth, share of the LP's value, share of the time: where almost all of POET's networks show their optimum."""
+
+BUILD_SHARE = 0.5
+"""The full model is left out if building it alone is expected to take more than this share of the time left."""
+
+EXACT_STAGES = 30
+"""Problems up to this size are modelled rematerialization by rematerialization within a stage; larger ones hold a stage's intermediates
+together, which costs at most 1.75 % where it was measured."""
+
+LARGE_STAGES = 1500
+LARGE_RUNGS = ((Breadth(6, 2, early_pages=False), 0.004, 0.8),)
+"""What is searched instead of RUNGS when there are more stages: the LP of a wider window alone takes too long."""
+
+LARGE_GAP = 2e-3
+"""How near to its own optimum such a search must come: the LP's decisions that it takes over cost more than that."""
+
+LARGE_ENOUGH = 0.005
+"""A large problem's gap below which its pieces are not searched: loading the model for it takes seconds."""
+
+LARGE_GAPS = 1000
+"""With more gaps than this a captured step is searched with a narrow window: building the model counts too."""
+
+LEAST_GAIN = 5e-3
+"""A captured step's costs were measured, and scatter by far more: a search that gains less of them with a twelfth of its time ends."""
+
+SEARCH_COLUMNS = 20_000
+"""A model with more free integral columns than this is searched window by window instead."""
+
+
+def climb(
+    problem: Problem,
+    time_limit_s: float,
+    progress: Progress | None = None,
+    judge: Judge = replay,
+    *,
+    paging: bool = True,
+    recompute: bool = True,
+    first: Greedy | None = None,
+    bounded: Problem | None = None,
+) -> Climb:
+    """Return the best schedule and bound found for `problem` within `time_limit_s` of CPU time.
+
+    `first`: what greedy search finds for it, where that is known. `bounded`: the same with wider limits, if the bound is to be one for that.
+    """
+    deadline = time.process_time() + time_limit_s
+    state = Climb(problem, deadline, progress, judge=judge, paging=paging, recompute=recompute)
+    state.greedy = first or greedy(problem, paging=paging, recompute=recompute)
+    if state.greedy.schedule is not None:
+        state.offer(state.greedy.schedule, "greedy")
+    if state.schedule is None:
+        offer_without_limits(state)
+    if state.proven:
+        return state
+    small_bound(state, bounded or problem)
+    if problem.semantics is Semantics.ELASTIC:
+        _climb_captured(state, time_limit_s)
+    else:
+        _climb_abstract(state, time_limit_s)
+    return state
+
+
+def offer_without_limits(state: Climb) -> None:
+    """Offer what greedy search finds where time and writes are free: it counts from above, and the judge may find that it keeps the limits."""
+    problem = state.problem
+    free = replace(problem, deadline_s=None, write_limit_bytes=None)
+    if free == problem:
+        return
+    for packing in (True, False):
+        found = greedy(free, paging=state.paging, recompute=state.recompute, packing=packing).schedule
+        if found is not None:
+            state.offer(found, "greedy without limits")
+
+
+def _climb_abstract(state: Climb, total: float) -> None:
+    large = state.problem.size > LARGE_STAGES
+    for breadth, share, part in LARGE_RUNGS if large else RUNGS:
+        if not state.proven and not state.infeasible and state.left > 0.1 * total:
+            guided(state, breadth, share, part * total, fix_ones=large)
+    if not state.proven and not state.infeasible and state.left > 0.25 * total and not large:
+        full_model(state, total)
+    near = large and state.cost - state.bound < LARGE_ENOUGH * state.cost
+    if not state.proven and not state.infeasible and not near and state.left > 0.1 * total:
+        search_pieces(state, RUNGS[0][0], state.left)
+
+
+def _climb_captured(state: Climb, total: float) -> None:
+    """Captured steps: transfers that stall make the LP weak, so the time goes to pieces; a model of the whole is for what nothing else solved."""
+    narrow = captured_breadth(state.problem)
+    if state.paging and state.recompute:
+        offer_recipes(state, 0.3 * total)
+    if state.schedule is None:
+        guided(state, replace(narrow, timeless=True), 0.02, 0.4 * total)
+    if not state.proven and state.schedule is not None:
+        search_pieces(state, narrow, state.left, LEAST_GAIN)
+
+
+def captured_breadth(problem: Problem) -> Breadth:
+    """Return the breadth at which the pieces of a captured step are searched."""
+    return Breadth(3, 1, early_pages=False) if len(problem.gaps) > LARGE_GAPS else Breadth(8, 2, early_pages=False)
+
+
+def offer_recipes(state: Climb, seconds: float) -> None:
+    """Offer what variants of the greedy search and recipes give, for `seconds` of CPU time or until they gain next to nothing.
+
+    Baselines' among them. Variants gain most where there is a schedule; where there is none yet, recipes find one first.
+    """
+    stop_at, rate = state.left - seconds, GainRate(state, seconds, LEAST_GAIN)
+    variants = ((variant, "variant") for variant in greedy_variants(state.problem, cheap_segments(state.problem)))
+    first = [] if state.schedule is None else itertools.islice(variants, len(EMPHASES))
+    for schedule, rung in itertools.chain(first, _recipes(state.problem), variants):
+        if schedule is not None:
+            state.offer(schedule, rung)
+        if (state.schedule is not None or rung == "variant") and (state.left < stop_at or rate.too_low):
+            return
+
+
+def _recipes(problem: Problem) -> Iterator[tuple[Schedule | None, str]]:
+    """Yield what the greedy search finds without one of its means, and simple schedules; None where it finds nothing."""
+    for partial in ({"packing": False}, {"recompute": False}, {"paging": False}):
+        yield greedy(problem, **partial).schedule, "greedy without " + next(iter(partial))
+    yield from ((schedule, "simple") for schedule in simple_schedules(problem))
+
+
+def _formulation(state: Climb, breadth: Breadth) -> Formulation:
+    """Return the model of this breadth; what the best schedule decides is offered too."""
+    allowed = replace(breadth, paging=state.paging, recompute=state.recompute)
+    begin = time.process_time()
+    made = Formulation(state.problem, allowed, state.schedule)
+    state.seconds_per_return = (time.process_time() - begin) / max(_returns(state.problem, breadth), 1)
+    return made
+
+
+def _returns(problem: Problem, breadth: Breadth) -> int:
+    """Return how many return stages a model of this breadth offers.
+
+    What building it takes grows with them.
+    """
+    lengths = (gap.before - gap.after for gap in problem.gaps if not gap.dead)
+    return sum(length if breadth.window is None else min(length, breadth.window + 1) for length in lengths)
+
+
+def search_pieces(state: Climb, breadth: Breadth, seconds: float, least_gain: float = 0.0) -> None:
+    """Improve the best schedule piece by piece."""
+    neighbourhood_search(state, _formulation(state, breadth), seconds, least_gain)
+
+
+SMALLEST = Breadth(0, 0, early_pages=False, inputs=False, sources=True, timeless=True, optimistic=True)
+"""The smallest relaxation: tensors come back at the ends of their gaps, rematerializations find their inputs somewhere in theirs, transfers
+take their time as a whole."""
+
+
+def small_bound(state: Climb, problem: Problem) -> None:
+    """Bound by the smallest relaxation of a problem that has all schedules of the one that is searched."""
+    formulation = Formulation(problem, replace(SMALLEST, paging=state.paging, recompute=state.recompute))
+    seconds = max(0.2 * state.left, 2.0)
+    relaxed = run_relaxed(formulation.model, state.wall(min(seconds, state.left)))
+    if relaxed.status is SolverStatus.INFEASIBLE:
+        _note_infeasible(state, formulation)
+    elif relaxed.status is SolverStatus.OPTIMAL:
+        state.raise_bound(relaxed.bound * formulation.joule_scale)
+
+
+def relaxation_bound(problem: Problem, time_limit_s: float) -> float | None:
+    """Return the smallest relaxation's bound on the overhead joules of `problem`.
+
+    None if time was too short.
+    """
+    formulation = Formulation(problem, SMALLEST)
+    run = run_relaxed(formulation.model, time_limit_s)
+    return run.bound * formulation.joule_scale if run.status is SolverStatus.OPTIMAL else None
+
+
+def _note_infeasible(state: Climb, formulation: Formulation) -> None:
+    """Note that no schedule can be had, and which limits stand in the way."""
+    if state.schedule is None:
+        state.infeasible = True
+        state.missed = shortfalls(formulation, state.wall(max(state.left, 1.0)))
+
+
+def guided(state: Climb, breadth: Breadth, share: float, seconds: float, *, fix_ones: bool = False) -> None:
+    """Search the model of one breadth among the columns that its LP finds promising.
+
+    Promising: reduced cost within `share` of the LP's value. With `fix_ones`, what the LP decides without doubt is
+    decided. Nothing is proven here; what matters is a good schedule soon.
+    """
+    begin = time.process_time()
+    formulation = _formulation(state, breadth)
+    if formulation.model.impossible:
+        return
+    relaxed = run_relaxed(formulation.model, state.wall(min(seconds, state.left)))
+    if relaxed.status is not SolverStatus.OPTIMAL:
+        return
+    lowest = relaxed.bound * formulation.joule_scale
+    room = min(max(share * lowest, 0.1 * share * (state.cost - lowest)), state.cost - lowest)
+    fixed, value = (
+        (certain_columns(formulation, relaxed), 1.0) if fix_ones else (dear_columns(formulation, relaxed, room), 0.0)
+    )
+    session = HighsSession(formulation.model)
+    session.bound_columns(fixed, np.full(len(fixed), value), np.full(len(fixed), value))
+    free = sum(formulation.model.integral) - len(fixed)
+    left = seconds - (time.process_time() - begin)
+    gap = LARGE_GAP if fix_ones else OPTIMAL_GAP
+    rung = f"window {breadth.window}, {free} columns"
+    search(state, formulation, session, min(left, state.left), gap, rung, start=not fix_ones)
+
+
+def search(
+    state: Climb,
+    formulation: Formulation,
+    session: HighsSession,
+    seconds: float,
+    gap: float,
+    rung: str,
+    *,
+    start: bool = True,
+) -> SolverRun | None:
+    """Run the solver on a loaded model, from the best schedule if `start`, and offer what it finds."""
+    if seconds <= 0.05:
+        return None
+    known = formulation.start_values(state.schedule) if start and state.schedule is not None else None
+    if known is not None:
+        session.start_from(known)
+    run = session.run(state.wall(seconds), gap=gap, progress=scaled_progress(state, formulation))
+    if run.values is not None:
+        state.offer(formulation.schedule(run.values), rung)
+    return run
+
+
+def scaled_progress(state: Climb, formulation: Formulation) -> Progress | None:
+    """Return a callback that reports in joules what the solver reports in its own units.
+
+    Never worse than known.
+    """
+    if state.progress is None:
+        return None
+    watch, scale = state.progress, formulation.joule_scale
+
+    def forward(incumbent: float, _: float) -> None:
+        watch(min(incumbent * scale, state.cost), state.bound)
+
+    return forward
+
+
+def full_model(state: Climb, total: float) -> None:
+    """Bound the full model by its LP, then search it among the columns that the LP does not rule out.
+
+    A column whose reduced cost exceeds `room` is in no schedule cheaper than bound + room. So the search starts with
+    little room and few columns, and widens until the best schedule lies within the room: then it is the optimum.
+    """
+    breadth = Breadth(exact_stages=state.problem.size <= EXACT_STAGES)
+    if state.seconds_per_return * _returns(state.problem, breadth) > BUILD_SHARE * state.left:
+        return
+    formulation = _formulation(state, breadth)
+    if formulation.model.columns > FULL_MODEL_COLUMNS:
+        return
+    relaxed = run_relaxed(formulation.model, state.wall(min(0.6 * total, state.left)))
+    if relaxed.status is SolverStatus.INFEASIBLE:
+        _note_infeasible(state, formulation)
+        return
+    lowest = relaxed.bound * formulation.joule_scale
+    state.raise_bound(lowest)
+    if relaxed.reduced_costs is None:
+        return
+    if not state.proven and state.left > 0.02 * total:
+        search_room(state, formulation, relaxed, state.cost - lowest)
+
+
+def search_room(state: Climb, formulation: Formulation, relaxed: SolverRun, room: float) -> None:
+    """Search the full model among the columns within `room` joules of the LP bound."""
+    model, lowest = formulation.model, relaxed.bound * formulation.joule_scale
+    fixed = dear_columns(formulation, relaxed, room)
+    free = sum(model.integral) - len(fixed)
+    if free > SEARCH_COLUMNS:
+        return
+    session = HighsSession(model)
+    session.bound_columns(fixed, np.zeros(len(fixed)), np.zeros(len(fixed)))
+    run = search(state, formulation, session, state.left, OPTIMAL_GAP, f"full, {free} columns")
+    if run is not None and run.status is SolverStatus.INFEASIBLE:
+        state.infeasible = not math.isfinite(room)
+        state.raise_bound(min(lowest + room, state.cost))
+    elif run is not None:
+        state.raise_bound(min(run.bound * formulation.joule_scale, lowest + room, state.cost))
+
+
+def certain_columns(formulation: Formulation, relaxed: SolverRun) -> list[int]:
+    """Return the integral columns that the LP sets to one."""
+    if relaxed.values is None:
+        return []
+    return [
+        int(c) for c in np.flatnonzero(np.array(formulation.model.integral, dtype=bool) & (relaxed.values > 1 - 1e-6))
+    ]
+
+
+def dear_columns(formulation: Formulation, relaxed: SolverRun, room: float) -> list[int]:
+    """Return the columns that no schedule cheaper than the LP bound plus `room` joules uses."""
+    if relaxed.reduced_costs is None or not math.isfinite(room):
+        return []
+    limit = room / formulation.joule_scale * (1 + 1e-6) + 1e-9
+    integral = np.array(formulation.model.integral, dtype=bool)
+    values: Vector = relaxed.values if relaxed.values is not None else np.zeros(len(integral))
+    dear = integral & (relaxed.reduced_costs > limit) & (values < 1e-6)
+    return [int(c) for c in np.flatnonzero(dear)]

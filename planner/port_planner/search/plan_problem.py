@@ -1,0 +1,219 @@
+"""A planning problem as data, for another device to solve, and the judgement of what comes back.
+
+It holds the step's operators, their costs and the limits: no weights, no data, no code, and no names (`anonymous`). A plan that
+comes back is lowered here against the problem as it is known here: whoever made it is not trusted.
+"""
+
+import hashlib
+import math
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+import msgspec
+
+from port_planner.ir.bundle.codec import (
+    WireError,
+    pack_costs,
+    pack_graph,
+    pack_plan,
+    unpack_costs,
+    unpack_graph,
+    unpack_plan,
+)
+from port_planner.ir.bundle.manifest import PlannedLimits
+from port_planner.ir.costs import CostTable
+from port_planner.ir.errors import ExitCode, PortError
+from port_planner.ir.graph import Phase, StepGraph
+from port_planner.ir.lowering.lower import lower
+from port_planner.ir.plan import Plan
+from port_planner.ir.program import BudgetError, PlanError
+from port_planner.milp.highs import Progress
+from port_planner.search.plan_step import PlanLimits, PlanResult, plan_step, with_figures
+
+_FORMAT = 2
+"""Format 1 counted a write for each weight that left RAM, changed or not: its figures are others."""
+MOST_SEARCHED = 6_000
+"""Operators of a step that is searched: of more (GPT-2's update over eight micro-batches has 14,000) one look at the planning model
+takes longer than the whole time for planning, and in that of a minute found nothing better than the first plan."""
+MOST_RAW_BYTES = 64 << 20
+"""Of a problem, unpacked: one of 6,000 operators, the most that are searched, takes 2 MB."""
+MOST_ANSWER_BYTES = 1 << 20
+_MESSAGE_LIMIT = 1000
+_AGREEMENT = 1e-9
+"""Relative: the same arithmetic on the same numbers, in Python on either device."""
+
+_Bytes = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+_Seconds = Annotated[float, msgspec.Meta(gt=0, lt=1e9)]
+
+
+class WrongPlanError(PortError):
+    """A plan that is not one for the problem, or not what it says of itself: no planner of ours gave it."""
+
+    exit_code = ExitCode.IMPOSSIBLE
+
+
+class UnsuitedPlanError(PortError):
+    """A plan that was right under other costs, and does not fit under these."""
+
+    exit_code = ExitCode.IMPOSSIBLE
+
+
+@dataclass(frozen=True, slots=True)
+class PlanProblem:
+    """What `plan_step` is asked."""
+
+    graph: StepGraph
+    costs: CostTable
+    ram_bytes: int
+    deadline_s: float | None = None
+    write_limit_bytes: int | None = None
+    time_limit_s: float = 20.0
+    strategy: str = "milp"
+
+    @property
+    def limits(self) -> PlanLimits:
+        """What a step may take."""
+        return PlanLimits(self.ram_bytes, self.deadline_s, self.write_limit_bytes)
+
+    @property
+    def name(self) -> str:
+        """The content hash of all but what operators cost: plans for equal names fit each other's steps."""
+        packings = [[p.storage, p.version, p.codec.value] for p in self.costs.packings]
+        told = [
+            _FORMAT, pack_graph(anonymous(self.graph)), self.ram_bytes, self.deadline_s, self.write_limit_bytes,
+            self.time_limit_s, self.strategy, len(self.costs.device.targets), packings,
+        ]  # fmt: skip
+        return hashlib.sha256(msgspec.msgpack.encode(told)).hexdigest()
+
+    def solved(self, progress: Progress | None = None, rivals: Iterable[Plan] = ()) -> PlanResult:
+        """Return what planning gives here, or one of the `rivals` where that costs less; raises StrategyError."""
+        return plan_step(
+            self.graph, self.costs, ram_bytes=self.ram_bytes, strategy=self.strategy, time_limit_s=self.time_limit_s,
+            progress=progress, deadline_s=self.deadline_s, write_limit_bytes=self.write_limit_bytes, rivals=rivals,
+        )  # fmt: skip
+
+
+def plan_problem(
+    graph: StepGraph, costs: CostTable, ram_bytes: int, strategy: str, time_limit_s: float, limits: PlannedLimits
+) -> PlanProblem:
+    """Return what is solved for a graph of a bundle; evaluation has no deadline."""
+    training = any(op.phase is not Phase.FORWARD for op in graph.ops)
+    searched = strategy if len(graph.ops) <= MOST_SEARCHED else "greedy"
+    return PlanProblem(
+        graph, costs, ram_bytes, limits.step_s if training else None, limits.written_bytes, time_limit_s, searched
+    )
+
+
+class _ProblemRecord(msgspec.Struct, array_like=True):
+    format: int
+    graph: Any
+    costs: Any
+    ram_bytes: _Bytes
+    deadline_s: _Seconds | None
+    write_limit_bytes: _Bytes | None
+    time_limit_s: _Seconds
+    strategy: Annotated[str, msgspec.Meta(max_length=40)]
+
+
+class _AnswerRecord(msgspec.Struct, array_like=True):
+    plan: Any
+    message: Annotated[str, msgspec.Meta(max_length=_MESSAGE_LIMIT)]
+
+
+def anonymous(graph: StepGraph) -> StepGraph:
+    """Return the graph with numbers for the names of its storages, equal ones for equal names."""
+    numbers: dict[str, str] = {"": ""}
+    storages = tuple(replace(s, name=numbers.setdefault(s.name, str(len(numbers)))) for s in graph.storages)
+    return replace(graph, storages=storages)
+
+
+def pack_problem(problem: PlanProblem) -> bytes:
+    """Return a problem as bytes, without names."""
+    costs = replace(problem.costs, device=replace(problem.costs.device, name=""))
+    record = _ProblemRecord(
+        _FORMAT, pack_graph(anonymous(problem.graph)), pack_costs(costs), problem.ram_bytes, problem.deadline_s,
+        problem.write_limit_bytes, problem.time_limit_s, problem.strategy,
+    )  # fmt: skip
+    return zlib.compress(msgspec.msgpack.encode(record), 6)
+
+
+def unpack_problem(content: bytes) -> PlanProblem:
+    """Return the problem that `content` is.
+
+    Raises WireError, GraphError or OperatorError for anything else.
+    """
+    decompressor = zlib.decompressobj()
+    try:
+        raw = decompressor.decompress(content, MOST_RAW_BYTES)
+        if not decompressor.eof or decompressor.unused_data:
+            raise WireError(
+                f"a problem that is cut off, goes on behind its end, or has more than {MOST_RAW_BYTES} bytes"
+            )
+        record = msgspec.msgpack.decode(raw, type=_ProblemRecord)
+    except (zlib.error, msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise WireError(f"no planning problem ({len(content)} bytes): {error}") from error
+    if record.format != _FORMAT:
+        raise WireError(
+            f"a planning problem of format {record.format}; this agent reads {_FORMAT}: update the older one"
+        )
+    graph, costs = unpack_graph(record.graph), unpack_costs(record.costs)
+    if len(costs.ops) != len(graph.ops):
+        raise WireError(f"{len(costs.ops)} costs for {len(graph.ops)} operators")
+    return PlanProblem(
+        graph,
+        costs,
+        record.ram_bytes,
+        record.deadline_s,
+        record.write_limit_bytes,
+        record.time_limit_s,
+        record.strategy,
+    )
+
+
+def pack_answer(result: PlanResult) -> bytes:
+    """Return what planning gave as bytes: the plan, or why there is none."""
+    plan = None if result.plan is None else pack_plan(result.plan)
+    return msgspec.msgpack.encode(_AnswerRecord(plan, result.message[:_MESSAGE_LIMIT]))
+
+
+def plan_in(content: bytes) -> Plan | str:
+    """Return the plan of an answer, or why there is none; raises WrongPlanError for what is no answer."""
+    if len(content) > MOST_ANSWER_BYTES:
+        raise WrongPlanError(f"an answer of {len(content)} bytes; a plan has {MOST_ANSWER_BYTES} at most")
+    try:
+        record = msgspec.msgpack.decode(content, type=_AnswerRecord)
+        return record.message if record.plan is None else unpack_plan(record.plan)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, WireError) as error:
+        raise WrongPlanError(f"no plan ({len(content)} bytes): {error}") from error
+
+
+def judged(problem: PlanProblem, plan: Plan, *, same_costs: bool) -> Plan:
+    """Return a plan from elsewhere with the figures that its program has here, and no bound: that cannot be checked.
+
+    `same_costs`: it was made for these costs, so its own figures must be these. Raises WrongPlanError for a plan that is none
+    for this step, or says of itself what is not so; UnsuitedPlanError for one that only other costs make wrong.
+    """
+    claimed, plan = plan, replace(plan, ram_bytes=problem.ram_bytes, strategy=problem.strategy)
+    try:
+        program = lower(problem.graph, problem.costs, plan)
+    except BudgetError as error:
+        raise (WrongPlanError if same_costs else UnsuitedPlanError)(f"the plan does not fit: {error}") from error
+    except PlanError as error:
+        raise WrongPlanError(f"no plan for this step: {error}") from error
+    if problem.limits.passed_by(program):
+        text = f"the plan takes {program.seconds:g} s and writes {program.written_bytes} bytes a step, which passes the limits"
+        raise (WrongPlanError if same_costs else UnsuitedPlanError)(text)
+    found = with_figures(plan, problem.costs, program)
+    if same_costs:
+        _compare(claimed, found)
+    return found
+
+
+def _compare(claimed: Plan, found: Plan) -> None:
+    """Raise WrongPlanError where a plan's figures are not what its program takes."""
+    for figure in ("peak_bytes", "seconds", "joules", "overhead_joules"):
+        said, is_so = getattr(claimed, figure), getattr(found, figure)
+        if not math.isclose(said, is_so, rel_tol=_AGREEMENT, abs_tol=_AGREEMENT):
+            raise WrongPlanError(f"the plan says {figure} {said:g}, and its program takes {is_so:g}")

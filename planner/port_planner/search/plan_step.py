@@ -1,0 +1,571 @@
+"""Plans of captured steps.
+
+Coarsen, reorder where that lowers the peak, solve, lower, meet the deadline.
+
+Every plan that leaves here has been lowered to the program an executor follows, and its figures are that program's.
+"""
+
+import math
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from port_planner.ir.costs import CostTable
+from port_planner.ir.graph import StepGraph
+from port_planner.ir.lowering.lower import lower
+from port_planner.ir.plan import MIN_DECIDED_BYTES, Plan
+from port_planner.ir.program import BudgetError, PlanError, Program
+from port_planner.ir.units import format_bytes, format_seconds
+from port_planner.milp.highs import Progress
+from port_planner.problem.coarsen import Coarse, coarsen
+from port_planner.problem.model import Problem, Schedule
+from port_planner.problem.reorder import peak_bytes, reorder
+from port_planner.problem.replay import ScheduleCost
+from port_planner.search.anytime import relaxation_bound
+from port_planner.search.floor import Floor, floor_of, floor_plans
+from port_planner.search.greedy.search import Greedy, greedy
+from port_planner.search.incumbent import OPTIMAL_GAP, objective
+from port_planner.search.solve import Outcome, Solution, relative_gap, solve
+from port_planner.search.wear import SPARING_TIME, dearest_wear, visible_share, with_wear
+
+TIGHTENINGS = 4
+"""How often a smaller budget is planned for where a program needs more than the coarse problem counted."""
+
+WORTH_REORDERING = 0.01
+"""Share of the peak that another order must save before it is tried: trying costs two greedy searches."""
+
+MOST_HOLDERS = 8
+"""Tensors that a refusal names."""
+
+DECIDED_SHARE = 1 / 256
+"""Of the step's own memory: storages that small are always kept, in a step whose tensors are all small as in others."""
+
+LADDER = ("milp", "greedy")
+"""Strategies that find a plan wherever there is one; the others are baselines, which show where theirs ends."""
+
+_ROUNDING = 1e-9
+"""Relative: sums in another order."""
+
+FINISHING = 0.1
+"""Share of the time limit that the search leaves: the piece under way when its time is up is finished all the same."""
+
+HURRIED_WATTS = (8.0, 25.0, 100.0)
+"""Static watts, besides the device's own, that make the planner buy time with energy, from a little to all it can."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanLimits:
+    """What a step may take: resident bytes with the worker's own, seconds, bytes written to flash. None: as much as it likes."""
+
+    ram_bytes: int
+    deadline_s: float | None = None
+    write_limit_bytes: int | None = None
+
+    def passed_by(self, program: Program) -> bool:
+        """Say whether a program takes longer or writes more."""
+        late = self.deadline_s is not None and program.seconds > self.deadline_s * (1 + _ROUNDING)
+        return late or (self.write_limit_bytes is not None and program.written_bytes > self.write_limit_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanResult:
+    """What planning a captured step gave.
+
+    `plan` is None unless `outcome` is OPTIMAL or FEASIBLE. `bound_joules`: no plan of this class has less overhead.
+    When infeasible: `needed_bytes` is the smallest budget that does, `needed_op` the op that needs it, `holders` the
+    (name, bytes) that are resident there; `fastest_seconds`, where only the deadline is too short: the least seconds
+    that any plan found within the budget takes.
+    """
+
+    outcome: Outcome
+    plan: Plan | None
+    bound_joules: float | None
+    gap: float | None
+    seconds: float
+    message: str
+    needed_bytes: int | None = None
+    needed_op: int | None = None
+    holders: tuple[tuple[str, int], ...] = ()
+    fastest_seconds: float | None = None
+
+
+def plan_step(
+    graph: StepGraph,
+    costs: CostTable,
+    *,
+    ram_bytes: int,
+    deadline_s: float | None = None,
+    write_limit_bytes: int | None = None,
+    time_limit_s: float = 20.0,
+    strategy: str = "milp",
+    progress: Progress | None = None,
+    rivals: Iterable[Plan] = (),
+) -> PlanResult:
+    """Return a plan for one captured step within `ram_bytes` of resident memory.
+
+    The worker's own base is included.
+
+    `deadline_s`: seconds that one step may take; `write_limit_bytes`: what it may write to flash. `rivals`: plans of the
+    same step, from other strategies say; where one of them is valid and costs less energy and wear, it is the answer.
+    """
+    limits = PlanLimits(ram_bytes, deadline_s, write_limit_bytes)
+    asked = _Asked(graph, costs, limits, time_limit_s, strategy, progress, tuple(rivals))
+    return _packing(asked) if costs.packings and strategy in LADDER else _within(asked)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A plan that is looked for: of which step, within what, for how many seconds of CPU time, and how."""
+
+    graph: StepGraph
+    costs: CostTable
+    limits: PlanLimits
+    time_limit_s: float
+    strategy: str
+    progress: Progress | None
+    rivals: tuple[Plan, ...]
+    unpacked_known: bool = False
+    """Whether what greedy search finds without packing is among the rivals."""
+    order: tuple[int, ...] | None = None
+    """Of the operators, where that is decided already."""
+    bounded: PlanLimits | None = None
+    """Limits that the bound is for, where they are wider than those of the plan."""
+
+    @property
+    def quick(self) -> "_Asked":
+        """The same by greedy search alone."""
+        return replace(self, strategy="greedy", progress=None)
+
+
+def _packing(asked: _Asked) -> PlanResult:
+    """Return a plan that takes no more joules, seconds or written bytes than what greedy search finds without packing.
+
+    A fate more must not cost more: the search meets other plans first, and not always the better ones. Where flash wears out, a plan
+    that spares it may take a little longer.
+    """
+    begin = time.process_time()
+    graph, costs = asked.graph, asked.costs
+    bare = _within(replace(asked.quick, costs=replace(costs, packings=())))
+    if bare.plan is None:
+        return _within(asked)
+    takes = lower(graph, costs, bare.plan)
+    as_bare = replace(asked.limits, write_limit_bytes=takes.written_bytes)
+    order = None if asked.strategy == "greedy" else bare.plan.order
+    limited = replace(asked, limits=as_bare, rivals=(*asked.rivals, bare.plan), order=order)
+    if dearest_wear(costs.device):
+        found = _sparing(limited)
+    else:
+        in_time = replace(as_bare, deadline_s=takes.seconds)
+        found = _plan(replace(limited, limits=in_time, unpacked_known=True, bounded=asked.limits))
+    plan = found.plan if _takes_no_more(graph, costs, found.plan, takes) else with_figures(bare.plan, costs, takes)
+    if order is not None and (plan is None or plan.order != order or dearest_wear(costs.device)):
+        found = replace(found, bound_joules=None)  # it is one for another order, or for cheaper wear
+    return _bounded(asked, replace(found, plan=plan), begin)
+
+
+def _bounded(asked: _Asked, found: PlanResult, begin: float) -> PlanResult:
+    """Return what was found within narrower limits than are asked for, with a bound for these."""
+    plan, bound, outcome = found.plan, found.bound_joules, Outcome.FEASIBLE
+    if plan is None:
+        return found
+    if bound is None and asked.strategy != "greedy":
+        limits = asked.limits
+        coarse = coarsen(
+            asked.graph, asked.costs, ram_bytes=limits.ram_bytes, deadline_s=limits.deadline_s,
+            write_limit_bytes=limits.write_limit_bytes, order=plan.order,
+        )  # fmt: skip
+        bound = relaxation_bound(coarse.problem, asked.time_limit_s)
+    gap = relative_gap(plan.overhead_joules, bound)
+    if gap is not None and gap <= OPTIMAL_GAP:
+        outcome = Outcome.OPTIMAL
+    return replace(
+        found, plan=replace(plan, bound_joules=bound), outcome=outcome, bound_joules=bound, gap=gap,
+        seconds=time.process_time() - begin, message=_message(outcome, plan),
+    )  # fmt: skip
+
+
+def _takes_no_more(graph: StepGraph, costs: CostTable, plan: Plan | None, other: Program) -> bool:
+    """Say whether there is a plan, and its program takes no more of anything than another, but for the time that sparing flash may take."""
+    if plan is None:
+        return False
+    program = lower(graph, costs, plan)
+    slower = SPARING_TIME if program.written_bytes < other.written_bytes and dearest_wear(costs.device) else 1.0
+    pairs = (
+        (program.cost_joules, other.cost_joules), (program.seconds, slower * other.seconds),
+        (program.written_bytes, other.written_bytes),
+    )  # fmt: skip
+    return all(mine <= others * (1 + _ROUNDING) for mine, others in pairs)
+
+
+def _within(asked: _Asked) -> PlanResult:
+    """Return a plan within the limits, one that spares flash where it wears out."""
+    return _sparing(asked) if dearest_wear(asked.costs.device) else _in_time(asked)
+
+
+def _sparing(asked: _Asked) -> PlanResult:
+    """Return a plan that spares flash which wears out, and takes little longer than one that does not look at wear."""
+    begin = time.process_time()
+    graph, costs, limits = asked.graph, asked.costs, asked.limits
+    share = visible_share(costs.device, base_joules(costs), sum(s.nbytes for s in graph.storages))
+    unworn, seen_costs = (replace(costs, device=with_wear(costs.device, part)) for part in (0.0, share))
+    careless = _in_time(replace(asked.quick, costs=unworn))
+    if careless.plan is None:
+        careless = _in_time(replace(asked, costs=unworn, time_limit_s=asked.time_limit_s / 3))
+    if careless.plan is None:
+        return careless
+    slowest_s = SPARING_TIME * careless.plan.seconds
+    limits = replace(limits, deadline_s=slowest_s if limits.deadline_s is None else min(slowest_s, limits.deadline_s))
+    spent = time.process_time() - begin
+    unhurried = replace(asked, costs=seen_costs, limits=replace(limits, deadline_s=None))
+    seen = _plan(replace(unhurried, time_limit_s=asked.time_limit_s - spent))
+    quick = seen if asked.strategy == "greedy" else _plan(unhurried.quick)
+    known = tuple(plan for plan in (careless.plan, quick.plan, seen.plan, *asked.rivals) if plan is not None)
+    if seen.plan is None or seen.plan.seconds > slowest_s:
+        seen = _plan(replace(unhurried, limits=limits, time_limit_s=asked.time_limit_s / 2, rivals=known))
+    found = better_of(graph, costs, limits, found=_restated(graph, costs, seen), rivals=known)
+    return replace(found, seconds=time.process_time() - begin)
+
+
+def _restated(graph: StepGraph, costs: CostTable, found: PlanResult) -> PlanResult:
+    """Return what was found for cheaper wear with its figures under these costs; the bound stays one."""
+    if found.plan is None:
+        return found
+    plan = with_figures(found.plan, costs, lower(graph, costs, found.plan), found.bound_joules)
+    gap = relative_gap(plan.overhead_joules, found.bound_joules)
+    return replace(found, plan=plan, outcome=Outcome.FEASIBLE, gap=gap)
+
+
+def _in_time(asked: _Asked) -> PlanResult:
+    """Return a plan that keeps the deadline, if there is one."""
+    graph, costs, limits, time_limit_s = asked.graph, asked.costs, asked.limits, asked.time_limit_s
+    untimed, deadline_s = replace(asked, limits=replace(limits, deadline_s=None)), limits.deadline_s
+    begin = time.process_time()
+    free = _plan(untimed if deadline_s is None else replace(untimed, time_limit_s=time_limit_s / 3))
+    if free.plan is None and limits.write_limit_bytes is None:
+        free = _confirmed(replace(asked.quick, rivals=()), free)
+    if deadline_s is None or free.plan is None or free.plan.seconds <= deadline_s:
+        return free
+    hurried = [
+        found.plan
+        for watts in HURRIED_WATTS
+        if (
+            found := _plan(replace(untimed, costs=_paying(costs, watts), time_limit_s=time_limit_s / 9, rivals=()))
+        ).plan
+    ]
+    known = (*hurried, free.plan, *asked.rivals)
+    left = max(time_limit_s - (time.process_time() - begin), 0.2 * time_limit_s)
+    result = _plan(replace(asked, time_limit_s=left, rivals=known))
+    spent = time.process_time() - begin
+    if result.plan is not None:
+        return replace(result, seconds=spent)
+    return _too_slow(graph, costs, limits.ram_bytes, deadline_s, known, spent)
+
+
+def _confirmed(asked: _Asked, failed: PlanResult) -> PlanResult:
+    """Return a failure with a budget for which there is a plan, found by trying it."""
+    for _ in range(TIGHTENINGS):
+        if failed.needed_bytes is None:
+            break
+        tried = _plan(replace(asked, limits=PlanLimits(failed.needed_bytes)))
+        if tried.plan is not None or tried.needed_bytes is None or tried.needed_bytes <= failed.needed_bytes:
+            break
+        failed = replace(tried, seconds=failed.seconds + tried.seconds)
+    return failed
+
+
+def _paying(costs: CostTable, watts: float) -> CostTable:
+    """Return the costs of a device that draws `watts` more all the time: its best plans are fast ones."""
+    return replace(costs, device=replace(costs.device, static_watts=costs.device.static_watts + watts))
+
+
+def _too_slow(
+    graph: StepGraph, costs: CostTable, ram_bytes: int, deadline_s: float, plans: Sequence[Plan], spent: float
+) -> PlanResult:
+    """Say how long the fastest of these plans takes, and by how much that is too long."""
+    seconds = [p.seconds for plan in plans if (p := _measured(graph, costs, plan, ram_bytes)) is not None]
+    fastest = min(seconds)
+    message = (
+        f"no plan within {format_bytes(ram_bytes)} is fast enough: the fastest takes {format_seconds(fastest)} a step, "
+        f"the deadline leaves {format_seconds(deadline_s)}, {format_seconds(fastest - deadline_s)} less; raise {costs.device.budget_option}, move "
+        "the deadline or train fewer epochs"
+    )
+    return PlanResult(Outcome.INFEASIBLE, None, None, None, spent, message, fastest_seconds=fastest)
+
+
+def _measured(graph: StepGraph, costs: CostTable, plan: Plan, ram_bytes: int) -> Program | None:
+    """Return the program of `plan` under these costs; None if it does not fit the budget."""
+    try:
+        return lower(graph, costs, replace(plan, ram_bytes=ram_bytes))
+    except PlanError:
+        return None
+
+
+def _plan(asked: _Asked) -> PlanResult:
+    """Return a plan within the limits; above the step's floor there is one unless time or writes are limited."""
+    begin = time.process_time()
+    graph, costs, limits = asked.graph, asked.costs, asked.limits
+    floor = floor_of(graph, costs)
+    if limits.ram_bytes < floor.nbytes:
+        return _below(floor, limits, costs.device.budget_option, begin)
+    decided = min(MIN_DECIDED_BYTES, int(DECIDED_SHARE * (limits.ram_bytes - costs.device.base_bytes)))
+    found = _coarse_plan(asked, decided)
+    # Keeping everything fits at times where the coarse problem, which counts from above, has no room for it.
+    keep_all = dict.fromkeys((Plan(), Plan(order=reorder(graph))))
+    found = better_of(graph, costs, limits, found=found, rivals=(*keep_all, *asked.rivals))
+    left = asked.time_limit_s - (time.process_time() - begin)
+    if found.plan is None and asked.strategy in LADDER and left > 0:
+        finer = _coarse_plan(replace(asked.quick, time_limit_s=left), 0)
+        found = finer if finer.plan is not None else found
+    if found.plan is None and asked.strategy in LADDER:
+        found = better_of(graph, costs, limits, found=found, rivals=floor_plans(graph, limits.ram_bytes))
+    return found
+
+
+def _below(floor: Floor, limits: PlanLimits, option: str, begin: float) -> PlanResult:
+    """Say what sets the floor of a step, and what lowers it."""
+    needed = format_bytes(floor.nbytes)
+    message = (
+        f"no plan fits {format_bytes(limits.ram_bytes)}: op {floor.op} ({floor.name}) needs {needed} with {floor.held} resident; "
+        f"raise {option} to at least {needed}, or lower the floor: {floor.remedy}"
+    )
+    held = tuple((str(held), held.nbytes) for held in floor.holders)
+    seconds = time.process_time() - begin
+    return PlanResult(
+        Outcome.INFEASIBLE, None, None, None, seconds, message, floor.nbytes, floor.op, held[:MOST_HOLDERS]
+    )
+
+
+def _coarse_plan(asked: _Asked, min_bytes: int) -> PlanResult:
+    """Return the plan of a problem in which storages of at least `min_bytes` are decided about."""
+    begin = time.process_time()
+    graph, costs, limits, ram_bytes = asked.graph, asked.costs, asked.limits, asked.limits.ram_bytes
+    start, order = None, asked.order
+    if order is None:
+        start = _best_start(graph, costs, ram_bytes)
+        order = () if start is None else start.coarse.order
+    unlimited = limits.deadline_s is None and limits.write_limit_bytes is None and min_bytes == MIN_DECIDED_BYTES
+    target, overruns = ram_bytes, list[BudgetError]()
+    for _ in range(1 + TIGHTENINGS):
+        if start is not None and unlimited and target == ram_bytes:
+            coarse, found_first = start.coarse, start.found
+            judge = replace(start.judge, overruns=overruns)
+        else:
+            coarse, found_first = coarsen(
+                graph, costs, ram_bytes=target, deadline_s=limits.deadline_s, write_limit_bytes=limits.write_limit_bytes,
+                order=order, min_bytes=min_bytes,
+            ), None  # fmt: skip
+            judge = ProgramJudge(costs, coarse, ram_bytes, overruns)
+        left = (1 - FINISHING) * asked.time_limit_s - (time.process_time() - begin)
+        bounded = asked.bounded or limits
+        wider = replace(coarse.problem, deadline_s=bounded.deadline_s, write_limit_bytes=bounded.write_limit_bytes)
+        solution = solve(
+            coarse.problem, time_limit_s=left, strategy=asked.strategy, progress=asked.progress, judge=judge, first=found_first,
+            unpacked_known=asked.unpacked_known, bounded=wider,
+        )  # fmt: skip
+        if solution.schedule is not None or not overruns or left <= 0 or target <= (least := _least(coarse, solution)):
+            break
+        target = max(least, target - (overruns[-1].needed_bytes - ram_bytes))
+    schedule = solution.schedule
+    if schedule is None:
+        found = _failure(coarse, solution, overruns, begin)
+        if limits.write_limit_bytes is not None:
+            allowed = (
+                f"{format_bytes(limits.write_limit_bytes)} may be written in a step (--writes-per-step, --flash-life)"
+            )
+            found = replace(found, message=f"{found.message}; {allowed}")
+    else:
+        if target < ram_bytes:
+            solution = replace(solution, bound_joules=None, outcome=Outcome.FEASIBLE)  # a bound for less memory
+        plan = coarse.plan(schedule, ram_bytes, asked.strategy)
+        found = _success(costs, plan, judge.program(schedule), solution, begin)
+    return found
+
+
+def better_of(
+    graph: StepGraph, costs: CostTable, limits: PlanLimits, *, found: PlanResult, rivals: Iterable[Plan]
+) -> PlanResult:
+    """Return `found`, or the cheapest of `rivals` if that is valid within these limits and cheaper."""
+    for rival in rivals:
+        found = _cheaper(graph, costs, limits, found, rival)
+    return found
+
+
+def _least(coarse: Coarse, solution: Solution) -> int:
+    """Return the smallest budget for which the coarse problem is known to have a schedule."""
+    return coarse.costs.device.base_bytes + (solution.needed_bytes or 0)
+
+
+def fine_bound(graph: StepGraph, costs: CostTable, *, ram_bytes: int, time_limit_s: float = 10.0) -> float | None:
+    """Return a bound in joules on the overhead of every plan, coarsened or not.
+
+    None if time was too short.
+
+    It is the smallest relaxation with a stage for each operator and every storage decided about. What coarsening a step
+    for this budget cost is at most a plan's overhead minus this.
+    """
+    return relaxation_bound(coarsen(graph, costs, ram_bytes=ram_bytes, min_bytes=0).problem, time_limit_s)
+
+
+@dataclass(slots=True)
+class ProgramJudge:
+    """Lowers a schedule to the program an executor would follow, and measures that.
+
+    What is plainly dearer than the cheapest that it saw is an error and not measured.
+    """
+
+    costs: CostTable
+    coarse: Coarse
+    ram_bytes: int
+    overruns: list[BudgetError] = field(default_factory=list)
+    """What programs need that do not fit."""
+    cheapest: tuple[Schedule, Program] | None = None
+    """Of those within the limits."""
+
+    def __call__(self, problem: Problem, schedule: Schedule) -> ScheduleCost:
+        """Return what the program of a schedule costs, and what is wrong with it."""
+        result = ScheduleCost()
+        most_joules = math.inf if self.cheapest is None else self.cheapest[1].cost_joules
+        try:
+            program = self.program(schedule, most_joules)
+        except PlanError as error:
+            result.errors.append(str(error))
+            if isinstance(error, BudgetError):
+                self.overruns.append(error)
+            return result
+        waiting = self.costs.device.static_watts * program.stall_seconds
+        result.joules, result.seconds = program.cost_joules, program.seconds
+        result.stall_seconds, result.recompute_seconds = program.stall_seconds, program.recompute_seconds
+        result.static_joules = waiting
+        result.overhead_joules = program.cost_joules - base_joules(self.costs) - waiting
+        result.peak_bytes, result.written_bytes = program.peak_bytes, program.written_bytes
+        result.read_bytes = program.read_bytes
+        if problem.deadline_s is not None and program.seconds > problem.deadline_s * (1 + _ROUNDING):
+            result.errors.append(f"the step takes {program.seconds:g} s, the deadline is {problem.deadline_s:g} s")
+        if problem.write_limit_bytes is not None and program.written_bytes > problem.write_limit_bytes:
+            result.errors.append(
+                f"{program.written_bytes} B are written, the limit is {problem.write_limit_bytes:.0f} B"
+            )
+        if result.valid and program.cost_joules < most_joules:
+            self.cheapest = schedule, program
+        return result
+
+    def program(self, schedule: Schedule, most_joules: float = math.inf) -> Program:
+        """Return the program of a schedule; raise PlanError where there is none, or none that costs no more."""
+        if self.cheapest is not None and self.cheapest[0] is schedule:
+            return self.cheapest[1]
+        coarse = self.coarse
+        plan = replace(coarse.plan(schedule, self.ram_bytes, "candidate"), order=())  # the coarse graph is in it
+        return lower(coarse.graph, coarse.costs, plan, most_joules=most_joules)
+
+
+def best_order(graph: StepGraph, costs: CostTable, ram_bytes: int) -> tuple[int, ...]:
+    """Return an order of the ops with a lower peak; empty: as recorded.
+
+    If a quick plan in it needs less energy too.
+    """
+    start = _best_start(graph, costs, ram_bytes)
+    return () if start is None else start.coarse.order
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """What greedy search finds in one order, and its judge."""
+
+    coarse: Coarse
+    found: Greedy
+    judge: ProgramJudge
+    joules: float
+    """Infinite where there is no plan."""
+
+
+def _best_start(graph: StepGraph, costs: CostTable, ram_bytes: int) -> _Start | None:
+    """Return the cheaper of two quick plans, as recorded and in an order with a lower peak; None without such an order."""
+    order = reorder(graph)
+    if not order or peak_bytes(graph.reordered(order)) > (1 - WORTH_REORDERING) * peak_bytes(graph):
+        return None
+    recorded, reordered = (_start(graph, costs, ram_bytes, candidate) for candidate in ((), order))
+    return reordered if reordered.joules < recorded.joules else recorded
+
+
+def _start(graph: StepGraph, costs: CostTable, ram_bytes: int, order: tuple[int, ...]) -> _Start:
+    coarse = coarsen(graph, costs, ram_bytes=ram_bytes, order=order)
+    found, judge = greedy(coarse.problem), ProgramJudge(costs, coarse, ram_bytes, [])
+    if found.schedule is None:
+        return _Start(coarse, found, judge, math.inf)
+    cost = judge(coarse.problem, found.schedule)
+    return _Start(coarse, found, judge, objective(coarse.problem, cost) if cost.valid else math.inf)
+
+
+def _cheaper(graph: StepGraph, costs: CostTable, limits: PlanLimits, found: PlanResult, rival: Plan) -> PlanResult:
+    """Return `found`, or `rival` in its place if that is valid and costs less energy and wear."""
+    program = _measured(graph, costs, rival, limits.ram_bytes)
+    if program is None or limits.passed_by(program):
+        return found
+    if found.plan is not None:
+        mine, theirs = _overhead_joules(costs, program), found.plan.overhead_joules
+        alike = math.isclose(mine, theirs, rel_tol=_ROUNDING)
+        if mine > theirs or (alike and program.peak_bytes >= found.plan.peak_bytes):
+            return found
+    bound = found.bound_joules
+    plan = with_figures(replace(rival, ram_bytes=limits.ram_bytes), costs, program, bound)
+    return replace(
+        found, plan=plan, outcome=Outcome.FEASIBLE, gap=relative_gap(plan.overhead_joules, bound),
+        message=_message(Outcome.FEASIBLE, program), fastest_seconds=None,
+    )  # fmt: skip
+
+
+def base_joules(costs: CostTable) -> float:
+    """Return the joules of a step that keeps everything, static power included."""
+    return sum(c.joules + costs.device.static_watts * c.seconds for c in costs.ops)
+
+
+def _overhead_joules(costs: CostTable, program: Program) -> float:
+    return max(0.0, program.cost_joules - base_joules(costs))
+
+
+def with_figures(plan: Plan, costs: CostTable, program: Program, bound: float | None = None) -> Plan:
+    """Return `plan` with what its program takes under these costs."""
+    return replace(
+        plan, peak_bytes=program.peak_bytes, seconds=program.seconds, joules=program.joules,
+        overhead_joules=_overhead_joules(costs, program), bound_joules=bound,
+    )  # fmt: skip
+
+
+def _message(outcome: Outcome, takes: Program | Plan) -> str:
+    return f"{outcome.value}: peak {format_bytes(takes.peak_bytes)}, {format_seconds(takes.seconds)}"
+
+
+def _success(costs: CostTable, plan: Plan, program: Program, solution: Solution, begin: float) -> PlanResult:
+    plan = with_figures(plan, costs, program, solution.bound_joules)
+    gap = relative_gap(plan.overhead_joules, solution.bound_joules)
+    seconds = time.process_time() - begin
+    return PlanResult(solution.outcome, plan, solution.bound_joules, gap, seconds, _message(solution.outcome, program))
+
+
+def _failure(coarse: Coarse, solution: Solution, overruns: Sequence[BudgetError], begin: float) -> PlanResult:
+    """Say which op needs how much, and which tensors hold it: of programs that nearly fit, or of the coarse problem."""
+    seconds = time.process_time() - begin
+    if overruns:
+        nearest = min(overruns, key=lambda error: error.needed_bytes)
+        held = [(coarse.graph.label(s), size) for s, size in nearest.holders]
+        return _too_little(coarse, solution, seconds, nearest.needed_bytes, nearest.op, held)
+    if solution.needed_stage is None or solution.needed_bytes is None:
+        return PlanResult(solution.outcome, None, None, None, seconds, solution.outcome.value + solution.missed_rows)
+    first, last = coarse.ranges[solution.needed_stage]
+    op = max(range(first, last + 1), key=lambda i: coarse.costs.ops[i].workspace_bytes)
+    stage = solution.needed_stage
+    touched = [t for t in coarse.problem.tensors if stage in t.accesses]
+    held = [(t.name, t.nbytes) for t in touched]
+    return _too_little(coarse, solution, seconds, _least(coarse, solution), op, held)
+
+
+def _too_little(
+    coarse: Coarse, solution: Solution, seconds: float, needed: int, op: int, held: Iterable[tuple[str, int]]
+) -> PlanResult:
+    holders = tuple(sorted(held, key=lambda h: -h[1])[:MOST_HOLDERS])
+    names = ", ".join(f"{name} {format_bytes(size)}" for name, size in holders[:3])
+    message = (
+        f"no plan fits: op {op} ({coarse.graph.ops[op].name}) needs {format_bytes(needed)} with {names} resident; "
+        f"raise {coarse.costs.device.budget_option} to at least {format_bytes(needed)} or use a smaller batch{solution.missed_rows}"
+    )
+    return PlanResult(solution.outcome, None, None, None, seconds, message, needed, op, holders)

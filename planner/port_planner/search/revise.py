@@ -1,0 +1,87 @@
+"""Make the plans of a bundle again for what its steps turned out to take.
+
+Where compute, reads and writes are all slower by one factor the plans stay the best
+there are; where their proportions are others, other tensors are worth paging. The budgets stay, so no new plan needs more memory
+than the trial of the old one measured, and nothing is written more often than limits or the old plan allow.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from port_planner.ir.bundle.bundle import Bundle
+from port_planner.ir.bundle.revision import Revision
+from port_planner.ir.costs import CostTable, Speeds
+from port_planner.ir.plan import Plan
+from port_planner.search.pareto import choice_of, full_batches, point_of
+from port_planner.search.plan_problem import PlanProblem, plan_problem
+from port_planner.search.plan_step import PlanResult
+
+SPARE = 0.01
+"""Share of a plan's budget that stays free, as when the bundle was made."""
+SEARCH_S = 20.0
+OUT_OF_PROPORTION = 1.25
+"""Between two of compute, reads and writes: below it the search finds the same plans, or hardly better ones."""
+Solver = Callable[[PlanProblem, Plan], PlanResult]
+"""Gives the best plan for a problem, no worse than the one that is known."""
+
+
+def solved_here(problem: PlanProblem, known: Plan) -> PlanResult:
+    """Return what planning gives on this device."""
+    return problem.solved(rivals=(known,))
+
+
+def at_speeds(costs: CostTable, speeds: Speeds) -> CostTable:
+    """Return what a step costs at these speeds; watts stay.
+
+    Of several media, or of one on which pages lie packed, the figures stay: the seconds that were seen are of all together,
+    or of other bytes.
+    """
+    flash, pace = costs.device.flash, speeds.compute
+    if not costs.device.scratch_targets and not flash.packs_pages:
+        flash = replace(
+            flash, read_bytes_per_s=speeds.read_bytes_per_s or flash.read_bytes_per_s,
+            write_bytes_per_s=speeds.write_bytes_per_s or flash.write_bytes_per_s,
+        )  # fmt: skip
+    ops = tuple(replace(c, seconds=c.seconds * pace, joules=c.joules * pace) for c in costs.ops)
+    packings = tuple(
+        replace(c, pack_seconds=c.pack_seconds * pace, unpack_seconds=c.unpack_seconds * pace, joules=c.joules * pace)
+        for c in costs.packings
+    )
+    return CostTable(replace(costs.device, flash=flash), ops, packings)
+
+
+def in_proportion(before: CostTable, after: CostTable) -> bool:
+    """Say whether compute, reads and writes became slower by about one factor, so that the best plan is the one it was."""
+    old, new = before.device.flash, after.device.flash
+    pace = sum(c.seconds for c in after.ops) / sum(c.seconds for c in before.ops)
+    factors = (
+        pace, old.read_bytes_per_s / new.read_bytes_per_s, old.write_bytes_per_s / new.write_bytes_per_s
+    )  # fmt: skip
+    return max(factors) <= OUT_OF_PROPORTION * min(factors)
+
+
+def revise(bundle: Bundle, speeds: Speeds, search_s: float = SEARCH_S, solve: Solver = solved_here) -> Revision:
+    """Return the bundle's plans with their figures at these speeds, made again where the proportions are others.
+
+    One that costs more energy and wear than the old one is not taken.
+    """
+    costs = {name: at_speeds(table, speeds) for name, table in bundle.costs.items()}
+    manifest = bundle.manifest
+    main = manifest.main_graph
+    searched = set[str]()
+    if not in_proportion(bundle.costs[main], costs[main]):
+        searched = set(full_batches(bundle.graphs, manifest.accumulate))
+    plans, choices = [], []
+    for number, (old, choice) in enumerate(zip(bundle.plans, manifest.plans, strict=True)):
+        new = {name: point_of(bundle.graphs[name], costs[name], plan).plan for name, plan in old.items()}
+        limits = manifest.limits
+        if number:  # a plan for days on which the allowance of writes gets short stays one
+            limits = replace(limits, written_bytes=choice.written_bytes, step_s=None)
+        strategy, seconds = ("greedy", 1.0) if number else ("milp", search_s)
+        for name in searched:
+            ram_bytes = int(choice.ram_bytes * (1 - SPARE))
+            problem = plan_problem(bundle.graphs[name], costs[name], ram_bytes, strategy, seconds, limits)
+            new[name] = solve(problem, new[name]).plan or new[name]
+        plans.append(new)
+        choices.append(choice_of(choice.ram_bytes, new, bundle.graphs, costs, manifest.accumulate))
+    return Revision(bundle.id, speeds, tuple(choices), plans, costs)

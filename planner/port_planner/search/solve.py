@@ -1,0 +1,160 @@
+"""Solutions: from an abstract problem to a schedule.
+
+With a bound, a gap and a plain statement of what it is.
+"""
+
+import enum
+import time
+from dataclasses import dataclass, replace
+
+from port_planner.ir.errors import ExitCode, PortError
+from port_planner.milp.conflict import Shortfall
+from port_planner.milp.highs import Progress
+from port_planner.problem.model import Problem, Schedule
+from port_planner.problem.replay import ScheduleCost, replay
+from port_planner.search.anytime import climb
+from port_planner.search.baselines import BASELINES, BITTRAIN
+from port_planner.search.greedy.search import Greedy, greedy
+from port_planner.search.incumbent import Climb, Judge
+
+NAMED_ROWS = 3
+"""So many of the rows that an infeasible model misses are told."""
+
+STRATEGIES = ("milp", "greedy", *BASELINES)
+
+
+class Outcome(enum.Enum):
+    """How planning ended; the value is what to tell the user."""
+
+    OPTIMAL = "proven optimal for this order of operators"
+    FEASIBLE = "within its budgets; a longer --time-limit may find a cheaper plan"
+    INFEASIBLE = "no plan fits these budgets; raise --ram or the deadline, or use a smaller batch"
+    TIMED_OUT = "the time limit passed before any plan was found; raise --time-limit or --ram"
+
+
+class StrategyError(PortError):
+    """A planning strategy that does not exist."""
+
+    exit_code = ExitCode.IMPOSSIBLE
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """What a solver says about an abstract problem.
+
+    `overhead_joules`: energy beyond running every stage once, static power while waiting for transfers included.
+
+    `bound_joules`: a proven lower bound on the overhead of every schedule of this class. `log`: what each rung gave.
+    """
+
+    outcome: Outcome
+    schedule: Schedule | None
+    evaluation: ScheduleCost | None
+    overhead_joules: float | None
+    bound_joules: float | None
+    seconds: float
+    needed_bytes: int | None = None
+    needed_stage: int | None = None
+    strategy: str = "greedy"
+    log: tuple[str, ...] = ()
+    missed: tuple[Shortfall, ...] = ()
+    """Where the planning model itself is infeasible: the limits that it misses, the worst first."""
+
+    @property
+    def message(self) -> str:
+        """What happened, with which numbers, what to do."""
+        if self.schedule is None and self.needed_bytes is not None and self.outcome is Outcome.INFEASIBLE:
+            return (
+                f"{self.outcome.value}; the fullest stage ({self.needed_stage}) needs {self.needed_bytes} B "
+                f"when everything else is paged out{self.missed_rows}"
+            )
+        return self.outcome.value
+
+    @property
+    def missed_rows(self) -> str:
+        """The rows that stand in the way, by the names of FORMULATION.md; empty where none can be named."""
+        if not self.missed:
+            return ""
+        rest = f" and {len(self.missed) - NAMED_ROWS} more" if len(self.missed) > NAMED_ROWS else ""
+        return f"; the model misses {', '.join(map(str, self.missed[:NAMED_ROWS]))}{rest}"
+
+    @property
+    def gap(self) -> float | None:
+        """Relative distance between overhead and bound; None while either is unknown."""
+        return relative_gap(self.overhead_joules, self.bound_joules)
+
+
+def relative_gap(value: float | None, bound: float | None) -> float | None:
+    """Return (value - bound) / value, 0 where both vanish, None where either is unknown."""
+    if value is None or bound is None:
+        return None
+    return max(value - bound, 0.0) / abs(value) if abs(value) > 1e-15 else 0.0
+
+
+def solve(
+    problem: Problem,
+    *,
+    time_limit_s: float = 20.0,
+    strategy: str = "milp",
+    progress: Progress | None = None,
+    judge: Judge = replay,
+    first: Greedy | None = None,
+    unpacked_known: bool = False,
+    bounded: Problem | None = None,
+) -> Solution:
+    """Return the best schedule that `strategy` finds for `problem` within `time_limit_s` of CPU time.
+
+    `first`: what greedy search finds for it, where that is known; `unpacked_known`: the caller has what greedy search finds without packing. `bounded`: the problem that the
+    bound is for, where that is another, with wider limits. Raises StrategyError for a strategy that does not exist.
+    """
+    begin = time.process_time()
+    if strategy == "milp":
+        state = climb(problem, time_limit_s, progress, judge, first=first, bounded=bounded)
+    elif strategy == "greedy":
+        state = _greedy_climb(problem, time_limit_s, progress, judge, first, unpacked_known=unpacked_known)
+    elif strategy in BASELINES:
+        state = BASELINES[strategy](_without_packing(problem, strategy), time_limit_s, judge)
+    else:
+        raise StrategyError(f"there is no planning strategy {strategy!r}; choose one of {', '.join(STRATEGIES)}")
+    return _solution(state, begin, strategy)
+
+
+def _without_packing(problem: Problem, strategy: str) -> Problem:
+    """Return the problem without what others do not have; BitTrain has nothing else."""
+    if strategy == BITTRAIN:
+        return problem
+    return replace(problem, tensors=tuple(replace(tensor, packings=()) for tensor in problem.tensors))
+
+
+def _greedy_climb(
+    problem: Problem,
+    time_limit_s: float,
+    progress: Progress | None,
+    judge: Judge,
+    first: Greedy | None,
+    *,
+    unpacked_known: bool,
+) -> Climb:
+    state = Climb(problem, time.process_time() + time_limit_s, progress, judge=judge)
+    state.greedy = first or greedy(problem)
+    if state.greedy.schedule is not None:
+        state.offer(state.greedy.schedule, "greedy")
+    if not unpacked_known and any(tensor.packings for tensor in problem.tensors):
+        without = greedy(problem, packing=False).schedule
+        if without is not None:
+            state.offer(without, "greedy without packing")
+    return state
+
+
+def _solution(state: Climb, begin: float, strategy: str) -> Solution:
+    seconds = time.process_time() - begin
+    needed = state.greedy.needed_bytes if state.greedy is not None else None
+    stage = state.greedy.stage if state.greedy is not None else None
+    if state.schedule is None:
+        ended = Outcome.INFEASIBLE if state.infeasible or state.left > 0 else Outcome.TIMED_OUT
+        return Solution(ended, None, None, None, None, seconds, needed, stage, strategy, tuple(state.log), state.missed)
+    outcome = Outcome.OPTIMAL if state.proven else Outcome.FEASIBLE
+    return Solution(
+        outcome, state.schedule, state.evaluation, state.cost, state.bound, seconds, needed, stage, strategy,
+        tuple(state.log),
+    )  # fmt: skip

@@ -1,0 +1,84 @@
+"""Plans of a step for batches of another shape, transferred from a step of the same program that has one.
+
+The same operators have the same places in both (`port_planner.ir.graph.structure`), so every decision can be read as one of the other step. What a
+smaller step may have room for is left out, the dearest first. A transferred plan is lowered like any other and believed for what its program
+takes, and only where that is next to nothing beyond the step itself: no search finds one that costs noticeably less.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import replace
+
+from port_planner.ir.costs import CostTable
+from port_planner.ir.graph import StepGraph
+from port_planner.ir.lowering.lower import lower
+from port_planner.ir.plan import Action, Decision, Plan
+from port_planner.ir.program import PlanError, Program
+from port_planner.search.plan_step import PlanLimits, base_joules, with_figures
+
+WORTH_SEARCHING = 0.01
+"""Of a step's joules: a transferred plan that costs more beyond them is not taken."""
+
+LEFT_OUT = (1.0, 3 / 4, 1 / 2, 1 / 4, 1 / 8, 0.0)
+"""Of the storages that a plan decides about, what a smaller step may keep: tried in this order."""
+
+
+def transferred(graph: StepGraph, costs: CostTable, limits: PlanLimits, plan: Plan) -> Plan | None:
+    """Return a plan for a step that keeps everything where that fits, else one that does what `plan` does, or less of it.
+
+    `plan`: of a step of the same structure. None where it does not keep within the limits here, or costs more than `WORTH_SEARCHING` of the
+    step's joules: then a search is worth its time.
+    """
+    kept = _program(graph, costs, limits, Plan())
+    if kept is not None:
+        return with_figures(Plan(ram_bytes=limits.ram_bytes), costs, kept, 0.0)
+    most_joules = WORTH_SEARCHING * base_joules(costs)
+    by_storage = defaultdict[int, list[Decision]](list)
+    for decision in plan.decisions:
+        if decision.action is not Action.INTERMEDIATE:
+            by_storage[decision.storage].append(decision)
+    ordered = graph.reordered(plan.order) if plan.order else graph
+    ordered_costs = costs.reordered(plan.order) if plan.order else costs
+    joules = {s: _joules(ordered, ordered_costs, decisions) for s, decisions in by_storage.items()}
+    dear = sorted(joules, key=lambda s: -joules[s] / max(ordered.sizes[s], 1))
+    for share in LEFT_OUT:
+        out = dear[: int(share * len(dear))]
+        if sum(joules.values()) - sum(joules[s] for s in out) > most_joules:
+            return None
+        less = replace(_without(plan, frozenset(out)), ram_bytes=limits.ram_bytes)
+        program = _program(graph, costs, limits, less)
+        if program is not None:
+            found = with_figures(less, costs, program)
+            return found if found.overhead_joules <= most_joules else None
+    return None
+
+
+def _without(plan: Plan, storages: frozenset[int]) -> Plan:
+    """Return a plan that decides nothing about these storages, nor computes again what nothing is computed of any more."""
+    left = [d for d in plan.decisions if d.storage not in storages or d.action is Action.INTERMEDIATE]
+    computing = {d.before for d in left if d.action is Action.RECOMPUTE}
+    kept = tuple(d for d in left if d.action is not Action.INTERMEDIATE or d.before in computing)
+    return replace(plan, decisions=kept)
+
+
+def _joules(graph: StepGraph, costs: CostTable, decisions: Iterable[Decision]) -> float:
+    """Return what decisions about one storage cost, waiting left out."""
+    joules = 0.0
+    for d in decisions:
+        if d.action is Action.RECOMPUTE:
+            joules += sum(costs.ops[w].joules for w in graph.writers[d.storage] if w <= d.after)
+        elif d.action is Action.PAGE:
+            target = costs.device.targets[d.target]
+            joules += graph.sizes[d.storage] * (target.read_joules_per_byte + target.written_cost_joules_per_byte)
+        else:
+            joules += sum(p.joules for p in costs.packings if p.storage == d.storage)
+    return joules
+
+
+def _program(graph: StepGraph, costs: CostTable, limits: PlanLimits, plan: Plan) -> Program | None:
+    """Return the program of a plan that keeps within the limits; None where it is none, or does not."""
+    try:
+        program = lower(graph, costs, replace(plan, ram_bytes=limits.ram_bytes))
+    except PlanError:
+        return None
+    return None if limits.passed_by(program) else program

@@ -1,0 +1,427 @@
+"""Runs what was rewritten beside the original, on made-up data, and compares every byte.
+
+Whether an operator in pieces has the bits of the whole depends on the kernels of this machine, this version of torch and
+the number of threads. So each rewriting is tried here, once for each form, before a plan is made with it; what differs
+is not used. Of sums in another order, which somebody allowed, last digits may differ.
+"""
+
+import functools
+import math
+from collections import defaultdict
+from collections.abc import Container, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from port_planner.ir.cancelling import PRODUCTS, Product, cancel
+from port_planner.ir.errors import PortError
+from port_planner.ir.graph import Argument, Op, Ref, Scalar, StepGraph, Value, operands
+from port_planner.ir.operators import CHECKS
+from port_planner.ir.tensor_bytes import same_bits
+from port_planner.ir.torch_operators import dtype, function_of, literal
+from port_planner.profiling.kept_costs import operator_key
+from port_planner.profiling.operators import give_back
+from port_planner.slices.algebra import MADE_OF_NOTHING, RULES, Carry, base_name
+from port_planner.slices.comparison.made_up import SEED, as_bytes, made_up, stand_in
+from port_planner.slices.comparison.thread_shares import in_whole_vectors, rounds_apart
+from port_planner.slices.rewriting import Replacement, Rewritten
+from port_planner.slices.sums import CLOSE
+
+_SCALAR = 0.5
+"""What stands for a number that the optimizer gives each step."""
+
+_HALF = ("bfloat16", "float16")
+"""Types of numbers that hide in which order they were added."""
+
+
+_MANNER = "sums that cancel"
+"""How is compared: what was found in another manner does not count."""
+
+
+class LayoutError(PortError):
+    """An operator gave another layout than its graph says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Differing:
+    """A replacement that did not give the bits of the original, and where that showed.
+
+    `place`: among the operators that were replaced, of the one whose result is another; None where that is not known of one.
+    """
+
+    replacement: Replacement
+    where: str
+    place: int | None = None
+
+    @property
+    def op(self) -> int | None:
+        """The operator of the original whose result is another."""
+        return None if self.place is None else self.replacement.old[self.place]
+
+
+def differing(graph: StepGraph, rewritten: Rewritten) -> tuple[Differing, ...]:
+    """Return the replacements that do not give the original's bits here, with the present number of threads.
+
+    Of those alike (same operators, shapes and layouts) one is run.
+    """
+    groups: dict[Any, list[Replacement]] = defaultdict(list)
+    for replacement in rewritten.replacements:
+        groups[_form_of_both(graph, rewritten, replacement)].append(replacement)
+    found = []
+    for alike in groups.values():
+        first = _difference(graph, rewritten, alike[0])
+        give_back()
+        if first is not None:
+            found += [replace(first, replacement=replacement) for replacement in alike]
+    return tuple(found)
+
+
+def compared_bytes(graph: StepGraph, rewritten: Rewritten, replacement: Replacement) -> int:
+    """Return the most bytes of tensors that comparing a replacement holds at once; kernels may take more while they run."""
+    compared = _Compared(graph, rewritten, replacement)
+    given = sum(graph.storages[s].nbytes for s in compared.given)
+    before, expected = _run_bytes(graph, replacement.old, set(compared.given), compared.wanted, ())
+    there = {compared.lies_at[s] for s in compared.given}
+    actual, _ = _run_bytes(rewritten.graph, replacement.new, there, compared.wanted_there, rewritten.sources)
+    cancelled = given + (_mirrored_bytes(graph, compared.given) if _only_product(graph, replacement) else 0)
+    by_rows = [_by_rows_bytes(graph, i) for i in replacement.old if _row_pieces(graph, i, rewritten, replacement.new)]
+    return max(given + max(before, expected + actual), cancelled, *by_rows)
+
+
+def _by_rows_bytes(graph: StepGraph, i: int) -> int:
+    """Return the most bytes that `_is_alike_by_rows` holds, at most."""
+    taken = sum(graph.storages[s].nbytes for s in graph.reads[i])
+    made = sum(graph.storages[s].nbytes for s in graph.creates[i])
+    return taken + max(_mirrored_bytes(graph, graph.reads[i]), made + made)
+
+
+def _mirrored_bytes(graph: StepGraph, storages: Iterable[int]) -> int:
+    """Return what `cancel` takes besides the numbers in these storages."""
+    return max(graph.storages[s].nbytes for s in storages) // 2
+
+
+def _run_bytes(
+    graph: StepGraph, ops: Sequence[int], given: Set[int], wanted: Set[int], parts: Container[int]
+) -> tuple[int, int]:
+    """Return the most bytes that `_run` holds besides what it is given, and what it returns of them."""
+    held = {s for i in ops for s in graph.ops[i].writes} & given
+    last = {s: i for i in ops for s in (*graph.reads[i], *graph.creates[i])}
+    now = most = sum(graph.storages[s].nbytes for s in held)
+    for i in ops:
+        fresh = {*graph.creates[i], *(s for s in graph.reads[i] if s in parts)} - held - given
+        held |= fresh
+        now += sum(graph.storages[s].nbytes for s in fresh)
+        most = max(most, now)
+        done = {s for s in held & {*graph.reads[i], *graph.creates[i]} if s not in wanted and last[s] == i}
+        held -= done
+        now -= sum(graph.storages[s].nbytes for s in done)
+    return most, now
+
+
+class _Compared:
+    """What a replacement is given, and what of its results is looked at: in the graph, and where that lies in the rewritten one."""
+
+    def __init__(self, graph: StepGraph, rewritten: Rewritten, replacement: Replacement) -> None:
+        self.given = _inputs(graph, replacement.old)
+        results = {s for i in replacement.old for s in (*graph.creates[i], *graph.ops[i].writes)}
+        self.wanted = {
+            s
+            for s in results
+            if s in graph.kept or graph.storages[s].persistent or _used_outside(graph, s, replacement)
+        }
+        self.parts = [s for s, part in rewritten.sources.items() if part.storage in self.wanted]
+        self.split = {rewritten.sources[s].storage for s in self.parts}
+        self.lies_at = {s: rewritten.moved.get(s, s) for s in (*self.given, *self.wanted, *self.parts)}
+        self.wanted_there = {self.lies_at[s] for s in (*(self.wanted - self.split), *self.parts)}
+
+
+def form_key(graph: StepGraph, rewritten: Rewritten, replacement: Replacement) -> str:
+    """Return the same for replacements that are alike."""
+    return operator_key((_MANNER, _form_of_both(graph, rewritten, replacement)))
+
+
+def _form_of_both(graph: StepGraph, rewritten: Rewritten, replacement: Replacement) -> Any:
+    taken = {s for i in replacement.new for s in rewritten.graph.reads[i]} & rewritten.sources.keys()
+    sources = [rewritten.sources[s] for s in sorted(taken)]
+    parts = tuple((v.dtype, v.shape, v.stride, v.offset) for v in sources)
+    forms = _form(graph, replacement.old), _form(rewritten.graph, replacement.new)
+    return (*forms, parts) if parts else forms
+
+
+def _form(graph: StepGraph, ops: Sequence[int]) -> Any:
+    """Return what two runs of ops have in common when they do the same to tensors of the same layout."""
+    numbers: dict[int, int] = {}
+
+    def value_form(v: int) -> Any:
+        value = graph.values[v]
+        number = numbers.setdefault(value.storage, len(numbers))
+        return number, value.dtype, value.shape, value.stride, value.offset, graph.storages[value.storage].nbytes
+
+    def form(argument: Argument) -> Any:
+        if isinstance(argument, Ref):
+            return value_form(argument.value)
+        if isinstance(argument, tuple):
+            return tuple(form(a) for a in argument)
+        return type(argument).__name__, argument
+
+    def op_form(op: Op) -> Any:
+        outputs = tuple(None if v is None else value_form(v) for v in op.outputs)
+        return op.name, tuple(map(form, op.args)), tuple((k, form(a)) for k, a in op.kwargs), outputs
+
+    return tuple(op_form(graph.ops[i]) for i in ops)
+
+
+def _difference(graph: StepGraph, rewritten: Rewritten, replacement: Replacement) -> Differing | None:
+    """Return in which storage, and how, the new ops' results differ; None where they do not."""
+    compared = _Compared(graph, rewritten, replacement)
+    edges = _edges(rewritten, replacement)
+    contents = {s: made_up(graph, s, replacement.old, edges) for s in compared.given}
+    found = _difference_of(graph, rewritten, replacement, compared, contents)
+    if found is None and (product := _only_product(graph, replacement)) is not None:
+        op = graph.ops[replacement.old[0]]
+        cancel(product, {k: _filled(graph, op.args[k], contents) for k in _numbers_of(op, product)})
+        found = _difference_of(graph, rewritten, replacement, compared, contents)
+    contents.clear()
+    if found is not None:
+        first = None if found.place is None else _adds_otherwise(graph, rewritten, replacement)
+        return found if first is None else replace(found, place=first.place)  # results further on follow from it
+    return (
+        _apart_at_ends(graph, replacement.old, replacement)
+        or _apart_at_ends(rewritten.graph, replacement.new, replacement)
+        or _adds_otherwise(graph, rewritten, replacement)
+    )
+
+
+def _difference_of(
+    graph: StepGraph, rewritten: Rewritten, replacement: Replacement, compared: _Compared, contents: dict[int, torch.Tensor]
+) -> Differing | None:  # fmt: skip
+    """Return the same for these contents of what is given."""
+    wanted, split, lies_at = compared.wanted, compared.split, compared.lies_at
+    expected = _run(graph, replacement.old, contents, wanted)
+    given_there = {lies_at[s]: content for s, content in contents.items()}
+    try:
+        actual = _run(rewritten.graph, replacement.new, given_there, compared.wanted_there, rewritten.sources)
+    except (RuntimeError, IndexError, LayoutError) as error:  # torch refuses a call with the first two
+        return Differing(replacement, str(error).partition("\n")[0])
+    for s in sorted(wanted - split | {*compared.parts}):
+        if lies_at[s] not in actual:
+            return Differing(replacement, f"{rewritten.graph.label(s)} is not made")
+        source = rewritten.sources.get(s)
+        place = _maker(graph, replacement, s if source is None else source.storage)
+        bits = expected[s] if source is None else _part(source, expected)
+        found = actual[lies_at[s]]
+        if s in replacement.sums:
+            apart = _apart(bits, found, _sum(graph, s, replacement))
+            if not apart <= CLOSE:  # no number is not close
+                where = f"{rewritten.graph.label(s)} differs by {apart:.1e} of its largest number"
+                return Differing(replacement, where, place)
+        elif not torch.equal(bits, found):
+            count = int(torch.count_nonzero(bits != found))
+            return Differing(
+                replacement, f"{rewritten.graph.label(s)} differs in {count} of {bits.numel()} bytes", place
+            )
+    return None
+
+
+def _maker(graph: StepGraph, replacement: Replacement, s: int) -> int:
+    """Return the place, among the operators that were replaced, of the last one that makes or changes a storage."""
+    makers = [k for k, i in enumerate(replacement.old) if s in (*graph.creates[i], *graph.ops[i].writes)]
+    return makers[-1]
+
+
+# -- in which order half precision adds
+
+
+def _half_product(graph: StepGraph, op: Op) -> Product | None:
+    """Return how an op multiplies and adds, where its numbers hide the order."""
+    product = PRODUCTS.get(base_name(op))
+    return product if product and any(graph.values[v].dtype in _HALF for v in operands(op)) else None
+
+
+def _only_product(graph: StepGraph, replacement: Replacement) -> Product | None:
+    """Return how the only op of the original that was replaced multiplies, where its numbers hide in which order it adds."""
+    (i, *others) = replacement.old
+    return None if others or replacement.sums else _half_product(graph, graph.ops[i])
+
+
+def _numbers_of(op: Op, product: Product) -> list[int]:
+    """Return the arguments that are factors or addend."""
+    return [k for k in (*product.dims, product.addend) if k is not None and isinstance(op.args[k], Ref)]
+
+
+def _adds_otherwise(graph: StepGraph, rewritten: Rewritten, replacement: Replacement) -> Differing | None:
+    """Return which product of the original adds in another order in a piece of its rows; None where none does.
+
+    Among other operators its results may not show that: what they are added to hides it.
+    """
+    for place, i in enumerate(replacement.old):
+        for start, rows in _row_pieces(graph, i, rewritten, replacement.new):
+            if not _is_alike_by_rows(graph, graph.ops[i], start, rows):
+                where = f"{graph.ops[i].name} adds in another order where {rows} rows are a piece"
+                return Differing(replacement, where, place)
+    return None
+
+
+def _row_pieces(graph: StepGraph, i: int, rewritten: Rewritten, new: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the beginning and the size of pieces, one of each size, in which the new ops compute rows of a product in half precision."""
+    op = graph.ops[i]
+    product = _half_product(graph, op)
+    if product is None:
+        return []
+    extents = _extents(graph, op, product)
+    outermost = next(iter(extents))
+    if outermost in {dim for dim, _, _ in product.sums}:
+        return []
+    found, start, whole = dict[int, int](), 0, extents[outermost]
+    for k in new:
+        piece = rewritten.graph.ops[k]
+        sizes = _extents(rewritten.graph, piece, product) if base_name(piece) == base_name(op) else {}
+        rows = sizes.get(outermost, whole)
+        if rows < whole and {**sizes, outermost: whole} == extents:
+            found.setdefault(rows, min(start % whole, whole - rows))
+            start += rows
+    return [(start, rows) for rows, start in found.items()]
+
+
+def _extents(graph: StepGraph, op: Op, product: Product) -> dict[str, int]:
+    """Return the sizes of a product's dimensions."""
+    values = {k: graph.values[a.value] for k in product.dims if isinstance(a := op.args[k], Ref)}
+    return {dim: n for k, value in values.items() for dim, n in zip(product.dims[k], value.shape, strict=False)}
+
+
+def _is_alike_by_rows(graph: StepGraph, op: Op, start: int, rows: int) -> bool:
+    """Tell whether these rows of a product have the same bits when they are computed for themselves."""
+    product = PRODUCTS[base_name(op)]
+    args = [_filled(graph, a, None) for a in op.args]
+    for k in _numbers_of(op, product):
+        args[k] = stand_in(args[k], SEED + k)
+    cancel(product, {k: args[k] for k in _numbers_of(op, product)})
+    function = functools.partial(function_of(op), **{k: _filled(graph, a, None) for k, a in op.kwargs})
+    whole = function(*args)
+    outermost = next(iter(product.dims.values()))[0]
+    for k in (k for k, dims in product.dims.items() if dims[0] == outermost):
+        args[k] = args[k].narrow(0, start, rows)
+    return same_bits(function(*args), whole.narrow(0, start, rows))
+
+
+# -- where vectors end
+
+
+def _apart_at_ends(graph: StepGraph, ops: Sequence[int], replacement: Replacement) -> Differing | None:
+    """Return which operator gives other numbers where threads' shares end: few, which those made up may not show; None where none does."""
+    threads = torch.get_num_threads()
+    for op in (graph.ops[i] for i in ops):
+        rule = RULES.get(base_name(op))
+        if threads == 1 or rule is None or rule.carry is not Carry.ELEMENTS or base_name(op) in MADE_OF_NOTHING:
+            continue
+        sizes = {math.prod(graph.values[v].shape) for v in operands(op)} - {1}
+        if len(sizes) <= 1 and all(in_whole_vectors(size, threads) for size in sizes):
+            continue
+        args = [_filled(graph, a, None) for a in op.args]
+        if rounds_apart(function_of(op), args, {k: _filled(graph, a, None) for k, a in op.kwargs}):
+            return Differing(replacement, f"{op.name} rounds apart where a thread's share ends within a vector")
+    return None
+
+
+def _apart(bits: torch.Tensor, found: torch.Tensor, value: Value) -> float:
+    """Return how far two sums are apart at most, as a share of the largest number in the first."""
+    expected, actual = (content.view(dtype(value.dtype)) for content in (bits, found))
+    largest = float(expected.abs().max())
+    apart = float((expected - actual).abs().max())
+    return apart / largest if largest else math.inf if apart else 0.0
+
+
+def _sum(graph: StepGraph, s: int, replacement: Replacement) -> Value:
+    """Return the sum in this storage."""
+    made = (v for i in replacement.old for v in graph.ops[i].outputs if v is not None)
+    return next(graph.values[v] for v in made if graph.values[v].storage == s)
+
+
+def _edges(rewritten: Rewritten, replacement: Replacement) -> list[int]:
+    """Return the first and the last row of every part of a tensor that the new ops take: what a slip would show at."""
+    taken = {s for i in replacement.new for s in rewritten.graph.reads[i]} & rewritten.sources.keys()
+    parts = [rewritten.sources[s] for s in sorted(taken)]
+    return sorted({row for p in parts for row in (p.offset // p.stride[0], p.offset // p.stride[0] + p.shape[0] - 1)})
+
+
+def _used_outside(graph: StepGraph, s: int, replacement: Replacement) -> bool:
+    return not set(graph.uses[s]) <= set(replacement.old)
+
+
+def _inputs(graph: StepGraph, ops: Sequence[int]) -> list[int]:
+    """Return the storages that `ops` take as they are before them."""
+    made: set[int] = set()
+    found: dict[int, None] = {}
+    for i in ops:
+        found.update(dict.fromkeys(s for s in graph.reads[i] if s not in made))
+        made.update(graph.creates[i])
+    return list(found)
+
+
+def _run(
+    graph: StepGraph, ops: Sequence[int], given: dict[int, torch.Tensor], wanted: set[int],
+    sources: Mapping[int, Value] = MappingProxyType({}),
+) -> dict[int, torch.Tensor]:  # fmt: skip
+    """Run ops on copies of the given contents; return the bytes of the wanted storages.
+
+    `sources`: of storages that hold a part of a given one from the start, which.
+    """
+    torch.manual_seed(SEED)
+    changed = {s for i in ops for s in graph.ops[i].writes}
+    held = {s: content.clone() if s in changed else content for s, content in given.items()}
+    last = {s: i for i in ops for s in (*graph.reads[i], *graph.creates[i])}
+    with torch.no_grad():
+        for i in ops:
+            for s in (s for s in graph.reads[i] if s in sources and s not in held):
+                held[s] = _part(sources[s], given)
+            _call(graph, i, held)
+            for s in {*graph.reads[i], *graph.creates[i]} - wanted:
+                if last[s] == i:
+                    held.pop(s, None)
+    return {s: held[s] for s in wanted if s in held}
+
+
+def _call(graph: StepGraph, i: int, held: dict[int, torch.Tensor]) -> None:
+    op = graph.ops[i]
+    if op.name in CHECKS:
+        return
+
+    args, kwargs = [_filled(graph, a, held) for a in op.args], {k: _filled(graph, a, held) for k, a in op.kwargs}
+    result = function_of(op)(*args, **kwargs)
+    tensors = [t for t in (result if isinstance(result, list | tuple) else (result,)) if isinstance(t, torch.Tensor)]
+    for v, tensor in zip(op.outputs, tensors, strict=True):
+        if v is not None and (s := graph.values[v].storage) in graph.creates[i]:
+            _check_layout(op, graph.values[v], tensor)
+            held[s] = as_bytes(tensor, graph.storages[s])
+
+
+def _filled(graph: StepGraph, argument: Argument, held: Mapping[int, torch.Tensor] | None) -> Any:
+    """Return an argument with tensors for values, of no memory where nothing is held; no closure, which would keep what it holds until cycles are collected."""
+    if isinstance(argument, Ref):
+        value = graph.values[argument.value]
+        if held is None:
+            return torch.empty_strided(value.shape, value.stride, dtype=dtype(value.dtype), device="meta")
+        return _tensor(value, held)
+    if isinstance(argument, Scalar):
+        return _SCALAR
+    if isinstance(argument, tuple):
+        return [_filled(graph, a, held) for a in argument]
+    return literal(argument)
+
+
+def _tensor(value: Value, held: Mapping[int, torch.Tensor]) -> torch.Tensor:
+    storage = held[value.storage].untyped_storage()
+    return torch.empty(0, dtype=dtype(value.dtype)).set_(storage, value.offset, value.shape, value.stride)
+
+
+def _part(value: Value, held: Mapping[int, torch.Tensor]) -> torch.Tensor:
+    """Return a copy of a part of what is held, as bytes in row-major order."""
+    return _tensor(value, held).clone(memory_format=torch.contiguous_format).view(-1).view(torch.uint8)
+
+
+def _check_layout(op: Op, value: Value, tensor: torch.Tensor) -> None:
+    found = tuple(tensor.shape), tuple(tensor.stride()), tensor.storage_offset()
+    if found != (value.shape, value.stride, value.offset):
+        raise LayoutError(f"{op.name} gives {found}, the graph says {value.shape}, {value.stride}, {value.offset}")

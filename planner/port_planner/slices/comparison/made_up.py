@@ -1,0 +1,66 @@
+"""Contents that stand for what operators are given: numbers of the kind that they read, indices within their bounds."""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from port_planner.ir.graph import ITEM_BYTES, Ref, StepGraph, Storage, Value, operands
+from port_planner.ir.torch_operators import dtype
+
+SEED = 20
+_SPREAD = 0.5
+"""Standard deviation of made-up numbers: exponentials of them neither overflow nor become all alike."""
+
+_LABELS = {
+    "aten::nll_loss_forward": (0, 1), "aten::nll_loss_backward": (1, 2), "aten::gather": (0, 2),
+    "aten::embedding": (0, 1), "aten::index_select": (0, 2), "aten::embedding_dense_backward": (2, 1),
+}  # fmt: skip
+"""Operators with indices: the argument whose size bounds them, or the number that does, and the argument that holds them."""
+
+
+def made_up(graph: StepGraph, s: int, ops: Iterable[int], edges: Sequence[int]) -> torch.Tensor:
+    """Return bytes for a storage: numbers of the kind that the ops read it as, indices within their bounds, `edges` among them."""
+    generator = torch.Generator().manual_seed(SEED + s)
+    value, bound = _read_as(graph, s, ops)
+    flat = torch.empty(graph.storages[s].nbytes // ITEM_BYTES[value.dtype], dtype=dtype(value.dtype))
+    if flat.is_floating_point():
+        flat.normal_(0, _SPREAD, generator=generator)
+    elif not flat.is_complex():
+        flat.random_(0, bound, generator=generator)
+        known = torch.tensor([edge for edge in edges if edge < bound][: flat.numel()])
+        flat[: known.numel()] = known
+    return as_bytes(flat, graph.storages[s])
+
+
+def _read_as(graph: StepGraph, s: int, ops: Iterable[int]) -> tuple[Value, int]:
+    """Return a value in which ops read a storage, and the number that integers in it are below."""
+    found: Value | None = None
+    bound = 2
+    for i in ops:
+        op = graph.ops[i]
+        for v in operands(op):
+            if graph.values[v].storage == s and found is None:
+                found = graph.values[v]
+        table, index = (op.args[k] for k in _LABELS[op.name]) if op.name in _LABELS else (None, None)
+        if not isinstance(index, Ref) or graph.values[index.value].storage != s:
+            continue
+        if isinstance(table, int):
+            bound = table
+        elif isinstance(table, Ref):
+            shape = graph.values[table.value].shape
+            bound = shape[0] if op.name in ("aten::embedding", "aten::index_select") else shape[-1]
+    if found is None:
+        raise ValueError(f"storage {s} is not read by these ops")
+    return found, bound
+
+
+def stand_in(layout: torch.Tensor, seed: int) -> torch.Tensor:
+    """Return numbers in the layout of a tensor without memory, alone in theirs."""
+    span = 1 + sum((n - 1) * stride for n, stride in zip(layout.shape, layout.stride(), strict=True))
+    flat = torch.empty(span, dtype=layout.dtype).normal_(0, _SPREAD, generator=torch.Generator().manual_seed(seed))
+    return flat.as_strided(layout.shape, layout.stride())
+
+
+def as_bytes(tensor: torch.Tensor, storage: Storage) -> torch.Tensor:
+    """Return the bytes of the storage that a tensor lies in."""
+    return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage(), 0, (storage.nbytes,), (1,))

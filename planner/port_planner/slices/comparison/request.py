@@ -1,0 +1,86 @@
+"""What is to be compared, and what was found, as bytes: a process with the bundle's number of threads compares."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from port_planner.ir.bundle.codec import pack_graph, unpack_graph
+from port_planner.ir.graph import StepGraph, Value
+from port_planner.slices.comparison.differing import Differing, compared_bytes, differing
+from port_planner.slices.rewriting import Replacement, Rewritten
+
+Pair = tuple[StepGraph, Rewritten]
+"""A graph and what it was rewritten to."""
+
+
+class _Pair(msgspec.Struct):
+    """One graph, by its place among those of the request, and what it was rewritten to."""
+
+    graph: int
+    other: Any
+    replacements: tuple[Replacement, ...]
+    sources: dict[int, Value]
+    moved: dict[int, int]
+
+
+class _Request(msgspec.Struct):
+    """What is to be compared, as it is packed."""
+
+    graphs: list[Any]
+    pairs: list[_Pair]
+    threads: int
+
+
+def pack_request(pairs: Iterable[Pair], threads: int) -> bytes:
+    """Return what `ComparisonRequest` reads."""
+    pairs = list(pairs)
+    graphs = list({id(graph): graph for graph, _ in pairs}.values())
+    places = {id(graph): place for place, graph in enumerate(graphs)}
+    packed = [
+        _Pair(places[id(graph)], pack_graph(new.graph), new.replacements, dict(new.sources), dict(new.moved))
+        for graph, new in pairs
+    ]
+    return msgspec.msgpack.encode(_Request([pack_graph(graph) for graph in graphs], packed, threads))
+
+
+def read_differing(path: Path) -> tuple[tuple[Differing, ...], ...]:
+    """Read what `pack_differing` returned: of each pair, what differs."""
+    return msgspec.msgpack.decode(path.read_bytes(), type=tuple[tuple[Differing, ...], ...])
+
+
+class ComparisonRequest:
+    """What is to be compared with so many threads."""
+
+    def __init__(self, content: bytes) -> None:
+        """Read what `pack_request` returned."""
+        request = msgspec.msgpack.decode(content, type=_Request)
+        graphs = [unpack_graph(graph) for graph in request.graphs]
+        self.threads = request.threads
+        self.pairs: list[Pair] = [
+            (graphs[p.graph], Rewritten(unpack_graph(p.other), p.replacements, p.sources, p.moved))
+            for p in request.pairs
+        ]
+
+    def parted(self, room_bytes: int) -> tuple[list[Pair], list[Pair]]:
+        """Return the pairs with the replacements for which so many bytes of tensors are room enough, and with the others."""
+        fitting, others = list[Pair](), list[Pair]()
+        for graph, rewritten in self.pairs:
+            small = frozenset(r for r in rewritten.replacements if compared_bytes(graph, rewritten, r) <= room_bytes)
+            for part, taken in ((fitting, True), (others, False)):
+                chosen = tuple(r for r in rewritten.replacements if (r in small) is taken)
+                part.append((graph, replace(rewritten, replacements=chosen)))
+        return fitting, others
+
+    def differing(self, pairs: Iterable[Pair]) -> list[tuple[Differing, ...]]:
+        """Return of each of these pairs what differs."""
+        torch.set_num_threads(self.threads)
+        return [differing(*pair) for pair in pairs]
+
+
+def pack_differing(found: Sequence[tuple[Differing, ...]]) -> bytes:
+    """Return what `read_differing` reads."""
+    return msgspec.msgpack.encode(found)

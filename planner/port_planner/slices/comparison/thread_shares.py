@@ -1,0 +1,93 @@
+"""Whether elementwise operators compute a number alike wherever it lies.
+
+A kernel of torch gives each thread one stretch of the elements, computes that in pairs of vectors from its beginning, and what is left
+at its end number by number (`parallel_for` in ATen/Parallel-inl.h, `vectorized_loop` in ATen/native/cpu/Loops.h). Some operators round
+apart in the two: the gradient of GELU in three of four float32 numbers, a scaled sum of bfloat16 in one of five. A piece has the bits of
+the whole where no number goes from one way to the other.
+"""
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+
+from port_planner.ir.tensor_bytes import same_bits
+from port_planner.slices.algebra import VECTOR
+
+LEAST_SHARE = 32768
+"""Elements from which kernels take a further thread."""
+
+_LEAST_SHARES = (2048, 16384, LEAST_SHARE)
+"""The same of the vector math library, of GELU, which then takes all threads at once, and of the others."""
+
+_SAMPLES = 1 << 15
+_APART = 3
+"""Elements from one number of the sample to the next where each is to be computed by itself."""
+_SPECIAL = (0.0, -0.0, 1.0, -1.0, math.inf, -math.inf, math.nan)
+_SEED = 21
+
+_LARGEST_FORMULA = 3.0
+"""Multiples of a half up to this may choose a formula of their own, as exponents do; other numbers stand for each other."""
+_FACTORS = {"below": 0.3, "above": 1.7}
+"""Of a half: which decides how `lerp` rounds."""
+
+
+def in_whole_vectors(elements: int, threads: int) -> bool:
+    """Tell whether every thread's share of a contiguous tensor, but for the last, ends with a whole pair of vectors."""
+    taken = {min(threads, math.ceil(elements / least)) for least in _LEAST_SHARES}
+    if elements > min(_LEAST_SHARES):
+        taken.add(threads)
+    return all(count <= 1 or math.ceil(elements / count) % VECTOR == 0 for count in taken)
+
+
+def rounds_apart(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Tell whether an elementwise operator, so called, rounds apart here in vectors and number by number.
+
+    That is seen on made-up numbers, once in a process for each form of call. Which NaN one is does not count. Tensors of one element go
+    with all of the others.
+    """
+    leaves, spec = pytree.tree_flatten((tuple(args), kwargs))
+    return _rounds_apart(func, spec, tuple(_form(leaf) for leaf in leaves))
+
+
+_Form = tuple[str, Any, int]
+
+
+def _form(leaf: Any) -> _Form:
+    """Return what of an argument may choose a kernel, or a formula within it."""
+    if isinstance(leaf, torch.Tensor):
+        return ("single" if leaf.numel() == 1 else "tensor", leaf.dtype, leaf.dim() if leaf.numel() == 1 else 1)
+    if isinstance(leaf, float) and not ((2 * leaf).is_integer() and abs(leaf) <= _LARGEST_FORMULA):
+        return ("number", "below" if leaf < 1 / 2 else "above", 0)
+    return ("as it is", leaf, 0)
+
+
+@functools.cache
+def _rounds_apart(func: Any, spec: pytree.TreeSpec, forms: tuple[_Form, ...]) -> bool:
+    found = []
+    for apart in (1, _APART):
+        made = [_stand_in(form, place, apart) for place, form in enumerate(forms)]
+        args, kwargs = pytree.tree_unflatten(made, spec)
+        result = func(*args, **kwargs)
+        tensors = [t for t in pytree.tree_leaves((args, kwargs, result)) if isinstance(t, torch.Tensor)]
+        found.append([t.masked_fill(t.isnan(), math.nan) if t.is_floating_point() else t for t in tensors])
+    return not all(same_bits(one, other) for one, other in zip(*found, strict=True))
+
+
+def _stand_in(form: _Form, place: int, apart: int) -> Any:
+    """Return an argument of a form; numbers of a tensor lie `apart` elements from each other."""
+    kind, what, dim = form
+    if kind == "as it is":
+        return what
+    if kind == "number":
+        return _FACTORS[what]
+    if kind == "single":
+        return torch.full((1,) * dim, _FACTORS["below"]).to(what)
+    numbers = torch.randn(_SAMPLES, generator=torch.Generator().manual_seed(_SEED + place))
+    pairs = [(one, other)[place % 2] for one in _SPECIAL for other in _SPECIAL]
+    numbers[: len(pairs)] = torch.tensor(pairs)
+    numbers = numbers if what.is_floating_point or what.is_complex else numbers > 0
+    return torch.empty(_SAMPLES, apart, dtype=what)[:, 0].copy_(numbers.to(what))

@@ -17,8 +17,8 @@ from benchmarks.models import Workload, make_optimizer
 from port_agent.backend.base import Backend
 from port_agent.backend.raw_bytes import placed, whole_bytes
 from port_agent.backend.staging import Staging
+from port_agent.paging.pager import BURST, CHUNK, Pager
 from port_agent.train.executor import Executor
-from port_agent.train.pager import BURST, CHUNK, Pager
 from port_agent.train.state.checkpoint import StateStore
 from port_agent.train.state.resident_state import Persistents
 from port_agent.train.step_paging import Scratch

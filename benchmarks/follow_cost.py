@@ -25,7 +25,7 @@ from rich.table import Table
 from benchmarks.fit import FOLLOW_TARGETS_MIB, TARGETS_MIB, run_child, run_follow
 from benchmarks.models import CASES
 from benchmarks.tables import table_console
-from port_agent.train.pager import CHUNK
+from port_agent.paging.pager import CHUNK
 
 STEPS = 6
 BEFORE_PLAN = 3

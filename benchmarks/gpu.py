@@ -29,20 +29,20 @@ from benchmarks.gpu_jobs import METHODS, gpu_jobs
 from port_agent.backend.base import Backend
 from port_agent.backend.cuda import CudaBackend
 from port_agent.backend.staging import Staging
+from port_agent.paging.pager import BURST, PageFile, Pager, Slot
 from port_agent.prepare.page_ways import PageWays, measured_page_ways
 from port_agent.prepare.repeatable import OperatorDigests
 from port_agent.train.comparison import tensor_checksum
-from port_agent.train.pager import BURST, PageFile, Pager, Slot
 from port_agent.train.step_values import StepValues
+from port_planner.base.errors import PortError
+from port_planner.base.process_memory import resident_bytes
+from port_planner.base.units import format_bytes
 from port_planner.capture.step import Capture
 from port_planner.ir.costs import CostTable, DeviceCosts, Flash
 from port_planner.ir.devices.torch_device import repeat_kernels
-from port_planner.ir.errors import PortError
 from port_planner.ir.graph import Phase
 from port_planner.ir.lowering.lower import lower
 from port_planner.ir.plan import Plan
-from port_planner.ir.process_memory import resident_bytes
-from port_planner.ir.units import format_bytes
 from port_planner.profiling.operators import profile_operators
 from port_planner.search.plan_step import plan_step
 

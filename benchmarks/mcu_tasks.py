@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from port_planner.ir.errors import PortError
+from port_planner.base.errors import PortError
 from port_planner.mcu.zoo import CameraNet, DigitsNet, MobileNetV2, StreamNet
 
 FloatArray = NDArray[np.float32]

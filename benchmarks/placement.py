@@ -28,6 +28,7 @@ from port_agent.backend.base import Backend, DeviceAbsentError
 from port_agent.backend.choose import backend_of
 from port_agent.prepare.placement.divide import measured_links
 from port_agent.prepare.placement.eager import EagerStep, eager_contents
+from port_planner.base.units import format_bytes, format_seconds
 from port_planner.capture.step import Capture, Fill, capture_step
 from port_planner.ir.boards import Board, estimated_costs, load_board, op_work
 from port_planner.ir.costs import CostTable, DeviceCosts, Flash, OpCost
@@ -36,7 +37,6 @@ from port_planner.ir.graph import StepGraph
 from port_planner.ir.lowering.lower import lower
 from port_planner.ir.lowering.optimizer_scalars import StepScalars
 from port_planner.ir.plan import Plan
-from port_planner.ir.units import format_bytes, format_seconds
 from port_planner.problem.placed_step import on_kind, placed_step
 from port_planner.profiling.operators import profile_operators
 from port_planner.search.placement.operator_devices import (

@@ -24,8 +24,8 @@ from rich.table import Table
 
 from benchmarks.poet import Instance, parse_instance, read_instance, write_solution
 from benchmarks.poet_stacks import generate
+from port_planner.base.errors import PortError
 from port_planner.ir.boards import estimated_costs, load_board
-from port_planner.ir.errors import PortError
 from port_planner.ir.lowering.lower import lower
 from port_planner.ir.plan import Plan
 from port_planner.problem.model import Semantics

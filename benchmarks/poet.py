@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from port_planner.ir.errors import ExitCode, PortError
+from port_planner.base.errors import ExitCode, PortError
 from port_planner.problem.model import (
     Fate,
     Paging,

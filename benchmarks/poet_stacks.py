@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.poet import parse_instance
-from port_planner.ir.errors import ExitCode, PortError
+from port_planner.base.errors import ExitCode, PortError
 from port_planner.problem.model import Schedule
 from port_planner.problem.replay import replay
 

@@ -38,7 +38,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.tables import table_console  # noqa: E402
 from port_agent.control.client import ControlClient  # noqa: E402
 from port_agent.supervisor.job.runner import LAST_COMMIT_S  # noqa: E402
-from port_planner.ir.units import format_bytes  # noqa: E402
+from port_planner.base.units import format_bytes  # noqa: E402
 
 CONFIG = """[when]
 idle_for = 0

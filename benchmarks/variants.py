@@ -32,11 +32,11 @@ from port_agent.prepare.slices.choosing import in_pieces
 from port_agent.prepare.slices.halves import in_halves
 from port_agent.prepare.slices.sliced import ComparingRoom, Sliced
 from port_planner import make_bundle
+from port_planner.base.units import format_bytes, format_joules, format_seconds
 from port_planner.ir.bundle.manifest import NO_LIMITS
 from port_planner.ir.costs import CostTable, DeviceCosts, MediumKind
 from port_planner.ir.lowering.lower import lower
 from port_planner.ir.plan import Plan
-from port_planner.ir.units import format_bytes, format_joules, format_seconds
 from port_planner.job import TrainingJob
 from port_planner.search.floor import floor_of
 

@@ -21,6 +21,7 @@ from benchmarks.models import CASES, DEMO, DEMO_SCRIPT, Workload, make_optimizer
 from port_agent.energy.media import FlashPrices, medium_of
 from port_agent.prepare.making.device_costs import on_medium
 from port_agent.prepare.slices.choosing import QUICK_S
+from port_planner.base.units import format_bytes, format_seconds
 from port_planner.capture.step import capture_step
 from port_planner.ir.boards import estimated_costs, load_board
 from port_planner.ir.costs import CostTable, DeviceCosts, MediumKind
@@ -28,7 +29,6 @@ from port_planner.ir.graph import StepGraph
 from port_planner.ir.lowering.lower import lower
 from port_planner.ir.plan import Plan
 from port_planner.ir.program import Program
-from port_planner.ir.units import format_bytes, format_seconds
 from port_planner.job_sources import load_job
 from port_planner.search.plan_step import plan_step
 from port_planner.search.wear import with_wear

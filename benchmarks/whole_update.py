@@ -28,9 +28,9 @@ from port_agent.worker.options import TorchOptions
 from port_agent.worker.protocol import StepDone, TrainingFailed
 from port_agent.worker.start import start_worker, torch_worker
 from port_planner import make_bundle
+from port_planner.base.units import format_bytes, format_seconds
 from port_planner.ir.bundle.manifest import WHOLE_UPDATE
 from port_planner.ir.costs import MediumKind
-from port_planner.ir.units import format_bytes, format_seconds
 from port_planner.job import TrainingJob
 from port_planner.make_bundle import Prepared
 from port_planner.profiling.operators import Measured

@@ -21,8 +21,8 @@ from rich.progress import Progress
 from rich.table import Table
 
 from benchmarks.plain import digest
+from port_planner.base.units import format_bytes, format_seconds
 from port_planner.ir.bundle.bundle import read_manifest
-from port_planner.ir.units import format_bytes, format_seconds
 from port_planner.job_sources import load_job
 
 SCRIPT = Path(__file__).parent / "shakespeare" / "train.py"

@@ -17,6 +17,7 @@ HEAVY = ("torch", "numpy", "rich", "transformers", "zeroconf")
 
 
 FLOORS: tuple[tuple[str, ...], ...] = (
+    ("port_planner.base",),
     ("port_planner.ir",),
     ("port_planner.ir.lowering", "port_planner.ir.bundle"),
     (
@@ -37,6 +38,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("port_planner.make_bundle", "port_planner.job_sources"),
     ("port_agent.system", "port_agent.malloc", "port_agent.packing", "port_agent.facts"),
     ("port_agent.energy.sources", "port_agent.peers", "port_agent.jobs", "port_agent.worker", "port_agent.backend"),
+    ("port_agent.paging",),
     ("port_agent.energy", "port_agent.policy", "port_agent.train", "port_agent.mcu"),
     ("port_agent.follow",),
     ("port_agent.health", "port_agent.dashboard", "port_agent.prepare", "port_agent.finetune"),
@@ -51,8 +53,10 @@ named belong to their outer one. A room imports its own modules and those of low
 
 MODULES_IN_A_ROOM = 40
 
+LANGUAGE = ("port_planner.base", "port_planner.ir")
+
 PLANNING_ROOMS = ("port_agent.prepare", "port_agent.follow", "port_agent.cli", "port_agent.mcu.project")
-"""Who captures, plans or compiles on the device, and the commands: only these import planner beyond `port_planner.ir`."""
+"""Who captures, plans or compiles on the device, and the commands: only these import planner beyond `LANGUAGE`."""
 
 
 def name_of(path: Path) -> str:
@@ -93,6 +97,18 @@ def room_of(module: str) -> tuple[str, int]:
     return max(rooms, key=lambda found: len(found[0]))
 
 
+def test_every_module_that_is_imported_is_there() -> None:
+    """An import inside a function, or for types alone, fails nowhere else."""
+    gone = set()
+    for path in [*SOURCES.values(), *(ROOT / "tests").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = {node.module or ""} if isinstance(node, ast.ImportFrom) else set()
+            names |= {alias.name for alias in node.names} if isinstance(node, ast.Import) else set()
+            ours = {name for name in names if name.split(".")[0] in ("port_agent", "port_planner")}
+            gone |= {(str(path.relative_to(ROOT)), name) for name in ours - SOURCES.keys()}
+    assert not gone
+
+
 @pytest.mark.parametrize("module", SOURCES)
 def test_every_module_imports_downwards(module: str) -> None:
     room, floor = room_of(module)
@@ -108,7 +124,8 @@ def test_every_room_stands_on_a_named_floor() -> None:
 
 @pytest.mark.parametrize("module", [m for m in SOURCES if not m.startswith("port_planner")])
 def test_only_planning_rooms_import_planner_beyond_its_language(module: str) -> None:
-    beyond = {n for n in imports_of(module) if inside(n, "port_planner") and not inside(n, "port_planner.ir")}
+    planners = {name for name in imports_of(module) if inside(name, "port_planner")}
+    beyond = {name for name in planners if not any(inside(name, room) for room in LANGUAGE)}
     assert not beyond or any(inside(module, room) for room in PLANNING_ROOMS), f"{module} imports {sorted(beyond)}"
 
 

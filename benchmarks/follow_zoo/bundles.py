@@ -23,9 +23,9 @@ from port_agent.energy.sources.power_models import power_with
 from port_agent.prepare.making.trial import TrialError, TrialWorkers
 from port_agent.prepare.reference import compared_steps, with_reference
 from port_planner import make_bundle
+from port_planner.base.errors import ExitCode, PortError
 from port_planner.ir.bundle.manifest import PlanChoice
 from port_planner.ir.costs import CostTable, DeviceCosts, Flash
-from port_planner.ir.errors import ExitCode, PortError
 from port_planner.ir.plan import Plan
 from port_planner.job import TrainingJob
 from port_planner.make_bundle import InfeasibleError, Prepared

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from port_planner.ir.errors import PortError
+from port_planner.base.errors import PortError
 from port_planner.mcu.compile import CompiledModel
 from port_planner.mcu.host import HostBuildError, UpdateOptions, engine_sources, firmware_root
 from port_planner.mcu.quantize import Int8Array

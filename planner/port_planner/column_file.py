@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from port_planner.ir.tensor_bytes import tensor_pieces
+from port_planner.base.tensor_bytes import tensor_pieces
 from port_planner.job import JobError
 
 _PIECE_BYTES = 4 << 20

@@ -4,8 +4,8 @@ import math
 from dataclasses import dataclass
 from datetime import datetime, time, timedelta
 
-from port_planner.ir.errors import ExitCode, PortError
-from port_planner.ir.units import format_seconds
+from port_planner.base.errors import ExitCode, PortError
+from port_planner.base.units import format_seconds
 
 
 class DeadlineError(PortError):

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from port_planner.base.errors import ExitCode, PortError, of_the_program
 from port_planner.ir.bundle.pruning import Pruning
-from port_planner.ir.errors import ExitCode, PortError, of_the_program
 
 if TYPE_CHECKING:
     import torch

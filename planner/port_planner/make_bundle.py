@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from port_planner.base.errors import CaptureError, ExitCode, PortError
+from port_planner.base.tensor_bytes import storage_pieces, tensor_pieces
 from port_planner.capture.carried import StepResults
 from port_planner.capture.recorder import Tape
 from port_planner.capture.step import Capture, Fill, capture_evaluation, capture_step
@@ -34,13 +36,11 @@ from port_planner.ir.bundle.safetensors_io import Chunks
 from port_planner.ir.bundle.writer import Contents, write_bundle
 from port_planner.ir.costs import CostTable, DeviceCosts
 from port_planner.ir.devices.cpu_teams import CpuTeam
-from port_planner.ir.errors import CaptureError, ExitCode, PortError
 from port_planner.ir.graph import Phase, Role, StepGraph, computed_bytes, storage_key, structure
 from port_planner.ir.lowering import optimizer_scalars
 from port_planner.ir.operands.verify import verify_operands
 from port_planner.ir.operators import check_operator
 from port_planner.ir.plan import Plan
-from port_planner.ir.tensor_bytes import storage_pieces, tensor_pieces
 from port_planner.job import JobError, TrainingJob, own_code
 from port_planner.job_checks import checked_columns, checked_samples
 from port_planner.job_device import kind_of_job, on_device

@@ -13,7 +13,7 @@ from port_agent.supervisor.context import DaemonSeams, Settings
 from port_agent.supervisor.daemon import Daemon
 from port_agent.supervisor.job.plans.choice import PlanFigures
 from port_agent.supervisor.job.worker_kinds import BundleFacts, WorkerKind, no_environment
-from port_planner.ir.errors import PortError
+from port_planner.base.errors import PortError
 
 WORKER = Path(__file__).with_name("worker_program.py")
 

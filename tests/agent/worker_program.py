@@ -52,7 +52,7 @@ from port_agent.worker.protocol import (
     encode_message,
     plain_values,
 )
-from port_planner.ir.errors import ExitCode
+from port_planner.base.errors import ExitCode
 
 
 class FakeControl:

@@ -18,9 +18,9 @@ from port_agent.jobs.model import Job, JobSpec, JobState
 from port_agent.jobs.store import JobStore
 from port_agent.peers.identity.keys import own_identity
 from port_agent.supervisor.inbox import Inboxes
+from port_planner.base.errors import PortError
 from port_planner.ir.bundle.bundle import Bundle
 from port_planner.ir.bundle.manifest import BundleError
-from port_planner.ir.errors import PortError
 from tests.agent.jobs_small import small_bundle
 from tests.agent.train.trained_job import train
 from tests.attack.outcome import AttackOutcome

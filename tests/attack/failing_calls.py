@@ -21,7 +21,7 @@ from pathlib import Path
 
 from port_agent.jobs.model import JobSpec, JobState
 from port_agent.jobs.store import JobStore
-from port_planner.ir.errors import PortError
+from port_planner.base.errors import PortError
 from tests.attack.outcome import AttackOutcome
 from tests.attack.short_service import check_service, serve_and_be_heard
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 
 from port_agent.train.trainer import Trainer, TrainOptions
+from port_planner.base.errors import PortError
 from port_planner.ir.bundle.bundle import Bundle
-from port_planner.ir.errors import PortError
 from tests.attack.children import lines_of_child
 from tests.attack.outcome import AttackOutcome
 from tests.planner.bundles import members, write_mutated

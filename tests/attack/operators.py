@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.follow_zoo.operators import torch_functions
 from port_agent.train.step_values import StepValues
-from port_planner.ir.errors import PortError
+from port_planner.base.errors import PortError
 from port_planner.ir.graph import ITEM_BYTES, Named, Op, Phase, Ref, Role, StepGraph, Storage, Value, verify_graph
 from port_planner.ir.operands.verify import verify_operands
 from port_planner.ir.operators import OperatorError, check_operator

@@ -11,7 +11,7 @@ from port_agent.control.client import ControlClient, ControlError
 from port_agent.jobs.model import JobState
 from port_agent.supervisor.context import Settings
 from port_agent.supervisor.daemon import Daemon
-from port_planner.ir.errors import PortError
+from port_planner.base.errors import PortError
 from tests.agent.live import seams
 from tests.agent.live_daemon import BUNDLE, CONFIG
 from tests.agent.worker_program import undisturbed_weights

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from port_planner.ir.errors import ExitCode
+from port_planner.base.errors import ExitCode
 from tests.agent.jobs_small import small_bundle
 from tests.agent.live_daemon import CONFIG, ROOT, start_agent
 from tests.attack.outcome import Survived

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from port_agent.cli import build_parser, main
-from port_planner.ir.errors import ExitCode
+from port_planner.base.errors import ExitCode
 from tests.attack.outcome import AttackOutcome
 
 NUMBERS = (

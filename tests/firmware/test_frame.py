@@ -11,7 +11,7 @@ import pytest
 
 from port_agent.mcu.errors import FramingError
 from port_agent.mcu.protocol.framing import decode_frame, encode_frame
-from port_planner.ir.errors import PortError
+from port_planner.base.errors import PortError
 
 ROOT = Path(__file__).resolve().parents[2]
 PROTOCOL = ROOT / "firmware" / "protocol"

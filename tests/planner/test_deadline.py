@@ -4,8 +4,8 @@ from datetime import datetime, time
 
 import pytest
 
+from port_planner.base.times import parse_hours
 from port_planner.deadline import DeadlineError, Window, pace, shortfall
-from port_planner.ir.times import parse_hours
 
 NOON = datetime(2026, 11, 21, 12)
 

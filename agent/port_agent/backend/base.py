@@ -4,7 +4,7 @@ from typing import Protocol
 
 import torch
 
-from port_planner.ir.errors import PortError
+from port_planner.base.errors import PortError
 
 
 class DeviceAbsentError(PortError):

@@ -12,8 +12,8 @@ from typing import Any, Self
 
 import torch
 
+from port_planner.base.errors import ExitCode, PortError
 from port_planner.ir.devices.cpu_teams import CpuTeam
-from port_planner.ir.errors import ExitCode, PortError
 
 
 class CpuTeamError(PortError):

@@ -19,7 +19,7 @@ from port_agent.backend.choose import backend_of
 from port_agent.system.cgroup import CgroupError, cgroup2_mount, own_path
 from port_agent.system.memory_belt import scope_command
 from port_agent.system.python_process import module_command, module_environment
-from port_planner.ir.process_memory import available_bytes, resident_bytes
+from port_planner.base.process_memory import available_bytes, resident_bytes
 
 PROBE_BYTES = 64 << 20
 """So much is taken of a device's memory to see who notices; enough to stand out, little enough to be there."""

@@ -14,10 +14,10 @@ import torch
 from port_agent.backend.base import Backend, DeviceAbsentError
 from port_agent.backend.choose import backend_of
 from port_agent.backend.enforcement import ALLOCATOR, ALLOWED, PROBE_BYTES, enforced
+from port_planner.base.process_memory import resident_bytes
 from port_planner.ir.devices.exactness import REORDERED
 from port_planner.ir.devices.kinds import BACKEND_GROUP, CUDA, MPS
 from port_planner.ir.devices.torch_device import device_name
-from port_planner.ir.process_memory import resident_bytes
 
 
 class DeviceReport(msgspec.Struct, frozen=True):

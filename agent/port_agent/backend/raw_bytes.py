@@ -5,8 +5,8 @@ import mmap
 import torch
 
 from port_agent.malloc import active
+from port_planner.base.direct_io import BLOCK, padded
 from port_planner.ir.devices.kinds import CPU
-from port_planner.ir.direct_io import BLOCK, padded
 from port_planner.ir.graph import Value
 from port_planner.ir.torch_operators import dtype
 

@@ -10,7 +10,7 @@ import torch
 from port_agent.backend.base import Backend, Event
 from port_agent.backend.cpu import DONE
 from port_agent.backend.host_copies import HostCopies
-from port_planner.ir.direct_io import BLOCK
+from port_planner.base.direct_io import BLOCK
 
 BUFFERS = 2
 

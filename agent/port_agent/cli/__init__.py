@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from port_agent.cli.arguments import CommandParser
 from port_agent.cli.terminal import guarded
 from port_agent.system import VERSION
-from port_planner.ir.errors import ExitCode, PortError
+from port_planner.base.errors import ExitCode, PortError
 
 AREAS = (
     "exec",

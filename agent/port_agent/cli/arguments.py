@@ -17,9 +17,9 @@ from typing import NoReturn, TypeVar
 
 from port_agent.cli.terminal import printable
 from port_agent.system.mounts import file_system, in_ram
-from port_planner.ir.errors import ExitCode, PortError
-from port_planner.ir.times import parse_deadline, parse_hours, parse_since
-from port_planner.ir.units import parse_bytes, parse_duration, shown
+from port_planner.base.errors import ExitCode, PortError
+from port_planner.base.times import parse_deadline, parse_hours, parse_since
+from port_planner.base.units import parse_bytes, parse_duration, shown
 
 T = TypeVar("T")
 

@@ -23,7 +23,7 @@ from port_agent.cli.arguments import (
     writable_file,
     writable_folder,
 )
-from port_planner.ir.units import shown
+from port_planner.base.units import shown
 
 if TYPE_CHECKING:
     from port_agent.control.client import ControlClient

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from port_agent.cli.terminal import terminal
-from port_planner.ir.units import format_bytes, format_joules, format_seconds
+from port_planner.base.units import format_bytes, format_joules, format_seconds
 
 _STATE_STYLE = {
     "training": "bold green",

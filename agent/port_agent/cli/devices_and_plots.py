@@ -25,9 +25,9 @@ from port_agent.cli.arguments import (
     writable_folder,
 )
 from port_agent.cli.terminal import terminal
+from port_planner.base.units import format_bytes, format_joules, format_seconds
 from port_planner.ir.devices.kinds import CPU, accelerator_of
 from port_planner.ir.devices.transfers import transfer_of
-from port_planner.ir.units import format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
     from port_agent.energy.sources.base import PowerSource

@@ -306,19 +306,19 @@ def _print_table(console: "Console", title: str, columns: "Iterable[tuple[str, l
 
 
 def _duration(seconds: float) -> str:
-    from port_planner.ir.units import format_seconds
+    from port_planner.base.units import format_seconds
 
     return format_seconds(seconds).removesuffix(" 00 s").removesuffix(" 00 min")
 
 
 def _joules(joules: float) -> str:
-    from port_planner.ir.units import format_joules
+    from port_planner.base.units import format_joules
 
     return format_joules(joules) if joules else "0 J"
 
 
 def _show_plan(console: "Console", report: "EnergyReport") -> None:
-    from port_planner.ir.units import format_joules, format_seconds
+    from port_planner.base.units import format_joules, format_seconds
 
     planned = [epoch for epoch in report.epochs if epoch.planned_s or epoch.planned_joules][-20:]
     if not planned:
@@ -338,7 +338,7 @@ def _show_plan(console: "Console", report: "EnergyReport") -> None:
 
 def _show_notes(console: "Console", report: "EnergyReport") -> None:
     from port_agent.energy.sources.base import title_of
-    from port_planner.ir.units import format_seconds
+    from port_planner.base.units import format_seconds
 
     for source in report.sources:
         steps = "" if source.resolution_watts is None else f", in steps of {source.resolution_watts:g} W"
@@ -360,7 +360,7 @@ def _show_wear(console: "Console", report: "EnergyReport") -> None:
     And how long the device lasts at this rate.
     """
     from port_agent.energy.wear import ASSUMED_CYCLES
-    from port_planner.ir.units import format_bytes
+    from port_planner.base.units import format_bytes
 
     view, budget = report.wear_outlook, report.options.flash_bytes_per_day
     if report.wear:

@@ -18,12 +18,12 @@ from port_agent.energy.media import FlashPrices
 from port_agent.follow.consumption import wear_joules_per_byte
 from port_agent.follow.exec.exec_budget import ExecOptions
 from port_agent.follow.exec.launch import LaunchOptions, launch_words
-from port_agent.follow.pages import PageSpace, check_not_in_ram, default_page_dir
 from port_agent.jobs.model import name_like
 from port_agent.malloc import preload_environment
+from port_agent.paging.page_space import PageSpace, check_not_in_ram, default_page_dir
+from port_agent.paging.pager import PageError
 from port_agent.supervisor.job.plans.choice import data_limit, memory_max
 from port_agent.system.memory_belt import limit_data, scope_command
-from port_agent.train.pager import PageError
 
 _PYTHON = re.compile(r"python(\d+(\.\d+)?)?")
 

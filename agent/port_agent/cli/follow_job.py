@@ -25,10 +25,10 @@ from port_agent.worker.protocol import (
     encode_message,
 )
 from port_agent.worker.start import Worker
+from port_planner.base.errors import ExitCode, PortError
+from port_planner.base.units import format_bytes, format_seconds
 from port_planner.ir.bundle.manifest import Manifest
 from port_planner.ir.devices.kinds import CPU
-from port_planner.ir.errors import ExitCode, PortError
-from port_planner.ir.units import format_bytes, format_seconds
 
 
 class TrainingFailedError(PortError):

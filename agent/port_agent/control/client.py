@@ -13,7 +13,7 @@ import msgspec
 
 from port_agent.control.http import SOCKET_NAME
 from port_agent.worker.attach import Refusal
-from port_planner.ir.errors import ExitCode, PortError
+from port_planner.base.errors import ExitCode, PortError
 
 DEFAULT_RUNTIME_DIR = Path("/run/port-agent")
 _TIMEOUT_S = 30.0

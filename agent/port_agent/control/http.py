@@ -16,7 +16,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import msgspec
 
-from port_planner.ir.errors import PortError
+from port_planner.base.errors import PortError
 
 SOCKET_NAME = "control.sock"
 HEADER_LIMIT_BYTES = 16384

@@ -15,7 +15,7 @@ from port_agent.federate.orders import FederationSettings
 from port_agent.jobs.model import JobKind, JobRequestError, JobSpec
 from port_agent.system.mounts import file_system, in_ram
 from port_agent.worker.shard import Shard
-from port_planner.ir.units import shown
+from port_planner.base.units import shown
 
 _LONGEST_PAUSE_S = 366 * 86400
 _CODE_LIMIT, _HOST_LIMIT = 40, 255

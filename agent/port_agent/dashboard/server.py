@@ -17,7 +17,7 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from port_agent.dashboard.page import static_text
-from port_planner.ir.errors import PortError
+from port_planner.base.errors import PortError
 
 _TYPES = {".js": "text/javascript", ".css": "text/css", ".html": "text/html"}
 _FILES = ("uPlot.min.css", "page.css", "uPlot.iife.min.js", "charts.js", "dashboard.js")

@@ -18,7 +18,7 @@ from port_agent.energy.issues import IssueList
 from port_agent.energy.sampler import Sampler
 from port_agent.energy.sources.base import PowerSource
 from port_agent.energy.sources.registry import SourceChoice
-from port_planner.ir.errors import PortError
+from port_planner.base.errors import PortError
 
 
 class CalibrationError(PortError):

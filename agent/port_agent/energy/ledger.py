@@ -18,7 +18,7 @@ from port_agent.energy.timeline import GpuShare
 from port_agent.system.checksum import values_checksum
 from port_agent.system.clock import local_clock_s
 from port_agent.system.database import DamagedDatabaseError, check_content, is_damage, open_database, set_aside
-from port_planner.ir.errors import PortError
+from port_planner.base.errors import PortError
 
 FILE_NAME = "energy.sqlite"
 SCHEMA_VERSION = 2

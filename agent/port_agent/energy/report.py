@@ -20,9 +20,9 @@ from port_agent.energy.baseline import stored_baselines
 from port_agent.energy.ledger import DAY_S, KEEP_S, SCHEMA_VERSION, LedgerError, open_for_reading
 from port_agent.energy.wear import WearOutlook, outlook
 from port_agent.system.clock import local_clock_s
-from port_planner.ir.errors import ExitCode, PortError
-from port_planner.ir.times import LATEST_UNIX
-from port_planner.ir.units import LARGEST_BYTES, shown
+from port_planner.base.errors import ExitCode, PortError
+from port_planner.base.times import LATEST_UNIX
+from port_planner.base.units import LARGEST_BYTES, shown
 
 JOULES_PER_KWH = 3.6e6
 PHASES = tuple(phase.value for phase in EnergyPhase if phase is not EnergyPhase.UNMEASURED)

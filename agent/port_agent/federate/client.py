@@ -46,7 +46,7 @@ from port_agent.federate.wire import (
     records_bytes,
 )
 from port_agent.system.atomic_file import write_atomically
-from port_planner.ir.errors import PortError
+from port_planner.base.errors import PortError
 
 
 class _TrainFirst(Exception):

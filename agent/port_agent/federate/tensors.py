@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from port_agent.finetune.job.file import FinetuneJob
 from port_agent.system.atomic_file import atomic_stream
+from port_planner.base.errors import ExitCode, PortError
 from port_planner.ir.bundle.bundle import Bundle
 from port_planner.ir.bundle.manifest import TensorLayout
 from port_planner.ir.bundle.safetensors_io import Chunks, Member, encode, index, read_header, tensor_bytes
-from port_planner.ir.errors import ExitCode, PortError
 
 Arrays = dict[str, NDArray[np.generic]]
 

@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from port_agent.federate.tensors import Arrays
-from port_planner.ir.errors import ExitCode, PortError
+from port_planner.base.errors import ExitCode, PortError
 
 _UNREADABLE = (DecodeError, ValueError, TypeError, KeyError, AttributeError)
 """What Flower raises for protocol buffers that are none of its own."""

@@ -24,9 +24,9 @@ from port_agent.finetune.task import Task
 from port_agent.finetune.text.tokenizing import TokenizerHere, Tokenizing
 from port_agent.finetune.training import count_updates
 from port_agent.follow.storages import SMALLEST_BYTES
-from port_planner.ir.code_pages import release_code_pages
-from port_planner.ir.process_memory import resident_bytes
-from port_planner.ir.units import format_bytes
+from port_planner.base.code_pages import release_code_pages
+from port_planner.base.process_memory import resident_bytes
+from port_planner.base.units import format_bytes
 
 _HOW = (
     "operator by operator as PyTorch calls them, within the budget from the first update on; not as a bundle: planning one takes minutes, and "

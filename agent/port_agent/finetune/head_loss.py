@@ -23,7 +23,7 @@ from port_agent.finetune.task import TaskKind
 from port_agent.finetune.text.sequence_file import IGNORED
 from port_agent.finetune.text.sequences import BUCKET_TOKENS
 from port_agent.follow.parts.products import accumulated_bytes, column_blocks, gathered_bytes
-from port_planner.ir.tensor_bytes import same_bits
+from port_planner.base.tensor_bytes import same_bits
 
 _BLOCK_BYTES = 4 << 20
 """Of a block of rows in 32 bits."""

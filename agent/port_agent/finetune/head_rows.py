@@ -15,8 +15,8 @@ from torch.nn import functional as F
 
 from port_agent.finetune.options import FinetuneError
 from port_agent.follow.parts.kept_comparisons import KeptComparisons
+from port_planner.base.tensor_bytes import same_bits
 from port_planner.ir.cancelling import RESIDUE, mirrored
-from port_planner.ir.tensor_bytes import same_bits
 
 LEAST_ROWS = 16
 """In a block: of fewer, products have kernels of their own, and reading the weight takes longer than multiplying by it."""

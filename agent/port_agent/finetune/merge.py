@@ -25,8 +25,8 @@ from port_agent.finetune.options import FinetuneError
 from port_agent.finetune.task import task_of
 from port_agent.packing.grids import QuantizationGrid
 from port_agent.system.atomic_file import atomic_directory
+from port_planner.base.units import format_bytes, shown
 from port_planner.ir.bundle.safetensors_io import TensorEntry
-from port_planner.ir.units import format_bytes, shown
 
 _ADAPTER_CONFIG, _ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _BEFORE_NAME = "base_model.model."

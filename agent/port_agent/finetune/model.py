@@ -15,7 +15,7 @@ from port_agent.finetune.model_files import CONFIG, FLOAT_NAMES, tensor_entries,
 from port_agent.finetune.options import FinetuneError, FinetuneOptions
 from port_agent.finetune.task import Task, TaskKind, head_settings, read_config
 from port_agent.follow.storages import SMALLEST_MAPPING_BYTES
-from port_planner.ir.code_pages import release_data_pages
+from port_planner.base.code_pages import release_data_pages
 
 FLOATS = dict(zip(FLOAT_NAMES, (torch.bfloat16, torch.float16, torch.float32, torch.float64), strict=True))
 """By the names of safetensors."""

@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 
 from port_agent.finetune.options import FinetuneError
+from port_planner.base.units import shown
 from port_planner.ir.bundle.safetensors_io import TensorEntry, read_entries, read_header
-from port_planner.ir.units import shown
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 _TOKENIZERS = (

@@ -4,7 +4,7 @@ import enum
 from dataclasses import dataclass
 
 from port_agent.packing.grids import QuantizationGrid
-from port_planner.ir.errors import ExitCode, PortError
+from port_planner.base.errors import ExitCode, PortError
 
 
 class FinetuneError(PortError):

@@ -11,8 +11,8 @@ from port_agent.finetune.options import FinetuneError, FinetuneOptions
 from port_agent.follow.budget import strict_budget, without_foresight
 from port_agent.follow.memory import BudgetTooSmallError, least_ram_for
 from port_agent.follow.storages import SMALLEST_BYTES
-from port_planner.ir.process_memory import peak_resident_bytes
-from port_planner.ir.units import format_bytes
+from port_planner.base.process_memory import peak_resident_bytes
+from port_planner.base.units import format_bytes
 
 WORKING_BYTES = 64 << 20
 """What the process grows by once kernels run, where all code was given back before: their code, workspaces, and what is remembered of

@@ -14,7 +14,7 @@ from typing import Any
 from port_agent.finetune.model_files import CONFIG, has_own_code
 from port_agent.finetune.options import FinetuneError
 from port_agent.finetune.text.records import Record
-from port_planner.ir.units import shown
+from port_planner.base.units import shown
 
 
 class TaskKind(enum.StrEnum):

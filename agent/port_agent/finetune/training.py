@@ -30,7 +30,7 @@ from port_agent.finetune.text.sequences import BUCKET_TOKENS, masked
 from port_agent.finetune.text.tokenizing import Tokenized, TokenizerHere, Tokenizing
 from port_agent.follow.budget import flash_written_bytes
 from port_agent.system.atomic_file import write_atomically
-from port_planner.ir.errors import ExitCode
+from port_planner.base.errors import ExitCode
 
 _WARM_UP_SHARE = 0.03
 """Of the updates, until the learning rate is reached; from there it falls to 0 in a line."""

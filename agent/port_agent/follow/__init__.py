@@ -6,6 +6,6 @@ objects). Values come from the operator as it is called, never from a record, so
 steps only say what is needed when, and all that hangs on them is advice.
 
 Rooms: `budget` is what users import; `mode` sees the operators; `storages` knows what is resident; `residency` moves
-storages; `pages` is their file; `parts` runs operators that do not fit whole; `decisions` says what leaves when; `patches`
+storages, to `port_agent.paging`; `parts` runs operators that do not fit whole; `decisions` says what leaves when; `patches`
 guards what passes by the dispatcher.
 """

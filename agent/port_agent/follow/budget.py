@@ -24,16 +24,16 @@ from port_agent.follow.consumption import EnergyUse, wear_joules_per_byte, wear_
 from port_agent.follow.decisions.planning import Planning, StepBounds
 from port_agent.follow.memory import ProcessBudget
 from port_agent.follow.mode import Follower, FollowMode
-from port_agent.follow.pages import PageSpace, check_not_in_ram, default_page_dir
 from port_agent.follow.patches.escapes import Escapes
 from port_agent.follow.patches.program import ProgramHooks
 from port_agent.follow.patches.refusals import NotFollowedError
 from port_agent.follow.residency import NotRestorableError, Residency
 from port_agent.follow.storages import SMALLEST_BYTES, StorageTable
 from port_agent.malloc import thrifty_glibc
-from port_agent.train.pager import Pager
-from port_planner.ir.process_memory import peak_resident_bytes
-from port_planner.ir.units import SizeError, parse_bytes, parse_duration, shown
+from port_agent.paging.page_space import PageSpace, check_not_in_ram, default_page_dir
+from port_agent.paging.pager import Pager
+from port_planner.base.process_memory import peak_resident_bytes
+from port_planner.base.units import SizeError, parse_bytes, parse_duration, shown
 
 _SMALLEST_FRACTION = 64
 _SMALLEST_OF_ALL_BYTES = 256

@@ -13,7 +13,7 @@ from port_agent.energy.sources.rapl import RaplSource
 from port_agent.energy.wear import ASSUMED_CYCLES, DiskCounter
 from port_agent.system.energy_clock import now_s
 from port_agent.system.mounts import in_ram
-from port_planner.ir.errors import PortError
+from port_planner.base.errors import PortError
 
 _ROOT = Path("/")
 _ASSUMED = FlashPrices()

@@ -12,10 +12,10 @@ from pathlib import Path
 from port_agent.follow.storages import StorageTable
 from port_agent.malloc import Allocator, active, release_free_memory
 from port_agent.system.mounts import in_ram
-from port_planner.ir.code_pages import release_code_pages, release_shared_pages
-from port_planner.ir.errors import ExitCode, PortError
-from port_planner.ir.process_memory import resident_bytes
-from port_planner.ir.units import format_bytes
+from port_planner.base.code_pages import release_code_pages, release_shared_pages
+from port_planner.base.errors import ExitCode, PortError
+from port_planner.base.process_memory import resident_bytes
+from port_planner.base.units import format_bytes
 
 _KEPT_FREE = 0.01
 """Share of the budget that is never planned with: kernel structures and small allocations between two looks."""
@@ -27,7 +27,7 @@ _UNSEEN_CODE_BYTES = 88 << 20
 _UNSEEN_CODE_SHARE = 0.75
 """Kept free, at most, until the first segment has ended: operators run for the first time bring their code in.
 
-A first product of matrices takes 78 MiB where libraries lie in large folios (see `port_planner.ir.code_pages`): 24 of code, 30
+A first product of matrices takes 78 MiB where libraries lie in large folios (see `port_planner.base.code_pages`): 24 of code, 30
 of MKL's own, and 22 while it runs.
 """
 

@@ -41,7 +41,7 @@ from port_agent.follow.residency import Residency
 from port_agent.follow.storages import Storage, StorageTable, read_mapping_ahead
 from port_agent.follow.traits import OperatorTraits, traits_of
 from port_agent.malloc import release_free_memory
-from port_planner.ir.code_pages import release_code_pages
+from port_planner.base.code_pages import release_code_pages
 
 _KEPT_SHARE = 1 / 2
 """Of the room for tensors, the most that is kept for a program that says what it needs again."""

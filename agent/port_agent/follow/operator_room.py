@@ -12,8 +12,8 @@ from port_agent.follow.operands import known_bytes, result_bytes, tensors_in
 from port_agent.follow.residency import Residency
 from port_agent.follow.storages import Storage
 from port_agent.follow.traits import OperatorTraits
-from port_planner.ir.errors import program_line
-from port_planner.ir.units import format_bytes
+from port_planner.base.errors import program_line
+from port_planner.base.units import format_bytes
 
 _PACKING = frozenset(
     f"aten::{name}" for name in ("convolution", "convolution_backward", "addmm", "mm", "bmm", "baddbmm")

@@ -16,7 +16,6 @@ import torch
 
 from port_agent.follow.decisions.trace import AHEAD
 from port_agent.follow.decisions.victims import Victims
-from port_agent.follow.pages import PageSpace
 from port_agent.follow.storages import (
     NEVER,
     Storage,
@@ -28,10 +27,11 @@ from port_agent.follow.storages import (
     populate_mapping,
     resize,
 )
-from port_agent.train.pager import PageError, Pager
-from port_planner.ir.errors import ExitCode, PortError
-from port_planner.ir.process_memory import available_bytes
-from port_planner.ir.units import format_bytes
+from port_agent.paging.page_space import PageSpace
+from port_agent.paging.pager import PageError, Pager
+from port_planner.base.errors import ExitCode, PortError
+from port_planner.base.process_memory import available_bytes
+from port_planner.base.units import format_bytes
 
 _MEASURED_FROM_BYTES = 32 << 20
 _UNMEASURED_BYTES_PER_S = 1e9

@@ -17,11 +17,11 @@ import torch
 
 from port_agent.backend.choose import shares_host_memory
 from port_agent.follow.patches.refusals import not_followed
-from port_planner.ir.code_pages import FileMapping, file_mappings
+from port_planner.base.code_pages import FileMapping, file_mappings
 from port_planner.ir.devices.kinds import CPU
 
 if TYPE_CHECKING:
-    from port_agent.train.pager import Slot, Transfer
+    from port_agent.paging.pager import Slot, Transfer
 
 SMALLEST_BYTES = 16 << 10
 """Storages below this stay resident: their transfer costs more than their room is worth."""

@@ -29,10 +29,10 @@ from port_agent.policy.config import AgentOptions, Config
 from port_agent.system.cgroup import CgroupError, cgroup2_mount, own_path
 from port_agent.system.clock import CLOCK_SET_AFTER_S
 from port_agent.system.python_process import module_command, module_environment
+from port_planner.base.direct_io import bypass_page_cache
+from port_planner.base.errors import PortError
+from port_planner.base.units import format_bytes
 from port_planner.ir.devices.kinds import BACKEND_GROUP
-from port_planner.ir.direct_io import bypass_page_cache
-from port_planner.ir.errors import PortError
-from port_planner.ir.units import format_bytes
 
 FLASH_TEST_BYTES = 16 << 20
 """Enough to leave an SD card's buffer, little enough for its life: one 4 GB card survives this a million times."""

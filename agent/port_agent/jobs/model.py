@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
-from port_planner.ir.errors import PortError
-from port_planner.ir.times import LATEST_UNIX
+from port_planner.base.errors import PortError
+from port_planner.base.times import LATEST_UNIX
 
 RECORD_VERSION = 1
 BACKOFF_FIRST_S = 30.0

@@ -11,7 +11,7 @@ from typing import Any
 
 from port_agent.jobs.model import Job, check_spec, from_record, to_record
 from port_agent.system.checksum import values_checksum
-from port_planner.ir.errors import PortError
+from port_planner.base.errors import PortError
 
 _WRITTEN, _SEAL = "written", "seal"
 

@@ -24,7 +24,7 @@ from port_agent.jobs.model import Job, JobKind, JobNotFoundError, JobRequestErro
 from port_agent.jobs.records import DamagedRecordError, StoredRecord, seal, unseal
 from port_agent.system.checksum import values_checksum
 from port_agent.system.database import DamagedDatabaseError, check_content, is_damage, open_database, set_aside
-from port_planner.ir.errors import PortError
+from port_planner.base.errors import PortError
 
 HISTORY_ROWS = 5000
 """About 1 MB of text: years of a job a day."""

@@ -3,7 +3,7 @@
 Each error carries its numbers and names a remedy.
 """
 
-from port_planner.ir.errors import ExitCode, PortError
+from port_planner.base.errors import ExitCode, PortError
 
 
 class McuError(PortError):

@@ -28,8 +28,8 @@ from port_agent.worker.protocol import (
     WorkerReady,
 )
 from port_agent.worker.serve import serve
-from port_planner.ir.errors import ExitCode
-from port_planner.ir.process_memory import peak_resident_bytes
+from port_planner.base.errors import ExitCode
+from port_planner.base.process_memory import peak_resident_bytes
 
 LEAVE_S = 0.9
 """A request in flight may take longer than the second that "leave" allows; then it is given up, and the next start

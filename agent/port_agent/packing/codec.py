@@ -10,9 +10,9 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import assert_never
 
+from port_planner.base.errors import PortError
+from port_planner.base.units import format_bytes
 from port_planner.ir.costs import Codec
-from port_planner.ir.errors import PortError
-from port_planner.ir.units import format_bytes
 
 # packing.h
 _OVERFLOW, _UNSUITABLE, _CORRUPT = -1, -2, -3

@@ -16,9 +16,9 @@ from typing import Any
 
 from port_agent.facts.model import Power
 from port_agent.policy.decide import DAYS, MIB, Policy, ResourceLimits, TimeWindow
-from port_planner.ir.errors import ExitCode, PortError
-from port_planner.ir.times import parse_hours
-from port_planner.ir.units import UnitError, parse_bytes, parse_duration
+from port_planner.base.errors import ExitCode, PortError
+from port_planner.base.times import parse_hours
+from port_planner.base.units import UnitError, parse_bytes, parse_duration
 
 
 class ConfigError(PortError):

@@ -10,7 +10,7 @@ from datetime import datetime, time, timedelta
 from enum import IntEnum
 
 from port_agent.facts.model import Answer, Facts, IdleSignal, Power
-from port_planner.ir.units import format_bytes, format_seconds
+from port_planner.base.units import format_bytes, format_seconds
 
 MIB = 1 << 20
 

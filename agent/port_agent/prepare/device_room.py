@@ -7,10 +7,10 @@ from typing import TypeVar
 
 from port_agent.backend.base import Backend
 from port_agent.prepare.pools import Pools
+from port_planner.base.errors import ExitCode, PortError
+from port_planner.base.units import format_bytes
 from port_planner.capture.saved_on_host import SavedOnHost
 from port_planner.ir.devices.kinds import CPU
-from port_planner.ir.errors import ExitCode, PortError
-from port_planner.ir.units import format_bytes
 from port_planner.job import TrainingJob
 from port_planner.job_device import kind_of_job
 

@@ -13,8 +13,8 @@ import xxhash
 
 from port_agent.backend.base import Backend
 from port_agent.backend.staging import Staging
+from port_agent.paging.pager import BURST, PageError, PageFile, Pager, Slot
 from port_agent.prepare.pools import copy_seconds
-from port_agent.train.pager import BURST, PageError, PageFile, Pager, Slot
 from port_planner.ir.costs import DeviceCosts, Flash
 from port_planner.profiling.timing import shortest_run_s
 

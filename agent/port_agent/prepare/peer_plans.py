@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Protocol
 
 from port_agent.peers.connection.messages import QUESTION_LIMIT_BYTES
 from port_agent.peers.exchange.answers import NotAnsweredError, PeerContent, Subject
+from port_planner.base.units import format_bytes
 from port_planner.ir.costs import CostTable
 from port_planner.ir.graph import StepGraph
 from port_planner.ir.plan import Plan
-from port_planner.ir.units import format_bytes
 from port_planner.search.plan_problem import (
     PlanProblem,
     UnsuitedPlanError,

@@ -8,10 +8,10 @@ import torch
 from port_agent.backend.base import Backend
 from port_agent.backend.staging import BUFFERS
 from port_agent.backend.transfer_ring import TransferRing
-from port_agent.train.pager import BURST
+from port_agent.paging.pager import BURST
+from port_planner.base.errors import ExitCode, PortError
 from port_planner.ir.costs import DeviceCosts, Flash
 from port_planner.ir.devices.kinds import CPU
-from port_planner.ir.errors import ExitCode, PortError
 from port_planner.profiling.operators import LEAST_MEDIUM_JOULES
 
 _HOST_NAME = "host memory"

@@ -16,11 +16,11 @@ import torch
 
 from port_agent.prepare.repeatable import not_repeated
 from port_agent.train.comparison import processor, tensor_checksum
+from port_planner.base.errors import CaptureError
 from port_planner.capture.step import bind_buffers, record_again
 from port_planner.ir.bundle.manifest import Recordings, Reference
 from port_planner.ir.devices.kinds import CPU
 from port_planner.ir.devices.torch_device import generator_states, restore_generators
-from port_planner.ir.errors import CaptureError
 from port_planner.ir.graph import Role, storage_key
 from port_planner.job import TrainingJob
 from port_planner.job_device import kind_of_job

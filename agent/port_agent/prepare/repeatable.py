@@ -8,9 +8,9 @@ import torch.utils._pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from port_agent.train.comparison import tensor_checksum
+from port_planner.base.errors import ExitCode, PortError
 from port_planner.column_file import Column
 from port_planner.ir.devices.exactness import reordered_operators
-from port_planner.ir.errors import ExitCode, PortError
 from port_planner.ir.graph import StepGraph
 from port_planner.job import TrainingJob
 from port_planner.job_device import kind_of_job, on_device

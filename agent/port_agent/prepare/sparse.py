@@ -9,10 +9,10 @@ from functools import partial
 
 from port_agent.prepare.bench.bench import Bench
 from port_agent.prepare.progress import Progress
+from port_planner.base.units import format_bytes, format_joules, format_seconds
 from port_planner.ir.costs import CostTable, DeviceCosts
 from port_planner.ir.lowering.lower import lower
 from port_planner.ir.plan import Plan
-from port_planner.ir.units import format_bytes, format_joules, format_seconds
 from port_planner.job import TrainingJob
 from port_planner.make_bundle import InfeasibleError, Prepared
 from port_planner.profiling.operators import Measured

@@ -11,9 +11,9 @@ from port_agent.follow.memory import BudgetTooSmallError
 from port_agent.follow.operator_room import LackOfRoom
 from port_agent.follow.patches import deferred_modules, light_dynamo
 from port_agent.malloc import active, release_free_memory
-from port_planner.ir.process_memory import resident_bytes
+from port_planner.base.process_memory import resident_bytes
+from port_planner.base.units import format_bytes
 from port_planner.ir.traced import SEARCH_BYTES
-from port_planner.ir.units import format_bytes
 
 _LEAST_TENSOR_BYTES = 32 << 20
 """Of tensors, where this process alone takes the budget: it loads what the worker that trains does not need."""

@@ -7,7 +7,7 @@ from port_agent.facts import Facts, OwnUse, Platform, SensorOptions
 from port_agent.health.conditions import HealthBoard
 from port_agent.policy.decide import Memory, Now, Policy, PolicyDecision, decide
 from port_agent.system.clock import CLOCK_SET_AFTER_S, Clock, local_time
-from port_planner.ir.units import format_bytes, format_seconds
+from port_planner.base.units import format_bytes, format_seconds
 
 JUMP_S = 60.0
 """A smaller step of the wall clock moves no window noticeably."""

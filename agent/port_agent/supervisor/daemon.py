@@ -46,7 +46,7 @@ from port_agent.system.cgroup import CgroupError, delegated_tree
 from port_agent.system.locks import LockFile, lock_instance
 from port_agent.system.sd_notify import Notifier
 from port_agent.system.uevents import UeventListener
-from port_planner.ir.errors import PortError
+from port_planner.base.errors import PortError
 
 if TYPE_CHECKING:
     from port_agent.supervisor.moving.guests import Guests

@@ -11,7 +11,7 @@ from port_agent.supervisor.context import Core
 from port_agent.supervisor.job.plans.revising import SOLVER_BYTES
 from port_agent.supervisor.peers.discovery import board_name, public_state
 from port_agent.system.clock import local_time
-from port_planner.ir.units import format_bytes
+from port_planner.base.units import format_bytes
 
 _CHARGING = {Power.EXTERNAL: True, Power.ASSUMED: True, Power.BATTERY: False}
 

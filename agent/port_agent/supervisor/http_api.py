@@ -47,8 +47,8 @@ from port_agent.supervisor.service import BUNDLE_NAME, MeterUnavailableError, Se
 from port_agent.system.directory_handle import DirectoryHandle
 from port_agent.system.prometheus import CONTENT_TYPE
 from port_agent.worker.attach import ATTACH_PATH, JOB_HEADER, UPGRADE, read_request
-from port_planner.ir.errors import PortError
-from port_planner.ir.units import format_bytes, shown
+from port_planner.base.errors import PortError
+from port_planner.base.units import format_bytes, shown
 
 _TEXT = "text/plain; charset=utf-8"
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._ -]{0,200}")

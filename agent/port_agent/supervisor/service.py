@@ -45,7 +45,7 @@ from port_agent.system.checksum import file_checksum
 from port_agent.system.directory_handle import DirectoryHandle
 from port_agent.system.prometheus import exposition
 from port_agent.worker.attach import AttachRequest
-from port_planner.ir.errors import PortError
+from port_planner.base.errors import PortError
 
 if TYPE_CHECKING:
     from port_agent.health.doctor import Check

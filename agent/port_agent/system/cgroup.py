@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from port_planner.ir.errors import PortError
+from port_planner.base.errors import PortError
 
 SUPERVISOR_LEAF = "supervisor"
 WORKER_PREFIX = "worker-"

@@ -6,7 +6,7 @@ What tells a damaged one from a disk that refuses, and how it is set aside.
 import sqlite3
 from pathlib import Path
 
-from port_planner.ir.errors import PortError
+from port_planner.base.errors import PortError
 
 _MAGIC = b"SQLite format 3\0"
 _FORMAT_BYTES = slice(18, 20)

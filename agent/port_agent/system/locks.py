@@ -4,7 +4,7 @@ import fcntl
 import os
 from pathlib import Path
 
-from port_planner.ir.errors import ExitCode, PortError
+from port_planner.base.errors import ExitCode, PortError
 
 
 class InstanceError(PortError):

@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from port_planner.ir.source_roots import SOURCE_ROOTS
+from port_planner.base.source_roots import SOURCE_ROOTS
 
 NEUTRAL_DIRECTORY = Path("/")
 """Where a process stands that opens nothing by a relative path; only root may put a file there."""

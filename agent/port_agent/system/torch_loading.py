@@ -17,8 +17,8 @@ import types
 from collections.abc import Iterator
 from pathlib import Path
 
-from port_planner.ir.code_pages import release_code_pages
-from port_planner.ir.process_memory import peak_resident_bytes
+from port_planner.base.code_pages import release_code_pages
+from port_planner.base.process_memory import peak_resident_bytes
 
 _META_KERNELS = "torch._meta_registrations"
 

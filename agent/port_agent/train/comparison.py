@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable
 import torch
 import xxhash
 
+from port_planner.base.errors import ExitCode, PortError
+from port_planner.base.tensor_bytes import tensor_pieces
 from port_planner.ir.bundle.manifest import Reference
 from port_planner.ir.devices.kinds import CPU
 from port_planner.ir.devices.torch_device import device_name
-from port_planner.ir.errors import ExitCode, PortError
-from port_planner.ir.tensor_bytes import tensor_pieces
 
 Pieces = Callable[[str], Iterable[memoryview]]
 """Gives the bytes of a storage by its key, in row-major order."""

@@ -18,16 +18,16 @@ from port_agent.backend.cpu_teams import CpuTeams
 from port_agent.backend.raw_bytes import whole_bytes
 from port_agent.backend.transfer_ring import TransferRing
 from port_agent.malloc import active
+from port_agent.paging.pager import CorruptPageError, Pager, PagerStats
 from port_agent.train.packing.step import PackingStats, StepPacking
-from port_agent.train.pager import CorruptPageError, Pager, PagerStats
 from port_agent.train.state.checkpoint import StateStore
 from port_agent.train.step_paging import Scratch, StepPaging
 from port_agent.train.step_values import GraphChangedError, StepValues, check_layout
 from port_agent.train.transfers import StepTransfers, TransferWaits
 from port_agent.train.update_stream import SlicedUpdate, UpdateThread
+from port_planner.base.errors import PortError
 from port_planner.ir.devices.kinds import CPU
 from port_planner.ir.devices.transfers import transfer_of
-from port_planner.ir.errors import PortError
 from port_planner.ir.graph import Op, Phase, Role
 from port_planner.ir.lowering.packables import PackedReading, packed_reading
 from port_planner.ir.lowering.rematerialize import pure_arguments

@@ -10,9 +10,9 @@ from port_agent.backend.base import Backend
 from port_agent.backend.cpu_teams import CpuTeams
 from port_agent.backend.raw_bytes import placed
 from port_agent.backend.transfer_ring import TransferRing
+from port_agent.paging.pager import BURST, Pager
 from port_agent.train.executor import Executor, Gate, no_gate
 from port_agent.train.packing.probe import PackingProbe
-from port_agent.train.pager import BURST, Pager
 from port_agent.train.programs import Programs
 from port_agent.train.state.checkpoint import StateStore
 from port_agent.train.state.resident_state import Persistents, initial_contents

@@ -7,7 +7,7 @@ import argparse
 
 from port_agent.train.worker import end, run
 from port_agent.worker.options import TorchOptions
-from port_planner.ir.errors import ExitCode
+from port_planner.base.errors import ExitCode
 
 _PROGRAM = "port_agent.train.loaded_worker"
 

@@ -6,9 +6,9 @@ from typing import Any
 from port_agent.train.packing.drift import PackingDrift
 from port_agent.train.packing.step import PackingStats
 from port_agent.train.step_values import GraphChangedError
+from port_planner.base.errors import PortError
 from port_planner.ir.bundle.bundle import Bundle
 from port_planner.ir.costs import CostTable, by_version
-from port_planner.ir.errors import PortError
 from port_planner.ir.lowering.lower import lower
 from port_planner.ir.lowering.packed_rooms import with_packed_rooms
 from port_planner.ir.lowering.verify import verify_lowered

@@ -7,10 +7,10 @@ from pathlib import Path
 from port_agent.system.atomic_file import atomic_stream
 from port_agent.system.checksum import RunningChecksum
 from port_agent.train.state.resident_state import Persistents, bundle_chunks
+from port_planner.base.errors import ExitCode, PortError
+from port_planner.base.units import format_bytes
 from port_planner.ir.bundle.bundle import Bundle
 from port_planner.ir.bundle.safetensors_io import encode, tensor_bytes
-from port_planner.ir.errors import ExitCode, PortError
-from port_planner.ir.units import format_bytes
 
 
 class ResultError(PortError):

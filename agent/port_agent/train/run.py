@@ -8,8 +8,8 @@ import os
 from pathlib import Path
 
 from port_agent.malloc import active
+from port_agent.paging.pager import PageError
 from port_agent.system.locks import LockFile
-from port_agent.train.pager import PageError
 from port_agent.train.result import check_result
 from port_agent.train.state.checkpoint import Commit
 from port_agent.train.trainer import Evaluation, StepEvent, Trainer, TrainOptions, step_message
@@ -27,11 +27,11 @@ from port_agent.worker.protocol import (
     WorkerLeaving,
     WorkerReady,
 )
+from port_planner.base.code_pages import release_code_pages
+from port_planner.base.errors import PortError
+from port_planner.base.process_memory import peak_resident_bytes, reset_peak, resident_bytes, untouched_block_bytes
 from port_planner.ir.bundle.bundle import Bundle
 from port_planner.ir.bundle.revision import read_revision, revised
-from port_planner.ir.code_pages import release_code_pages
-from port_planner.ir.errors import PortError
-from port_planner.ir.process_memory import peak_resident_bytes, reset_peak, resident_bytes, untouched_block_bytes
 
 
 class StateInUseError(PortError):

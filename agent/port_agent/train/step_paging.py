@@ -9,12 +9,12 @@ import torch
 
 from port_agent.backend.base import Backend, Event
 from port_agent.backend.staging import Staging
-from port_agent.train.pager import Pager, Slot, Transfer, unnamed_page_file
+from port_agent.paging.pager import Pager, Slot, Transfer, unnamed_page_file
 from port_agent.train.state.checkpoint import StateStore
 from port_agent.train.step_values import StepValues
+from port_planner.base.direct_io import padded
+from port_planner.base.errors import PortError
 from port_planner.ir.costs import Codec
-from port_planner.ir.direct_io import padded
-from port_planner.ir.errors import PortError
 from port_planner.ir.lowering.packables import number_bytes
 from port_planner.ir.program import Code, Program
 

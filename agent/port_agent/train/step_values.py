@@ -12,8 +12,8 @@ from port_agent.backend.base import Backend
 from port_agent.backend.cpu import CpuBackend
 from port_agent.backend.raw_bytes import view, whole_bytes
 from port_agent.train.state.finite import NonFiniteError
+from port_planner.base.errors import ExitCode, PortError
 from port_planner.ir.devices.kinds import CPU
-from port_planner.ir.errors import ExitCode, PortError
 from port_planner.ir.graph import Argument, Op, Ref, Scalar, StepGraph, Value
 from port_planner.ir.torch_operators import (
     CONNECTIONIST,

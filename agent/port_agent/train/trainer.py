@@ -16,11 +16,11 @@ import xxhash
 from port_agent.backend.choose import backend_of
 from port_agent.backend.staging import Staging
 from port_agent.packing.pages import ITEM_BYTES
+from port_agent.paging.pager import BURST, CHUNK, CorruptPageError, Pager, PagerStats, make_directory
 from port_agent.train.batching import Batching, BatchRows
 from port_agent.train.comparison import compare_step
 from port_agent.train.executor import Executor, StepReport
 from port_agent.train.executors import Executors
-from port_agent.train.pager import BURST, CHUNK, CorruptPageError, Pager, PagerStats, make_directory
 from port_agent.train.programs import Programs
 from port_agent.train.pruning import WeightPruning
 from port_agent.train.result import save_result
@@ -32,6 +32,7 @@ from port_agent.train.state.given_weights import GivenWeights
 from port_agent.train.state.resident_state import Persistents, initial_contents
 from port_agent.worker.protocol import StateRecovered, StepDone
 from port_agent.worker.thread_room import check_thread_room
+from port_planner.base.process_memory import peak_resident_bytes, resident_bytes
 from port_planner.ir.bundle.bundle import Bundle
 from port_planner.ir.bundle.manifest import (
     UPDATING,
@@ -48,7 +49,6 @@ from port_planner.ir.devices.kinds import CPU
 from port_planner.ir.devices.torch_device import generator_states, repeat_kernels, restore_generators
 from port_planner.ir.graph import Phase, Role, storage_key
 from port_planner.ir.lowering.optimizer_scalars import OptimizerSpec, StepScalars
-from port_planner.ir.process_memory import peak_resident_bytes, resident_bytes
 from port_planner.ir.program import Program
 from port_planner.ir.torch_operators import dtype
 

@@ -3,7 +3,7 @@
 It trains one bundle, tells its supervisor how it goes, pauses and leaves when told.
 
 `python -m port_agent.train.worker --bundle job.port --state-dir DIR ...`; started by the supervisor and by
-`port-agent train` (see `port_agent.worker.start`), which prepare its malloc. How it ends: `port_planner.ir.errors.ExitCode`.
+`port-agent train` (see `port_agent.worker.start`), which prepare its malloc. How it ends: `port_planner.base.errors.ExitCode`.
 """
 
 import os
@@ -16,7 +16,7 @@ from port_agent.system.torch_loading import load_torch
 from port_agent.worker.control import Control, Tell
 from port_agent.worker.options import TorchOptions
 from port_agent.worker.serve import serve
-from port_planner.ir.errors import ExitCode
+from port_planner.base.errors import ExitCode
 
 _STACK_BYTES = 1 << 20
 """Of the page thread and the update thread: the system's 8 MiB each would count against RLIMIT_DATA."""

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import msgspec
 
-from port_planner.ir.errors import ExitCode, PortError
+from port_planner.base.errors import ExitCode, PortError
 
 ATTACH_PATH = "/v1/attach"
 UPGRADE = "port-agent-worker"

@@ -12,7 +12,7 @@ import re
 import sys
 from pathlib import Path
 
-from port_planner.ir.process_memory import data_bytes
+from port_planner.base.process_memory import data_bytes
 
 _LIBRARY = re.compile(r"(/\S*libscipy_openblas\S*)$", re.MULTILINE)
 _NO_ACCESS = 0

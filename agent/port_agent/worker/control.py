@@ -20,7 +20,7 @@ from port_agent.worker.protocol import (
     WorkerResumed,
     WriteCheckpoint,
 )
-from port_planner.ir.errors import PortError
+from port_planner.base.errors import PortError
 
 ORPHAN_COMMIT_S = 1.0
 """For a last commit where the supervisor is gone: the next one waits two seconds for the worker that was left behind."""

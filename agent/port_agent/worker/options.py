@@ -11,7 +11,7 @@ from typing import Any, Self, get_args, get_origin, get_type_hints
 
 from port_agent.system.python_process import module_command
 from port_agent.worker.shard import Shard
-from port_planner.ir.units import parse_bytes
+from port_planner.base.units import parse_bytes
 
 TORCH_WORKER = module_command("port_agent.train.worker")
 LOADED_WORKER = module_command("port_agent.train.loaded_worker")

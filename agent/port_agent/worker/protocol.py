@@ -12,8 +12,8 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from port_planner.base.errors import PortError
 from port_planner.ir.costs import PackingCost
-from port_planner.ir.errors import PortError
 
 VERSION = 1
 MAX_LINE_BYTES = 1 << 20

@@ -11,7 +11,7 @@ from pathlib import Path
 from port_agent.worker.channel import Channel
 from port_agent.worker.control import Control, LeftOnRequest, Tell
 from port_agent.worker.protocol import Event, FailureCause, TrainingFailed
-from port_planner.ir.errors import ExitCode, PortError
+from port_planner.base.errors import ExitCode, PortError
 
 Work = Callable[[Control, Tell], None]
 """Trains until it is done; raises LeftOnRequest when it left as asked, and any error it cannot go on with."""

@@ -5,7 +5,7 @@ import os
 import resource
 import sys
 
-from port_planner.ir.errors import ExitCode, PortError
+from port_planner.base.errors import ExitCode, PortError
 
 _DEFAULT_STACK_BYTES = 8 << 20
 """Of a thread where the process's own stack has no limit."""

@@ -14,8 +14,8 @@ from itertools import zip_longest
 import numpy as np
 import torch
 
+from port_planner.base.errors import CaptureError
 from port_planner.capture.recorder import RecordedOp, RecordedStorage, Tape
-from port_planner.ir.errors import CaptureError
 from port_planner.ir.graph import Argument, Phase, Ref, Role, Value, references
 from port_planner.ir.operators import GUARD
 

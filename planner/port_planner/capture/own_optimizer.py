@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from port_planner.base.errors import CaptureError
 from port_planner.capture.constancy import other_generators_untouched
 from port_planner.capture.recorder import OPTIMIZER_REMEDY, RecordedOp, StepRecorder, Tape
 from port_planner.capture.rewritten_steps import rewritten_step
-from port_planner.ir.errors import CaptureError
 from port_planner.ir.graph import Argument, Phase, Ref, Role, Scalar, references
 from port_planner.ir.lowering.optimizer_scalars import RecordedNumbers, Schedule, restored
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from port_planner.ir.errors import of_the_program
+from port_planner.base.errors import of_the_program
 
 _PLAIN = (bool, int, float, str, type(None))
 _MOST_ITEMS = 64

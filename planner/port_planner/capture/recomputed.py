@@ -8,8 +8,8 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from port_planner.base.errors import CaptureError
 from port_planner.capture.recorder import RecordedOp, Tape
-from port_planner.ir.errors import CaptureError
 from port_planner.ir.graph import Argument, Phase, Ref, Role, references
 
 

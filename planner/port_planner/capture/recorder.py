@@ -17,10 +17,10 @@ import torch.utils._pytree as pytree
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode_stack
 
+from port_planner.base.errors import CaptureError, program_line
 from port_planner.capture.carried import StepResults
 from port_planner.ir.devices.kinds import CPU
 from port_planner.ir.devices.torch_device import generator_states, kind_of
-from port_planner.ir.errors import CaptureError, program_line
 from port_planner.ir.graph import Argument, Named, Phase, Ref, Role, Value
 from port_planner.ir.lowering.optimizer_scalars import SETTLED_STEP
 from port_planner.ir.lowering.rematerialize import BATCH_NORMS

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from port_planner.base.errors import CaptureError
 from port_planner.capture.recorder import StepRecorder
-from port_planner.ir.errors import CaptureError
 
 RewrittenStep = Callable[[torch.optim.Optimizer, StepRecorder], None]
 """Makes a step of an optimizer over tensors without contents while they are recorded."""

@@ -15,6 +15,7 @@ import torch.utils._pytree as pytree
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import _disable_current_modes
 
+from port_planner.base.errors import CaptureError
 from port_planner.capture.assemble import UpdateRecipe, assemble
 from port_planner.capture.carried import StepResults
 from port_planner.capture.constancy import (
@@ -29,7 +30,6 @@ from port_planner.capture.reads import reads_told
 from port_planner.capture.recorder import RecordedOp, StepRecorder, Tape
 from port_planner.ir.bundle.manifest import TensorLayout
 from port_planner.ir.devices.torch_device import generator_states, kinds_of, restore_generators
-from port_planner.ir.errors import CaptureError
 from port_planner.ir.graph import PERSISTENT, Phase, Ref, Role, StepGraph, storage_key, verify_graph
 from port_planner.ir.lowering import optimizer_scalars
 from port_planner.ir.lowering.optimizer_scalars import OptimizerSpec, Schedule, hyperparameters

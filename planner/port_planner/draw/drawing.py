@@ -6,13 +6,13 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from port_planner.base.units import format_bytes, format_joules, format_seconds
 from port_planner.ir.bundle.bundle import Bundle
 from port_planner.ir.costs import CostTable
 from port_planner.ir.graph import Op, Piece, Role, StepGraph
 from port_planner.ir.lowering.lower import lower
 from port_planner.ir.plan import Action, Decision, Plan
 from port_planner.ir.program import Program
-from port_planner.ir.units import format_bytes, format_joules, format_seconds
 
 MOST_LANES = 120
 """Tensors that have a line of their own; the others are in the curve of memory alone."""

@@ -4,8 +4,8 @@ import html
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from port_planner.base.units import format_bytes, format_joules, format_seconds
 from port_planner.draw.svg import STYLE
-from port_planner.ir.units import format_bytes, format_joules, format_seconds
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from port_planner.base.units import format_bytes, format_seconds
 from port_planner.draw.svg import STYLE
 from port_planner.ir.costs import CostTable
 from port_planner.ir.graph import StepGraph
-from port_planner.ir.units import format_bytes, format_seconds
 
 
 @dataclass(frozen=True, slots=True)

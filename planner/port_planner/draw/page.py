@@ -5,10 +5,10 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from port_planner.base.errors import ExitCode, PortError
 from port_planner.draw.drawing import Drawing
 from port_planner.draw.frontier import Mark, frontier_svg
 from port_planner.draw.svg import svg
-from port_planner.ir.errors import ExitCode, PortError
 
 
 class DrawError(PortError):

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from port_planner.base.units import format_bytes, format_seconds
 from port_planner.draw.drawing import Bar, Drawing, Shade
-from port_planner.ir.units import format_bytes, format_seconds
 
 STYLE = """
 .plan{--paper:#fff;--ink:#1d2733;--faint:#68788a;--rule:#dde3ea;--band:#f4f6f9;--kept:#5b8db8;--recompute:#e09f3e;--page_out:#b23a48;

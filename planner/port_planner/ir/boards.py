@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from port_planner.base.errors import ExitCode, PortError
 from port_planner.ir.costs import CostTable, DeviceCosts, Flash, MediumKind, OpCost
-from port_planner.ir.errors import ExitCode, PortError
 from port_planner.ir.graph import ITEM_BYTES, StepGraph, operands
 
 BOARDS = Path(__file__).parent / "board_files"

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeAlias, TypeVar
 
+from port_planner.base.errors import ExitCode, PortError
 from port_planner.ir.devices.kinds import CPU, MAX_NAME, accelerator_of
-from port_planner.ir.errors import ExitCode, PortError
 from port_planner.ir.operators import DRAWS_BY_SHAPE
 
 _Found = TypeVar("_Found")

@@ -6,7 +6,7 @@ Listed by base name; every overload of them that takes tensors and plain argumen
 refused when a step is captured and when a bundle is loaded, by name.
 """
 
-from port_planner.ir.errors import ExitCode, PortError
+from port_planner.base.errors import ExitCode, PortError
 
 ALLOWED = frozenset(
     [

@@ -8,9 +8,9 @@ import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from port_planner.base.direct_io import padded
+from port_planner.base.errors import ExitCode, PortError
 from port_planner.ir.costs import PackingCost
-from port_planner.ir.direct_io import padded
-from port_planner.ir.errors import ExitCode, PortError
 from port_planner.ir.graph import StepGraph
 
 

@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from port_planner.ir.errors import PortError
+from port_planner.base.errors import PortError
 
 ALIGNMENT = 4
 SEARCH_ROUNDS = 400

@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
-from port_planner.ir.errors import PortError
+from port_planner.base.errors import PortError
 from port_planner.mcu.ir import WEIGHTED, Clamp, Graph, KernelCall, McuCompileError, OpKind
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from port_planner.ir.errors import PortError
+from port_planner.base.errors import PortError
 from port_planner.mcu.arena import aligned
 from port_planner.mcu.autodiff import Lines, SampleProgram, Step, StepKind, TableRow, gradient_of
 from port_planner.mcu.ir import Graph, KernelCall, OpKind, scratch_bytes

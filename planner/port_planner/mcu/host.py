@@ -21,8 +21,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from port_planner.ir.errors import PortError
-from port_planner.ir.source_roots import FIRMWARE_SOURCES
+from port_planner.base.errors import PortError
+from port_planner.base.source_roots import FIRMWARE_SOURCES
 from port_planner.mcu.compile import CompiledModel
 from port_planner.mcu.ir import row_bytes
 from port_planner.mcu.quantize import Int8Array

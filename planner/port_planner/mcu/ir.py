@@ -12,7 +12,7 @@ from enum import Enum, IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from port_planner.ir.errors import PortError
+from port_planner.base.errors import PortError
 
 FloatArray = NDArray[np.float32]
 

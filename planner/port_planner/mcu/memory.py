@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from port_planner.ir.errors import ExitCode, PortError
+from port_planner.base.errors import ExitCode, PortError
 from port_planner.mcu.arena import Arena, Buffer, aligned, plan
 from port_planner.mcu.autodiff import (
     LayerUpdate,

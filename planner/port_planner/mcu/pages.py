@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from port_planner.ir.errors import PortError
+from port_planner.base.errors import PortError
 from port_planner.mcu.autodiff import PAGE_KINDS, StepKind, TableRow
 
 Window = tuple[int, int]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from port_planner.ir.errors import PortError
+from port_planner.base.errors import PortError
 from port_planner.mcu.autodiff import PAGE_KINDS, SampleProgram, Step, StepKind, TableRow, gradient_of, reads, writes
 from port_planner.mcu.bands import BandGroup, BandVerifier, GroupRows, group_rows, group_tensors
 from port_planner.mcu.ir import Graph, KernelCall, OpKind, scratch_bytes

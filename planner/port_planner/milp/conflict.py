@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from port_planner.ir.units import format_bytes, format_seconds
+from port_planner.base.units import format_bytes, format_seconds
 from port_planner.milp.columns import Columns
 from port_planner.milp.highs import HighsSession, LinearModel, SolverStatus
 

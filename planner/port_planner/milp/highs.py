@@ -19,7 +19,7 @@ import highspy
 import numpy as np
 import numpy.typing as npt
 
-from port_planner.ir.errors import ExitCode, PortError
+from port_planner.base.errors import ExitCode, PortError
 
 Vector = npt.NDArray[np.float64]
 Progress = Callable[[float, float], None]

@@ -23,7 +23,10 @@ from typing import Any
 
 import torch
 
-from port_planner.ir.code_pages import release_code_pages
+from port_planner.base.code_pages import release_code_pages
+from port_planner.base.direct_io import bypass_page_cache
+from port_planner.base.errors import PortError
+from port_planner.base.process_memory import resident_bytes
 from port_planner.ir.costs import CostTable, DeviceCosts, Flash, OpCost, PackingCost
 from port_planner.ir.devices.kinds import CPU
 from port_planner.ir.devices.torch_device import (
@@ -31,11 +34,8 @@ from port_planner.ir.devices.torch_device import (
     repeat_kernels,
     restore_generators,
 )
-from port_planner.ir.direct_io import bypass_page_cache
-from port_planner.ir.errors import PortError
 from port_planner.ir.graph import StepGraph
 from port_planner.ir.operators import CHECKS
-from port_planner.ir.process_memory import resident_bytes
 from port_planner.profiling import kept_costs, neighbours, shared_costs
 from port_planner.profiling.calls import Call, runs_alike, signature
 from port_planner.profiling.cpu_cache import Sweep, cold_operands, last_level_bytes

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import msgspec
 
-from port_planner.ir.errors import ExitCode, PortError
+from port_planner.base.errors import ExitCode, PortError
 from port_planner.profiling.kept_costs import KEPT_DAYS, Kept
 
 MOST_COSTS = 20_000

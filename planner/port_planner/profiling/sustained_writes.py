@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from port_planner.ir.direct_io import bypass_page_cache
+from port_planner.base.direct_io import bypass_page_cache
 
 WINDOW_BYTES = 64 << 20
 """Written between two looks at the speed."""

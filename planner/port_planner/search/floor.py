@@ -9,13 +9,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from port_planner.base.units import format_bytes
 from port_planner.ir.costs import CostTable
 from port_planner.ir.graph import Role, StepGraph
 from port_planner.ir.lowering.lower import lower
 from port_planner.ir.lowering.update_slices import SLICE_BYTES, update_groups
 from port_planner.ir.plan import Action, Decision, Plan
 from port_planner.ir.program import BudgetError, UpdateGroup, idle_gaps
-from port_planner.ir.units import format_bytes
 from port_planner.slices.blocks import of_a_block
 
 PAGED_FROM_BYTES = (64 << 10, 4 << 10, 1)

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from port_planner.base.errors import ExitCode, PortError
 from port_planner.ir.bundle.codec import (
     WireError,
     pack_costs,
@@ -24,7 +25,6 @@ from port_planner.ir.bundle.codec import (
 )
 from port_planner.ir.bundle.manifest import PlannedLimits
 from port_planner.ir.costs import CostTable
-from port_planner.ir.errors import ExitCode, PortError
 from port_planner.ir.graph import Phase, StepGraph
 from port_planner.ir.lowering.lower import lower
 from port_planner.ir.plan import Plan

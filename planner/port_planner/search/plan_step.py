@@ -10,12 +10,12 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+from port_planner.base.units import format_bytes, format_seconds
 from port_planner.ir.costs import CostTable
 from port_planner.ir.graph import StepGraph
 from port_planner.ir.lowering.lower import lower
 from port_planner.ir.plan import MIN_DECIDED_BYTES, Plan
 from port_planner.ir.program import BudgetError, PlanError, Program
-from port_planner.ir.units import format_bytes, format_seconds
 from port_planner.milp.highs import Progress
 from port_planner.problem.coarsen import Coarse, coarsen
 from port_planner.problem.model import Problem, Schedule

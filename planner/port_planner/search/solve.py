@@ -7,7 +7,7 @@ import enum
 import time
 from dataclasses import dataclass, replace
 
-from port_planner.ir.errors import ExitCode, PortError
+from port_planner.base.errors import ExitCode, PortError
 from port_planner.milp.conflict import Shortfall
 from port_planner.milp.highs import Progress
 from port_planner.problem.model import Problem, Schedule

@@ -6,7 +6,7 @@ standard error; whoever starts it sets its limits.
 
 import sys
 
-from port_planner.ir.errors import PortError
+from port_planner.base.errors import PortError
 from port_planner.search.plan_problem import pack_answer, unpack_problem
 
 

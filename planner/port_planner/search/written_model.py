@@ -6,10 +6,10 @@ Names of FORMULATION.md, and a legend.
 from collections.abc import Iterator
 from pathlib import Path
 
+from port_planner.base.units import format_bytes, format_seconds
 from port_planner.ir.costs import CostTable
 from port_planner.ir.graph import StepGraph
 from port_planner.ir.plan import Plan
-from port_planner.ir.units import format_bytes, format_seconds
 from port_planner.milp.highs import HighsSession
 from port_planner.milp.model import Formulation
 from port_planner.problem.coarsen import Coarse, coarsen

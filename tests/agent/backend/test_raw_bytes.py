@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from port_agent.backend.raw_bytes import block, view
-from port_planner.ir.direct_io import BLOCK
+from port_planner.base.direct_io import BLOCK
+from port_planner.base.process_memory import resident_bytes
 from port_planner.ir.graph import Value
-from port_planner.ir.process_memory import resident_bytes
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import torch
 
 from port_agent.backend.cpu import DONE
 from port_agent.backend.staging import DeviceSide, Staging
-from port_agent.train.pager import BURST, CHUNK, CorruptPageError, PageFile, Pager, Slot
-from port_planner.ir.direct_io import padded
+from port_agent.paging.pager import BURST, CHUNK, CorruptPageError, PageFile, Pager, Slot
+from port_planner.base.direct_io import padded
 from tests.simulated_device import SimBackend
 
 pytestmark = pytest.mark.own_process

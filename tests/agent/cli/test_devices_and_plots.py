@@ -10,10 +10,10 @@ import pytest
 from port_agent.cli import main
 from port_agent.cli.devices_and_plots import BITWISE, REORDERED, operator_sums, too_slow, wanted_pace
 from port_agent.prepare.making.device_costs import other_board
+from port_planner.base.errors import ExitCode
 from port_planner.deadline import DeadlineError, Pace
 from port_planner.ir.boards import BoardError, load_board
 from port_planner.ir.costs import OpCost
-from port_planner.ir.errors import ExitCode
 from port_planner.ir.graph import Phase, Piece
 from port_planner.ir.lowering.lower import lower
 from port_planner.ir.plan import Plan

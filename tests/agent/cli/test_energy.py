@@ -21,7 +21,7 @@ from port_agent.energy.ledger import FILE_NAME, Ledger
 from port_agent.energy.report import ReportOptions, ReportQueryError, read_report, report_from_dict, report_from_query
 from port_agent.energy.sources.base import Kind
 from port_agent.energy.timeline import GpuShare
-from port_planner.ir.errors import PortError
+from port_planner.base.errors import PortError
 from tests.agent.energy.simulated import write_afternoon
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from port_agent.cli import main
 from port_agent.energy.media import FlashPrices
-from port_planner.ir.errors import ExitCode
+from port_planner.base.errors import ExitCode
 from tests.agent.follow.programs import followed, written
 
 

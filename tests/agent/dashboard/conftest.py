@@ -13,7 +13,7 @@ from port_agent.peers.announcement import Announcement
 from port_agent.peers.sightings import Peer
 from port_agent.peers.state import PublicState
 from port_agent.supervisor.peers.discovery import row
-from port_planner.ir.errors import PortError
+from port_planner.base.errors import PortError
 from tests.agent.energy.simulated import write_afternoon
 
 ATTIC = Peer(

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from port_agent.finetune.options import FinetuneError, FinetuneOptions
-from port_planner.ir.errors import ExitCode, PortError
+from port_planner.base.errors import ExitCode, PortError
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from port_agent.finetune.room import Room
 from port_agent.finetune.task import Task, TaskKind
 from port_agent.finetune.training import finetune
 from port_agent.packing import QuantizationGrid
-from port_planner.ir.errors import ExitCode
+from port_planner.base.errors import ExitCode
 from tests.agent.finetune.tiny_model import make_data, make_model
 
 MIB = 1 << 20
@@ -33,7 +33,7 @@ from port_agent.finetune.options import FinetuneError, FinetuneOptions
 from port_agent.finetune.steering import Steering
 from port_agent.finetune.text.tokenizing import TokenizerHere
 from port_agent.finetune.training import finetune
-from port_planner.ir.process_memory import reset_peak
+from port_planner.base.process_memory import reset_peak
 folder = Path(sys.argv[1])
 options = FinetuneOptions(str(folder / "model"), str(folder / "data.jsonl"), str(folder / "out"), updates=2, held_out=0.0)
 def take():

@@ -29,7 +29,7 @@ from port_agent.finetune.steering import LeaveTraining
 from port_agent.finetune.training import FinetuneOutcome, Update, exit_code, finetune
 from port_agent.follow.budget import budget, flash_written_bytes
 from port_agent.packing import QuantizationGrid
-from port_planner.ir.errors import ExitCode
+from port_planner.base.errors import ExitCode
 from tests.agent.finetune.tiny_model import TEXT, make_data, make_model
 
 

@@ -12,7 +12,7 @@ from port_agent.follow.budget import strict_budget
 from port_agent.follow.memory import BudgetTooSmallError
 from port_agent.follow.patches.refusals import NotFollowedError
 from port_agent.follow.residency import NotRestorableError
-from port_planner.ir.units import SizeError
+from port_planner.base.units import SizeError
 
 
 def step(model: torch.nn.Module) -> float:

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from port_agent import budget
-from port_agent.follow.pages import LEAST_FREE_BYTES
-from port_agent.train.pager import CorruptPageError, PageError
+from port_agent.paging.page_space import LEAST_FREE_BYTES
+from port_agent.paging.pager import CorruptPageError, PageError
 from tests.agent.follow.page_files import (
     LAYER_BYTES,
     TWO_LAYERS,

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from port_agent import budget
 from port_agent.follow.parts import moves, piece_buffers, piecewise
-from port_agent.train import pager
+from port_agent.paging import pager
 
 CHUNK_BYTES = 4 << 10
 SEEDS, MANY_SEEDS = 60, 2000

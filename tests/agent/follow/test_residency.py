@@ -8,10 +8,10 @@ import torch
 
 from port_agent.follow.decisions.recompute import recipe_of
 from port_agent.follow.decisions.trace import AHEAD
-from port_agent.follow.pages import PageSpace
 from port_agent.follow.residency import Residency
 from port_agent.follow.storages import NEVER, Storage, StorageTable, allocated_bytes
-from port_agent.train.pager import Pager
+from port_agent.paging.page_space import PageSpace
+from port_agent.paging.pager import Pager
 
 ROW = 64 << 10
 

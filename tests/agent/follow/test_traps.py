@@ -27,10 +27,11 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from port_agent import budget
-from port_agent.follow import mode, operands, pages, residency, storages, traits
+from port_agent.follow import mode, operands, residency, storages, traits
 from port_agent.follow.decisions import foresight, recompute
 from port_agent.follow.patches import escapes, program
-from port_agent.train.pager import Pager
+from port_agent.paging import page_space
+from port_agent.paging.pager import Pager
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="children are forked")
 
@@ -390,7 +391,7 @@ TRAPS = {
     ),
     "6 a fork": Trap(
         lambda: torch.ones(64, 64), child_reads_while_parent_writes,
-        patched(pages.ForkedReaders, "may_read", lambda self, era: False),
+        patched(page_space.ForkedReaders, "may_read", lambda self, era: False),
     ),
     "6 what a forked child makes": Trap(
         lambda: None, child_makes_its_own, patched(residency.Residency, "become_child", child_like_its_parent)

@@ -15,7 +15,7 @@ MIB = 1 << 20
 MAKING = """
 import ctypes, mmap, sys
 from port_agent.malloc import active
-from port_planner.ir.process_memory import data_bytes
+from port_planner.base.process_memory import data_bytes
 libc, allocator = ctypes.CDLL(None), active()
 READ, WRITE, RUN = 1, 2, 4
 def address_of(memory):

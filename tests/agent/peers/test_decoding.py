@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from port_agent.peers.decoding import decoded
-from port_planner.ir.errors import PortError
+from port_planner.base.errors import PortError
 
 DEEP = b"\x91" * 100_000
 """Lists in lists."""

@@ -15,8 +15,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from port_planner.base.units import format_bytes
 from port_planner.ir.bundle.bundle import read_manifest
-from port_planner.ir.units import format_bytes
 from tests.agent.federate.agents import Device, pair_all, running
 from tests.agent.federate.jobs import gestures_bundle, needs_flower
 from tests.agent.federate.mnist import DIGITS, MNIST, Cnn, digits_test

@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from port_agent.prepare.reference import compared_steps
 from port_agent.train.step_values import GraphChangedError
 from port_agent.train.trainer import Trainer, TrainOptions
+from port_planner.base.errors import CaptureError, PortError
 from port_planner.ir.bundle.bundle import Bundle
 from port_planner.ir.bundle.data_order import epoch_order
-from port_planner.ir.errors import CaptureError, PortError
 from port_planner.job import JobError, TrainingJob
 from port_planner.job_sources import as_job
 from port_planner.plain_steps import plain_losses

@@ -6,8 +6,8 @@ import pytest
 
 from port_agent.backend.cpu import CpuBackend
 from port_agent.backend.staging import BUFFERS
+from port_agent.paging.pager import BURST
 from port_agent.prepare.pools import PoolError, Pools, pools_of, with_host_room, with_own_memory
-from port_agent.train.pager import BURST
 from port_planner.ir.costs import DeviceCosts, Flash
 from tests.simulated_device import CONTEXT_BYTES, SimBackend
 

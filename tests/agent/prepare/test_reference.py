@@ -14,8 +14,8 @@ from torch.utils.checkpoint import checkpoint
 
 from port_agent.prepare.reference import compared_steps, with_reference
 from port_agent.train.trainer import Trainer, TrainOptions
+from port_planner.base.errors import CaptureError, PortError
 from port_planner.ir.bundle.bundle import Bundle
-from port_planner.ir.errors import CaptureError, PortError
 from port_planner.job import Bucket, JobError, TrainingJob
 from port_planner.make_bundle import prepare
 from port_planner.plain_steps import plain_losses

@@ -27,7 +27,7 @@ from torch import nn
 from torch.nn import functional
 from port_agent.prepare.reference import with_reference
 from port_agent.prepare.within_budget import within_budget
-from port_planner.ir.process_memory import peak_resident_bytes, reset_peak, resident_bytes
+from port_planner.base.process_memory import peak_resident_bytes, reset_peak, resident_bytes
 from port_planner.job import TrainingJob
 from port_planner.make_bundle import prepare
 torch.set_num_threads(1)
@@ -105,7 +105,7 @@ import sys
 sys.path.insert(0, {str(ROOT)!r})
 import torch
 from port_agent.prepare.within_budget import within_budget
-from port_planner.ir.process_memory import resident_bytes
+from port_planner.base.process_memory import resident_bytes
 with within_budget(resident_bytes() + (120 << 20), ".") as make_room:
     weights = [torch.full((1 << 20,), float(i)) for i in range(16)]
     held = resident_bytes()
@@ -122,7 +122,7 @@ import sys
 sys.path.insert(0, {root!r})
 import torch
 from port_agent.prepare.within_budget import within_budget
-from port_planner.ir.process_memory import resident_bytes
+from port_planner.base.process_memory import resident_bytes
 with within_budget(resident_bytes() + (150 << 20), "."):
     for _ in range(2):
         torch.ones(int(sys.argv[1]) << 18) + 1

@@ -11,7 +11,7 @@ import pytest
 
 from port_agent.system.python_process import module_command, module_environment, threads_environment
 from port_agent.worker.options import BOARD_WORKER, TORCH_WORKER
-from port_planner.ir.source_roots import SOURCE_ROOTS
+from port_planner.base.source_roots import SOURCE_ROOTS
 
 ROOT = Path(__file__).resolve().parents[3]
 WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")

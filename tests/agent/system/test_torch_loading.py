@@ -11,7 +11,7 @@ PROGRAM = """
 import sys
 {load}
 import torch
-from port_planner.ir.process_memory import peak_resident_bytes
+from port_planner.base.process_memory import peak_resident_bytes
 assert torch.nn.functional.relu(torch.tensor([-1.0, 2.0])).tolist() == [0.0, 2.0]
 print(peak_resident_bytes())
 """

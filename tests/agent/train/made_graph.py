@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from port_agent.train.pager import Pager
+from port_agent.paging.pager import Pager
 from port_agent.train.state.checkpoint import StateStore
 from port_planner.ir.bundle.manifest import TensorLayout
 from port_planner.ir.graph import Op, Phase, Ref, Role, StepGraph, Storage, Value

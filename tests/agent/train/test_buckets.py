@@ -15,11 +15,11 @@ from port_agent.prepare.reference import compared_steps
 from port_agent.train.samples.incoming import DataError
 from port_agent.train.trainer import StepEvent, Trainer, TrainOptions
 from port_planner import make_bundle
+from port_planner.base.errors import CaptureError
 from port_planner.ir.bundle.bundle import Bundle
 from port_planner.ir.bundle.data_order import bucket_batches
 from port_planner.ir.bundle.manifest import BUCKETS_FORMAT, BucketSize, BundleError, bucket_of
 from port_planner.ir.costs import DeviceCosts, Flash, OpCost
-from port_planner.ir.errors import CaptureError
 from port_planner.job import TrainingJob
 from port_planner.job_sources import as_job
 from port_planner.plain_steps import plain_losses

@@ -21,11 +21,11 @@ from benchmarks.device_steps import captured as captured_job
 from benchmarks.models import Workload, workload
 from port_agent.backend.cpu import DONE
 from port_agent.backend.staging import BUFFERS, Staging
+from port_agent.paging.pager import CorruptPageError, Pager
 from port_agent.train.executor import _AHEAD, Executor
-from port_agent.train.pager import CorruptPageError, Pager
+from port_planner.base.direct_io import BLOCK
 from port_planner.capture.step import Capture, capture_step
 from port_planner.ir.costs import CostTable, Flash
-from port_planner.ir.direct_io import BLOCK
 from port_planner.ir.graph import StepGraph
 from port_planner.ir.lowering.host_pages import HostMemoryError
 from port_planner.ir.lowering.lower import lower
@@ -626,7 +626,7 @@ def test_an_executor_with_a_broken_order_gives_other_numbers(
         backend.races()
     if 0 in targets:  # pages of the host's memory pass through no buffers
         for name in ("CHUNK", "BURST"):  # a page of more pieces than buffers: nobody waits before its last one is sent
-            monkeypatch.setattr(f"port_agent.train.pager.{name}", BLOCK)
+            monkeypatch.setattr(f"port_agent.paging.pager.{name}", BLOCK)
         assert not found("sound in pieces", backend)
         monkeypatch.setattr(Staging, "take", taken_at_once)
         assert found("ring", backend)

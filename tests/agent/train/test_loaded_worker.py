@@ -6,7 +6,7 @@ from pathlib import Path
 from port_agent.worker.options import LOADED_WORKER, TorchOptions
 from port_agent.worker.protocol import LeaveNow, TakeWork, TrainingFinished
 from port_agent.worker.start import Worker, start_worker, torch_worker
-from port_planner.ir.errors import ExitCode
+from port_planner.base.errors import ExitCode
 from tests.agent.jobs_small import small_bundle
 
 

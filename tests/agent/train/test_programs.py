@@ -9,9 +9,9 @@ from port_agent.train.packing import drift
 from port_agent.train.programs import Programs
 from port_agent.train.step_values import GraphChangedError
 from port_agent.train.trainer import StepEvent, Trainer, TrainOptions
+from port_planner.base.errors import PortError
 from port_planner.ir.bundle.bundle import Bundle
 from port_planner.ir.costs import Codec, PackingCost
-from port_planner.ir.errors import PortError
 from port_planner.ir.graph import StepGraph
 from port_planner.ir.plan import Action, Decision, Plan
 from port_planner.ir.program import idle_gaps

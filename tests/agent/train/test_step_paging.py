@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from port_agent.train.pager import CorruptPageError, PageError, Pager
+from port_agent.paging.pager import CorruptPageError, PageError, Pager
 from port_agent.train.state.checkpoint import StateStore
 from port_agent.train.step_paging import Scratch, StepPaging
 from port_agent.train.step_values import GraphChangedError, StepValues
-from port_planner.ir.direct_io import BLOCK
-from port_planner.ir.errors import PortError
+from port_planner.base.direct_io import BLOCK
+from port_planner.base.errors import PortError
 from port_planner.ir.program import Code, Instruction
 from tests.agent.train.made_graph import COUNT, graph, numbers, program, store
 

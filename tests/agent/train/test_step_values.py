@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from port_agent.train.state.finite import NonFiniteError
 from port_agent.train.step_values import GraphChangedError, StepValues, check_layout
-from port_planner.ir.errors import PortError
+from port_planner.base.errors import PortError
 from port_planner.ir.graph import Argument, GraphError, Named, Op, Phase, Ref, Role, Scalar, StepGraph, Storage, Value
 from tests.simulated_device import NAME, SimBackend
 

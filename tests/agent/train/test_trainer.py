@@ -11,17 +11,17 @@ import torch
 from torch import nn
 
 from benchmarks.models import workload
+from port_agent.paging.pager import PageError, Pager
 from port_agent.train.comparison import MismatchError
-from port_agent.train.pager import PageError, Pager
 from port_agent.train.samples.incoming import DataError
 from port_agent.train.state.checkpoint import CheckpointError
 from port_agent.train.trainer import StepEvent, Trainer, TrainOptions, step_message
 from port_agent.worker.control import LeftOnRequest
 from port_agent.worker.protocol import StateRecovered
+from port_planner.base.errors import PortError
 from port_planner.ir.bundle.bundle import Bundle
 from port_planner.ir.bundle.manifest import BundleError
 from port_planner.ir.costs import Flash
-from port_planner.ir.errors import PortError
 from port_planner.ir.graph import StepGraph
 from port_planner.ir.plan import Plan
 from port_planner.job import TrainingJob

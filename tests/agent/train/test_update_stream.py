@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from port_agent.train.pager import CHUNK, PageError
+from port_agent.paging.pager import CHUNK, PageError
 from port_agent.train.step_paging import StepPaging, Wait
 from port_agent.train.update_stream import SlicedUpdate, UpdateThread
 from port_planner.capture.step import capture_step

@@ -11,7 +11,7 @@ _SCRIPT = """
 import mmap
 import numpy
 from port_agent.worker.blas_buffer import release_blas_buffer
-from port_planner.ir.process_memory import data_bytes
+from port_planner.base.process_memory import data_bytes
 
 rows = numpy.random.default_rng(0).random((300, 300))
 wanted = rows @ rows

@@ -31,7 +31,7 @@ from port_agent.worker.protocol import (
     WriteCheckpoint,
 )
 from port_agent.worker.start import Worker, start_worker
-from port_planner.ir.errors import ExitCode
+from port_planner.base.errors import ExitCode
 from tests.agent.jobs_small import small_bundle
 from tests.agent.mcu.small_model import make_samples, write_model
 

@@ -10,7 +10,7 @@ from port_agent.train.state.finite import NonFiniteError
 from port_agent.worker.control import Control, Tell
 from port_agent.worker.protocol import FailureCause
 from port_agent.worker.serve import failure_cause, serve
-from port_planner.ir.errors import CaptureError, ExitCode, PortError
+from port_planner.base.errors import CaptureError, ExitCode, PortError
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from port_planner.base.errors import CaptureError
 from port_planner.capture.constancy import constants_of, require_same
 from port_planner.capture.recorder import Tape
 from port_planner.capture.step import Capture, capture_evaluation, capture_step
-from port_planner.ir.errors import CaptureError
 
 ROWS = 4
 DRAWN = torch.Generator().manual_seed(1)

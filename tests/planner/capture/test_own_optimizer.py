@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from port_planner.base.errors import CaptureError
 from port_planner.capture.step import Capture, capture_step
-from port_planner.ir.errors import CaptureError
 from port_planner.ir.lowering.optimizer_scalars import OptimizerSpec, RecordedNumbers, StepScalars
 from tests.planner import own_optimizers as own
 

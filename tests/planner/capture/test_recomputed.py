@@ -8,8 +8,8 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from port_planner.base.errors import CaptureError
 from port_planner.capture.step import capture_step
-from port_planner.ir.errors import CaptureError
 from port_planner.ir.graph import StepGraph
 
 

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from port_planner.base.errors import CaptureError
 from port_planner.capture.recorder import StepRecorder
-from port_planner.ir.errors import CaptureError
 from port_planner.ir.graph import Phase, Role, references
 
 

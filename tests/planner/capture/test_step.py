@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn import functional
 
 from benchmarks.models import workload
+from port_planner.base.errors import CaptureError
 from port_planner.capture.step import capture_evaluation, capture_step
-from port_planner.ir.errors import CaptureError
 from port_planner.ir.graph import Phase, Role, verify_graph
 from port_planner.ir.operators import GUARD, OperatorError
 from tests.planner.small_classifier import batch, classify, net, sgd

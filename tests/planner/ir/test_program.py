@@ -1,6 +1,6 @@
 """Idle gaps of a storage, and what a step says that has no room."""
 
-from port_planner.ir.errors import ExitCode
+from port_planner.base.errors import ExitCode
 from port_planner.ir.program import BudgetError, idle_gaps
 from tests.planner.ir.lowering.small_graph import LOSS, A, B, W, X, graph
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from port_planner.base.errors import PortError
 from port_planner.ir.bundle.codec import WireError
-from port_planner.ir.errors import PortError
 from port_planner.ir.plan import Action, Decision, Plan
 from port_planner.search.plan_problem import (
     MOST_ANSWER_BYTES,

@@ -15,7 +15,7 @@ from rich.table import Table
 from port_agent.cli.terminal import terminal
 from port_agent.finetune.options import FinetuneOptions
 from port_agent.finetune.text.tokenizing import TokenizerProcess
-from port_planner.ir.errors import PortError
+from port_planner.base.errors import PortError
 
 if TYPE_CHECKING:
     from port_agent.finetune.explain import Explanation

@@ -21,7 +21,7 @@ from port_agent.finetune.task import read_config
 from port_agent.finetune.text.records import Records
 from port_agent.packing.grids import QuantizationGrid
 from port_agent.worker.thread_room import usable_cores
-from port_planner.ir.units import format_bytes
+from port_planner.base.units import format_bytes
 
 if TYPE_CHECKING:
     from port_agent.finetune.job.file import FinetuneJob

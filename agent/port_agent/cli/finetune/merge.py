@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from port_agent.cli.arguments import readable_folder
-from port_planner.ir.units import format_bytes
+from port_planner.base.units import format_bytes
 
 _EPILOG = """\
 what comes out: a directory like the base's, its files under the same names with the same tensors and data types, and the

@@ -25,7 +25,7 @@ from port_agent.mcu.protocol.link import Link
 from port_agent.mcu.protocol.ports import POLL_S, PortInfo, PortSelector, list_serial_ports
 from port_agent.mcu.protocol.session import Patience, Session
 from port_agent.mcu.protocol.transport import SerialTransport
-from port_planner.ir.units import format_bytes
+from port_planner.base.units import format_bytes
 
 
 def run_list(arguments: argparse.Namespace) -> int:

@@ -22,7 +22,7 @@ from port_agent.mcu.project import (
     without_low_bytes,
     write_project,
 )
-from port_planner.ir.units import format_joules, format_seconds
+from port_planner.base.units import format_joules, format_seconds
 from port_planner.mcu.fates.choose import FittedMemory
 from port_planner.mcu.schemes.fit import FittedModel
 from port_planner.mcu.schemes.race import Finalist

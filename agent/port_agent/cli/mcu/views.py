@@ -16,7 +16,7 @@ from port_agent.mcu.protocol.ports import PortInfo
 from port_agent.mcu.protocol.queries import DeviceInfo, DevicePages, DeviceStatus
 from port_agent.mcu.trainer import BoardEvaluation, BoardInterrupted, Event, SnapshotTaken
 from port_agent.mcu.trainer import Progress as Trained
-from port_planner.ir.units import format_bytes, format_seconds
+from port_planner.base.units import format_bytes, format_seconds
 
 UNKNOWN = "unknown"
 

@@ -9,7 +9,7 @@ from typing import Any
 from port_agent.cli import places
 from port_agent.cli.arguments import UsageError, duration, positive_number, whole_number
 from port_agent.federate.privacy import DELTA, epsilon
-from port_planner.ir.units import format_seconds
+from port_planner.base.units import format_seconds
 
 _MOST = 1 << 20
 _LONGEST_S = 30 * 86400.0

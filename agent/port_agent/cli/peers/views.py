@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from port_planner.ir.units import format_joules, format_seconds
+from port_planner.base.units import format_joules, format_seconds
 
 _CHARGING = {True: "yes", False: "on battery", None: "?"}
 

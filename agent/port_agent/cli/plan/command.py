@@ -28,9 +28,9 @@ from port_agent.cli.plan.placement import names_teams, wanted_teams
 from port_agent.cli.terminal import terminal
 from port_agent.malloc import begin_again_preloaded
 from port_agent.system.torch_loading import load_torch_library
+from port_planner.base.units import format_bytes, format_joules, format_seconds
 from port_planner.ir.costs import MediumKind
 from port_planner.ir.devices.kinds import CPU
-from port_planner.ir.units import format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
     from port_agent.prepare.sparse import SparseJob
@@ -199,8 +199,8 @@ def _add_search(group: "argparse._ArgumentGroup") -> None:
 
 
 def _plan(arguments: argparse.Namespace) -> int:
+    from port_planner.base.process_memory import peak_with_children_bytes
     from port_planner.ir.bundle.bundle import Bundle
-    from port_planner.ir.process_memory import peak_with_children_bytes
 
     if arguments.step_joules is not None and not arguments.sparse_update:
         raise UsageError("--step-joules limits what --sparse-update trains; give both, or neither")

@@ -14,10 +14,10 @@ from pathlib import Path
 from port_agent.control.client import ControlClient
 from port_agent.control.peer_exchange import PeerExchange
 from port_agent.prepare.peer_plans import PeerPlans
+from port_planner.base.errors import PortError
 from port_planner.ir.bundle.bundle import Bundle
 from port_planner.ir.bundle.revision import write_revision
 from port_planner.ir.costs import Speeds
-from port_planner.ir.errors import PortError
 from port_planner.search.pareto import choice_of
 from port_planner.search.revise import revise, solved_here
 

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
 
-from port_planner.ir.errors import PortError
+from port_planner.base.errors import PortError
 
 
 class SourceError(PortError):

@@ -21,7 +21,7 @@ from port_agent.finetune.accumulation.trained_head import HeadPart, LookedUp, Tr
 from port_agent.finetune.head_loss import SEEN_TOKENS, LearnedLoss, learned_places
 from port_agent.finetune.libraries import plain_model
 from port_agent.follow.budget import keeping, without_foresight
-from port_planner.ir.tensor_bytes import same_bits
+from port_planner.base.tensor_bytes import same_bits
 
 _MOST_OF_ROOM = 0.85
 """Of the room for tensors, what a head may take that is kept: logits of a micro-batch are all that must be there beside it."""

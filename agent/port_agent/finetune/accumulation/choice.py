@@ -6,7 +6,7 @@ from typing import Any
 from port_agent.finetune.accumulation.by_layers import why_not_by_layers
 from port_agent.finetune.options import FinetuneError, FinetuneOptions, MicroBatchOrder
 from port_agent.finetune.task import Task, TaskKind
-from port_planner.ir.units import format_bytes
+from port_planner.base.units import format_bytes
 
 _SPARED_BYTES = 16 << 20
 """What an update of adapters may write to flash that wears out before its layers are computed once more instead. A card of 32 GB bears

@@ -18,8 +18,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from port_agent.finetune.head_loss import LearnedLoss, chosen_log_probabilities, learned_places, summed_loss
+from port_planner.base.tensor_bytes import same_bits
 from port_planner.ir.cancelling import mirrored
-from port_planner.ir.tensor_bytes import same_bits
 
 _TILE_BYTES = 8 << 20
 """Of the weight's gradient, about."""

@@ -16,9 +16,9 @@ from port_agent.finetune.model_files import weight_files
 from port_agent.finetune.options import FinetuneError
 from port_agent.packing.grids import QuantizationGrid
 from port_agent.system.atomic_file import atomic_stream
+from port_planner.base.units import format_bytes
 from port_planner.ir.bundle import safetensors_io
 from port_planner.ir.bundle.safetensors_io import Chunks
-from port_planner.ir.units import format_bytes
 
 FOLDER = ".port-agent"
 """In the model's directory."""

@@ -22,8 +22,8 @@ from port_agent.follow.parts.kept_comparisons import KeptComparisons
 from port_agent.follow.parts.products import column_blocks
 from port_agent.follow.storages import address_of
 from port_agent.packing.grids import NF4_LEVELS, GridMatrix, QuantizationGrid, decode
+from port_planner.base.tensor_bytes import same_bits
 from port_planner.ir.cancelling import RESIDUE, mirrored
-from port_planner.ir.tensor_bytes import same_bits
 
 BLOCK_BYTES = 4 << 20
 """Of decoded weight, about: more takes more of the budget, less pays for calls."""

@@ -14,7 +14,7 @@ import msgspec
 from port_agent.finetune.model_files import CONFIG, check_model_files, fingerprints, weight_files
 from port_agent.finetune.options import FinetuneError, FinetuneOptions
 from port_agent.finetune.text.records import Records
-from port_planner.ir.units import shown
+from port_planner.base.units import shown
 
 _LARGEST_BYTES = 1 << 20
 """Of a job: it has options and a line for each of the model's files."""

@@ -22,7 +22,7 @@ from port_agent.malloc import preload_environment
 from port_agent.system.python_process import threads_environment
 from port_agent.worker.options import FinetuneWorkerOptions
 from port_agent.worker.serve import serve
-from port_planner.ir.errors import ExitCode
+from port_planner.base.errors import ExitCode
 
 
 def main(words: Sequence[str] | None = None) -> ExitCode:

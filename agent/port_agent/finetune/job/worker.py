@@ -26,8 +26,8 @@ from port_agent.follow.exec.children import Children
 from port_agent.worker.control import Control, LeftOnRequest, Tell
 from port_agent.worker.protocol import CheckpointWritten, TrainingFinished, WorkerReady
 from port_agent.worker.serve import serve
-from port_planner.ir.errors import ExitCode
-from port_planner.ir.process_memory import peak_resident_bytes, resident_bytes
+from port_planner.base.errors import ExitCode
+from port_planner.base.process_memory import peak_resident_bytes, resident_bytes
 
 if TYPE_CHECKING:
     from port_agent.finetune.training import Update

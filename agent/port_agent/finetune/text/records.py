@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from port_agent.finetune.options import FinetuneError
-from port_planner.ir.units import shown
+from port_planner.base.units import shown
 
 _MOST_SHOWN = 60
 

@@ -23,7 +23,7 @@ from port_agent.finetune.text.sequence_file import (
     StoredSequences,
     TokenSequence,
 )
-from port_planner.ir.units import shown
+from port_planner.base.units import shown
 
 BUCKET_TOKENS = 32
 """Completions are padded to a multiple of it: each length is a step of its own to whoever plans it."""

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from port_agent.malloc import active, release_free_memory
 from port_agent.system.atomic_file import write_atomically
 from port_agent.system.memory_belt import untouched_library_bytes, widen_data_limit
-from port_planner.ir.code_pages import release_code_pages
-from port_planner.ir.errors import PortError
-from port_planner.ir.process_memory import peak_resident_bytes
-from port_planner.ir.units import format_bytes, format_seconds
+from port_planner.base.code_pages import release_code_pages
+from port_planner.base.errors import PortError
+from port_planner.base.process_memory import peak_resident_bytes
+from port_planner.base.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from port_agent.follow.budget import Budget, Report

@@ -22,7 +22,7 @@ from pathlib import Path
 from port_agent.follow.exec.exec_budget import ExecBudget, ExecOptions
 from port_agent.follow.exec.tracebacks import clean_exception
 from port_agent.system.torch_loading import load_torch_library, uncollected
-from port_planner.ir.source_roots import SOURCE_ROOTS
+from port_planner.base.source_roots import SOURCE_ROOTS
 
 BOOTSTRAP = (
     "import os, sys; sys.path[: not sys.flags.safe_path] = sys.argv[1].split(os.pathsep); "

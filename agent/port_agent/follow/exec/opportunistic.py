@@ -22,7 +22,7 @@ from port_agent.follow.exec.children import Children
 from port_agent.follow.exec.step_figures import StepFigures
 from port_agent.follow.memory import resident_now
 from port_agent.follow.mode import Follower
-from port_agent.train.pager import PageError
+from port_agent.paging.pager import PageError
 from port_agent.worker.attach import AttachedLine, AttachError, AttachRequest, attach
 from port_agent.worker.channel import Channel
 from port_agent.worker.protocol import (

@@ -2,7 +2,7 @@
 
 import types
 
-from port_planner.ir.source_roots import PACKAGE_FOLDERS
+from port_planner.base.source_roots import PACKAGE_FOLDERS
 
 _OURS = tuple(f"{folder}/" for folder in PACKAGE_FOLDERS)
 _BOOTSTRAP = "<string>"

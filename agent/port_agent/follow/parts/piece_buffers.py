@@ -6,7 +6,7 @@ import torch
 
 from port_agent.follow.residency import Residency
 from port_agent.follow.storages import Storage, allocated_bytes, data_ptr, untyped_storage
-from port_agent.train.pager import CHUNK, Transfer
+from port_agent.paging.pager import CHUNK, Transfer
 
 WRITES_UNDER_WAY = 2
 """Pieces of results that may wait for the medium; each keeps its buffer."""

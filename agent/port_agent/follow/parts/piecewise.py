@@ -23,7 +23,7 @@ from port_agent.follow.parts.rows import converted_dtype
 from port_agent.follow.patches.dispatch_keys import counts_inside
 from port_agent.follow.residency import Residency
 from port_agent.follow.storages import Storage, StorageTable, untyped_storage
-from port_agent.train.pager import CHUNK
+from port_agent.paging.pager import CHUNK
 from port_planner.ir.lowering.update_slices import ELEMENTWISE
 from port_planner.slices.algebra import VECTOR
 from port_planner.slices.comparison.thread_shares import LEAST_SHARE, rounds_apart

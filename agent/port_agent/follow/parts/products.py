@@ -29,8 +29,8 @@ from port_agent.follow.storages import (
     span,
     untyped_storage,
 )
+from port_planner.base.tensor_bytes import same_bits
 from port_planner.ir.cancelling import RESIDUE, mirrored
-from port_planner.ir.tensor_bytes import same_bits
 
 _WEIGHT_ARGUMENT = {"aten::mm": 1, "aten::addmm": 2}
 """Which argument is the weight, of shape [inner, columns]."""

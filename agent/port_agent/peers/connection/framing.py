@@ -3,7 +3,7 @@
 import struct
 from collections.abc import Iterator
 
-from port_planner.ir.errors import PortError
+from port_planner.base.errors import PortError
 
 FRAME_LIMIT_BYTES = 16 << 10
 """The longest message, a certificate in a pairing, has 2.2 kB; the rest is for versions to come."""

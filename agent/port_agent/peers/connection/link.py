@@ -24,7 +24,7 @@ from port_agent.peers.connection.messages import (
 )
 from port_agent.peers.connection.tls import TlsEngine, TlsError
 from port_agent.peers.identity.device_id import DeviceId
-from port_planner.ir.errors import PortError
+from port_planner.base.errors import PortError
 
 GREETING_S = 8.0
 """Within this time of the connection both have proved who they are and said hello; a Pi's handshake takes 0.05 s."""

@@ -12,7 +12,7 @@ import msgspec
 
 from port_agent.peers.announcement import BOARD_LIMIT, NAME_LIMIT, VERSION_LIMIT
 from port_agent.peers.decoding import decoded
-from port_planner.ir.errors import PortError
+from port_planner.base.errors import PortError
 
 OLDEST_VERSION, NEWEST_VERSION = 1, 2
 """Of this protocol, that this agent speaks."""

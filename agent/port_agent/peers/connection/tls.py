@@ -16,7 +16,7 @@ import ssl
 
 from port_agent.peers.identity.device_id import DeviceId
 from port_agent.peers.identity.keys import Identity, certificate_pem
-from port_planner.ir.errors import PortError
+from port_planner.base.errors import PortError
 
 PROTOCOL_NAME = "port-agent/1"
 """ALPN: who speaks another protocol at this port is turned away in the handshake."""

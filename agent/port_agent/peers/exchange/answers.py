@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from port_planner.ir.errors import ExitCode, PortError
+from port_planner.base.errors import ExitCode, PortError
 
 ANSWER_S = 30.0
 """Within this time a question is answered, or what follows goes on; solving takes longer by what it was given."""

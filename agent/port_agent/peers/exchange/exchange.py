@@ -25,7 +25,7 @@ from port_agent.peers.connection.messages import (
     Withdrawal,
 )
 from port_agent.peers.exchange.answers import ANSWER_S, Answerer, Asker, NotAnsweredError, Subject, solving_patience_s
-from port_planner.ir.errors import PortError
+from port_planner.base.errors import PortError
 
 ANSWER_EVERY_S = 0.05
 """A device that asks without end gets no more than 20 answers a second."""

@@ -11,7 +11,7 @@ from port_agent.peers.connection.messages import ANSWER_LIMIT_BYTES
 from port_agent.peers.exchange.answers import Subject
 from port_agent.system.atomic_file import write_atomically
 from port_agent.system.checksum import bytes_checksum
-from port_planner.ir.errors import ExitCode, PortError
+from port_planner.base.errors import ExitCode, PortError
 
 SHARED_FOLDER = "shared"
 MOST_SHARED = 64

@@ -21,7 +21,7 @@ from port_agent.peers.fleet.paired import PairedDevice, PairedDevices
 from port_agent.peers.fleet.roster import Roster
 from port_agent.peers.identity.device_id import DeviceId
 from port_agent.peers.identity.keys import Identity
-from port_planner.ir.errors import PortError
+from port_planner.base.errors import PortError
 
 if TYPE_CHECKING:
     import ssl

@@ -16,8 +16,8 @@ import msgspec
 from port_agent.peers.announcement import NAME_LIMIT, clean
 from port_agent.peers.identity.device_id import DeviceId, DeviceIdError, read_device_id
 from port_agent.system.atomic_file import sync_directory, write_atomically
-from port_planner.ir.errors import ExitCode, PortError
-from port_planner.ir.units import shown
+from port_planner.base.errors import ExitCode, PortError
+from port_planner.base.units import shown
 
 FOLDER = "paired"
 MOST_PAIRED = 100

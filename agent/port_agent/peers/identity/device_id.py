@@ -9,8 +9,8 @@ import base64
 import re
 from dataclasses import dataclass
 
-from port_planner.ir.errors import ExitCode, PortError
-from port_planner.ir.units import shown
+from port_planner.base.errors import ExitCode, PortError
+from port_planner.base.units import shown
 
 DIGEST_BYTES = 32
 """SHA-256."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from port_agent.peers.identity.device_id import DIGEST_BYTES, DeviceId, DeviceIdError, read_device_id
 from port_agent.system.checksum import bytes_checksum
 from port_agent.system.python_process import NEUTRAL_DIRECTORY, module_command, module_environment
-from port_planner.ir.errors import PortError
+from port_planner.base.errors import PortError
 
 FILE_NAME = "identity.pem"
 LIMIT_BYTES = 16 << 10

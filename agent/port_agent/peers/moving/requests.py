@@ -11,7 +11,7 @@ from typing import Annotated
 import msgspec
 
 from port_agent.peers.decoding import decoded
-from port_planner.ir.errors import PortError
+from port_planner.base.errors import PortError
 
 MOVE_PART_BYTES = 768 << 10
 """Of a file in one question or answer; below the limits of both."""

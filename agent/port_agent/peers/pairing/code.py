@@ -3,8 +3,8 @@
 import os
 import re
 
-from port_planner.ir.errors import ExitCode, PortError
-from port_planner.ir.units import shown
+from port_planner.base.errors import ExitCode, PortError
+from port_planner.base.units import shown
 
 RANDOM_DIGITS = 8
 _SOURCE_BYTES = 16

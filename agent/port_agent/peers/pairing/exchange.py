@@ -18,7 +18,7 @@ from spake2.ed25519_basic import NotOnCurve
 
 from port_agent.peers.announcement import NAME_LIMIT
 from port_agent.peers.connection.messages import NEWEST_VERSION, Version
-from port_planner.ir.errors import PortError
+from port_planner.base.errors import PortError
 
 CERTIFICATE_LIMIT_BYTES = 2048
 """Ours has 500."""

@@ -9,7 +9,7 @@ from port_agent.peers.pairing.code import read_code
 from port_agent.peers.pairing.exchange import PairingError, PairingExchange, PairingPartner, PairingSide, WrongCodeError
 from port_agent.peers.pairing.show import CALLER_S, Tell, add_own_arguments, own_partner, paired_line, tell_line
 from port_agent.peers.pairing.stream import PairingStream
-from port_planner.ir.errors import PortError
+from port_planner.base.errors import PortError
 
 _CONNECT_S = 5.0
 

@@ -26,7 +26,7 @@ from port_agent.peers.pairing.exchange import (
     refusal,
 )
 from port_agent.peers.pairing.stream import PairingStream
-from port_planner.ir.errors import PortError
+from port_planner.base.errors import PortError
 
 CALLER_S = 10.0
 """One try takes 0.2 s, on a slow board 1 s."""

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from port_agent.malloc import Allocator, active
-from port_planner.ir.process_memory import resident_bytes
+from port_planner.base.process_memory import resident_bytes
 from port_planner.slices.comparison.request import ComparisonRequest, pack_differing
 
 

@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 import torch
 
 from port_agent.follow.storages import allocated_bytes, data_ptr, private_file_mappings, untyped_storage
+from port_planner.base.code_pages import FileMapping
+from port_planner.base.tensor_bytes import storage_pieces, tensor_pieces
 from port_planner.capture.step import Fill
 from port_planner.ir.bundle.bundle import contents_of_file
 from port_planner.ir.bundle.checksums import tensor_hasher
 from port_planner.ir.bundle.manifest import BundleError, FileRange
-from port_planner.ir.code_pages import FileMapping
 from port_planner.ir.devices.kinds import CPU
-from port_planner.ir.tensor_bytes import storage_pieces, tensor_pieces
 from port_planner.make_bundle import Prepared, TensorPart
 
 LEAST_BYTES = 64 << 10

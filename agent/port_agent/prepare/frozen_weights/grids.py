@@ -13,12 +13,12 @@ from port_agent import packing
 from port_agent.packing.grids import NF4_LEVELS, QuantizationGrid, encode_on_grid
 from port_agent.prepare.slices.sliced import Sliced, cost_of_plan
 from port_planner import make_bundle
+from port_planner.base.tensor_bytes import tensor_pieces
 from port_planner.ir.bundle.manifest import TensorLayout
 from port_planner.ir.costs import DeviceCosts
 from port_planner.ir.devices.kinds import CPU
 from port_planner.ir.graph import Role, storage_key
 from port_planner.ir.operands.verify import verify_operands
-from port_planner.ir.tensor_bytes import tensor_pieces
 from port_planner.make_bundle import Prepared
 from port_planner.problem.decoded_weights import PAIRS, CodedWeight, with_decoded
 from port_planner.profiling.operators import Measured

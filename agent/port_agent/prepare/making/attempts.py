@@ -10,12 +10,12 @@ from port_agent.prepare.making.trial_costs import at_trial_pace, with_packings
 from port_agent.prepare.making.unplanned import SPARE, UNKNOWN, target_bytes, too_little_to_start, with_unplanned
 from port_agent.prepare.pools import Pools
 from port_planner import make_bundle
+from port_planner.base.units import format_bytes
 from port_planner.ir.bundle.manifest import NO_LIMITS, Manifest, PlannedLimits
 from port_planner.ir.costs import CostTable, DeviceCosts
 from port_planner.ir.lowering.lower import lower
 from port_planner.ir.plan import Action, Decision, Plan
 from port_planner.ir.program import host_bytes_of
-from port_planner.ir.units import format_bytes
 from port_planner.make_bundle import InfeasibleError, Planner
 from port_planner.profiling.operators import Measured
 

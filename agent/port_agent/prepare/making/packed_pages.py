@@ -8,7 +8,7 @@ import torch
 
 from port_agent import packing
 from port_agent.packing.pages import pack_page, unpack_page
-from port_agent.train.pager import CHUNK
+from port_agent.paging.pager import CHUNK
 from port_planner.ir.costs import DeviceCosts, Flash
 
 _SAMPLED_WEIGHTS = 16

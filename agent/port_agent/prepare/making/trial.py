@@ -23,8 +23,8 @@ from port_agent.worker.protocol import (
     WorkerReady,
 )
 from port_agent.worker.start import Worker, start_worker
+from port_planner.base.errors import ExitCode, PortError
 from port_planner.ir.costs import PackingCost
-from port_planner.ir.errors import ExitCode, PortError
 
 TRIAL_STEPS = 2
 """The second finds what the first left: optimizer state, pages, caches."""

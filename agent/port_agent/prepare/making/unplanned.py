@@ -4,9 +4,9 @@ from dataclasses import replace
 
 from port_agent.prepare.making.trial import Trial
 from port_agent.prepare.pools import Pools, with_host_room
+from port_planner.base.units import format_bytes
 from port_planner.ir.bundle.manifest import PlanChoice
 from port_planner.ir.costs import DeviceCosts
-from port_planner.ir.units import format_bytes
 from port_planner.make_bundle import InfeasibleError
 
 SPARE = 0.01

@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 from port_agent.backend.base import Backend
 from port_agent.backend.cpu import CpuBackend
 from port_agent.backend.transfer_ring import LEAST_BYTES, TransferRing
+from port_agent.paging.pager import BURST
 from port_agent.prepare.placement.room import DEVICE, PlacementRoom
 from port_agent.prepare.pools import copy_seconds
-from port_agent.train.pager import BURST
+from port_planner.base.errors import ExitCode, PortError
 from port_planner.ir.bundle.manifest import UPDATING, kind_of_graph
 from port_planner.ir.costs import OpCost
 from port_planner.ir.devices.kinds import CPU
 from port_planner.ir.devices.transfers import transfer_of
-from port_planner.ir.errors import ExitCode, PortError
 from port_planner.ir.graph import StepGraph
 from port_planner.ir.operands.verify import verify_operands
 from port_planner.make_bundle import Prepared

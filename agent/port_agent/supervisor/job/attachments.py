@@ -41,7 +41,7 @@ from port_agent.worker.protocol import (
     decode_event,
     encode_message,
 )
-from port_planner.ir.errors import ExitCode
+from port_planner.base.errors import ExitCode
 
 ANSWER_PATIENCE_S = 60.0
 """A program that was stopped by its user (Ctrl-Z) never answers; after this long others may run. Until then it may be

@@ -8,7 +8,7 @@ from port_agent.jobs.store import JobStore
 from port_agent.supervisor.job.log import JobLog
 from port_agent.supervisor.job.plans.choice import PlanFigures, smaller_plan
 from port_agent.system.clock import Clock
-from port_planner.ir.units import format_bytes
+from port_planner.base.units import format_bytes
 
 _SHOWN_A_DAY_S = 86400.0
 _SHOWN_A_WEEK_S = 7 * 86400.0

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from port_agent.jobs.model import WorkerOutcome
 from port_agent.worker.protocol import FailureCause, TrainingFailed
-from port_planner.ir.errors import ExitCode
+from port_planner.base.errors import ExitCode
 
 
 @dataclass(frozen=True, slots=True)

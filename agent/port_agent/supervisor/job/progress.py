@@ -22,7 +22,7 @@ from port_agent.worker.protocol import (
     WorkerPaused,
     WorkerReady,
 )
-from port_planner.ir.units import format_bytes, format_seconds
+from port_planner.base.units import format_bytes, format_seconds
 
 PROGRESS_FLUSH_S = 60.0
 """Progress goes to the database this often: the worker's own checkpoints are what counts after a power cut."""

@@ -39,9 +39,9 @@ from port_agent.system.cgroup import CgroupError, DelegatedTree, WorkerGroup, Wo
 from port_agent.system.clock import Clock
 from port_agent.system.locks import LockFile
 from port_agent.worker.protocol import CheckpointWritten, Event, PlanSwitched, StepDone
+from port_planner.base.errors import PortError
+from port_planner.base.units import format_bytes, format_seconds
 from port_planner.ir.devices.kinds import CPU
-from port_planner.ir.errors import PortError
-from port_planner.ir.units import format_bytes, format_seconds
 
 _SHOWN_AN_HOUR_S = 3600.0
 LAST_COMMIT_S = 10.0

@@ -21,9 +21,9 @@ from port_agent.worker.options import (
     page_words,
     weights_words,
 )
+from port_planner.base.errors import PortError
 from port_planner.ir.costs import Speeds
 from port_planner.ir.devices.kinds import CPU, CUDA, MPS
-from port_planner.ir.errors import PortError
 
 LOOKED_FOR = (CUDA, MPS)
 """Kinds of devices that the sensors look for; of others the worker itself says whether they are there."""

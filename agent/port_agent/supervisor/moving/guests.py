@@ -58,8 +58,8 @@ from port_agent.supervisor.moving.job_files import (
 from port_agent.supervisor.moving.paces import paces
 from port_agent.supervisor.service import BUNDLE_NAME
 from port_agent.system.atomic_file import sync_directory, write_atomically
-from port_planner.ir.errors import PortError
-from port_planner.ir.units import format_bytes
+from port_planner.base.errors import PortError
+from port_planner.base.units import format_bytes
 
 FOLDER = "moving"
 _ANNOUNCED = "announced"

@@ -11,7 +11,7 @@ from port_agent.jobs.model import Job
 from port_agent.peers.moving.requests import MOST_FILES, MovedFile
 from port_agent.supervisor.job.worker_kinds import bundle_path
 from port_agent.supervisor.service import BUNDLE_NAME
-from port_planner.ir.errors import PortError
+from port_planner.base.errors import PortError
 
 STATE, DATA, RESULT = "state", "data", "out.safetensors"
 """In a job's directory: checkpoints, samples that came with it, trained weights."""

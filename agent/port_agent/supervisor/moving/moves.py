@@ -57,8 +57,8 @@ from port_agent.supervisor.moving.paces import paces
 from port_agent.system.atomic_file import sync_directory
 from port_agent.system.checksum import file_checksum
 from port_agent.system.clock import local_time
-from port_planner.ir.errors import PortError
-from port_planner.ir.units import format_bytes
+from port_planner.base.errors import PortError
+from port_planner.base.units import format_bytes
 
 AGAIN_S = 5.0
 """After a device was not reached, or the disk took nothing."""

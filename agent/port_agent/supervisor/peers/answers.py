@@ -13,7 +13,7 @@ from port_agent.peers.exchange.answers import Asker, NotAnsweredError, Subject, 
 from port_agent.policy.config import AgentOptions
 from port_agent.supervisor.job.plans.revising import SOLVER_BYTES
 from port_agent.system.python_process import NEUTRAL_DIRECTORY, bounded_command, one_thread_environment
-from port_planner.ir.units import format_bytes, format_seconds
+from port_planner.base.units import format_bytes, format_seconds
 
 SOLVER_MODULE = "port_planner.search.solve_problem"
 LONGEST_SOLVING_S = 600.0

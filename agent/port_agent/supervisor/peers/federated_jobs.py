@@ -46,8 +46,8 @@ from port_agent.supervisor.peers.answers import FederatedSurroundings
 from port_agent.system.atomic_file import write_atomically
 from port_agent.system.checksum import file_checksum
 from port_agent.system.python_process import NEUTRAL_DIRECTORY, bounded_command, one_thread_environment
-from port_planner.ir.errors import PortError
-from port_planner.ir.units import format_bytes
+from port_planner.base.errors import PortError
+from port_planner.base.units import format_bytes
 
 CLIENT_MODULE, TENSORS_MODULE = "port_agent.federate.client", "port_agent.federate.tensors"
 CLIENT_BYTES = 512 << 20

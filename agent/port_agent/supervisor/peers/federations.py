@@ -41,7 +41,7 @@ from port_agent.supervisor.peers.fleet import FleetKeeper
 from port_agent.system.atomic_file import write_atomically
 from port_agent.system.clock import Clock
 from port_agent.system.python_process import NEUTRAL_DIRECTORY, module_command
-from port_planner.ir.errors import PortError
+from port_planner.base.errors import PortError
 
 ROUND_MODULE = "port_agent.federate.round"
 LOOK_S = 5.0

@@ -17,7 +17,7 @@ from port_agent.supervisor.peers.discovery import PeerDiscovery
 from port_agent.supervisor.peers.pairing import NewPartner
 from port_agent.system import VERSION
 from port_agent.system.clock import Clock
-from port_planner.ir.errors import PortError
+from port_planner.base.errors import PortError
 
 if TYPE_CHECKING:
     from port_agent.peers.fleet.fleet import Fleet

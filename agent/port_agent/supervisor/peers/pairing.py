@@ -11,7 +11,7 @@ import msgspec
 
 from port_agent.peers.announcement import NAME_LIMIT, clean
 from port_agent.system.python_process import NEUTRAL_DIRECTORY, module_command, module_environment
-from port_planner.ir.errors import ExitCode, PortError
+from port_planner.base.errors import ExitCode, PortError
 
 SHOW_MODULE, JOIN_MODULE = "port_agent.peers.pairing.show", "port_agent.peers.pairing.join"
 _START_S = 60.0

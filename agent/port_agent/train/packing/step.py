@@ -9,12 +9,12 @@ import torch
 from port_agent import packing
 from port_agent.backend.raw_bytes import block
 from port_agent.packing import Layout, PackingOverflowError, PackingUnavailableError, UnsuitableDataError
-from port_agent.train.pager import Slot, Transfer
+from port_agent.paging.pager import Slot, Transfer
 from port_agent.train.step_paging import StepPaging
 from port_agent.train.step_values import StepValues
+from port_planner.base.errors import PortError
 from port_planner.ir.costs import Codec, PackingCost
 from port_planner.ir.devices.kinds import CPU
-from port_planner.ir.errors import PortError
 from port_planner.ir.graph import StepGraph
 from port_planner.ir.lowering.packables import Packable, PackedReading, asked_interval
 

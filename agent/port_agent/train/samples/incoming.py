@@ -24,8 +24,8 @@ import torch
 from numpy.lib import format as npy
 
 from port_agent.system.directory_handle import read_sample_file
+from port_planner.base.errors import ExitCode, PortError
 from port_planner.ir.bundle.safetensors_io import Member, index, read_header
-from port_planner.ir.errors import ExitCode, PortError
 from port_planner.ir.torch_operators import dtype
 
 _PIECE_BYTES = 1 << 20

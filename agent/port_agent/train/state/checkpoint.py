@@ -18,12 +18,12 @@ import torch
 import xxhash
 
 from port_agent.backend.raw_bytes import block, whole_bytes
+from port_agent.paging.pager import CHUNK, ZEROS, PageError, PageFile, Pager, Slot, Transfer, make_directory, page_error
 from port_agent.system.atomic_file import sync_directory, write_atomically
-from port_agent.train.pager import CHUNK, ZEROS, PageError, PageFile, Pager, Slot, Transfer, make_directory, page_error
 from port_agent.train.state.finite import check_state
+from port_planner.base.direct_io import padded
+from port_planner.base.errors import PortError
 from port_planner.ir.bundle.manifest import FileRange
-from port_planner.ir.direct_io import padded
-from port_planner.ir.errors import PortError
 
 SLOTS = 3
 _VERSION, _PACKED_VERSION, _ZEROS_VERSION, _FILES_VERSION = _VERSIONS = (1, 2, 3, 4)

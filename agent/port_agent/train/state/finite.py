@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from port_planner.ir.errors import ExitCode, PortError
+from port_planner.base.errors import ExitCode, PortError
 
 _REMEDY = (
     "the last good checkpoint is kept; lower the learning rate or clip gradients (clip_grad_norm of the job) and plan again, "

@@ -12,12 +12,12 @@ import torch
 
 from port_agent.backend.host_copies import HostCopies
 from port_agent.backend.raw_bytes import block, placed, view, whole_bytes
-from port_agent.train.pager import CHUNK
+from port_agent.paging.pager import CHUNK
 from port_agent.train.state.checkpoint import Commit, StateStore
+from port_planner.base.errors import PortError
 from port_planner.ir.bundle.bundle import Bundle
 from port_planner.ir.bundle.manifest import TensorLayout, WeightBlocks
 from port_planner.ir.bundle.safetensors_io import Chunks, tensor_bytes
-from port_planner.ir.errors import PortError
 from port_planner.ir.graph import Value
 from port_planner.ir.program import Program
 from port_planner.ir.torch_operators import dtype

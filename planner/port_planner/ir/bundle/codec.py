@@ -11,9 +11,9 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 
+from port_planner.base.errors import ExitCode, PortError
 from port_planner.ir.costs import Codec, CostTable, DeviceCosts, Flash, OpCost, PackingCost
 from port_planner.ir.devices.kinds import CPU
-from port_planner.ir.errors import ExitCode, PortError
 from port_planner.ir.graph import (
     Argument,
     Named,

@@ -10,11 +10,11 @@ from typing import Annotated, Any
 
 import msgspec
 
+from port_planner.base.errors import ExitCode, PortError
 from port_planner.ir.bundle.codec import MAX_WHOLE, Count
 from port_planner.ir.bundle.pruning import Pruning
 from port_planner.ir.devices.cpu_teams import MOST_TEAMS, CpuTeam
 from port_planner.ir.devices.kinds import CPU
-from port_planner.ir.errors import ExitCode, PortError
 from port_planner.ir.graph import ITEM_BYTES
 from port_planner.ir.operators import OPTIMIZERS
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from port_planner.ir.errors import PortError
+from port_planner.base.errors import PortError
 
 LARGEST_SHARE = 0.99
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
+from port_planner.base.errors import CaptureError
 from port_planner.ir.devices.kinds import CPU, CUDA, MPS
-from port_planner.ir.errors import CaptureError
 
 
 def known_kinds() -> tuple[str, ...]:

@@ -5,7 +5,7 @@ Memory that copies reach is slow to get, so it is taken once; the step's order i
 
 from collections.abc import Mapping, Sequence
 
-from port_planner.ir.direct_io import padded
+from port_planner.base.direct_io import padded
 from port_planner.ir.graph import StepGraph
 from port_planner.ir.lowering.placement import HostPages, Position
 from port_planner.ir.program import PlanError

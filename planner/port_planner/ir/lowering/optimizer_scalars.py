@@ -23,7 +23,7 @@ from torch.optim.rmsprop import _single_tensor_rmsprop
 from torch.optim.sgd import _fused_sgd, _single_tensor_sgd
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from port_planner.ir.errors import CaptureError
+from port_planner.base.errors import CaptureError
 from port_planner.ir.operators import OPTIMIZERS
 
 SUPPORTED: dict[str, type[torch.optim.Optimizer]] = {name: getattr(torch.optim, name) for name in OPTIMIZERS}

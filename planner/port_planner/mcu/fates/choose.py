@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from port_planner.ir.errors import ExitCode, PortError
+from port_planner.base.errors import ExitCode, PortError
 from port_planner.mcu.autodiff import SparseScheme
 from port_planner.mcu.fates.board_problem import BoardProblem, PageOptions, board_problem
 from port_planner.mcu.fates.choose_bands import choose_bands, stage_loads

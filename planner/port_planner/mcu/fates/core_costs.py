@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from port_planner.base.errors import ExitCode, PortError
 from port_planner.ir.boards import load_board
-from port_planner.ir.errors import ExitCode, PortError
 from port_planner.mcu.autodiff import SparseScheme, Step, StepKind, TableRow
 from port_planner.mcu.ir import WEIGHTED, Graph, KernelCall, OpKind
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from port_planner.base.errors import ExitCode, PortError
 from port_planner.ir.boards import load_board
-from port_planner.ir.errors import ExitCode, PortError
 from port_planner.mcu.fates.core_costs import CoreCosts
 from port_planner.problem.model import Paging
 

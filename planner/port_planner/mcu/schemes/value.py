@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from port_planner.ir.errors import PortError
+from port_planner.base.errors import PortError
 from port_planner.mcu.autodiff import SparseScheme, full_scheme, last_layers
 from port_planner.mcu.compile import CompiledModel, with_memory
 from port_planner.mcu.fates.choose import BoardDeadlineError, FitOptions, FittedMemory

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from port_planner.base.errors import ExitCode, PortError
 from port_planner.ir.costs import OpCost
-from port_planner.ir.errors import ExitCode, PortError
 from port_planner.ir.graph import Role, StepGraph, Storage
 from port_planner.milp.highs import HighsSession, LinearModel
 from port_planner.search.placement.device_memory import (

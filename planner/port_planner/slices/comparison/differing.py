@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
+from port_planner.base.errors import PortError
+from port_planner.base.tensor_bytes import same_bits
 from port_planner.ir.cancelling import PRODUCTS, Product, cancel
-from port_planner.ir.errors import PortError
 from port_planner.ir.graph import Argument, Op, Ref, Scalar, StepGraph, Value, operands
 from port_planner.ir.operators import CHECKS
-from port_planner.ir.tensor_bytes import same_bits
 from port_planner.ir.torch_operators import dtype, function_of, literal
 from port_planner.profiling.kept_costs import operator_key
 from port_planner.profiling.operators import give_back

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
-from port_planner.ir.tensor_bytes import same_bits
+from port_planner.base.tensor_bytes import same_bits
 from port_planner.slices.algebra import VECTOR
 
 LEAST_SHARE = 32768

@@ -8,7 +8,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from port_planner.ir.units import format_bytes
+from port_planner.base.units import format_bytes
 from tests.agent.federate.agents import Device, local_devices
 from tests.agent.federate.jobs import needs_flower
 from tests.agent.finetune.tiny_model import TEXT, make_model

@@ -16,7 +16,7 @@ from port_agent.finetune.options import FinetuneOptions
 from port_agent.worker.options import FINETUNE_WORKER, WorkerOptions
 from port_agent.worker.protocol import TrainingFailed, TrainingFinished, WorkerReady
 from port_agent.worker.start import start_worker
-from port_planner.ir.errors import ExitCode
+from port_planner.base.errors import ExitCode
 from tests.agent.finetune.tiny_model import make_data, make_model
 
 USER = "nobody"

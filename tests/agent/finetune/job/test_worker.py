@@ -31,7 +31,7 @@ from port_agent.worker.protocol import (
     WriteCheckpoint,
 )
 from port_agent.worker.start import Worker, start_worker
-from port_planner.ir.errors import ExitCode
+from port_planner.base.errors import ExitCode
 from tests.agent.finetune.left_alone import WEIGHTS, adapter_left_alone
 from tests.agent.finetune.tiny_model import make_data, make_model
 

@@ -10,7 +10,7 @@ from port_agent import budget
 from port_agent.follow.budget import Budget
 from port_agent.follow.parts.piece_buffers import PieceBuffers
 from port_agent.follow.storages import Storage
-from port_agent.train.pager import CHUNK, PageError
+from port_agent.paging.pager import CHUNK, PageError
 
 ELEMENTS = 3 * CHUNK // 4 + 1001
 

@@ -10,7 +10,7 @@ import torch
 
 from port_agent import budget
 from port_agent.follow.parts.piecewise import PIECE_BYTES, pieces_of
-from port_planner.ir.tensor_bytes import same_bits
+from port_planner.base.tensor_bytes import same_bits
 
 ATEN = torch.ops.aten
 ELEMENTS = 3 * PIECE_BYTES // 4 + 77

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from port_agent import budget
 from port_agent.follow.patches.refusals import NotFollowedError
-from port_planner.ir.errors import program_line
+from port_planner.base.errors import program_line
 
 
 @pytest.fixture

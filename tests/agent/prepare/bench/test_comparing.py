@@ -21,7 +21,7 @@ ROWS, WIDTH, ACTIVATIONS = 16384, 256, 5
 
 PEAK = (
     "import sys; from pathlib import Path; from port_agent.prepare.bench.comparing import compare;"
-    "from port_planner.ir.process_memory import peak_resident_bytes;"
+    "from port_planner.base.process_memory import peak_resident_bytes;"
     "print(compare(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])), peak_resident_bytes())"
 )
 

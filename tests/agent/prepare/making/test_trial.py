@@ -14,8 +14,8 @@ from port_agent.prepare.making import trial as trials
 from port_agent.worker.protocol import StepDone, TrainingFailed, TrainingFinished, WorkerReady
 from port_agent.worker.start import Worker, start_worker
 from port_planner import make_bundle
+from port_planner.base.errors import ExitCode
 from port_planner.ir.costs import Codec
-from port_planner.ir.errors import ExitCode
 from port_planner.ir.plan import Plan
 from tests.agent.prepare.making.small_bundles import classifier
 from tests.planner.steps import costs_of

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from port_agent import packing as packing_module
+from port_agent.paging.pager import CorruptPageError, Pager
 from port_agent.train.packing.step import Overflow, PackingStats, StepPacking
-from port_agent.train.pager import CorruptPageError, Pager
 from port_agent.train.step_paging import Scratch, StepPaging
 from port_agent.train.step_values import StepValues
+from port_planner.base.errors import PortError
 from port_planner.ir.costs import Codec, PackingCost
-from port_planner.ir.errors import PortError
 from port_planner.ir.graph import Role, Storage
 from tests.agent.exactness import bits
 from tests.agent.train.made_graph import COUNT, graph, numbers, program

@@ -13,8 +13,8 @@ from safetensors.numpy import save_file
 from safetensors.torch import save_file as save_torch_file
 
 from port_agent.train.samples.incoming import Arrivals, DataError
+from port_planner.base.errors import PortError
 from port_planner.ir.bundle.safetensors_io import Member
-from port_planner.ir.errors import PortError
 
 COLUMNS = [Member(0, 4 * 6, "float32", (2, 3)), Member(0, 16, "int64", (2,))]
 
@@ -83,7 +83,7 @@ def test_large_arrays_are_copied_a_mebibyte_at_a_time(tmp_path: Path, save: Call
     program = (
         "import sys\nfrom pathlib import Path\nfrom port_agent.train.samples.incoming import Arrivals\n"
         "from port_planner.ir.bundle.safetensors_io import Member\n"
-        "from port_planner.ir.process_memory import peak_resident_bytes, reset_peak, resident_bytes\n"
+        "from port_planner.base.process_memory import peak_resident_bytes, reset_peak, resident_bytes\n"
         f"reset_peak(); before = resident_bytes()\narrivals = Arrivals(Path({str(inbox)!r}), [{columns!r}], Path({str(folder)!r}))\n"
         "print(arrivals.counts[0], peak_resident_bytes() - before)"
     )

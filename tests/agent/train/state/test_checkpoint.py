@@ -11,7 +11,7 @@ import torch
 import xxhash
 from torch import nn
 
-from port_agent.train.pager import CHUNK, CorruptPageError, Pager
+from port_agent.paging.pager import CHUNK, CorruptPageError, Pager
 from port_agent.train.state.checkpoint import SLOTS, CheckpointError, StateStore
 from port_agent.train.trainer import Trainer, TrainOptions
 from port_planner.ir.bundle.bundle import Bundle

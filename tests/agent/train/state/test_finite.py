@@ -10,8 +10,8 @@ from torch import nn
 from port_agent.train.state.finite import NonFiniteError, check_loss, check_state
 from port_agent.train.trainer import Trainer, TrainOptions
 from port_planner import make_bundle
+from port_planner.base.errors import ExitCode
 from port_planner.ir.bundle.bundle import Bundle
-from port_planner.ir.errors import ExitCode
 from port_planner.job import JobError, TrainingJob
 from tests.agent.jobs_small import state_on_flash, write_job
 

@@ -10,12 +10,12 @@ import torch
 from port_agent.backend.cpu import CpuBackend
 from port_agent.backend.host_copies import HostCopies
 from port_agent.backend.staging import Staging
-from port_agent.train.pager import BURST, CHUNK, Pager
+from port_agent.paging.pager import BURST, CHUNK, Pager
 from port_agent.train.state.checkpoint import StateStore
 from port_agent.train.state.resident_state import Persistents, bundle_chunks, initial_contents
+from port_planner.base.errors import PortError
 from port_planner.ir.bundle.bundle import Bundle
 from port_planner.ir.bundle.manifest import TensorLayout
-from port_planner.ir.errors import PortError
 from port_planner.ir.program import Program
 from tests.agent.jobs_small import small_bundle
 from tests.agent.train.made_graph import COUNT, KEYS, LAYOUTS, numbers, program, store

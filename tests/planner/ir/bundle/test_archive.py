@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from port_planner.base.errors import PortError
 from port_planner.ir.bundle.bundle import Bundle
 from port_planner.ir.bundle.manifest import BundleError
-from port_planner.ir.errors import PortError
 from tests.agent.jobs_small import small_bundle
 from tests.planner.bundles import assemble, load, members, read_everything
 

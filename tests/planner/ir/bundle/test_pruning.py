@@ -2,8 +2,8 @@
 
 import pytest
 
+from port_planner.base.errors import PortError
 from port_planner.ir.bundle.pruning import Pruning
-from port_planner.ir.errors import PortError
 
 
 def test_the_share_grows_to_what_was_asked_for_and_stays() -> None:

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from port_planner.base.errors import CaptureError
 from port_planner.ir.devices.kinds import CPU, MPS
 from port_planner.ir.devices.torch_device import (
     device_name,
@@ -13,7 +14,6 @@ from port_planner.ir.devices.torch_device import (
     restore_generators,
     synchronize,
 )
-from port_planner.ir.errors import CaptureError
 from tests.simulated_device import NAME, SimBackend
 
 pytestmark = pytest.mark.own_process

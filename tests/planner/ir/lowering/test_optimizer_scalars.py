@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from port_planner.ir.errors import CaptureError
+from port_planner.base.errors import CaptureError
 from port_planner.ir.lowering.optimizer_scalars import OptimizerSpec, StepScalars, build_optimizer, describe_optimizer
 from port_planner.ir.operators import OPTIMIZERS
 

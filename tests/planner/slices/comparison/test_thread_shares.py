@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from port_planner.ir.tensor_bytes import same_bits
+from port_planner.base.tensor_bytes import same_bits
 from port_planner.slices.algebra import VECTOR
 from port_planner.slices.comparison.thread_shares import LEAST_SHARE, in_whole_vectors, rounds_apart
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from port_agent.system.python_process import NEUTRAL_DIRECTORY, bounded_command, one_thread_environment
 from port_agent.worker.protocol import StepDone
+from port_planner.base.units import format_bytes
 from port_planner.ir.costs import Speeds
-from port_planner.ir.units import format_bytes
 
 SOLVER_MODULE = "port_agent.cli.plan.revise"
 SOLVER_BYTES = 768 << 20

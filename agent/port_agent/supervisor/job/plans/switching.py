@@ -23,7 +23,7 @@ from port_agent.supervisor.job.plans.choice import (
 from port_agent.supervisor.job.run_state import Run, Surroundings
 from port_agent.system.cgroup import CgroupError
 from port_agent.system.clock import Clock, day_left_s
-from port_planner.ir.units import format_bytes, format_seconds
+from port_planner.base.units import format_bytes, format_seconds
 
 PLAN_SWITCH_PAUSE_S = 30.0
 """After a switch of the plan the figures need this long to settle."""

@@ -6,7 +6,7 @@ The one grammar of sizes and durations.
 import re
 from decimal import Decimal
 
-from port_planner.ir.errors import ExitCode, PortError
+from port_planner.base.errors import ExitCode, PortError
 
 _SIZE_UNITS = {"": 1, "B": 1}
 for _power, _letter in enumerate("KMGT", start=1):

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from port_agent.follow.pages import LEAST_FREE_BYTES, ForkedReaders, PageSpace, check_not_in_ram, default_page_dir
-from port_agent.train.pager import PageError
+from port_agent.paging.page_space import LEAST_FREE_BYTES, ForkedReaders, PageSpace, check_not_in_ram, default_page_dir
+from port_agent.paging.pager import PageError
 
 
 def test_regions_are_used_again_by_size(tmp_path: Path) -> None:

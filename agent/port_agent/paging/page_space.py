@@ -12,10 +12,10 @@ import tempfile
 from collections import defaultdict
 from pathlib import Path
 
+from port_agent.paging.pager import PageError, PageFile, Slot, unnamed_page_file
 from port_agent.system.mounts import file_system, in_ram
-from port_agent.train.pager import PageError, PageFile, Slot, unnamed_page_file
-from port_planner.ir.direct_io import padded
-from port_planner.ir.units import format_bytes
+from port_planner.base.direct_io import padded
+from port_planner.base.units import format_bytes
 
 GROWTH_BYTES = 64 << 20
 """The file grows by this much at a time: one fallocate instead of one per region."""

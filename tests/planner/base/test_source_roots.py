@@ -2,7 +2,7 @@
 
 import port_agent
 import port_planner
-from port_planner.ir.source_roots import FIRMWARE_SOURCES, PACKAGE_FOLDERS, SOURCE_ROOTS
+from port_planner.base.source_roots import FIRMWARE_SOURCES, PACKAGE_FOLDERS, SOURCE_ROOTS
 
 
 def test_our_packages_are_where_they_were_imported_from() -> None:

@@ -1,6 +1,6 @@
 """Exit codes that scripts and service managers rely on, and errors that are refused as asked."""
 
-from port_planner.ir.errors import CaptureError, ExitCode, PortError
+from port_planner.base.errors import CaptureError, ExitCode, PortError
 
 
 def test_the_numbers_never_change() -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from port_agent.backend.raw_bytes import block
-from port_agent.train.pager import (
+from port_agent.paging.pager import (
     CHUNK,
     ZEROS,
     CorruptPageError,
@@ -23,7 +23,7 @@ from port_agent.train.pager import (
     Slot,
     unnamed_page_file,
 )
-from port_planner.ir.direct_io import BLOCK, padded
+from port_planner.base.direct_io import BLOCK, padded
 
 ROOT = Path(__file__).resolve().parents[3]
 SIZES = (1, 511, BLOCK, BLOCK + 1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 12345)
@@ -225,7 +225,7 @@ def test_the_throttle_sleeps_as_long_as_the_slower_medium_would_take(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a clock that only sleeping moves, so that nothing depends on this machine."""
-    import port_agent.train.pager as module
+    import port_agent.paging.pager as module
 
     now = [0.0]
 
@@ -328,7 +328,7 @@ def test_a_directory_without_write_access(tmp_path: Path) -> None:
 import os, sys
 sys.path.insert(0, {str(ROOT)!r})
 from pathlib import Path
-from port_agent.train.pager import PageError, PageFile
+from port_agent.paging.pager import PageError, PageFile
 if os.geteuid() == 0:
     os.setuid(65534)
 try:
@@ -393,7 +393,7 @@ def test_a_file_size_limit(tmp_path: Path) -> None:
 import resource, signal, sys
 sys.path.insert(0, {str(ROOT)!r})
 from pathlib import Path
-from port_agent.train.pager import PageError, PageFile
+from port_agent.paging.pager import PageError, PageFile
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
 file = PageFile(Path({str(tmp_path)!r}) / "pages")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from port_planner.ir import code_pages
-from port_planner.ir.code_pages import (
+from port_planner.base import code_pages
+from port_planner.base.code_pages import (
     code_mappings,
     data_mappings,
     release_code_pages,
@@ -56,8 +56,8 @@ MAPS = """\
 
 WRITES_SHARED = """
 import mmap, sys
-from port_planner.ir.code_pages import release_shared_pages
-from port_planner.ir.process_memory import resident_bytes
+from port_planner.base.code_pages import release_shared_pages
+from port_planner.base.process_memory import resident_bytes
 
 with open(sys.argv[1], "w+b") as file:
     file.truncate(64 << 20)
@@ -72,8 +72,8 @@ print(held - resident_bytes(), shared[:] == b"x" * len(shared))
 
 PROGRAM = """
 import torch
-from port_planner.ir.code_pages import release_code_pages
-from port_planner.ir.process_memory import resident_bytes
+from port_planner.base.code_pages import release_code_pages
+from port_planner.base.process_memory import resident_bytes
 
 weight = torch.linspace(-1, 1, 64 * 64).reshape(64, 64)
 before = torch.linalg.matrix_exp(weight)

@@ -25,8 +25,8 @@ import xxhash
 
 from port_agent.packing.pages import DamagedPageError, pack_page, unpack_page
 from port_agent.system.mounts import worn_by_writing
-from port_planner.ir.direct_io import BLOCK, padded
-from port_planner.ir.errors import PortError
+from port_planner.base.direct_io import BLOCK, padded
+from port_planner.base.errors import PortError
 
 if TYPE_CHECKING:
     import torch

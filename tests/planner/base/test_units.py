@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from port_planner.ir.units import LARGEST_BYTES, LONGEST_S, DurationError, SizeError, parse_bytes, parse_duration
+from port_planner.base.units import LARGEST_BYTES, LONGEST_S, DurationError, SizeError, parse_bytes, parse_duration
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from port_planner.ir.direct_io import bypass_page_cache
+from port_planner.base.direct_io import bypass_page_cache
 
 
 @pytest.mark.skipif(not hasattr(os, "O_DIRECT"), reason="this system has another way")

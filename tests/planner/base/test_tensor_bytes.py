@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from port_planner.ir.tensor_bytes import same_bits, storage_pieces, tensor_pieces
+from port_planner.base.tensor_bytes import same_bits, storage_pieces, tensor_pieces
 
 BASE = torch.arange(700_000, dtype=torch.int32).view(700, 1000)
 

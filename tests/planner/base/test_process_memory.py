@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from port_planner.ir import process_memory
+from port_planner.base import process_memory
 
 
 @pytest.mark.parametrize("platform", [sys.platform, "darwin"])

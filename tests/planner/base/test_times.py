@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from port_planner.ir.times import HoursError, MomentError, parse_deadline, parse_hours, parse_since
+from port_planner.base.times import HoursError, MomentError, parse_deadline, parse_hours, parse_since
 
 NOON = time.mktime((2026, 6, 3, 12, 0, 0, 0, 0, -1))
 

@@ -6,7 +6,7 @@ The one grammar of deadlines and windows.
 import re
 from datetime import datetime, time, timedelta
 
-from port_planner.ir.units import DurationError, DurationRangeError, UnitError, parse_duration, shown
+from port_planner.base.units import DurationError, DurationRangeError, UnitError, parse_duration, shown
 
 _CLOCK = re.compile(r"([0-9]{1,2}):([0-9]{2})")
 _BARE_NUMBER = re.compile(r"[-+]?[0-9.]*")

@@ -9,7 +9,7 @@ from enum import IntEnum
 from functools import cache
 from pathlib import Path
 
-from port_planner.ir.source_roots import PACKAGE_FOLDERS
+from port_planner.base.source_roots import PACKAGE_FOLDERS
 
 _INSTALLED = frozenset(("site-packages", "dist-packages"))
 

@@ -1,0 +1,1 @@
+"""Pages of storages: the page thread, its files, and the regions in them that outlast a step."""

@@ -4,9 +4,19 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo demo-llm demo-mcu test check-long check-systemd check-peers check-gpu deb lint format clean
+# `make test ROOM=policy`: the tests of every folder or module by that name. A path of tests/ or of the product will do, too.
+ROOM ?=
+NAMED := $(subst /port_planner/,/,$(subst /port_agent/,/,$(patsubst %.py,%,$(patsubst %/,%,$(ROOM)))))
+ROOMS = $(or $(wildcard $(filter tests tests/%,$(ROOM))),$(shell find tests -type d -path '*/$(NAMED)' -o -path '*/$(patsubst ./%,%,$(dir $(NAMED)))test_$(notdir $(NAMED)).py'),$(error no tests by the name of $(ROOM)))
+QUICK := not long and not process and not root and not attack
 
-setup: $(STAMP)
+.DEFAULT_GOAL := help
+.PHONY: help setup demo demo-llm demo-mcu test fast check-long check-systemd check-peers check-gpu deb lint format clean
+
+help: ## what can be made
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1\t\2/p' Makefile | while IFS="$$(printf '\t')" read -r name text; do printf '  make %-14s %s\n' "$$name" "$$text"; done
+
+setup: $(STAMP) ## the virtual environment that everything else runs in (every command sets it up by itself)
 
 $(STAMP): pyproject.toml deploy/requirements.txt tests/constraints.txt tests/flower.txt $(wildcard agent/port_agent/malloc/*.[ch]) $(wildcard agent/port_agent/packing/*.[ch])
 	$(PYTHON) -m venv $(VENV)
@@ -16,54 +26,62 @@ $(STAMP): pyproject.toml deploy/requirements.txt tests/constraints.txt tests/flo
 	$(BIN)/pip install -q --no-deps -r tests/flower.txt
 	touch $@
 
-demo: setup
+demo: setup ## a training in a minute, with and without a budget
 	$(BIN)/python -m examples.demo
 
 # A small language model learns to write, then another style, inside a budget: a few minutes.
-demo-llm: setup
+demo-llm: setup ## a small language model learns to write, then another style, inside a budget
 	$(BIN)/python -m examples.demo_llm
 
 # A gesture recogniser adapts on an emulated board; needs qemu-system-arm and gcc-arm-none-eabi.
-demo-mcu: setup
+demo-mcu: setup ## a gesture recogniser adapts on an emulated microcontroller board
 	$(BIN)/port-agent mcu simulate examples/imu_gestures
 
 # Bytecode is kept whatever the environment says: each of the hundreds of processes that tests start would compile the same
 # modules again. Files in the order of their names: the last ones are small, so no worker waits long for the other at the end.
-test check-long: export PYTHONDONTWRITEBYTECODE =
-test: setup
+test fast check-long: export PYTHONDONTWRITEBYTECODE =
+ifeq ($(ROOM),)
+test: setup ## everything that can be tested here in minutes; `make test ROOM=policy` (or a path): one room of it
 	$(BIN)/ruff check .
 	@echo "$(BIN)/mypy, meanwhile; what it finds is told at the end"; $(BIN)/mypy > $(VENV)/types.txt 2>&1 & types=$$!; \
 	$(BIN)/pytest -m "not long" -n 2 --dist loadfile --no-loadscope-reorder; tests=$$?; \
 	wait $$types || { cat $(VENV)/types.txt; exit 1; }; exit $$tests
+else
+test: setup
+	$(BIN)/pytest -m "not long" $(ROOMS)
+endif
 
-check-long: setup
+fast: setup ## the tests that start no process, in less than a minute; also of one room
+	$(BIN)/pytest -m "$(QUICK)" -n 2 --dist loadfile $(if $(ROOM),$(ROOMS))
+
+check-long: setup ## what `make test` leaves out: heavy checks, every attack
 	$(BIN)/pytest -m "long or attack"
 
 # Real systemd 257 and 252 in emulated machines; needs root, fetches and keeps about 3 GB under .cache/ the first time.
-check-systemd: setup
+check-systemd: setup ## the package under real systemd in emulated machines (root)
 	deploy/vm/build.sh tools
 	deploy/vm/build.sh all
 	$(BIN)/pytest tests/systemd -m "long or root" -v
 
 # Real agents in network namespaces on bridges that lead nowhere; needs root and iproute2, skipped with a reason elsewhere.
-check-peers: setup
+check-peers: setup ## real agents in network namespaces (root)
 	$(BIN)/pytest tests/agent/peers -m "long or root" -s -v -rs
 
 # What the GPU here does to our promises: bits, bytes, speeds, and what fits below plain PyTorch; says so where there is none.
-check-gpu: setup
+check-gpu: setup ## what the GPU here does to bits, bytes and speeds
 	$(BIN)/python -m benchmarks.gpu
 
-deb: setup
+deb: setup ## the Debian package
 	deploy/build-deb.sh
 
-lint: setup
+lint: setup ## style, format and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-format: setup
+format: setup ## format all sources
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-clean:
+clean: ## remove the environment and what was built
 	rm -rf $(VENV) build dist *.egg-info

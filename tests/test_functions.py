@@ -1,0 +1,86 @@
+"""No function of the product is longer than a screen, and none takes more parameters than a reader keeps in mind."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+MOST_LINES = 60
+MOST_PARAMETERS = 8
+"""`self` and `cls` beside them."""
+
+YET = frozenset(
+    {
+        "port_agent.cli.finetune.explanation.explanation_table",
+        "port_agent.cli.plan.making._made",
+        "port_agent.finetune.explain.explain",
+        "port_agent.follow.mode.Follower._after",
+        "port_agent.follow.mode.Follower._run_one",
+        "port_agent.mcu.trainer.BoardTrainer.__init__",
+        "port_agent.prepare.making.bundle.make",
+        "port_agent.prepare.slices.choosing.in_pieces",
+        "port_agent.prepare.slices.ways.WaysToCut.__init__",
+        "port_agent.prepare.sparse.train_less",
+        "port_agent.supervisor.job.runner.Runner._spawn",
+        "port_agent.train.executor.Executor.__init__",
+        "port_planner.capture.step.capture_step",
+        "port_planner.make_bundle.prepare",
+        "port_planner.mcu.compile.compile_model",
+        "port_planner.search.plan_step.plan_step",
+    }
+)
+"""Functions that are longer or take more. It only ever gets shorter."""
+
+
+def functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    """Yield the functions of the product, each by its module, class and name."""
+    for root in ("agent", "planner"):
+        for path in sorted((ROOT / root / f"port_{root}").rglob("*.py")):
+            module = ".".join(path.relative_to(ROOT / root).with_suffix("").parts)
+            yield from _below(ast.parse(path.read_text()), module)
+
+
+def _below(node: ast.AST, name: str) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    for child in ast.iter_child_nodes(node):
+        named = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        inner = f"{name}.{child.name}" if named else name
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield inner, child
+        yield from _below(child, inner)
+
+
+def lines_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Return the lines from `def` to the last one."""
+    return (function.end_lineno or function.lineno) - function.lineno + 1
+
+
+def parameters_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Return the number of parameters, all kinds together."""
+    a = function.args
+    named = [p for p in (*a.posonlyargs, *a.args, *a.kwonlyargs) if p.arg not in ("self", "cls")]
+    return len(named) + (a.vararg is not None) + (a.kwarg is not None)
+
+
+def too_much(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Return whether a function is too long or takes too many parameters."""
+    return lines_of(function) > MOST_LINES or parameters_of(function) > MOST_PARAMETERS
+
+
+def test_no_function_is_too_long_or_takes_too_many_parameters() -> None:
+    wrong = [
+        f"{name}: {lines_of(function)} lines, {parameters_of(function)} parameters"
+        for name, function in functions()
+        if too_much(function) and name not in YET
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_what_is_mended_is_off_the_list() -> None:
+    left = {name for name, function in functions() if too_much(function)}
+    assert left >= YET, f"take off the list: {sorted(YET - left)}"
+
+
+def test_lines_and_parameters_are_counted() -> None:
+    (function,) = ast.parse("def f(self, a, /, b, *c, d=1, **e):\n    return (\n        a\n    )\n").body
+    assert isinstance(function, ast.FunctionDef)
+    assert (lines_of(function), parameters_of(function)) == (4, 5)

@@ -9,14 +9,16 @@ What follows the product, a cap or a scale, may do so by elements alone, which i
 
 import itertools
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch.nn import functional as F
 
 from port_agent.finetune.options import FinetuneError
-from port_agent.follow.parts.kept_comparisons import KeptComparisons
 from port_planner.base.tensor_bytes import same_bits
-from port_planner.ir.cancelling import RESIDUE, mirrored
+from port_planner.exactness.cancelling import RESIDUE, mirrored
+from port_planner.exactness.kept_answers import KeptAnswers
+from port_planner.exactness.tiles import Operands, tiles_equal
 
 LEAST_ROWS = 16
 """In a block: of fewer, products have kernels of their own, and reading the weight takes longer than multiplying by it."""
@@ -74,7 +76,7 @@ class HeadRows:
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, most: int) -> None:
         """`weight`: [outputs, width], whose shape and data type count; `bias`: whether there is one."""
         (self._outputs, self._width), self._dtype, self._biased = weight.shape, weight.dtype, bias is not None
-        self.most, self._comparisons = most, KeptComparisons()
+        self.most, self._comparisons = most, KeptAnswers()
         self._blocks: dict[int, list[tuple[int, int]]] = {}
         """By the number of all rows."""
 
@@ -91,11 +93,7 @@ class HeadRows:
         for at_once in tried:
             blocks = head_row_blocks(rows, at_once)
             form = "head_rows", self._outputs, self._width, self._dtype, self._biased, tuple(blocks)
-            equal = self._comparisons.get(form)
-            if equal is None:
-                equal = self._has_bits_of_whole(blocks)
-                self._comparisons.note(form, equal=equal)
-            if equal:
+            if self._comparisons.equal(form, partial(self._has_bits_of_whole, blocks)):
                 return blocks
         raise FinetuneError(
             f"the head's product of {rows} rows has other bits in blocks of {' or '.join(map(str, tried))} rows on this device, and the "
@@ -107,21 +105,15 @@ class HeadRows:
         rows, item = blocks[-1][1], self._dtype.itemsize
         output_bytes = self._width * item + rows * (3 * item + torch.float32.itemsize)
         outputs = max(_COMPARED_BYTES // output_bytes // _STEP_OUTPUTS * _STEP_OUTPUTS, _LEAST_OUTPUTS)
-        generator = torch.Generator().manual_seed(0)
-
-        def drawn(*shape: int) -> torch.Tensor:
-            return torch.randn(shape, generator=generator, dtype=self._dtype)
-
-        weight = mirrored(mirrored(drawn(min(outputs, self._outputs), self._width), 1, -1), 0, -1)
-        bias = drawn(weight.shape[0]).mul_(RESIDUE) if self._biased else None
-        hidden = mirrored(drawn(rows, self._width), 1, 1).requires_grad_()
-        gradient = mirrored(drawn(rows, weight.shape[0]), 1, 1)
+        drawn = Operands(self._dtype)
+        weight = mirrored(mirrored(drawn.numbers(min(outputs, self._outputs), self._width), 1, -1), 0, -1)
+        bias = drawn.numbers(weight.shape[0]).mul_(RESIDUE) if self._biased else None
+        hidden = mirrored(drawn.numbers(rows, self._width), 1, 1).requires_grad_()
+        gradient = mirrored(drawn.numbers(rows, weight.shape[0]), 1, 1)
         seen = {blocks[0], blocks[len(blocks) // 2], blocks[-1]}
         logits = F.linear(hidden[None], weight, bias)[0]
         (given,) = torch.autograd.grad(logits, hidden, gradient)
         with torch.no_grad():
-            return all(
-                same_bits(F.linear(hidden[None, a:b], weight, bias)[0], logits[a:b])
-                and same_bits(gradient[a:b].clone().mm(weight), given[a:b])
-                for a, b in seen
-            )
+            return tiles_equal(
+                logits, ((a, b, F.linear(hidden[None, a:b], weight, bias)[0]) for a, b in seen)
+            ) and tiles_equal(given, ((a, b, gradient[a:b].clone().mm(weight)) for a, b in seen))

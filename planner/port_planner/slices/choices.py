@@ -6,12 +6,12 @@ Chains that are alike (the same operators, shapes and layouts, as in the layers 
 from collections import defaultdict
 from collections.abc import Iterable, Set
 from dataclasses import dataclass
+from typing import Any
 
 from port_planner.ir.graph import StepGraph
 from port_planner.slices.chains import Chain, find_chains, split_at, split_chains, touched_bytes
-from port_planner.slices.comparison.differing import form_key
 from port_planner.slices.pieces import cut_each
-from port_planner.slices.rewriting import Rewritten
+from port_planner.slices.rewriting import Rewritten, form_of
 
 OF_THE_ROOM = ((1 / 3, 4), (1 / 6, 8), (1 / 12, 16))
 """Operators that touch more than such a share of what a step may take are cut into so many pieces: little else fits beside them."""
@@ -74,8 +74,7 @@ def cut_fat(graph: StepGraph, fat_bytes: int, count: int, apart: Set[str] = froz
 
 def kinds(graph: StepGraph, rewritten: Rewritten) -> list[frozenset[int]]:
     """Return the ops of all chains in pieces of each kind, the kind that touches most bytes first."""
-    found: dict[str, set[int]] = defaultdict(set)
+    found: dict[Any, set[int]] = defaultdict(set)
     for replacement in rewritten.replacements:
-        found[form_key(graph, rewritten, replacement)].update(replacement.old)
-    touched = {key: sum(touched_bytes(graph, i) for i in ops) for key, ops in found.items()}
-    return [frozenset(found[key]) for key in sorted(found, key=lambda k: -touched[k])]
+        found[form_of(graph, rewritten, replacement)].update(replacement.old)
+    return sorted(map(frozenset, found.values()), key=lambda ops: -sum(touched_bytes(graph, i) for i in ops))

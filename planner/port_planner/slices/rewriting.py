@@ -3,8 +3,9 @@
 Storages and values of the original keep their numbers, so what stands in both is compared by number.
 """
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from port_planner.ir.graph import Argument, Named, Op, Phase, Piece, Ref, Role, StepGraph, Storage, Value, operands
 
@@ -34,6 +35,38 @@ class Rewritten:
     """Of storages that hold a part of one of the original from the start: which part, as the original has it."""
     moved: Mapping[int, int] = field(default_factory=dict)
     """Of storages of the original whose contents lie in another storage's place: in whose."""
+
+
+def form_of(graph: StepGraph, rewritten: Rewritten, replacement: Replacement) -> Any:
+    """Return what is equal for replacements that are alike: the same operators, shapes and layouts before and after."""
+    taken = {s for i in replacement.new for s in rewritten.graph.reads[i]} & rewritten.sources.keys()
+    sources = [rewritten.sources[s] for s in sorted(taken)]
+    parts = tuple((v.dtype, v.shape, v.stride, v.offset) for v in sources)
+    forms = _form(graph, replacement.old), _form(rewritten.graph, replacement.new)
+    return (*forms, parts) if parts else forms
+
+
+def _form(graph: StepGraph, ops: Sequence[int]) -> Any:
+    """Return what two runs of ops have in common when they do the same to tensors of the same layout."""
+    numbers: dict[int, int] = {}
+
+    def value_form(v: int) -> Any:
+        value = graph.values[v]
+        number = numbers.setdefault(value.storage, len(numbers))
+        return number, value.dtype, value.shape, value.stride, value.offset, graph.storages[value.storage].nbytes
+
+    def form(argument: Argument) -> Any:
+        if isinstance(argument, Ref):
+            return value_form(argument.value)
+        if isinstance(argument, tuple):
+            return tuple(form(a) for a in argument)
+        return type(argument).__name__, argument
+
+    def op_form(op: Op) -> Any:
+        outputs = tuple(None if v is None else value_form(v) for v in op.outputs)
+        return op.name, tuple(map(form, op.args)), tuple((k, form(a)) for k, a in op.kwargs), outputs
+
+    return tuple(op_form(graph.ops[i]) for i in ops)
 
 
 class Draft:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from port_planner.capture.step import Capture, Fill, capture_step
+from port_planner.exactness.replacements import differing
 from port_planner.ir.bundle.manifest import TensorLayout
 from port_planner.ir.graph import StepGraph, Value, verify_graph
 from port_planner.ir.lowering.update_slices import update_groups
@@ -17,7 +18,6 @@ from port_planner.search.floor import floor_of
 from port_planner.slices import blocks
 from port_planner.slices.blocks import COLUMNS, ROWS, Block, blocks_of, large_weights, read_in_blocks
 from port_planner.slices.chains import find_chains
-from port_planner.slices.comparison.differing import differing
 from port_planner.slices.pieces import cut_chains
 from port_planner.slices.rewriting import Rewritten, compacted
 from tests.agent.exactness import OPTIMIZERS, Outcome, differences, plain, planned, random_plan

@@ -10,12 +10,12 @@ from torch import nn
 from torch.nn import functional
 
 from port_planner.capture.step import capture_step
+from port_planner.exactness.replacements import differing
 from port_planner.ir.graph import Phase, Ref, StepGraph, operands, verify_graph
 from port_planner.ir.operands.verify import verify_operands
 from port_planner.slices import pieces
 from port_planner.slices.algebra import base_name, cut_dimensions
 from port_planner.slices.chains import MOST_THIN, find_chains, least_rows, split_at, touched_bytes, units_of
-from port_planner.slices.comparison.differing import differing
 from port_planner.slices.pieces import cut_chains
 from tests.planner.slices.language_step import language_step
 

@@ -2,12 +2,12 @@
 
 import pytest
 
+from port_planner.exactness.replacements import differing
 from port_planner.ir.graph import StepGraph
 from port_planner.slices import pieces
 from port_planner.slices.algebra import base_name
 from port_planner.slices.chains import find_chains, split_chains, touched_bytes
 from port_planner.slices.choices import Cut, cut_fat, first_cuts, kinds, other_counts
-from port_planner.slices.comparison.differing import differing
 from tests.planner.slices.language_step import language_step
 
 FAT_BYTES = 140_000

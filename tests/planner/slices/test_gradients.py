@@ -10,9 +10,9 @@ from torch.nn import functional
 
 from benchmarks.models import workload
 from port_planner.capture.step import Capture, capture_step
+from port_planner.exactness.replacements import differing
 from port_planner.ir.graph import Ref, StepGraph, verify_graph
 from port_planner.ir.operands.verify import verify_operands
-from port_planner.slices.comparison.differing import differing
 from port_planner.slices.gradients import CONVOLUTION, CONVOLUTION_BACKWARD, saved_bytes, split_gradients
 from tests.agent.exactness import OPTIMIZERS, differences, plain, planned, random_plan
 from tests.planner.steps import tiny_step

@@ -9,13 +9,13 @@ from torch import nn
 from torch.nn import functional
 
 from port_planner.capture.step import Capture, capture_step
+from port_planner.exactness.replacements import differing
 from port_planner.ir.graph import Role, StepGraph, verify_graph
 from port_planner.ir.lowering.lower import lower
 from port_planner.ir.operands.verify import verify_operands
 from port_planner.ir.plan import Plan
 from port_planner.slices import in_place
 from port_planner.slices.chains import find_chains
-from port_planner.slices.comparison.differing import differing
 from port_planner.slices.in_place import write_in_place
 from port_planner.slices.pieces import cut_chains
 from port_planner.slices.rewriting import compacted

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from port_planner.capture.step import Capture, capture_step
+from port_planner.exactness.replacements import differing
 from port_planner.ir.graph import StepGraph, Value, verify_graph
 from port_planner.ir.operands.verify import verify_operands
 from port_planner.search.floor import floor_of
 from port_planner.slices import norms
-from port_planner.slices.comparison.differing import differing
 from port_planner.slices.gradients import split_gradients
 from port_planner.slices.in_place import write_in_place
 from port_planner.slices.norms import norms_by_channels

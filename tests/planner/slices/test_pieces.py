@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 from port_planner.capture.step import capture_step
+from port_planner.exactness.replacements import differing
 from port_planner.ir.bundle.codec import pack_graph, unpack_graph
 from port_planner.ir.graph import RESERVED, Op, Piece, Ref, StepGraph, Value, verify_graph
 from port_planner.ir.operands.verify import verify_operands
 from port_planner.search.floor import floor_of
 from port_planner.slices import pieces
 from port_planner.slices.chains import find_chains
-from port_planner.slices.comparison.differing import differing
 from port_planner.slices.pieces import cut_chains, even_bounds
 from port_planner.slices.rewriting import Rewritten
 from tests.agent.exactness import OPTIMIZERS, differences, plain, planned, random_plan

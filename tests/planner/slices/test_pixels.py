@@ -8,11 +8,11 @@ import torch
 from torch import nn
 
 from port_planner.capture.step import Capture, capture_step
+from port_planner.exactness.replacements import differing
 from port_planner.ir.graph import Ref, StepGraph, verify_graph
 from port_planner.ir.operands.verify import verify_operands
 from port_planner.slices import pieces
 from port_planner.slices.chains import find_chains
-from port_planner.slices.comparison.differing import differing
 from port_planner.slices.gradients import CONVOLUTION, split_gradients
 from port_planner.slices.pieces import cut_chains
 from port_planner.slices.pixels import PRODUCTS, as_products

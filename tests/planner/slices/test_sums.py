@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from port_planner.capture.step import capture_step
+from port_planner.exactness.replacements import differing
 from port_planner.ir.bundle.codec import pack_graph, unpack_graph
 from port_planner.ir.graph import StepGraph, verify_graph
 from port_planner.ir.operands.verify import verify_operands
@@ -16,7 +17,6 @@ from port_planner.search.floor import floor_of
 from port_planner.slices import pieces
 from port_planner.slices.algebra import base_name
 from port_planner.slices.chains import find_chains
-from port_planner.slices.comparison.differing import differing
 from port_planner.slices.gradients import split_gradients
 from port_planner.slices.pieces import cut_chains
 from port_planner.slices.rewriting import Rewritten, compacted

@@ -18,8 +18,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from port_agent.finetune.head_loss import LearnedLoss, chosen_log_probabilities, learned_places, summed_loss
-from port_planner.base.tensor_bytes import same_bits
-from port_planner.ir.cancelling import mirrored
+from port_planner.exactness.cancelling import mirrored
+from port_planner.exactness.tiles import Operands, tiles_equal
 
 _TILE_BYTES = 8 << 20
 """Of the weight's gradient, about."""
@@ -141,23 +141,15 @@ class TrainedHead:
         """Tell whether products in tiles have the bits of what autograd multiplies: of numbers whose sums cancel, of two tiles and the last."""
         weight, step = self._head.weight, self._step
         outputs = min(weight.shape[0], 2 * step + weight.shape[0] % step)
-        generator = torch.Generator().manual_seed(0)
-
-        def drawn(*shape: int) -> torch.Tensor:
-            return torch.randn(shape, generator=generator, dtype=weight.dtype)
-
-        hidden, trained, given = (
-            mirrored(drawn(1, rows, weight.shape[1]), 1, -1),
-            drawn(outputs, weight.shape[1]),
-            mirrored(drawn(1, rows, outputs), 1, 1),
-        )
+        drawn = Operands(weight.dtype)
+        hidden = mirrored(drawn.numbers(1, rows, weight.shape[1]), 1, -1)
+        trained = drawn.numbers(outputs, weight.shape[1])
+        given = mirrored(drawn.numbers(1, rows, outputs), 1, 1)
         logits = F.linear(hidden, trained.requires_grad_())
         (whole,) = torch.autograd.grad(logits, trained, given)
         del logits
-        return all(
-            same_bits(given[0, :, start : start + step].clone().t().mm(hidden[0]), whole[start : start + step])
-            for start in range(0, outputs, step)
-        )
+        bounds = itertools.pairwise((*range(0, outputs, step), outputs))
+        return tiles_equal(whole, ((a, b, given[0, :, a:b].clone().t().mm(hidden[0])) for a, b in bounds))
 
 
 def _add_rows(added: torch.Tensor, looked_up: LookedUp, start: int, stop: int) -> None:

@@ -18,12 +18,13 @@ import torch
 from torch import nn
 
 from port_agent.finetune.libraries import Conv1D
-from port_agent.follow.parts.kept_comparisons import KeptComparisons
 from port_agent.follow.parts.products import column_blocks
 from port_agent.follow.storages import address_of
 from port_agent.packing.grids import NF4_LEVELS, GridMatrix, QuantizationGrid, decode
 from port_planner.base.tensor_bytes import same_bits
-from port_planner.ir.cancelling import RESIDUE, mirrored
+from port_planner.exactness.cancelling import RESIDUE, mirrored
+from port_planner.exactness.kept_answers import KeptAnswers
+from port_planner.exactness.tiles import Operands
 
 BLOCK_BYTES = 4 << 20
 """Of decoded weight, about: more takes more of the budget, less pays for calls."""
@@ -181,7 +182,7 @@ _PRODUCTS = {
     "grid_addmm_input_gradient": _Product(lambda flat, weight, bias: torch.mm(flat, weight.t()), by_rows=True),
 }
 
-_equal_in_blocks = KeptComparisons()
+_equal_in_blocks = KeptAnswers()
 
 
 def _product(
@@ -191,11 +192,7 @@ def _product(
     """Return a product by blocks, or whole where blocks have other bits."""
     shape = codes.shape[0], _row_items(codes, grid.value)
     form = (name, flat.shape, flat.stride(), shape, dtype, bias is None)
-    equal = _equal_in_blocks.get(form)
-    if equal is None:
-        equal = _has_bits_of_whole(_PRODUCTS[name], flat, shape, bias, dtype)
-        _equal_in_blocks.note(form, equal=equal)
-    if not equal:
+    if not _equal_in_blocks.equal(form, lambda: _has_bits_of_whole(_PRODUCTS[name], flat, shape, bias, dtype)):
         whole = torch.ops.port_agent.grid_decode(codes, scales, grid.value, dtype)
         return _PRODUCTS[name].multiply(flat, whole, bias)
     made: torch.Tensor = getattr(torch.ops.port_agent, name)(flat, codes, scales, bias, grid.value, dtype)
@@ -206,12 +203,10 @@ def _has_bits_of_whole(
     product: _Product, flat: torch.Tensor, shape: tuple[int, int], bias: torch.Tensor | None, dtype: torch.dtype
 ) -> bool:
     """Tell whether a product of this form has the bits of the whole in blocks: of numbers whose sums cancel."""
-    generator = torch.Generator().manual_seed(0)
-    given = torch.empty_strided(flat.shape, flat.stride(), dtype=flat.dtype).normal_(generator=generator)
-    weight = torch.empty(shape, dtype=dtype).normal_(generator=generator)
-    mirrored(given, 1, 1)
-    mirrored(weight, 1 if product.by_rows else 0, -1)
-    added = None if bias is None else torch.empty_like(bias).normal_(generator=generator).mul_(RESIDUE)
+    drawn = Operands(dtype)
+    given = mirrored(drawn.like(flat), 1, 1)
+    weight = mirrored(drawn.numbers(*shape), 1 if product.by_rows else 0, -1)
+    added = None if bias is None else drawn.like(bias).mul_(RESIDUE)
 
     def part(rows: range, columns: range) -> torch.Tensor:
         of = weight[rows.start : rows.stop, columns.start : columns.stop]

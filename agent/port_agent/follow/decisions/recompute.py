@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from port_agent.follow.arithmetic import arithmetic, computing_as
 from port_agent.follow.operands import makes_storage, shape_alone, written_arguments
 from port_agent.follow.patches.dispatch_keys import CAST_INSIDE
 from port_agent.follow.storages import NEVER, Storage, exposed, untyped_storage
+from port_planner.exactness.arithmetic import arithmetic, computing_as
 
 _SNAPSHOT_BYTES = 4 << 10
 """Small operands, which are not followed and may change unseen, are copied into the recipe up to this size."""

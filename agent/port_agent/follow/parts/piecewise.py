@@ -1,7 +1,7 @@
 """Operators whose operands do not fit together run piece by piece, with the same bits.
 
 An elementwise operator over whole contiguous tensors gives the same bits on consecutive pieces in which each number is computed in a
-vector where it was in the whole, or rounded alike without one (`port_planner.slices.comparison.thread_shares`); a softmax along the last dimension does
+vector where it was in the whole, or rounded alike without one (`port_planner.exactness.vector_ends`); a softmax along the last dimension does
 on whole rows, each of which its kernel computes alone; what only moves elements, in runs of them (`moves`). A piece of an operand that is away is read into
 a buffer; a piece of a result whose storage is away goes straight to its page: AdamW on an embedding never has four such tensors
 in RAM, the loss of a language model never both logits and their logarithms.
@@ -24,9 +24,9 @@ from port_agent.follow.patches.dispatch_keys import counts_inside
 from port_agent.follow.residency import Residency
 from port_agent.follow.storages import Storage, StorageTable, untyped_storage
 from port_agent.paging.pager import CHUNK
+from port_planner.exactness.vector_ends import LEAST_SHARE, rounds_apart
 from port_planner.ir.lowering.update_slices import ELEMENTWISE
 from port_planner.slices.algebra import VECTOR
-from port_planner.slices.comparison.thread_shares import LEAST_SHARE, rounds_apart
 
 _FUSED = ("aten::_fused_adam_", "aten::_fused_adamw_", "aten::_fused_sgd_", "aten::_fused_adagrad_")
 

@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from port_agent.follow.parts.kept_comparisons import KeptComparisons
 from port_agent.follow.storages import (
     Storage,
     StorageTable,
@@ -29,8 +28,9 @@ from port_agent.follow.storages import (
     span,
     untyped_storage,
 )
-from port_planner.base.tensor_bytes import same_bits
-from port_planner.ir.cancelling import RESIDUE, mirrored
+from port_planner.exactness.cancelling import RESIDUE, mirrored
+from port_planner.exactness.kept_answers import KeptAnswers
+from port_planner.exactness.tiles import Operands, tiles_equal
 
 _WEIGHT_ARGUMENT = {"aten::mm": 1, "aten::addmm": 2}
 """Which argument is the weight, of shape [inner, columns]."""
@@ -165,7 +165,7 @@ class MappedProducts:
     def __init__(self, table: StorageTable, make_room: Callable[[int], object]) -> None:
         """`make_room` is called with the bytes that a comparison takes, before it is made."""
         self._table, self._make_room = table, make_room
-        self._equal = KeptComparisons()
+        self._equal = KeptAnswers()
 
     def of(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], limit_bytes: float) -> MappedProduct | None:
         """Return the call as a product that may run in blocks; None where it may, or has to, run whole."""
@@ -196,16 +196,15 @@ class MappedProducts:
 
     def has_bits_of_whole(self, product: MappedProduct) -> bool:
         """Tell whether a product may run in blocks; compares where none of its form has come. All but its weight is resident."""
-        known = self._equal.get(product.form)
-        if known is not None:
-            return known
-        self._make_room(product.compared_bytes)
+
+        def compare() -> bool:
+            self._make_room(product.compared_bytes)
+            return _equal_in_blocks(product)
+
         try:
-            equal = _equal_in_blocks(product)
+            return self._equal.equal(product.form, compare)
         except OSError:  # no address space to compare in, this time
             return False
-        self._equal.note(product.form, equal=equal)
-        return equal
 
     def _others_would_leave(self, nbytes: int, limit_bytes: float) -> bool:
         """Tell whether `nbytes` find room only where tensors leave that are in no file and may have to be written."""
@@ -285,19 +284,14 @@ def _equal_in_blocks(product: MappedProduct) -> bool:
     stretches of the weight. Raises OSError.
     """
     position = _WEIGHT_ARGUMENT[product.func._schema.name]
-    generator = torch.Generator().manual_seed(0)
+    numbers = Operands(product.weight.dtype)
     with contextlib.ExitStack() as stack:
-        args = [
-            torch.randn(span(a), generator=generator, dtype=a.dtype).mul_(RESIDUE).as_strided(a.shape, a.stride())
-            for a in product.args[: position - 1]
-        ]
+        args = [numbers.like(a).mul_(RESIDUE) for a in product.args[: position - 1]]
         args += [_zeros_like(a, stack) for a in product.args[position - 1 :]]
-        _fill_rows(args[position - 1], generator)
-        _fill_stretches(product, args[position], generator)
+        _fill_rows(args[position - 1], numbers.generator)
+        _fill_stretches(product, args[position], numbers.generator)
         whole = product.func(*args, **product.kwargs)
-        return all(
-            same_bits(whole[:, start:stop], block) for start, stop, block in _computed_blocks(product, args, None)
-        )
+        return tiles_equal(whole, _computed_blocks(product, args, None), dim=1)
 
 
 def _zeros_like(operand: torch.Tensor, stack: contextlib.ExitStack) -> torch.Tensor:

@@ -19,12 +19,12 @@ from port_agent.prepare.bench.process import DONE, LAST, Compare, Measure, Reque
 from port_agent.prepare.making.trial import TrialError
 from port_agent.prepare.progress import Progress
 from port_agent.system.python_process import module_command, module_environment, threads_environment
+from port_planner.exactness.replacements import Differing
+from port_planner.exactness.request import pack_request, read_differing
 from port_planner.ir.bundle.codec import pack_graph
 from port_planner.ir.graph import StepGraph
 from port_planner.profiling import kept_costs, operators
 from port_planner.profiling.operators import Measured
-from port_planner.slices.comparison.differing import Differing
-from port_planner.slices.comparison.request import pack_request, read_differing
 from port_planner.slices.rewriting import Rewritten
 
 

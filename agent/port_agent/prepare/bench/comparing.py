@@ -10,7 +10,7 @@ from pathlib import Path
 
 from port_agent.malloc import Allocator, active
 from port_planner.base.process_memory import resident_bytes
-from port_planner.slices.comparison.request import ComparisonRequest, pack_differing
+from port_planner.exactness.request import ComparisonRequest, pack_differing
 
 
 def compare(source: Path, target: Path, ram_bytes: int, page_dir: Path) -> bool:

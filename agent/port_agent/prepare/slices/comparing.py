@@ -9,16 +9,16 @@ from typing import TypeAlias
 
 from port_agent.prepare.progress import Progress
 from port_agent.prepare.slices.sliced import ComparingRoom, Sliced
+from port_planner.exactness.kept_answers import AnswerFile, answer_key
+from port_planner.exactness.replacements import Differing
 from port_planner.ir.costs import OpCost
 from port_planner.ir.devices.kinds import CPU
 from port_planner.ir.graph import GraphError, StepGraph
 from port_planner.ir.operands.verify import verify_operands
 from port_planner.make_bundle import Prepared
-from port_planner.profiling import kept_costs
 from port_planner.profiling.operators import Measured
 from port_planner.slices.choices import Cut
-from port_planner.slices.comparison.differing import Differing, form_key
-from port_planner.slices.rewriting import Rewritten
+from port_planner.slices.rewriting import Replacement, Rewritten, form_of
 
 _COMPARED = 0.5
 """Of the stage that compares pieces, what is done where their costs are known: the rest is quick plans with them."""
@@ -132,9 +132,9 @@ def compared(pairs: Sequence[tuple[StepGraph, Rewritten]], room: ComparingRoom) 
     Of those alike, in whatever graph, one is run. What was found is kept in the user's cache for the next plan, by operators, shapes and layouts. Raises TrialError where the
     process that finds out fails.
     """
-    name, folder = kept_costs.context(room.threads, 0, workspace_seen=False), kept_costs.cache_folder("pieces")
-    known = kept_costs.read_kept(folder, name, dict[str, _Found]) or {}
-    keys = [[form_key(graph, rewritten, r) for r in rewritten.replacements] for graph, rewritten in pairs]
+    kept: AnswerFile[_Found] = AnswerFile("pieces", _Found, room.threads)  # type: ignore[arg-type]
+    known = kept.read()
+    keys = [[_key(graph, rewritten, r) for r in rewritten.replacements] for graph, rewritten in pairs]
     unknown, asked = list[tuple[StepGraph, Rewritten]](), {*known}
     for (graph, rewritten), of in zip(pairs, keys, strict=True):
         first = {key: r for r, key in zip(rewritten.replacements, of, strict=True) if key not in asked}
@@ -144,9 +144,9 @@ def compared(pairs: Sequence[tuple[StepGraph, Rewritten]], room: ComparingRoom) 
     if unknown:
         beside = room.bench.compare(unknown, room.threads, room.ram_bytes, room.page_dir)
         for (graph, rewritten), found in zip(unknown, beside, strict=True):
-            known |= {form_key(graph, rewritten, r): None for r in rewritten.replacements}
-            known |= {form_key(graph, rewritten, d.replacement): (d.where, d.place) for d in found}
-        kept_costs.write_kept(folder, name, known)
+            known |= {_key(graph, rewritten, r): None for r in rewritten.replacements}
+            known |= {_key(graph, rewritten, d.replacement): (d.where, d.place) for d in found}
+        kept.add(known)
     return tuple(
         tuple(
             Differing(r, *odd)
@@ -155,3 +155,7 @@ def compared(pairs: Sequence[tuple[StepGraph, Rewritten]], room: ComparingRoom) 
         )
         for (_, rewritten), of in zip(pairs, keys, strict=True)
     )
+
+
+def _key(graph: StepGraph, rewritten: Rewritten, replacement: Replacement) -> str:
+    return answer_key(form_of(graph, rewritten, replacement))

@@ -13,6 +13,7 @@ from port_agent.finetune.accumulation.by_layers import ByLayers, Inputs
 from port_agent.finetune.accumulation.trained_head import TrainedHead
 from port_agent.finetune.head_loss import LearnedLoss
 from port_agent.finetune.text.sequence_file import IGNORED
+from port_planner.exactness import tiles
 from tests.agent.finetune.accumulation.small_models import VOCABULARY, model_of
 
 LEARNED = 217
@@ -89,7 +90,7 @@ def test_tiles_of_a_product_in_another_order_are_noticed(monkeypatch: pytest.Mon
     model = model_of("llama", adapted=False, tie_word_embeddings=True)
     head = TrainedHead.of(model, LearnedLoss(model), batches_of(1)[0][0])
     assert head is not None and head.works_for(64)
-    monkeypatch.setattr(trained_head, "same_bits", lambda one, other: torch.equal(one + 1e-3, other))
+    monkeypatch.setattr(tiles, "same_bits", lambda one, other: torch.equal(one + 1e-3, other))
     assert head.works_for(64), "compared once"
     assert not head.works_for(63)
 

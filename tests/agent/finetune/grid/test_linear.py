@@ -1,5 +1,6 @@
 """Layers on a grid have the bits of plain layers over the decoded weight, forward and backward, in blocks or whole."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,9 @@ from port_agent.finetune.grid import linear as grid_linear
 from port_agent.finetune.grid.linear import GridConv1D, GridLinear, encode_weight
 from port_agent.finetune.libraries import Conv1D
 from port_agent.follow.parts import rows
-from port_agent.follow.parts.kept_comparisons import KeptComparisons
 from port_agent.packing import QuantizationGrid
 from port_agent.packing.grids import NF4_LEVELS
+from port_planner.exactness.kept_answers import KeptAnswers
 
 each_grid = pytest.mark.parametrize("grid", QuantizationGrid)
 each_dtype = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -25,16 +26,19 @@ def layer_of(grid: QuantizationGrid, weight: torch.Tensor, bias: nn.Parameter | 
     return GridLinear(grid, *encode_weight(grid, weight), bias, weight.dtype)
 
 
-class Noted(KeptComparisons):
+class Noted(KeptAnswers):
     """What was compared, in order."""
 
     def __init__(self) -> None:
         super().__init__()
         self.found: list[bool] = []
 
-    def note(self, form: object, *, equal: bool) -> None:
-        super().note(form, equal=equal)
-        self.found.append(equal)
+    def equal(self, form: object, compare: Callable[[], bool]) -> bool:
+        def noted() -> bool:
+            self.found.append(compare())
+            return self.found[-1]
+
+        return super().equal(form, noted)
 
 
 @pytest.fixture(autouse=True)

@@ -20,6 +20,7 @@ from port_agent.follow.parts.products import (
     make_writable,
 )
 from port_agent.follow.storages import StorageTable
+from port_planner.exactness import tiles
 
 INNER, COLUMNS, ROWS = 256, 1000, 32
 BLOCK_BYTES = 64 << 10
@@ -189,7 +190,7 @@ def test_it_is_compared_with_sums_that_cancel(call: str, head: torch.Tensor, mon
         "repeated": lambda head: (mm, (torch.ones(1).to(head.dtype).expand(ROWS, COLUMNS), head)),
     }
     seen = list[torch.Tensor]()
-    monkeypatch.setattr(products, "same_bits", lambda whole, block: bool(seen.append(whole.float().abs()) or True))
+    monkeypatch.setattr(tiles, "same_bits", lambda whole, block: bool(seen.append(whole.float().abs()) or True))
     table = StorageTable(1 << 10)
     table.of(head)
     product = product_of(table, *calls[call](head), LIMIT_BYTES)

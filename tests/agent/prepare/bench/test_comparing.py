@@ -10,9 +10,9 @@ from torch import nn
 
 from port_agent.malloc import preload_environment
 from port_planner.capture.step import capture_step
+from port_planner.exactness.request import pack_request, read_differing
 from port_planner.ir.graph import StepGraph
 from port_planner.slices.chains import find_chains
-from port_planner.slices.comparison.request import pack_request, read_differing
 from port_planner.slices.pieces import cut_chains
 
 BUDGET = 360 << 20

@@ -20,13 +20,13 @@ from port_agent.prepare.slices.sliced import ComparingRoom, Sliced
 from port_agent.train.result import trained_bytes
 from port_agent.train.trainer import Trainer, TrainOptions
 from port_planner import make_bundle
+from port_planner.exactness.replacements import Differing
 from port_planner.ir.bundle.bundle import Bundle
 from port_planner.ir.bundle.manifest import BLOCKS_FORMAT, BundleError
 from port_planner.ir.costs import DeviceCosts
 from port_planner.ir.graph import StepGraph
 from port_planner.job import TrainingJob
 from port_planner.profiling.operators import Measured
-from port_planner.slices.comparison.differing import Differing
 from port_planner.slices.rewriting import Rewritten
 from tests.agent.exactness import OPTIMIZERS
 from tests.agent.prepare.slices.small_jobs import GREEDY, ROOM, adapted_job

@@ -13,6 +13,7 @@ from port_agent.prepare.slices.choosing import again_with_base, cheapest_way
 from port_agent.prepare.slices.halves import in_halves
 from port_agent.prepare.slices.sliced import PlanCost, Sliced, cost_of_plan
 from port_planner import make_bundle
+from port_planner.exactness.replacements import Differing
 from port_planner.ir.costs import CostTable, DeviceCosts, OpCost
 from port_planner.ir.graph import StepGraph
 from port_planner.ir.lowering.lower import lower
@@ -22,7 +23,6 @@ from port_planner.search.floor import floor_of
 from port_planner.search.plan_step import PlanResult
 from port_planner.slices import pieces
 from port_planner.slices.choices import Cut, cut_fat, kinds
-from port_planner.slices.comparison.differing import Differing
 from port_planner.slices.rewriting import Replacement
 from tests.agent.exactness import OPTIMIZERS
 from tests.agent.prepare.slices.small_jobs import GREEDY, ROOM, adapted_job, chosen, ops_by_bytes, whole

@@ -8,12 +8,12 @@ from port_agent.prepare.bench.bench import Bench
 from port_agent.prepare.making.trial import TrialError
 from port_agent.prepare.slices.comparing import compared, cut_in, with_operator_costs
 from port_agent.prepare.slices.sliced import Sliced
+from port_planner.exactness.replacements import Differing
 from port_planner.ir.costs import OpCost
 from port_planner.ir.graph import StepGraph
 from port_planner.profiling.operators import Measured
 from port_planner.slices import pieces
 from port_planner.slices.choices import cut_fat
-from port_planner.slices.comparison.differing import Differing
 from port_planner.slices.gradients import split_gradients
 from port_planner.slices.rewriting import Rewritten
 from tests.agent.prepare.slices.small_jobs import ROOM, whole

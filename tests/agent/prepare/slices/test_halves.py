@@ -12,11 +12,11 @@ from port_agent.prepare.slices import halves as halves_of
 from port_agent.prepare.slices.halves import in_halves, with_products
 from port_agent.prepare.slices.sliced import ComparingRoom, Sliced
 from port_planner import make_bundle
+from port_planner.exactness.replacements import Differing
 from port_planner.ir.costs import OpCost
 from port_planner.ir.graph import StepGraph
 from port_planner.job import TrainingJob
 from port_planner.profiling.operators import Measured
-from port_planner.slices.comparison.differing import Differing
 from port_planner.slices.gradients import CONVOLUTION_BACKWARD, WHAT
 from port_planner.slices.pixels import PRODUCTS
 from port_planner.slices.rewriting import Rewritten

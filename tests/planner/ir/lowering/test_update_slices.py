@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from port_planner.exactness import vector_ends
 from port_planner.ir.graph import ITEM_BYTES, Argument, Op, Phase, Ref, Role, StepGraph
 from port_planner.ir.lowering.update_slices import (
     ELEMENTWISE,
@@ -19,7 +20,6 @@ from port_planner.ir.lowering.update_slices import (
     update_groups,
 )
 from port_planner.ir.torch_operators import resolve
-from port_planner.slices.comparison import thread_shares
 from tests.planner.steps import tiny_step
 
 
@@ -153,7 +153,7 @@ def test_what_this_processor_rounds_apart_is_never_sliced(name: str, dtype: torc
         op = replace(one.ops[0], name=name, args=args, kwargs=kwargs)
         filled = [tensors[a.value] if isinstance(a, Ref) else a for a in args]
         try:
-            apart = thread_shares.rounds_apart(resolve(name), filled, dict(kwargs))
+            apart = vector_ends.rounds_apart(resolve(name), filled, dict(kwargs))
         except RuntimeError:  # torch has no such kernel
             continue
         assert may_round_apart(graph, op) or not apart, (args, kwargs)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from port_agent.follow.arithmetic import arithmetic, computing_as
+from port_planner.exactness.arithmetic import arithmetic, computing_as
 
 PRODUCTS: Any = torch.backends.mkldnn.matmul
 

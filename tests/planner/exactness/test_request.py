@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from port_planner.slices.comparison.differing import Differing, compared_bytes
-from port_planner.slices.comparison.request import ComparisonRequest, pack_differing, pack_request, read_differing
+from port_planner.exactness.replacements import Differing, compared_bytes
+from port_planner.exactness.request import ComparisonRequest, pack_differing, pack_request, read_differing
 from port_planner.slices.gradients import split_gradients
-from tests.planner.slices.comparison.wrong_halves import step, turned
+from tests.planner.exactness.wrong_halves import step, turned
 
 
 def test_what_is_asked_and_found_is_read_as_it_was_packed(tmp_path: Path) -> None:

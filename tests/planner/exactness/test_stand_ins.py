@@ -2,8 +2,8 @@
 
 import torch
 
+from port_planner.exactness.stand_ins import as_bytes, made_up, stand_in
 from port_planner.ir.graph import Op, Phase, Ref, Role, StepGraph, Storage, Value
-from port_planner.slices.comparison.made_up import as_bytes, made_up, stand_in
 
 
 def looked_up() -> StepGraph:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from port_planner.ir.cancelling import PRODUCTS, RESIDUE, cancel, mirrored
+from port_planner.exactness.cancelling import PRODUCTS, RESIDUE, cancel, mirrored
 
 LEFT = 1e-5
 """Of sums of numbers about 1: more than rounding in 32 bits leaves."""

@@ -9,14 +9,14 @@ import torch
 from torch import nn
 
 from port_planner.capture.step import capture_step
+from port_planner.exactness import replacements as comparison
+from port_planner.exactness.replacements import compared_bytes, differing
 from port_planner.ir.graph import Op, StepGraph
 from port_planner.slices import pieces
 from port_planner.slices.chains import find_chains
-from port_planner.slices.comparison import differing as comparison
-from port_planner.slices.comparison.differing import compared_bytes, differing
 from port_planner.slices.gradients import split_gradients
 from port_planner.slices.pieces import cut_chains
-from tests.planner.slices.comparison.wrong_halves import step, turned
+from tests.planner.exactness.wrong_halves import step, turned
 
 
 def test_a_half_with_the_wrong_bits_is_found_with_where_it_differs() -> None:

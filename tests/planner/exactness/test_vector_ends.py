@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from port_planner.base.tensor_bytes import same_bits
+from port_planner.exactness.vector_ends import LEAST_SHARE, in_whole_vectors, rounds_apart
 from port_planner.slices.algebra import VECTOR
-from port_planner.slices.comparison.thread_shares import LEAST_SHARE, in_whole_vectors, rounds_apart
 
 ATEN = torch.ops.aten
 

@@ -16,17 +16,16 @@ from typing import Any
 import torch
 
 from port_planner.base.errors import PortError
-from port_planner.base.tensor_bytes import same_bits
-from port_planner.ir.cancelling import PRODUCTS, Product, cancel
+from port_planner.exactness.cancelling import PRODUCTS, Product, cancel
+from port_planner.exactness.stand_ins import SEED, as_bytes, made_up, stand_in
+from port_planner.exactness.tiles import tiles_equal
+from port_planner.exactness.vector_ends import in_whole_vectors, rounds_apart
 from port_planner.ir.graph import Argument, Op, Ref, Scalar, StepGraph, Value, operands
 from port_planner.ir.operators import CHECKS
 from port_planner.ir.torch_operators import dtype, function_of, literal
-from port_planner.profiling.kept_costs import operator_key
 from port_planner.profiling.operators import give_back
 from port_planner.slices.algebra import MADE_OF_NOTHING, RULES, Carry, base_name
-from port_planner.slices.comparison.made_up import SEED, as_bytes, made_up, stand_in
-from port_planner.slices.comparison.thread_shares import in_whole_vectors, rounds_apart
-from port_planner.slices.rewriting import Replacement, Rewritten
+from port_planner.slices.rewriting import Replacement, Rewritten, form_of
 from port_planner.slices.sums import CLOSE
 
 _SCALAR = 0.5
@@ -34,10 +33,6 @@ _SCALAR = 0.5
 
 _HALF = ("bfloat16", "float16")
 """Types of numbers that hide in which order they were added."""
-
-
-_MANNER = "sums that cancel"
-"""How is compared: what was found in another manner does not count."""
 
 
 class LayoutError(PortError):
@@ -68,7 +63,7 @@ def differing(graph: StepGraph, rewritten: Rewritten) -> tuple[Differing, ...]:
     """
     groups: dict[Any, list[Replacement]] = defaultdict(list)
     for replacement in rewritten.replacements:
-        groups[_form_of_both(graph, rewritten, replacement)].append(replacement)
+        groups[form_of(graph, rewritten, replacement)].append(replacement)
     found = []
     for alike in groups.values():
         first = _difference(graph, rewritten, alike[0])
@@ -135,42 +130,6 @@ class _Compared:
         self.split = {rewritten.sources[s].storage for s in self.parts}
         self.lies_at = {s: rewritten.moved.get(s, s) for s in (*self.given, *self.wanted, *self.parts)}
         self.wanted_there = {self.lies_at[s] for s in (*(self.wanted - self.split), *self.parts)}
-
-
-def form_key(graph: StepGraph, rewritten: Rewritten, replacement: Replacement) -> str:
-    """Return the same for replacements that are alike."""
-    return operator_key((_MANNER, _form_of_both(graph, rewritten, replacement)))
-
-
-def _form_of_both(graph: StepGraph, rewritten: Rewritten, replacement: Replacement) -> Any:
-    taken = {s for i in replacement.new for s in rewritten.graph.reads[i]} & rewritten.sources.keys()
-    sources = [rewritten.sources[s] for s in sorted(taken)]
-    parts = tuple((v.dtype, v.shape, v.stride, v.offset) for v in sources)
-    forms = _form(graph, replacement.old), _form(rewritten.graph, replacement.new)
-    return (*forms, parts) if parts else forms
-
-
-def _form(graph: StepGraph, ops: Sequence[int]) -> Any:
-    """Return what two runs of ops have in common when they do the same to tensors of the same layout."""
-    numbers: dict[int, int] = {}
-
-    def value_form(v: int) -> Any:
-        value = graph.values[v]
-        number = numbers.setdefault(value.storage, len(numbers))
-        return number, value.dtype, value.shape, value.stride, value.offset, graph.storages[value.storage].nbytes
-
-    def form(argument: Argument) -> Any:
-        if isinstance(argument, Ref):
-            return value_form(argument.value)
-        if isinstance(argument, tuple):
-            return tuple(form(a) for a in argument)
-        return type(argument).__name__, argument
-
-    def op_form(op: Op) -> Any:
-        outputs = tuple(None if v is None else value_form(v) for v in op.outputs)
-        return op.name, tuple(map(form, op.args)), tuple((k, form(a)) for k, a in op.kwargs), outputs
-
-    return tuple(op_form(graph.ops[i]) for i in ops)
 
 
 def _difference(graph: StepGraph, rewritten: Rewritten, replacement: Replacement) -> Differing | None:
@@ -303,7 +262,7 @@ def _is_alike_by_rows(graph: StepGraph, op: Op, start: int, rows: int) -> bool:
     outermost = next(iter(product.dims.values()))[0]
     for k in (k for k, dims in product.dims.items() if dims[0] == outermost):
         args[k] = args[k].narrow(0, start, rows)
-    return same_bits(function(*args), whole.narrow(0, start, rows))
+    return tiles_equal(whole, [(start, start + rows, function(*args))])
 
 
 # -- where vectors end

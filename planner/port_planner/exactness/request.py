@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import torch
 
+from port_planner.exactness.replacements import Differing, compared_bytes, differing
 from port_planner.ir.bundle.codec import pack_graph, unpack_graph
 from port_planner.ir.graph import StepGraph, Value
-from port_planner.slices.comparison.differing import Differing, compared_bytes, differing
 from port_planner.slices.rewriting import Replacement, Rewritten
 
 Pair = tuple[StepGraph, Rewritten]

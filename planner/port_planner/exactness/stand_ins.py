@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+from port_planner.exactness.tiles import Operands
 from port_planner.ir.graph import ITEM_BYTES, Ref, StepGraph, Storage, Value, operands
 from port_planner.ir.torch_operators import dtype
 
@@ -56,9 +57,7 @@ def _read_as(graph: StepGraph, s: int, ops: Iterable[int]) -> tuple[Value, int]:
 
 def stand_in(layout: torch.Tensor, seed: int) -> torch.Tensor:
     """Return numbers in the layout of a tensor without memory, alone in theirs."""
-    span = 1 + sum((n - 1) * stride for n, stride in zip(layout.shape, layout.stride(), strict=True))
-    flat = torch.empty(span, dtype=layout.dtype).normal_(0, _SPREAD, generator=torch.Generator().manual_seed(seed))
-    return flat.as_strided(layout.shape, layout.stride())
+    return Operands(layout.dtype, seed, _SPREAD).like(layout)
 
 
 def as_bytes(tensor: torch.Tensor, storage: Storage) -> torch.Tensor:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from port_agent.follow.parts.kept_comparisons import KeptComparisons
+from port_planner.exactness.kept_answers import KeptAnswers
 
 FORM = (torch.ops.aten.mm.default, torch.bfloat16, torch.Size([3, 4]), 64)
 
@@ -22,41 +22,41 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.mark.parametrize("equal", [True, False])
 def test_the_next_process_knows_what_was_found(equal: bool) -> None:
-    first = KeptComparisons()
+    first = KeptAnswers()
     assert first.get(FORM) is None
-    first.note(FORM, equal=equal)
-    for later in (first, KeptComparisons()):
+    assert first.equal(FORM, lambda: equal) is equal
+    for later in (first, KeptAnswers()):
         assert later.get(FORM) is equal
         assert later.get((*FORM, 1)) is None
 
 
 def test_what_two_processes_find_is_kept_together() -> None:
-    one, other = KeptComparisons(), KeptComparisons()
+    one, other = KeptAnswers(), KeptAnswers()
     assert one.get(FORM) is None and other.get(FORM) is None
-    one.note(FORM, equal=True)
-    other.note((*FORM, 1), equal=False)
-    assert (KeptComparisons().get(FORM), KeptComparisons().get((*FORM, 1))) == (True, False)
+    one.equal(FORM, lambda: True)
+    other.equal((*FORM, 1), lambda: False)
+    assert (KeptAnswers().get(FORM), KeptAnswers().get((*FORM, 1))) == (True, False)
 
 
 def test_other_arithmetic_is_compared_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = KeptComparisons()
+    found = KeptAnswers()
     torch.set_num_threads(1)
-    found.note(FORM, equal=True)
+    found.equal(FORM, lambda: True)
     torch.set_num_threads(2)
     assert found.get(FORM) is None
     torch.set_num_threads(1)
     torch.set_float32_matmul_precision("medium")
-    assert found.get(FORM) is None and KeptComparisons().get(FORM) is None
+    assert found.get(FORM) is None and KeptAnswers().get(FORM) is None
     torch.set_float32_matmul_precision("highest")
     with torch.backends.mkldnn.flags(enabled=False):
-        assert found.get(FORM) is None and KeptComparisons().get(FORM) is None
+        assert found.get(FORM) is None and KeptAnswers().get(FORM) is None
     assert found.get(FORM) is True
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
-    assert KeptComparisons().get(FORM) is None
+    assert KeptAnswers().get(FORM) is None
 
 
 def test_a_damaged_file_costs_a_comparison(cache: Path) -> None:
-    KeptComparisons().note(FORM, equal=True)
+    KeptAnswers().equal(FORM, lambda: True)
     (file,) = cache.iterdir()
     file.write_bytes(file.read_bytes()[:-1])
-    assert KeptComparisons().get(FORM) is None
+    assert KeptAnswers().get(FORM) is None

@@ -1,0 +1,76 @@
+"""What comparisons found on this machine, kept for the next process.
+
+Comparing a call takes as long as the call, twice: minutes for the products of a language model's head on a processor that
+does not multiply half precision. Another version of torch, processor, number of threads or setting of its arithmetic has
+answers of its own. A damaged file costs a comparison.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Generic, TypeVar
+
+import torch
+
+from port_planner.exactness.arithmetic import arithmetic
+from port_planner.profiling.kept_costs import cache_folder, context, operator_key, read_kept, write_kept
+
+_METHOD = "sums that cancel"
+"""How is compared: what was found by another method does not count."""
+
+_LIBRARY_SETTINGS = ("ONEDNN_", "DNNL_", "MKL_", "OPENBLAS_")
+"""Beginnings of variables in the environment that choose kernels."""
+
+_Answer = TypeVar("_Answer")
+
+
+def answer_key(*form: object) -> str:
+    """Return the key of a form under the settings of the libraries that compute; each of its parts has a `repr` of its own."""
+    settings = sorted(pair for pair in os.environ.items() if pair[0].startswith(_LIBRARY_SETTINGS))
+    return operator_key((_METHOD, *form, settings))
+
+
+class AnswerFile(Generic[_Answer]):
+    """The answers of one kind for a number of threads, by `answer_key`: one file in the user's cache."""
+
+    def __init__(self, folder: str, kind: type[_Answer], threads: int) -> None:
+        self._folder, self._name = cache_folder(folder), context(threads, 0, workspace_seen=False)
+        self._content = dict[str, kind]  # type: ignore[valid-type]
+
+    def read(self) -> dict[str, _Answer]:
+        """Return what is kept; nothing where that cannot be read."""
+        return read_kept(self._folder, self._name, self._content) or {}
+
+    def add(self, fresh: Mapping[str, _Answer]) -> None:
+        """Keep these, too."""
+        write_kept(self._folder, self._name, {**self.read(), **fresh})
+
+
+class KeptAnswers:
+    """Whether calls have the bits of the whole in tiles, by form: operator, shapes, layouts, data types and whatever else may choose a kernel."""
+
+    def __init__(self) -> None:
+        self._known: dict[object, bool | None] = {}
+        """By form and the arithmetic of the time; None: never compared."""
+
+    def get(self, form: object) -> bool | None:
+        """Return whether a call of this form was found equal; None where none was compared."""
+        key = form, arithmetic()
+        if key not in self._known:
+            self._known[key] = _file().read().get(_key(form))
+        return self._known[key]
+
+    def equal(self, form: object, compare: Callable[[], bool]) -> bool:
+        """Return whether a call of this form is equal; `compare`, whose errors are raised, finds out where none was compared."""
+        known = self.get(form)
+        if known is None:
+            known = self._known[form, arithmetic()] = compare()
+            _file().add({_key(form): known})
+        return known
+
+
+def _file() -> AnswerFile[bool]:
+    return AnswerFile("comparisons", bool, torch.get_num_threads())
+
+
+def _key(form: object) -> str:
+    return answer_key(form, tuple(arithmetic()))

@@ -21,6 +21,7 @@ def test_a_device_that_this_agent_does_not_know_is_refused_by_name() -> None:
         backend_of("xla")
 
 
+@pytest.mark.process
 def test_a_device_of_another_package_is_found_by_its_entry_point(tmp_path: Path) -> None:
     program = f"from port_agent.backend.choose import backend_of; print(backend_of({NAME!r}).kind)"
     words = [sys.executable, "-c", program]

@@ -48,6 +48,7 @@ printf '%s\\n' "$SAID"
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("said", "held"),
     [("4711, 512\n4712, 20", 512 << 20), ("4712, 20", None), ("4711, [N/A]", None), ("[Not Supported]", None)],

@@ -12,6 +12,7 @@ from tests.simulated_device import NAME, UNSEEN, installed
 BOUNDS = (ALLOCATOR, DATA)
 
 
+@pytest.mark.process
 def test_the_kernel_refuses_data_beyond_its_limit_and_the_cpu_has_no_limit_of_its_own() -> None:
     assert tried(CPU, BOUNDS) == {ALLOCATOR: ALLOWED, DATA: REFUSED}
 

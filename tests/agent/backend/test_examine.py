@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from port_agent.backend import examine
 from port_agent.backend.enforcement import ALLOCATOR, ALLOWED, DATA, GROUP, KILLED, REFUSED
 from port_agent.health import doctor
@@ -15,6 +17,7 @@ def test_the_doctor_judges_by_what_is_taken() -> None:
     assert doctor.PROBE_BYTES == examine.PROBE_BYTES
 
 
+@pytest.mark.process
 def test_each_device_is_reported_and_the_cpu_is_none(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "port_agent.backend.examine"]
     done = subprocess.run(words, env=installed(tmp_path), capture_output=True, text=True, cwd="/", check=True)

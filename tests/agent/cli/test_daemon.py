@@ -23,6 +23,7 @@ def first_lines(*words: str, number: int) -> str:
     return "".join(lines)
 
 
+@pytest.mark.process
 def test_the_command_line_from_submit_to_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = ["--runtime-dir", str(tmp_path / "run")]
 
@@ -62,6 +63,7 @@ def test_the_command_line_from_submit_to_result(tmp_path: Path, capsys: pytest.C
     assert "no agent is running" in capsys.readouterr().err
 
 
+@pytest.mark.process
 def test_feeding_a_job_that_waits_for_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = ["--runtime-dir", str(tmp_path / "run")]
     bundle = tmp_path / "birds.json"

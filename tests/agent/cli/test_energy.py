@@ -115,6 +115,7 @@ def test_without_an_agent_the_ledger_itself_is_read(
     assert "no agent is running" in capsys.readouterr().err
 
 
+@pytest.mark.process
 def test_dashboard_command_serves_until_interrupted(tmp_path: Path) -> None:
     command = [
         sys.executable,

@@ -61,6 +61,7 @@ def test_wrong_arguments_are_one_line(
     assert said in errors and errors.count("\n") == 1
 
 
+@pytest.mark.process
 def test_a_budget_below_the_process_itself_is_one_line(tmp_path: Path) -> None:
     written(tmp_path, "import torch")
     words = [sys.executable, "-m", "port_agent.cli", "exec", "--ram", "10M", "--", "train.py"]
@@ -69,6 +70,7 @@ def test_a_budget_below_the_process_itself_is_one_line(tmp_path: Path) -> None:
     assert "10.0 MiB" in done.stderr and done.stderr.count("\n") == 1
 
 
+@pytest.mark.process
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no tmpfs at /dev/shm")
 def test_pages_in_ram_are_refused(tmp_path: Path) -> None:
     written(tmp_path, "")
@@ -76,6 +78,7 @@ def test_pages_in_ram_are_refused(tmp_path: Path) -> None:
     assert refused.code == 2 and "itself in RAM" in refused.ours[0]
 
 
+@pytest.mark.process
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("python", ["python", "python3.11", sys.executable])
 def test_the_interpreter_may_stand_before_the_program(python: str, tmp_path: Path) -> None:
@@ -84,12 +87,14 @@ def test_the_interpreter_may_stand_before_the_program(python: str, tmp_path: Pat
     assert done.output == "['train.py', '-x']\n"
 
 
+@pytest.mark.process
 def test_cpus_are_those_asked_for(tmp_path: Path) -> None:
     written(tmp_path, "import torch, os\nprint(torch.get_num_threads(), len(os.sched_getaffinity(0)))")
     done = followed("train.py", folder=tmp_path, bound=("--tensors", "1G", "--cpus", "1"))
     assert done.output == "1 1\n"
 
 
+@pytest.mark.process
 def test_flash_is_priced_as_its_owner_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written(tmp_path, "import torch")
     config = tmp_path / "config.toml"

@@ -103,6 +103,7 @@ def followed(program: str, manifest: Manifest, *, as_json: bool = True) -> int:
     return follow(worker, manifest, 0, as_json=as_json)
 
 
+@pytest.mark.process
 def test_json_is_what_the_worker_said(capsys: pytest.CaptureFixture[str], manifest: Manifest) -> None:
     assert followed("say(READY, STEP, TrainingFinished(step=1))", manifest) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -113,6 +114,7 @@ def test_json_is_what_the_worker_said(capsys: pytest.CaptureFixture[str], manife
     ]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("program", "message", "code"),
     [
@@ -129,12 +131,14 @@ def test_a_worker_that_fails_is_said_with_what_is_safe(
     assert caught.value.exit_code == code and "the same command resumes" in str(caught.value)
 
 
+@pytest.mark.process
 def test_a_failure_that_would_come_again_invites_nobody_to_repeat_it(manifest: Manifest) -> None:
     program = "say(TrainingFailed(code='E', message='the loss is nan', cause='diverged')); sys.exit(4)"
     with pytest.raises(TrainingFailedError, match=r"^the loss is nan$"):
         followed(program, manifest)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("presses", "heard"), [(1, "StopAfterStep"), (2, "LeaveNow")])
 def test_ctrl_c_asks_to_stop_and_again_to_leave(
     capsys: pytest.CaptureFixture[str], manifest: Manifest, presses: int, heard: str
@@ -155,6 +159,7 @@ sys.exit(75)
     assert heard in out and "the same command goes on from the last checkpoint" in err
 
 
+@pytest.mark.process
 def test_a_worker_that_left_by_itself_is_no_interruption(manifest: Manifest) -> None:
     assert followed("sys.exit(75)", manifest) == 75
 
@@ -173,6 +178,7 @@ except MemoryError:
 """
 
 
+@pytest.mark.process
 @pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA of another process needs Linux")
 def test_a_worker_is_held_at_its_plan_once_a_step_is_done(manifest: Manifest) -> None:
     planned = replace(manifest, plans=[replace(manifest.plans[0], peak_bytes=300 << 20)])

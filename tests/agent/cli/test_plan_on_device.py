@@ -89,6 +89,7 @@ def planned(agent: Agent) -> dict[str, Any]:
     return agent.plan(*words, "-o", "sim.port")
 
 
+@pytest.mark.process
 def test_a_step_on_a_device_is_planned_for_both_pools_and_gives_the_numbers_of_plain_pytorch(
     agent: Agent, planned: dict[str, Any]
 ) -> None:
@@ -111,6 +112,7 @@ def test_a_step_on_a_device_is_planned_for_both_pools_and_gives_the_numbers_of_p
     assert agent.digest("cpu.port", "cpu.state") in told
 
 
+@pytest.mark.process
 def test_a_device_that_turns_out_full_is_a_clean_failure_and_the_smaller_plan(
     agent: Agent, planned: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -175,6 +177,7 @@ def test_pages_take_the_way_that_was_measured_to_be_faster(agent: Agent, copies_
     assert ("pages are not copied on their way" in shown) is copies_slow
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -19,6 +19,7 @@ NAME = "ab" * 32
 ALLOWED = "share = true\nsolve = true"
 
 
+@pytest.mark.process
 def test_what_one_shares_the_other_has_and_a_plan_is_the_same_as_here(tmp_path: Path) -> None:
     graph, costs = captured()
     problem = PlanProblem(graph, costs, budget(0.4), time_limit_s=5.0)
@@ -48,6 +49,7 @@ def test_what_one_shares_the_other_has_and_a_plan_is_the_same_as_here(tmp_path: 
             PeerExchange(cellar, "any").shared(Subject.PLAN, NAME)
 
 
+@pytest.mark.process
 def test_nothing_is_shared_or_solved_unless_the_owner_says_so(tmp_path: Path) -> None:
     with paired_agents(tmp_path, "", "") as (attic, cellar):
         with pytest.raises(NotAnsweredError, match=r"nothing is shared .* set share = true under"):
@@ -68,6 +70,7 @@ def test_without_an_agent(tmp_path: Path) -> None:
         PeerExchange(ControlClient(tmp_path), "any").shared(Subject.PLAN, NAME)
 
 
+@pytest.mark.process
 def test_who_goes_away_ends_the_solver(tmp_path: Path) -> None:
     graph, costs = captured()
     hopeless = pack_problem(PlanProblem(graph, costs, budget(0.4), deadline_s=1e-6, time_limit_s=60.0))

@@ -3,6 +3,10 @@
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = pytest.mark.process
+
 MODULES = ("meter", "metrics", "report", "sources.registry", "sources.power_models", "ledger")
 
 

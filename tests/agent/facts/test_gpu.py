@@ -39,6 +39,7 @@ def test_a_jetsons_gpu_in_use_is_a_device_in_use(tmp_path: Path, name: str, load
     assert signals(tmp_path, TRAINING)[SENSOR] is Answer.UNKNOWN
 
 
+@pytest.mark.process
 def test_nvidia_smi_is_asked_for_a_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_tree(tmp_path / "dev", {"nvidia0": ""})
     programs = tmp_path / "bin"
@@ -59,6 +60,7 @@ def test_nvidia_smi_is_asked_for_a_card(tmp_path: Path, monkeypatch: pytest.Monk
     assert [fault.sensor for fault in platform.read(OPTIONS, OwnUse(), 2.0).faults] == [SENSOR]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("other", "idle"), [("suspended", Answer.YES), ("active", Answer.NO)])
 def test_a_card_that_sleeps_is_not_woken_to_be_asked(
     other: str, idle: Answer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -30,6 +30,7 @@ def test_recorded_tegrastats_logs(name: str) -> None:
     assert all(value is not None and 15 < value < 90 for value in temperatures)
 
 
+@pytest.mark.process
 def test_tegrastats_program_is_read_and_ended(tmp_path: Path) -> None:
     program = tmp_path / "tegrastats"
     program.write_text("#!/bin/sh\nwhile :; do echo 'RAM 775/7620MB cpu@48.468C tj@49.156C'; sleep 0.01; done\n")

@@ -38,6 +38,7 @@ def test_every_reading_may_fail_alone_and_return(tmp_path: Path) -> None:
     assert platform.read(OPTIONS, OwnUse(), 2.0).temperature_c == 46.0
 
 
+@pytest.mark.process
 def test_this_machine_reads_without_raising(tmp_path: Path) -> None:
     platform = LinuxPlatform()
     asyncio.run(platform.refresh())
@@ -45,6 +46,7 @@ def test_this_machine_reads_without_raising(tmp_path: Path) -> None:
     assert facts.total_memory_bytes is None or facts.total_memory_bytes > 0
 
 
+@pytest.mark.process
 def test_a_pi_without_the_sysfs_file_asks_vcgencmd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     programs = tmp_path / "bin"
     programs.mkdir()
@@ -63,6 +65,7 @@ def test_a_pi_without_the_sysfs_file_asks_vcgencmd(tmp_path: Path, monkeypatch: 
     assert platform.read(OPTIONS, OwnUse(), 2.0).throttle.now is Answer.NO
 
 
+@pytest.mark.process
 def test_logind_and_network_manager_are_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_program(tmp_path, "busctl", 'case "$*" in *IdleHint) echo "b true";; *Metered) echo "u 3";; esac')
     on_path(monkeypatch, tmp_path)

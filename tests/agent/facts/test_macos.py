@@ -53,6 +53,7 @@ def test_pmset_therm(text: str, now: Answer) -> None:
     assert parse_pmset_therm(text).now is now
 
 
+@pytest.mark.process
 def test_a_mac_from_command_to_facts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     on_path(monkeypatch, tmp_path)
     battery = "Now drawing from 'Battery Power'\\n -InternalBattery-0 (id=1) 94%%; discharging; 7:08 remaining"

@@ -14,6 +14,8 @@ from port_agent.facts.macos import MacPlatform
 from port_agent.facts.macos_power_events import PowerEvents
 from tests.agent.facts.machines import OPTIONS
 
+pytestmark = pytest.mark.process
+
 STAND_IN = r"""
 #include <pthread.h>
 #include <stdbool.h>
@@ -95,6 +97,7 @@ def events(library: Path) -> Iterator[PowerEvents]:
     found.close()
 
 
+@pytest.mark.process
 def test_the_source_is_known_at_once_and_with_every_change(events: PowerEvents, library: Path) -> None:
     mac = ctypes.CDLL(str(library))
     assert events.source == "AC Power"

@@ -7,6 +7,8 @@ import pytest
 
 from port_agent.facts.platform import run_command
 
+pytestmark = pytest.mark.process
+
 
 def test_a_command_that_hangs_or_fails_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("port_agent.facts.platform.COMMAND_TIMEOUT_S", 0.05)

@@ -38,6 +38,7 @@ def close(arrays: Arrays, expected: Arrays, atol: float) -> bool:
     return all(np.allclose(arrays[name], expected[name], atol=atol, rtol=0.0) for name in expected)
 
 
+@pytest.mark.process
 def test_weights_are_averaged_by_samples_and_all_get_them(led: Led) -> None:
     ended = led.round()
     assert (ended["averaged"], ended["lost"]) == (3, {}) and abs(ended["loss"] - 0.25) < 1e-6
@@ -48,6 +49,7 @@ def test_weights_are_averaged_by_samples_and_all_get_them(led: Led) -> None:
     assert all(close(member.told(), led.averaged(), 0.0) for member in led.members.values())
 
 
+@pytest.mark.process
 def test_the_second_round_begins_where_the_first_ended(led: Led) -> None:
     for member in led.members.values():
         member.step = 1.0
@@ -56,6 +58,7 @@ def test_the_second_round_begins_where_the_first_ended(led: Led) -> None:
     assert close(led.averaged(), moved(led, 2.0), 1e-5)
 
 
+@pytest.mark.process
 def test_changes_are_clipped_and_devices_count_alike(led: Led) -> None:
     assert led.round(clip=2.0)["averaged"] == 3
     elements = sum(array.size for array in federated_tensors(led.bundle).initial().values())
@@ -63,6 +66,7 @@ def test_changes_are_clipped_and_devices_count_alike(led: Led) -> None:
     assert close(led.averaged(), moved(led, float(each)), 1e-5)
 
 
+@pytest.mark.process
 def test_noise_has_the_size_that_was_asked_for(led: Led) -> None:
     led.round(clip=3.0, noise=2.0)
     elements = sum(array.size for array in federated_tensors(led.bundle).initial().values())
@@ -71,6 +75,7 @@ def test_noise_has_the_size_that_was_asked_for(led: Led) -> None:
     assert 0.75 * 2.0 < noise.std() < 1.25 * 2.0, "multiplier 2 times norm 3 over 3 devices"
 
 
+@pytest.mark.process
 def test_masked_sums_give_the_same_average(led: Led) -> None:
     seen: list[float] = []
 
@@ -89,6 +94,7 @@ def test_masked_sums_give_the_same_average(led: Led) -> None:
     assert all(member.messages == 4 for member in led.members.values())
 
 
+@pytest.mark.process
 def test_a_device_that_falls_silent_while_sums_are_masked_is_left_out(led: Led) -> None:
     last = led.members[102]
     last.spoil = lambda reply: reply if last.messages < 3 else None
@@ -98,6 +104,7 @@ def test_a_device_that_falls_silent_while_sums_are_masked_is_left_out(led: Led) 
     assert close(led.averaged(), moved(led, mean), 5e-3)
 
 
+@pytest.mark.process
 def test_masked_sums_of_other_sizes_are_left_out(led: Led) -> None:
     last = led.members[102]
 
@@ -113,6 +120,7 @@ def test_masked_sums_of_other_sizes_are_left_out(led: Led) -> None:
     assert ended["averaged"] == 2 and "masked sums of other sizes" in ended["lost"]["member2"]
 
 
+@pytest.mark.process
 def test_what_no_device_may_say_is_left_out(led: Led) -> None:
     def not_finite(reply: bytes) -> bytes:
         message = read_message(reply)
@@ -128,6 +136,7 @@ def test_what_no_device_may_say_is_left_out(led: Led) -> None:
     assert close(led.averaged(), moved(led, 1.0), 1e-5)
 
 
+@pytest.mark.process
 def test_too_few_replies_and_the_round_never_was(led: Led) -> None:
     led.members[101].spoil = led.members[102].spoil = lambda reply: None
     ended = led.round(timeout_s=1.0)
@@ -136,6 +145,7 @@ def test_too_few_replies_and_the_round_never_was(led: Led) -> None:
     assert not (led.root / "global.safetensors").exists()
 
 
+@pytest.mark.process
 def test_enough_replies_end_a_round(led: Led) -> None:
     ended = led.round(goal=2)
     assert ended["averaged"] == 2 and list(ended["lost"].values()) == ["enough others replied before"]

@@ -2,7 +2,11 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.agent.follow.programs import followed
+
+pytestmark = pytest.mark.process
 
 _SAID = """
 import sys, torch

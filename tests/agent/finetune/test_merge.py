@@ -246,6 +246,7 @@ def test_nothing_is_overwritten_and_the_room_is_looked_at_first(
     assert not (tmp_path / "other").exists()
 
 
+@pytest.mark.process
 def test_killed_at_any_share_it_leaves_no_directory_that_looks_finished(tmp_path: Path) -> None:
     base = make_base(tmp_path / "base", "llama", "200KB")
     adapter = make_adapter(tmp_path / "adapter", base, "llama")

@@ -165,6 +165,7 @@ def test_a_budget_that_can_never_suffice_is_refused_before_a_grid_is_made(
     assert not (folder / ".port-agent").exists()
 
 
+@pytest.mark.process
 def test_what_passes_the_budget_is_an_error_wherever_it_does_and_nothing_is_lost(tmp_path: Path) -> None:
     make_model(tmp_path / "model"), make_data(tmp_path / "data.jsonl")
     command = [sys.executable, "-c", PASSES_ITS_BUDGET, str(tmp_path)]

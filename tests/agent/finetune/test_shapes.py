@@ -79,6 +79,7 @@ def _cases() -> list[Any]:
     ]  # fmt: skip
 
 
+@pytest.mark.process
 @pytest.mark.sample(8)
 @pytest.mark.parametrize(("kind", "rank", "base"), _cases())
 def test_it_has_the_bits_of_plain_pytorch(
@@ -103,6 +104,7 @@ def test_it_has_the_bits_of_plain_pytorch(
     assert (tmp_path / "mine" / name).read_bytes() == (tmp_path / "plain" / name).read_bytes()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("kind", "rank"), [("llama", 4), ("llama", None), ("t5", 4)])
 def test_under_autocast_it_has_the_bits_of_plain_pytorch_under_it(
     kind: str, rank: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -119,6 +121,7 @@ def test_an_encoder_that_finds_masked_tokens_has_the_bits_of_plain_pytorch(
     test_it_has_the_bits_of_plain_pytorch(kind, rank, base, tmp_path, monkeypatch)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("kind", "rank"), [("distilbert", 4), ("roberta", 4), ("bert", None)])
 def test_an_encoder_that_chooses_labels_has_the_bits_of_plain_pytorch(
     kind: str, rank: int | None, tmp_path: Path

@@ -189,6 +189,7 @@ def test_where_layers_turn_out_not_to_stand_alone_the_batches_run_one_by_one(
     assert (tmp_path / "plain" / name).read_bytes() == (tmp_path / "chosen" / name).read_bytes()
 
 
+@pytest.mark.process
 def test_on_flash_that_wears_out_layers_are_computed_once_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, data = make_model(tmp_path / "model", 128), make_data(tmp_path / "data.jsonl")
     options = FinetuneOptions(str(model), str(data), "", sequence_tokens=64, updates=6, held_out=0.0)

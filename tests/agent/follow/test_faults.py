@@ -28,6 +28,7 @@ from tests.agent.follow.page_files import (
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
+@pytest.mark.process
 def test_a_medium_that_cannot_be_read_is_said_at_the_operator(tmp_path: Path) -> None:
     model, x = layers(4), torch.ones(4, 256)
     with torch.no_grad():
@@ -40,6 +41,7 @@ def test_a_medium_that_cannot_be_read_is_said_at_the_operator(tmp_path: Path) ->
             assert torch.equal(model(x), expected)
 
 
+@pytest.mark.process
 def test_a_medium_that_cannot_be_written_leaves_everything_resident(tmp_path: Path) -> None:
     model, expected = layers(4), layers(4)
     with torch.no_grad(), budget(tensors=TWO_LAYERS, page_dir=tmp_path):
@@ -94,6 +96,7 @@ def small_disk() -> Iterator[Path]:
             os.system(f"umount {folder}")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("way", ["small disk", "limit of file sizes"])
 def test_a_disk_that_fills_up_ends_a_step_and_no_more(way: str, tmp_path: Path) -> None:
     batches = [64, 64, 16_000, 64, 64]
@@ -145,6 +148,7 @@ def test_pages_in_ram_are_refused_for_a_budget_of_ram() -> None:
         page_file_fd()
 
 
+@pytest.mark.process
 def test_pages_that_a_child_could_read_are_used_again_when_it_has_ended(tmp_path: Path) -> None:
     model, expected = layers(8), []
     for p in model.parameters():

@@ -8,7 +8,7 @@ from benchmarks.follow_zoo import features
 from benchmarks.follow_zoo.children import Case, run_in_children
 from benchmarks.follow_zoo.compare import WRONG, Verdict
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="children are forked")
+pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="children are forked"), pytest.mark.process]
 
 EVERY = [20, pytest.param(5, marks=pytest.mark.long)]
 """Of a subject's features, each so manieth runs."""

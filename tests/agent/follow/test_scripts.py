@@ -49,6 +49,7 @@ def said(ended: Ended) -> str:
     return TIMED.sub("", ended.output)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "script", [name if name in FAST else pytest.param(name, marks=pytest.mark.long) for name in PEAK_TENSORS_MIB]
 )

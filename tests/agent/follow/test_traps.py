@@ -465,11 +465,13 @@ def ending(trap: Trap, *, cured: bool) -> int:
     return child.exitcode
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", TRAPS)
 def test_with_its_cure(name: str) -> None:
     assert ending(TRAPS[name], cured=True) == EQUAL
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", TRAPS)
 def test_not_without_its_cure(name: str) -> None:
     assert ending(TRAPS[name], cured=False) != EQUAL

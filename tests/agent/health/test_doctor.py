@@ -45,6 +45,7 @@ def options(tmp_path: Path) -> AgentOptions:
     return replace(AgentOptions(), sysfs_root=tmp_path / "sys", proc_root=proc, dev_root=tmp_path / "dev")
 
 
+@pytest.mark.process
 def test_a_healthy_device(tmp_path: Path, options: AgentOptions) -> None:
     found = findings(tmp_path, options, flash_test=True)
     assert [check.finding for check in found.values() if check.verdict is Verdict.BAD and check.name != "torch"] == []
@@ -55,6 +56,7 @@ def test_a_healthy_device(tmp_path: Path, options: AgentOptions) -> None:
     assert "delegated" in found["memory limits"].finding
 
 
+@pytest.mark.process
 def test_links_and_files_that_others_put_there_are_left_alone(tmp_path: Path, options: AgentOptions) -> None:
     write_tree(tmp_path, {"victim": "kept", "state/mine": "kept"})
     for name in (".doctor", ".doctor-flash", ".port-flash-test"):
@@ -83,6 +85,7 @@ def test_root_looks_with_the_rights_of_the_owner(tmp_path: Path, options: AgentO
     assert (tmp_path / "mine").stat().st_uid == 0  # and is root again
 
 
+@pytest.mark.process
 def test_everything_that_is_bad_has_a_cure(tmp_path: Path, options: AgentOptions) -> None:
     supply_tree(tmp_path / "sys", BAT0=LAPTOP_BATTERY.format(status="Unknown", capacity=50))
     (tmp_path / "sys/class/thermal/thermal_zone0/temp").write_text("warm")
@@ -97,6 +100,7 @@ def test_everything_that_is_bad_has_a_cure(tmp_path: Path, options: AgentOptions
     assert "cgroup_enable=memory" in found["memory limits"].cure
 
 
+@pytest.mark.process
 def test_before_the_first_start_there_is_no_state_directory(tmp_path: Path, options: AgentOptions) -> None:
     found = findings(tmp_path / "not/yet", options, flash_test=True)
     assert "does not exist yet" in found["state directory"].finding and "--state-dir" in found["state directory"].cure
@@ -113,11 +117,13 @@ def test_one_voice_that_answers_is_enough() -> None:
     assert nothing.verdict is Verdict.BAD and "one reading so far" in nothing.finding and "idle_for = 0" in nothing.cure
 
 
+@pytest.mark.process
 def test_no_control_groups_at_all(tmp_path: Path, options: AgentOptions) -> None:
     (tmp_path / "proc/self/mounts").write_text("cgroup /x cgroup rw 0 0\n")
     assert "no cgroup v2" in findings(tmp_path, options)["memory limits"].finding
 
 
+@pytest.mark.process
 def test_a_gpu_is_told_with_its_memory_and_who_counts_it(
     tmp_path: Path, options: AgentOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:

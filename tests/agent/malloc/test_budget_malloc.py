@@ -13,6 +13,8 @@ from port_agent import malloc
 from port_agent.malloc import preload_environment, preload_path
 from tests.attack.outcome import AttackOutcome, Survived
 
+pytestmark = pytest.mark.process
+
 SOURCES = Path(__file__).parent / "c"
 PACKAGE = Path(malloc.__file__).parent
 CACHE = sorted(PACKAGE.glob("block_*.c"))
@@ -69,6 +71,7 @@ def family(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compile_program(tmp_path_factory.mktemp("malloc") / "family", SOURCES / "family.c")
 
 
+@pytest.mark.process
 @needs_compiler
 def test_every_case_is_run_below(family: Path) -> None:
     listed = subprocess.run([family], capture_output=True, text=True, check=True).stdout.split()
@@ -108,6 +111,7 @@ def test_double_free_stops_the_process_with_a_message(family: Path) -> None:
     assert "freed twice" in result.stderr
 
 
+@pytest.mark.process
 @needs_compiler
 def test_the_allocator_compiles_without_warnings(tmp_path: Path) -> None:
     sources = [PACKAGE / "budget_malloc.c", *CACHE]
@@ -120,12 +124,14 @@ def run_stress(directory: Path, rounds: int, *flags: str) -> subprocess.Complete
     return subprocess.run(command, capture_output=True, text=True, timeout=600)
 
 
+@pytest.mark.process
 @needs_compiler
 def test_threads_on_one_cache(tmp_path: Path) -> None:
     result = run_stress(tmp_path, 400)
     assert result.returncode == 0, result.stderr
 
 
+@pytest.mark.process
 @needs_compiler
 @pytest.mark.skipif(sys.platform != "linux", reason="the linker's --wrap")
 def test_moves_that_the_kernel_refuses(tmp_path: Path) -> None:

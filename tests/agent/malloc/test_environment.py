@@ -50,6 +50,7 @@ def run_with(variables: dict[str, str], code: str) -> dict[str, Any]:
     return dict(json.loads(result.stdout))
 
 
+@pytest.mark.process
 @needs_preload
 def test_statistics_add_up_block_by_block() -> None:
     report = run("""
@@ -78,6 +79,7 @@ report(
     assert report["shortcut"]
 
 
+@pytest.mark.process
 @needs_preload
 def test_peak_of_one_torch_op_is_exact() -> None:
     report = run("""
@@ -93,6 +95,7 @@ report(peak=allocator.peak_live_bytes() - before, live=allocator.live_bytes() - 
     assert report == {"peak": 8 * MIB, "live": 4 * MIB}
 
 
+@pytest.mark.process
 @needs_preload
 def test_trim_gives_resident_memory_back() -> None:
     report = run("""
@@ -114,6 +117,7 @@ report(full=full - start, cached=cached, resident=resident - start, part=part, k
     assert report["end"] < 4 * MIB
 
 
+@pytest.mark.process
 @needs_preload
 def test_resident_memory_stays_below_the_limit() -> None:
     report = run(
@@ -143,6 +147,7 @@ report(over=over, highest=highest, mapped=stats.peak_mapped_bytes, live=stats.pe
     assert report["reuses"] > 1000
 
 
+@pytest.mark.process
 @needs_preload
 def test_fresh_zeroed_memory_is_not_touched() -> None:
     report = run("""
@@ -155,6 +160,7 @@ report(resident=rss() - start, live=allocator.live_bytes())
     assert report["resident"] < 4 * MIB
 
 
+@pytest.mark.process
 @needs_preload
 def test_lower_limit_trims_at_once() -> None:
     report = run("""
@@ -168,6 +174,7 @@ report(cached=cached, limit=allocator.stats().limit_bytes)
     assert report == {"cached": 5 * MIB, "limit": None}
 
 
+@pytest.mark.process
 @needs_preload
 def test_exhaustion_is_a_clean_error_and_passes() -> None:
     report = run("""
@@ -190,6 +197,7 @@ report(errors=errors, refusals=refusals, small=small, large=large, hard=allocato
     assert (report["small"], report["large"], report["hard"]) == (1000, 16 * MIB, None)
 
 
+@pytest.mark.process
 @needs_preload
 def test_hard_limit_from_the_environment() -> None:
     report = run(
@@ -205,6 +213,7 @@ except MemoryError:
     assert report == {"error": "MemoryError", "limit": 45 * MIB}
 
 
+@pytest.mark.process
 @needs_preload
 @pytest.mark.parametrize("text", ["", "-1", "12M", "0x10", "99999999999999999999999", " 5"])
 def test_unreadable_limit_means_no_limit(text: str) -> None:
@@ -213,6 +222,7 @@ def test_unreadable_limit_means_no_limit(text: str) -> None:
     assert report == {"limit": None}
 
 
+@pytest.mark.process
 @needs_preload
 def test_kernel_data_limit_empties_the_cache_first() -> None:
     report = run("""
@@ -258,6 +268,7 @@ print(json.dumps({"losses": losses, "digest": digest.hexdigest()}))
 """
 
 
+@pytest.mark.process
 @pytest.mark.sample(1)
 @needs_preload
 @pytest.mark.parametrize("limit_bytes", [None, 12 * MIB, 0])
@@ -270,6 +281,7 @@ def glibc_training() -> dict[str, Any]:
     return run_with({}, TRAINING)
 
 
+@pytest.mark.process
 @needs_preload
 def test_works_with_many_torch_threads_and_forks() -> None:
     report = run(
@@ -300,6 +312,7 @@ report(results=results, statuses=[os.waitpid(pid, 0)[1] for pid in children])
     assert report["statuses"] == [0] * 6
 
 
+@pytest.mark.process
 @needs_preload
 def test_growing_a_bytearray_moves_pages() -> None:
     report = run("""
@@ -314,6 +327,7 @@ report(peak=allocator.peak_live_bytes() - base, size=len(data), start=bytes(data
     assert report["peak"] < report["size"] * 1.2 + 2 * MIB, "old and new copy were never live together"
 
 
+@pytest.mark.process
 def test_without_the_preload_there_is_no_allocator() -> None:
     report = run_with(
         {}, "import json; from port_agent.malloc import active; print(json.dumps({'a': active() is None}))"
@@ -339,6 +353,7 @@ def test_an_existing_preload_is_kept_behind_ours(monkeypatch: pytest.MonkeyPatch
     assert preload_environment(None)["LD_PRELOAD"] == f"{preload_path()}:libother.so"
 
 
+@pytest.mark.process
 @pytest.mark.skipif(sys.platform != "linux", reason="the variables are glibc's")
 def test_fallback_where_the_object_was_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "preload_path", lambda: None)
@@ -357,6 +372,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.process
 @pytest.mark.skipif(sys.platform != "linux" or shutil.which("cc") is None, reason="compiles for Linux")
 @pytest.mark.parametrize("case", BROKEN)
 def test_fallback_where_the_object_does_not_work(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -384,6 +400,7 @@ def test_fallback_on_other_systems(monkeypatch: pytest.MonkeyPatch) -> None:
     assert preload_environment(1000) == {"MallocLargeCache": "0"}
 
 
+@pytest.mark.process
 @needs_preload
 @pytest.mark.parametrize("directory", ["with blank", "with:colon", "with;semicolon", "plain"])
 def test_every_installation_path_works_or_falls_back(
@@ -421,6 +438,7 @@ RELEASED = LEFT_BEHIND.replace(
 THRIFTY = LEFT_BEHIND.replace("import json", "import json\nfrom port_agent.malloc import thrifty_glibc\n{call}", 1)
 
 
+@pytest.mark.process
 @pytest.mark.skipif(sys.platform != "linux", reason="mallopt is glibc's")
 def test_thrifty_glibc_returns_memory_in_a_running_process() -> None:
     default = run_with({}, THRIFTY.replace("{call}", ""))["left"]
@@ -429,6 +447,7 @@ def test_thrifty_glibc_returns_memory_in_a_running_process() -> None:
     assert thrifty < 10 * MIB
 
 
+@pytest.mark.process
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("preloaded", [False, pytest.param(True, marks=needs_preload)])
 def test_release_free_memory_gives_back_what_is_free(preloaded: bool) -> None:
@@ -437,6 +456,7 @@ def test_release_free_memory_gives_back_what_is_free(preloaded: bool) -> None:
     assert run_with(variables, RELEASED)["left"] < 10 * MIB
 
 
+@pytest.mark.process
 @needs_preload
 def test_thrifty_glibc_leaves_the_preloaded_allocator_alone() -> None:
     report = run("""

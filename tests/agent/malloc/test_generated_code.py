@@ -41,6 +41,8 @@ if not hasattr(libc, "port_malloc_close_code"):
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA counts mappings on Linux alone"),
     pytest.mark.skipif(preload_mode() is not PreloadMode.PRELOAD, reason="the allocator cannot be preloaded here"),
+    pytest.mark.process,
+    pytest.mark.process,
 ]
 
 

@@ -34,6 +34,8 @@ def touch(memory, size):
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA counts mappings on Linux alone"),
     pytest.mark.skipif(preload_mode() is not PreloadMode.PRELOAD, reason="the allocator cannot be preloaded here"),
+    pytest.mark.process,
+    pytest.mark.process,
 ]
 
 

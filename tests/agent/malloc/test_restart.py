@@ -28,6 +28,7 @@ def ran(folder: Path, environment: dict[str, str]) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.process
 @pytest.mark.skipif(preload_mode() is not PreloadMode.PRELOAD, reason="the allocator cannot be preloaded here")
 @pytest.mark.parametrize("before", [{}, {"LD_PRELOAD": "libm.so.6"}])
 def test_a_command_becomes_itself_with_the_allocator_and_its_children_see_the_environment_as_it_was(

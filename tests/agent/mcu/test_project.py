@@ -26,6 +26,7 @@ def test_a_folder_without_a_script_is_refused(tmp_path: Path) -> None:
         load_project(tmp_path)
 
 
+@pytest.mark.process
 def test_a_script_that_gives_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "project.py").write_text("def make_project():\n    return 7\n")
     with pytest.raises(BoardJobError, match=r"returned int, not agent\.mcu\.project\.Project"):

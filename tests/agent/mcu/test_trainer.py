@@ -141,6 +141,7 @@ def wait_for_echo(transport: Transport, info: DeviceInfo, sequence: int, patienc
     raise AssertionError("the device hangs")
 
 
+@pytest.mark.process
 def test_a_hundred_thousand_junk_frames_change_nothing(simulator: Simulator) -> None:
     assert fuzz(simulator, 100_000, QUICK) >= 100_000
 
@@ -234,6 +235,7 @@ def train_over_faults(
     return read_result(simulator, patience), bench, faults
 
 
+@pytest.mark.process
 def test_training_over_a_noisy_line_is_exactly_once(
     simulator: Simulator, built: Callable[[str], Firmware], tmp_path: Path
 ) -> None:
@@ -279,6 +281,7 @@ def train_through_kills(simulator: Simulator, tmp_path: Path, kills: int, patien
     return bench, done
 
 
+@pytest.mark.process
 def test_kills_resume_bit_exact(simulator: Simulator, built: Callable[[str], Firmware], tmp_path: Path) -> None:
     bench, kills = train_through_kills(simulator, tmp_path, 12, QUICK)
     assert kills == 12
@@ -341,6 +344,7 @@ def train_through_unplugs(
     return bench, events
 
 
+@pytest.mark.process
 def test_unplug_and_replug_goes_on_without_losing_a_step(
     simulator: Simulator, line: FaultyLine, built: Callable[[str], Firmware], tmp_path: Path
 ) -> None:
@@ -364,6 +368,7 @@ def test_unplug_and_replug_in_qemu(built: Callable[[str], Firmware], tmp_path: P
         assert read_result(simulator, PATIENT) == bench.reference(tmp_path, built("posix"))
 
 
+@pytest.mark.process
 def test_a_dead_port_is_one_error(simulator: Simulator) -> None:
     session = Session(SerialTransport(str(simulator.port)), QUICK)
     simulator.kill()

@@ -11,6 +11,8 @@ import pytest
 
 from tests.agent.mcu.simulated_board import require_board_tools
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).resolve().parents[3]
 PARTS = ("agent", "planner", "firmware", "pyproject.toml", "README.md", "LICENSE")
 

@@ -30,6 +30,8 @@ from port_agent.worker.protocol import (
 from tests.agent.mcu.simulated_board import QUICK
 from tests.agent.mcu.small_model import make_samples
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).resolve().parents[3]
 
 

@@ -28,6 +28,7 @@ def test_the_file_grows_as_it_must(tmp_path: Path) -> None:
     space.close()
 
 
+@pytest.mark.process
 def test_what_a_child_may_read_is_kept_until_it_ends(tmp_path: Path) -> None:
     space = PageSpace(tmp_path)
     before = space.take(4096)

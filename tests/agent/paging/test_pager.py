@@ -321,6 +321,7 @@ def test_a_read_only_file_system(tmp_path: Path) -> None:
         subprocess.run(["umount", str(tmp_path)], check=True)
 
 
+@pytest.mark.process
 def test_a_directory_without_write_access(tmp_path: Path) -> None:
     """Asked of a process without root's privileges."""
     tmp_path.chmod(0o555)
@@ -387,6 +388,7 @@ def test_an_io_error_of_the_medium_is_named(pager: Pager, tmp_path: Path, monkey
     file.close()
 
 
+@pytest.mark.process
 def test_a_file_size_limit(tmp_path: Path) -> None:
     """RLIMIT_FSIZE in a process of its own: EFBIG from the kernel, a PageError here, no signal."""
     script = f"""

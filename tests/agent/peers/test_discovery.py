@@ -105,6 +105,7 @@ def test_two_agents_on_one_cable(tmp_path: Path, capsys: pytest.CaptureFixture[s
         until(lambda: "cellar" not in seen(attic))
 
 
+@pytest.mark.process
 def test_off_means_no_zeroconf_and_no_socket(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with daemon(tmp_path) as client:
         assert client.get("/v1/status")["peers"] is None

@@ -12,6 +12,8 @@ from port_planner.profiling.shared_costs import pack_shared, unpack_shared
 from tests.agent.prepare.other_device import Others
 from tests.planner.steps import tiny_step
 
+pytestmark = pytest.mark.process
+
 
 def test_costs_are_given_taken_over_and_contradicted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "one"))

@@ -49,6 +49,7 @@ print(peak_resident_bytes() - before)
 """
 
 
+@pytest.mark.process
 def test_recording_and_comparing_stay_within_the_budget(tmp_path: Path) -> None:
     grown = {}
     for what in ("plain", "within"):
@@ -59,6 +60,7 @@ def test_recording_and_comparing_stay_within_the_budget(tmp_path: Path) -> None:
     assert grown["within"] < 140
 
 
+@pytest.mark.process
 def test_recording_within_a_budget_loads_no_compiler(tmp_path: Path) -> None:
     """torch._dynamo takes 70 MiB of a budget; every optimizer imports it."""
     loads = f"""
@@ -98,6 +100,7 @@ def test_one_budget_at_a_time(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.process
 def test_a_search_finds_room_that_tensors_took_and_they_come_back_as_they_were(tmp_path: Path) -> None:
     """In a process of its own: tests before this one leave memory that is given back first."""
     asks = f"""
@@ -129,6 +132,7 @@ with within_budget(resident_bytes() + (150 << 20), "."):
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("mib", "lines"), [(100, 0), (400, 1)])
 def test_what_does_not_fit_while_planning_is_no_reason_to_ask_for_a_larger_budget(
     mib: int, lines: int, tmp_path: Path

@@ -56,6 +56,7 @@ def test_a_look_that_hangs_does_not_hold_up_status(monkeypatch: pytest.MonkeyPat
     asyncio.run(ask())
 
 
+@pytest.mark.process
 def test_a_running_agent_tells_what_is_plugged_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -28,6 +28,7 @@ def test_the_oldest_jobs_go_first_beyond_count_or_size() -> None:
     assert too_old([], {}, keep_jobs=0, keep_bytes=0) == []
 
 
+@pytest.mark.process
 @go
 async def test_a_cancelled_job_stays_until_its_worker_is_gone(tmp_path: Path) -> None:
     async with parts(tmp_path) as made:

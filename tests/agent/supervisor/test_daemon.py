@@ -24,6 +24,7 @@ from tests.agent.live_daemon import BUNDLE, CONFIG, LONG, go, process_state, run
 from tests.agent.trees import write_tree
 
 
+@pytest.mark.process
 @go
 async def test_a_job_is_trained_and_its_result_fetched(tmp_path: Path) -> None:
     async with running(tmp_path) as live:
@@ -41,6 +42,7 @@ async def test_a_job_is_trained_and_its_result_fetched(tmp_path: Path) -> None:
         assert (status["state"], status["job"]) == ("idle", None)
 
 
+@pytest.mark.process
 @go
 async def test_a_damaged_result_is_not_handed_out_and_is_written_again(tmp_path: Path) -> None:
     async with running(tmp_path) as live:
@@ -61,6 +63,7 @@ async def test_a_damaged_result_is_not_handed_out_and_is_written_again(tmp_path:
             await live.ask(live.client.post, f"/v1/jobs/{number}/resume")
 
 
+@pytest.mark.process
 @go
 async def test_pulling_the_plug_stops_and_the_job_resumes_bit_exactly(tmp_path: Path) -> None:
     bundle = {**BUNDLE, "steps": 40}
@@ -80,6 +83,7 @@ async def test_pulling_the_plug_stops_and_the_job_resumes_bit_exactly(tmp_path: 
         assert live.weights(number) == expected
 
 
+@pytest.mark.process
 @go
 async def test_a_paused_worker_keeps_its_memory_as_long_as_wished(tmp_path: Path) -> None:
     config = CONFIG.replace("[storage]", "keep_in_memory = '1h'\nmax_temperature = 70\n[storage]")
@@ -98,6 +102,7 @@ async def test_a_paused_worker_keeps_its_memory_as_long_as_wished(tmp_path: Path
         assert live.core.store.history(number)[1].text.startswith(f"worker {pid} ")
 
 
+@pytest.mark.process
 @go
 async def test_pause_resume_and_cancel_by_the_user(tmp_path: Path) -> None:
     async with running(tmp_path) as live:

@@ -23,6 +23,8 @@ from tests.agent.mcu.device_memory import read_result
 from tests.agent.mcu.proxy import FaultyLine
 from tests.agent.mcu.small_model import make_samples
 
+pytestmark = pytest.mark.process
+
 EPOCHS = 2
 PULL_AFTER = 8000
 """Bytes on the wire: the first evaluation takes 3,200, a request of 39 samples 1,050."""

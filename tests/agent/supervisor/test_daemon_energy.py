@@ -8,6 +8,8 @@ import pytest
 from port_agent.cli import main
 from tests.agent.live_daemon import BUNDLE, CONFIG, daemon
 
+pytestmark = pytest.mark.process
+
 
 def test_job_is_metered_reported_and_its_plan_corrected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = ["--runtime-dir", str(tmp_path / "run")]

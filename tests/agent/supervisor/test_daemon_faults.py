@@ -16,6 +16,8 @@ from port_agent.jobs.store import JobStore
 from tests.agent.live_daemon import BUNDLE, LONG, go, running
 from tests.agent.worker_program import undisturbed_weights
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).resolve().parents[3]
 
 

@@ -18,6 +18,8 @@ from port_agent.supervisor.job.worker_kinds import DEFAULT_KINDS
 from tests.agent.live_daemon import CONFIG, go, running, start_agent
 from tests.waiting import until
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).resolve().parents[3]
 STEPS = 400
 

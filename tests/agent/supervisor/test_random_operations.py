@@ -20,6 +20,8 @@ from tests.agent.worker_program import undisturbed_weights
 from tests.attack.outcome import AttackOutcome, Survived
 from tests.waiting import until
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).resolve().parents[3]
 CONFIG = """[when]
 idle_for = 0

@@ -100,6 +100,7 @@ def test_shared_mappings_are_those_of_files_with_names() -> None:
     ]
 
 
+@pytest.mark.process
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_what_was_written_to_a_shared_file_is_there_after_its_pages_left(tmp_path: Path) -> None:
     ran = subprocess.run(
@@ -126,6 +127,7 @@ def test_memory_that_took_the_place_of_a_file_since_it_was_listed_keeps_its_cont
     assert taken[:5] == b"taken"
 
 
+@pytest.mark.process
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_process_that_loaded_torch_shrinks_and_goes_on_with_the_same_numbers() -> None:
     ran = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)

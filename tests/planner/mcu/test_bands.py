@@ -70,6 +70,7 @@ def trained(model: CompiledModel, data: np.ndarray, rule: UpdateRounding, flags:
     return engine.parameters, engine.state.generator
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("lines", [1, 3])
 def test_every_group_trains_to_the_bits_of_the_whole(net: Net, lines: int) -> None:
     model, data = net

@@ -37,6 +37,7 @@ def trained(model: CompiledModel, data: np.ndarray, count: int, options: UpdateO
     return engine
 
 
+@pytest.mark.process
 def test_all_of_the_channels_are_the_update_of_everything(net):
     model, data = net
     whole, all_chosen = trained(model, data, len(data)), trained(with_share(model, 1.0), data, len(data))
@@ -54,6 +55,7 @@ def rows_of(engine: HostEngine, layer: str) -> np.ndarray:
     )
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("chosen", [0.25, 0.5])
 def test_chosen_channels_get_the_whole_update_and_the_others_none(net, chosen):
     """One step: gradients are those of the whole update, so what is trained is trained alike, whatever the draws in between."""
@@ -72,6 +74,7 @@ def test_chosen_channels_get_the_whole_update_and_the_others_none(net, chosen):
     assert differs > 0 and part.state == whole.state
 
 
+@pytest.mark.process
 def test_the_channels_are_those_with_the_largest_gradients():
     module, data = every_layer()
     model = compile_model(module, data, name="every_layer")
@@ -97,6 +100,7 @@ def test_the_channels_are_those_with_the_largest_gradients():
         assert groups[taken].min() >= groups[~taken].max() * (1 - 1e-5)
 
 
+@pytest.mark.process
 def test_dynamic_updates_go_with_less_memory_and_pages():
     module, data = every_layer()
     model = compile_model(module, data, name="every_layer")

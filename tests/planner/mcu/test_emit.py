@@ -28,6 +28,7 @@ def tiny() -> CompiledModel:
     return compile_model(module.eval(), data, name="tiny", scheme=scheme, q88=True)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", ["model.h", "model.c"])
 def test_the_generated_files_are_golden(tmp_path, name):
     tiny().write(tmp_path)
@@ -52,6 +53,7 @@ def test_the_hash_covers_weights_and_scheme():
     assert all(f"0x{byte:02x}" in plain.generated.source for byte in plain.sha256)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("network", list(NETWORKS))
 def test_tables_and_kernels_compile_without_warnings(tmp_path, network):
     compile_model(*NETWORKS[network](), q88=True).write(tmp_path)
@@ -76,6 +78,7 @@ def test_tables_and_kernels_compile_without_warnings(tmp_path, network):
         assert finished.returncode == 0, finished.stderr
 
 
+@pytest.mark.process
 def test_the_engine_keeps_no_state_and_allocates_nothing(tmp_path):
     """No writable data in any object and no call into the heap or libm: asked of the object files, not of the text."""
     root = firmware_root()

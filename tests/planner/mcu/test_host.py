@@ -31,6 +31,7 @@ def test_import_computes_what_the_module_computes(compiled):
         torch.testing.assert_close(imported, module(torch.from_numpy(data)), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.process
 def test_every_activation_equals_the_int64_reference(compiled):
     model, _, data = compiled
     graph = model.quantized.graph
@@ -56,6 +57,7 @@ def test_every_activation_equals_the_int64_reference(compiled):
         assert len(seen) == len(graph.ops) - 1
 
 
+@pytest.mark.process
 def test_scalar_and_simd_train_to_the_same_bits(compiled):
     model, _, data = compiled
     inputs = model.quantize_input(data)
@@ -106,6 +108,7 @@ def _real(
     return F.conv2d(flat_input(op.op, inputs[0]), weight, bias, op.op.stride, op.op.padding, 1, groups)
 
 
+@pytest.mark.process
 def test_every_parameter_gradient_equals_autograd_to_rounding(compiled):
     """One Q8.8 step shows each gradient in 1/256 of a weight and in whole bias units."""
     model, _, data = compiled
@@ -153,6 +156,7 @@ def _layout(op: QuantizedOp, gradient: np.ndarray) -> np.ndarray:
     return gradient[:, 0].transpose(1, 2, 0) if op.op.kind is OpKind.DEPTHWISE else gradient.transpose(0, 2, 3, 1)
 
 
+@pytest.mark.process
 def test_loss_equals_torch_cross_entropy(compiled):
     model, _, data = compiled
     inputs = model.quantize_input(data)

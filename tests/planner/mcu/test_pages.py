@@ -77,6 +77,7 @@ def same_values(model: CompiledModel, one: HostEngine, other: HostEngine) -> boo
     return one.state == other.state and all(one.values(name) == other.values(name) for name in layers)
 
 
+@pytest.mark.process
 def test_paging_trains_evaluates_and_predicts_to_the_same_bits(kept, paged):
     model, data = kept
     engines = [HostEngine(compiled) for compiled in (model, paged)]
@@ -92,6 +93,7 @@ def test_paging_trains_evaluates_and_predicts_to_the_same_bits(kept, paged):
     assert (counted.failed, counted.damaged) == (0, 0) and counted.read_bytes > counted.written_bytes / 2
 
 
+@pytest.mark.process
 def test_a_sparse_update_pages_too():
     module, data = NETWORKS["hidden_linear"]()
     layers = [op.name for op in compile_model(module, data).quantized.graph.weighted()]
@@ -107,6 +109,7 @@ def test_a_sparse_update_pages_too():
     assert same_values(model, *engines)
 
 
+@pytest.mark.process
 def test_parameters_are_set_and_read_wherever_they_live(kept, paged):
     model, data = kept
     engine = HostEngine(paged)
@@ -128,6 +131,7 @@ def flip(engine: HostEngine, page: int) -> None:
     engine.medium[medium.pages[page].offset + 5] ^= 4
 
 
+@pytest.mark.process
 def test_a_flipped_bit_in_parameters_is_found_before_anything_is_trained(kept, paged):
     model, data = kept
     engine = HostEngine(paged)
@@ -150,6 +154,7 @@ def read_again(model: CompiledModel) -> int:
     )
 
 
+@pytest.mark.process
 def test_parameters_that_stay_in_the_arena_are_read_once(kept, paged):
     """Right behind a training sample; after anything else that may have used the arena they are read again, to the same bits."""
     model, data = kept
@@ -189,6 +194,7 @@ def flip_when_written(engine: HostEngine, model: CompiledModel, page: int) -> No
     engine.observe(lambda step: flip(engine, page) if step == row else None)
 
 
+@pytest.mark.process
 def test_a_damaged_page_leaves_the_model_of_the_last_finished_step():
     """With parameters on the medium, the copy of the step before still counts: the same sample again gives the same bits."""
     module, data = NETWORKS["every_layer"]()
@@ -210,6 +216,7 @@ def test_a_damaged_page_leaves_the_model_of_the_last_finished_step():
     assert (engine.parameters, engine.state) == (whole.parameters, whole.state)
 
 
+@pytest.mark.process
 def test_a_model_half_updated_in_ram_is_refused_until_it_is_restored(activations):
     model, found, data = activations
     engine, whole = HostEngine(found), HostEngine(model)
@@ -292,6 +299,7 @@ def test_a_transfer_goes_on_beside_the_operators_next_to_it(moved):
     verify_table(program, moved_rows)
 
 
+@pytest.mark.process
 def test_inference_leaves_out_what_only_training_pages(kept, paged):
     model, data = kept
     engine = HostEngine(paged)

@@ -9,6 +9,8 @@ from port_planner.mcu import CompiledModel, HostEngine, UpdateOptions, UpdateRou
 from port_planner.mcu.host import EngineError, EngineState
 from tests.planner.mcu.networks import every_layer
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture(scope="module")
 def model() -> tuple[CompiledModel, np.ndarray, np.ndarray]:

@@ -40,6 +40,7 @@ def untimed(lines: list[str]) -> list[dict[str, Any]]:
     return [{k: v for k, v in json.loads(line).items() if k not in ("seconds", "out")} for line in lines]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "base",
     [

@@ -62,11 +62,13 @@ def loaded(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
+@pytest.mark.process
 def test_a_directory_that_is_there_is_refused_before_torch_is_loaded(tmp_path: Path) -> None:
     done = loaded(tmp_path, "merge", ".", "--out", ".")
     assert "is there already" in done.stderr and done.stderr.splitlines()[-1] == "2 False False"
 
 
+@pytest.mark.process
 def test_for_machines_it_is_a_line_of_json_and_no_compiler_is_loaded(folder: Path) -> None:
     done = loaded(folder, "merge", "adapter", "--out", "merged-json", "--json", "--model", "model")
     assert done.stderr.splitlines()[-1] == "0 True False", done.stderr

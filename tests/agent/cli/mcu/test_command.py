@@ -23,6 +23,7 @@ def test_every_action_has_its_command(name: str) -> None:
         actions()[name].get_default("run")(argparse.Namespace())
 
 
+@pytest.mark.process
 def test_help_loads_no_board() -> None:
     code = "import sys, port_agent.cli.mcu.command; sys.exit('serial' in sys.modules or 'port_agent.mcu.board.catalogue' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -38,6 +38,7 @@ def test_compile_finds_what_to_train(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "500" in capsys.readouterr().err
 
 
+@pytest.mark.process
 def test_compile_gives_weights_a_low_byte(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "project.py").write_text(UNTRAINED)
     words = ["compile", str(tmp_path), "-o", str(tmp_path / "out")]
@@ -64,6 +65,7 @@ def test_compile_gives_low_bytes_to_as_many_layers_as_fit(tmp_path: Path, capsys
     assert some["plan"]["ram_bytes"] <= 6000
 
 
+@pytest.mark.process
 def test_compile_chooses_by_accuracy_per_joule(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "project.py").write_text(UNTRAINED)
     words = ["compile", str(tmp_path), "-o", str(tmp_path / "out"), "--per-joule"]

@@ -11,6 +11,8 @@ from port_agent.mcu.board.simulate import Simulator
 from tests.agent.cli.mcu.command import run_json
 from tests.agent.mcu.small_model import make_samples, write_model
 
+pytestmark = pytest.mark.process
+
 EXAMPLE = Path(__file__).resolve().parents[4] / "examples" / "imu_gestures"
 
 

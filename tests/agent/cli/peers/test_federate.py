@@ -33,6 +33,7 @@ def test_a_federation_in_words() -> None:
     assert _lines(waiting)[1] == "  waits: 1 of 2 devices are ready; cellar: not charging"
 
 
+@pytest.mark.process
 @needs_flower
 def test_started_shown_and_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bundle = gestures_bundle(tmp_path, 0)

@@ -49,6 +49,7 @@ def showing(runtime_dir: Path, *words: str) -> Iterator["subprocess.Popen[str]"]
             process.terminate()
 
 
+@pytest.mark.process
 def test_two_agents_pair_see_each_other_and_part(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with agent(tmp_path / "a", "attic") as (attic, pairing_port), agent(tmp_path / "b", "cellar") as (cellar, _):
         place = ["--runtime-dir", str(tmp_path / "b/run")]
@@ -73,6 +74,7 @@ def test_two_agents_pair_see_each_other_and_part(tmp_path: Path, capsys: pytest.
         until(lambda: not paired(attic)[0]["is_connected"])
 
 
+@pytest.mark.process
 def test_a_code_that_nobody_types(tmp_path: Path) -> None:
     with agent(tmp_path / "a", "attic"), showing(tmp_path / "a/run", "--for", "1s", "--json") as process:
         assert process.stdout is not None

@@ -12,11 +12,13 @@ from tests.agent.cli.plan.small_script import SCRIPT, run_forked_plan
 from tests.agent.paired_agents import history, paired_agents
 
 
+@pytest.mark.process
 def test_plan_writes_its_model_where_asked(planned: tuple[Path, dict[str, Any]]) -> None:
     text = (planned[0] / "model.lp").read_text()
     assert text.startswith("\\ The planning model of a step") and "eq7_total_stall" in text
 
 
+@pytest.mark.process
 def test_pruning_is_planned_with_the_job_and_wrong_shares_are_refused(planned: tuple[Path, dict[str, Any]]) -> None:
     assert planned[1]["pruning"] is None
     wrong = run_forked_plan(planned[0], "train.py", "--ram", "700M", "-o", "no.port", "--prune", "1.5")
@@ -27,6 +29,7 @@ def test_pruning_is_planned_with_the_job_and_wrong_shares_are_refused(planned: t
     )
 
 
+@pytest.mark.process
 def test_a_budget_below_the_possible(planned: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     done = run_forked_plan(tmp_path, "train.py", "--ram", "20M", "-o", "job.port", "--strategy", "greedy")
@@ -35,6 +38,7 @@ def test_a_budget_below_the_possible(planned: tuple[Path, dict[str, Any]], tmp_p
     assert [p.name for p in tmp_path.iterdir() if not p.name.startswith("__")] == ["train.py"], "nothing is left behind"
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -64,6 +68,7 @@ def test_files_that_do_not_exist(
     assert "No such file or directory; name a file" in capsys.readouterr().err
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("words", [("plan", "train.py", "--ram", "700M", "-o", "no.port"), ("train", "job.port")])
 def test_more_cores_than_there_are(
     words: tuple[str, ...],
@@ -85,6 +90,7 @@ def peered(folder: Path, runtime_dir: Path, *words: str) -> dict[str, Any]:
     return facts
 
 
+@pytest.mark.process
 def test_planning_with_paired_devices(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()

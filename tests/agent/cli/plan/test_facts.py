@@ -10,6 +10,7 @@ from port_agent.cli.plan.facts import _overhead
 from tests.agent.cli.plan.small_script import SCRIPT
 
 
+@pytest.mark.process
 def test_plan_says_what_it_made(planned: tuple[Path, dict[str, Any]]) -> None:
     folder, facts = planned
     assert facts["budget_bytes"] == 700 << 20

@@ -41,6 +41,7 @@ sys.exit(f"{code} {'torch' in sys.modules}")
 """
 
 
+@pytest.mark.process
 def test_what_the_arguments_forbid_is_refused_before_torch_is_imported(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     done = subprocess.run([sys.executable, "-c", REFUSED], cwd=tmp_path, capture_output=True, text=True)

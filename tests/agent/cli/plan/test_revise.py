@@ -13,6 +13,8 @@ from port_planner.ir.costs import Speeds
 from tests.agent.jobs_small import small_bundle
 from tests.agent.paired_agents import paired_agents
 
+pytestmark = pytest.mark.process
+
 
 def test_a_process_of_its_own_writes_it_and_says_what_it_saves(tmp_path: Path) -> None:
     bundle = tmp_path / "job.port"

@@ -24,6 +24,7 @@ def show(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
     return shown
 
 
+@pytest.mark.process
 def test_show(planned: tuple[Path, dict[str, Any]], show: Show) -> None:
     facts = json.loads(show(planned[0], "job.port", "--json")[1])
     assert facts["planned_peak_bytes"] == planned[1]["planned_peak_bytes"]

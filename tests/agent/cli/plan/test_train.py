@@ -6,7 +6,11 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.agent.cli.plan.small_script import command, run
+
+pytestmark = pytest.mark.process
 
 
 def test_train_writes_weights(undisturbed: dict[str, Any]) -> None:

@@ -59,6 +59,7 @@ def test_recorded_outputs() -> None:
             parse_draw(torn + "\n")
 
 
+@pytest.mark.process
 def test_cards_that_are_awake_are_asked_and_added(root: Path) -> None:
     cards(root, "active", "suspended", "active")
     source = NvidiaSource(root)
@@ -75,6 +76,7 @@ def test_nobody_is_asked_while_all_sleep(root: Path) -> None:
     assert NvidiaSource(root).read(0.0).watts == 0.0 and asked(root) == []
 
 
+@pytest.mark.process
 def test_one_card_is_asked_for_by_its_uuid(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cards(root, "active")
     monkeypatch.setenv("SAID", RTX_2080)
@@ -82,6 +84,7 @@ def test_one_card_is_asked_for_by_its_uuid(root: Path, monkeypatch: pytest.Monke
     assert NvidiaSource(root, uuid).read(0.0).watts == 176.98 and set(asked(root)) == {uuid}
 
 
+@pytest.mark.process
 def test_no_card_no_sensor_no_driver(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SourceAbsent, match="no NVIDIA card"):
         NvidiaSource(root)
@@ -132,6 +135,7 @@ def test_of_a_total_the_cards_are_a_part() -> None:
     assert machine.closed and own.closed
 
 
+@pytest.mark.process
 def test_cards_go_with_the_best_measured_source_and_are_never_the_machine(root: Path) -> None:
     cards(root, "active")
     (estimated,) = open_sources(EnergyConfig(), None, root).sources

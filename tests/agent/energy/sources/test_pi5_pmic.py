@@ -66,6 +66,7 @@ def test_garbled_is_a_failed_self_test(old_new: tuple[str, str]) -> None:
     assert "Raspberry Pi 5" in test.remedy
 
 
+@pytest.mark.process
 def test_missing_tool_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(SourceError, match="cannot run vcgencmd"):

@@ -70,6 +70,7 @@ def test_diagnosis_begins_with_what_is_used_and_ends_with_what_is_absent(tmp_pat
     assert not any(report.present for report in reports[4:]) and "tegrastats" in [report.name for report in reports]
 
 
+@pytest.mark.process
 def test_pi_4_has_only_the_estimate_and_pi_5_its_chip(tmp_path: Path) -> None:
     model = tmp_path / "proc/device-tree/model"
     model.parent.mkdir(parents=True)

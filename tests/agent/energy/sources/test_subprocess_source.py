@@ -10,6 +10,8 @@ from port_agent.energy.sources.subprocess_source import ChildOutput
 from port_agent.energy.sources.tegrastats import NAME, tegrastats_source
 from tests.agent.energy.recordings import local
 
+pytestmark = pytest.mark.process
+
 LINES = local("tegrastats_lines.txt").splitlines(keepends=True)
 
 

@@ -92,6 +92,7 @@ def test_a_head_on_some_rows_at_a_time() -> None:
     assert_same(model, other)
 
 
+@pytest.mark.process
 def test_within_a_budget_a_quarter_of_the_bytes_moves(tmp_path: Path) -> None:
     model = model_of("llama", adapted=False, width=128, num_hidden_layers=8)
     other, batches = copy.deepcopy(model), [(tokens[:1, :16], labels[:1, :16]) for tokens, labels in batches_of(1) * 8]

@@ -49,6 +49,7 @@ def test_it_has_the_bits_of_clipping_and_adamw(size: float) -> None:
     again.load_state_dict(states[1])
 
 
+@pytest.mark.process
 def test_within_a_budget_less_is_moved(tmp_path: Path) -> None:
     moved, found = [], []
     for clipped in (True, False):

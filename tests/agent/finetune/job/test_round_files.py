@@ -11,6 +11,7 @@ from port_agent.finetune.job.round_files import RoundFiles, open_round
 from port_agent.worker.options import FinetuneWorkerOptions
 
 
+@pytest.mark.process
 @pytest.mark.skipif(os.geteuid() != 0, reason="root alone can take another user's rights")
 def test_files_of_a_round_are_opened_before_rights_are_given_up(tmp_path: Path) -> None:
     roots = tmp_path / "roots"

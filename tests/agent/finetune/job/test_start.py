@@ -19,6 +19,8 @@ from port_agent.worker.start import start_worker
 from port_planner.base.errors import ExitCode
 from tests.agent.finetune.tiny_model import make_data, make_model
 
+pytestmark = pytest.mark.process
+
 USER = "nobody"
 
 

@@ -189,6 +189,7 @@ def test_who_is_to_leave_before_leaves(steered: tuple[DaemonSteering, Control, l
         control.leave()
 
 
+@pytest.mark.process
 def test_files_that_changed_are_refused_by_name(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "data.jsonl").write_bytes((folder / "data.jsonl").read_bytes())
     options = replace(options_of(folder, tmp_path / "out", 3), data=str(tmp_path / "data.jsonl"))

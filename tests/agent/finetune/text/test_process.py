@@ -4,7 +4,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.agent.finetune.tiny_model import make_data, make_model
+
+pytestmark = pytest.mark.process
 
 _PROGRAM = """
 import io, pickle, sys

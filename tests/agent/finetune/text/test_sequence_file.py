@@ -59,6 +59,7 @@ def test_lengths_are_counted_as_they_are_written(tmp_path: Path) -> None:
     assert writer.lengths == Lengths(tokens=5, learned=2, shortest=2, longest=3, longest_source=2, largest_token=9)
 
 
+@pytest.mark.process
 def test_a_process_writes_what_the_one_before_it_reads(tmp_path: Path) -> None:
     file = SequenceFile.beside(tmp_path / "none" / "none" / "out")
     done = subprocess.run(

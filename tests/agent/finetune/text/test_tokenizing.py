@@ -10,6 +10,8 @@ from port_agent.finetune.text import tokenizing
 from port_agent.finetune.text.tokenizing import TokenizerHere, TokenizerProcess
 from tests.agent.finetune.tiny_model import make_data, make_model
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture(scope="module")
 def asked(tmp_path_factory: pytest.TempPathFactory) -> FinetuneOptions:

@@ -68,6 +68,7 @@ def steps_until_planned(training: Training) -> Iterator[float]:
     raise AssertionError("no plan was adopted")
 
 
+@pytest.mark.process
 def test_the_step_is_planned_and_the_plan_is_kept_for_the_next_run(tmp_path: Path, cache: Path) -> None:
     losses: list[list[float]] = []
     counts = []
@@ -90,6 +91,7 @@ def test_the_step_is_planned_and_the_plan_is_kept_for_the_next_run(tmp_path: Pat
     assert len(list(cache.iterdir())) == 1
 
 
+@pytest.mark.process
 def test_a_plan_is_searched_when_a_step_came_twice(tmp_path: Path) -> None:
     training = Training()
     with budget(tensors=LIMIT, page_dir=tmp_path):
@@ -116,6 +118,7 @@ def test_backward_without_steps_is_recorded_no_longer_than_a_step_may_be(tmp_pat
         assert 0 < longest <= LONGEST_STEP and planning().recording is None
 
 
+@pytest.mark.process
 def test_steps_of_two_kinds_in_turn_are_planned_as_one(tmp_path: Path) -> None:
     plain, expected = [Training(), Training(layers=4)], []
     for turn in range(12):
@@ -134,6 +137,7 @@ def test_steps_of_two_kinds_in_turn_are_planned_as_one(tmp_path: Path) -> None:
     assert found == expected[: len(found)]
 
 
+@pytest.mark.process
 def test_a_plan_keeps_to_the_limits_that_were_given(tmp_path: Path, cache: Path) -> None:
     training = Training()
     with budget(tensors=LIMIT, page_dir=tmp_path, step_deadline="1h", writes_per_step="1G") as active:
@@ -157,6 +161,7 @@ def test_a_plan_keeps_to_the_limits_that_were_given(tmp_path: Path, cache: Path)
         assert active.report.plan is None, "none writes so little"
 
 
+@pytest.mark.process
 def test_random_plans_change_no_bit(tmp_path: Path) -> None:
     plain = Training()
     expected = [plain.step() for _ in range(TURNS)]
@@ -179,6 +184,7 @@ def _with_random_plan(training: Training, dice: random.Random) -> float:
     return training.step()
 
 
+@pytest.mark.process
 def test_a_plan_that_moves_more_than_before_goes(tmp_path: Path, cache: Path) -> None:
     training = Training()
     with budget(tensors=LIMIT, page_dir=tmp_path) as active:
@@ -194,6 +200,7 @@ def test_a_plan_that_moves_more_than_before_goes(tmp_path: Path, cache: Path) ->
         assert list(cache.iterdir()) == []
 
 
+@pytest.mark.process
 def test_a_damaged_plan_is_made_anew(tmp_path: Path, cache: Path) -> None:
     for _ in range(2):
         with budget(tensors=LIMIT, page_dir=tmp_path):
@@ -204,6 +211,7 @@ def test_a_damaged_plan_is_made_anew(tmp_path: Path, cache: Path) -> None:
         assert kept_plans.read_plan(kept.name) is None
 
 
+@pytest.mark.process
 def test_the_search_ends_with_the_budget(tmp_path: Path) -> None:
     training = Training()
     with budget(tensors=LIMIT, page_dir=tmp_path):
@@ -213,6 +221,7 @@ def test_the_search_ends_with_the_budget(tmp_path: Path) -> None:
     assert search.plans.closed
 
 
+@pytest.mark.process
 def test_a_plan_that_promises_no_less_is_not_adopted(tmp_path: Path, cache: Path) -> None:
     training = Training()
     with budget(tensors=LIMIT, page_dir=tmp_path) as active:
@@ -225,6 +234,7 @@ def test_a_plan_that_promises_no_less_is_not_adopted(tmp_path: Path, cache: Path
         assert active.report.plan is None and not cache.exists()
 
 
+@pytest.mark.process
 def test_while_the_program_is_held_nothing_searches_and_later_it_begins_anew(tmp_path: Path, cache: Path) -> None:
     with budget(tensors=LIMIT, page_dir=tmp_path) as active:
         training = Training()

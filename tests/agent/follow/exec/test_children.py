@@ -12,6 +12,8 @@ import pytest
 from port_agent.follow.exec.children import Children
 from tests.waiting import until
 
+pytestmark = pytest.mark.process
+
 SLEEPER = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
 PARENT = [sys.executable, "-S", "-c", f"import subprocess; subprocess.run({SLEEPER!r})"]
 

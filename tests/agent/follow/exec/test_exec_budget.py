@@ -22,6 +22,8 @@ from tests.agent.follow.programs import (
     written,
 )
 
+pytestmark = pytest.mark.process
+
 PEAK_OF = """
 import os, sys
 status, usage = os.wait4(os.spawnv(os.P_NOWAIT, sys.argv[1], sys.argv[1:]), 0)[1:]

@@ -24,6 +24,7 @@ print({k: v for k, v in os.environ.items() if k != "_"}, sys.stdin.read(), os.ge
 """
 
 
+@pytest.mark.process
 @pytest.mark.sample(6)
 @pytest.mark.parametrize(
     "words",
@@ -57,6 +58,7 @@ ENDS = {
 }  # fmt: skip
 
 
+@pytest.mark.process
 @pytest.mark.sample(6)
 @pytest.mark.parametrize("end", list(ENDS))
 def test_ends_as_without_a_budget(tmp_path: Path, end: str) -> None:
@@ -65,6 +67,7 @@ def test_ends_as_without_a_budget(tmp_path: Path, end: str) -> None:
     assert (done.code, done.output, done.said) == (expected.code, expected.output, expected.said)
 
 
+@pytest.mark.process
 def test_a_missing_module_is_pythons_own_message(tmp_path: Path) -> None:
     expected, done = plain("-m", "nowhere", folder=tmp_path), followed("-m", "nowhere", folder=tmp_path)
     assert (done.code, done.said) == (expected.code, expected.said) and "No module named nowhere" in done.said
@@ -92,6 +95,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.process
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(("way", "count"), [("fork", "2"), ("spawn", "1")])  # each that is spawned imports torch
 def test_workers_of_a_loader(tmp_path: Path, way: str, count: str) -> None:
@@ -107,6 +111,7 @@ def test_workers_of_a_loader(tmp_path: Path, way: str, count: str) -> None:
     assert len(done.ours) == 1, "a worker has no budget and says nothing"
 
 
+@pytest.mark.process
 def test_modules_of_the_program_come_before_ours(tmp_path: Path) -> None:
     written(tmp_path, "NAME = 'their agent'", "agent.py")
     written(tmp_path, "NAME = 'their planner'", "planner/__init__.py")
@@ -116,6 +121,7 @@ def test_modules_of_the_program_come_before_ours(tmp_path: Path) -> None:
     assert "their agent their planner" in done.output
 
 
+@pytest.mark.process
 def test_what_a_program_sets_before_it_imports_torch_holds(tmp_path: Path) -> None:
     written(tmp_path, "import os\nos.environ['OMP_NUM_THREADS'] = '2'\nimport torch\nprint(torch.get_num_threads())")
     assert followed("train.py", folder=tmp_path).output == "2\n"
@@ -124,6 +130,7 @@ def test_what_a_program_sets_before_it_imports_torch_holds(tmp_path: Path) -> No
 LOOP = TRAIN.replace("range(3)", "iter(int, 1)").replace("print(loss.item().hex())", "print('step', flush=True)")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_signals_from_outside(tmp_path: Path, number: signal.Signals) -> None:
     written(tmp_path, LOOP)

@@ -24,6 +24,8 @@ from tests.agent.live_daemon import CONFIG, start_agent
 from tests.agent.supervisor.job.attached_program import attached
 from tests.agent.trees import LAPTOP_BATTERY, MAINS, supply_tree
 
+pytestmark = pytest.mark.process
+
 MIB = 1 << 20
 PATIENCE_S = 120.0
 WIDE, NARROW = 3000, 300

@@ -2,7 +2,11 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.agent.follow.programs import followed, plain, written
+
+pytestmark = pytest.mark.process
 
 BREAKS = """
 import torch

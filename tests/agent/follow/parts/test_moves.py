@@ -71,6 +71,7 @@ def test_what_moves_in_short_runs_or_in_another_order_is_left_whole() -> None:
     assert only_moves(ATEN.clone.default) and not only_moves(ATEN.mul.Tensor)
 
 
+@pytest.mark.process
 def test_logits_without_the_last_token_take_their_place_once(tmp_path: Path) -> None:
     samples, tokens, vocabulary = 3, 40, 40003
     logits_bytes = 4 * samples * tokens * vocabulary

@@ -280,6 +280,7 @@ def test_a_conversion_runs_in_pieces_where_numbers_are_converted_each_by_itself(
     assert pieces_of(ATEN._to_copy.default, (x,), {"dtype": torch.int64}, limit) is None
 
 
+@pytest.mark.process
 def test_the_loss_of_a_language_model_takes_its_logits_once(tmp_path: Path) -> None:
     """Plain PyTorch holds the gradient of their logarithms, these, and the gradient that it makes of both, at once."""
     rows, vocabulary = 96, 40003
@@ -306,6 +307,7 @@ def test_the_loss_of_a_language_model_takes_its_logits_once(tmp_path: Path) -> N
     assert b.report.over_bytes == 0 and b.report.peak_tensor_bytes <= logits_bytes + 6 * PIECE_BYTES
 
 
+@pytest.mark.process
 def test_what_was_made_in_pieces_is_not_made_again_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow the medium: operand and result have no room beside each other."""
     with budget(tensors=14 * PIECE_BYTES, page_dir=tmp_path) as b:

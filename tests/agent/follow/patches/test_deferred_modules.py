@@ -6,6 +6,8 @@ import pytest
 
 from tests.agent.follow.programs import followed, plain
 
+pytestmark = pytest.mark.process
+
 IMPORTS = """
 import sys, torch
 import transformers.modeling_utils, transformers.loss.loss_utils
@@ -103,6 +105,7 @@ OFTEN = {"attribute"}
 """Each use takes two processes; the others are looked at before a release."""
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("use", [use if use in OFTEN else pytest.param(use, marks=pytest.mark.long) for use in USES])
 def test_what_libraries_only_name_is_not_loaded_and_what_is_used_is_the_real_one(tmp_path: Path, use: str) -> None:
     (tmp_path / "train.py").write_text(IMPORTS + USES[use])
@@ -129,6 +132,7 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[list[str]
     return dict(zip(PARTS, zip(*printed, strict=True), strict=True))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("part", ["layout", "kernels"])
 def test_laying_out_a_model_and_checks_of_meta_kernels_load_none_of_them(
     part: str, parts: dict[str, tuple[list[str], list[str]]]

@@ -27,6 +27,7 @@ with torch.no_grad():
 """
 
 
+@pytest.mark.process
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("bound", [("--tensors", "4K"), ("--tensors", "1G")], ids=" ".join)
 def test_fused_layers_under_autocast(tmp_path: Path, bound: tuple[str, ...]) -> None:

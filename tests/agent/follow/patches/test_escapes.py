@@ -112,6 +112,7 @@ def test_methods_are_torchs_own_afterwards(tmp_path: Path) -> None:
     assert (torch.Tensor.numpy, torch.Tensor.tolist, torch.UntypedStorage.data_ptr) == before
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("export", ["numpy", "torch", "capsule"])
 def test_memory_handed_out_by_dlpack_is_shared_for_good(export: str, tmp_path: Path) -> None:
     import_again: dict[str, Any] = {

@@ -6,6 +6,8 @@ import pytest
 
 from tests.agent.follow.programs import followed, plain
 
+pytestmark = pytest.mark.process
+
 STEP = """
 import sys, torch
 torch.manual_seed(0)

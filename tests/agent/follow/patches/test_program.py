@@ -25,6 +25,7 @@ def test_what_was_compiled_before_the_budget_is_refused_when_it_is_called(backen
         assert torch.equal(model(torch.ones(2, 8)), layer(torch.ones(2, 8))), "after the budget it runs again"
 
 
+@pytest.mark.process
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("variable", ["TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE"])
 def test_a_program_that_compiles_is_followed_where_its_user_has_that_left_away(variable: str, tmp_path: Path) -> None:
@@ -74,6 +75,7 @@ def test_a_scripted_module_is_written_whole_or_refused(traced: bool, tmp_path: P
     assert torch.equal(torch.jit.load(buffer)(x), model(x))
 
 
+@pytest.mark.process
 def test_a_gradient_asked_for_by_itself_ends_a_segment_only_in_programs_that_accumulate_none(tmp_path: Path) -> None:
     weight = torch.ones(256, 256, requires_grad=True)
     with budget(tensors="4K", page_dir=tmp_path) as b:

@@ -48,6 +48,7 @@ def train(firmware: Firmware, folder: Path, steps: int) -> tuple[bytes, float, D
         return result
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("board", "steps"),
     [

@@ -12,6 +12,8 @@ from port_agent.mcu.protocol.device import Device
 from port_agent.mcu.protocol.link import check_model
 from tests.agent.mcu.small_model import write_model
 
+pytestmark = pytest.mark.process
+
 
 def test_wrong_model_is_refused_with_the_remedy(device: Device, tmp_path: Path) -> None:
     other = read_model(write_model(tmp_path / "other", name="other"))

@@ -14,6 +14,8 @@ from port_agent.mcu.protocol.transport import SerialTransport
 from tests.agent.mcu.proxy import FaultyLine
 from tests.agent.mcu.simulated_board import QUICK
 
+pytestmark = pytest.mark.process
+
 
 def test_a_port_has_one_reader(simulator: Simulator, device: Device, tmp_path: Path) -> None:
     # two readers of one pty steal each other's bytes, and pyserial takes the theft for an unplugged board

@@ -136,6 +136,7 @@ def test_junk_in_place_of_a_handshake(tmp_path: Path, junk: bytes) -> None:
         listener.receive(junk)
 
 
+@pytest.mark.process
 def test_a_daemon_that_did_without_tls_can_still_load_it() -> None:
     program = "import sys; sys.modules['ssl'] = None; import asyncio; import port_agent.peers.connection.tls as t; print(t.ssl.__name__)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 from port_agent.peers.exchange.answers import ANSWER_S, Subject, solving_patience_s
 
 
@@ -14,6 +16,7 @@ def test_who_waits_for_a_solver_waits_longer_than_it_may_take() -> None:
     assert solving_patience_s(0.0) == ANSWER_S and solving_patience_s(10.0) > ANSWER_S + 10.0
 
 
+@pytest.mark.process
 def test_the_supervisor_carries_no_tls_and_no_planner_for_it() -> None:
     heavy = (
         "port_agent.peers.connection.link",

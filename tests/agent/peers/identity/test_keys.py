@@ -18,6 +18,7 @@ from port_agent.peers.identity.keys import (
 )
 
 
+@pytest.mark.process
 def test_made_once_for_its_owner_alone_and_known_by_the_hash_of_its_certificate(tmp_path: Path) -> None:
     (tmp_path / "device-id").write_text("of an older agent")
     made = own_identity(tmp_path)
@@ -30,6 +31,7 @@ def test_made_once_for_its_owner_alone_and_known_by_the_hash_of_its_certificate(
     assert own_identity(other).id != made.id
 
 
+@pytest.mark.process
 def test_two_that_need_the_first_key_at_once_get_the_same(tmp_path: Path) -> None:
     found = []
     threads = [threading.Thread(target=lambda: found.append(own_identity(tmp_path).id)) for _ in range(2)]
@@ -76,6 +78,7 @@ def test_a_certificate_survives_its_text() -> None:
         assert certificate_in(certificate_pem(der)) == der
 
 
+@pytest.mark.process
 def test_a_directory_that_is_not_there_and_a_maker_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(IdentityError, match="cannot be made: No such file"):
         own_identity(tmp_path / "nowhere")

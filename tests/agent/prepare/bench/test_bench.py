@@ -17,6 +17,8 @@ from port_planner.slices.gradients import split_gradients
 from tests.agent.jobs_small import make_job
 from tests.planner.steps import tiny_step
 
+pytestmark = pytest.mark.process
+
 
 def step() -> StepGraph:
     """Return a step whose convolution can be halved."""

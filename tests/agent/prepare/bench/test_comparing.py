@@ -5,6 +5,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 
@@ -14,6 +15,8 @@ from port_planner.exactness.request import pack_request, read_differing
 from port_planner.ir.graph import StepGraph
 from port_planner.slices.chains import find_chains
 from port_planner.slices.pieces import cut_chains
+
+pytestmark = pytest.mark.process
 
 BUDGET = 360 << 20
 ROWS, WIDTH, ACTIVATIONS = 16384, 256, 5

@@ -6,11 +6,14 @@ from pathlib import Path
 
 import msgpack
 import msgspec
+import pytest
 
 from port_agent.prepare.bench.process import DONE, Measure, read_measured
 from port_agent.system.python_process import module_command
 from port_planner.ir.bundle.codec import pack_graph
 from tests.planner.steps import tiny_step
+
+pytestmark = pytest.mark.process
 
 
 def test_each_request_is_answered_with_what_a_worker_holds_where_that_was_asked(tmp_path: Path) -> None:

@@ -75,6 +75,7 @@ def flat(job: Prepared) -> Measured:
     return Measured(tuple(tuple(OpCost(1e-4, 0, 1e-4) for _ in g.ops) for g in job.graphs.values()), 0, 0)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_step_that_decodes_them_trains_the_same_and_gives_them_back_whole(dtype: torch.dtype, tmp_path: Path) -> None:
     whole = prepared(dtype)

@@ -25,6 +25,7 @@ def test_a_refusal_says_what_a_trial_found_beside_the_step_if_that_leaves_room(
     assert refused.value.base_bytes == (costs.device.base_bytes + unplanned if leaves_room else None)
 
 
+@pytest.mark.process
 def test_a_bundle_that_was_there_stays_where_no_plan_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "job.port"
     path.write_bytes(b"made before")

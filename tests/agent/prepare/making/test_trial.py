@@ -36,6 +36,7 @@ def test_pace_leaves_out_waiting_and_on_one_thread_what_other_processes_took() -
     assert trials._pace(busy_page_thread, threads=1) == 1.0
 
 
+@pytest.mark.process
 def test_a_trial_looks_at_the_tensors_of_real_steps(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64), nn.ReLU(), nn.Linear(64, 10))
@@ -56,6 +57,7 @@ def worker_that_ended(told: list[Any], code: int) -> SimpleNamespace:
     return SimpleNamespace(events=lambda: iter(told), process=process, send=lambda _: None)
 
 
+@pytest.mark.process
 def test_a_worker_loads_torch_while_its_bundle_is_made_and_leaves_where_it_is_not_needed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -103,6 +103,7 @@ def names(backend: Any, root: Path, **settings: Any) -> list[str]:
     return [source.info.name for source in found]
 
 
+@pytest.mark.process
 def test_meters_that_see_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert names(on(CUDA, unified=True), tmp_path) == [], "an estimate sees nothing"
     zone(tmp_path, "intel-rapl:0", "package-0", 5)

@@ -70,6 +70,7 @@ def test_the_recorded_step_stays_a_rival_of_its_halves(
     assert chosen(recorded, cheap, device, 1) is cheap, "where nothing fits, what needs less says how much"
 
 
+@pytest.mark.process
 def test_chains_run_in_pieces_where_that_is_cheaper_and_only_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pieces, "SPLIT_BYTES", 50_000)
     model = language_model()
@@ -93,6 +94,7 @@ def test_chains_run_in_pieces_where_that_is_cheaper_and_only_there(monkeypatch: 
     assert chosen(recorded, halved, device, least).in_pieces == ()
 
 
+@pytest.mark.process
 def test_below_the_floor_of_the_whole_weight_blocks_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     prepared = make_bundle.prepare(adapted_job(adapted_model(), rows=1))
     graph = prepared.graphs["step"]

@@ -22,6 +22,7 @@ from tests.planner.slices.language_step import language_step
 MM = "aten::mm"
 
 
+@pytest.mark.process
 def test_a_comparison_that_ends_otherwise_is_an_error() -> None:
     graph = whole()[0].graphs["step"]
     rewritten = split_gradients(graph)
@@ -30,6 +31,7 @@ def test_a_comparison_that_ends_otherwise_is_an_error() -> None:
         compared([(graph, replace(rewritten, graph=damaged))], ROOM)
 
 
+@pytest.mark.process
 def test_graphs_are_compared_in_one_process_each_by_itself() -> None:
     graph = whole()[0].graphs["step"]
     rewritten = split_gradients(graph)

@@ -106,6 +106,7 @@ async def test_a_waiting_program_is_cancelled_too(tmp_path: Path) -> None:
             assert live.job(program.job).state is JobState.CANCELLED
 
 
+@pytest.mark.process
 @go
 async def test_one_job_runs_at_a_time_attached_or_not(tmp_path: Path) -> None:
     async with running(tmp_path) as live:

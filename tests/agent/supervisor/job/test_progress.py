@@ -10,6 +10,8 @@ from port_agent.worker.protocol import StateRecovered, StepDone
 from tests.agent.live_daemon import BUNDLE, LONG, go
 from tests.agent.supervisor.job.running_job import running_job
 
+pytestmark = pytest.mark.process
+
 
 @go
 async def test_steps_and_checkpoints_are_taken_over(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ async def training(live: RunningJob) -> None:
     await live.until(lambda: live.runner.phase is WorkerPhase.TRAINING)
 
 
+@pytest.mark.process
 @go
 async def test_a_run_from_start_to_result(tmp_path: Path) -> None:
     async with running_job(tmp_path, BUNDLE) as live:
@@ -32,6 +33,7 @@ async def test_a_run_from_start_to_result(tmp_path: Path) -> None:
         assert (live.runner.job, live.runner.phase, live.runner.pid, live.runner.status()) == (None,) * 4
 
 
+@pytest.mark.process
 @go
 async def test_one_worker_at_a_time(tmp_path: Path) -> None:
     async with running_job(tmp_path, LONG) as live:
@@ -40,6 +42,7 @@ async def test_one_worker_at_a_time(tmp_path: Path) -> None:
             live.start()
 
 
+@pytest.mark.process
 @go
 async def test_a_pause_holds_and_leaving_puts_the_job_back_in_line(tmp_path: Path) -> None:
     async with running_job(tmp_path, LONG) as live:
@@ -53,6 +56,7 @@ async def test_a_pause_holds_and_leaving_puts_the_job_back_in_line(tmp_path: Pat
         assert (job.state, job.failures) == (JobState.QUEUED, 0)
 
 
+@pytest.mark.process
 @go
 async def test_leaving_after_a_checkpoint_loses_no_step(tmp_path: Path) -> None:
     async with running_job(tmp_path, {**LONG, "checkpoint_every": 1_000_000}) as live:
@@ -62,6 +66,7 @@ async def test_leaving_after_a_checkpoint_loses_no_step(tmp_path: Path) -> None:
         assert job.state is JobState.QUEUED and job.measured.checkpoint_bytes
 
 
+@pytest.mark.process
 @go
 async def test_a_cancelled_job_is_over(tmp_path: Path) -> None:
     async with running_job(tmp_path, LONG) as live:
@@ -71,6 +76,7 @@ async def test_a_cancelled_job_is_over(tmp_path: Path) -> None:
         assert (await live.over()).state is JobState.CANCELLED
 
 
+@pytest.mark.process
 @go
 async def test_a_killed_worker_counts_as_a_failure(tmp_path: Path) -> None:
     async with running_job(tmp_path, LONG) as live:
@@ -88,6 +94,7 @@ async def test_a_broken_bundle_ends_the_job_before_it_starts(tmp_path: Path) -> 
         assert live.job.state is JobState.FAILED and "bundle cannot be used" in live.job.reason
 
 
+@pytest.mark.process
 @go
 async def test_where_no_plan_fits_nothing_starts_and_it_is_said(tmp_path: Path) -> None:
     async with running_job(tmp_path, BUNDLE) as live:
@@ -97,6 +104,7 @@ async def test_where_no_plan_fits_nothing_starts_and_it_is_said(tmp_path: Path) 
         assert not live.health.holds("job-does-not-fit", str(live.id))
 
 
+@pytest.mark.process
 @go
 async def test_a_job_whose_device_is_gone_waits_for_it(tmp_path: Path) -> None:
     async with running_job(tmp_path, {**LONG, "device": "cuda"}) as live:
@@ -115,6 +123,7 @@ async def test_of_a_device_that_no_sensor_looks_for_the_worker_says_whether_it_i
         assert live.runner.fits(live.job, replace(ROOMY, devices=frozenset()))
 
 
+@pytest.mark.process
 @go
 async def test_the_worker_of_an_earlier_supervisor_is_not_joined_by_another(tmp_path: Path) -> None:
     async with running_job(tmp_path, LONG) as first:
@@ -125,6 +134,7 @@ async def test_the_worker_of_an_earlier_supervisor_is_not_joined_by_another(tmp_
             assert "an earlier supervisor" in second.job.reason
 
 
+@pytest.mark.process
 @go
 async def test_what_a_fine_tuning_makes_in_a_federation_gets_its_name_and_the_average_becomes_the_result(
     tmp_path: Path,

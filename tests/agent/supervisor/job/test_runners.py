@@ -3,9 +3,13 @@
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from port_agent.supervisor.job.runners import worker_lock
 from tests.agent.live_daemon import LONG, go
 from tests.agent.supervisor.parts import parts
+
+pytestmark = pytest.mark.process
 
 
 @go

@@ -29,6 +29,8 @@ from port_agent.worker.protocol import (
 )
 from tests.agent.live_daemon import go, process_state
 
+pytestmark = pytest.mark.process
+
 HEAD = """
 import signal, socket, sys
 from port_agent.worker.protocol import *

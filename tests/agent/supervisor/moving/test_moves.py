@@ -49,6 +49,7 @@ def movers(pair: tuple[Mover, Mover]) -> tuple[Mover, Mover]:
     return pair
 
 
+@pytest.mark.process
 def test_a_job_that_cannot_run_here_is_trained_there_and_its_result_comes_back(
     tmp_path: Path, movers: tuple[Mover, Mover]
 ) -> None:
@@ -64,6 +65,7 @@ def test_a_job_that_cannot_run_here_is_trained_there_and_its_result_comes_back(
     until(lambda: settled(attic, cellar), attic.own)
 
 
+@pytest.mark.process
 def test_a_job_never_moves_unless_its_owner_and_the_other_device_s_say_so(movers: tuple[Mover, Mover]) -> None:
     attic, cellar = movers
     cellar.allow("")
@@ -79,6 +81,7 @@ def test_a_job_never_moves_unless_its_owner_and_the_other_device_s_say_so(movers
     assert attic.own()["state"] == "queued" and cellar.all() == []
 
 
+@pytest.mark.process
 def test_a_job_that_reads_files_of_the_users_stays_and_says_so_once(movers: tuple[Mover, Mover]) -> None:
     attic, cellar = movers
     attic.give({**SLOW, "reads": ["/home/user/model.safetensors"]})
@@ -93,6 +96,7 @@ def test_a_job_that_reads_files_of_the_users_stays_and_says_so_once(movers: tupl
     assert attic.own()["state"] == "queued" and not cellar.all()
 
 
+@pytest.mark.process
 def test_recalled_it_goes_on_here_where_it_was_there(tmp_path: Path, movers: tuple[Mover, Mover]) -> None:
     bundle = {**SLOW, "steps": 200}
     expected = at_home(tmp_path, bundle)
@@ -146,6 +150,7 @@ def test_a_lost_device_does_not_keep_the_job_from_who_forces_it_back(tmp_path: P
         until(lambda: settled(attic, cellar), attic.own)
 
 
+@pytest.mark.process
 def test_cancelled_here_it_ends_there(movers: tuple[Mover, Mover]) -> None:
     attic, cellar = movers
     attic.give(SLOW)
@@ -155,6 +160,7 @@ def test_cancelled_here_it_ends_there(movers: tuple[Mover, Mover]) -> None:
     assert attic.own()["state"] == "cancelled"
 
 
+@pytest.mark.process
 def test_unpaired_there_is_nothing_left_of_it_and_it_goes_on_at_home(tmp_path: Path) -> None:
     with two_movers(tmp_path) as (attic, cellar):
         attic.give({**SLOW, "steps": 2000})

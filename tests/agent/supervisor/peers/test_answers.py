@@ -65,6 +65,7 @@ def test_what_is_kept_is_shared(tmp_path: Path) -> None:
     run(work())
 
 
+@pytest.mark.process
 def test_the_policy_refuses_with_its_reason_and_stops_what_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,6 +90,7 @@ def test_the_policy_refuses_with_its_reason_and_stops_what_runs(
     run(work())
 
 
+@pytest.mark.process
 def test_time_is_bounded_and_nobody_waits_for_what_was_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,6 +114,7 @@ def test_time_is_bounded_and_nobody_waits_for_what_was_given_up(
     run(work())
 
 
+@pytest.mark.process
 def test_a_solver_that_fails_says_so(tmp_path: Path) -> None:
     async def work() -> None:
         home = Home(tmp_path)
@@ -122,6 +125,7 @@ def test_a_solver_that_fails_says_so(tmp_path: Path) -> None:
     run(work())
 
 
+@pytest.mark.process
 def test_a_bomb_ends_its_solver_and_nothing_else(tmp_path: Path) -> None:
     many = 30_000_000
     raw = b"\x98\x01\xdd" + struct.pack(">I", many) + b"\x91\xc0" * many

@@ -47,6 +47,7 @@ def test_another_agent_as_plain_values(peer: Peer, now_s: float, address: str | 
     }  # fmt: skip
 
 
+@pytest.mark.process
 @go
 async def test_others_hear_whether_there_is_work_and_never_why_it_waits(tmp_path: Path) -> None:
     async with parts(tmp_path) as made:
@@ -77,6 +78,7 @@ def loopback(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
+@pytest.mark.process
 def test_a_reload_that_changes_nothing_leaves_it_alone_and_a_new_name_starts_it_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,6 +103,7 @@ def test_a_reload_that_changes_nothing_leaves_it_alone_and_a_new_name_starts_it_
         asyncio.run(asyncio.wait_for(rename(), 120.0))
 
 
+@pytest.mark.process
 def test_a_fault_of_ours_ends_discovery_visibly_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,6 +128,7 @@ def test_a_fault_of_ours_ends_discovery_visibly_and_nothing_else(
     asyncio.run(run())
 
 
+@pytest.mark.process
 def test_a_state_directory_that_cannot_be_written_is_a_health_item(tmp_path: Path) -> None:
     health = HealthBoard()
 

@@ -33,6 +33,8 @@ from port_agent.supervisor.peers.federated_jobs import FederatedJobs
 from tests.agent.federate.jobs import adapter_file, gestures_bundle
 from tests.agent.live_daemon import until
 
+pytestmark = pytest.mark.process
+
 NAME, RUN, OTHER_RUN = "gestures", "ab" * 16, "cd" * 16
 
 

@@ -15,6 +15,8 @@ from tests.agent.federate.jobs import gestures_bundle, needs_flower
 from tests.agent.live_daemon import ROOT
 from tests.waiting import until
 
+pytestmark = pytest.mark.process
+
 
 @needs_flower
 def test_two_devices_average_what_they_trained_and_both_have_it(tmp_path: Path) -> None:

@@ -12,6 +12,8 @@ from port_agent.peers.pairing.code import read_code
 from port_agent.supervisor.peers import pairing
 from port_agent.supervisor.peers.pairing import NewPartner, PairingDesk, PairingPlace, PairingRefusedError
 
+pytestmark = pytest.mark.process
+
 PATIENCE_S = 120.0
 
 

@@ -19,6 +19,8 @@ from port_agent.supervisor.peers.peers import HISTORY_KIND, Peers
 from port_agent.system.clock import SystemClock
 from tests.agent.peers.devices import HEARTBEAT
 
+pytestmark = pytest.mark.process
+
 OFF = AgentOptions(pairing_port=1, peer_name="attic")
 
 

@@ -27,6 +27,7 @@ def least(model: CompiledModel) -> int:
     return raised.value.least_bytes
 
 
+@pytest.mark.process
 def test_a_plan_within_less_memory_trains_to_the_same_bits(kept):
     model, data = kept
     fitted, plan = recompile(model, FitOptions((model.ram_bytes + least(model)) // 2))

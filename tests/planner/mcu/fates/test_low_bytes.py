@@ -34,6 +34,7 @@ def test_as_few_layers_as_possible_lose_their_low_bytes_and_the_largest_first() 
         fit_low_bytes(graph, wide.scheme, FitOptions(300))
 
 
+@pytest.mark.process
 def test_some_layers_of_16_bits_and_some_of_8_page_to_the_bits_of_memory() -> None:
     module, data = hidden_linear()
     wide = compile_model(module, data, name="mixed", q88=True)

@@ -15,6 +15,7 @@ from port_planner.mcu.zoo import StreamNet
 from tests.planner.mcu.networks import settled
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("share", "most"), [(0.75, 0.22), pytest.param(0.5, 0.32, marks=pytest.mark.long)])
 def test_a_keyword_net_whose_ram_is_mostly_parameters(share: float, most: float) -> None:
     """Three trips of every parameter, all waited for, would be 31 % and 39 % of its energy."""

@@ -20,6 +20,8 @@ from port_planner.mcu.schemes.fit import EngineMeasure, fit_scheme
 from port_planner.mcu.zoo import DigitsNet
 from tests.planner.mcu.networks import bars, settled
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture(autouse=True)
 def seeded() -> None:
@@ -27,6 +29,7 @@ def seeded() -> None:
     torch.manual_seed(1)
 
 
+@pytest.mark.process
 def test_analysis_measures_the_users_task():
     data, labels = bars()
     model = quantize(import_module(settled(DigitsNet(2), data), (1, 8, 8), "bars"), data)

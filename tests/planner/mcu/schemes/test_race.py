@@ -65,6 +65,7 @@ def test_gains_are_paired_and_their_error_is_pooled(graph):
     assert analyse_contributions(graph, measure, layers=["head"], depth=1, draws=1).error == 0.0
 
 
+@pytest.mark.process
 def test_as_many_draws_as_folds_judge_every_sample_once():
     data, labels = bars()
     model = quantize(import_module(settled(DigitsNet(2), data), (1, 8, 8), "bars"), data)

@@ -56,6 +56,7 @@ def test_what_is_measured_is_the_same_each_time_and_fits(model: CompiledModel) -
     assert first.model.sha256 == recompile(first.model, paged)[0].sha256  # planned as --ram plans it
 
 
+@pytest.mark.process
 def test_a_candidate_that_does_not_fit_is_named(model: CompiledModel) -> None:
     found = value(model, FitOptions(4_000))
     assert [refused.origin for refused in found.refused][-1] == "everything"

@@ -71,6 +71,7 @@ def ended(revision: PlanRevision) -> RevisedPlans:
     raise AssertionError("the process did not end")
 
 
+@pytest.mark.process
 def test_plans_are_made_again_once_for_what_was_seen(tmp_path: Path) -> None:
     bundle = tmp_path / "job.port"
     bundle.write_bytes(small_bundle().read_bytes())
@@ -96,6 +97,7 @@ def test_nothing_is_begun_for_little_new_or_without_room(tmp_path: Path, known: 
     assert revision.look(0, free) is None and revision._process is None
 
 
+@pytest.mark.process
 def test_a_process_is_given_up_when_training_may_not_go_on(tmp_path: Path) -> None:
     bundle = tmp_path / "job.port"
     bundle.write_bytes(small_bundle().read_bytes())
@@ -108,6 +110,7 @@ def test_a_process_is_given_up_when_training_may_not_go_on(tmp_path: Path) -> No
     assert not revision_path(bundle).exists()
 
 
+@pytest.mark.process
 def test_a_process_that_fails_leaves_the_plans_as_they_were(tmp_path: Path) -> None:
     bundle = tmp_path / "job.port"
     bundle.write_bytes(b"no bundle")
@@ -138,6 +141,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(revising, "WATCHED_S", 0.0)
 
 
+@pytest.mark.process
 @pytest.mark.usefixtures("hasty")
 @go
 async def test_a_job_goes_on_with_better_plans(tmp_path: Path) -> None:

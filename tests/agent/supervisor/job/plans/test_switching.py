@@ -14,6 +14,8 @@ from port_agent.supervisor.job.worker_process import WorkerPhase
 from tests.agent.live_daemon import LONG, go
 from tests.agent.supervisor.job.running_job import ROOMY, RunningJob, running_job
 
+pytestmark = pytest.mark.process
+
 SMALL = replace(ROOMY, limits=ResourceLimits(memory_bytes=150 << 20))
 NONE = replace(ROOMY, limits=ResourceLimits(memory_bytes=50 << 20))
 

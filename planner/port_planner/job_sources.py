@@ -7,9 +7,7 @@ A bundle goes over its samples in an order of its own (by the job's seed, anew i
 the batches gave it once: data that is drawn anew each time it is read is refused where that can be seen.
 """
 
-import importlib.util
 import inspect
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +18,7 @@ import torch
 from port_planner.batches import JoinedBatches, as_columns
 from port_planner.column_file import as_column, is_read_by_rows
 from port_planner.job import Bucket, JobError, TrainingJob, own_code, with_model
-from port_planner.script_loading import script_spec
+from port_planner.script_loading import load_script
 
 ENTRY = "port_job"
 _PARTS = 4
@@ -40,14 +38,10 @@ def load_job(script: Path, folder: Path | None = None) -> TrainingJob:
     """
     if not script.is_file():
         raise JobError(f"{script} does not exist; write a script with a function {ENTRY}() that returns a TrainingJob")
-    spec = script_spec(script.stem, script)
-    if spec is None or spec.loader is None:
+    if script.suffix != ".py":
         raise JobError(f"{script} is not a Python file; give a script that ends in .py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[script.stem] = module
-    sys.path.insert(0, str(script.parent.resolve()))
     with own_code(f"the script {script}"):
-        spec.loader.exec_module(module)
+        module = load_script(script)
     entry = getattr(module, ENTRY, None)
     if entry is None:
         raise JobError(

@@ -1,8 +1,27 @@
-"""Scripts of the user's, loaded as modules: like `python script.py`, that leaves nothing beside them."""
+"""A user's scripts: they find the modules that `python script.py` finds, and leave nothing beside them.
 
+A script's folder comes first on its import path. Where a module there has the name of another that we use (`http.py`,
+`rich/`), both are there at once: the script and what it imports get theirs, we and what we had imported keep ours.
+"""
+
+import builtins
 import importlib.machinery
-import importlib.util
+import pkgutil
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
+
+from port_planner.base.source_roots import PACKAGE_FOLDERS
+
+_MAIN = "__mp_main__"
+"""What Python itself calls a script whose main part is not to run, in the processes of `multiprocessing`; those find it by its file."""
+_NOWHERE = "/dev/null/nowhere"
+"""On the import path instead of a script's folder, while we import."""
+_OUR_FILES = tuple(f"{folder}/" for folder in PACKAGE_FOLDERS)
 
 
 class _Loader(importlib.machinery.SourceFileLoader):
@@ -10,8 +29,144 @@ class _Loader(importlib.machinery.SourceFileLoader):
         """Keep no bytecode."""
 
 
-def script_spec(name: str, script: Path) -> importlib.machinery.ModuleSpec | None:
-    """Return what a module called `name` is made of `script` with; None unless that ends in .py."""
-    if script.suffix != ".py":
-        return None
-    return importlib.util.spec_from_file_location(name, script, loader=_Loader(name, str(script)))
+def load_script(script: Path) -> types.ModuleType:
+    """Run a script, its main part left out, and return it. Raises what the script raises."""
+    loader = _Loader(_MAIN, str(script.absolute()))
+    module = types.ModuleType(_MAIN)
+    module.__file__, module.__loader__ = loader.path, loader
+    sys.modules["__main__"] = sys.modules[_MAIN] = module
+    if not sys.flags.safe_path:
+        put_first(str(script.resolve().parent))
+    loader.exec_module(module)
+    return module
+
+
+@contextmanager
+def imports_kept() -> Iterator[None]:
+    """Have this process import as before once the context is left, whatever script was loaded in it."""
+    path, imports = list(sys.path), builtins.__import__
+    mains = {name: sys.modules.get(name) for name in ("__main__", _MAIN)}
+    try:
+        yield
+    finally:
+        sys.path[:] = path
+        for name, module in mains.items():
+            sys.modules.pop(name, None)
+            if module is not None:
+                sys.modules[name] = module
+        while builtins.__import__ is not imports and isinstance(builtins.__import__, _Imports):
+            builtins.__import__.undo()
+
+
+def put_first(place: str) -> None:
+    """Have modules of a folder or archive found before all others, but by us."""
+    before = list(sys.path)
+    sys.path.insert(0, place)
+    rivals = _rivals(place, before)
+    if rivals:
+        builtins.__import__ = _Imports(place, rivals)
+
+
+def _rivals(place: str, elsewhere: Sequence[str]) -> frozenset[str]:
+    """Return the names that plain Python finds in `place`, where this process has or would find another module."""
+    found = {name for _, name, _ in pkgutil.iter_modules([place]) if _is_rival(name, place, elsewhere)}
+    return frozenset(found - _loaded_at_start() if found else found)
+
+
+def _is_rival(name: str, place: str, elsewhere: Sequence[str]) -> bool:
+    theirs = _find(name, [place, *elsewhere])
+    loaded = sys.modules.get(name)
+    other = getattr(loaded, "__spec__", None) if loaded is not None else _find(name, elsewhere)
+    return theirs is not None and other is not None and theirs.origin != other.origin
+
+
+def _find(name: str, path: Sequence[str]) -> ModuleSpec | None:
+    specs = (finder.find_spec(name, path if finder is PathFinder else None) for finder in sys.meta_path)
+    return next((spec for spec in specs if spec is not None), None)
+
+
+def _loaded_at_start() -> set[str]:
+    """Return the modules that an interpreter has before it runs anything: a script gets those, whatever lies beside it."""
+    import subprocess
+
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys; print(*sys.modules)"], capture_output=True, text=True, check=True
+    )
+    return set(done.stdout.split())
+
+
+class _Imports:
+    """What an import statement calls (`builtins.__import__`), while some names mean one module to the script and another to us."""
+
+    def __init__(self, place: str, rivals: frozenset[str]) -> None:
+        self._place, self._rivals = place, rivals
+        self._import = builtins.__import__
+        self._before = [vars(module) for name, module in sys.modules.items() if name not in ("__main__", _MAIN)]
+        self._known = set(map(id, self._before))
+        self._others = {name: _take(name) for name in rivals}
+        self._inside = dict.fromkeys(rivals, 0)
+        """How many imports of ours, in all threads, have our module in place now."""
+        self._lock = threading.Lock()
+        self._thread = threading.local()
+
+    def __call__(
+        self, name: str, globals: Mapping[str, object] | None = None, locals: Mapping[str, object] | None = None,
+        fromlist: Sequence[str] | None = (), level: int = 0,
+    ) -> types.ModuleType:  # fmt: skip
+        """Import as `builtins.__import__` does."""
+        run: Callable[[], types.ModuleType] = lambda: self._import(name, globals, locals, fromlist or (), level)  # noqa: E731
+        if not getattr(self._thread, "ours", False) and not self._is_ours(globals):
+            return run()
+        root = (name if level == 0 or globals is None else str(globals.get("__package__"))).partition(".")[0]
+        outer, self._thread.ours = getattr(self._thread, "ours", False), True
+        try:
+            if root not in self._rivals:
+                return run()
+            with self._ours_in_place(root):
+                return run()
+        finally:
+            self._thread.ours = outer
+
+    def _is_ours(self, importer: Mapping[str, object] | None) -> bool:
+        """Return whether a module was there before the script, or is one of our packages."""
+        return importer is not None and (
+            id(importer) in self._known or str(importer.get("__file__")).startswith(_OUR_FILES)
+        )
+
+    @contextmanager
+    def _ours_in_place(self, root: str) -> Iterator[None]:
+        """Have `root` mean our module. Another thread of the script that imports it at this moment gets ours, too: waiting for it
+        could wait for ever, as modules have locks of their own."""
+        self._count(root, 1)
+        try:
+            yield
+        finally:
+            self._count(root, -1)
+
+    def _count(self, root: str, change: int) -> None:
+        with self._lock:
+            before, self._inside[root] = self._inside[root], self._inside[root] + change
+            if before and self._inside[root]:
+                return
+            self._exchange(root)
+            inside = any(self._inside.values())
+            old, new = (self._place, _NOWHERE) if inside else (_NOWHERE, self._place)
+            if old in sys.path:
+                sys.path[sys.path.index(old)] = new
+
+    def _exchange(self, root: str) -> None:
+        theirs = _take(root)
+        sys.modules.update(self._others[root])
+        self._others[root] = theirs
+
+    def undo(self) -> None:
+        """Import as before."""
+        builtins.__import__ = self._import
+        for root in self._rivals:
+            self._exchange(root)
+
+
+def _take(root: str) -> dict[str, types.ModuleType]:
+    """Return a loaded module and those inside it, which are then not loaded any more."""
+    names = [name for name in sys.modules if name == root or name.startswith(f"{root}.")]
+    return {name: sys.modules.pop(name) for name in names}

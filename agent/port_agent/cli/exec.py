@@ -120,8 +120,10 @@ def _exec(arguments: argparse.Namespace) -> NoReturn:
     run_in_budget(arguments, program, module=module, name=Path(program[0]).stem)
 
 
-def run_in_budget(arguments: argparse.Namespace, program: list[str], *, module: bool, name: str) -> NoReturn:
-    """Become a program, a script or a module with its arguments, in the budget of `arguments`.
+def run_in_budget(
+    arguments: argparse.Namespace, program: list[str], *, module: bool, name: str, ours: bool = False
+) -> NoReturn:
+    """Become a program, a script or a module (one of `ours`?) with its arguments, in the budget of `arguments`.
 
     Those have `ram`, `tensors` and what `add_budget_options` adds. `name`: what the agent shows. Raises UsageError, and
     ConfigError and EnergyConfigError of the settings.
@@ -150,7 +152,7 @@ def run_in_budget(arguments: argparse.Namespace, program: list[str], *, module: 
         socket=str(socket) if socket is not None else None,
         name=name_like(name),
     )
-    options = LaunchOptions(asdict(budget), module, {name: os.environ.get(name) for name in added})
+    options = LaunchOptions(asdict(budget), module, {name: os.environ.get(name) for name in added}, ours)
     if ram is not None and not scope:
         limit_data(data_limit(ram))
     command = [*scope, *launch_words(options, program)]

@@ -5,7 +5,6 @@ writes the compiled model and its data; `port-agent mcu simulate DIRECTORY` goes
 simulated board. Only these two import torch; everything after them works on the files they wrote.
 """
 
-import importlib.util
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -20,7 +19,7 @@ from port_agent.mcu.errors import BoardJobError
 from port_agent.mcu.model import InputFormat, write_manifest
 from port_agent.mcu.trainer import TrainSettings
 from port_agent.system.atomic_file import write_atomically
-from port_planner.script_loading import script_spec
+from port_planner.script_loading import load_script
 
 if TYPE_CHECKING:
     from port_planner.mcu.compile import CompiledModel
@@ -63,12 +62,7 @@ def load_project(folder: Path) -> Project:
     script = folder / SCRIPT
     if not script.is_file():
         raise BoardJobError(f"{folder} has no {SCRIPT}; see agent/port_agent/mcu/project.py for what to put there")
-    spec = script_spec("port_agent_project", script)
-    if spec is None or spec.loader is None:
-        raise BoardJobError(f"{script} cannot be imported")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    project = module.make_project()
+    project = load_script(script).make_project()
     if not isinstance(project, Project):
         raise BoardJobError(
             f"make_project() of {script} returned {type(project).__name__}, not port_agent.mcu.project.Project"

@@ -11,6 +11,7 @@ import pytest
 from port_agent.cli import main
 from port_agent.control.client import ControlError
 from tests.agent.live_daemon import BUNDLE, ROOT, daemon
+from tests.their_modules import NOT_IMPORTED, fill_with_modules
 
 
 def first_lines(*words: str, number: int) -> str:
@@ -21,6 +22,20 @@ def first_lines(*words: str, number: int) -> str:
         lines = [process.stdout.readline() for _ in range(number)]
         process.kill()
     return "".join(lines)
+
+
+@pytest.mark.process
+def test_modules_in_the_working_directory_are_not_imported_by_submit(tmp_path: Path) -> None:
+    fill_with_modules(tmp_path, NOT_IMPORTED)
+    bundle = tmp_path / "Garden Birds.json"
+    bundle.write_text(json.dumps(BUNDLE))
+    command = [sys.executable, str(Path(sys.executable).with_name("port-agent")), "submit", str(bundle)]
+    with daemon(tmp_path):
+        done = subprocess.run(
+            [*command, "--runtime-dir", str(tmp_path / "run")], cwd=tmp_path, capture_output=True, text=True
+        )
+    assert done.returncode == 0, done.stderr
+    assert "is in line" in done.stdout
 
 
 @pytest.mark.process

@@ -11,6 +11,7 @@ from port_agent.mcu.errors import BoardJobError
 from port_agent.mcu.project import JOB, Project, hold_project, load_project, refuse_wear, write_project
 from port_planner.mcu.fates.core_costs import core_costs
 from port_planner.mcu.fates.page_costs import PageMedium, page_costs
+from port_planner.script_loading import imports_kept
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "imu_gestures"
 
@@ -29,7 +30,14 @@ def test_a_folder_without_a_script_is_refused(tmp_path: Path) -> None:
 @pytest.mark.process
 def test_a_script_that_gives_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "project.py").write_text("def make_project():\n    return 7\n")
-    with pytest.raises(BoardJobError, match=r"returned int, not agent\.mcu\.project\.Project"):
+    with pytest.raises(BoardJobError, match=r"returned int, not port_agent\.mcu\.project\.Project"):
+        load_project(tmp_path)
+
+
+def test_a_script_finds_what_lies_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "statistics.py").write_text("mean = 7\n")
+    (tmp_path / "project.py").write_text("from statistics import mean\ndef make_project():\n    return mean\n")
+    with imports_kept(), pytest.raises(BoardJobError, match="returned int"):
         load_project(tmp_path)
 
 

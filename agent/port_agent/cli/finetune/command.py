@@ -217,7 +217,7 @@ def _finetune(arguments: argparse.Namespace) -> int:
     if not arguments.submit:
         program = ["port_agent.cli.finetune", msgspec.json.encode(options).decode()]
         program += ["--explain", str(arguments.ram)] if arguments.explain else []
-        run_in_budget(arguments, program, module=True, name=f"finetune {arguments.model.name}")
+        run_in_budget(arguments, program, module=True, ours=True, name=f"finetune {arguments.model.name}")
     return _submit(arguments, options)
 
 

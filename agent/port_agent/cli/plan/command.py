@@ -215,6 +215,8 @@ def _plan(arguments: argparse.Namespace) -> int:
     out = arguments.out or arguments.script.with_suffix(".port")
     if sys.argv[1:2] == ["plan"]:  # this process was started for it
         begin_again_preloaded(arguments.ram)
+        if not sys.flags.safe_path:
+            del sys.path[0]  # ours, of which the script knows nothing
     load_torch_library()
     _keep_to_cores(arguments)
     begin = time.perf_counter()

@@ -46,7 +46,7 @@ def _become_worker(told: FinetuneWorkerOptions) -> NoReturn:
     restored = {name: os.environ.get(name) for name in allocator}
     files = () if given is None else (given.encoded(),)
     program = ("port_agent.finetune.job.worker", job.encoded().decode(), "--control-fd", str(told.control_fd), *files)
-    command = launch_words(LaunchOptions(asdict(budget), True, restored), program)
+    command = launch_words(LaunchOptions(asdict(budget), True, restored, ours=True), program)
     os.execve(command[0], command, {**os.environ, **home, **allocator, **threads_environment(job.threads)})
 
 

@@ -23,6 +23,7 @@ from port_agent.follow.exec.exec_budget import ExecBudget, ExecOptions
 from port_agent.follow.exec.tracebacks import clean_exception
 from port_agent.system.torch_loading import load_torch_library, uncollected
 from port_planner.base.source_roots import SOURCE_ROOTS
+from port_planner.script_loading import put_first
 
 BOOTSTRAP = (
     "import os, sys; sys.path[: not sys.flags.safe_path] = sys.argv[1].split(os.pathsep); "
@@ -44,6 +45,8 @@ class LaunchOptions:
     """Whether the program is a module (`-m`) or a path."""
     restore_environment: Mapping[str, str | None]
     """Variables that were set for this process alone, and what the program and its children should see instead."""
+    ours: bool = False
+    """Whether the module is one of ours, and what lies in the working directory is not looked at."""
 
 
 def launch_words(options: LaunchOptions, program: Sequence[str]) -> list[str]:
@@ -56,13 +59,14 @@ def main() -> None:
     roots, described, *words = sys.argv[1:]
     options = LaunchOptions(**json.loads(described))
     _restore(options.restore_environment)
-    for root in roots.split(os.pathsep):
-        sys.path.remove(root)
+    if not options.ours:
+        for root in roots.split(os.pathsep):
+            sys.path.remove(root)
     sys.orig_argv = [sys.executable, *(["-m"] if options.module else []), *words]
     sys.argv = ["-m", *words[1:]] if options.module else words
     sys.modules["__main__"] = _fresh_main()
     budget = ExecBudget(ExecOptions(**options.budget), words)  # type: ignore[arg-type]  # asdict in the command line
-    run = _module_runner(words[0]) if options.module else _path_runner(words[0])
+    run = _module_runner(words[0], ours=options.ours) if options.module else _path_runner(words[0])
     sys.meta_path.insert(0, _WhenTorchLoads(budget))
     atexit.register(_finish, budget, os.getpid())  # registered first, so that it runs last
     try:
@@ -99,20 +103,20 @@ def _path_runner(path: str) -> Callable[[], None]:
     """Return what runs a script, or a folder or archive with a `__main__.py`, as `python PATH` does."""
     absolute = path if os.path.isabs(path) else f"{Path.cwd()}/{path}"  # noqa: PTH117  as the interpreter: ./ stays
     if pkgutil.get_importer(path) is not None:
-        sys.path.insert(0, absolute)
+        put_first(absolute)
         return lambda: runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]
     if not sys.flags.safe_path:
-        sys.path.insert(0, str(Path(path).resolve().parent))
+        put_first(str(Path(path).resolve().parent))
     loader = importlib.machinery.SourceFileLoader("__main__", absolute)
     space = sys.modules["__main__"].__dict__
     space.update({"__file__": absolute, "__cached__": None, "__loader__": loader})
     return lambda: exec(compile(loader.get_data(absolute), absolute, "exec", dont_inherit=True), space)
 
 
-def _module_runner(name: str) -> Callable[[], None]:
+def _module_runner(name: str, *, ours: bool) -> Callable[[], None]:
     """Return what runs a module as `python -m NAME` does."""
-    if not sys.flags.safe_path:
-        sys.path.insert(0, str(Path.cwd()))
+    if not sys.flags.safe_path and not ours:
+        put_first(str(Path.cwd()))
     return lambda: runpy._run_module_as_main(name)  # type: ignore[attr-defined]  # the interpreter's own way
 
 

@@ -16,6 +16,7 @@ from port_agent.finetune.options import FinetuneOptions
 from port_agent.packing import QuantizationGrid
 from tests.agent.finetune.left_alone import WEIGHTS, trained_alone
 from tests.agent.finetune.tiny_model import make_data, make_model
+from tests.their_modules import NOT_IMPORTED, fill_with_modules
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +103,15 @@ def test_wrong_input_is_one_line_and_exit_code_2(
     with contextlib.suppress(SystemExit):  # of the parser
         assert main(["finetune", *words, "--out", "wrong", "--ram", "800M", "--page-dir", str(folder)]) == 2
     check_refusal(capsys.readouterr(), message, folder / "wrong")
+
+
+@pytest.mark.process
+def test_modules_in_the_working_directory_are_not_imported(folder: Path, tmp_path: Path) -> None:
+    fill_with_modules(tmp_path, NOT_IMPORTED)
+    model, data = str(folder / "model"), str(folder / "data.jsonl")
+    done = finetune(tmp_path, model, "--data", data, "--out", "out", "--ram", "800M", "--explain", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["event"] == "explained"
 
 
 @pytest.mark.long

@@ -8,8 +8,9 @@ import pytest
 
 from port_agent.cli import main
 from port_agent.system.checksum import bytes_checksum
-from tests.agent.cli.plan.small_script import SCRIPT, run_forked_plan
+from tests.agent.cli.plan.small_script import SCRIPT, run, run_forked_plan
 from tests.agent.paired_agents import history, paired_agents
+from tests.their_modules import KINDS, NAMES, fill_with_modules, seen_by_plain_python, their_script, what_it_sees
 
 
 @pytest.mark.process
@@ -79,6 +80,30 @@ def test_more_cores_than_there_are(
     monkeypatch.chdir(planned[0])
     assert main([*words, "--cpus", "9999"]) == 2
     assert "--cpus 9999: this process may use 1 to " in capsys.readouterr().err
+
+
+@pytest.mark.process
+@pytest.mark.sample(9)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_script_finds_the_modules_that_plain_python_finds(name: str, kind: str, tmp_path: Path) -> None:
+    script = their_script(tmp_path, name, kind)
+    expected = seen_by_plain_python(script)
+    done = run_forked_plan(script.parent, script.name, "--ram", "700M")
+    assert f"port_job() in {script.name} returned int" in done.stderr
+    assert what_it_sees(tmp_path) == expected
+
+
+@pytest.mark.process
+def test_a_plan_is_made_beside_modules_that_are_called_as_ours(tmp_path: Path) -> None:
+    fill_with_modules(tmp_path, "MINE = True\n")
+    (tmp_path / "planner.py").write_text(
+        f"import http, rich, msgspec, agent\nhttp.MINE, rich.MINE, msgspec.MINE\n{SCRIPT}"
+    )
+    words = ("plan", "planner.py", "--ram", "700M", "--time-limit", "2s")  # in a process of its own, which begins again
+    done = run(tmp_path, *words)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "planner.port").is_file()
 
 
 def peered(folder: Path, runtime_dir: Path, *words: str) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import pytest
 
 from port_agent.follow.exec.launch import _TorchLoader
 from tests.agent.follow.programs import TRAIN, exec_words, followed, plain, written
+from tests.their_modules import KINDS, NAMES, seen_by_plain_python, their_script, what_it_sees
 
 LOOK = """
 import os, pickle, sys
@@ -119,6 +120,27 @@ def test_modules_of_the_program_come_before_ours(tmp_path: Path) -> None:
     expected, done = plain("train.py", folder=tmp_path), followed("train.py", folder=tmp_path)
     assert (done.code, done.output, done.said) == (0, expected.output, "")
     assert "their agent their planner" in done.output
+
+
+@pytest.mark.process
+@pytest.mark.sample(12)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_program_finds_the_modules_that_plain_python_finds(name: str, kind: str, tmp_path: Path) -> None:
+    script = their_script(tmp_path, name, kind)
+    expected = seen_by_plain_python(script)
+    done = followed(script.name, folder=script.parent)
+    assert (done.code, done.said) == (0, "")
+    assert what_it_sees(tmp_path) == expected
+
+
+@pytest.mark.process
+def test_a_budget_is_kept_beside_modules_that_are_called_as_ours(tmp_path: Path) -> None:
+    for name in ("agent", "planner", "utils", "tests", "msgspec", "psutil", "xxhash"):
+        written(tmp_path, "MINE = True", f"{name}.py")
+    written(tmp_path, "import xxhash, msgspec, agent\nprint(xxhash.MINE, msgspec.MINE, agent.MINE)\n" + TRAIN)
+    expected, done = plain("train.py", folder=tmp_path), followed("train.py", folder=tmp_path)
+    assert (done.code, done.output, done.said) == (0, expected.output, "")
 
 
 @pytest.mark.process

@@ -10,8 +10,9 @@ import pkgutil
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
@@ -103,7 +104,8 @@ class _Imports:
         self._import = builtins.__import__
         self._before = [vars(module) for name, module in sys.modules.items() if name not in ("__main__", _MAIN)]
         self._known = set(map(id, self._before))
-        self._others = {name: _take(name) for name in rivals}
+        self._others: dict[str, dict[str, types.ModuleType]] = {}
+        """Of each name that the script has imported the modules that are not in place now: ours, but while we import."""
         self._inside = dict.fromkeys(rivals, 0)
         """How many imports of ours, in all threads, have our module in place now."""
         self._lock = threading.Lock()
@@ -114,10 +116,12 @@ class _Imports:
         fromlist: Sequence[str] | None = (), level: int = 0,
     ) -> types.ModuleType:  # fmt: skip
         """Import as `builtins.__import__` does."""
-        run: Callable[[], types.ModuleType] = lambda: self._import(name, globals, locals, fromlist or (), level)  # noqa: E731
-        if not getattr(self._thread, "ours", False) and not self._is_ours(globals):
-            return run()
+        run = partial(self._import, name, globals, locals, fromlist or (), level)
         root = (name if level == 0 or globals is None else str(globals.get("__package__"))).partition(".")[0]
+        if not getattr(self._thread, "ours", False) and not self._is_ours(globals):
+            if root in self._rivals - self._others.keys():
+                self._put_theirs_in_place(root)
+            return run()
         outer, self._thread.ours = getattr(self._thread, "ours", False), True
         try:
             if root not in self._rivals:
@@ -132,6 +136,13 @@ class _Imports:
         return importer is not None and (
             id(importer) in self._known or str(importer.get("__file__")).startswith(_OUR_FILES)
         )
+
+    def _put_theirs_in_place(self, root: str) -> None:
+        with self._lock:
+            if root not in self._others:
+                self._others[root] = {}
+                if not self._inside[root]:
+                    self._exchange(root)
 
     @contextmanager
     def _ours_in_place(self, root: str) -> Iterator[None]:
@@ -148,7 +159,8 @@ class _Imports:
             before, self._inside[root] = self._inside[root], self._inside[root] + change
             if before and self._inside[root]:
                 return
-            self._exchange(root)
+            if root in self._others:
+                self._exchange(root)
             inside = any(self._inside.values())
             old, new = (self._place, _NOWHERE) if inside else (_NOWHERE, self._place)
             if old in sys.path:
@@ -162,7 +174,7 @@ class _Imports:
     def undo(self) -> None:
         """Import as before."""
         builtins.__import__ = self._import
-        for root in self._rivals:
+        for root in self._others:
             self._exchange(root)
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
+from port_planner.base.bounds import MAX_WHOLE
 from port_planner.base.errors import of_the_program
 from port_planner.column_file import Column, as_column
-from port_planner.ir.bundle.codec import MAX_WHOLE
 from port_planner.ir.bundle.manifest import BucketSize
 from port_planner.ir.bundle.safetensors_io import STORED_DTYPES
 from port_planner.job import Bucket, JobError, TrainingJob

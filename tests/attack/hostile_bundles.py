@@ -11,9 +11,10 @@ from pathlib import Path
 
 import torch
 
-from port_agent.train.trainer import Trainer, TrainOptions
+from port_agent.train.trainer import Trainer
 from port_planner.base.errors import PortError
 from port_planner.ir.bundle.bundle import Bundle
+from tests.agent.train.options import train_options
 from tests.attack.children import lines_of_child
 from tests.attack.outcome import AttackOutcome
 from tests.planner.bundles import members, write_mutated
@@ -73,7 +74,7 @@ def _train_one(folder: Path, content: dict[str, bytes], rng: random.Random) -> s
         return _NO_BUNDLE
     trainer = None
     try:
-        trainer = Trainer(Bundle(path), TrainOptions(folder, folder, plan=rng.randrange(2), steps=2))
+        trainer = Trainer(Bundle(path), train_options(folder, folder, plan=rng.randrange(2), steps=2))
         trainer.start()
         trainer.train(lambda _: None, lambda *_: None)
         trainer.evaluate()

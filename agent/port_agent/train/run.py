@@ -12,7 +12,7 @@ from port_agent.paging.pager import PageError
 from port_agent.system.locks import LockFile
 from port_agent.train.result import check_result
 from port_agent.train.state.checkpoint import Commit
-from port_agent.train.trainer import Evaluation, StepEvent, Trainer, TrainOptions, step_message
+from port_agent.train.trainer import Evaluation, StepEvent, Trainer, step_message
 from port_agent.worker.blas_buffer import release_blas_buffer
 from port_agent.worker.control import Control, LeftOnRequest, Tell
 from port_agent.worker.options import TorchOptions
@@ -48,14 +48,7 @@ def train(told: TorchOptions, control: Control, tell: Tell) -> None:
     bundle = Bundle(told.bundle)
     if told.revision is not None:
         bundle = revised(bundle, read_revision(told.revision))
-    options = TrainOptions(
-        state_dir=told.state_dir, page_dir=told.page_dir or told.state_dir, plan=told.plan or 0,
-        steps=told.steps, epochs=told.epochs or 1, data=told.data, round=told.round or 0,
-        checkpoint_every=told.checkpoint_every or 1, verify=told.verify,
-        read_bytes_per_s=told.read_limit, write_bytes_per_s=told.write_limit, scratch_dirs=told.scratch_dirs, probe_packing=told.probe_packing,
-        weights=told.weights, discard=told.discard,
-    )  # fmt: skip
-    trainer = Trainer(bundle, options)
+    trainer = Trainer(bundle, told)
     lock = _lock_state(told.state_dir)
     trainer.executors.gate = lambda: control.gate(trainer.finishes_first)
     control.attach(trainer)

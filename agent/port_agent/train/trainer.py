@@ -30,6 +30,7 @@ from port_agent.train.state.checkpoint import SLOTS, Commit, StateStore
 from port_agent.train.state.finite import check_loss
 from port_agent.train.state.given_weights import GivenWeights
 from port_agent.train.state.resident_state import Persistents, initial_contents
+from port_agent.worker.options import TorchOptions
 from port_agent.worker.protocol import StateRecovered, StepDone
 from port_agent.worker.thread_room import check_thread_room
 from port_planner.base.process_memory import peak_resident_bytes, resident_bytes
@@ -58,34 +59,6 @@ _PRUNED_DIMENSIONS = 2
 
 _KNOWN_SPEED_BYTES = 16 << 20
 """From so many bytes on, what the page thread has written tells the medium's speed."""
-
-
-@dataclass(frozen=True, slots=True)
-class TrainOptions:
-    """How a bundle is to be run. `steps` counts batches; None: as many as `epochs` take.
-
-    `data`: train on the samples of this directory instead of the bundle's. `round`: when it differs from the last
-    checkpoint's, epochs count anew while weights and optimizer go on. `scratch_dirs`: a directory on each of the device's
-    `scratch_targets`, in their order. `probe_packing`: look at what packing tensors would take (`Trainer.probes`).
-    `weights`: a file of tensors to begin with in place of the bundle's, as each round of a federation does: round 1 and later then
-    begin in the data where the rounds before ended, and with masks of their own. `discard`: commit no step.
-    """
-
-    state_dir: Path
-    page_dir: Path
-    plan: int = 0
-    steps: int | None = None
-    epochs: int = 1
-    data: Path | None = None
-    round: int = 0
-    checkpoint_every: int = 1
-    verify: int = 0
-    read_bytes_per_s: float | None = None
-    write_bytes_per_s: float | None = None
-    scratch_dirs: tuple[Path, ...] = ()
-    probe_packing: bool = False
-    weights: Path | None = None
-    discard: bool = False
 
 
 @dataclass(slots=True)
@@ -142,20 +115,18 @@ class Evaluation:
 class Trainer:
     """One job in progress."""
 
-    def __init__(self, bundle: Bundle, options: TrainOptions) -> None:
+    def __init__(self, bundle: Bundle, options: TorchOptions) -> None:
         self.bundle, self.options, self.manifest = bundle, options, bundle.manifest
         check_thread_room(max(self.manifest.threads, *(team.threads for team in self.manifest.teams), 1))
         torch.set_num_threads(self.manifest.threads)
-        page_dirs = (options.page_dir, *options.scratch_dirs)
+        page_dirs = (options.page_dir or options.state_dir, *options.scratch_dirs)
         for folder in (options.state_dir, *page_dirs):
             make_directory(folder)
         self.backend = backend_of(bundle.manifest.device_kind)
         shares = next(iter(bundle.costs.values())).device.shares_pages
         staging = None if self.backend.addressable else Staging(self.backend, BURST, shares=shares)
         repeat_kernels(self.backend.kind)
-        self.pager = Pager(
-            read_bytes_per_s=options.read_bytes_per_s, write_bytes_per_s=options.write_bytes_per_s, staging=staging
-        )
+        self.pager = Pager(read_bytes_per_s=options.read_limit, write_bytes_per_s=options.write_limit, staging=staging)
         sizes = {s.key: s.nbytes for g in bundle.graphs.values() for s in g.storages if s.persistent}
         layouts = {} if self.manifest.allow_nonfinite else self.manifest.layouts
         finite = {key: dtype(layout.dtype) for key, layout in layouts.items()}
@@ -170,7 +141,7 @@ class Trainer:
             columns = [[bundle.data[f"{part}/{i}"] for i in range(len(self.manifest.batch))] for part in parts]
             self.samples = Arrivals(options.data, columns, options.state_dir)
         self.eval_samples = Samples(bundle, ["eval"])
-        self.programs = Programs(bundle, options.plan)
+        self.programs = Programs(bundle, options.plan or 0)
         self.executors = Executors(
             bundle, self.programs, self.persistents, self.store, self.pager, self.backend, page_dirs,
             probe_packing=options.probe_packing,
@@ -241,7 +212,7 @@ class Trainer:
         return self.store.create(contents, self._progress())
 
     def _restore(self, commit: Commit) -> None:
-        self.step = commit.step if commit.progress.get("round", 0) == self.options.round else 0
+        self.step = commit.step if commit.progress.get("round", 0) == (self.options.round or 0) else 0
         self.scalars.steps_done = commit.progress["updates"]
         self.best_loss = commit.progress["best_loss"]
         if self._pruning is not None:
@@ -261,7 +232,7 @@ class Trainer:
         return {
             "updates": self.scalars.steps_done,
             "best_loss": self.best_loss,
-            "round": self.options.round,
+            "round": self.options.round or 0,
             "rng": torch.get_rng_state().numpy().tobytes(),
             **self.programs.progress(),
             **({} if self._pruning is None else {"pruned_below": dict(self._pruning.thresholds)}),
@@ -356,12 +327,12 @@ class Trainer:
     @property
     def total_steps(self) -> int:
         steps = self.options.steps
-        return self.options.epochs * self.batching.per_epoch if steps is None else steps
+        return (self.options.epochs or 1) * self.batching.per_epoch if steps is None else steps
 
     @property
     def _rounds_before(self) -> int:
         """Of a federation: each draws masks of its own and begins in the data where the one before ended."""
-        return 0 if self.options.weights is None else self.options.round
+        return 0 if self.options.weights is None else self.options.round or 0
 
     def _train_until(
         self, total: int, on_step: Callable[[StepEvent], None], on_commit: Callable[[Commit, float], None]
@@ -372,7 +343,7 @@ class Trainer:
                 self.executors.pass_gate()
             for event in self._one_run(together):
                 on_step(event)
-            due = self.uncommitted >= self.options.checkpoint_every or self.step == total
+            due = self.uncommitted >= (self.options.checkpoint_every or 1) or self.step == total
             if due and not self.options.discard:
                 self.commit(on_commit)
 

@@ -86,7 +86,11 @@ class WorkerOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchOptions(WorkerOptions):
-    """What the worker of a training bundle is told beside that."""
+    """What the worker of a training bundle is told beside that.
+
+    With `weights`, as in each round of a federation, round 1 and later begin in the data where the rounds before ended, and with
+    masks of their own.
+    """
 
     page_dir: Path | None = field(
         default=None, metadata={"help": "where temporaries are paged to; default: the state directory"}

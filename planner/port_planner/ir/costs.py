@@ -10,6 +10,8 @@ from typing import Annotated
 
 import msgspec
 
+from port_planner.base.bounds import Count, Figure, PositiveFigure, Text
+
 
 @dataclass(frozen=True, slots=True)
 class OpCost:
@@ -19,10 +21,10 @@ class OpCost:
     that is planned for a device with its own.
     """
 
-    seconds: float
-    workspace_bytes: int
-    joules: float
-    beside_bytes: int = 0
+    seconds: Figure
+    workspace_bytes: Count
+    joules: Figure
+    beside_bytes: Count = 0
 
 
 class MediumKind(enum.Enum):
@@ -48,15 +50,15 @@ class Flash:
     energy that buys as much as the life that a written byte costs; a price, nothing that a meter sees.
     """
 
-    name: str
-    read_bytes_per_s: float
-    write_bytes_per_s: float
-    latency_s: float
-    read_joules_per_byte: float
-    write_joules_per_byte: float
-    endurance_bytes: float | None = None
-    wear_joules_per_byte: float = 0.0
-    capacity_bytes: int | None = None
+    name: Text
+    read_bytes_per_s: PositiveFigure
+    write_bytes_per_s: PositiveFigure
+    latency_s: Figure
+    read_joules_per_byte: Figure
+    write_joules_per_byte: Figure
+    endurance_bytes: PositiveFigure | None = None
+    wear_joules_per_byte: Figure = 0.0
+    capacity_bytes: Count | None = None
     """Of a target that is the host's memory, beside a device with its own: what pages may take of it at once. None: a medium."""
     packs_pages: bool = False
     """Whether pages of floating-point numbers lie on it packed. Its figures are per byte of a page, the time of packing and what it saves
@@ -148,15 +150,15 @@ class PackingCost:
     the largest size seen and a margin. `pack_seconds` and `unpack_seconds` are those of one core, `joules` of both together.
     """
 
-    storage: int
-    version: int
+    storage: Count
+    version: Count
     codec: Codec
-    item_bytes: int
-    density: float
-    reserved_bytes: int
-    pack_seconds: float
-    unpack_seconds: float
-    joules: float
+    item_bytes: Annotated[int, msgspec.Meta(ge=1, le=8)]
+    density: Annotated[float, msgspec.Meta(ge=0, le=1)]
+    reserved_bytes: Count
+    pack_seconds: Figure
+    unpack_seconds: Figure
+    joules: Figure
 
     @property
     def seconds(self) -> float:

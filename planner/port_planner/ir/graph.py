@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeAlias, TypeVar
 
+from port_planner.base.bounds import Count, Text
 from port_planner.base.errors import ExitCode, PortError
 from port_planner.ir.devices.kinds import CPU, MAX_NAME, accelerator_of
 from port_planner.ir.operators import DRAWS_BY_SHAPE
@@ -82,10 +83,10 @@ Argument: TypeAlias = "bool | int | float | str | Ref | Scalar | Named | tuple[A
 class Storage:
     """A block of memory of `nbytes` bytes on a kind of device; the values in it lie there too."""
 
-    nbytes: int
+    nbytes: Count
     role: Role
-    name: str
-    device: str = CPU
+    name: Text
+    device: Text = CPU
 
     @property
     def persistent(self) -> bool:
@@ -106,11 +107,11 @@ def storage_key(role: Role, name: str) -> str:
 class Value:
     """A strided view of a storage; `offset` counts elements, as torch does."""
 
-    storage: int
-    dtype: str
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
+    storage: Count
+    dtype: Text
+    shape: tuple[Count, ...]
+    stride: tuple[Count, ...]
+    offset: Count
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +121,10 @@ class Piece:
     `reordered`: the op sums over pieces, in another order than the whole, as was allowed; of a chain, whether one of its ops does.
     """
 
-    chain: int
-    what: str
-    index: int
-    count: int
+    chain: Count
+    what: Text
+    index: Count
+    count: Count
     reordered: bool = False
 
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from port_agent.prepare.reference import compared_steps
 from port_agent.train.step_values import GraphChangedError
-from port_agent.train.trainer import Trainer, TrainOptions
+from port_agent.train.trainer import Trainer
 from port_planner.base.errors import CaptureError, PortError
 from port_planner.ir.bundle.bundle import Bundle
 from port_planner.ir.bundle.data_order import epoch_order
@@ -30,6 +30,7 @@ from port_planner.job import JobError, TrainingJob
 from port_planner.job_sources import as_job
 from port_planner.plain_steps import plain_losses
 from tests.agent.jobs_small import write_job
+from tests.agent.train.options import train_options
 
 ROWS, BATCH, WIDTH, CLASSES, STEPS = 32, 8, 16, 4, 7
 
@@ -536,7 +537,7 @@ def test_equal_or_refused(what: str, tmp_path: Path) -> None:
     try:
         job = job_of(what)
         write_job(tmp_path / "job.port", job, compared=compared_steps(job))
-        options = TrainOptions(tmp_path / "state", tmp_path, steps=STEPS, verify=STEPS)
+        options = train_options(tmp_path / "state", tmp_path, steps=STEPS, verify=STEPS)
         with contextlib.closing(Trainer(Bundle(tmp_path / "job.port"), options)) as trainer:
             trainer.start()
             trainer.train(lambda event: losses.append(event.loss), lambda *_: None)
@@ -563,7 +564,7 @@ def test_a_check_fails_in_the_step_in_which_it_fails_plainly(checked: Loss, tmp_
     job = with_a_seldom_label(checked)()
     write_job(tmp_path / "job.port", job, compared=compared_steps(job))
     losses = list[float]()
-    options = TrainOptions(tmp_path / "state", tmp_path, steps=STEPS)
+    options = train_options(tmp_path / "state", tmp_path, steps=STEPS)
     with contextlib.closing(Trainer(Bundle(tmp_path / "job.port"), options)) as trainer:
         trainer.start()
         with pytest.raises(RuntimeError) as found:

@@ -13,13 +13,14 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from port_agent.prepare.reference import compared_steps, with_reference
-from port_agent.train.trainer import Trainer, TrainOptions
+from port_agent.train.trainer import Trainer
 from port_planner.base.errors import CaptureError, PortError
 from port_planner.ir.bundle.bundle import Bundle
 from port_planner.job import Bucket, JobError, TrainingJob
 from port_planner.make_bundle import prepare
 from port_planner.plain_steps import plain_losses
 from tests.agent.jobs_small import classify, make_job, write_job
+from tests.agent.train.options import train_options
 
 
 def everything(job: TrainingJob) -> list[Any]:
@@ -164,7 +165,7 @@ def test_gradients_that_are_summed_in_any_way_are_the_same_step(accumulate: int,
     losses = list[float]()
     write_job(tmp_path / "job.port", made(), compared=compared_steps(job))
     with contextlib.closing(
-        Trainer(Bundle(tmp_path / "job.port"), TrainOptions(tmp_path, tmp_path, steps=6))
+        Trainer(Bundle(tmp_path / "job.port"), train_options(tmp_path, tmp_path, steps=6))
     ) as trainer:
         trainer.start()
         trainer.train(lambda event: losses.append(event.loss), lambda *_: None)
@@ -432,7 +433,7 @@ def test_equal_or_refused(what: str, tmp_path: Path) -> None:
     outcome: type[PortError] | None = None
     try:
         write_job(path, job, compared=compared_steps(job))
-        trainer = Trainer(Bundle(path), TrainOptions(tmp_path / "state", tmp_path, steps=2, verify=2))
+        trainer = Trainer(Bundle(path), train_options(tmp_path / "state", tmp_path, steps=2, verify=2))
         with contextlib.closing(trainer):
             trainer.start()
             trainer.train(lambda e: None, lambda *_: None)

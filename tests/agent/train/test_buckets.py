@@ -13,7 +13,7 @@ from torch import nn
 
 from port_agent.prepare.reference import compared_steps
 from port_agent.train.samples.incoming import DataError
-from port_agent.train.trainer import StepEvent, Trainer, TrainOptions
+from port_agent.train.trainer import StepEvent, Trainer
 from port_planner import make_bundle
 from port_planner.base.errors import CaptureError
 from port_planner.ir.bundle.bundle import Bundle
@@ -25,6 +25,7 @@ from port_planner.job_sources import as_job
 from port_planner.plain_steps import plain_losses
 from port_planner.profiling.operators import Measured
 from tests.agent.jobs_small import write_job
+from tests.agent.train.options import train_options
 
 LENGTHS = (3, 8, 5)
 VOCABULARY = 20
@@ -88,11 +89,11 @@ def test_steps_of_all_shapes_are_plain_pytorchs(tmp_path: Path, accumulate: int,
     bundle = Bundle(path)
     assert bundle.manifest.format == BUCKETS_FORMAT and bundle.manifest.steps_per_epoch() == len(batches())
     assert {bucket_of(name) for name in bundle.graphs} == {0, 1, 2}
-    events = trained(Trainer(bundle, TrainOptions(tmp_path / "a", tmp_path, steps=STEPS, plan=plan, verify=STEPS)))
+    events = trained(Trainer(bundle, train_options(tmp_path / "a", tmp_path, steps=STEPS, plan=plan, verify=STEPS)))
     assert [event.loss for event in events] == expected
-    half = TrainOptions(tmp_path / "b", tmp_path, steps=5, plan=plan)
+    half = train_options(tmp_path / "b", tmp_path, steps=5, plan=plan)
     events = trained(Trainer(bundle, half))
-    events += trained(Trainer(bundle, TrainOptions(tmp_path / "b", tmp_path, steps=STEPS, plan=plan)))
+    events += trained(Trainer(bundle, train_options(tmp_path / "b", tmp_path, steps=STEPS, plan=plan)))
     assert [event.loss for event in events] == expected
 
 
@@ -123,7 +124,7 @@ def test_each_branch_that_a_batch_names_is_trained_as_plain_pytorch_does(tmp_pat
     assert len({tuple(op.name for op in graph.ops) for graph in bundle.graphs.values()}) == 2, (
         "two of three differ by a number"
     )
-    events = trained(Trainer(bundle, TrainOptions(tmp_path / "a", tmp_path, steps=STEPS, verify=STEPS)))
+    events = trained(Trainer(bundle, train_options(tmp_path / "a", tmp_path, steps=STEPS, verify=STEPS)))
     assert [event.loss for event in events] == expected
 
 
@@ -164,14 +165,14 @@ def test_samples_that_arrive_go_to_the_bucket_of_their_shape(tmp_path: Path) -> 
     draw = np.random.default_rng(0)
     for i, length in enumerate((8, 3, 3, 5)):
         np.savez(inbox / f"{i}.npz", draw.integers(VOCABULARY, size=(6, length)))
-    events = trained(Trainer(Bundle(path), TrainOptions(tmp_path / "s", tmp_path, steps=8, data=inbox)))
+    events = trained(Trainer(Bundle(path), train_options(tmp_path / "s", tmp_path, steps=8, data=inbox)))
     assert [event.epoch for event in events] == [0] * 4 + [1] * 4
     np.savez(inbox / "x.npz", draw.integers(VOCABULARY, size=(6, 4)))
     with pytest.raises(
         DataError,
         match=r"x\.npz has rows of int64 \[4\], and the bundle has steps for int64 \[8\]; int64 \[5\]; int64 \[3\]",
     ):
-        Trainer(Bundle(path), TrainOptions(tmp_path / "t", tmp_path, steps=8, data=inbox))
+        Trainer(Bundle(path), train_options(tmp_path / "t", tmp_path, steps=8, data=inbox))
 
 
 def test_samples_that_arrive_for_one_of_several_branches_are_refused(tmp_path: Path) -> None:
@@ -182,7 +183,7 @@ def test_samples_that_arrive_for_one_of_several_branches_are_refused(tmp_path: P
     with pytest.raises(
         DataError, match=r"x\.npz has rows of float32 \[5\], for which the bundle has 3 steps that differ"
     ):
-        Trainer(Bundle(path), TrainOptions(tmp_path / "s", tmp_path, steps=8, data=inbox))
+        Trainer(Bundle(path), train_options(tmp_path / "s", tmp_path, steps=8, data=inbox))
 
 
 def test_a_manifest_that_promises_other_buckets_is_refused(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from port_agent.train.packing import drift
 from port_agent.train.programs import Programs
 from port_agent.train.step_values import GraphChangedError
-from port_agent.train.trainer import StepEvent, Trainer, TrainOptions
+from port_agent.train.trainer import StepEvent, Trainer
 from port_planner.base.errors import PortError
 from port_planner.ir.bundle.bundle import Bundle
 from port_planner.ir.costs import Codec, PackingCost
@@ -17,6 +17,7 @@ from port_planner.ir.plan import Action, Decision, Plan
 from port_planner.ir.program import idle_gaps
 from tests.agent.exactness import packing_costs
 from tests.agent.jobs_small import make_job, small_bundle, write_job
+from tests.agent.train.options import train_options
 from tests.agent.train.trained_job import STEPS, train, trainer
 
 
@@ -80,7 +81,7 @@ def test_where_tensors_overflow_step_after_step_a_new_plan_goes_on_and_outlives_
     reasons: list[str] = []
 
     def run(steps: int) -> Trainer:
-        t = Trainer(Bundle(tmp_path / "dense.port"), TrainOptions(tmp_path / "state", tmp_path, 1, steps))
+        t = Trainer(Bundle(tmp_path / "dense.port"), train_options(tmp_path / "state", tmp_path, 1, steps))
 
         def on_step(event: StepEvent) -> None:
             overflows[event.step] = len(event.report.packing.overflows)
@@ -129,7 +130,7 @@ def test_where_room_stays_unused_for_long_a_new_plan_pages_less(
 ) -> None:
     monkeypatch.setattr(drift, "SPARSE_STEPS", 3)
     write_job(tmp_path / "sparse.port", make_job(), plan=_packs_and_pages, packings=_too_roomy)
-    t = Trainer(Bundle(tmp_path / "sparse.port"), TrainOptions(tmp_path / "state", tmp_path, 1, STEPS))
+    t = Trainer(Bundle(tmp_path / "sparse.port"), train_options(tmp_path / "state", tmp_path, 1, STEPS))
     before, reasons = t.programs.of("step").written_bytes, list[str]()
     t.start()
     t.train(lambda _: reasons.append(t.programs.adapt()), lambda *_: None)

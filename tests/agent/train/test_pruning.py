@@ -9,11 +9,12 @@ import torch
 
 from port_agent.train.pruning import WeightPruning, magnitude_below
 from port_agent.train.state.resident_state import Persistents
-from port_agent.train.trainer import StepEvent, Trainer, TrainOptions
+from port_agent.train.trainer import StepEvent, Trainer
 from port_planner.ir.bundle.bundle import Bundle
 from port_planner.ir.bundle.manifest import PRUNING_FORMAT
 from port_planner.ir.bundle.pruning import Pruning
 from tests.agent.jobs_small import make_job, write_job
+from tests.agent.train.options import train_options
 from tests.agent.train.trained_job import Stop
 
 STEPS, CHOICE = 9, Pruning(0.75, end=6, every=2)
@@ -51,7 +52,7 @@ def test_pruned_weights_stay_zero_between_looks_and_others_are_left() -> None:
 
 
 def trained(folder: Path, *, stop_after: int | None = None, plan: int = 1) -> tuple[Trainer, list[float]]:
-    t = Trainer(Bundle(folder / "job.port"), TrainOptions(folder / f"state{plan}", folder, plan, STEPS, verify=1))
+    t = Trainer(Bundle(folder / "job.port"), train_options(folder / f"state{plan}", folder, plan, STEPS, verify=1))
     losses: list[float] = []
 
     def on_step(event: StepEvent) -> None:

@@ -15,7 +15,7 @@ from port_agent.paging.pager import PageError, Pager
 from port_agent.train.comparison import MismatchError
 from port_agent.train.samples.incoming import DataError
 from port_agent.train.state.checkpoint import CheckpointError
-from port_agent.train.trainer import StepEvent, Trainer, TrainOptions, step_message
+from port_agent.train.trainer import StepEvent, Trainer, step_message
 from port_agent.worker.control import LeftOnRequest
 from port_agent.worker.protocol import StateRecovered
 from port_planner.base.errors import PortError
@@ -28,6 +28,7 @@ from port_planner.job import TrainingJob
 from port_planner.plain_steps import plain_losses
 from tests.agent.exactness import random_plan
 from tests.agent.jobs_small import BATCH, ROWS, Odd, make_job, next_token, small_bundle, unseen_row, write_job
+from tests.agent.train.options import train_options
 from tests.agent.train.trained_job import STEPS, paging_trainer, train, trainer
 from tests.planner import own_optimizers
 
@@ -63,7 +64,7 @@ def test_a_job_goes_on_from_any_commit_with_the_optimizers_own_numbers(
     digests = []
     for name, stops in (("whole", (STEPS,)), ("stopped", (3, 7, STEPS))):
         for stop in stops:
-            t = Trainer(Bundle(tmp_path / "job.port"), TrainOptions(tmp_path / name, tmp_path, 1, stop, verify=STEPS))
+            t = Trainer(Bundle(tmp_path / "job.port"), train_options(tmp_path / name, tmp_path, 1, stop, verify=STEPS))
             t.start()
             t.train(lambda _: None, lambda *_: None)
             digests.append(t.digest())
@@ -85,7 +86,7 @@ def test_an_lstm_is_plain_pytorchs(kind: torch.dtype, tmp_path: Path) -> None:
     job = TrainingJob(model, loss_fn, torch.optim.AdamW(model.parameters(), lr=1e-2), data, 4)
     write_job(tmp_path / "job.port", job, compared=6)
     for plan in (0, 1):
-        t = Trainer(Bundle(tmp_path / "job.port"), TrainOptions(tmp_path / str(plan), tmp_path, plan, 6, verify=6))
+        t = Trainer(Bundle(tmp_path / "job.port"), train_options(tmp_path / str(plan), tmp_path, plan, 6, verify=6))
         t.start()
         t.train(lambda _: None, lambda *_: None)
         t.close()
@@ -95,7 +96,7 @@ def test_more_updates_than_the_optimizers_numbers_are_known_for_are_refused_at_o
     job = make_job(scheduler=None)
     optimizer = own_optimizers.OwnAdamW(job.model.parameters())
     write_job(tmp_path / "job.port", replace(job, optimizer=optimizer))
-    t = Trainer(Bundle(tmp_path / "job.port"), TrainOptions(tmp_path, tmp_path, 1, 31))
+    t = Trainer(Bundle(tmp_path / "job.port"), train_options(tmp_path, tmp_path, 1, 31))
     t.start()
     with pytest.raises(PortError, match=r"numbers of 30 updates of the optimizer OwnAdamW.* takes it to 31"):
         t.train(lambda _: None, lambda *_: None)
@@ -114,7 +115,7 @@ def test_a_bundle_that_pages_to_two_media_wants_a_directory_on_each(
     disk = Flash("disk", 1e8, 1e8, 1e-4, 1e-9, 1e-9)
     write_job(tmp_path / "two.port", make_job(), plan=split, scratch_targets=(disk,))
     for further in ((tmp_path / "disk",), ()):
-        options = TrainOptions(tmp_path / f"state{len(further)}", tmp_path, 1, STEPS, scratch_dirs=further)
+        options = train_options(tmp_path / f"state{len(further)}", tmp_path, 1, STEPS, scratch_dirs=further)
         t = Trainer(Bundle(tmp_path / "two.port"), options)
         t.start()
         if further:
@@ -143,7 +144,7 @@ def test_a_flipped_bit_in_the_weights_starts_no_training(key: str, tmp_path: Pat
     copy = tmp_path / "copy.port"
     copy.write_bytes(small_bundle().read_bytes())
     _flip(copy, Bundle(copy).tensors[key].offset)
-    t = Trainer(Bundle(copy), TrainOptions(tmp_path / "state", tmp_path, steps=2))
+    t = Trainer(Bundle(copy), train_options(tmp_path / "state", tmp_path, steps=2))
     with pytest.raises(BundleError, match=f"tensor {key} is damaged"):
         t.start()
     assert t.store.open() is None
@@ -155,7 +156,7 @@ def test_a_flipped_bit_in_the_data_ends_training_before_the_step_that_reads_it(t
     copy.write_bytes(small_bundle().read_bytes())
     column = Bundle(copy).data["train/0"]
     _flip(copy, column.offset + column.nbytes - 1)
-    t = Trainer(Bundle(copy), TrainOptions(tmp_path / "state", tmp_path))
+    t = Trainer(Bundle(copy), train_options(tmp_path / "state", tmp_path))
     t.start()
     with pytest.raises(BundleError, match="train/0 is damaged near row"):
         t.train(lambda e: None, lambda *_: None)
@@ -168,7 +169,7 @@ def test_a_label_that_does_not_exist_is_named_with_its_step(tmp_path: Path) -> N
     job = make_job(eval_data=())
     job.data[1][unseen_row(job)] = 99
     write_job(tmp_path / "job.port", job, compared=0)
-    t = Trainer(Bundle(tmp_path / "job.port"), TrainOptions(tmp_path / "state", tmp_path))
+    t = Trainer(Bundle(tmp_path / "job.port"), train_options(tmp_path / "state", tmp_path))
     t.start()
     with pytest.raises(DataError, match=r"a label or index that does not exist.*99 is out of bounds") as caught:
         t.train(lambda e: None, lambda *_: None)
@@ -183,11 +184,11 @@ def test_a_state_is_refused_by_a_bundle_with_other_weights_and_back(tmp_path: Pa
     write_job(tmp_path / "other.port", other)
     paths = [small_bundle(), tmp_path / "other.port"]
     for i, path in enumerate(paths):
-        t = Trainer(Bundle(path), TrainOptions(tmp_path / f"state{i}", tmp_path))
+        t = Trainer(Bundle(path), train_options(tmp_path / f"state{i}", tmp_path))
         t.start()
         t.close()
     for i, path in enumerate(paths):
-        t = Trainer(Bundle(path), TrainOptions(tmp_path / f"state{1 - i}", tmp_path))
+        t = Trainer(Bundle(path), train_options(tmp_path / f"state{1 - i}", tmp_path))
         with pytest.raises(CheckpointError, match="another job"):
             t.start()
         t.close()
@@ -229,7 +230,7 @@ def test_all_micro_batches_of_an_update_at_once_are_plain_pytorchs(remake: bool,
     job = make_job(**settings)
     expected = list(plain_losses(job, list(job.data), steps))
     write_job(tmp_path / "job.port", make_job(**settings), remake=remake, seeds=(0, 1, 2))
-    t = Trainer(Bundle(tmp_path / "job.port"), TrainOptions(tmp_path / "state", tmp_path, plan, steps, verify=5))
+    t = Trainer(Bundle(tmp_path / "job.port"), train_options(tmp_path / "state", tmp_path, plan, steps, verify=5))
     runs: list[str] = []
     run = t._run
     t._run = lambda name, *rest: runs.append(name) or run(name, *rest)  # type: ignore[method-assign, func-returns-value]
@@ -257,7 +258,7 @@ def test_a_tied_weight_is_trained_to_the_bit_though_other_weights_are_new_by_the
     job = TrainingJob(made.model, made.loss_fn, optimizer, data, rows, accumulate=4)
     write_job(tmp_path / "job.port", job, remake=True, seeds=(0, 1), compared=4, room_bytes=room_bytes)
     for plan in (0, 1):
-        t = Trainer(Bundle(tmp_path / "job.port"), TrainOptions(tmp_path / str(plan), tmp_path, plan, 4, verify=4))
+        t = Trainer(Bundle(tmp_path / "job.port"), train_options(tmp_path / str(plan), tmp_path, plan, 4, verify=4))
         t.start()
         t.train(lambda _: None, lambda *_: None)
         t.close()
@@ -287,7 +288,7 @@ def test_a_run_that_is_discarded_evaluates_one_batch_of_each_size(tmp_path: Path
     job = make_job()
     whole = torch.cat([job.eval_data[0]] * 3), torch.cat([job.eval_data[1]] * 3)
     write_job(tmp_path / "job.port", replace(job, eval_data=whole))
-    t = Trainer(Bundle(tmp_path / "job.port"), TrainOptions(tmp_path, tmp_path, discard=True))
+    t = Trainer(Bundle(tmp_path / "job.port"), train_options(tmp_path, tmp_path, discard=True))
     t.start()
     ran = list[str]()
     run = t._run
@@ -327,7 +328,7 @@ def test_other_numbers_than_the_reference_are_refused(tmp_path: Path) -> None:
 def test_a_step_tells_what_its_page_thread_measured(tmp_path: Path) -> None:
     """On a slow medium reads and writes take at least their bytes over its speed; plan 1 pages, plan 0 does not."""
     read_speed, write_speed = 4e6, 2e6
-    t = trainer(tmp_path, steps=3, read_bytes_per_s=read_speed, write_bytes_per_s=write_speed)
+    t = trainer(tmp_path, steps=3, read_limit=read_speed, write_limit=write_speed)
     events: list[StepEvent] = []
     t.start()
     t.train(events.append, lambda *_: None)
@@ -427,7 +428,7 @@ def test_the_result_is_the_whole_state_under_its_own_names(tmp_path: Path) -> No
     data = [torch.arange(16) % 10, (torch.arange(16) + 1) % 10]
     job = TrainingJob(model, next_token, torch.optim.SGD(model.parameters(), lr=0.1), data, 8, seed=1)
     write_job(tmp_path / "odd.port", job)
-    t = Trainer(Bundle(tmp_path / "odd.port"), TrainOptions(tmp_path / "state", tmp_path, steps=2))
+    t = Trainer(Bundle(tmp_path / "odd.port"), train_options(tmp_path / "state", tmp_path, steps=2))
     try:
         t.start()
         t.train(lambda _: None, lambda *_: None)

@@ -3,15 +3,16 @@
 from pathlib import Path
 from typing import Any
 
-from port_agent.train.trainer import StepEvent, Trainer, TrainOptions
+from port_agent.train.trainer import StepEvent, Trainer
 from port_planner.ir.bundle.bundle import Bundle
 from tests.agent.jobs_small import make_job, small_bundle, state_on_flash, write_job
+from tests.agent.train.options import train_options
 
 STEPS = 9
 
 
 def trainer(folder: Path, *, steps: int = STEPS, plan: int = 1, accumulate: int = 1, **options: Any) -> Trainer:
-    return Trainer(Bundle(small_bundle(accumulate)), TrainOptions(folder, folder, plan, steps, **options))
+    return Trainer(Bundle(small_bundle(accumulate)), train_options(folder, folder, plan, steps, **options))
 
 
 class Stop(Exception):
@@ -44,5 +45,5 @@ def train(folder: Path, *, stop_after: int | None = None, **options: Any) -> tup
 def paging_trainer(folder: Path) -> Trainer:
     """Return a trainer whose plan 1 writes optimizer state at the end of a step, to a medium that takes longer."""
     write_job(folder / "paging.port", make_job(), plan=state_on_flash)
-    options = TrainOptions(folder, folder, 1, STEPS, checkpoint_every=3, write_bytes_per_s=2e6)
+    options = train_options(folder, folder, 1, STEPS, checkpoint_every=3, write_limit=2_000_000)
     return Trainer(Bundle(folder / "paging.port"), options)

@@ -3,17 +3,18 @@
 And back, with every length and number checked.
 """
 
+import enum
 import itertools
 import zlib
 from collections.abc import Iterable, Sequence
-from dataclasses import astuple
+from dataclasses import fields
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 
+from port_planner.base.bounds import Count, Figure, Text
 from port_planner.base.errors import ExitCode, PortError
-from port_planner.ir.costs import Codec, CostTable, DeviceCosts, Flash, OpCost, PackingCost
-from port_planner.ir.devices.kinds import CPU
+from port_planner.ir.costs import CostTable, DeviceCosts, Flash, OpCost, PackingCost
 from port_planner.ir.graph import (
     Argument,
     Named,
@@ -21,7 +22,6 @@ from port_planner.ir.graph import (
     Phase,
     Piece,
     Ref,
-    Role,
     Scalar,
     StepGraph,
     Storage,
@@ -37,22 +37,16 @@ MAX_NESTING = 4
 """Arguments are numbers, tensors, or lists of them; nothing in aten nests deeper."""
 
 T = TypeVar("T")
+_FLASH_BEFORE = 8
+"""Fields of a medium that every bundle has; readers from before the others expect none."""
 
-MAX_WHOLE = 1 << 62
-"""Counts, sizes and seeds of a bundle are below it."""
-Count = Annotated[int, msgspec.Meta(ge=0, lt=MAX_WHOLE)]
-"""A number of bytes or an index; far from where sums of a few overflow 64 bits."""
 _Counts = tuple[Count, ...]
-_Number = Annotated[float, msgspec.Meta(ge=0, lt=1e30)]
-"""Seconds, joules, watts: finite, not below 0."""
-_Positive = Annotated[float, msgspec.Meta(gt=0, lt=1e30)]
-_Text = Annotated[str, msgspec.Meta(max_length=1000)]
 _Many = msgspec.Meta(max_length=4 * MAX_OPS)
 
 
 class _PieceRecord(NamedTuple):
     chain: Count
-    what: _Text
+    what: Text
     place: Count
     pieces: Count
     reordered: bool = False
@@ -60,9 +54,9 @@ class _PieceRecord(NamedTuple):
 
 
 class _OpRecord(NamedTuple):
-    name: _Text
+    name: Text
     args: list[Any]
-    kwargs: list[tuple[_Text, Any]]
+    kwargs: list[tuple[Text, Any]]
     outputs: tuple[Count | None, ...]
     writes: _Counts
     phase: Phase
@@ -73,17 +67,13 @@ class _OpRecord(NamedTuple):
     """Absent of an op that all threads compute, and in bundles from before there were teams."""
 
 
-class _StorageRecord(NamedTuple):
-    nbytes: Count
-    role: Role
-    name: _Text
-    device: _Text = CPU
-    """Absent on the CPU, and in bundles from before there was another."""
+_Rows = tuple[list[Any], ...]
+"""Of values of one class, by its fields in their order; the last ones may be absent."""
 
 
 class _GraphRecord(NamedTuple):
-    storages: Annotated[list[_StorageRecord], _Many]
-    values: Annotated[list[tuple[Count, _Text, _Counts, _Counts, Count]], _Many]
+    storages: Annotated[_Rows, _Many]
+    values: Annotated[_Rows, _Many]
     ops: Annotated[list[_OpRecord], _Many]
     batch: _Counts
     loss: Count
@@ -98,49 +88,22 @@ class _Special(msgspec.Struct, forbid_unknown_fields=True):
 
     v: Count | None = None
     s: Count | None = None
-    n: tuple[_Text, _Text] | None = None
+    n: tuple[Text, Text] | None = None
 
 
 class _PlanRecord(NamedTuple):
     integers: bytes
-    figures: tuple[Count, Count, _Number, _Number, _Number, _Number | None]
-    strategy: _Text
+    figures: tuple[Count, Count, Figure, Figure, Figure, Figure | None]
+    strategy: Text
     targets: bytes | None = None
     """Per decision; absent where all are 0, as in bundles from before there were several."""
 
 
-class _FlashRecord(NamedTuple):
-    name: _Text
-    read_bytes_per_s: _Positive
-    write_bytes_per_s: _Positive
-    latency_s: _Number
-    read_joules_per_byte: _Number
-    write_joules_per_byte: _Number
-    endurance_bytes: _Positive | None
-    wear_joules_per_byte: _Number = 0.0
-    """Absent in bundles from before wear had a price."""
-    capacity_bytes: Count | None = None
-    """Absent of a medium."""
-    packs_pages: bool = False
-
-
-class _PackingRecord(NamedTuple):
-    storage: Count
-    version: Count
-    codec: Codec
-    item_bytes: Annotated[int, msgspec.Meta(ge=1, le=8)]
-    density: Annotated[float, msgspec.Meta(ge=0, le=1)]
-    reserved_bytes: Count
-    pack_seconds: _Number
-    unpack_seconds: _Number
-    joules: _Number
-
-
 class _DeviceRecord(NamedTuple):
-    name: _Text
+    name: Text
     base_bytes: Count
-    static_watts: _Number
-    compute_watts: _Number
+    static_watts: Figure
+    compute_watts: Figure
     threads: Count
     host_base_bytes: Count = 0
     """Absent where operators compute in the host's memory."""
@@ -148,22 +111,14 @@ class _DeviceRecord(NamedTuple):
     """Absent where pages are copied on their way."""
 
 
-class _OpCostRecord(NamedTuple):
-    seconds: _Number
-    workspace_bytes: Count
-    joules: _Number
-    beside_bytes: Count = 0
-    """Absent where the operator takes none, and in bundles from before operators were placed."""
-
-
 class _CostRecord(NamedTuple):
     device: _DeviceRecord
-    flash: _FlashRecord
-    ops: list[_OpCostRecord]
-    scratch_targets: tuple[_FlashRecord, ...] = ()
-    packings: Annotated[tuple[_PackingRecord, ...], _Many] = ()
+    flash: list[Any]
+    ops: _Rows
+    scratch_targets: _Rows = ()
+    packings: Annotated[_Rows, _Many] = ()
     """Absent in bundles from before plans could pack."""
-    elsewhere: Annotated[tuple[_OpCostRecord | None, ...], _Many] = ()
+    elsewhere: Annotated[tuple[list[Any] | None, ...], _Many] = ()
     """Absent where operators are not divided between devices."""
 
 
@@ -179,8 +134,8 @@ class WireError(PortError):
 def pack_graph(graph: StepGraph) -> list[Any]:
     """Return a graph as nested lists."""
     return [
-        [[s.nbytes, int(s.role), s.name, *([] if s.device == CPU else [s.device])] for s in graph.storages],
-        [[v.storage, v.dtype, list(v.shape), list(v.stride), v.offset] for v in graph.values],
+        [_row(storage, least=3) for storage in graph.storages],
+        [_row(value) for value in graph.values],
         [
             [
                 op.name, [_pack(a) for a in op.args], [[k, _pack(a)] for k, a in op.kwargs], list(op.outputs),
@@ -200,8 +155,8 @@ def unpack_graph(data: Any) -> StepGraph:
     """
     record = _read(data, _GraphRecord, "a graph")
     graph = StepGraph(
-        storages=tuple(Storage(*s) for s in record.storages),
-        values=tuple(Value(*v) for v in record.values),
+        storages=_of_rows(Storage, record.storages, "a storage"),
+        values=_of_rows(Value, record.values, "a value"),
         ops=tuple(
             Op(
                 op.name, tuple(map(_unpack, op.args)), tuple((k, _unpack(a)) for k, a in op.kwargs), op.outputs,
@@ -219,7 +174,7 @@ def unpack_graph(data: Any) -> StepGraph:
 
 def _pack_rest(op: Op) -> list[Any]:
     """Return what most operators do not have: a piece, and a team of their own."""
-    piece = None if op.piece is None else list(astuple(op.piece))[: None if op.piece.reordered else -1]
+    piece = None if op.piece is None else _row(op.piece, least=4)
     return [piece, op.team] if op.team else [piece] if piece is not None else []
 
 
@@ -371,41 +326,20 @@ def pack_costs(costs: CostTable) -> list[Any]:
     device = costs.device
     further: list[list[Any] | None] = []
     if device.scratch_targets or costs.packings or costs.elsewhere:
-        further.append([_pack_flash(target) for target in device.scratch_targets])
+        further.append([_row(target, least=_FLASH_BEFORE) for target in device.scratch_targets])
     if costs.packings or costs.elsewhere:
-        further.append([_pack_packing(packing) for packing in costs.packings])
+        further.append([_row(packing) for packing in costs.packings])
     if costs.elsewhere:
-        further.append([None if op is None else _pack_op_cost(op) for op in costs.elsewhere])
+        further.append([None if op is None else _row(op, least=3) for op in costs.elsewhere])
     beside: list[Any] = [device.host_base_bytes] if device.host_base_bytes or device.shares_pages else []
     if device.shares_pages:
         beside.append(True)
     return [
         [device.name, device.base_bytes, device.static_watts, device.compute_watts, device.threads, *beside],
-        _pack_flash(device.flash),
-        [_pack_op_cost(op) for op in costs.ops],
+        _row(device.flash, least=_FLASH_BEFORE),
+        [_row(op, least=3) for op in costs.ops],
         *further,
     ]
-
-
-def _pack_op_cost(op: OpCost) -> list[float]:
-    return [op.seconds, op.workspace_bytes, op.joules, *([op.beside_bytes] if op.beside_bytes else [])]
-
-
-def _pack_packing(packing: PackingCost) -> list[Any]:
-    return [
-        packing.storage, packing.version, packing.codec.value, packing.item_bytes, packing.density, packing.reserved_bytes,
-        packing.pack_seconds, packing.unpack_seconds, packing.joules,
-    ]  # fmt: skip
-
-
-def _pack_flash(flash: Flash) -> list[Any]:
-    further: list[Any] = []  # readers from before these words expect none
-    if flash.capacity_bytes is not None or flash.packs_pages:
-        further = [flash.capacity_bytes, True] if flash.packs_pages else [flash.capacity_bytes]
-    return [
-        flash.name, flash.read_bytes_per_s, flash.write_bytes_per_s, flash.latency_s, flash.read_joules_per_byte,
-        flash.write_joules_per_byte, flash.endurance_bytes, flash.wear_joules_per_byte, *further,
-    ]  # fmt: skip
 
 
 def unpack_costs(data: Any) -> CostTable:
@@ -415,12 +349,39 @@ def unpack_costs(data: Any) -> CostTable:
     )
     if elsewhere and len(elsewhere) != len(ops):
         raise WireError(f"a cost table has {len(ops)} operators on their devices and {len(elsewhere)} on the others")
-    targets = tuple(Flash(*target) for target in further)
-    device = DeviceCosts(name, base, static, compute, Flash(*flash), max(1, threads), targets, beside, shares)
+    target, *targets = _of_rows(Flash, (flash, *further), "a medium")
+    device = DeviceCosts(name, base, static, compute, target, max(1, threads), tuple(targets), beside, shares)
+    others = iter(_of_rows(OpCost, tuple(op for op in elsewhere if op is not None), "a cost"))
     return CostTable(
-        device, tuple(OpCost(*op) for op in ops), tuple(PackingCost(*packing) for packing in packings),
-        tuple(None if op is None else OpCost(*op) for op in elsewhere),
+        device, _of_rows(OpCost, ops, "a cost"), _of_rows(PackingCost, packings, "a cost of packing"),
+        tuple(None if op is None else next(others) for op in elsewhere),
     )  # fmt: skip
+
+
+# -- values of one class
+
+
+def _row(item: Any, least: int | None = None) -> list[Any]:
+    """Return the fields of a value; behind the `least` first ones, without those at the end that have their defaults."""
+    row = [_plain(getattr(item, field.name)) for field in fields(item)]
+    defaults = [field.default for field in fields(item)]
+    while least is not None and len(row) > least and row[-1] == defaults[len(row) - 1]:
+        row.pop()
+    return row
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, enum.Enum):
+        return value.value
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _of_rows(kind: type[T], rows: _Rows, what: str) -> tuple[T, ...]:
+    """Return the values of a class whose fields `rows` are, each checked against its annotation."""
+    names = [field.name for field in fields(kind)]  # type: ignore[arg-type]  # a dataclass
+    if any(len(row) > len(names) for row in rows):
+        raise WireError(f"{what} cannot be read: it has more than {len(names)} fields")
+    return _read([dict(zip(names, row, strict=False)) for row in rows], tuple[kind, ...], what)  # type: ignore[valid-type]
 
 
 def _read(data: Any, kind: type[T], what: str) -> T:

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 import msgspec
 
+from port_planner.base.bounds import MAX_WHOLE, Count
 from port_planner.base.errors import ExitCode, PortError
-from port_planner.ir.bundle.codec import MAX_WHOLE, Count
 from port_planner.ir.bundle.pruning import Pruning
 from port_planner.ir.devices.cpu_teams import MOST_TEAMS, CpuTeam
 from port_planner.ir.devices.kinds import CPU

@@ -13,13 +13,14 @@ from port_agent.prepare.frozen_weights.files import with_weight_files
 from port_agent.prepare.making.trial import TrialWorkers
 from port_agent.prepare.reference import with_reference
 from port_agent.prepare.within_budget import within_budget
-from port_agent.train.trainer import Trainer, TrainOptions
+from port_agent.train.trainer import Trainer
 from port_planner import make_bundle
 from port_planner.ir.bundle.bundle import Bundle
 from port_planner.ir.bundle.manifest import FILES_FORMAT, BundleError
 from port_planner.ir.costs import DeviceCosts, Flash, OpCost
 from port_planner.job import TrainingJob
 from port_planner.profiling.operators import Measured
+from tests.agent.train.options import train_options
 from tests.planner.bundles import read_everything, rewrite
 
 WIDTH, ROWS = 256, 4
@@ -120,7 +121,7 @@ def test_a_job_goes_on_from_the_file_itself_and_not_where_it_changed_meanwhile(w
     bundle, state = made(copy, tmp_path / "job.port"), tmp_path / "state"
 
     def trained(steps: int) -> list[float]:
-        trainer, losses = Trainer(bundle, TrainOptions(state, tmp_path, steps=steps, verify=2)), list[float]()
+        trainer, losses = Trainer(bundle, train_options(state, tmp_path, steps=steps, verify=2)), list[float]()
         try:
             trainer.start()
             trainer.train(lambda event: losses.append(event.loss), lambda *_: None)

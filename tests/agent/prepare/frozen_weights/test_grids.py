@@ -16,7 +16,7 @@ from port_agent.prepare.making.trial import TrialWorkers
 from port_agent.prepare.reference import with_reference
 from port_agent.prepare.within_budget import within_budget
 from port_agent.train.result import save_result
-from port_agent.train.trainer import Trainer, TrainOptions
+from port_agent.train.trainer import Trainer
 from port_planner import make_bundle
 from port_planner.ir.bundle.bundle import Bundle
 from port_planner.ir.costs import CostTable, DeviceCosts, Flash, OpCost
@@ -27,6 +27,7 @@ from port_planner.job import TrainingJob
 from port_planner.make_bundle import Prepared
 from port_planner.profiling.operators import Measured
 from port_planner.search.plan_step import PlanResult
+from tests.agent.train.options import train_options
 
 pytestmark = pytest.mark.skipif(not packing.available(), reason="packing was not built (no compiler)")
 
@@ -94,7 +95,7 @@ def test_a_step_that_decodes_them_trains_the_same_and_gives_them_back_whole(dtyp
         path = tmp_path / f"{number}.port"
         make_bundle.write(path, coded, [plans], tables, [ram], threads=torch.get_num_threads())
         TrialWorkers(torch.get_num_threads()).trial(path, (tmp_path,), compared=2)
-    trainer = Trainer(Bundle(path), TrainOptions(tmp_path / "state", tmp_path, 0, 1))
+    trainer = Trainer(Bundle(path), train_options(tmp_path / "state", tmp_path, 0, 1))
     trainer.start()
     save_result(trainer.bundle, trainer.persistents, 0, tmp_path / "result.safetensors")
     trainer.close()

@@ -12,7 +12,7 @@ from port_agent.prepare.placement.reference import with_placed_reference
 from port_agent.prepare.placement.room import PlacementRoom
 from port_agent.prepare.pools import Pools
 from port_agent.train.comparison import MismatchError
-from port_agent.train.trainer import Trainer, TrainOptions
+from port_agent.train.trainer import Trainer
 from port_planner import make_bundle
 from port_planner.ir.bundle.bundle import Bundle
 from port_planner.ir.bundle.manifest import NO_LIMITS, PLACED_FORMAT
@@ -25,6 +25,7 @@ from port_planner.ir.program import host_bytes_of
 from port_planner.make_bundle import Prepared
 from port_planner.search.plan_problem import judged, pack_answer, pack_problem, plan_in, plan_problem, unpack_problem
 from tests.agent.prepare.placement.placed_job import LINKS, WORKSPACE, device_costs, prepared_job, tables
+from tests.agent.train.options import train_options
 from tests.simulated_device import NAME, SimBackend
 
 pytestmark = pytest.mark.own_process
@@ -107,7 +108,7 @@ def bundle_of(found: Divided, prepared: Prepared, path: Path) -> Bundle:
 
 
 def trained(bundle: Bundle, folder: Path, verify: int = 2) -> tuple[list[float], str]:
-    trainer = Trainer(bundle, TrainOptions(folder, folder, epochs=2, verify=verify))
+    trainer = Trainer(bundle, train_options(folder, folder, epochs=2, verify=verify))
     losses: list[float] = []
 
     def note(event: Any) -> None:

@@ -14,7 +14,7 @@ from port_agent.prepare.placement.reference import with_placed_reference
 from port_agent.prepare.placement.teams import DividedTeams, TeamTimes, divided_by_teams, measured_times, on_cores_of
 from port_agent.prepare.reference import with_reference
 from port_agent.train.comparison import MismatchError
-from port_agent.train.trainer import Trainer, TrainOptions
+from port_agent.train.trainer import Trainer
 from port_planner import make_bundle
 from port_planner.ir.bundle.bundle import Bundle
 from port_planner.ir.bundle.manifest import TEAMS_FORMAT, BundleError
@@ -26,6 +26,7 @@ from port_planner.ir.plan import Plan
 from port_planner.job import TrainingJob
 from port_planner.make_bundle import Prepared
 from port_planner.profiling.operators import Measured
+from tests.agent.train.options import train_options
 
 pytestmark = pytest.mark.own_process
 
@@ -125,7 +126,7 @@ def bundle_of(found: DividedTeams, prepared: Prepared, path: Path) -> Bundle:
 
 
 def trained(bundle: Bundle, folder: Path) -> list[float]:
-    trainer = Trainer(bundle, TrainOptions(folder, folder, epochs=1, verify=2))
+    trainer = Trainer(bundle, train_options(folder, folder, epochs=1, verify=2))
     losses: list[float] = []
 
     def note(event: Any) -> None:

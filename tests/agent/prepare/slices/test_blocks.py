@@ -18,7 +18,7 @@ from port_agent.prepare.slices import comparing
 from port_agent.prepare.slices.blocks import in_blocks
 from port_agent.prepare.slices.sliced import ComparingRoom, Sliced
 from port_agent.train.result import trained_bytes
-from port_agent.train.trainer import Trainer, TrainOptions
+from port_agent.train.trainer import Trainer
 from port_planner import make_bundle
 from port_planner.exactness.replacements import Differing
 from port_planner.ir.bundle.bundle import Bundle
@@ -30,6 +30,7 @@ from port_planner.profiling.operators import Measured
 from port_planner.slices.rewriting import Rewritten
 from tests.agent.exactness import OPTIMIZERS
 from tests.agent.prepare.slices.small_jobs import GREEDY, ROOM, adapted_job
+from tests.agent.train.options import train_options
 from tests.planner.bundles import rewrite
 from tests.planner.slices.adapted_step import ROWS, adapted_model
 from tests.planner.slices.table_step import reader, reader_batch, reader_loss
@@ -82,7 +83,7 @@ def test_the_result_has_the_weight_whole_and_a_run_begins_with_it(
     tmp_path: Path, in_blocks_written: tuple[Sliced, Bundle]
 ) -> None:
     _, bundle = in_blocks_written
-    started = Trainer(bundle, TrainOptions(tmp_path / "state", tmp_path))
+    started = Trainer(bundle, train_options(tmp_path / "state", tmp_path))
     started.start()
     started.save_weights(tmp_path / "result.safetensors")
     started.close()
@@ -92,7 +93,7 @@ def test_the_result_has_the_weight_whole_and_a_run_begins_with_it(
     assert torch.equal(found["embed.weight"], model.embed.weight)
     found["embed.weight"] = torch.arange(float(found["embed.weight"].numel())).view_as(found["embed.weight"])
     save_file(found, tmp_path / "other.safetensors")
-    given = Trainer(bundle, TrainOptions(tmp_path / "other", tmp_path, weights=tmp_path / "other.safetensors"))
+    given = Trainer(bundle, train_options(tmp_path / "other", tmp_path, weights=tmp_path / "other.safetensors"))
     given.start()
     blocks = bundle.manifest.blocks["parameter/embed.weight"]
     rows, columns = ([given.persistents.tensor(key).clone() for key in keys] for keys in (blocks.rows, blocks.columns))

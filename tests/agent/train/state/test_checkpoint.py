@@ -13,11 +13,12 @@ from torch import nn
 
 from port_agent.paging.pager import CHUNK, CorruptPageError, Pager
 from port_agent.train.state.checkpoint import SLOTS, CheckpointError, StateStore
-from port_agent.train.trainer import Trainer, TrainOptions
+from port_agent.train.trainer import Trainer
 from port_planner.ir.bundle.bundle import Bundle
 from port_planner.ir.bundle.manifest import FileRange
 from port_planner.job import TrainingJob
 from tests.agent.jobs_small import classify, write_job
+from tests.agent.train.options import train_options
 from tests.agent.train.trained_job import STEPS, train, trainer
 
 
@@ -55,13 +56,13 @@ def test_state_that_lies_packed_gives_the_same_training_from_fewer_bytes_and_res
     for packs, version in ((False, 1), (True, 2)):
         path, folder = tmp_path / f"{packs}.port", tmp_path / f"state-{packs}"
         write_job(path, wide_job(), packs_pages=packs)
-        first = Trainer(Bundle(path), TrainOptions(folder, folder, 1, 4))
+        first = Trainer(Bundle(path), train_options(folder, folder, 1, 4))
         first.start()
         first.train(lambda _: None, lambda *_: None)
         written.append(first.pager.stats.written_bytes)
         first.close()
         assert _latest(folder)[1]["version"] == version, "without packed pages older agents read it, too"
-        resumed = Trainer(Bundle(path), TrainOptions(folder, folder, 1, STEPS))
+        resumed = Trainer(Bundle(path), train_options(folder, folder, 1, STEPS))
         assert resumed.start().step == 4
         resumed.train(lambda _: None, lambda *_: None)
         digests.append(resumed.digest())
@@ -72,17 +73,17 @@ def test_state_that_lies_packed_gives_the_same_training_from_fewer_bytes_and_res
 def test_the_zeros_that_an_optimizer_begins_with_are_not_written(tmp_path: Path) -> None:
     path, folder = tmp_path / "wide.port", tmp_path / "state"
     write_job(path, wide_job())
-    first = Trainer(Bundle(path), TrainOptions(folder, folder, 1, 4))
+    first = Trainer(Bundle(path), train_options(folder, folder, 1, 4))
     first.start()
     moments = sum(n for key, n in first.store.sizes.items() if key.startswith("state/"))
     assert moments >= 2 * 4 * 512 * 256 and _latest(folder)[1]["version"] == 3
     assert first.pager.stats.written_bytes <= sum(first.store.sizes.values()) - moments
     first.close()
-    again = Trainer(Bundle(path), TrainOptions(folder, folder, 1, 4))
+    again = Trainer(Bundle(path), train_options(folder, folder, 1, 4))
     assert again.start().step == 0
     again.train(lambda _: None, lambda *_: None)
     assert _latest(folder)[1]["version"] == 1, "what older agents read, too"
-    begun = Trainer(Bundle(path), TrainOptions(tmp_path / "other", tmp_path / "other", 1, 4))
+    begun = Trainer(Bundle(path), train_options(tmp_path / "other", tmp_path / "other", 1, 4))
     begun.start()
     begun.train(lambda _: None, lambda *_: None)
     assert again.digest() == begun.digest()

@@ -8,12 +8,13 @@ import torch
 from torch import nn
 
 from port_agent.train.state.finite import NonFiniteError, check_loss, check_state
-from port_agent.train.trainer import Trainer, TrainOptions
+from port_agent.train.trainer import Trainer
 from port_planner import make_bundle
 from port_planner.base.errors import ExitCode
 from port_planner.ir.bundle.bundle import Bundle
 from port_planner.job import JobError, TrainingJob
 from tests.agent.jobs_small import state_on_flash, write_job
+from tests.agent.train.options import train_options
 
 BAD = (math.nan, math.inf, -math.inf)
 
@@ -63,7 +64,7 @@ def _diverging(rate: float, *, allow: bool = False) -> TrainingJob:
 @pytest.mark.parametrize("paged", [False, True])
 def test_training_stops_and_the_last_good_state_stays(rate: float, paged: bool, tmp_path: Path) -> None:
     write_job(tmp_path / "job.port", _diverging(rate), plan=state_on_flash)
-    options = TrainOptions(tmp_path / "state", tmp_path, plan=int(paged), epochs=20)
+    options = train_options(tmp_path / "state", tmp_path, plan=int(paged), epochs=20)
     t = Trainer(Bundle(tmp_path / "job.port"), options)
     losses: list[float] = []
     try:
@@ -85,7 +86,7 @@ def test_training_stops_and_the_last_good_state_stays(rate: float, paged: bool, 
 
 def test_a_job_may_say_that_it_goes_on(tmp_path: Path) -> None:
     write_job(tmp_path / "job.port", _diverging(1e25, allow=True))
-    t = Trainer(Bundle(tmp_path / "job.port"), TrainOptions(tmp_path / "state", tmp_path, steps=12))
+    t = Trainer(Bundle(tmp_path / "job.port"), train_options(tmp_path / "state", tmp_path, steps=12))
     losses: list[float] = []
     try:
         t.start()

@@ -8,9 +8,10 @@ from safetensors.torch import load_file, save_file
 
 from port_agent.train.state.given_weights import GivenWeights, GivenWeightsError
 from port_agent.train.state.resident_state import initial_contents
-from port_agent.train.trainer import Trainer, TrainOptions
+from port_agent.train.trainer import Trainer
 from port_planner.ir.bundle.bundle import Bundle
 from tests.agent.jobs_small import small_bundle
+from tests.agent.train.options import train_options
 
 
 def filled(bundle: Bundle, weights: Path, key: str) -> bytes:
@@ -57,7 +58,7 @@ def test_a_round_of_a_federation_goes_on_in_the_data_where_the_rounds_before_end
     def rows(steps: int, round_: int, weights: Path | None) -> list[list[torch.Tensor]]:
         state = tmp_path / f"{steps}-{round_}-{weights is None}"
         state.mkdir()
-        t = Trainer(bundle, TrainOptions(state, state, steps=steps, round=round_, weights=weights))
+        t = Trainer(bundle, train_options(state, state, steps=steps, round=round_, weights=weights))
         seen = list[list[torch.Tensor]]()
         batch = t.samples.batch
         t.samples.batch = lambda *words: seen.append(batch(*words)) or seen[-1]  # type: ignore[method-assign]

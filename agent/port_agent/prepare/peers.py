@@ -51,7 +51,7 @@ class PlanningPeers(PeerPlans):
                 f"costs of {measured.taken_over} operators from {given.name}, a sample of them measured here too"
             )
         if self._shares:
-            kept = kept_costs.read_costs(kept_costs.cache_folder(), _costs_context(threads), time.time())
+            kept = kept_costs.read_costs(kept_costs.operators_folder(), _costs_context(threads), time.time())
             if kept:
                 self._share(Subject.COSTS, _costs_name(threads), pack_shared(kept))
 

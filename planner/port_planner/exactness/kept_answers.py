@@ -11,8 +11,9 @@ from typing import Generic, TypeVar
 
 import torch
 
+from port_planner.base.cache import cache_folder, read_cached, write_cached
 from port_planner.exactness.arithmetic import arithmetic
-from port_planner.profiling.kept_costs import cache_folder, context, operator_key, read_kept, write_kept
+from port_planner.profiling.kept_costs import MOST_FILES, context, operator_key
 
 _METHOD = "sums that cancel"
 """How is compared: what was found by another method does not count."""
@@ -38,11 +39,11 @@ class AnswerFile(Generic[_Answer]):
 
     def read(self) -> dict[str, _Answer]:
         """Return what is kept; nothing where that cannot be read."""
-        return read_kept(self._folder, self._name, self._content) or {}
+        return read_cached(self._folder, self._name, self._content) or {}
 
     def add(self, fresh: Mapping[str, _Answer]) -> None:
         """Keep these, too."""
-        write_kept(self._folder, self._name, {**self.read(), **fresh})
+        write_cached(self._folder, self._name, {**self.read(), **fresh}, most_files=MOST_FILES)
 
 
 class KeptAnswers:

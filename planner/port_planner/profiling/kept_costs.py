@@ -11,19 +11,17 @@ import platform
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 import torch
 
-from port_planner.ir.bundle.checksums import SUM_BYTES, block_sum
+from port_planner.base.cache import cache_folder, read_cached, write_cached
 
 KEPT_DAYS = 30
 """After so long an operator is measured again: the machine around it has changed."""
 
 _FORMAT = 2
-_Content = TypeVar("_Content")
-_MOST_FILES = 32
+MOST_FILES = 32
 """Those not written for longest go; a file holds some 100 KB."""
 
 
@@ -55,50 +53,22 @@ def operator_key(signature: object) -> str:
     return hashlib.sha256(repr(signature).encode()).hexdigest()[:24]
 
 
-def cache_folder(what: str = "operators") -> Path | None:
-    """Return where costs, or `what` else is found out about operators, are kept; None where the user has no home."""
-    cache = os.environ.get("XDG_CACHE_HOME")
-    if cache and Path(cache).is_absolute():
-        return Path(cache) / "port-agent" / what
-    home = os.environ.get("HOME")
-    return Path(home) / ".cache" / "port-agent" / what if home else None
+def operators_folder() -> Path | None:
+    """Return where costs are kept; None where the user has no home."""
+    return cache_folder("operators")
 
 
 def read_costs(folder: Path | None, name: str, now: float) -> dict[str, Kept]:
     """Return the costs kept under a context that are young enough; none where they cannot be read."""
-    kept = read_kept(folder, name, dict[str, Kept]) or {}
+    kept = read_cached(folder, name, dict[str, Kept]) or {}
     return {key: cost for key, cost in kept.items() if 0 <= now - cost.measured_at < KEPT_DAYS * 86400}
 
 
 def keep_costs(folder: Path | None, name: str, fresh: Mapping[str, Kept]) -> None:
     """Add costs to those kept under a context, in one piece; a cache that cannot be written keeps none."""
     if fresh:
-        write_kept(folder, name, {**read_costs(folder, name, time.time()), **fresh})
-
-
-def read_kept(folder: Path | None, name: str, kind: type[_Content]) -> _Content | None:
-    """Return what is kept under a context; None where there is none, or none that can be read."""
-    if folder is not None:
-        with contextlib.suppress(OSError, msgspec.DecodeError, msgspec.ValidationError):
-            content = (folder / name).read_bytes()
-            if block_sum(content[SUM_BYTES:]) == content[:SUM_BYTES]:
-                return msgspec.msgpack.decode(content[SUM_BYTES:], type=kind)
-    return None
-
-
-def write_kept(folder: Path | None, name: str, kept: object) -> None:
-    """Keep this under a context, in one piece and in place of what was there; not where that cannot be written."""
-    if folder is None:
-        return
-    content = msgspec.msgpack.encode(kept)
-    with contextlib.suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
-        draft = folder / f".{name}.{os.getpid()}"
-        draft.write_bytes(block_sum(content) + content)
-        draft.replace(folder / name)
-        files = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime)
-        for old in files[:-_MOST_FILES]:
-            old.unlink()
+        kept = {**read_costs(folder, name, time.time()), **fresh}
+        write_cached(folder, name, kept, most_files=MOST_FILES)
 
 
 def _processor() -> str:

@@ -7,17 +7,16 @@ A plan is advice, so a file that is somebody else's costs time and nothing else;
 
 import contextlib
 import hashlib
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 
 from port_agent.follow.decisions.trace import SegmentPlan
-from port_agent.system.checksum import bytes_checksum
+from port_planner.base.cache import cache_folder, read_cached, write_cached
 from port_planner.ir.traced import TracedPlan
 
+_FOLDER = "plans"
 _PLANS_KEPT = 128
 """Files of some 20 KB; those not written for longest go."""
 
@@ -80,45 +79,19 @@ def plan_name(
     return hashlib.sha256(told).hexdigest()[:32]
 
 
-def _folder() -> Path | None:
-    cache = os.environ.get("XDG_CACHE_HOME")
-    if cache and Path(cache).is_absolute():
-        return Path(cache) / "port-agent" / "plans"
-    home = os.environ.get("HOME")
-    return Path(home) / ".cache" / "port-agent" / "plans" if home else None
-
-
 def read_plan(name: str) -> KeptPlan | None:
     """Return the plan that is kept under a name, None where there is none that can be read."""
-    folder = _folder()
-    if folder is None:
-        return None
-    with contextlib.suppress(OSError, msgspec.DecodeError):
-        seal, _, content = (folder / name).read_bytes().partition(b"\n")
-        if seal == bytes_checksum(content).encode():
-            return msgspec.msgpack.decode(content, type=KeptPlan)
-    return None
+    return read_cached(cache_folder(_FOLDER), name, KeptPlan)
 
 
 def keep_plan(name: str, plan: KeptPlan) -> None:
     """Keep a plan, in one piece; a cache that cannot be written keeps none."""
-    folder = _folder()
-    if folder is None:
-        return
-    with contextlib.suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
-        draft = folder / f".{name}.{os.getpid()}"
-        content = msgspec.msgpack.encode(plan)
-        draft.write_bytes(bytes_checksum(content).encode() + b"\n" + content)
-        draft.replace(folder / name)
-        kept = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime)
-        for old in kept[:-_PLANS_KEPT]:
-            old.unlink()
+    write_cached(cache_folder(_FOLDER), name, plan, most_files=_PLANS_KEPT)
 
 
 def forget_plan(name: str) -> None:
     """Keep a plan no longer."""
-    folder = _folder()
+    folder = cache_folder(_FOLDER)
     if folder is not None:
         with contextlib.suppress(OSError):
             (folder / name).unlink()

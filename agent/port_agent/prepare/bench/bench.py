@@ -68,7 +68,7 @@ class Bench:
         """
         graphs = tuple(graphs)
         if not resident and not elsewhere:
-            seen, cache = preload_mode() is PreloadMode.PRELOAD, kept_costs.cache_folder()
+            seen, cache = preload_mode() is PreloadMode.PRELOAD, kept_costs.operators_folder()
             known = operators.kept_tables(
                 graphs, threads=threads, compute_watts=compute_watts, kept_in=cache, workspace_seen=seen
             )

@@ -86,7 +86,7 @@ def _measure(request: Measure) -> None:
     shared = shared_costs.unpack_shared(Path(request.shared).read_bytes(), time.time()) if request.shared else {}
     measured = profile_operators(
         graphs, compute_watts=request.compute_watts, progress=lambda done, total: _say(f"{done} {total}\n"),
-        kept_in=kept_costs.cache_folder(), shared=shared, resident=request.resident, elsewhere=request.elsewhere,
+        kept_in=kept_costs.operators_folder(), shared=shared, resident=request.resident, elsewhere=request.elsewhere,
         ram_bytes=request.ram_bytes or math.inf,
     )  # fmt: skip
     Path(request.target).write_bytes(msgspec.msgpack.encode(measured))

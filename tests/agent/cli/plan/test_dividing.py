@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from port_agent.cli import main
+from port_planner.base.cache import read_cached, write_cached
 from port_planner.profiling import kept_costs
 from tests.simulated_device import NAME, OWN_BITS, installed
 
@@ -97,7 +98,7 @@ def _divide_the_costs(folder: Path) -> None:
     All take longer than any transfer on the CPU.
     """
     for path in folder.iterdir():
-        kept = kept_costs.read_kept(folder, path.name, dict[str, kept_costs.Kept]) or {}
+        kept = read_cached(folder, path.name, dict[str, kept_costs.Kept]) or {}
         moments = sorted(cost.measured_at for cost in kept.values())
         _, begin = max((b - a, b) for a, b in itertools.pairwise(moments))
         seconds = {
@@ -105,7 +106,7 @@ def _divide_the_costs(folder: Path) -> None:
             for key, cost in kept.items()
         }
         changed = {key: msgspec.structs.replace(cost, seconds=seconds[key]) for key, cost in kept.items()}
-        kept_costs.write_kept(folder, path.name, changed)
+        write_cached(folder, path.name, changed, most_files=kept_costs.MOST_FILES)
 
 
 @pytest.mark.long
@@ -123,7 +124,7 @@ def test_what_is_trained_is_chosen_and_then_divided(tmp_path: Path) -> None:
         )  # fmt: skip
 
     def kept() -> dict[Path, dict[str, kept_costs.Kept]]:
-        return {p: kept_costs.read_kept(folder, p.name, dict[str, kept_costs.Kept]) or {} for p in folder.iterdir()}
+        return {p: read_cached(folder, p.name, dict[str, kept_costs.Kept]) or {} for p in folder.iterdir()}
 
     alone = run("plan", "train.py", "--ram", "900M", "--strategy", "greedy", "-o", "alone.port")
     assert alone.returncode == 0, alone.stderr
@@ -132,7 +133,7 @@ def test_what_is_trained_is_chosen_and_then_divided(tmp_path: Path) -> None:
     for path, costs in kept().items():
         seconds = {key: 0.01 if key in on_cpu else 1e-7 if key[0] in "02468ace" else 1.0 for key in costs}
         changed = {key: msgspec.structs.replace(cost, seconds=seconds[key]) for key, cost in costs.items()}
-        kept_costs.write_kept(folder, path.name, changed)
+        write_cached(folder, path.name, changed, most_files=kept_costs.MOST_FILES)
     done = run(*PLACED, "-o", "placed.port")
     assert done.returncode == 0, done.stderr
     facts, facts_alone = (json.loads(one.stdout) for one in (done, alone))
@@ -186,7 +187,7 @@ def test_operators_are_divided_among_threads_trained_twice_alike_and_shown(tmp_p
 def _divide_the_threads(folder: Path) -> None:
     """Let operators take a tenth of a second with one number of threads and a hundredth with the other, half of them each way."""
     for number, path in enumerate(sorted(folder.iterdir())):
-        kept = kept_costs.read_kept(folder, path.name, dict[str, kept_costs.Kept]) or {}
+        kept = read_cached(folder, path.name, dict[str, kept_costs.Kept]) or {}
         seconds = {key: 0.1 if (key[0] in "02468ace") == bool(number) else 0.01 for key in kept}
         changed = {key: msgspec.structs.replace(cost, seconds=seconds[key]) for key, cost in kept.items()}
-        kept_costs.write_kept(folder, path.name, changed)
+        write_cached(folder, path.name, changed, most_files=kept_costs.MOST_FILES)

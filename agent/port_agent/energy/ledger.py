@@ -15,9 +15,15 @@ from pathlib import Path
 from port_agent.energy.attribution.one_job import Charge, EnergyPhase, StepEnergy
 from port_agent.energy.sources.base import Kind
 from port_agent.energy.timeline import GpuShare
-from port_agent.system.checksum import values_checksum
 from port_agent.system.clock import local_clock_s
-from port_agent.system.database import DamagedDatabaseError, check_content, is_damage, open_database, set_aside
+from port_agent.system.database import (
+    DamagedDatabaseError,
+    is_damage,
+    open_database,
+    read_sealed_values,
+    seal_values,
+    set_aside,
+)
 from port_planner.base.errors import PortError
 
 FILE_NAME = "energy.sqlite"
@@ -32,9 +38,6 @@ STEP_ROW_S = 5.0
 """Steps shorter than this share a row, or a day of 20 ms steps would be 4 million rows."""
 _MAX_WAITING = 20_000
 """Sums kept when the disk refuses them; beyond it minutes are summed to hours. A day of one job has 16,000."""
-
-_SEAL = "seal"
-"""The key under which `meta` keeps the checksum of all its other rows."""
 
 _GPU_TABLE = """
 CREATE TABLE gpu (
@@ -168,7 +171,7 @@ class Ledger:
 
     def _note_lost_time(self, now_unix: float) -> None:
         """Record the time since the last flush as a gap unless the ledger was closed in order."""
-        meta = _meta(self._database)
+        meta = read_sealed_values(self._database, "meta")
         if meta is None:
             self._database.execute("DELETE FROM meta")
             self._database.commit()
@@ -335,8 +338,7 @@ def _write(database: sqlite3.Connection, batch: Batch) -> None:
         ((*key, count) for key, count in batch.wear.items()),
     )
     database.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", batch.meta.items())
-    meta = dict(database.execute("SELECT key, value FROM meta WHERE key <> ?", (_SEAL,)).fetchall())
-    database.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (_SEAL, values_checksum(meta)))
+    seal_values(database, "meta")
 
 
 def _merge(sums: dict[_Key, _Sum], key: _Key, more: _Sum) -> None:
@@ -452,11 +454,9 @@ def _plus(total: float | None, value: float | None) -> float | None:
 
 def _connect(path: Path) -> sqlite3.Connection:
     # One thread at a time, but not always the same one: the supervisor has a thread for writing.
-    database = open_database(path, timeout_s=5.0)
+    # A power cut may lose the last flush, never the file.
+    database = open_database(path, _SCHEMA, ("journal_mode = WAL", "synchronous = NORMAL"), timeout_s=5.0)
     try:
-        database.execute("PRAGMA journal_mode = WAL")
-        database.execute("PRAGMA synchronous = NORMAL")  # a power cut may lose the last flush, never the file
-        check_content(database, _SCHEMA)
         version = database.execute("PRAGMA user_version").fetchone()[0]
         if version == 0:
             with database:
@@ -466,21 +466,10 @@ def _connect(path: Path) -> sqlite3.Connection:
                 database.executescript(f"{_GPU_TABLE}PRAGMA user_version = {SCHEMA_VERSION};")
         elif version != SCHEMA_VERSION:
             raise LedgerError(path, f"has format {version}, this agent writes {SCHEMA_VERSION}", "update the agent")
-    except (sqlite3.Error, DamagedDatabaseError, LedgerError):
+    except (sqlite3.Error, LedgerError):
         database.close()
         raise
     return database
-
-
-def _meta(database: sqlite3.Connection) -> dict[str, str] | None:
-    """Return what earlier runs kept, or None where that is not what they wrote."""
-    rows = database.execute("SELECT CAST(key AS BLOB), CAST(value AS BLOB) FROM meta").fetchall()
-    try:
-        meta = {key.decode(): value.decode() for key, value in rows}
-    except (UnicodeDecodeError, AttributeError):
-        return None
-    seal = meta.pop(_SEAL, None)
-    return meta if seal is None or seal == values_checksum(meta) else None
 
 
 def _expire(database: sqlite3.Connection, now_unix: float) -> None:

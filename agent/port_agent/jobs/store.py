@@ -22,8 +22,14 @@ from pathlib import Path
 from port_agent.jobs.directories import JobDirectories
 from port_agent.jobs.model import Job, JobKind, JobNotFoundError, JobRequestError, JobSpec, JobState, check_spec
 from port_agent.jobs.records import DamagedRecordError, StoredRecord, seal, unseal
-from port_agent.system.checksum import values_checksum
-from port_agent.system.database import DamagedDatabaseError, check_content, is_damage, open_database, set_aside
+from port_agent.system.database import (
+    DamagedDatabaseError,
+    is_damage,
+    open_database,
+    read_sealed_values,
+    seal_values,
+    set_aside,
+)
 from port_planner.base.errors import PortError
 
 HISTORY_ROWS = 5000
@@ -35,8 +41,6 @@ _HIGHEST_ID = 10**15
 _NO_DIRECTORY = (
     "its directory is gone: it was refused by a full disk, or removed by hand; submit it again if it is missed"
 )
-_SETTINGS_SEAL = "seal"
-"""The key under which the checksum of all other settings is remembered."""
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS jobs (id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL, state INTEGER NOT NULL,
@@ -350,14 +354,16 @@ class JobStore:
 
     def _connect(self, path: Path) -> sqlite3.Connection:
         self._directories.root.mkdir(parents=True, exist_ok=True)
-        connection = open_database(path, timeout_s=2.0, autocommit=True)
+        connection = open_database(
+            path,
+            _SCHEMA,
+            ("locking_mode = EXCLUSIVE", "journal_mode = WAL", "synchronous = FULL"),
+            timeout_s=2.0,
+            autocommit=True,
+        )
         try:
-            connection.execute("PRAGMA locking_mode = EXCLUSIVE")
-            connection.execute("PRAGMA journal_mode = WAL")
-            connection.execute("PRAGMA synchronous = FULL")
-            check_content(connection, _SCHEMA)
             connection.executescript(_SCHEMA)
-        except (sqlite3.Error, DamagedDatabaseError):
+        except sqlite3.Error:
             connection.close()
             raise
         return connection
@@ -365,7 +371,8 @@ class JobStore:
     def _load(self, connection: sqlite3.Connection) -> None:
         """Take over what is stored; raises DamagedDatabaseError, having taken over whatever of it is sound."""
         rows, damage = _rows(connection)
-        self._settings, wrong_settings = _settings(connection)
+        settings = read_sealed_values(connection, "settings")
+        self._settings = settings or {}
         wear = connection.execute("SELECT day, bytes FROM wear ORDER BY day DESC LIMIT 3").fetchall()
         self._wear = {
             day: count for day, count in wear if isinstance(day, str) and isinstance(count, int) and count >= 0
@@ -375,8 +382,9 @@ class JobStore:
         highest = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'jobs'").fetchone()
         if highest and isinstance(highest[0], int) and highest[0] < _HIGHEST_ID:
             self._next_id = max(self._next_id, highest[0] + 1)
-        if damage or wrong_settings:
-            raise DamagedDatabaseError("; ".join([*damage.values(), *wrong_settings]))
+        wrong = [*damage.values(), *(["a remembered setting is damaged"] if settings is None else [])]
+        if wrong:
+            raise DamagedDatabaseError("; ".join(wrong))
 
     def _restore(self, rows: dict[int, StoredRecord], damage: dict[int, str]) -> None:
         """Make jobs of rows and manifests, the later record of each; set aside what cannot be restored."""
@@ -456,7 +464,7 @@ class JobStore:
             return False
         with self._database_errors():
             if pending or self.trouble is not None:
-                _write_transaction(self._connection, pending, self._written, self._settings)
+                _write_transaction(self._connection, pending, self._written)
             self.trouble = None
             for job_id in pending.forgotten:
                 self._directories.remove_taken(job_id)
@@ -491,19 +499,6 @@ def _rows(connection: sqlite3.Connection) -> tuple[dict[int, StoredRecord], dict
     return sound, damaged
 
 
-def _settings(connection: sqlite3.Connection) -> tuple[dict[str, str], list[str]]:
-    """Return what was remembered, and what is wrong with it; what is not sound is left out."""
-    rows = connection.execute("SELECT CAST(key AS BLOB), CAST(value AS BLOB) FROM settings").fetchall()
-    try:
-        settings = {key.decode(): value.decode() for key, value in rows}
-    except (UnicodeDecodeError, AttributeError) as error:
-        return {}, [f"a remembered setting is damaged: {error}"]
-    seal = settings.pop(_SETTINGS_SEAL, None)
-    if seal is not None and seal != values_checksum(settings):
-        return {}, ["a remembered setting is damaged"]
-    return settings, []
-
-
 def _sound_history(connection: sqlite3.Connection) -> list[HistoryEntry]:
     """Return what can be read of the history of a damaged database."""
     entries = []
@@ -534,9 +529,7 @@ def _take_number(connection: sqlite3.Connection, number: int) -> None:
     )
 
 
-def _write_transaction(
-    connection: sqlite3.Connection, pending: _Pending, written: int, settings: dict[str, str]
-) -> None:
+def _write_transaction(connection: sqlite3.Connection, pending: _Pending, written: int) -> None:
     """Write everything or nothing; raises sqlite3.Error."""
     connection.execute("BEGIN IMMEDIATE")
     try:
@@ -559,8 +552,7 @@ def _write_transaction(
             else:
                 connection.execute("INSERT OR REPLACE INTO settings VALUES (?, ?)", (key, value))
         if pending.settings:
-            seal = (_SETTINGS_SEAL, values_checksum(settings))
-            connection.execute("INSERT OR REPLACE INTO settings VALUES (?, ?)", seal)
+            seal_values(connection, "settings")
         connection.execute("COMMIT")
         if pending.settings:  # the log may lose its end to one flipped bit, and no manifest knows of a pause
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")

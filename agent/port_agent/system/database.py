@@ -4,8 +4,10 @@ What tells a damaged one from a disk that refuses, and how it is set aside.
 """
 
 import sqlite3
+from collections.abc import Sequence
 from pathlib import Path
 
+from port_agent.system.checksum import values_checksum
 from port_planner.base.errors import PortError
 
 _MAGIC = b"SQLite format 3\0"
@@ -13,6 +15,8 @@ _FORMAT_BYTES = slice(18, 20)
 """Write and read version of the file format; 1 is a rollback journal, 2 a write-ahead log (sqlite.org/fileformat2.html)."""
 _KNOWN_FORMATS = (1, 2)
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+_SEAL = "seal"
+"""The key under which a table of keys and values has the checksum of all its other rows."""
 _COMPANIONS = ("-wal", "-shm", "-journal")
 
 
@@ -29,10 +33,13 @@ def is_damage(error: sqlite3.Error | DamagedDatabaseError) -> bool:
     return "malformed" in str(error)
 
 
-def open_database(path: Path, *, timeout_s: float, autocommit: bool = False) -> sqlite3.Connection:
-    """Open or create a database for one thread at a time; text that is no UTF-8 reads with marks in it.
+def open_database(
+    path: Path, schema: str, pragmas: Sequence[str], *, timeout_s: float, autocommit: bool = False
+) -> sqlite3.Connection:
+    """Open or create a database for one thread at a time, with these settings and its content checked (`check_content`).
 
-    Raises DamagedDatabaseError for a format that SQLite would open read-only, OSError, sqlite3.Error.
+    Text that is no UTF-8 reads with marks in it. Raises DamagedDatabaseError, also for a format that SQLite would open read-only,
+    OSError, sqlite3.Error.
     """
     if path.is_file():
         with open(path, "rb") as stream:
@@ -45,10 +52,13 @@ def open_database(path: Path, *, timeout_s: float, autocommit: bool = False) -> 
         connection.isolation_level = None
     try:
         connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        for pragma in pragmas:
+            connection.execute(f"PRAGMA {pragma}")
+        check_content(connection, schema)
     except UnicodeDecodeError as error:  # SQLite's own message, which cites the damaged table
         connection.close()
         raise DamagedDatabaseError("its tables' names are no text") from error
-    except sqlite3.Error:
+    except (sqlite3.Error, DamagedDatabaseError):
         connection.close()
         raise
     return connection
@@ -70,6 +80,23 @@ def check_content(connection: sqlite3.Connection, schema: str) -> None:
             raise DamagedDatabaseError(f"its tables are not those that were made: {sorted(lacking)[0]}")
     finally:
         model.close()
+
+
+def read_sealed_values(connection: sqlite3.Connection, table: str) -> dict[str, str] | None:
+    """Return the values of a table of keys and values as `seal_values` left them; None where they are not. Raises sqlite3.Error."""
+    rows = connection.execute(f"SELECT CAST(key AS BLOB), CAST(value AS BLOB) FROM {table}").fetchall()
+    try:
+        values = {key.decode(): value.decode() for key, value in rows}
+    except (UnicodeDecodeError, AttributeError):
+        return None
+    seal = values.pop(_SEAL, None)
+    return values if seal is None or seal == values_checksum(values) else None
+
+
+def seal_values(connection: sqlite3.Connection, table: str) -> None:
+    """Keep the checksum of all other values of a table with them; raises sqlite3.Error."""
+    values = dict(connection.execute(f"SELECT key, value FROM {table} WHERE key <> ?", (_SEAL,)).fetchall())
+    connection.execute(f"INSERT OR REPLACE INTO {table} VALUES (?, ?)", (_SEAL, values_checksum(values)))
 
 
 def set_aside(path: Path, name: str) -> Path:

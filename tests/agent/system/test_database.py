@@ -5,7 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from port_agent.system.database import DamagedDatabaseError, check_content, is_damage, open_database, set_aside
+from port_agent.system.database import (
+    DamagedDatabaseError,
+    check_content,
+    is_damage,
+    open_database,
+    read_sealed_values,
+    seal_values,
+    set_aside,
+)
 
 SCHEMA = "CREATE TABLE IF NOT EXISTS one (id INTEGER PRIMARY KEY, text TEXT NOT NULL); PRAGMA user_version = 1;"
 
@@ -21,7 +29,7 @@ def test_a_sound_database_passes(tmp_path: Path) -> None:
     with made(tmp_path / "a.db") as connection:
         check_content(connection, SCHEMA)
     for name in ("a.db", "new.db"):
-        check_content(open_database(tmp_path / name, timeout_s=1.0), SCHEMA)
+        check_content(open_database(tmp_path / name, SCHEMA, (), timeout_s=1.0), SCHEMA)
 
 
 @pytest.mark.parametrize(
@@ -44,7 +52,19 @@ def test_a_format_that_sqlite_opens_read_only_is_damage(tmp_path: Path) -> None:
     content[18] ^= 4
     (tmp_path / "a.db").write_bytes(content)
     with pytest.raises(DamagedDatabaseError, match="formats"):
-        open_database(tmp_path / "a.db", timeout_s=1.0)
+        open_database(tmp_path / "a.db", SCHEMA, (), timeout_s=1.0)
+
+
+def test_values_are_what_was_sealed_or_none(tmp_path: Path) -> None:
+    connection = made(tmp_path / "a.db", "CREATE TABLE kept (key TEXT PRIMARY KEY, value TEXT NOT NULL)")
+    connection.execute("INSERT INTO kept VALUES ('pause', 'for ever')")
+    assert read_sealed_values(connection, "kept") == {"pause": "for ever"}, "of an agent that did not seal"
+    seal_values(connection, "kept")
+    seal_values(connection, "kept")
+    assert read_sealed_values(connection, "kept") == {"pause": "for ever"}
+    for damage in ("'for evil'", "CAST(x'ff' AS TEXT)"):
+        connection.execute(f"UPDATE kept SET value = {damage} WHERE key = 'pause'")
+        assert read_sealed_values(connection, "kept") is None
 
 
 def test_extended_codes_count_as_their_kind() -> None:

@@ -7,7 +7,7 @@ import enum
 import itertools
 import zlib
 from collections.abc import Iterable, Sequence
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
@@ -155,8 +155,8 @@ def unpack_graph(data: Any) -> StepGraph:
     """
     record = _read(data, _GraphRecord, "a graph")
     graph = StepGraph(
-        storages=_of_rows(Storage, record.storages, "a storage"),
-        values=_of_rows(Value, record.values, "a value"),
+        storages=_of_rows(Storage, record.storages, "a graph"),
+        values=_of_rows(Value, record.values, "a graph"),
         ops=tuple(
             Op(
                 op.name, tuple(map(_unpack, op.args)), tuple((k, _unpack(a)) for k, a in op.kwargs), op.outputs,
@@ -349,11 +349,11 @@ def unpack_costs(data: Any) -> CostTable:
     )
     if elsewhere and len(elsewhere) != len(ops):
         raise WireError(f"a cost table has {len(ops)} operators on their devices and {len(elsewhere)} on the others")
-    target, *targets = _of_rows(Flash, (flash, *further), "a medium")
+    target, *targets = _of_rows(Flash, (flash, *further), "a cost table")
     device = DeviceCosts(name, base, static, compute, target, max(1, threads), tuple(targets), beside, shares)
-    others = iter(_of_rows(OpCost, tuple(op for op in elsewhere if op is not None), "a cost"))
+    others = iter(_of_rows(OpCost, tuple(op for op in elsewhere if op is not None), "a cost table"))
     return CostTable(
-        device, _of_rows(OpCost, ops, "a cost"), _of_rows(PackingCost, packings, "a cost of packing"),
+        device, _of_rows(OpCost, ops, "a cost table"), _of_rows(PackingCost, packings, "a cost table"),
         tuple(None if op is None else next(others) for op in elsewhere),
     )  # fmt: skip
 
@@ -379,8 +379,12 @@ def _plain(value: Any) -> Any:
 def _of_rows(kind: type[T], rows: _Rows, what: str) -> tuple[T, ...]:
     """Return the values of a class whose fields `rows` are, each checked against its annotation."""
     names = [field.name for field in fields(kind)]  # type: ignore[arg-type]  # a dataclass
-    if any(len(row) > len(names) for row in rows):
-        raise WireError(f"{what} cannot be read: it has more than {len(names)} fields")
+    least = sum(field.default is MISSING for field in fields(kind))  # type: ignore[arg-type]
+    for row in rows:
+        if not least <= len(row) <= len(names):
+            raise WireError(
+                f"{what} cannot be read: a {kind.__name__} has length {len(row)}, not {least} to {len(names)}"
+            )
     return _read([dict(zip(names, row, strict=False)) for row in rows], tuple[kind, ...], what)  # type: ignore[valid-type]
 
 

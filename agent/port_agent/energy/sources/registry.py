@@ -12,7 +12,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
+
+import msgspec
 
 from port_agent.energy.sources import battery, ina2xx, ina3221, macos, nvidia, pi5_pmic, rapl, tegrastats
 from port_agent.energy.sources.background import PLUGIN_FAILURES, BackgroundSource
@@ -42,29 +44,36 @@ class EnergyConfigError(PortError):
         self.key = key
 
 
+_Text = Annotated[str, msgspec.Meta(description="a text")]
+_Positive = Annotated[float, msgspec.Meta(gt=0, description="a number above zero")]
+_Wire = Annotated[ina2xx.Wire, msgspec.Meta(description=f"one of {[wire.value for wire in ina2xx.Wire]}")]
+
+
 @dataclass(frozen=True, slots=True)
 class EnergyConfig:
     """The `[energy]` table of the configuration."""
 
-    source: str = AUTOMATIC
+    source: _Text = AUTOMATIC
     """`auto`, or the name of the one source to use."""
-    disable: tuple[str, ...] = ()
-    board: str = ""
+    disable: Annotated[tuple[str, ...], msgspec.Meta(description="a list of texts")] = ()
+    board: _Text = ""
     """Name or path of a board file for the estimate; empty finds it out."""
-    ina2xx_wire: ina2xx.Wire = ina2xx.Wire.UNKNOWN
-    ina2xx_i2c: str = ""
+    ina2xx_wire: _Wire = ina2xx.Wire.UNKNOWN
+    ina2xx_i2c: _Text = ""
     """`/dev/i2c-1:0x42` for a HAT without a kernel driver."""
-    ina2xx_shunt_ohms: float = 0.1
-    static_watts: float | None = None
-    full_watts: float | None = None
-    price_per_kwh: float | None = None
-    currency: str = ""
-    co2_grams_per_kwh: float | None = None
-    flush_s: float = 300.0
-    flash_endurance_bytes: int | None = None
-    flash_price: float | None = None
+    ina2xx_shunt_ohms: _Positive = 0.1
+    static_watts: _Positive | None = None
+    full_watts: _Positive | None = None
+    price_per_kwh: _Positive | None = None
+    currency: _Text = ""
+    co2_grams_per_kwh: _Positive | None = None
+    flush_s: _Positive = 300.0
+    flash_endurance_bytes: Annotated[int, msgspec.Meta(gt=0, description="a number above zero")] | None = None
+    flash_price: Annotated[float, msgspec.Meta(ge=0, description="a number above zero, or zero")] | None = None
     """Of the medium that pages and checkpoints go to, in `currency`; 0 where its wear does not matter."""
-    plugins: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    plugins: Annotated[
+        Mapping[str, Mapping[str, Any]], msgspec.Meta(description="a table with one table per plug-in")
+    ] = field(default_factory=dict)
 
     @staticmethod
     def from_table(table: Mapping[str, object]) -> "EnergyConfig":
@@ -72,70 +81,23 @@ class EnergyConfig:
 
         Raises `EnergyConfigError` for unknown keys and wrong types.
         """
-        values: dict[str, Any] = {}
-        for key, value in table.items():
-            if key not in _CHECKS:
-                raise EnergyConfigError(key, f"is not a setting; there are {', '.join(_CHECKS)}")
-            values[key] = _CHECKS[key](key, value)
-        return EnergyConfig(**values)
+        return EnergyConfig(**{key: _checked(key, value) for key, value in table.items()})  # type: ignore[arg-type]
 
 
-def _text(key: str, value: object) -> str:
-    if not isinstance(value, str):
-        raise EnergyConfigError(key, f"must be a text, not {value!r}")
-    return value
+_HINTS = get_type_hints(EnergyConfig, include_extras=True)
 
 
-def _positive(key: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-        raise EnergyConfigError(key, f"must be a number above zero, not {value!r}")
-    return float(value)
-
-
-def _price(key: str, value: object) -> float:
-    return 0.0 if value == 0 and not isinstance(value, bool) else _positive(key, value)
-
-
-def _count(key: str, value: object) -> int:
-    return int(_positive(key, value))
-
-
-def _texts(key: str, value: object) -> tuple[str, ...]:
-    if not isinstance(value, list | tuple):
-        raise EnergyConfigError(key, f"must be a list of texts, not {value!r}")
-    return tuple(_text(key, item) for item in value)
-
-
-def _wire(key: str, value: object) -> ina2xx.Wire:
+def _checked(key: str, value: object) -> object:
+    """Return the value of a setting; raises EnergyConfigError for one that does not fit what the setting is declared to be."""
+    if key not in _HINTS:
+        raise EnergyConfigError(key, f"is not a setting; there are {', '.join(_HINTS)}")
+    declared = next((kind for kind in get_args(_HINTS[key]) if get_origin(kind) is Annotated), _HINTS[key])
+    whole = isinstance(value, float) and value.is_integer() and get_args(declared)[0] is int
     try:
-        return ina2xx.Wire(_text(key, value))
-    except ValueError as error:
-        raise EnergyConfigError(key, f"must be one of {[wire.value for wire in ina2xx.Wire]}") from error
-
-
-def _tables(key: str, value: object) -> Mapping[str, Mapping[str, object]]:
-    if not isinstance(value, Mapping) or not all(isinstance(item, Mapping) for item in value.values()):
-        raise EnergyConfigError(key, "must hold one table per plug-in")
-    return value
-
-
-_CHECKS: Mapping[str, Callable[[str, object], object]] = {
-    "source": _text,
-    "disable": _texts,
-    "board": _text,
-    "ina2xx_wire": _wire,
-    "ina2xx_i2c": _text,
-    "ina2xx_shunt_ohms": _positive,
-    "static_watts": _positive,
-    "full_watts": _positive,
-    "price_per_kwh": _positive,
-    "currency": _text,
-    "co2_grams_per_kwh": _positive,
-    "flush_s": _positive,
-    "flash_endurance_bytes": _count,
-    "flash_price": _price,
-    "plugins": _tables,
-}
+        return msgspec.convert(int(value) if whole else value, declared)  # type: ignore[call-overload]  # a number
+    except msgspec.ValidationError as error:
+        what = next(note.description for note in declared.__metadata__ if note.description)
+        raise EnergyConfigError(key, f"must be {what}, not {value!r}") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,15 +10,18 @@ import re
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from datetime import time
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar
+
+import msgspec
 
 from port_agent.facts.model import Power
 from port_agent.policy.decide import DAYS, MIB, Policy, ResourceLimits, TimeWindow
 from port_planner.base.errors import ExitCode, PortError
 from port_planner.base.times import parse_hours
 from port_planner.base.units import UnitError, parse_bytes, parse_duration
+
+_Read = TypeVar("_Read")
 
 
 class ConfigError(PortError):
@@ -84,46 +87,44 @@ class _ValueError(Exception):
     """A value that does not fit; the caller knows file and line."""
 
 
-def _duration(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise _ValueError(f'{value!r} is no duration; write it like "5min", "90s" or "2h"')
-    try:
-        return parse_duration(value)
-    except UnitError as error:
-        raise _ValueError(str(error)) from error
+def _typed(kind: Any, problem: str) -> Callable[[object], Any]:
+    """Return what gives a value of this kind, or refuses one that is the `problem`."""
 
+    def parse(value: object) -> Any:
+        try:
+            return msgspec.convert(value, kind)
+        except msgspec.ValidationError as error:
+            raise _ValueError(f"{value!r} is {problem}") from error
 
-def _boolean(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise _ValueError(f"{value!r} is neither true nor false")
-    return value
+    return parse
 
 
 def _within(low: float, high: float, unit: str) -> Callable[[object], float]:
-    def parse(value: object) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-            raise _ValueError(f"{value!r} is not between {low:g} and {high:g} {unit}")
-        return float(value)
-
-    return parse
+    return _typed(Annotated[float, msgspec.Meta(ge=low, le=high)], f"not between {low:g} and {high:g} {unit}")
 
 
 def _count(low: int, high: int) -> Callable[[object], int]:
-    def parse(value: object) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise _ValueError(f"{value!r} is not a whole number between {low} and {high}")
-        return value
+    return _typed(Annotated[int, msgspec.Meta(ge=low, le=high)], f"not a whole number between {low} and {high}")
+
+
+def _with_unit(kind: Any, problem: str, read: Callable[[Any], _Read]) -> Callable[[object], _Read]:
+    """Return what reads a quantity with a unit, or refuses one that is the `problem` or that cannot be read."""
+    typed = _typed(kind, problem)
+
+    def parse(value: object) -> _Read:
+        try:
+            return read(typed(value))
+        except UnitError as error:
+            raise _ValueError(str(error)) from error
 
     return parse
 
 
-def _size(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | str):
-        raise _ValueError(f'{value!r} is no size; write it like "512M"')
-    try:
-        return parse_bytes(value)
-    except UnitError as error:
-        raise _ValueError(str(error)) from error
+_boolean = _typed(bool, "neither true nor false")
+_list = _typed(list[Any], 'no list; write it like ["22:00-07:00"]')
+_duration = _with_unit(int | float | str, 'no duration; write it like "5min", "90s" or "2h"', parse_duration)
+_size = _with_unit(int | str, 'no size; write it like "512M"', parse_bytes)
+_span = _with_unit(Any, "", lambda text: parse_hours(text if isinstance(text, str) else repr(text)))
 
 
 def _power(value: object) -> Power | None:
@@ -134,15 +135,11 @@ def _power(value: object) -> Power | None:
 
 
 def _directory(value: object) -> Path:
-    if not isinstance(value, str) or not value.startswith("/"):
-        raise _ValueError(f"{value!r} is no absolute path")
-    return Path(value)
+    return Path(_typed(Annotated[str, msgspec.Meta(pattern="^/")], "no absolute path")(value))
 
 
 def _group(value: object) -> str | None:
-    if not isinstance(value, str):
-        raise _ValueError(f"{value!r} is no group name")
-    return value or None
+    return _typed(str, "no group name")(value) or None
 
 
 def _peer_name(value: object) -> str:
@@ -154,38 +151,25 @@ def _peer_name(value: object) -> str:
 
 
 def _addresses(value: object) -> tuple[tuple[str, int], ...]:
-    if not isinstance(value, list):
-        raise _ValueError(f'{value!r} is no list; write it like ["192.168.2.7:9478", "[fd00::7]:9478"]')
-    return tuple(_address(text) for text in value)
+    parse = _typed(list[Any], 'no list; write it like ["192.168.2.7:9478", "[fd00::7]:9478"]')
+    return tuple(_address(text) for text in parse(value))
 
 
 def _address(value: object) -> tuple[str, int]:
-    match = re.fullmatch(r"(\[[0-9A-Fa-f:.]+(?:%\w+)?\]|[\w.-]+):(\d{1,5})", value) if isinstance(value, str) else None
-    if match is None or not 0 < int(match[2]) < 65536:
-        raise _ValueError(f'{value!r} is no address; write it like "192.168.2.7:9478" or "[fd00::7]:9478"')
-    return match[1].strip("[]"), int(match[2])
+    how = 'no address; write it like "192.168.2.7:9478" or "[fd00::7]:9478"'
+    return _host_and_port(value, r"\[[0-9A-Fa-f:.]+(?:%\w+)?\]|[\w.-]+", how)
 
 
 def _listen(value: object) -> tuple[str, int] | None:
-    if value == "":
-        return None
-    match = re.fullmatch(r"(127\.\d+\.\d+\.\d+|localhost|\[::1\]):(\d{1,5})", value) if isinstance(value, str) else None
+    how = 'no local address; write it like "127.0.0.1:9477"'
+    return None if value == "" else _host_and_port(value, r"127\.\d+\.\d+\.\d+|localhost|\[::1\]", how)
+
+
+def _host_and_port(value: object, hosts: str, problem: str) -> tuple[str, int]:
+    match = re.fullmatch(rf"({hosts}):(\d{{1,5}})", value) if isinstance(value, str) else None
     if match is None or not 0 < int(match[2]) < 65536:
-        raise _ValueError(f'{value!r} is no local address; write it like "127.0.0.1:9477"')
+        raise _ValueError(f"{value!r} is {problem}")
     return match[1].strip("[]"), int(match[2])
-
-
-def _span(text: object) -> tuple[time, time]:
-    try:
-        return parse_hours(text if isinstance(text, str) else repr(text))
-    except UnitError as error:
-        raise _ValueError(str(error)) from error
-
-
-def _spans(value: object) -> list[tuple[time, time]]:
-    if not isinstance(value, list):
-        raise _ValueError(f'{value!r} is no list; write it like ["22:00-07:00"]')
-    return [_span(text) for text in value]
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +181,7 @@ class _Key:
 
     target: str
     field: str
-    parse: Callable[[Any], object]
+    parse: Callable[[Any], Any]
 
 
 _PERCENT = _within(0, 100, "percent")
@@ -331,22 +315,13 @@ def _apply(config: Config, key: str, value: object) -> Config:
         close = difflib.get_close_matches(key, KEYS, n=1)
         hint = f"; did you mean {close[0]}?" if close else ""
         raise _ValueError(f"no such setting{hint}")
-    if entry.target in ("not_in_use", "in_use"):
-        limits: ResourceLimits = getattr(config.policy, entry.target)
-        if entry.field == "memory":
-            limits = _memory(limits, value)
-        else:
-            limits = replace(limits, **_change(entry.field, entry.parse(value)))
-        return replace(config, policy=replace(config.policy, **_change(entry.target, limits)))
-    change = _change(entry.field, entry.parse(value))
+    if entry.target == "options":
+        return replace(config, options=replace(config.options, **{entry.field: entry.parse(value)}))
     if entry.target == "policy":
-        return replace(config, policy=replace(config.policy, **change))
-    return replace(config, options=replace(config.options, **change))
-
-
-def _change(name: str, value: object) -> dict[str, Any]:
-    """Return keyword arguments for `replace`; the parser in `KEYS` has already made the field's type."""
-    return {name: value}
+        return replace(config, policy=replace(config.policy, **{entry.field: entry.parse(value)}))
+    limits: ResourceLimits = getattr(config.policy, entry.target)
+    changed = _memory(limits, value) if entry.field == "memory" else replace(limits, cpu_percent=entry.parse(value))
+    return replace(config, policy=replace(config.policy, **{entry.target: changed}))
 
 
 def _memory(limits: ResourceLimits, value: object) -> ResourceLimits:
@@ -370,7 +345,7 @@ def _windows(file: Path, text: str, table: object) -> tuple[TimeWindow, ...]:
         if day not in (*DAYS, "every"):
             raise ConfigError(file, locate(text, key), f"{key}: no such day; use every, {', '.join(DAYS)}")
         try:
-            spans = _spans(value)
+            spans = [_span(text) for text in _list(value)]
         except _ValueError as error:
             raise ConfigError(file, locate(text, key), f"{key}: {error}") from error
         days = range(7) if day == "every" else [DAYS.index(day)]

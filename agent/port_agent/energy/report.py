@@ -9,9 +9,9 @@ known is None.
 import sqlite3
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -24,6 +24,7 @@ from port_planner.base.errors import ExitCode, PortError
 from port_planner.base.times import LATEST_UNIX
 from port_planner.base.units import LARGEST_BYTES, shown
 
+_Line = TypeVar("_Line")
 JOULES_PER_KWH = 3.6e6
 PHASES = tuple(phase.value for phase in EnergyPhase if phase is not EnergyPhase.UNMEASURED)
 _PHASE_ORDER = {phase.value: place for place, phase in enumerate(EnergyPhase)}
@@ -211,15 +212,8 @@ def options_from_query(query: Mapping[str, str]) -> ReportOptions:
             if not 0 <= numbers[key] <= most:
                 raise ReportQueryError(key, query[key], most)
     counts = {key: int(numbers[key]) for key in ("flash_bytes_per_day", "flash_endurance_bytes") if key in numbers}
-    return ReportOptions(
-        numbers.get("since"),
-        query.get("job"),
-        numbers.get("price_per_kwh"),
-        query.get("currency", ""),
-        numbers.get("co2_grams_per_kwh"),
-        counts.get("flash_bytes_per_day"),
-        counts.get("flash_endurance_bytes"),
-    )
+    prices = {key: numbers[key] for key in ("price_per_kwh", "co2_grams_per_kwh") if key in numbers}
+    return ReportOptions(numbers.get("since"), query.get("job"), currency=query.get("currency", ""), **prices, **counts)
 
 
 class ReportQueryError(PortError):
@@ -282,6 +276,11 @@ def read_report(path: Path, options: ReportOptions, now_unix: float | None = Non
             sources=tuple(_source(path, value) for key, value in meta.items() if key.startswith("source:")),
             gpu=reader.gpu(),
         )
+
+
+def _of_row(kind: type[_Line], row: sqlite3.Row) -> _Line:
+    """Return a line of a report whose fields are columns of the same names."""
+    return kind(**{one.name: row[one.name] for one in fields(kind)})  # type: ignore[arg-type]  # a dataclass
 
 
 def _source(path: Path, content: str) -> SourceLine:
@@ -366,7 +365,7 @@ class _Reader:
                WHERE period_s = ? AND start_unix + period_s > ? AND (? IS NULL OR job = ?) GROUP BY 1, 2 ORDER BY 1, 2""",
             (self._period_s() if self._since else DAY_S, self._since, self._options.job, self._options.job),
         )
-        return tuple(GpuAmount(row["job"], row["covers"], row["seconds"], row["joules"]) for row in rows)
+        return tuple(_of_row(GpuAmount, row) for row in rows)
 
     def epochs(self) -> tuple[Epoch, ...]:
         """Return all epochs in the order they ended."""
@@ -374,14 +373,11 @@ class _Reader:
             "SELECT * FROM epoch WHERE end_unix >= ? AND (? IS NULL OR job = ?) ORDER BY end_unix",
             (self._since, self._options.job, self._options.job),
         )
+        epochs = (_of_row(Epoch, row) for row in rows)
         return tuple(
-            Epoch(
-                row["job"], row["epoch"], row["kind"], row["steps"], row["measured_steps"], row["wall_s"],
-                row["gross_joules"], row["net_joules"], row["unmeasured_s"], row["planned_s"] or None, row["planned_joules"] or None,
-                row["paged_in_bytes"], row["paged_out_bytes"],
-            )
-            for row in rows
-        )  # fmt: skip
+            replace(epoch, planned_s=epoch.planned_s or None, planned_joules=epoch.planned_joules or None)
+            for epoch in epochs
+        )
 
     def steps(self) -> tuple[StepRow, ...]:
         """Return the newest step rows, oldest first."""
@@ -389,13 +385,7 @@ class _Reader:
             """SELECT * FROM step WHERE end_unix >= ? AND (? IS NULL OR job = ?) ORDER BY id DESC LIMIT ?""",
             (self._since, self._options.job, self._options.job, _MAX_POINTS),
         ).fetchall()
-        return tuple(
-            StepRow(
-                row["job"], row["first_step"], row["last_step"], row["plan"], row["end_unix"], row["wall_s"],
-                row["planned_s"], row["gross_joules"], row["planned_joules"], row["loss"], row["kind"],
-            )
-            for row in reversed(rows)
-        )  # fmt: skip
+        return tuple(_of_row(StepRow, row) for row in reversed(rows))
 
     def power(self) -> PowerCurve:
         """Return the power by phase over the report's time, as fine as the ledger and `_MAX_POINTS` allow."""

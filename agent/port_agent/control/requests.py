@@ -57,8 +57,8 @@ class JobChange(msgspec.Struct, frozen=True):
         return ", ".join([*parts, f"deadline_at is now {self.deadline_at}"] if self.moves_deadline else parts)
 
 
-class _Pause(msgspec.Struct):
-    """How long to pause everything."""
+class PauseRequest(msgspec.Struct, frozen=True):
+    """How long to pause everything; None: for good."""
 
     for_s: Annotated[float, msgspec.Meta(gt=0, lt=_LONGEST_PAUSE_S)] | None = None
 
@@ -72,18 +72,10 @@ class PairingRequest(msgspec.Struct, frozen=True):
     lifetime_s: Annotated[float, msgspec.Meta(gt=0, le=_LONGEST_CODE_S)] | None = None
 
 
-class _Unpairing(msgspec.Struct):
+class UnpairingRequest(msgspec.Struct, frozen=True):
+    """Which device is to be trusted no more."""
+
     device: Annotated[str, msgspec.Meta(min_length=1, max_length=_HOST_LIMIT)]
-
-
-def pairing_request(fields: Mapping[str, object]) -> PairingRequest:
-    """Return what a request to pair asks for; raises `HttpError`."""
-    return _decoded(fields, PairingRequest)
-
-
-def unpaired_device(fields: Mapping[str, object]) -> str:
-    """Return which device is to be trusted no more; raises `HttpError`."""
-    return _decoded(fields, _Unpairing).device
 
 
 class WrongAnswer(msgspec.Struct, frozen=True):
@@ -93,21 +85,11 @@ class WrongAnswer(msgspec.Struct, frozen=True):
     reason: Annotated[str, msgspec.Meta(min_length=1, max_length=_REASON_LIMIT)]
 
 
-def wrong_answer(fields: Mapping[str, object]) -> WrongAnswer:
-    """Return which device is to be cut off for a while, and why; raises `HttpError`."""
-    return _decoded(fields, WrongAnswer)
-
-
 class FederationStart(msgspec.Struct, frozen=True):
     """Of which job a federation is to be led, and how."""
 
     job: Annotated[str, msgspec.Meta(min_length=1, max_length=_HOST_LIMIT)]
     settings: FederationSettings
-
-
-def federation_start(fields: Mapping[str, object]) -> FederationStart:
-    """Return which federation is to begin; raises `HttpError`."""
-    return _decoded(fields, FederationStart)
 
 
 def solving_seconds(text: str) -> float:
@@ -147,26 +129,14 @@ def job_spec(fields: Mapping[str, object], bundle: str | None) -> JobSpec:
     return spec
 
 
-def job_change(fields: Mapping[str, object]) -> JobChange:
-    """Return the change that a request asks for; raises `HttpError`."""
-    return _decoded(fields, JobChange)
+class RecallRequest(msgspec.Struct, frozen=True):
+    """To take a job back; `force`: without the other device's word."""
 
-
-class _Recall(msgspec.Struct):
     force: bool = False
 
 
-def recall_forces(fields: Mapping[str, object]) -> bool:
-    """Return whether a job is taken back without the other device's word; raises `HttpError`."""
-    return _decoded(fields, _Recall).force
-
-
-def pause_span_s(fields: Mapping[str, object]) -> float | None:
-    """Return for how many seconds to pause everything, None for good; raises `HttpError`."""
-    return _decoded(fields, _Pause).for_s
-
-
-def _decoded(fields: Mapping[str, object], kind: type[T]) -> T:
+def decode_request(fields: Mapping[str, object], kind: type[T]) -> T:
+    """Return the request of this kind that a JSON object is; raises `HttpError`."""
     try:
         return msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:

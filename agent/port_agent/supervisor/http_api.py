@@ -26,15 +26,16 @@ from port_agent.control.http import (
 )
 from port_agent.control.listener import Listener
 from port_agent.control.requests import (
-    federation_start,
-    job_change,
+    FederationStart,
+    JobChange,
+    PairingRequest,
+    PauseRequest,
+    RecallRequest,
+    UnpairingRequest,
+    WrongAnswer,
+    decode_request,
     job_spec,
-    pairing_request,
-    pause_span_s,
-    recall_forces,
     solving_seconds,
-    unpaired_device,
-    wrong_answer,
 )
 from port_agent.jobs.model import JobNotFoundError, JobRequestError
 from port_agent.jobs.store import StoreError
@@ -308,12 +309,12 @@ class ControlServer:
 
     async def _change_job(self, request: HttpRequest, name: str) -> HttpResponse:
         self._check_owner(request, name)
-        change = job_change(await request.json())
+        change = decode_request(await request.json(), JobChange)
         return json_response(asdict(await self._service.change_job(name, change)))
 
     async def _recall_job(self, request: HttpRequest, name: str) -> HttpResponse:
         self._check_owner(request, name)
-        force = recall_forces(await request.json())
+        force = decode_request(await request.json(), RecallRequest).force
         return json_response(asdict(await self._service.recall_job(name, force=force)))
 
     def _check_owner(self, request: HttpRequest, name: str) -> None:
@@ -324,7 +325,7 @@ class ControlServer:
         raise HttpError(403, f"job {name} belongs to user {owner}; only that user, this agent's and root steer it")
 
     async def _pause(self, request: HttpRequest) -> HttpResponse:
-        until = await self._service.pause_all(pause_span_s(await request.json()))
+        until = await self._service.pause_all(decode_request(await request.json(), PauseRequest).for_s)
         return json_response({"v": API_VERSION, "paused_until": until})
 
     async def _resume(self, request: HttpRequest) -> HttpResponse:
@@ -332,7 +333,7 @@ class ControlServer:
         return json_response({"v": API_VERSION})
 
     async def _pair(self, request: HttpRequest) -> HttpResponse:
-        asked, peers = pairing_request(await request.json()), self._service.other_devices
+        asked, peers = decode_request(await request.json(), PairingRequest), self._service.other_devices
         if asked.code is None:
             return json_response({"v": API_VERSION, **await peers.show_code(asked.lifetime_s or LIFETIME_S)}, 201)
         name = await peers.type_code(read_code(asked.code), asked.host, asked.port)
@@ -346,11 +347,11 @@ class ControlServer:
         return json_response({"v": API_VERSION})
 
     async def _unpair(self, request: HttpRequest) -> HttpResponse:
-        name = self._service.other_devices.unpair(unpaired_device(await request.json()))
+        name = self._service.other_devices.unpair(decode_request(await request.json(), UnpairingRequest).device)
         return json_response({"v": API_VERSION, "name": name})
 
     async def _cut_off(self, request: HttpRequest) -> HttpResponse:
-        accused = wrong_answer(await request.json())
+        accused = decode_request(await request.json(), WrongAnswer)
         self._service.other_devices.fleet.cut(accused.device, accused.reason)
         return json_response({"v": API_VERSION})
 
@@ -358,7 +359,7 @@ class ControlServer:
         return json_response({"v": API_VERSION, "federations": self._service.other_devices.federations.rows()})
 
     async def _federate(self, request: HttpRequest) -> HttpResponse:
-        asked = federation_start(await request.json())
+        asked = decode_request(await request.json(), FederationStart)
         return json_response(
             {"v": API_VERSION, **self._service.other_devices.federations.start(asked.job, asked.settings)}, 201
         )

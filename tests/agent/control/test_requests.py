@@ -5,15 +5,7 @@ from pathlib import Path
 import pytest
 
 from port_agent.control.http import HttpError
-from port_agent.control.requests import (
-    JobChange,
-    WrongAnswer,
-    job_change,
-    job_spec,
-    pause_span_s,
-    solving_seconds,
-    wrong_answer,
-)
+from port_agent.control.requests import JobChange, PauseRequest, WrongAnswer, decode_request, job_spec, solving_seconds
 from port_agent.jobs.model import JobKind, JobRequestError, JobSpec
 
 
@@ -80,32 +72,32 @@ def test_a_fine_tuning_says_nothing_of_itself_but_its_bundle() -> None:
 
 def test_changes_of_a_job() -> None:
     spec = JobSpec("a", "b", deadline_at=5.0)
-    assert job_change({"priority": 3}).apply(spec) == JobSpec("a", "b", deadline_at=5.0, priority=3)
-    assert job_change({"deadline_at": 9}).apply(spec).deadline_at == 9
-    dropped = job_change({"deadline_at": None})
+    assert decode_request({"priority": 3}, JobChange).apply(spec) == JobSpec("a", "b", deadline_at=5.0, priority=3)
+    assert decode_request({"deadline_at": 9}, JobChange).apply(spec).deadline_at == 9
+    dropped = decode_request({"deadline_at": None}, JobChange)
     assert dropped.apply(spec).deadline_at is None and str(dropped) == "deadline_at is now None"
-    assert job_change({}) == JobChange() and not JobChange().moves_deadline
+    assert decode_request({}, JobChange) == JobChange() and not JobChange().moves_deadline
     for fields, reason in (
         ({"priority": "high"}, r"`int . null`, got `str` - at `\$.priority`"),
         ({"priority": True}, "got `bool`"),
         ({"deadline_at": "tomorrow"}, r"got `str` - at `\$.deadline_at`"),
     ):
         with pytest.raises(HttpError, match=reason):
-            job_change(fields)
+            decode_request(fields, JobChange)
 
 
 def test_spans_of_a_pause() -> None:
-    assert pause_span_s({}) is None and pause_span_s({"for_s": 60}) == 60.0
+    assert decode_request({}, PauseRequest).for_s is None and decode_request({"for_s": 60}, PauseRequest).for_s == 60.0
     for span in (0, -1, 400 * 86400, float("nan"), "1h"):
         with pytest.raises(HttpError, match=r"Expected .* - at `\$.for_s`"):
-            pause_span_s({"for_s": span})
+            decode_request({"for_s": span}, PauseRequest)
 
 
 def test_who_is_accused_and_of_what() -> None:
-    assert wrong_answer({"device": "attic", "reason": "a lie"}) == WrongAnswer("attic", "a lie")
+    assert decode_request({"device": "attic", "reason": "a lie"}, WrongAnswer) == WrongAnswer("attic", "a lie")
     for fields in ({}, {"device": "attic"}, {"device": "", "reason": "x"}, {"device": "a", "reason": "x" * 201}):
         with pytest.raises(HttpError):
-            wrong_answer(fields)
+            decode_request(fields, WrongAnswer)
 
 
 def test_seconds_for_a_solver() -> None:

@@ -36,7 +36,7 @@ from port_agent.energy.sources.ina3221 import Ina3221Source
 from port_agent.energy.sources.rapl import RaplSource
 from port_agent.energy.sources.registry import EnergyConfig, SourceChoice, configured_model, open_sources
 from port_agent.energy.wear_account import WearAccount
-from port_agent.system.energy_clock import now_s
+from port_agent.system.clock import now_s
 from port_agent.worker.options import TorchOptions
 from port_agent.worker.protocol import Event, StepDone
 from port_agent.worker.start import start_worker, torch_worker

@@ -30,7 +30,7 @@ from port_agent.energy.timeline import Interval
 from port_agent.energy.totals import JobEnergy, Totals
 from port_agent.energy.wear import DiskCounter
 from port_agent.energy.wear_account import WearAccount
-from port_agent.system.energy_clock import slept_s
+from port_agent.system.clock import slept_s
 from port_agent.worker.protocol import Event, PlanSwitched, StepDone, WorkerPaused, WorkerReady, WorkerResumed
 
 IDLE_PERIOD_S = 30.0

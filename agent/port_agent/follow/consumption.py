@@ -11,7 +11,7 @@ from port_agent.energy.sources.estimated import NAME as ESTIMATED
 from port_agent.energy.sources.power_models import model_of
 from port_agent.energy.sources.rapl import RaplSource
 from port_agent.energy.wear import ASSUMED_CYCLES, DiskCounter
-from port_agent.system.energy_clock import now_s
+from port_agent.system.clock import now_s
 from port_agent.system.mounts import in_ram
 from port_planner.base.errors import PortError
 

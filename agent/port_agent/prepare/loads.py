@@ -12,7 +12,7 @@ import torch
 
 from port_agent.energy.calibration import Calibration, MeteredLoad, WorkClass, fit, meter_runs
 from port_agent.energy.sources.base import PowerSource
-from port_agent.system.energy_clock import now_s
+from port_agent.system.clock import now_s
 from port_planner.base.direct_io import bypass_page_cache
 
 _RUN_S = 2.0

@@ -1,4 +1,4 @@
-"""The two clocks of the supervisor, replaceable in tests."""
+"""The clocks of the supervisor, replaceable in tests, and that of all metering, which keeps running while the machine is suspended."""
 
 import calendar
 import time
@@ -7,6 +7,9 @@ from typing import Protocol
 
 CLOCK_SET_AFTER_S = 1735689600.0
 """2025-01-01 in Unix time: this program is younger, so an earlier date is an unset clock."""
+
+_SLEEPLESS = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+"""Linux: CLOCK_BOOTTIME. On macOS CLOCK_MONOTONIC itself counts sleep (`time.monotonic` there does not)."""
 
 
 class Clock(Protocol):
@@ -35,8 +38,18 @@ class SystemClock:
 
     def uptime_s(self) -> float:
         """Return CLOCK_BOOTTIME, or on a Mac CLOCK_MONOTONIC, which counts sleep there."""
-        boottime = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-        return time.clock_gettime(boottime)
+        return now_s()
+
+
+def now_s() -> float:
+    """Return seconds since boot, suspension included, on which is metered: a suspended hour shows as a gap of an hour."""
+    return time.clock_gettime(_SLEEPLESS)
+
+
+def slept_s() -> float:
+    """Return how many seconds this machine has been suspended since it booted."""
+    # Linux: CLOCK_MONOTONIC stands still meanwhile. macOS: `time.monotonic` does.
+    return now_s() - time.monotonic()
 
 
 def local_time(wall_s: float) -> datetime:

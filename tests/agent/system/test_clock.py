@@ -7,7 +7,7 @@ from datetime import datetime
 
 import pytest
 
-from port_agent.system.clock import CLOCK_SET_AFTER_S, SystemClock, day_of, local_clock_s, local_time
+from port_agent.system.clock import CLOCK_SET_AFTER_S, SystemClock, day_of, local_clock_s, local_time, now_s, slept_s
 
 DAY_S = 86400
 
@@ -46,3 +46,8 @@ def test_spans_never_jump_and_go_on_while_the_machine_sleeps() -> None:
 
 def test_this_program_is_younger_than_a_clock_that_was_never_set() -> None:
     assert datetime(2026, 1, 1).timestamp() > CLOCK_SET_AFTER_S > datetime(2024, 12, 30).timestamp()
+
+
+def test_metering_counts_from_boot_sleep_included() -> None:
+    assert now_s() == pytest.approx(SystemClock().uptime_s(), abs=1.0)
+    assert slept_s() == pytest.approx(now_s() - time.monotonic(), abs=1.0) and slept_s() >= -0.01

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from port_agent.energy.sources.base import PowerSource, Reading, SelfTest, SourceError, SourceInfo
-from port_agent.system.energy_clock import now_s as clock_now_s
+from port_agent.system.clock import now_s as clock_now_s
 
 PLUGIN_FAILURES = (
     ArithmeticError,

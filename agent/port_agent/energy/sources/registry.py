@@ -22,7 +22,7 @@ from port_agent.energy.sources.base import Coverage, Kind, PowerSource, SourceAb
 from port_agent.energy.sources.estimated import NAME as ESTIMATED
 from port_agent.energy.sources.estimated import EstimatedSource, PowerModel, generic_model
 from port_agent.energy.sources.subprocess_source import ChildOutput
-from port_agent.system.energy_clock import now_s
+from port_agent.system.clock import now_s
 from port_planner.base.errors import ExitCode, PortError
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from port_agent.energy.sources import nvidia
 from port_agent.energy.sources.base import Coverage, Kind, PowerSource, Reading, SourceError
 from port_agent.energy.sources.power_models import model_of
 from port_agent.energy.sources.registry import EnergyConfig, open_sources
-from port_agent.system.energy_clock import now_s
+from port_agent.system.clock import now_s
 from port_planner.ir.boards import op_work
 from port_planner.ir.devices.kinds import CPU, CUDA
 from port_planner.ir.graph import StepGraph

@@ -6,7 +6,7 @@ import pytest
 
 from port_agent.energy.sources.background import BackgroundSource
 from port_agent.energy.sources.base import Reading, SourceError
-from port_agent.system.energy_clock import now_s
+from port_agent.system.clock import now_s
 from tests.agent.energy.recordings import ScriptedSource
 
 

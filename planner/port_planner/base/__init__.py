@@ -1,1 +1,1 @@
-"""What says nothing of graphs, plans or devices: errors, units, times, this process's memory, input and output past the page cache."""
+"""What says nothing of graphs, plans or devices: errors, units, times, bounds, the user's cache, this process's memory, input and output past the page cache."""

@@ -135,7 +135,7 @@ class RecallRequest(msgspec.Struct, frozen=True):
     force: bool = False
 
 
-def decode_request(fields: Mapping[str, object], kind: type[T]) -> T:
+def decode_control_request(fields: Mapping[str, object], kind: type[T]) -> T:
     """Return the request of this kind that a JSON object is; raises `HttpError`."""
     try:
         return msgspec.convert(fields, kind)

@@ -33,7 +33,7 @@ from port_agent.control.requests import (
     RecallRequest,
     UnpairingRequest,
     WrongAnswer,
-    decode_request,
+    decode_control_request,
     job_spec,
     solving_seconds,
 )
@@ -309,12 +309,12 @@ class ControlServer:
 
     async def _change_job(self, request: HttpRequest, name: str) -> HttpResponse:
         self._check_owner(request, name)
-        change = decode_request(await request.json(), JobChange)
+        change = decode_control_request(await request.json(), JobChange)
         return json_response(asdict(await self._service.change_job(name, change)))
 
     async def _recall_job(self, request: HttpRequest, name: str) -> HttpResponse:
         self._check_owner(request, name)
-        force = decode_request(await request.json(), RecallRequest).force
+        force = decode_control_request(await request.json(), RecallRequest).force
         return json_response(asdict(await self._service.recall_job(name, force=force)))
 
     def _check_owner(self, request: HttpRequest, name: str) -> None:
@@ -325,7 +325,7 @@ class ControlServer:
         raise HttpError(403, f"job {name} belongs to user {owner}; only that user, this agent's and root steer it")
 
     async def _pause(self, request: HttpRequest) -> HttpResponse:
-        until = await self._service.pause_all(decode_request(await request.json(), PauseRequest).for_s)
+        until = await self._service.pause_all(decode_control_request(await request.json(), PauseRequest).for_s)
         return json_response({"v": API_VERSION, "paused_until": until})
 
     async def _resume(self, request: HttpRequest) -> HttpResponse:
@@ -333,7 +333,7 @@ class ControlServer:
         return json_response({"v": API_VERSION})
 
     async def _pair(self, request: HttpRequest) -> HttpResponse:
-        asked, peers = decode_request(await request.json(), PairingRequest), self._service.other_devices
+        asked, peers = decode_control_request(await request.json(), PairingRequest), self._service.other_devices
         if asked.code is None:
             return json_response({"v": API_VERSION, **await peers.show_code(asked.lifetime_s or LIFETIME_S)}, 201)
         name = await peers.type_code(read_code(asked.code), asked.host, asked.port)
@@ -347,11 +347,11 @@ class ControlServer:
         return json_response({"v": API_VERSION})
 
     async def _unpair(self, request: HttpRequest) -> HttpResponse:
-        name = self._service.other_devices.unpair(decode_request(await request.json(), UnpairingRequest).device)
+        name = self._service.other_devices.unpair(decode_control_request(await request.json(), UnpairingRequest).device)
         return json_response({"v": API_VERSION, "name": name})
 
     async def _cut_off(self, request: HttpRequest) -> HttpResponse:
-        accused = decode_request(await request.json(), WrongAnswer)
+        accused = decode_control_request(await request.json(), WrongAnswer)
         self._service.other_devices.fleet.cut(accused.device, accused.reason)
         return json_response({"v": API_VERSION})
 
@@ -359,7 +359,7 @@ class ControlServer:
         return json_response({"v": API_VERSION, "federations": self._service.other_devices.federations.rows()})
 
     async def _federate(self, request: HttpRequest) -> HttpResponse:
-        asked = decode_request(await request.json(), FederationStart)
+        asked = decode_control_request(await request.json(), FederationStart)
         return json_response(
             {"v": API_VERSION, **self._service.other_devices.federations.start(asked.job, asked.settings)}, 201
         )

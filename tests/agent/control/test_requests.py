@@ -5,7 +5,14 @@ from pathlib import Path
 import pytest
 
 from port_agent.control.http import HttpError
-from port_agent.control.requests import JobChange, PauseRequest, WrongAnswer, decode_request, job_spec, solving_seconds
+from port_agent.control.requests import (
+    JobChange,
+    PauseRequest,
+    WrongAnswer,
+    decode_control_request,
+    job_spec,
+    solving_seconds,
+)
 from port_agent.jobs.model import JobKind, JobRequestError, JobSpec
 
 
@@ -72,32 +79,37 @@ def test_a_fine_tuning_says_nothing_of_itself_but_its_bundle() -> None:
 
 def test_changes_of_a_job() -> None:
     spec = JobSpec("a", "b", deadline_at=5.0)
-    assert decode_request({"priority": 3}, JobChange).apply(spec) == JobSpec("a", "b", deadline_at=5.0, priority=3)
-    assert decode_request({"deadline_at": 9}, JobChange).apply(spec).deadline_at == 9
-    dropped = decode_request({"deadline_at": None}, JobChange)
+    assert decode_control_request({"priority": 3}, JobChange).apply(spec) == JobSpec(
+        "a", "b", deadline_at=5.0, priority=3
+    )
+    assert decode_control_request({"deadline_at": 9}, JobChange).apply(spec).deadline_at == 9
+    dropped = decode_control_request({"deadline_at": None}, JobChange)
     assert dropped.apply(spec).deadline_at is None and str(dropped) == "deadline_at is now None"
-    assert decode_request({}, JobChange) == JobChange() and not JobChange().moves_deadline
+    assert decode_control_request({}, JobChange) == JobChange() and not JobChange().moves_deadline
     for fields, reason in (
         ({"priority": "high"}, r"`int . null`, got `str` - at `\$.priority`"),
         ({"priority": True}, "got `bool`"),
         ({"deadline_at": "tomorrow"}, r"got `str` - at `\$.deadline_at`"),
     ):
         with pytest.raises(HttpError, match=reason):
-            decode_request(fields, JobChange)
+            decode_control_request(fields, JobChange)
 
 
 def test_spans_of_a_pause() -> None:
-    assert decode_request({}, PauseRequest).for_s is None and decode_request({"for_s": 60}, PauseRequest).for_s == 60.0
+    assert (
+        decode_control_request({}, PauseRequest).for_s is None
+        and decode_control_request({"for_s": 60}, PauseRequest).for_s == 60.0
+    )
     for span in (0, -1, 400 * 86400, float("nan"), "1h"):
         with pytest.raises(HttpError, match=r"Expected .* - at `\$.for_s`"):
-            decode_request({"for_s": span}, PauseRequest)
+            decode_control_request({"for_s": span}, PauseRequest)
 
 
 def test_who_is_accused_and_of_what() -> None:
-    assert decode_request({"device": "attic", "reason": "a lie"}, WrongAnswer) == WrongAnswer("attic", "a lie")
+    assert decode_control_request({"device": "attic", "reason": "a lie"}, WrongAnswer) == WrongAnswer("attic", "a lie")
     for fields in ({}, {"device": "attic"}, {"device": "", "reason": "x"}, {"device": "a", "reason": "x" * 201}):
         with pytest.raises(HttpError):
-            decode_request(fields, WrongAnswer)
+            decode_control_request(fields, WrongAnswer)
 
 
 def test_seconds_for_a_solver() -> None:

@@ -211,9 +211,11 @@ def options_from_query(query: Mapping[str, str]) -> ReportOptions:
                 raise ReportQueryError(key, query[key], most) from error
             if not 0 <= numbers[key] <= most:
                 raise ReportQueryError(key, query[key], most)
-    counts = {key: int(numbers[key]) for key in ("flash_bytes_per_day", "flash_endurance_bytes") if key in numbers}
-    prices = {key: numbers[key] for key in ("price_per_kwh", "co2_grams_per_kwh") if key in numbers}
-    return ReportOptions(numbers.get("since"), query.get("job"), currency=query.get("currency", ""), **prices, **counts)
+    options: dict[str, Any] = {
+        key: int(number) if key.endswith(("_bytes", "_bytes_per_day")) else number for key, number in numbers.items()
+    }
+    since = options.pop("since", None)
+    return ReportOptions(since, query.get("job"), currency=query.get("currency", ""), **options)
 
 
 class ReportQueryError(PortError):

@@ -321,7 +321,8 @@ def _apply(config: Config, key: str, value: object) -> Config:
         return replace(config, policy=replace(config.policy, **{entry.field: entry.parse(value)}))
     limits: ResourceLimits = getattr(config.policy, entry.target)
     changed = _memory(limits, value) if entry.field == "memory" else replace(limits, cpu_percent=entry.parse(value))
-    return replace(config, policy=replace(config.policy, **{entry.target: changed}))
+    limited: dict[str, Any] = {entry.target: changed}
+    return replace(config, policy=replace(config.policy, **limited))
 
 
 def _memory(limits: ResourceLimits, value: object) -> ResourceLimits:

@@ -12,10 +12,12 @@
 #include <errno.h>
 #include <malloc.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "../guard/guard.h"
 #include "block_cache.h"
 
 #ifndef __GLIBC__
@@ -63,7 +65,9 @@ static size_t small_usable(void *address) {
 }
 
 static size_t usable(void *address) {
-    size_t bytes = is_page_aligned(address) ? block_cache_usable(&blocks, address) : 0;
+    size_t bytes = is_page_aligned(address) ? guard_usable(address) : 0;
+    if (!bytes && is_page_aligned(address))
+        bytes = block_cache_usable(&blocks, address);
     return bytes ? bytes : small_usable(address);
 }
 
@@ -107,7 +111,7 @@ static void *allocate_aligned(size_t alignment, size_t bytes) {
 
 static void release(void *address) {
     int saved = errno; /* free() keeps errno: POSIX.1-2024 */
-    if (address && !(is_page_aligned(address) && block_cache_free(&blocks, address)))
+    if (address && !(is_page_aligned(address) && (guard_free(address) || block_cache_free(&blocks, address))))
         __libc_free(address);
     errno = saved;
 }
@@ -123,6 +127,9 @@ static void *move(void *address, size_t old_bytes, size_t bytes) {
 }
 
 static void *resize(void *address, size_t bytes) {
+    size_t guarded = is_page_aligned(address) ? guard_usable(address) : 0;
+    if (guarded)
+        return bytes <= guarded ? address : move(address, guarded, bytes);
     size_t block_bytes = is_page_aligned(address) ? block_cache_usable(&blocks, address) : 0;
     if (block_bytes) {
         int saved = errno;
@@ -183,11 +190,33 @@ EXPORT void *reallocarray(void *address, size_t count, size_t size) {
     return __builtin_mul_overflow(count, size, &bytes) ? refuse(ENOMEM) : reallocate(address, bytes);
 }
 
+/* Tensors' memory is asked for by libc10 alone, and by this function. */
+static bool is_of_torch(const void *caller) {
+    static _Atomic(uintptr_t) begin, end;
+    uintptr_t address = (uintptr_t)caller;
+    if (address >= atomic_load_explicit(&begin, memory_order_relaxed) && address < atomic_load_explicit(&end, memory_order_relaxed))
+        return true;
+    static _Atomic(uintptr_t) others[64];
+    _Atomic(uintptr_t) *known = &others[(address >> 2) & 63];
+    if (atomic_load_explicit(known, memory_order_relaxed) == address)
+        return false;
+    Dl_info info;
+    if (dladdr(caller, &info) && info.dli_fname && strstr(info.dli_fname, "libc10.")) {
+        atomic_store(&begin, (uintptr_t)info.dli_fbase);
+        atomic_store(&end, address + 1 > atomic_load(&end) ? address + 1 : atomic_load(&end));
+        return true;
+    }
+    atomic_store_explicit(known, address, memory_order_relaxed);
+    return false;
+}
+
 EXPORT int posix_memalign(void **result, size_t alignment, size_t bytes) {
     if (!is_power_of_two(alignment) || alignment % sizeof(void *))
         return EINVAL;
     int saved = errno;
-    void *address = allocate_aligned(alignment, bytes);
+    void *address = guard_active() && is_of_torch(__builtin_return_address(0)) ? guard_allocate(bytes) : NULL;
+    if (!address)
+        address = allocate_aligned(alignment, bytes);
     errno = saved;
     if (!address)
         return ENOMEM;
@@ -241,11 +270,50 @@ EXPORT void port_malloc_set_hard_limit(size_t bytes) { block_cache_set_hard_limi
 
 EXPORT size_t port_malloc_trim(size_t keep) { return block_cache_trim(&blocks, keep); }
 
+EXPORT unsigned port_guard_version(void) { return GUARD_INTERFACE_VERSION; }
+
+EXPORT bool port_guard_active(void) { return guard_active(); }
+
+EXPORT int port_guard_begin(const char *directory, size_t limit_bytes, size_t smallest_bytes) {
+    return guard_begin(directory, limit_bytes, smallest_bytes);
+}
+
+EXPORT bool port_guard_bring(const void *address) { return guard_bring(address); }
+
+EXPORT bool port_guard_write_back(const void *address) { return guard_write_back(address); }
+
+EXPORT bool port_guard_evict(const void *address) { return guard_evict(address); }
+
+EXPORT bool port_guard_pin(const void *address, size_t bytes, bool write) { return guard_pin(address, bytes, write); }
+
+EXPORT void port_guard_unpin(const void *address, size_t bytes) { guard_unpin(address, bytes); }
+
+EXPORT void port_guard_set_limit(size_t bytes) { guard_set_limit(bytes); }
+
+EXPORT void port_guard_set_process_limit(size_t bytes) { guard_set_process_limit(bytes); }
+
+EXPORT void port_guard_pause(void) { guard_pause(); }
+
+EXPORT void port_guard_resume(void) { guard_resume(); }
+
+EXPORT void port_guard_counters(struct guard_counters *out) { guard_read_counters(out); }
+
 /* ---- start-up and fork -------------------------------------------------------------------------------------------- */
 
-static void before_fork(void) { block_cache_lock(&blocks); }
+static void before_fork(void) {
+    guard_before_fork();
+    block_cache_lock(&blocks);
+}
 
-static void after_fork(void) { block_cache_unlock(&blocks); }
+static void after_fork(void) {
+    block_cache_unlock(&blocks);
+    guard_after_fork();
+}
+
+static void in_child(void) {
+    block_cache_unlock(&blocks);
+    guard_in_child();
+}
 
 /* Return the number of bytes in an environment variable, `unset` when it is missing or not a plain number. */
 static size_t bytes_from_environment(const char *name, size_t unset) {
@@ -264,6 +332,11 @@ __attribute__((constructor)) static void start(void) {
     block_cache_set_hard_limit(&blocks, bytes_from_environment("PORT_MALLOC_HARD_LIMIT", SIZE_MAX));
     /* Registered before any other library can: prepare handlers run last to first, so ours locks after all others,
      * which may still allocate, and unlocks before them. */
-    pthread_atfork(before_fork, after_fork, after_fork);
+    pthread_atfork(before_fork, after_fork, in_child);
+    const char *directory = getenv("PORT_GUARD_DIRECTORY");
+    if (directory && guard_begin(directory, bytes_from_environment("PORT_GUARD_LIMIT", SIZE_MAX),
+                                 bytes_from_environment("PORT_GUARD_SMALLEST", THRESHOLD)))
+        perror("port-agent: guarded memory cannot begin");
+
     errno = saved;
 }

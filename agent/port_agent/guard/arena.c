@@ -1,0 +1,122 @@
+/* Addresses of guarded blocks: one reserved range, an index from its granules to blocks, records of blocks.
+ *
+ * Addresses are plentiful and pages are not: what a block's addresses take is rounded up to classes, four to each power of two,
+ * and used again by class; its pages are exactly what was asked for.
+ */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <errno.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "guard_internal.h"
+
+#define MOST_BLOCKS (1u << 22)
+#define CLASSES 256
+
+size_t guard_page;
+static uintptr_t begin_, end_, next_;
+static _Atomic uint32_t *index_;       /* block of each granule, +1 */
+static struct block *blocks_;
+static uint32_t made_, unused_ = NOTHING;
+static uint32_t free_by_class_[CLASSES];
+
+static void *reserve(size_t bytes, int protection) {
+    void *address = mmap(NULL, bytes, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    return address == MAP_FAILED ? NULL : address;
+}
+
+bool arena_begin(void) {
+    guard_page = (size_t)sysconf(_SC_PAGESIZE);
+    /* 39 bits of addresses on a Raspberry Pi, 47 on x86-64; less where RLIMIT_AS says so. */
+    for (size_t bytes = (size_t)1 << 42; bytes >= (size_t)1 << 33; bytes >>= 1) {
+        char *address = reserve(bytes, PROT_NONE);
+        if (!address)
+            continue;
+        begin_ = ((uintptr_t)address + GRANULE - 1) & ~(GRANULE - 1);
+        end_ = ((uintptr_t)address + bytes) & ~(GRANULE - 1);
+        next_ = begin_;
+        index_ = reserve((end_ - begin_) / GRANULE * sizeof *index_, PROT_READ | PROT_WRITE);
+        blocks_ = reserve((size_t)MOST_BLOCKS * sizeof *blocks_, PROT_READ | PROT_WRITE);
+        if (index_ && blocks_) {
+            for (int i = 0; i < CLASSES; i++)
+                free_by_class_[i] = NOTHING;
+            return true;
+        }
+        munmap(address, bytes);
+    }
+    errno = ENOMEM;
+    return false;
+}
+
+bool arena_holds(const void *address) { return (uintptr_t)address >= begin_ && (uintptr_t)address < end_; }
+
+struct block *arena_block(uint32_t index) { return &blocks_[index]; }
+
+uint32_t arena_index_of(const struct block *block) { return (uint32_t)(block - blocks_); }
+
+struct block *arena_block_at(uintptr_t address) {
+    if (address < begin_ || address >= end_)
+        return NULL;
+    uint32_t found = atomic_load_explicit(&index_[(address - begin_) / GRANULE], memory_order_acquire);
+    return found ? &blocks_[found - 1] : NULL;
+}
+
+static size_t class_of(size_t bytes, size_t *reserved) {
+    size_t granules = (bytes + GRANULE - 1) / GRANULE;
+    if (granules <= 4) {
+        *reserved = granules * GRANULE;
+        return granules;
+    }
+    size_t power = 63 - (size_t)__builtin_clzll(granules - 1); /* 2^power < granules <= 2^(power+1) */
+    size_t quarter = (size_t)1 << (power - 2);
+    size_t steps = (granules + quarter - 1) / quarter; /* 5 to 8 */
+    *reserved = steps * quarter * GRANULE;
+    return power * 4 + steps - 4;
+}
+
+static struct block *new_record(void) {
+    if (unused_ != NOTHING) {
+        struct block *block = &blocks_[unused_];
+        unused_ = block->next;
+        return block;
+    }
+    return made_ < MOST_BLOCKS ? &blocks_[made_++] : NULL;
+}
+
+struct block *arena_take(size_t bytes) {
+    size_t reserved, class = class_of(bytes, &reserved);
+    struct block *block;
+    if (free_by_class_[class] != NOTHING) {
+        block = &blocks_[free_by_class_[class]];
+        free_by_class_[class] = block->next;
+    } else {
+        if (reserved > end_ - next_ || !(block = new_record())) {
+            errno = ENOMEM;
+            return NULL;
+        }
+        block->address = next_;
+        block->reserved = reserved;
+        next_ += reserved;
+        uint32_t entry = arena_index_of(block) + 1;
+        for (size_t i = 0; i < reserved / GRANULE; i++)
+            atomic_store_explicit(&index_[(block->address - begin_) / GRANULE + i], entry, memory_order_release);
+    }
+    block->bytes = bytes;
+    block->span_count = 0;
+    block->pins = 0;
+    block->donor = 0;
+    block->offset = -1;
+    block->older = block->newer = block->next = NOTHING;
+    return block;
+}
+
+void arena_give(struct block *block) {
+    size_t reserved;
+    size_t class = class_of(block->reserved, &reserved);
+    atomic_store(&block->state, FREE_BLOCK);
+    block->bytes = 0;
+    block->next = free_by_class_[class];
+    free_by_class_[class] = arena_index_of(block);
+}

@@ -1,0 +1,179 @@
+/* Resident pages: they move from blocks that gave them up to blocks that need some, without being zeroed in between.
+ *
+ * A donor is a free block or one that is away whose pages were not taken yet. Pages are moved by mremap, which leaves the donor's
+ * addresses reserved and empty (MREMAP_DONTUNMAP, Linux 5.7); where that is missing they are given back and taken fresh.
+ */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <errno.h>
+#include <sys/mman.h>
+
+#include "guard_internal.h"
+
+#ifndef MREMAP_DONTUNMAP
+#define MREMAP_DONTUNMAP 4
+#endif
+
+static uint32_t oldest_ = NOTHING, newest_ = NOTHING;
+static size_t offered_;
+static bool cannot_move_;
+
+size_t frames_of(const struct block *block) {
+    size_t bytes = 0;
+    for (int i = 0; i < block->span_count; i++)
+        bytes += block->spans[i].bytes;
+    return bytes;
+}
+
+size_t frames_offered(void) { return offered_; }
+
+void frames_offer(struct block *block) {
+    if (block->donor || !block->span_count)
+        return;
+    uint32_t own = arena_index_of(block);
+    block->donor = 1;
+    block->older = newest_;
+    block->newer = NOTHING;
+    if (newest_ != NOTHING)
+        arena_block(newest_)->newer = own;
+    else
+        oldest_ = own;
+    newest_ = own;
+    offered_ += frames_of(block);
+}
+
+void frames_withdraw(struct block *block) {
+    if (!block->donor)
+        return;
+    if (block->older != NOTHING)
+        arena_block(block->older)->newer = block->newer;
+    else
+        oldest_ = block->newer;
+    if (block->newer != NOTHING)
+        arena_block(block->newer)->older = block->older;
+    else
+        newest_ = block->older;
+    block->donor = 0;
+    block->older = block->newer = NOTHING;
+    offered_ -= frames_of(block);
+}
+
+/* Give the last `bytes` of a block's pages back to the kernel. */
+static void give_back(struct block *block, size_t bytes) {
+    while (bytes) {
+        struct span *last = &block->spans[block->span_count - 1];
+        size_t part = last->bytes < bytes ? last->bytes : bytes;
+        if (madvise((void *)(last->address + last->bytes - part), part, MADV_DONTNEED))
+            guard_die("memory could not be given back", block);
+        last->bytes -= part;
+        bytes -= part;
+        if (!last->bytes)
+            block->span_count--;
+    }
+}
+
+void frames_drop(struct block *block) {
+    frames_withdraw(block);
+    give_back(block, frames_of(block));
+}
+
+/* A free block that has lost its pages is nobody's: its addresses may serve another. */
+static void forget_if_empty(struct block *block) {
+    if (atomic_load(&block->state) == FREE_BLOCK) {
+        guard_unlist_free(block);
+        if (!block->span_count)
+            arena_give(block);
+        else
+            frames_offer(block);
+    } else {
+        frames_offer(block);
+    }
+}
+
+size_t frames_trim(size_t bytes) {
+    size_t given = 0;
+    while (given < bytes && oldest_ != NOTHING) {
+        struct block *block = arena_block(oldest_);
+        size_t has = frames_of(block), part = has < bytes - given ? has : bytes - given;
+        frames_withdraw(block);
+        give_back(block, part);
+        given += part;
+        forget_if_empty(block);
+    }
+    return given;
+}
+
+static bool move_span(struct span from, size_t bytes, uintptr_t target) {
+    if (cannot_move_)
+        return false;
+    void *moved = mremap((void *)from.address, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP, (void *)target);
+    if (moved == MAP_FAILED) {
+        if (errno == EINVAL)
+            cannot_move_ = true;
+        return false;
+    }
+    return true;
+}
+
+/* Fill a block's addresses with pages, readable and writable, of donors first. Its content is anything. */
+bool frames_take(struct block *block, size_t *moved, size_t *fresh) {
+    size_t have = 0;
+    *moved = *fresh = 0;
+    while (have < block->bytes && newest_ != NOTHING && block->span_count < MAX_SPANS - 1) {
+        struct block *donor = arena_block(newest_);
+        frames_withdraw(donor);
+        struct span *last = &donor->spans[donor->span_count - 1];
+        size_t part = last->bytes < block->bytes - have ? last->bytes : block->bytes - have;
+        struct span from = {last->address + last->bytes - part, part};
+        bool done = move_span(from, part, block->address + have);
+        if (done) {
+            last->bytes -= part;
+            if (!last->bytes)
+                donor->span_count--;
+            block->spans[block->span_count++] = (struct span){block->address + have, part};
+            have += part;
+            *moved += part;
+        }
+        forget_if_empty(donor);
+        if (!done)
+            break;
+    }
+    if (have < block->bytes) {
+        size_t rest = block->bytes - have;
+        void *target = (void *)(block->address + have);
+        if (mmap(target, rest, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0) == MAP_FAILED) {
+            frames_offer(block);
+            return false;
+        }
+        block->spans[block->span_count++] = (struct span){block->address + have, rest};
+        *fresh = rest;
+    }
+    if (*moved && mprotect((void *)block->address, block->bytes, PROT_READ | PROT_WRITE)) {
+        frames_offer(block);
+        return false;
+    }
+    block->writable = 1;
+    return true;
+}
+
+/* Put one block's pages, protection and all, under the addresses of another of the same size. */
+bool frames_move(struct block *from, struct block *to) {
+    for (int i = 0; i < from->span_count; i++) {
+        struct span span = from->spans[i];
+        uintptr_t target = to->address + (span.address - from->address);
+        if (!cannot_move_ && move_span(span, span.bytes, target)) {
+            /* stays reserved */
+        } else {
+            if (mremap((void *)span.address, span.bytes, span.bytes, MREMAP_MAYMOVE | MREMAP_FIXED, (void *)target) == MAP_FAILED)
+                return false;
+            if (mmap((void *)span.address, span.bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0) ==
+                MAP_FAILED)
+                return false;
+        }
+        to->spans[i] = (struct span){target, span.bytes};
+    }
+    to->span_count = from->span_count;
+    from->span_count = 0;
+    return true;
+}

@@ -1,0 +1,628 @@
+/* Guarded memory: what is resident, who has to go, and what an access that faults comes to. See guard.h. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "guard_internal.h"
+
+#define RECENT 8                       /* blocks that faulted last stay: one instruction may need several */
+#define BINS 4096
+#define MEASURE_BYTES ((size_t)4 << 20)
+#define MEASURE_NS 5000000u
+#define PROCESS_MARGIN ((size_t)2 << 20)
+
+static bool active_;
+static size_t smallest_;
+static struct guard_counters counters_;
+static _Atomic uint32_t lock_;
+static uint32_t oldest_ = NOTHING, newest_ = NOTHING; /* resident blocks by last known use */
+static uint32_t free_bins_[BINS];
+static uint32_t recent_[RECENT];
+static unsigned recent_next_;
+static uint32_t busy_;
+static _Atomic uint32_t paused_;
+static size_t process_limit_, measured_at_bytes_, rest_bytes_;
+static uint64_t measured_at_ns_;
+
+/* ---- waiting ------------------------------------------------------------------------------------------------------ */
+
+static void sleep_on(_Atomic uint32_t *word, uint32_t value) { syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, NULL, NULL, 0); }
+
+static void wake_all(_Atomic uint32_t *word) { syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0); }
+
+/* 0: free, 1: held, 2: held and waited for. pthread's may not be taken in a signal's handler. */
+static void lock(void) {
+    uint32_t expected = 0;
+    if (atomic_compare_exchange_strong(&lock_, &expected, 1))
+        return;
+    while (atomic_exchange(&lock_, 2) != 0)
+        sleep_on(&lock_, 2);
+}
+
+static void unlock(void) {
+    if (atomic_exchange(&lock_, 0) == 2)
+        syscall(SYS_futex, &lock_, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
+}
+
+static uint64_t now_ns(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
+}
+
+_Noreturn void guard_die(const char *what, const struct block *block) {
+    char text[512];
+    int error = errno;
+    const char *reason = strerrorname_np(error);
+    int length = snprintf(text, sizeof text, "port-agent: %s (%s)", what, reason ? reason : "unknown error");
+    if (block)
+        length += snprintf(text + length, sizeof text - (size_t)length, ": tensor memory of %zu bytes at %p", block->bytes,
+                           (void *)block->address);
+    length += snprintf(text + length, sizeof text - (size_t)length, "; the program ends here, its numbers until now are right\n");
+    if (syscall(SYS_write, 2, text, (size_t)length) < 0) { /* nothing is left to say it to */
+    }
+    _exit(70);
+}
+
+/* ---- lists -------------------------------------------------------------------------------------------------------- */
+
+static void use_now(struct block *block) {
+    uint32_t own = arena_index_of(block);
+    block->older = newest_;
+    block->newer = NOTHING;
+    if (newest_ != NOTHING)
+        arena_block(newest_)->newer = own;
+    else
+        oldest_ = own;
+    newest_ = own;
+}
+
+static void leave_use(struct block *block) {
+    if (block->older != NOTHING)
+        arena_block(block->older)->newer = block->newer;
+    else
+        oldest_ = block->newer;
+    if (block->newer != NOTHING)
+        arena_block(block->newer)->older = block->older;
+    else
+        newest_ = block->older;
+    block->older = block->newer = NOTHING;
+}
+
+static void used_again(struct block *block) {
+    if (newest_ != arena_index_of(block)) {
+        leave_use(block);
+        use_now(block);
+    }
+}
+
+static uint32_t *bin_of(size_t bytes) { return &free_bins_[bytes / guard_page * 0x9E3779B1u >> 20 & (BINS - 1)]; }
+
+static void list_free(struct block *block) {
+    uint32_t *bin = bin_of(block->bytes);
+    block->next = *bin;
+    *bin = arena_index_of(block);
+}
+
+void guard_unlist_free(struct block *block) {
+    for (uint32_t *link = bin_of(block->bytes); *link != NOTHING; link = &arena_block(*link)->next)
+        if (*link == arena_index_of(block)) {
+            *link = block->next;
+            return;
+        }
+}
+
+static void note_fault(struct block *block) { recent_[recent_next_++ % RECENT] = arena_index_of(block); }
+
+static bool faulted_lately(const struct block *block) {
+    for (unsigned i = 0; i < RECENT && i < recent_next_; i++)
+        if (recent_[i] == arena_index_of(block))
+            return true;
+    return false;
+}
+
+/* ---- how much may be resident ------------------------------------------------------------------------------------- */
+
+/* Return the resident bytes of the process; no memory is taken, no descriptor kept. */
+static size_t process_resident(void) {
+    char text[128];
+    int file = (int)syscall(SYS_openat, AT_FDCWD, "/proc/self/statm", O_RDONLY | O_CLOEXEC);
+    if (file < 0)
+        return 0;
+    ssize_t length = syscall(SYS_read, file, text, sizeof text - 1);
+    syscall(SYS_close, file);
+    if (length <= 0)
+        return 0;
+    text[length] = 0;
+    const char *second = strchr(text, ' ');
+    return second ? strtoull(second + 1, NULL, 10) * guard_page : 0;
+}
+
+/* Have the limit follow what the process holds beside blocks, every few MiB that came and every few milliseconds. */
+static void follow_process(size_t coming) {
+    if (!process_limit_)
+        return;
+    measured_at_bytes_ += coming;
+    uint64_t now = now_ns();
+    if (measured_at_bytes_ < MEASURE_BYTES && now - measured_at_ns_ < MEASURE_NS)
+        return;
+    measured_at_bytes_ = 0;
+    measured_at_ns_ = now;
+    size_t all = process_resident();
+    size_t rest = all > counters_.resident_bytes ? all - counters_.resident_bytes : 0;
+    rest_bytes_ = rest > rest_bytes_ ? rest : rest_bytes_ - (rest_bytes_ - rest) / 8; /* fresh pages are not resident at once */
+    size_t taken = rest_bytes_ + PROCESS_MARGIN;
+    counters_.limit_bytes = process_limit_ > taken ? process_limit_ - taken : 0;
+}
+
+static void resident_changed(size_t more, size_t less) {
+    counters_.resident_bytes += more;
+    counters_.resident_bytes -= less;
+    if (counters_.resident_bytes > counters_.peak_resident_bytes)
+        counters_.peak_resident_bytes = counters_.resident_bytes;
+    if (counters_.resident_bytes > counters_.limit_bytes) {
+        uint64_t over = counters_.resident_bytes - counters_.limit_bytes;
+        if (over > counters_.over_bytes)
+            counters_.over_bytes = over;
+    }
+}
+
+/* ---- leaving ------------------------------------------------------------------------------------------------------ */
+
+static void become(struct block *block, enum block_state state) {
+    atomic_store(&block->state, state);
+    wake_all(&block->state);
+}
+
+static void protect(struct block *block, int protection) {
+    if (mprotect((void *)block->address, block->bytes, protection))
+        guard_die("the protection of memory could not be changed: see vm.max_map_count and RLIMIT_DATA", block);
+}
+
+/* Write a dirty block; the lock is given up meanwhile. Readers go on, a writer faults and waits. */
+static void write_back(struct block *block) {
+    if (!store_take(block))
+        guard_die("the medium of the page file is full", block);
+    become(block, WRITING);
+    busy_++;
+    protect(block, PROT_READ);
+    unlock();
+    store_write(block);
+    lock();
+    busy_--;
+    counters_.written_bytes += block->bytes;
+    become(block, CLEAN);
+}
+
+static void leave(struct block *block) {
+    if (atomic_load(&block->state) == DIRTY)
+        write_back(block);
+    if (atomic_load(&block->state) != CLEAN || block->pins)
+        return; /* somebody was faster, while it was written */
+    protect(block, PROT_NONE);
+    become(block, AWAY);
+    leave_use(block);
+    block->writable = 0;
+    frames_offer(block);
+}
+
+static struct block *choose(const struct block *except) {
+    for (int recent = 0; recent < 2; recent++) /* those that faulted lately never: two would chase each other */
+        for (uint32_t index = oldest_; index != NOTHING && !recent; index = arena_block(index)->newer) {
+            struct block *block = arena_block(index);
+            uint32_t state = atomic_load(&block->state);
+            if (block != except && !block->pins && (state == DIRTY || state == CLEAN) && !faulted_lately(block))
+                return block;
+        }
+    return NULL;
+}
+
+/* See that pages for `bytes` are offered, or may be taken fresh below the limit. The lock may be given up in between. */
+static void find_room(size_t bytes, const struct block *except) {
+    follow_process(bytes);
+    for (;;) {
+        size_t offered = frames_offered();
+        size_t fresh = bytes > offered ? bytes - offered : 0;
+        if (counters_.resident_bytes + fresh <= counters_.limit_bytes)
+            return;
+        if (!fresh) { /* the limit fell: what is offered beyond the need goes back to the kernel */
+            size_t over = counters_.resident_bytes - counters_.limit_bytes, spare = offered - bytes;
+            size_t given = frames_trim(over < spare ? over : spare);
+            resident_changed(0, given);
+            if (counters_.resident_bytes <= counters_.limit_bytes)
+                return;
+        }
+        struct block *victim = choose(except);
+        if (!victim)
+            return;
+        leave(victim);
+    }
+}
+
+static bool give_pages(struct block *block) {
+    size_t moved, fresh;
+    bool done = frames_take(block, &moved, &fresh);
+    counters_.moved_bytes += moved;
+    counters_.fresh_bytes += fresh;
+    resident_changed(fresh, 0);
+    if (counters_.resident_bytes > counters_.limit_bytes) {
+        size_t given = frames_trim(counters_.resident_bytes - counters_.limit_bytes);
+        resident_changed(0, given);
+    }
+    return done;
+}
+
+/* ---- coming ------------------------------------------------------------------------------------------------------- */
+
+static void wait_for(struct block *block, uint32_t state) {
+    unlock();
+    sleep_on(&block->state, state);
+    lock();
+}
+
+static void bring(struct block *block, bool write) {
+    become(block, FILLING);
+    busy_++;
+    frames_withdraw(block);
+    if (frames_of(block) == block->bytes) { /* nobody took its pages */
+        counters_.revived_bytes += block->bytes;
+        protect(block, write ? PROT_READ | PROT_WRITE : PROT_READ);
+    } else {
+        size_t had = frames_of(block);
+        frames_drop(block);
+        resident_changed(0, had);
+        struct block *staging = arena_take(block->bytes);
+        if (!staging)
+            guard_die("no addresses are left", block);
+        atomic_store(&staging->state, FILLING);
+        find_room(block->bytes, block);
+        if (!give_pages(staging))
+            guard_die("the kernel gave no memory", block);
+        unlock();
+        store_read(block, staging->address);
+        lock();
+        counters_.read_bytes += block->bytes;
+        if (!write)
+            protect(staging, PROT_READ);
+        if (!frames_move(staging, block))
+            guard_die("pages could not be moved", block);
+        arena_give(staging);
+    }
+    block->writable = write;
+    busy_--;
+    use_now(block);
+    become(block, write ? DIRTY : CLEAN);
+}
+
+static void make_dirty(struct block *block) {
+    protect(block, PROT_READ | PROT_WRITE);
+    block->writable = 1;
+    become(block, DIRTY);
+}
+
+/* Have a block resident, and dirty if it will be written. False where it is free. The lock is held. */
+static bool ensure(struct block *block, bool write, bool *brought) {
+    *brought = false;
+    for (;;) {
+        uint32_t state = atomic_load(&block->state);
+        switch (state) {
+        case FREE_BLOCK:
+            return false;
+        case DIRTY:
+            return true;
+        case CLEAN:
+            if (write)
+                make_dirty(block);
+            return true;
+        case WRITING:
+            if (!write)
+                return true;
+            wait_for(block, state);
+            break;
+        case FILLING:
+            wait_for(block, state);
+            break;
+        default:
+            if (atomic_load(&paused_)) {
+                unlock();
+                sleep_on(&paused_, 1);
+                lock();
+                break;
+            }
+            bring(block, write);
+            *brought = true;
+            return true;
+        }
+    }
+}
+
+enum fault_outcome guard_resolve(uintptr_t address, bool write, bool write_is_known) {
+    struct block *block = arena_block_at(address);
+    if (!block)
+        return NOT_OURS;
+    uint64_t begin = now_ns();
+    lock();
+    uint32_t state = atomic_load(&block->state);
+    if (state == FREE_BLOCK || address >= block->address + block->bytes) {
+        unlock();
+        return NOT_OURS;
+    }
+    /* Where the processor does not say, a fault in what can be read was a write, and what is away is brought first. */
+    bool writes = write_is_known ? write : state == CLEAN || state == WRITING;
+    bool brought, ours = ensure(block, writes, &brought);
+    if (ours) {
+        counters_.read_faults += brought;
+        counters_.write_faults += !brought && writes;
+        note_fault(block);
+        if (!brought)
+            used_again(block);
+    }
+    counters_.fault_ns += now_ns() - begin;
+    unlock();
+    return ours ? RESOLVED : NOT_OURS;
+}
+
+/* ---- the interface ------------------------------------------------------------------------------------------------ */
+
+int guard_begin(const char *directory, size_t limit_bytes, size_t smallest_bytes) {
+    if (active_)
+        return EALREADY;
+    if (!arena_begin())
+        return errno;
+    for (int i = 0; i < BINS; i++)
+        free_bins_[i] = NOTHING;
+    int error = store_begin(directory);
+    if (error)
+        return error;
+    counters_.limit_bytes = limit_bytes;
+    smallest_ = smallest_bytes < guard_page ? guard_page : smallest_bytes;
+    if (!faults_begin())
+        return errno;
+    active_ = true;
+    return 0;
+}
+
+bool guard_active(void) { return active_; }
+
+static struct block *take_free(size_t bytes) {
+    for (uint32_t *link = bin_of(bytes); *link != NOTHING; link = &arena_block(*link)->next) {
+        struct block *block = arena_block(*link);
+        if (block->bytes == bytes && frames_of(block) == bytes) {
+            *link = block->next;
+            frames_withdraw(block);
+            return block;
+        }
+    }
+    return NULL;
+}
+
+void *guard_allocate(size_t bytes) {
+    if (!active_ || bytes < smallest_ || bytes > SIZE_MAX / 2)
+        return NULL;
+    bytes = (bytes + guard_page - 1) & ~(guard_page - 1);
+    lock();
+    while (atomic_load(&paused_)) {
+        unlock();
+        sleep_on(&paused_, 1);
+        lock();
+    }
+    if (!store_reserve(bytes)) {
+        unlock();
+        return NULL;
+    }
+    struct block *block = take_free(bytes);
+    if (block) {
+        if (!block->writable)
+            protect(block, PROT_READ | PROT_WRITE);
+        block->writable = 1;
+    } else {
+        find_room(bytes, NULL);
+        block = arena_take(bytes);
+        if (!block || !give_pages(block)) {
+            if (block) {
+                resident_changed(0, frames_of(block));
+                frames_drop(block);
+                arena_give(block);
+            }
+            store_reserve(-bytes);
+            unlock();
+            errno = ENOMEM;
+            return NULL;
+        }
+    }
+    counters_.live_bytes += bytes;
+    counters_.live_blocks++;
+    use_now(block);
+    become(block, DIRTY);
+    unlock();
+    return (void *)block->address;
+}
+
+bool guard_free(void *address) {
+    struct block *block = arena_block_at((uintptr_t)address);
+    if (!block || block->address != (uintptr_t)address)
+        return false;
+    lock();
+    uint32_t state;
+    while ((state = atomic_load(&block->state)) == FILLING || state == WRITING)
+        wait_for(block, state);
+    if (state == FREE_BLOCK) {
+        errno = EINVAL;
+        guard_die("a tensor's memory was freed twice", block);
+    }
+    if (state != AWAY)
+        leave_use(block);
+    frames_withdraw(block);
+    store_release(block);
+    store_reserve(-block->bytes);
+    counters_.live_bytes -= block->bytes;
+    counters_.live_blocks--;
+    block->pins = 0;
+    atomic_store(&block->state, FREE_BLOCK);
+    if (block->span_count) {
+        list_free(block);
+        frames_offer(block);
+        if (counters_.resident_bytes > counters_.limit_bytes)
+            resident_changed(0, frames_trim(counters_.resident_bytes - counters_.limit_bytes));
+    } else {
+        arena_give(block);
+    }
+    unlock();
+    return true;
+}
+
+size_t guard_usable(const void *address) {
+    struct block *block = arena_block_at((uintptr_t)address);
+    return block && block->address == (uintptr_t)address ? block->bytes : 0;
+}
+
+bool guard_pin(const void *address, size_t bytes, bool write) {
+    struct block *block = active_ && bytes ? arena_block_at((uintptr_t)address) : NULL;
+    if (!block)
+        return false;
+    bool brought;
+    lock();
+    bool there = ensure(block, write, &brought);
+    if (there) {
+        block->pins++;
+        counters_.kernel_calls++;
+        used_again(block);
+    }
+    unlock();
+    return there;
+}
+
+void guard_unpin(const void *address, size_t bytes) {
+    struct block *block = bytes ? arena_block_at((uintptr_t)address) : NULL;
+    if (!block)
+        return;
+    lock();
+    if (block->pins)
+        block->pins--;
+    unlock();
+}
+
+bool guard_bring(const void *address) {
+    struct block *block = active_ ? arena_block_at((uintptr_t)address) : NULL;
+    if (!block)
+        return false;
+    bool brought;
+    lock();
+    bool there = ensure(block, false, &brought);
+    if (there && !brought && atomic_load(&block->state) != WRITING)
+        used_again(block);
+    unlock();
+    return there;
+}
+
+bool guard_write_back(const void *address) {
+    struct block *block = active_ ? arena_block_at((uintptr_t)address) : NULL;
+    if (!block)
+        return false;
+    lock();
+    bool dirty = atomic_load(&block->state) == DIRTY && !block->pins;
+    if (dirty)
+        write_back(block);
+    unlock();
+    return dirty;
+}
+
+bool guard_evict(const void *address) {
+    struct block *block = active_ ? arena_block_at((uintptr_t)address) : NULL;
+    if (!block)
+        return false;
+    lock();
+    uint32_t state = atomic_load(&block->state);
+    if ((state == DIRTY || state == CLEAN) && !block->pins)
+        leave(block);
+    bool away = atomic_load(&block->state) == AWAY;
+    unlock();
+    return away;
+}
+
+void guard_set_limit(size_t bytes) {
+    lock();
+    counters_.limit_bytes = bytes;
+    find_room(0, NULL);
+    unlock();
+}
+
+void guard_set_process_limit(size_t bytes) {
+    lock();
+    process_limit_ = bytes;
+    measured_at_ns_ = 0;
+    find_room(0, NULL);
+    unlock();
+}
+
+void guard_pause(void) {
+    lock();
+    atomic_store(&paused_, 1);
+    for (uint32_t index = oldest_; index != NOTHING;) {
+        struct block *block = arena_block(index);
+        uint32_t state = atomic_load(&block->state);
+        if (!block->pins && (state == DIRTY || state == CLEAN)) {
+            leave(block);
+            index = oldest_; /* the list may be another now */
+            if (index == arena_index_of(block))
+                index = block->newer;
+        } else {
+            index = block->newer;
+        }
+    }
+    resident_changed(0, frames_trim(SIZE_MAX));
+    unlock();
+}
+
+void guard_resume(void) {
+    atomic_store(&paused_, 0);
+    wake_all(&paused_);
+}
+
+void guard_read_counters(struct guard_counters *out) {
+    lock();
+    *out = counters_;
+    out->file_bytes = store_bytes();
+    unlock();
+}
+
+/* ---- fork --------------------------------------------------------------------------------------------------------- */
+
+void guard_before_fork(void) {
+    if (!active_)
+        return;
+    lock();
+    while (busy_) { /* the child has no thread that would end a transfer */
+        unlock();
+        struct timespec moment = {0, 200000};
+        nanosleep(&moment, NULL);
+        lock();
+    }
+    store_before_fork();
+}
+
+void guard_after_fork(void) {
+    if (active_) {
+        store_after_fork();
+        unlock();
+    }
+}
+
+void guard_in_child(void) {
+    if (!active_)
+        return;
+    store_in_child();
+    atomic_store(&lock_, 0);
+    atomic_store(&paused_, 0);
+}

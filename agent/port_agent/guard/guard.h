@@ -1,0 +1,73 @@
+/* Guarded memory: blocks whose residency is said by the protection of their pages.
+ *
+ * A block keeps its address for life. Its pages are dirty (readable and writable: memory is the truth), clean (readable: memory
+ * and page file hold the same bytes) or away (no access: the page file is the truth). Whoever touches what is not there faults;
+ * the handler brings the bytes, or marks them written, and the access goes on. So nothing has to be known about who reads or
+ * writes a block: generated kernels, C++ extensions and pointers kept for hours see the same bytes as without a limit.
+ *
+ * No function here calls malloc. All are safe to call from several threads; the state has one lock, which nobody holds while
+ * a page is read or written. Blocks are found by address in constant time.
+ */
+#ifndef PORT_GUARD_H
+#define PORT_GUARD_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define GUARD_INTERFACE_VERSION 1u
+
+/* What happened since the start; `_bytes` are multiples of the page size. The order is part of the binary interface. */
+struct guard_counters {
+    uint64_t resident_bytes;       /* pages that blocks, and what they gave up, hold now */
+    uint64_t peak_resident_bytes;
+    uint64_t limit_bytes;
+    uint64_t live_bytes;           /* of blocks that are in use, resident or not */
+    uint64_t live_blocks;
+    uint64_t read_faults;          /* accesses that brought a block */
+    uint64_t write_faults;         /* first writes to a clean block */
+    uint64_t fault_ns;             /* spent in both */
+    uint64_t read_bytes;           /* from the page file */
+    uint64_t written_bytes;        /* to it */
+    uint64_t revived_bytes;        /* came back before their pages were given to another block */
+    uint64_t moved_bytes;          /* pages that went from one block to another */
+    uint64_t fresh_bytes;          /* pages taken from the kernel */
+    uint64_t over_bytes;           /* the most by which what had to be resident passed the limit */
+    uint64_t kernel_calls;         /* system calls whose buffers were brought and pinned */
+    uint64_t file_bytes;           /* reserved in the page file */
+};
+
+/* Begin: pages go to an unnamed file in `directory`. Returns 0, or what errno says. */
+int guard_begin(const char *directory, size_t limit_bytes, size_t smallest_bytes);
+bool guard_active(void);
+
+/* Return a block of at least `bytes`, page-aligned; NULL with errno where there is no memory or no room on the medium. */
+void *guard_allocate(size_t bytes);
+/* Take back a block; false when `address` is not one. */
+bool guard_free(void *address);
+/* Return the usable bytes of the block that begins at `address`, 0 where none does. */
+size_t guard_usable(const void *address);
+
+/* Bring what lies in a range and keep it resident until `guard_unpin`; `write`: it will be written. Returns whether a block lies there. */
+bool guard_pin(const void *address, size_t bytes, bool write);
+void guard_unpin(const void *address, size_t bytes);
+
+/* Advice, by any address in a block; false where none is there. */
+bool guard_bring(const void *address);
+bool guard_write_back(const void *address);  /* dirty becomes clean */
+bool guard_evict(const void *address);       /* not while it is pinned */
+
+void guard_set_limit(size_t bytes);
+/* Keep the resident memory of the whole process below a number of bytes: the limit then follows what is not blocks. 0: do not. */
+void guard_set_process_limit(size_t bytes);
+/* Evict all; from now on whoever touches a block that is away waits. */
+void guard_pause(void);
+void guard_resume(void);
+void guard_read_counters(struct guard_counters *out);
+
+/* Around fork(). */
+void guard_before_fork(void);
+void guard_after_fork(void);
+void guard_in_child(void);
+
+#endif

@@ -1,0 +1,92 @@
+/* What the files of guarded memory share; not for others. */
+#ifndef PORT_GUARD_INTERNAL_H
+#define PORT_GUARD_INTERNAL_H
+
+#include <signal.h>
+#include <stdatomic.h>
+#include <sys/types.h>
+
+#include "guard.h"
+
+#define GRANULE ((size_t)64 << 10)   /* addresses are given out in multiples of this: one entry of the index each */
+#define MAX_SPANS 8                  /* a block of more kernel mappings takes fresh pages instead */
+#define NOTHING UINT32_MAX
+
+enum block_state {
+    FREE_BLOCK,
+    DIRTY,
+    CLEAN,
+    AWAY,
+    FILLING,   /* a thread reads its bytes: others wait */
+    WRITING,   /* a thread writes them: readers go on, writers wait */
+};
+
+/* Resident pages within one kernel mapping, which is what mremap moves in one call. */
+struct span {
+    uintptr_t address;
+    size_t bytes;
+};
+
+struct block {
+    uintptr_t address;
+    size_t bytes;                  /* multiple of the page size */
+    size_t reserved;               /* addresses, multiple of GRANULE */
+    _Atomic uint32_t state;        /* also what waiting threads sleep on */
+    uint32_t pins;
+    uint8_t writable;              /* protection of a free block's pages */
+    uint8_t span_count;
+    uint8_t donor;                 /* in the list of those whose pages may be taken */
+    uint8_t file;                  /* which page file, in forked children */
+    struct span spans[MAX_SPANS];
+    off_t offset;                  /* in the page file; -1: none */
+    uint64_t era;                  /* of forks, when that was taken */
+    uint64_t checksum;
+    uint32_t older, newer;         /* resident: order of use; donors: order of giving */
+    uint32_t next;                 /* free blocks of a size; unused records */
+};
+
+/* arena.c: addresses and records. */
+extern size_t guard_page;
+bool arena_begin(void);
+bool arena_holds(const void *address);
+struct block *arena_block_at(uintptr_t address);
+struct block *arena_block(uint32_t index);
+uint32_t arena_index_of(const struct block *block);
+struct block *arena_take(size_t bytes);       /* a block without pages */
+void arena_give(struct block *block);         /* takes back one without pages */
+
+/* frames.c: resident pages and who may have them. The guard's lock is held. */
+size_t frames_of(const struct block *block);
+size_t frames_offered(void);
+void frames_offer(struct block *block);
+void frames_withdraw(struct block *block);
+void frames_drop(struct block *block);
+bool frames_take(struct block *block, size_t *moved, size_t *fresh);
+size_t frames_trim(size_t bytes);
+bool frames_move(struct block *from, struct block *to);
+
+/* store.c: the page file. */
+int store_begin(const char *directory);
+bool store_reserve(size_t bytes);             /* as much is there from now on */
+bool store_take(struct block *block);
+void store_release(struct block *block);
+void store_write(struct block *block);        /* without the lock */
+void store_read(struct block *block, uintptr_t target);
+void store_before_fork(void);
+void store_after_fork(void);
+void store_in_child(void);
+uint64_t store_bytes(void);
+
+/* faults.c */
+bool faults_begin(void);
+
+void guard_unlist_free(struct block *block);  /* a free block that is no longer whole */
+
+/* What a fault at an address came to. */
+enum fault_outcome { NOT_OURS, RESOLVED };
+enum fault_outcome guard_resolve(uintptr_t address, bool write, bool write_is_known);
+
+/* Say what cannot go on, and end the process. */
+_Noreturn void guard_die(const char *what, const struct block *block);
+
+#endif

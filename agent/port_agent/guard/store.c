@@ -1,0 +1,274 @@
+/* The page file of guarded blocks: unnamed, its space allocated before it is used, every page checked when it comes back.
+ *
+ * A forked child reads its parent's file and writes one of its own; while a child may read it, the parent overwrites nothing that
+ * was there at the fork (an era ends with the last process that holds its pipe).
+ */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "guard_internal.h"
+
+#define MOST_FILES 8
+#define GROWTH ((off_t)64 << 20)
+#define MOST_ERAS 64
+
+struct hole {
+    off_t offset;
+    size_t bytes;
+    uint64_t era;
+};
+
+static int files_[MOST_FILES];
+static int file_count_;
+static char directory_[4096];
+static bool direct_ = true;
+static off_t used_, reserved_;
+static size_t promised_;
+static struct hole holes_[1 << 16]; /* given back; what does not fit is lost to the file until the process ends */
+static uint32_t hole_count_;
+static uint64_t era_ = 1;
+static struct {
+    uint64_t era;
+    int pipe;
+} readers_[MOST_ERAS];
+static int reader_count_;
+static int fork_pipe_[2] = {-1, -1};
+
+static int open_file(void) {
+    int flags = O_TMPFILE | O_RDWR | O_CLOEXEC | O_EXCL;
+    int descriptor = direct_ ? (int)syscall(SYS_openat, AT_FDCWD, directory_, flags | O_DIRECT, 0600) : -1;
+    if (descriptor < 0) {
+        direct_ = false;
+        descriptor = (int)syscall(SYS_openat, AT_FDCWD, directory_, flags, 0600);
+    }
+    if (descriptor >= 0 && descriptor < 64) { /* out of the way of programs that count on small numbers */
+        int higher = fcntl(descriptor, F_DUPFD_CLOEXEC, 64);
+        if (higher >= 0) {
+            close(descriptor);
+            descriptor = higher;
+        }
+    }
+    return descriptor;
+}
+
+int store_begin(const char *directory) {
+    if (strlen(directory) >= sizeof directory_)
+        return ENAMETOOLONG;
+    strcpy(directory_, directory);
+    files_[0] = open_file();
+    if (files_[0] < 0)
+        return errno;
+    file_count_ = 1;
+    return store_reserve(0) ? 0 : errno;
+}
+
+uint64_t store_bytes(void) { return (uint64_t)reserved_; }
+
+/* The file is never smaller than all blocks that are in use and what was given back: a full medium shows when a block is asked for. */
+bool store_reserve(size_t bytes) {
+    promised_ += bytes;
+    off_t held = 0;
+    for (uint32_t i = 0; i < hole_count_; i++)
+        held += (off_t)holes_[i].bytes;
+    off_t wanted = (off_t)promised_ + held;
+    if (wanted < used_ + (off_t)bytes)
+        wanted = used_ + (off_t)bytes;
+    if (wanted <= reserved_)
+        return true;
+    off_t target = wanted + GROWTH;
+    if (fallocate(files_[file_count_ - 1], 0, 0, target)) {
+        target = wanted;
+        if (fallocate(files_[file_count_ - 1], 0, 0, target) && errno != EOPNOTSUPP) {
+            promised_ -= bytes;
+            return false;
+        }
+    }
+    reserved_ = target;
+    return true;
+}
+
+static bool may_be_read_by_a_child(uint64_t era) {
+    int kept = 0;
+    bool read = false;
+    for (int i = 0; i < reader_count_; i++) {
+        struct pollfd ended = {.fd = readers_[i].pipe, .events = 0};
+        if (poll(&ended, 1, 0) == 1 && ended.revents & (POLLHUP | POLLERR)) {
+            close(readers_[i].pipe);
+            continue;
+        }
+        read = read || era <= readers_[i].era;
+        readers_[kept++] = readers_[i];
+    }
+    reader_count_ = kept;
+    return read;
+}
+
+/* Find a place among what was given back: the smallest that fits. */
+static bool take_hole(struct block *block) {
+    struct hole *best = NULL;
+    for (uint32_t i = 0; i < hole_count_; i++)
+        if (holes_[i].bytes >= block->bytes && (!best || holes_[i].bytes < best->bytes) && !may_be_read_by_a_child(holes_[i].era)) {
+            best = &holes_[i];
+            if (best->bytes == block->bytes)
+                break;
+        }
+    if (!best)
+        return false;
+    block->offset = best->offset;
+    best->offset += (off_t)block->bytes;
+    best->bytes -= block->bytes;
+    if (!best->bytes)
+        memmove(best, best + 1, (size_t)(&holes_[--hole_count_] - best) * sizeof *best);
+    return true;
+}
+
+/* Keep what was given back in order of place, neighbours joined. */
+static void give_hole(struct hole hole) {
+    uint32_t low = 0, high = hole_count_;
+    while (low < high) {
+        uint32_t middle = (low + high) / 2;
+        if (holes_[middle].offset < hole.offset)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    struct hole *before = low ? &holes_[low - 1] : NULL, *after = low < hole_count_ ? &holes_[low] : NULL;
+    if (before && before->offset + (off_t)before->bytes == hole.offset && before->era == hole.era) {
+        before->bytes += hole.bytes;
+        if (after && before->offset + (off_t)before->bytes == after->offset && after->era == hole.era) {
+            before->bytes += after->bytes;
+            memmove(after, after + 1, (size_t)(&holes_[--hole_count_] - after) * sizeof *after);
+        }
+    } else if (after && hole.offset + (off_t)hole.bytes == after->offset && after->era == hole.era) {
+        after->offset = hole.offset;
+        after->bytes += hole.bytes;
+    } else if (hole_count_ < sizeof holes_ / sizeof *holes_) {
+        memmove(&holes_[low + 1], &holes_[low], (hole_count_++ - low) * sizeof *holes_);
+        holes_[low] = hole;
+    }
+}
+
+/* Give a block a place in the file, another than it has where a child may read that. */
+bool store_take(struct block *block) {
+    uint8_t own = (uint8_t)(file_count_ - 1);
+    if (block->offset >= 0 && block->file == own && !(block->era < era_ && may_be_read_by_a_child(block->era)))
+        return true;
+    store_release(block);
+    block->file = own;
+    block->era = era_;
+    if (take_hole(block))
+        return true;
+    if (used_ + (off_t)block->bytes > reserved_) {
+        off_t target = used_ + (off_t)block->bytes;
+        if (fallocate(files_[own], 0, 0, target) && errno != EOPNOTSUPP)
+            return false;
+        reserved_ = target;
+    }
+    block->offset = used_;
+    used_ += (off_t)block->bytes;
+    return true;
+}
+
+void store_release(struct block *block) {
+    if (block->offset >= 0 && block->file == file_count_ - 1)
+        give_hole((struct hole){block->offset, block->bytes, block->era});
+    block->offset = -1;
+}
+
+/* Four lanes of multiplied and rotated words: each word changes the sum by an odd multiple, its place by the rotations. */
+static uint64_t checksum_of(const void *data, size_t bytes) {
+    const uint64_t *word = data;
+    uint64_t a = 1, b = 2, c = 3, d = 4;
+    for (size_t i = 0; i < bytes / 8; i += 4) {
+        a = (a ^ word[i]) * 0x9E3779B185EBCA87u;
+        b = (b ^ word[i + 1]) * 0xC2B2AE3D27D4EB4Fu;
+        c = (c ^ word[i + 2]) * 0x165667B19E3779F9u;
+        d = (d ^ word[i + 3]) * 0x85EBCA77C2B2AE63u;
+        a = a << 31 | a >> 33;
+        b = b << 29 | b >> 35;
+        c = c << 27 | c >> 37;
+        d = d << 33 | d >> 31;
+    }
+    return a ^ (b << 1 | b >> 63) ^ (c << 7 | c >> 57) ^ (d << 12 | d >> 52);
+}
+
+static ssize_t transfer(long call, int file, uintptr_t address, size_t bytes, off_t offset) {
+    return syscall(call, file, address, bytes, offset);
+}
+
+static void transfer_all(struct block *block, uintptr_t address, bool write) {
+    int file = files_[block->file];
+    for (size_t done = 0; done < block->bytes;) {
+        size_t rest = block->bytes - done;
+        ssize_t part = transfer(write ? SYS_pwrite64 : SYS_pread64, file, address + done, rest, block->offset + (off_t)done);
+        if (part > 0) {
+            done += (size_t)part;
+        } else if (part == 0) {
+            errno = EIO;
+            guard_die("the page file ended early", block);
+        } else if (errno == EINVAL && direct_) {
+            direct_ = false; /* the medium takes no direct transfers after all */
+            for (int i = 0; i < file_count_; i++)
+                fcntl(files_[i], F_SETFL, fcntl(files_[i], F_GETFL) & ~O_DIRECT);
+        } else if (errno != EINTR) {
+            guard_die(write ? "a page could not be written" : "a page could not be read", block);
+        }
+    }
+    if (!direct_ && write)
+        posix_fadvise(file, block->offset, (off_t)block->bytes, POSIX_FADV_DONTNEED);
+}
+
+void store_write(struct block *block) {
+    block->checksum = checksum_of((void *)block->address, block->bytes);
+    transfer_all(block, block->address, true);
+}
+
+void store_read(struct block *block, uintptr_t target) {
+    transfer_all(block, target, false);
+    if (checksum_of((void *)target, block->bytes) != block->checksum) {
+        errno = EIO;
+        guard_die("a page came back from the medium with other bytes than were written", block);
+    }
+}
+
+void store_before_fork(void) {
+    if (reader_count_ == MOST_ERAS || pipe2(fork_pipe_, O_CLOEXEC))
+        fork_pipe_[0] = fork_pipe_[1] = -1;
+}
+
+void store_after_fork(void) {
+    if (fork_pipe_[1] < 0) {
+        /* nobody tells when this child ends: what is in the file now stays as it is */
+        readers_[reader_count_ < MOST_ERAS ? reader_count_++ : MOST_ERAS - 1].era = era_++;
+        readers_[reader_count_ - 1].pipe = -1;
+        return;
+    }
+    close(fork_pipe_[1]);
+    readers_[reader_count_].era = era_++;
+    readers_[reader_count_++].pipe = fork_pipe_[0];
+}
+
+void store_in_child(void) {
+    if (fork_pipe_[0] >= 0)
+        close(fork_pipe_[0]); /* the other end stays open for as long as this process lives */
+    for (int i = 0; i < reader_count_; i++)
+        if (readers_[i].pipe >= 0)
+            close(readers_[i].pipe);
+    reader_count_ = 0;
+    hole_count_ = 0;
+    used_ = reserved_ = 0;
+    promised_ = 0;
+    if (file_count_ == MOST_FILES)
+        guard_die("too many generations of forked processes", NULL);
+    files_[file_count_] = open_file();
+    if (files_[file_count_] < 0)
+        guard_die("a forked process could not open its page file", NULL);
+    file_count_++;
+}

@@ -16,29 +16,42 @@
 #define CLASSES 256
 
 size_t guard_page;
-static uintptr_t begin_, end_, next_;
+static uintptr_t begin_, end_;
+static _Atomic uintptr_t next_;
 static _Atomic uint32_t *index_;       /* block of each granule, +1 */
 static struct block *blocks_;
 static uint32_t made_, unused_ = NOTHING;
 static uint32_t free_by_class_[CLASSES];
 
-static void *reserve(size_t bytes, int protection) {
-    void *address = mmap(NULL, bytes, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+static size_t index_bytes_, blocks_bytes_; /* of the two tables, what can be written by now: RLIMIT_DATA counts that */
+
+static void *reserve(size_t bytes) {
+    void *address = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     return address == MAP_FAILED ? NULL : address;
+}
+
+static bool grow(void *table, size_t *usable, size_t needed) {
+    if (needed <= *usable)
+        return true;
+    size_t target = (needed + 4 * GRANULE - 1) & ~(4 * GRANULE - 1);
+    if (mprotect((char *)table + *usable, target - *usable, PROT_READ | PROT_WRITE))
+        return false;
+    *usable = target;
+    return true;
 }
 
 bool arena_begin(void) {
     guard_page = (size_t)sysconf(_SC_PAGESIZE);
     /* 39 bits of addresses on a Raspberry Pi, 47 on x86-64; less where RLIMIT_AS says so. */
     for (size_t bytes = (size_t)1 << 42; bytes >= (size_t)1 << 33; bytes >>= 1) {
-        char *address = reserve(bytes, PROT_NONE);
+        char *address = reserve(bytes);
         if (!address)
             continue;
         begin_ = ((uintptr_t)address + GRANULE - 1) & ~(GRANULE - 1);
         end_ = ((uintptr_t)address + bytes) & ~(GRANULE - 1);
         next_ = begin_;
-        index_ = reserve((end_ - begin_) / GRANULE * sizeof *index_, PROT_READ | PROT_WRITE);
-        blocks_ = reserve((size_t)MOST_BLOCKS * sizeof *blocks_, PROT_READ | PROT_WRITE);
+        index_ = reserve((end_ - begin_) / GRANULE * sizeof *index_ + 4 * GRANULE);
+        blocks_ = reserve((size_t)MOST_BLOCKS * sizeof *blocks_ + 4 * GRANULE);
         if (index_ && blocks_) {
             for (int i = 0; i < CLASSES; i++)
                 free_by_class_[i] = NOTHING;
@@ -57,7 +70,7 @@ struct block *arena_block(uint32_t index) { return &blocks_[index]; }
 uint32_t arena_index_of(const struct block *block) { return (uint32_t)(block - blocks_); }
 
 struct block *arena_block_at(uintptr_t address) {
-    if (address < begin_ || address >= end_)
+    if (address < begin_ || address >= atomic_load_explicit(&next_, memory_order_acquire))
         return NULL;
     uint32_t found = atomic_load_explicit(&index_[(address - begin_) / GRANULE], memory_order_acquire);
     return found ? &blocks_[found - 1] : NULL;
@@ -82,7 +95,8 @@ static struct block *new_record(void) {
         unused_ = block->next;
         return block;
     }
-    return made_ < MOST_BLOCKS ? &blocks_[made_++] : NULL;
+    bool there = made_ < MOST_BLOCKS && grow(blocks_, &blocks_bytes_, (made_ + 1) * sizeof *blocks_);
+    return there ? &blocks_[made_++] : NULL;
 }
 
 struct block *arena_take(size_t bytes) {
@@ -92,16 +106,18 @@ struct block *arena_take(size_t bytes) {
         block = &blocks_[free_by_class_[class]];
         free_by_class_[class] = block->next;
     } else {
-        if (reserved > end_ - next_ || !(block = new_record())) {
+        uintptr_t address = next_;
+        if (reserved > end_ - address || !grow(index_, &index_bytes_, (address + reserved - begin_) / GRANULE * sizeof *index_) ||
+            !(block = new_record())) {
             errno = ENOMEM;
             return NULL;
         }
-        block->address = next_;
+        block->address = address;
         block->reserved = reserved;
-        next_ += reserved;
         uint32_t entry = arena_index_of(block) + 1;
         for (size_t i = 0; i < reserved / GRANULE; i++)
             atomic_store_explicit(&index_[(block->address - begin_) / GRANULE + i], entry, memory_order_release);
+        atomic_store_explicit(&next_, address + reserved, memory_order_release);
     }
     block->bytes = bytes;
     block->span_count = 0;
@@ -115,6 +131,9 @@ struct block *arena_take(size_t bytes) {
 void arena_give(struct block *block) {
     size_t reserved;
     size_t class = class_of(block->reserved, &reserved);
+    if (block->writable) /* empty, but RLIMIT_DATA counts what can be written */
+        mprotect((void *)block->address, block->bytes, PROT_NONE);
+    block->writable = 0;
     atomic_store(&block->state, FREE_BLOCK);
     block->bytes = 0;
     block->next = free_by_class_[class];

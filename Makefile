@@ -18,7 +18,7 @@ help: ## what can be made
 
 setup: $(STAMP) ## the virtual environment that everything else runs in (every command sets it up by itself)
 
-$(STAMP): pyproject.toml deploy/requirements.txt tests/constraints.txt tests/flower.txt $(wildcard agent/port_agent/malloc/*.[ch]) $(wildcard agent/port_agent/packing/*.[ch])
+$(STAMP): pyproject.toml deploy/requirements.txt tests/constraints.txt tests/flower.txt $(wildcard agent/port_agent/malloc/*.[ch]) $(wildcard agent/port_agent/guard/*.[ch]) $(wildcard agent/port_agent/packing/*.[ch])
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q --upgrade pip
 	$(BIN)/pip install -q "torch==2.13.0"

@@ -37,6 +37,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("port_planner.plain_steps",),
     ("port_planner.make_bundle", "port_planner.job_sources"),
     ("port_agent.system", "port_agent.malloc", "port_agent.packing", "port_agent.facts"),
+    ("port_agent.guard",),
     ("port_agent.energy.sources", "port_agent.peers", "port_agent.jobs", "port_agent.worker", "port_agent.backend"),
     ("port_agent.paging",),
     ("port_agent.energy", "port_agent.policy", "port_agent.train", "port_agent.mcu"),

@@ -18,8 +18,9 @@ from port_agent.energy.media import FlashPrices
 from port_agent.follow.consumption import wear_joules_per_byte
 from port_agent.follow.exec.exec_budget import ExecOptions
 from port_agent.follow.exec.launch import LaunchOptions, launch_words
+from port_agent.guard import guard_environment
 from port_agent.jobs.model import name_like
-from port_agent.malloc import preload_environment
+from port_agent.malloc import PreloadMode, preload_environment, preload_mode, preload_trouble
 from port_agent.paging.page_space import PageSpace, check_not_in_ram, default_page_dir
 from port_agent.paging.pager import PageError
 from port_agent.supervisor.job.plans.choice import data_limit, memory_max
@@ -47,6 +48,10 @@ how much to give: Python and torch alone take about 230 MiB, transformers 100 mo
 what the largest operator reads and writes. An operator that does not fit is named with its bytes and its line. Give
 --ram a little less than what the machine can spare: the kernel holds a hard limit a little above it.
 
+--guard-only: no operator is followed; the processor's memory protection alone says which tensors are in RAM. Slower where much
+leaves, and right for everything that computes past PyTorch's operators: C++ extensions, torch.compile, pointers into
+tensors that are kept. For Linux; child processes that are started anew are not bounded.
+
 child processes: DataLoader workers and other children run without a budget of their own, under the same hard limit. With
 --opportunistic they are stopped (SIGSTOP) while the program waits; their memory stays.
 """
@@ -68,6 +73,10 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "--tensors", type=size, metavar="SIZE", help="memory of the tensors alone, whatever the rest takes"
     )
     add_budget_options(parser)
+    parser.add_argument(
+        "--guard-only", action="store_true",
+        help="follow no operators: right also for torch.compile, C++ extensions and kept pointers",
+    )  # fmt: skip
     parser.add_argument(
         "--gpu-ram", type=size, metavar="SIZE", help="no budget is kept for a GPU here: `plan` takes one"
     )
@@ -116,12 +125,39 @@ def _exec(arguments: argparse.Namespace) -> NoReturn:
             "--gpu-ram: exec keeps the host's memory within a budget, not a GPU's; plan the training with "
             "`port-agent plan SCRIPT --ram SIZE --gpu-ram SIZE`, where SCRIPT defines port_job(), or leave --gpu-ram away"
         )
+    if arguments.guard_only:
+        _check_guard_only(arguments)
     module, program = _program(arguments.program)
-    run_in_budget(arguments, program, module=module, name=Path(program[0]).stem)
+    run_in_budget(arguments, program, module=module, name=Path(program[0]).stem, guard_only=arguments.guard_only)
+
+
+def _check_guard_only(arguments: argparse.Namespace) -> None:
+    """Raise UsageError for what needs operators to be followed, and where memory cannot be guarded."""
+    needing = {
+        "--opportunistic": arguments.opportunistic, "--read-limit": arguments.read_limit,
+        "--write-limit": arguments.write_limit, "--step-deadline": arguments.step_deadline,
+        "--writes-per-step": arguments.writes_per_step,
+    }  # fmt: skip
+    given = [name for name, value in needing.items() if value]
+    if given:
+        raise UsageError(
+            f"{' and '.join(given)}: planned step by step, which --guard-only does not; leave one of them out"
+        )
+    if preload_mode() is not PreloadMode.PRELOAD:
+        raise UsageError(
+            f"--guard-only: {preload_trouble() or preload_mode().value}; memory is guarded where the library is preloaded, "
+            "on Linux with glibc: leave the option out, or install port-agent again with a C compiler"
+        )
 
 
 def run_in_budget(
-    arguments: argparse.Namespace, program: list[str], *, module: bool, name: str, ours: bool = False
+    arguments: argparse.Namespace,
+    program: list[str],
+    *,
+    module: bool,
+    name: str,
+    ours: bool = False,
+    guard_only: bool = False,
 ) -> NoReturn:
     """Become a program, a script or a module (one of `ours`?) with its arguments, in the budget of `arguments`.
 
@@ -134,6 +170,8 @@ def run_in_budget(
     prices = FlashPrices(energy.flash_endurance_bytes, energy.flash_price, energy.price_per_kwh)
     socket = _agent_socket(arguments.runtime_dir, ram) if arguments.opportunistic else None
     added = preload_environment(ram) if ram is not None else {}
+    if guard_only:
+        added = guard_environment(arguments.page_dir.absolute(), tensor_bytes=arguments.tensors, process_bytes=ram)
     if arguments.cpus is not None:
         use_cores(arguments.cpus)
         os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(arguments.cpus)
@@ -151,6 +189,7 @@ def run_in_budget(
         data_limited=ram is not None and not scope,
         socket=str(socket) if socket is not None else None,
         name=name_like(name),
+        guard_only=guard_only,
     )
     options = LaunchOptions(asdict(budget), module, {name: os.environ.get(name) for name in added}, ours)
     if ram is not None and not scope:

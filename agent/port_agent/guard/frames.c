@@ -95,7 +95,8 @@ size_t frames_trim(size_t bytes) {
     size_t given = 0;
     while (given < bytes && oldest_ != NOTHING) {
         struct block *block = arena_block(oldest_);
-        size_t has = frames_of(block), part = has < bytes - given ? has : bytes - given;
+        size_t has = frames_of(block), wanted = bytes - given;
+        size_t part = has <= wanted ? has : (wanted + guard_page - 1) & ~(guard_page - 1);
         frames_withdraw(block);
         give_back(block, part);
         given += part;

@@ -20,7 +20,7 @@
 #define BINS 4096
 #define MEASURE_BYTES ((size_t)4 << 20)
 #define MEASURE_NS 5000000u
-#define PROCESS_MARGIN ((size_t)2 << 20)
+#define PROCESS_MARGIN ((size_t)8 << 20) /* small allocations and code come between two measurements */
 
 static bool active_;
 static size_t smallest_;
@@ -149,6 +149,11 @@ static size_t process_resident(void) {
     return second ? strtoull(second + 1, NULL, 10) * guard_page : 0;
 }
 
+static void set_limit_for_rest(void) {
+    size_t taken = rest_bytes_ + PROCESS_MARGIN;
+    counters_.limit_bytes = process_limit_ > taken ? process_limit_ - taken : 0;
+}
+
 /* Have the limit follow what the process holds beside blocks, every few MiB that came and every few milliseconds. */
 static void follow_process(size_t coming) {
     if (!process_limit_)
@@ -162,8 +167,7 @@ static void follow_process(size_t coming) {
     size_t all = process_resident();
     size_t rest = all > counters_.resident_bytes ? all - counters_.resident_bytes : 0;
     rest_bytes_ = rest > rest_bytes_ ? rest : rest_bytes_ - (rest_bytes_ - rest) / 8; /* fresh pages are not resident at once */
-    size_t taken = rest_bytes_ + PROCESS_MARGIN;
-    counters_.limit_bytes = process_limit_ > taken ? process_limit_ - taken : 0;
+    set_limit_for_rest();
 }
 
 static void resident_changed(size_t more, size_t less) {
@@ -549,6 +553,17 @@ bool guard_evict(const void *address) {
     bool away = atomic_load(&block->state) == AWAY;
     unlock();
     return away;
+}
+
+void guard_make_way(size_t bytes) {
+    if (!process_limit_)
+        return;
+    lock();
+    follow_process(bytes); /* what is there now, and what comes */
+    rest_bytes_ += bytes;
+    set_limit_for_rest();
+    find_room(0, NULL);
+    unlock();
 }
 
 void guard_set_limit(size_t bytes) {

@@ -60,6 +60,8 @@ bool guard_evict(const void *address);       /* not while it is pinned */
 void guard_set_limit(size_t bytes);
 /* Keep the resident memory of the whole process below a number of bytes: the limit then follows what is not blocks. 0: do not. */
 void guard_set_process_limit(size_t bytes);
+/* Memory that is not a block is about to be taken: blocks leave for it at once, as far as the process limit wants. */
+void guard_make_way(size_t bytes);
 /* Evict all; from now on whoever touches a block that is away waits. */
 void guard_pause(void);
 void guard_resume(void);

@@ -11,6 +11,9 @@
 
 #include "guard.h"
 
+#undef fread_unlocked /* macros of <stdio.h> where the compiler optimises */
+#undef fwrite_unlocked
+
 #define EXPORT __attribute__((visibility("default")))
 
 static bool pin_all(const struct iovec *parts, int count, bool write) {
@@ -75,3 +78,25 @@ CALL_PARTS(ssize_t, sendmsg, (int file, const struct msghdr *message, int flags)
            message->msg_iovlen, false)
 CALL_PARTS(ssize_t, recvmsg, (int file, struct msghdr *message, int flags), (file, message, flags), message->msg_iov,
            message->msg_iovlen, true)
+CALL_PARTS(ssize_t, preadv2, (int file, const struct iovec *parts, int count, off_t at, int flags), (file, parts, count, at, flags),
+           parts, count, true)
+CALL_PARTS(ssize_t, preadv64v2, (int file, const struct iovec *parts, int count, off64_t at, int flags),
+           (file, parts, count, at, flags), parts, count, true)
+CALL_PARTS(ssize_t, pwritev2, (int file, const struct iovec *parts, int count, off_t at, int flags), (file, parts, count, at, flags),
+           parts, count, false)
+CALL_PARTS(ssize_t, pwritev64v2, (int file, const struct iovec *parts, int count, off64_t at, int flags),
+           (file, parts, count, at, flags), parts, count, false)
+CALL(ssize_t, getrandom, (void *to, size_t bytes, unsigned flags), (to, bytes, flags), to, bytes, true)
+CALL(size_t, fread_unlocked, (void *to, size_t size, size_t count, FILE *file), (to, size, count, file), to, size *count, true)
+CALL(size_t, fwrite_unlocked, (const void *from, size_t size, size_t count, FILE *file), (from, size, count, file), from,
+     size *count, false)
+
+/* What _FORTIFY_SOURCE makes of them: the size of the buffer, as far as the compiler knew it, comes along. */
+CALL(ssize_t, __read_chk, (int file, void *to, size_t bytes, size_t known), (file, to, bytes, known), to, bytes, true)
+CALL(ssize_t, __pread_chk, (int file, void *to, size_t bytes, off_t at, size_t known), (file, to, bytes, at, known), to, bytes, true)
+CALL(ssize_t, __pread64_chk, (int file, void *to, size_t bytes, off64_t at, size_t known), (file, to, bytes, at, known), to, bytes,
+     true)
+CALL(size_t, __fread_chk, (void *to, size_t known, size_t size, size_t count, FILE *file), (to, known, size, count, file), to,
+     size *count, true)
+CALL(ssize_t, __recv_chk, (int file, void *to, size_t bytes, size_t known, int flags), (file, to, bytes, known, flags), to, bytes,
+     true)

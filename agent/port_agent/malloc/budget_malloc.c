@@ -40,6 +40,8 @@ static struct block_cache blocks = BLOCK_CACHE_INITIALIZER;
 
 static void *allocate_block(size_t bytes, size_t alignment, bool *zeroed) {
     int saved = errno;
+    if (guard_active())
+        guard_make_way(bytes);
     void *address = block_cache_allocate(&blocks, bytes, alignment, zeroed);
     errno = address ? saved : ENOMEM;
     return address;

@@ -5,11 +5,12 @@ import resource
 import sys
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from port_agent.guard import GuardCounters, GuardedMemory, active_guard
 from port_agent.malloc import active, release_free_memory
 from port_agent.system.atomic_file import write_atomically
 from port_agent.system.memory_belt import untouched_library_bytes, widen_data_limit
@@ -48,6 +49,8 @@ class ExecOptions:
     """The control socket of the daemon that says when the program runs; None: it runs at once."""
     name: str = ""
     """What the daemon calls it."""
+    guard_only: bool = False
+    """Whether no operator is followed: guarded memory alone holds the budget."""
 
 
 class ExecBudget:
@@ -59,6 +62,7 @@ class ExecBudget:
         """What the program ended with."""
         self._budget: Budget | None = None
         self._attached: Opportunistic | None = None
+        self._guard: GuardedMemory | None = None
         self._refused = False
         self._begin = time.perf_counter()
         self._widen, self._widened_for_torch = widen_data_limit, 0
@@ -79,11 +83,14 @@ class ExecBudget:
 
         Ends the process with one line where that is impossible.
         """
+        if self._options.data_limited:
+            self._widen(untouched_library_bytes() - self._widened_for_torch)
+        if self._options.guard_only:
+            self._start_guard()
+            return
         from port_agent.follow.budget import budget
         from port_agent.follow.patches import deferred_modules, light_dynamo
 
-        if self._options.data_limited:
-            self._widen(untouched_library_bytes() - self._widened_for_torch)
         light_dynamo.hold_place()
         deferred_modules.defer_modules()
         options = self._options
@@ -103,6 +110,15 @@ class ExecBudget:
         if options.data_limited:
             _exempt_file_mappings(self._widen)
 
+    def _start_guard(self) -> None:
+        self._guard = active_guard()
+        if self._guard is None:
+            self._refused = True
+            _say("guarded memory did not begin in this process; leave --guard-only out")
+            raise SystemExit(2)
+        if self._options.ram_bytes is not None:
+            self._guard.set_process_limit(self._options.ram_bytes)
+
     def _attach(self) -> None:
         options, budget = self._options, self._budget
         if options.socket is None or options.ram_bytes is None or budget is None:
@@ -116,6 +132,9 @@ class ExecBudget:
 
     def finish(self) -> None:
         """Say what it took on standard error, and in the file of `--report`."""
+        if self._guard is not None:
+            self._finish_guard(self._guard.counters())
+            return
         if self._budget is None:
             if not self._refused:
                 _say("the program ended without importing torch; nothing was done")
@@ -127,20 +146,55 @@ class ExecBudget:
         release_free_memory()
         release_code_pages()  # the interpreter's end runs code that was not needed before
         _say(_summary(report, self._options, time.perf_counter() - self._begin))
-        if self._options.report is not None:
-            try:
-                write_atomically(Path(self._options.report), self._as_json(report))
-            except OSError as error:
-                _say(f"{self._options.report} could not be written: {error.strerror}")
-
-    def _as_json(self, report: "Report") -> bytes:
-        facts: dict[str, Any] = {
-            "program": self._program, "ram_bytes": self._options.ram_bytes, "tensors_bytes": self._options.tensors_bytes,
-            "wall_s": time.perf_counter() - self._begin, "cpu_s": time.process_time(), **asdict(report),
-        }  # fmt: skip
+        facts = asdict(report)
         if self._attached is not None:
             facts |= {"pauses": self._attached.pauses, "paused_s": self._attached.paused_s}
-        return json.dumps(facts, indent=1).encode() + b"\n"
+        self._write_report(facts)
+
+    def _finish_guard(self, counters: GuardCounters) -> None:
+        peak_bytes = peak_resident_bytes()
+        _say(_guard_summary(counters, self._options, peak_bytes, time.perf_counter() - self._begin))
+        self._write_report(
+            {
+                "peak_resident_bytes": peak_bytes,
+                "peak_tensor_bytes": counters.peak_resident_bytes,
+                "read_bytes": counters.read_bytes,
+                "written_bytes": counters.written_bytes,
+                "faults": asdict(counters),
+            }
+        )
+
+    def _write_report(self, facts: Mapping[str, Any]) -> None:
+        if self._options.report is None:
+            return
+        run = {
+            "program": self._program, "ram_bytes": self._options.ram_bytes, "tensors_bytes": self._options.tensors_bytes,
+            "wall_s": time.perf_counter() - self._begin, "cpu_s": time.process_time(),
+        }  # fmt: skip
+        try:
+            write_atomically(Path(self._options.report), json.dumps({**run, **facts}, indent=1).encode() + b"\n")
+        except OSError as error:
+            _say(f"{self._options.report} could not be written: {error.strerror}")
+
+
+def _guard_summary(counters: GuardCounters, options: ExecOptions, peak_bytes: int, wall_s: float) -> str:
+    tensors = format_bytes(counters.peak_resident_bytes)
+    if options.ram_bytes is None:
+        bound = f"tensors {tensors} of {format_bytes(options.tensors_bytes or 0)}"
+    else:
+        bound = f"of {format_bytes(options.ram_bytes)}, tensors {tensors}"
+    faults = counters.read_faults + counters.write_faults
+    over = ""
+    if options.ram_bytes is not None and peak_bytes > options.ram_bytes:
+        rest = peak_bytes - counters.peak_resident_bytes
+        over = (
+            f"; Python, libraries and your objects take {format_bytes(rest)} of {format_bytes(options.ram_bytes)}: "
+            f"give at least {format_bytes(peak_bytes)}"
+        )
+    return (
+        f"peak {format_bytes(peak_bytes)} {bound}; {format_seconds(wall_s)}; read {format_bytes(counters.read_bytes)}, "
+        f"wrote {format_bytes(counters.written_bytes)} in {faults:,} faults of {format_seconds(counters.fault_ns / 1e9)}{over}"
+    )
 
 
 def _summary(report: "Report", options: ExecOptions, wall_s: float) -> str:

@@ -1,0 +1,11 @@
+"""Guarded memory: tensors keep their addresses, and the protection of their pages says what is resident.
+
+The C part is preloaded with the allocator (`port_agent.malloc`): memory that torch's CPU allocator asks for is dirty, clean or
+away, and whoever touches what is away, operator or not, faults and finds it there. `guard.h` is the interface and its terms.
+`arena.c`: addresses; `frames.c`: pages that move from block to block; `store.c`: the page file; `guard.c`: who stays and who
+leaves; `faults.c`: the handler, and the program's own; `kernel_calls.c`: buffers handed to the kernel.
+"""
+
+from port_agent.guard.memory import GuardCounters, GuardedMemory, active_guard, guard_environment
+
+__all__ = ["GuardCounters", "GuardedMemory", "active_guard", "guard_environment"]

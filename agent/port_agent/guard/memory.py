@@ -1,0 +1,137 @@
+"""Start, read and steer the guarded memory of a process."""
+
+import ctypes
+import sys
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Self
+
+from port_agent.malloc import PreloadMode, preload_environment, preload_mode
+
+INTERFACE_VERSION = 1
+"""GUARD_INTERFACE_VERSION in guard.h."""
+SMALLEST_BLOCK_BYTES = 64 << 10
+"""Tensors from this size on are guarded, unless the budget is tiny."""
+_SMALLEST_SHARE = 64
+"""Under a tiny budget smaller ones are guarded, too: from this part of it on."""
+_UNLIMITED = 2**64 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class GuardCounters:
+    """What happened since the start; bytes are of whole pages. In the order of `struct guard_counters`."""
+
+    resident_bytes: int
+    peak_resident_bytes: int
+    limit_bytes: int
+    """2**64 - 1: none."""
+    live_bytes: int
+    """Of blocks in use, resident or not."""
+    live_blocks: int
+    read_faults: int
+    """Accesses that brought a block."""
+    write_faults: int
+    """First writes to a block whose page is up to date."""
+    fault_ns: int
+    """Spent in both, by all threads together."""
+    read_bytes: int
+    """From the page file."""
+    written_bytes: int
+    """To the page file."""
+    revived_bytes: int
+    """Came back before their pages were given to another block."""
+    moved_bytes: int
+    """Pages that went from one block to another."""
+    fresh_bytes: int
+    """Pages taken from the kernel."""
+    over_bytes: int
+    """The most by which what had to be resident passed the limit."""
+    kernel_calls: int
+    """System calls whose buffers were brought and kept."""
+    file_bytes: int
+    """Reserved in the page file."""
+
+
+class _RawCounters(ctypes.Structure):
+    _fields_ = tuple((name, ctypes.c_uint64) for name in GuardCounters.__dataclass_fields__)
+
+
+class GuardedMemory:
+    """The guarded memory that this process was started with; see `active_guard`."""
+
+    def __init__(self, process: ctypes.CDLL) -> None:
+        self._process = process  # without the GIL: a call may wait for a page
+        for name in ("bring", "write_back", "evict"):
+            function = getattr(process, f"port_guard_{name}")
+            function.argtypes, function.restype = [ctypes.c_void_p], ctypes.c_bool
+        for name in ("set_limit", "set_process_limit"):
+            getattr(process, f"port_guard_{name}").argtypes = [ctypes.c_size_t]
+
+    @classmethod
+    def of_this_process(cls) -> Self | None:
+        """Return it if it was started in this process, in a version that this code knows."""
+        if sys.platform != "linux":
+            return None
+        process = ctypes.CDLL(None)
+        if not hasattr(process, "port_guard_version") or process.port_guard_version() != INTERFACE_VERSION:
+            return None
+        process.port_guard_active.restype = ctypes.c_bool
+        return cls(process) if process.port_guard_active() else None
+
+    def counters(self) -> GuardCounters:
+        """Return all counters, read at one instant."""
+        raw = _RawCounters()
+        self._process.port_guard_counters(ctypes.byref(raw))
+        return GuardCounters(**{name: getattr(raw, name) for name in GuardCounters.__dataclass_fields__})
+
+    def set_limit(self, limit_bytes: int) -> None:
+        """Keep at most so many bytes of tensors resident from now on."""
+        self._process.port_guard_set_limit(limit_bytes)
+
+    def set_process_limit(self, limit_bytes: int) -> None:
+        """Keep the resident memory of the whole process below so many bytes: tensors leave for what the rest takes."""
+        self._process.port_guard_set_process_limit(limit_bytes)
+
+    def bring(self, address: int) -> bool:
+        """Have the block at `address` resident; return False where none lies there."""
+        return bool(self._process.port_guard_bring(address))
+
+    def write_back(self, address: int) -> bool:
+        """Write the block at `address` to its page, so that it can leave for nothing; return whether it was dirty."""
+        return bool(self._process.port_guard_write_back(address))
+
+    def evict(self, address: int) -> bool:
+        """Have the block at `address` leave; return whether it is away."""
+        return bool(self._process.port_guard_evict(address))
+
+    def pause(self) -> None:
+        """Have everything leave. From now on, whoever touches what is away waits."""
+        self._process.port_guard_pause()
+
+    def resume(self) -> None:
+        """Let those that wait go on."""
+        self._process.port_guard_resume()
+
+
+@cache
+def active_guard() -> GuardedMemory | None:
+    """Return the guarded memory if this process was started with it, otherwise None."""
+    return GuardedMemory.of_this_process()
+
+
+def guard_environment(page_dir: Path, *, tensor_bytes: int | None, process_bytes: int | None) -> dict[str, str]:
+    """Return the variables to add to a new process's environment so that its tensors are guarded.
+
+    `tensor_bytes`: of tensors that may be resident; None: no limit but what `set_process_limit` says later. `process_bytes`: what
+    the allocator of everything else may hold, as in `preload_environment`. Empty where the library cannot be preloaded.
+    """
+    if preload_mode() is not PreloadMode.PRELOAD:
+        return {}
+    limit = _UNLIMITED if tensor_bytes is None else tensor_bytes
+    return {
+        **preload_environment(process_bytes),
+        "PORT_GUARD_DIRECTORY": str(page_dir),
+        "PORT_GUARD_LIMIT": str(limit),
+        "PORT_GUARD_SMALLEST": str(min(SMALLEST_BLOCK_BYTES, limit // _SMALLEST_SHARE)),
+    }

@@ -1,0 +1,305 @@
+"""Programs on guarded memory compute what they compute without, by whatever way they come to their tensors."""
+
+import ctypes
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from port_agent.guard import GuardCounters, active_guard, guard_environment
+from port_agent.guard.memory import INTERFACE_VERSION
+from port_agent.malloc import PreloadMode, preload_mode
+from tests.agent.follow.programs import followed, plain, written
+
+HEADER = Path(__file__).resolve().parents[3] / "agent/port_agent/guard/guard.h"
+LIMIT = ("--tensors", "3M", "--guard-only")
+
+pytestmark = pytest.mark.skipif(preload_mode() is not PreloadMode.PRELOAD, reason="the library cannot be preloaded")
+
+MANY = """
+import ctypes, os, sys, threading, zlib, torch
+torch.manual_seed(0)
+fill = [torch.full((512, 512), float(i)) for i in range(8)]
+def others():
+    for f in fill: f.add_(1)
+"""
+"""Eight mebibytes of tensors that all leave whenever `others` runs."""
+
+PROGRAMS = {
+    "a pointer that is kept and read": """
+weight = torch.nn.Linear(512, 512).weight
+view = (ctypes.c_float * weight.numel()).from_address(weight.data_ptr())
+for step in range(4):
+    others()
+    with torch.no_grad(): weight.add_(1)
+    others()
+    print(view[3], weight[0, 3].item())
+""",
+    "a pointer that is kept and written": """
+weight = torch.ones(512, 512)
+view = (ctypes.c_float * weight.numel()).from_address(weight.data_ptr())
+for step in range(4):
+    others()
+    total = weight.sum().item()
+    for i in range(0, len(view), 997): view[i] = step + i
+    others()
+    print(total, weight.sum().item())
+""",
+    "functions that write past the dispatcher": """
+p, q = torch.ones(200, 200), torch.full((200, 200), 2.0)
+for step in range(3):
+    others()
+    a = (p.sum() + q.sum()).item()
+    p.apply_(lambda v: v - 0.25)
+    q.map_(p, lambda x, y: x + y)
+    others()
+    print(a, p.sum().item(), q.sum().item())
+""",
+    "threads that are not Python's": """
+import _thread
+locks = []
+results = [0] * 4
+def work(k, lock):
+    for step in range(20):
+        fill[k].mul_(1.0001); results[k] = zlib.crc32(fill[k + 4].numpy(), results[k])
+    lock.release()
+for k in range(4):
+    locks.append(_thread.allocate_lock()); locks[-1].acquire(); _thread.start_new_thread(work, (k, locks[-1]))
+for lock in locks: lock.acquire()
+print(results, [f.sum().item() for f in fill])
+""",
+    "modes that are switched off": """
+from torch.utils._python_dispatch import _disable_current_modes
+p = torch.ones(512, 512)
+for step in range(3):
+    others()
+    with _disable_current_modes(): p.sub_(0.25)
+    others()
+    print(p.sum().item())
+""",
+    "slices of a storage": """
+p = torch.arange(512.0 * 512)
+for step in range(3):
+    others()
+    part = p.untyped_storage()[4096:8192]
+    part.fill_(step)
+    others()
+    print(p.sum().item())
+""",
+    "sparse gradients": """
+table = torch.nn.Embedding(20000, 64, sparse=True)
+optimizer = torch.optim.SGD(table.parameters(), 0.1)
+for step in range(4):
+    others()
+    table(torch.randint(0, 20000, (64,))).pow(2).sum().backward()
+    optimizer.step(); optimizer.zero_grad()
+    print(zlib.crc32(table.weight.detach().numpy()))
+""",
+    "buffers that the kernel reads and writes": """
+import socket, tempfile
+left, right = socket.socketpair()
+def send(data):
+    thread = threading.Thread(target=left.sendall, args=(data,)); thread.start(); return thread
+with tempfile.TemporaryFile(buffering=0) as file:
+    for step in range(3):
+        file.seek(0); file.write(fill[0].numpy().data); others()
+        file.seek(0); print(file.readinto(memoryview(fill[1].numpy()).cast("B"))); others()
+        os.pwritev(file.fileno(), [fill[2].numpy().data, fill[3].numpy().data], 0); others()
+        print(os.preadv(file.fileno(), [memoryview(fill[k].numpy()).cast("B") for k in (4, 5)], 0)); others()
+        thread = send(fill[6].numpy().data)
+        print(right.recv_into(memoryview(fill[7].numpy()).cast("B"), 1 << 20, socket.MSG_WAITALL)); thread.join()
+        print([zlib.crc32(f.numpy()) for f in fill])
+""",
+    "forked children": """
+from torch.utils.data import DataLoader
+big = torch.randn(500, 1000)
+class Rows(torch.utils.data.Dataset):
+    def __len__(self): return 60
+    def __getitem__(self, i): big[0, 0] = i; return big[i] + i
+for epoch in range(2):
+    others()
+    print(zlib.crc32(torch.cat(list(DataLoader(Rows(), 6, num_workers=2))).numpy()), big[0, 0].item())
+end, begin = os.pipe()
+child = os.fork()
+if child == 0:
+    others(); os.write(begin, str([f.sum().item() for f in fill]).encode()); os._exit(0)
+others(); os.waitpid(child, 0); print(os.read(end, 999), [f.sum().item() for f in fill])
+""",
+    "a model that trains": """
+model = torch.nn.Sequential(*[torch.nn.Linear(400, 400) for _ in range(5)])
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(4):
+    loss = (model(torch.randn(64, 400)) - 1).square().mean(); optimizer.zero_grad(); loss.backward(); optimizer.step()
+    print(loss.item().hex())
+torch.save(model.state_dict(), "model.pt"); print(zlib.crc32(open("model.pt", "rb").read()))
+print(all(torch.equal(a, b) for a, b in zip(torch.load("model.pt").values(), model.state_dict().values())))
+""",
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_computes_what_it_computes_without(name: str, tmp_path: Path) -> None:
+    written(tmp_path, MANY + PROGRAMS[name])
+    expected = plain("train.py", folder=tmp_path)
+    done = followed("train.py", folder=tmp_path, bound=(*LIMIT, "--report", str(tmp_path / "report.json")))
+    assert expected.code == 0, expected.said
+    assert (done.code, done.output) == (0, expected.output), done.said
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["faults"]["read_faults"] > 0 and report["written_bytes"] > 0, "nothing left: the limit was not held"
+    assert report["peak_tensor_bytes"] < 12 << 20
+
+
+SHARED_OBJECT = """
+void sgd(float *p, const float *g, long n, float rate) { for (long i = 0; i < n; i++) p[i] -= rate * g[i]; }
+"""
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+def test_compiled_code_writes_tensors_whose_pages_are_up_to_date(tmp_path: Path) -> None:
+    (tmp_path / "kernel.c").write_text(SHARED_OBJECT)
+    subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", "kernel.so", "kernel.c"], cwd=tmp_path, check=True)
+    program = """
+kernel = ctypes.CDLL("./kernel.so")
+p, g = torch.ones(512, 512), torch.ones(512, 512)
+for step in range(6):
+    others()
+    a = (p.sum() + g.sum()).item()
+    kernel.sgd(ctypes.c_void_p(p.data_ptr()), ctypes.c_void_p(g.data_ptr()), ctypes.c_long(p.numel()), ctypes.c_float(0.25))
+    others()
+    print(a, p.sum().item())
+"""
+    written(tmp_path, MANY + program)
+    expected, done = plain("train.py", folder=tmp_path), followed("train.py", folder=tmp_path, bound=LIMIT)
+    assert (done.code, done.output) == (0, expected.output), done.said
+
+
+@pytest.mark.long
+@pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
+def test_generated_kernels_and_extensions_are_equal(tmp_path: Path) -> None:
+    """`torch.compile` in inductor's C++, and an extension through pybind, as people build them."""
+    program = """
+from torch.utils.cpp_extension import load_inline
+source = '''
+#include <torch/extension.h>
+void sgd(at::Tensor p, at::Tensor g, double rate) {
+  float *a = p.data_ptr<float>(); const float *b = g.data_ptr<float>();
+  for (int64_t i = 0; i < p.numel(); i++) a[i] -= rate * b[i];
+}
+'''
+extension = load_inline("guarded_extension", source, functions=["sgd"], build_directory=".")
+model = torch.nn.Sequential(torch.nn.Linear(400, 400), torch.nn.GELU(), torch.nn.Linear(400, 400))
+compiled = torch.compile(model)
+for step in range(4):
+    loss = compiled(torch.randn(300, 400)).square().mean(); model.zero_grad(); loss.backward()
+    others()
+    for p in model.parameters(): extension.sgd(p.data, p.grad, 0.1)
+    print(loss.item().hex())
+"""
+    binaries = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": binaries, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
+    written(tmp_path, MANY + program)
+    expected = plain("train.py", folder=tmp_path, environment=environment)
+    done = followed("train.py", folder=tmp_path, bound=LIMIT, environment=environment)
+    assert expected.code == 0, expected.said
+    assert (done.code, done.output) == (0, expected.output), done.said
+
+
+FAULTS = {
+    "no handler": ("ctypes.string_at(8)", -signal.SIGSEGV, ""),
+    "faulthandler": (
+        "import faulthandler; faulthandler.enable(); others(); ctypes.string_at(8)",
+        -signal.SIGSEGV,
+        "Fatal",
+    ),
+    "a handler of the program": (
+        "import signal; signal.signal(signal.SIGSEGV, lambda *_: os._exit(3)); others(); signal.raise_signal(signal.SIGSEGV)",
+        3,
+        "",
+    ),
+    "blocked": ("import signal; signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 32)); others()", 0, ""),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_faults_that_are_not_ours_are_the_programs(name: str, tmp_path: Path) -> None:
+    program, code, said = FAULTS[name]
+    written(tmp_path, MANY + program)
+    environment = {**os.environ, "PYTHONFAULTHANDLER": ""}
+    done = followed("train.py", folder=tmp_path, bound=LIMIT, environment=environment)
+    assert done.code == code and said in done.said
+
+
+def test_a_whole_process_is_held(tmp_path: Path) -> None:
+    """Tensors make room for what the rest of the process takes, in native code, too."""
+    program = """
+blocks = [torch.ones(1 << 20) for _ in range(50)]
+lines = open("/proc/self/status").read()
+rest = bytearray(b"x" * (60 << 20))
+print(sum(b.sum().item() for b in blocks))
+"""
+    written(tmp_path, "import torch\n" + program)
+    measured = plain("train.py", folder=tmp_path)
+    assert measured.code == 0
+    base = followed("train.py", folder=tmp_path, bound=("--tensors", "4M", "--guard-only")).ours[0]
+    peak_mib = float(re.search(r"peak ([\d.]+) MiB", base)[1])  # type: ignore[index]
+    ram_mib = int(peak_mib) + 80
+    done = followed("train.py", folder=tmp_path, bound=("--ram", f"{ram_mib}M", "--guard-only"))
+    assert (done.code, done.output) == (0, measured.output), done.said
+    assert float(re.search(r"peak ([\d.]+) MiB", done.ours[0])[1]) <= ram_mib  # type: ignore[index]
+    assert "give at least" not in done.ours[0]
+
+
+def test_a_budget_that_the_process_itself_passes_is_said(tmp_path: Path) -> None:
+    written(tmp_path, "import torch\nprint(sum(torch.ones(1 << 20).sum().item() for _ in range(4)))")
+    done = followed("train.py", folder=tmp_path, bound=("--ram", "100M", "--guard-only"))
+    if done.code == 0:  # not where the kernel's own limit ends it first
+        assert "Python, libraries and your objects take" in done.ours[0] and "give at least" in done.ours[0]
+
+
+PAUSED = """
+from port_agent.guard import active_guard
+guard = active_guard()
+steps = 0
+def work():
+    global steps
+    while steps < 40:
+        others(); steps += 1
+thread = threading.Thread(target=work); thread.start()
+for _ in range(5):
+    guard.pause()
+    counters = guard.counters()
+    assert counters.resident_bytes <= 2 << 20, counters  # what an operator holds at this moment
+    guard.resume()
+thread.join()
+print([f.sum().item() for f in fill])
+"""
+
+
+def test_whoever_touches_a_tensor_of_a_paused_process_waits(tmp_path: Path) -> None:
+    written(tmp_path, MANY + PAUSED)
+    done = followed("train.py", folder=tmp_path, bound=("--tensors", "100M", "--guard-only"))
+    assert (done.code, done.output) == (0, f"{[40.0 * 512 * 512 + i * 512 * 512 for i in range(8)]}\n"), done.said
+
+
+def test_counters_are_those_of_the_header() -> None:
+    (body,) = re.findall(r"struct guard_counters \{(.*?)\n\};", HEADER.read_text(), re.DOTALL)
+    assert re.findall(r"uint64_t (\w+);", body) == list(GuardCounters.__dataclass_fields__)
+    assert f"GUARD_INTERFACE_VERSION {INTERFACE_VERSION}u" in HEADER.read_text()
+
+
+def test_this_process_is_not_guarded() -> None:
+    assert active_guard() is None
+    assert not hasattr(ctypes.CDLL(None), "port_guard_version")
+
+
+def test_a_tiny_budget_guards_small_tensors_too() -> None:
+    added = guard_environment(Path("/var/tmp"), tensor_bytes=1 << 20, process_bytes=None)
+    assert added["PORT_GUARD_SMALLEST"] == str(16 << 10) and added["PORT_GUARD_LIMIT"] == str(1 << 20)
+    added = guard_environment(Path("/var/tmp"), tensor_bytes=None, process_bytes=1 << 30)
+    assert added["PORT_GUARD_SMALLEST"] == str(64 << 10) and added["PORT_MALLOC_LIMIT"] == str(1 << 30)

@@ -20,7 +20,10 @@ from tests.agent.follow.programs import followed, plain, written
 HEADER = Path(__file__).resolve().parents[3] / "agent/port_agent/guard/guard.h"
 LIMIT = ("--tensors", "3M", "--guard-only")
 
-pytestmark = pytest.mark.skipif(preload_mode() is not PreloadMode.PRELOAD, reason="the library cannot be preloaded")
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.skipif(preload_mode() is not PreloadMode.PRELOAD, reason="the library cannot be preloaded"),
+]
 
 MANY = """
 import ctypes, os, sys, threading, zlib, torch

@@ -1,6 +1,6 @@
 """What a device does with one message of a federation: `python -m port_agent.federate.client FOLDER BUNDLE`, a process of seconds.
 
-It runs twice for a message that asks to train: first it writes what training begins with and ends with `TRAIN_FIRST`; the job's own
+It runs twice for a message that asks to train: first it writes what training begins with and no reply; the job's own
 worker trains, when and with the memory that the policy grants; then it runs again with what came of that, and writes the reply.
 Clipping and masking are Flower's own modifiers, chosen by what the message brings.
 """
@@ -46,6 +46,7 @@ from port_agent.federate.wire import (
     records_bytes,
 )
 from port_agent.system.atomic_file import write_atomically
+from port_agent.system.helper_process import exit_code
 from port_planner.base.errors import PortError
 
 
@@ -152,11 +153,7 @@ def answer_message(folder: Path, bundle: Path) -> int:
 def main(argv: Sequence[str]) -> int:
     """Answer the message in a folder; returns the exit code."""
     folder, bundle = argv
-    try:
-        return answer_message(Path(folder), Path(bundle))
-    except (PortError, OSError) as error:
-        sys.stderr.write(f"{error}\n")
-        return 1
+    return exit_code(lambda: answer_message(Path(folder), Path(bundle)))
 
 
 if __name__ == "__main__":

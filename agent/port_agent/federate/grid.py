@@ -1,22 +1,20 @@
-"""Flower's grid over paired devices: its messages go to the supervisor, which brings them to the devices and fetches replies.
+"""Flower's grid over paired devices: its messages go to the supervisor, which brings them to the devices and fetches replies."""
 
-What is said to the supervisor is a JSON object a line, on standard output; what it says comes on standard input.
-"""
-
-import json
 import queue
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NoReturn
 
+import msgspec
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
+from port_agent.federate.orders import MessageReady, RepliesUnneeded, ReplyReport
 from port_agent.federate.wire import FlowerMessageError, message_bytes, read_message
+from port_agent.system.helper_process import requests, send_event
 
 
 class PeerGrid(Grid):
@@ -31,7 +29,7 @@ class PeerGrid(Grid):
         """`check` raises PortError for a reply that is not to be taken."""
         self._run = Run.create_empty(run_id)
         self._nodes, self._goal, self._folder, self._check = tuple(nodes), goal, folder, check
-        self._heard: queue.Queue[dict[str, object]] = queue.Queue()
+        self._reports: queue.Queue[ReplyReport] = queue.Queue()
         self._sent = 0
         self.lost: dict[int, str] = {}
         """Who gave no reply that could be taken, and why."""
@@ -71,47 +69,40 @@ class PeerGrid(Grid):
         replies: list[Message] = []
         while waiting and len(replies) < self._goal:
             try:
-                heard = self._heard.get(timeout=None if end_s is None else max(0.0, end_s - time.monotonic()))
+                report = self._reports.get(timeout=None if end_s is None else max(0.0, end_s - time.monotonic()))
             except queue.Empty:
                 break
-            node = int(str(heard["node"]))
-            if waiting.get(node) == heard["file"]:
-                del waiting[node]
-                replies += self._reply(node, heard)
+            if waiting.get(report.node) == report.file:
+                del waiting[report.node]
+                replies += self._reply(report)
         for node in waiting:
             self.lost[node] = "no reply in time" if len(replies) < self._goal else "enough others replied before"
-        tell({"forget": sorted(waiting)})
+        send_event(RepliesUnneeded(tuple(sorted(waiting))))
         return replies
 
     def _send(self, message: Message) -> str:
         self._sent += 1
         file = f"{message.metadata.dst_node_id}-{self._sent}"
         (self._folder / file).write_bytes(message_bytes(message))
-        tell({"send": file, "node": message.metadata.dst_node_id})
+        send_event(MessageReady(message.metadata.dst_node_id, file))
         return file
 
-    def _reply(self, node: int, heard: dict[str, object]) -> list[Message]:
+    def _reply(self, report: ReplyReport) -> list[Message]:
         """Return the reply that came from a device, or none where it is not to be taken."""
         try:
-            if heard.get("failed"):
-                raise FlowerMessageError(str(heard["failed"]))
-            reply = read_message(Path(str(heard["reply"])).read_bytes())
-            if reply.metadata.src_node_id != node:
+            if report.failed:
+                raise FlowerMessageError(report.failed)
+            reply = read_message(Path(report.reply).read_bytes())
+            if reply.metadata.src_node_id != report.node:
                 raise FlowerMessageError(f"it comes in the name of node {reply.metadata.src_node_id}")
             if reply.has_error():
                 raise FlowerMessageError(str(reply.error.reason))
             self._check(reply)
         except (OSError, FlowerMessageError) as error:
-            self.lost[node] = str(error)
+            self.lost[report.node] = str(error)
             return []
         return [reply]
 
     def _listen(self) -> None:
-        for line in sys.stdin:
-            self._heard.put(json.loads(line))
-
-
-def tell(said: dict[str, object]) -> None:
-    """Say something to the supervisor."""
-    sys.stdout.write(json.dumps(said) + "\n")
-    sys.stdout.flush()
+        for report in requests(msgspec.json.Decoder(ReplyReport)):
+            self._reports.put(report)

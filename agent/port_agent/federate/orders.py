@@ -25,7 +25,7 @@ STATE_FOLDER = "state"
 """In the folder of a federation: the worker's checkpoints in this round."""
 
 TRAIN_FIRST = 10
-"""Exit code of a client that has written what training begins with."""
+"""What a client returns that has written what training begins with, and no reply yet."""
 ARRAYS, CONFIG = "arrays", "config"
 """The records of a message: Flower's own defaults."""
 SAMPLES, LOSS = "num-examples", "loss"
@@ -87,3 +87,45 @@ class RoundOrder(msgspec.Struct, frozen=True, kw_only=True):
     def nodes(self) -> tuple[int, ...]:
         """The devices' numbers."""
         return tuple(self.names)
+
+
+class TensorsOf(msgspec.Struct, frozen=True):
+    """What of a bundle is federated."""
+
+    fingerprint: str
+    nbytes: int
+
+
+class MessageReady(msgspec.Struct, frozen=True, tag_field="event", tag="send"):
+    """Of the round's process: a message for a device lies in `file` of the messages' folder."""
+
+    node: int
+    file: str
+
+
+class RepliesUnneeded(msgspec.Struct, frozen=True, tag_field="event", tag="forget"):
+    """Likewise: nobody waits for the replies of these devices any more."""
+
+    nodes: tuple[int, ...]
+
+
+class RoundEnded(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="ended"):
+    """Likewise, the last: so many devices were averaged, or the round was abandoned for a reason."""
+
+    averaged: int = 0
+    loss: float | None = None
+    abandoned: str = ""
+    lost: dict[str, str] = {}
+    """Devices whose reply is not in it, and why."""
+
+
+RoundEvent = MessageReady | RepliesUnneeded | RoundEnded
+
+
+class ReplyReport(msgspec.Struct, frozen=True, kw_only=True):
+    """To the round's process: the reply to the message in `file` lies in the file `reply`, or there is none because it `failed`."""
+
+    node: int
+    file: str
+    reply: str = ""
+    failed: str = ""

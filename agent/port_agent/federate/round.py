@@ -1,7 +1,6 @@
 """One round of a federation, on the device that leads it: `python -m port_agent.federate.round`, a process that lives as long as the round.
 
-The first line of its standard input is a `RoundOrder`; what it sends and hears after that is `PeerGrid`'s. Its last line tells how the
-round ended. The averaged weights take the place of the old ones at once and whole, so a round that is cut never was.
+Its first request is a `RoundOrder`; what it sends and receives after that is `PeerGrid`'s. Its last event is how the round ended. The averaged weights take the place of the old ones at once and whole, so a round that is cut never was.
 """
 
 import math
@@ -27,7 +26,7 @@ from flwr.server.workflow.constant import MAIN_CONFIGS_RECORD, MAIN_PARAMS_RECOR
 from flwr.serverapp.strategy import DifferentialPrivacyClientSideFixedClipping, FedAvg
 from flwr.supercore.task_identity import TaskIdentity
 
-from port_agent.federate.grid import PeerGrid, tell
+from port_agent.federate.grid import PeerGrid
 from port_agent.federate.orders import (
     ARRAYS,
     GLOBAL_FILE,
@@ -36,10 +35,12 @@ from port_agent.federate.orders import (
     MESSAGES_FOLDER,
     MOST_WEIGHT,
     SAMPLES,
+    RoundEnded,
     RoundOrder,
 )
 from port_agent.federate.tensors import Arrays, FederatedTensorError, FederatedTensors, federated_tensors
 from port_agent.federate.wire import FlowerMessageError, array_record, plain_arrays
+from port_agent.system.helper_process import exit_code, send_event
 from port_planner.base.errors import PortError
 
 _LEADER_NODE = 1
@@ -182,21 +183,18 @@ def main(argv: Sequence[str]) -> int:
     order = msgspec.json.decode(sys.stdin.readline(), type=RoundOrder)
     TaskIdentity.run_id, TaskIdentity.node_id = order.run_id, _LEADER_NODE
     TaskIdentity.task_id = secrets.randbits(62)
-    try:
+
+    def work() -> None:
         done = Round(order, federated_tensors(Path(order.bundle)))
         try:
             count, loss = done.run()
-            tell({"averaged": count, "loss": loss, "lost": _named(done.grid.lost, order)})
         except RoundAbandonedError as error:
-            tell({"abandoned": str(error)})
-    except (PortError, OSError) as error:
-        sys.stderr.write(f"{error}\n")
-        return 1
-    return 0
+            send_event(RoundEnded(abandoned=str(error)))
+        else:
+            lost = {order.names[node]: why for node, why in done.grid.lost.items()}
+            send_event(RoundEnded(averaged=count, loss=loss, lost=lost))
 
-
-def _named(lost: dict[int, str], order: RoundOrder) -> dict[str, str]:
-    return {order.names[node]: why for node, why in lost.items()}
+    return exit_code(work)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ in 32 bits and rounded to nearest, ties to even, when they become weights again.
 """
 
 import hashlib
-import json
 import math
 import struct
 import sys
@@ -16,8 +15,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from port_agent.federate.orders import TensorsOf
 from port_agent.finetune.job.file import FinetuneJob
 from port_agent.system.atomic_file import atomic_stream
+from port_agent.system.helper_process import exit_code, send_event
 from port_planner.base.errors import ExitCode, PortError
 from port_planner.ir.bundle.bundle import Bundle
 from port_planner.ir.bundle.manifest import TensorLayout
@@ -198,13 +199,12 @@ def _chunks(array: NDArray[np.generic], layout: TensorLayout) -> Chunks:
 def main(argv: Sequence[str]) -> int:
     """Print what of a bundle is federated as JSON, for the supervisor, which has no numpy; returns the exit code."""
     (bundle,) = argv
-    try:
+
+    def work() -> None:
         tensors = federated_tensors(Path(bundle))
-    except (PortError, OSError) as error:
-        sys.stderr.write(f"{error}\n")
-        return 1
-    sys.stdout.write(json.dumps({"fingerprint": tensors.fingerprint, "nbytes": tensors.nbytes}))
-    return 0
+        send_event(TensorsOf(tensors.fingerprint, tensors.nbytes))
+
+    return exit_code(work)
 
 
 if __name__ == "__main__":

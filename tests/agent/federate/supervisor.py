@@ -100,12 +100,12 @@ class Led:
             say.flush()
             for line in process.stdout:
                 said = json.loads(line)
-                if "send" in said:
-                    brought = json.dumps(self._brought(said["send"], said["node"])).encode()
+                if said["event"] == "send":
+                    brought = json.dumps(self._brought(said["file"], said["node"])).encode()
                     with contextlib.suppress(BrokenPipeError):  # it had enough
                         say.write(brought + b"\n")
                         say.flush()
-                elif "forget" not in said:
+                elif said["event"] == "ended":
                     ended = said
             assert ended, process.stderr.read().decode()[-2000:]
         return ended

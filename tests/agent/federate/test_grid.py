@@ -54,6 +54,10 @@ def test_replies_are_taken_from_who_was_asked_for_what_was_asked(
     assert [reply.metadata.src_node_id for reply in replies] == [5]
     assert grid.lost == {6: "it comes in the name of node 5"}
     lines = [json.loads(line) for line in said.getvalue().splitlines()]
-    assert lines == [{"send": "5-1", "node": 5}, {"send": "6-2", "node": 6}, {"forget": []}]
+    assert lines == [
+        {"event": "send", "node": 5, "file": "5-1"},
+        {"event": "send", "node": 6, "file": "6-2"},
+        {"event": "forget", "nodes": []},
+    ]
     with pytest.raises(NotImplementedError):
         grid.push_messages([])

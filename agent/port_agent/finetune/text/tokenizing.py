@@ -5,7 +5,6 @@ process before it do that, which has no torch, and keeps tokens alone.
 """
 
 import pickle
-import subprocess
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +18,8 @@ from port_agent.finetune.task import Task, read_config, task_of
 from port_agent.finetune.text.records import Records
 from port_agent.finetune.text.sequence_file import TOKEN, SequenceFile
 from port_agent.finetune.text.sequences import Split, Vocabulary, split_sequences
-from port_agent.system.python_process import module_command, one_thread_environment
+from port_agent.system.helper_process import HelperCommand, HelperError, run_helper
+from port_agent.system.python_process import one_thread_environment
 
 _PROCESS = "port_agent.finetune.text.process"
 _QUIET = {"TRANSFORMERS_VERBOSITY": "error"}
@@ -110,21 +110,16 @@ class TokenizerProcess:
         self._ask("save", folder)
 
     def _ask(self, what: str, *arguments: Any, inherited: tuple[int, ...] = ()) -> Any:
-        asked = [*module_command(_PROCESS), msgspec.json.encode(self._options).decode(), what]
-        done = subprocess.run(
-            asked,
-            input=pickle.dumps(arguments),
-            stdout=subprocess.PIPE,
-            env={**one_thread_environment(), **_QUIET},
-            pass_fds=inherited,
-            check=False,
-        )
-        if done.returncode != 0:
+        words, environment = (msgspec.json.encode(self._options).decode(), what), {**one_thread_environment(), **_QUIET}
+        command = HelperCommand(_PROCESS, words, environment, directory=None)
+        try:
+            output = run_helper(command, pickle.dumps(arguments), inherited=inherited)
+        except HelperError as error:
             raise FinetuneError(
-                f"the process that reads the tokenizer of {self._options.model} ended with {done.returncode}; if it was the memory, "
-                "give more --ram"
-            )
-        answer = pickle.loads(done.stdout)  # our own process wrote it
+                f"the process that reads the tokenizer of {self._options.model} ended with {error.code}; if it was the memory, "
+                f"give more --ram ({error.last_line})"
+            ) from error
+        answer = pickle.loads(output)  # our own process wrote it
         if isinstance(answer, FinetuneError):
             raise answer
         return answer

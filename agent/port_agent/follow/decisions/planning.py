@@ -27,7 +27,8 @@ from port_agent.follow.decisions.step_recording import StepRecording
 from port_agent.follow.decisions.trace import Trace
 from port_agent.follow.memory import ProcessBudget
 from port_agent.follow.residency import Residency
-from port_agent.system.python_process import module_command, one_thread_environment
+from port_agent.system.helper_process import HelperCommand
+from port_agent.system.python_process import one_thread_environment
 from port_planner.ir.costs import DeviceCosts, Flash
 from port_planner.ir.traced import GREEDY_BYTES, SEARCH_BYTES, TracedPlan, TracedRequest, read_traced_plans
 from port_planner.search.wear import SPARING_TIME
@@ -287,16 +288,13 @@ class Planning:
             recording.step(), self._device(), int(room * (1 - _SLACK_SHARE)),
             _SEARCH_S if searching_bytes == SEARCH_BYTES else 0.0, self._limits.deadline_s, self._limits.written_bytes,
         )  # fmt: skip
-        environment = one_thread_environment()
+        command = HelperCommand("port_planner.search.traced_plan", (), one_thread_environment(), directory=None)
         with contextlib.ExitStack() as opened:
             try:
                 given, plans = (opened.enter_context(tempfile.TemporaryFile()) for _ in range(2))
                 given.write(msgspec.msgpack.encode(request))
                 given.seek(0)
-                process = subprocess.Popen(
-                    module_command("port_planner.search.traced_plan"), env=environment, stdin=given, stdout=plans,
-                    stderr=subprocess.DEVNULL,
-                )  # fmt: skip
+                process = command.start(stdin=given, stdout=plans, stderr=subprocess.DEVNULL)
             except OSError:  # no space, no process: the program goes on without a plan
                 return
             opened.pop_all()

@@ -5,14 +5,13 @@ by a process of its own (`port_agent.peers.identity.make`), so that the agent do
 """
 
 import base64
-import subprocess
 import threading
 from dataclasses import dataclass
 from pathlib import Path
 
 from port_agent.peers.identity.device_id import DIGEST_BYTES, DeviceId, DeviceIdError, read_device_id
 from port_agent.system.checksum import bytes_checksum
-from port_agent.system.python_process import NEUTRAL_DIRECTORY, module_command, module_environment
+from port_agent.system.helper_process import HelperCommand, HelperError, run_helper
 from port_planner.base.errors import PortError
 
 FILE_NAME = "identity.pem"
@@ -97,18 +96,11 @@ def certificate_pem(der: bytes) -> str:
 
 def _make(path: Path) -> None:
     try:
-        made = subprocess.run(
-            [*module_command(_MAKER), str(path)],
-            env=module_environment(), cwd=NEUTRAL_DIRECTORY, stdin=subprocess.DEVNULL,
-            capture_output=True, text=True, timeout=_MAKING_PATIENCE_S, check=False,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired as error:
+        run_helper(HelperCommand(_MAKER, (str(path),)), within_s=_MAKING_PATIENCE_S)
+    except HelperError as error:
         raise IdentityError(
-            f"no key was made within {_MAKING_PATIENCE_S:.0f} s; is the disk at {path} slow?"
+            f"{path} cannot be made: {error.last_line or f'its process {error}'}; check the directory and its disk"
         ) from error
-    if made.returncode:
-        reason = made.stderr.strip().splitlines()[-1:] or [f"exit code {made.returncode}"]
-        raise IdentityError(f"{path} cannot be made: {reason[0]}; check the directory and its disk")
 
 
 def _damaged(path: Path, reason: str) -> IdentityError:

@@ -3,10 +3,8 @@
 Loading torch takes two seconds of a processor, so it is kept for the next request with as many threads.
 """
 
-import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -15,10 +13,11 @@ import msgpack
 import msgspec
 
 from port_agent.malloc import PreloadMode, preload_environment, preload_mode
-from port_agent.prepare.bench.process import DONE, LAST, Compare, Measure, Request, read_measured
+from port_agent.prepare.bench.process import Answered, Compare, Event, Measure, Progressed, Request, read_measured
 from port_agent.prepare.making.trial import TrialError
 from port_agent.prepare.progress import Progress
-from port_agent.system.python_process import module_command, module_environment, threads_environment
+from port_agent.system.helper_process import Helper, HelperCommand, HelperError
+from port_agent.system.python_process import module_environment, threads_environment
 from port_planner.exactness.replacements import Differing
 from port_planner.exactness.request import pack_request, read_differing
 from port_planner.ir.bundle.codec import pack_graph
@@ -26,6 +25,8 @@ from port_planner.ir.graph import StepGraph
 from port_planner.profiling import kept_costs, operators
 from port_planner.profiling.operators import Measured
 from port_planner.slices.rewriting import Rewritten
+
+_EVENTS: "msgspec.json.Decoder[Event]" = msgspec.json.Decoder(Event)
 
 
 class Bench:
@@ -37,7 +38,9 @@ class Bench:
     def __init__(self, limit_bytes: int | None = None) -> None:
         self._limit_bytes = limit_bytes
         self._kept = False
-        self._running: _Running | None = None
+        self._helper: Helper[Event] | None = None
+        """The process, with so many `_threads`; `_was_asked`: it may have done what left memory resident."""
+        self._threads, self._was_asked = 0, False
 
     def __enter__(self) -> Self:
         self._kept = True
@@ -51,7 +54,12 @@ class Bench:
 
     def load(self, threads: int) -> None:
         """Have a process load torch for the first request, with so many threads, while this one does something else."""
-        self._loaded(threads)
+        if self._helper is not None:
+            return
+        limit = preload_environment(self._limit_bytes)
+        environment = {**module_environment(), **limit, **threads_environment(threads)}
+        command = HelperCommand("port_agent.prepare.bench.process", (str(threads),), environment, directory=None)
+        self._helper, self._threads, self._was_asked = Helper(command, _EVENTS), threads, False
 
     def measure(
         self, graphs: Iterable[StepGraph], threads: int, compute_watts: float, progress: Progress, shared: bytes = b"",
@@ -75,22 +83,18 @@ class Bench:
             if known is not None:
                 return Measured(known, 0, 0)
 
-        def told(line: str) -> None:
-            done, _, total = line.partition(" ")
-            progress("profile", int(done) / max(1, int(total)))
-
         with tempfile.TemporaryDirectory() as folder:
             source, target, of_others = (Path(folder) / name for name in ("graphs", "costs", "shared"))
             source.write_bytes(msgpack.packb([pack_graph(g) for g in graphs]))
             if shared:
                 of_others.write_bytes(shared)
-            if resident and self._running is not None and self._running.asked:
+            if resident and self._was_asked:
                 self._close()
             asked = Measure(
                 str(source), str(target), compute_watts, resident, str(of_others) if shared else "", elsewhere=elsewhere,
                 ram_bytes=self._limit_bytes or 0,
             )  # fmt: skip
-            self._ask(threads, asked, "profiling", told)
+            self._ask(threads, asked, "profiling", lambda event: progress("profile", event.share))
             return read_measured(target)
 
     def compare(
@@ -104,62 +108,21 @@ class Bench:
             self._ask(threads, asked, "comparing operators in pieces", lambda _: None)
             return read_differing(target)
 
-    def _ask(self, threads: int, request: Request, what: str, told: Callable[[str], None]) -> None:
-        if self._running is not None and self._running.threads != threads:
+    def _ask(self, threads: int, request: Request, what: str, progress: Callable[[Progressed], None]) -> None:
+        if self._threads != threads:
             self._close()
-        running = self._loaded(threads)
-        answer = running.answer(request, told)
-        if answer != DONE or not self._kept:
-            self._close()
-        if not answer:
-            raise TrialError(f"{what} ended with exit code {running.process.returncode}: {running.last_words}")
+        self.load(threads)
+        self._was_asked, answer = True, None
+        for event in self._helper.ask(request) if self._helper is not None else ():
+            if isinstance(event, Answered):
+                answer = event
+                break
+            progress(event)
+        end = self._close() if answer is None or answer.is_last or not self._kept else None
+        if answer is None:
+            raise TrialError(f"{what} {end}")
 
-    def _loaded(self, threads: int) -> "_Running":
-        running = self._running = self._running or _Running(threads, self._limit_bytes)
-        return running
-
-    def _close(self) -> None:
-        if self._running is not None:
-            self._running.close()
-            self._running = None
-
-
-class _Running:
-    """The process, with so many threads."""
-
-    def __init__(self, threads: int, limit_bytes: int | None) -> None:
-        self.threads, self.last_words = threads, ""
-        self.asked = False
-        """Whether it did anything that may have left memory resident."""
-        environment = {**module_environment(), **preload_environment(limit_bytes), **threads_environment(threads)}
-        with ExitStack() as opened:
-            self._said = opened.enter_context(tempfile.TemporaryFile())
-            self.process = subprocess.Popen(
-                [*module_command("port_agent.prepare.bench.process"), str(threads)], env=environment, text=True,
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said,
-            )  # fmt: skip
-            self._opened = opened.pop_all()
-
-    def answer(self, request: Request, told: Callable[[str], None]) -> str:
-        """Return what it answers, what it says before told on; nothing where it ended instead."""
-        self.asked = True
-        if self.process.stdin is None or self.process.stdout is None:
-            return ""
-        try:
-            self.process.stdin.write(msgspec.json.encode(request).decode() + "\n")
-            self.process.stdin.flush()
-        except BrokenPipeError:
-            return ""
-        for line in self.process.stdout:
-            if line in (DONE, LAST):
-                return line
-            told(line)
-        return ""
-
-    def close(self) -> None:
-        """Let it end, and keep the last that it said."""
-        with self._opened:
-            with suppress(BrokenPipeError):  # what it was asked and did not read
-                self.process.communicate()
-            self._said.seek(0)
-            self.last_words = self._said.read().decode(errors="replace").strip().rpartition("\n")[2]
+    def _close(self) -> HelperError | None:
+        """Let the process end, if there is one, and return how it did."""
+        helper, self._helper = self._helper, None
+        return None if helper is None else helper.close()

@@ -1,6 +1,6 @@
 """The process that measures and compares operators: `python -m port_agent.prepare.bench.process THREADS`.
 
-It reads a request per line and answers each with a line, progress as "done total" lines before it. Its first request finds it as bare as a
+It answers each request with `Answered`, `Progressed` before it. Its first request finds it as bare as a
 worker, so that the memory which it reports is a worker's.
 """
 
@@ -13,14 +13,12 @@ from typing import TYPE_CHECKING
 import msgpack
 import msgspec
 
+from port_agent.system.helper_process import requests, send_event
 from port_agent.system.torch_loading import load_torch
 from port_planner.ir.bundle.codec import unpack_graph
 
 if TYPE_CHECKING:
     from port_planner.profiling.operators import Measured
-
-DONE, LAST = "done\n", "last\n"
-"""The answers: what was asked for is written. After the second the process ends."""
 
 
 class Measure(msgspec.Struct, frozen=True, tag="measure"):
@@ -51,6 +49,27 @@ class Compare(msgspec.Struct, frozen=True, tag="compare"):
 Request = Measure | Compare
 
 
+class Progressed(msgspec.Struct, frozen=True, tag_field="event", tag="progress"):
+    """So many of all operators are measured."""
+
+    done: int
+    total: int
+
+    @property
+    def share(self) -> float:
+        """From 0 to 1."""
+        return self.done / max(1, self.total)
+
+
+class Answered(msgspec.Struct, frozen=True, tag_field="event", tag="answer"):
+    """What was asked for is written; the process ends after the last request that it answers."""
+
+    is_last: bool = False
+
+
+Event = Progressed | Answered
+
+
 def main(arguments: list[str]) -> int:
     """Answer requests from the standard input, with `arguments[0]` threads, until it ends."""
     (threads,) = arguments
@@ -58,24 +77,23 @@ def main(arguments: list[str]) -> int:
     import torch
 
     torch.set_num_threads(int(threads))
-    decoder = msgspec.json.Decoder(Request)
-    for line in sys.stdin:
-        answer = _answered(decoder.decode(line))
-        _say(answer)
-        if answer == LAST:
+    decoder: msgspec.json.Decoder[Request] = msgspec.json.Decoder(Request)
+    for request in requests(decoder):
+        is_last = _answer(request)
+        send_event(Answered(is_last))
+        if is_last:
             break
     return 0
 
 
-def _answered(request: Request) -> str:
-    """Do what is asked for and return what to say."""
+def _answer(request: Request) -> bool:
+    """Do what is asked for and return whether it is the last that this process should do."""
     if isinstance(request, Measure):
         _measure(request)
-        return DONE
+        return False
     from port_agent.prepare.bench.comparing import compare
 
-    followed = compare(Path(request.source), Path(request.target), request.ram_bytes, Path(request.page_dir))
-    return LAST if followed else DONE
+    return compare(Path(request.source), Path(request.target), request.ram_bytes, Path(request.page_dir))
 
 
 def _measure(request: Measure) -> None:
@@ -85,16 +103,11 @@ def _measure(request: Measure) -> None:
     graphs = [unpack_graph(g) for g in msgpack.unpackb(Path(request.source).read_bytes())]
     shared = shared_costs.unpack_shared(Path(request.shared).read_bytes(), time.time()) if request.shared else {}
     measured = profile_operators(
-        graphs, compute_watts=request.compute_watts, progress=lambda done, total: _say(f"{done} {total}\n"),
+        graphs, compute_watts=request.compute_watts, progress=lambda done, total: send_event(Progressed(done, total)),
         kept_in=kept_costs.operators_folder(), shared=shared, resident=request.resident, elsewhere=request.elsewhere,
         ram_bytes=request.ram_bytes or math.inf,
     )  # fmt: skip
     Path(request.target).write_bytes(msgspec.msgpack.encode(measured))
-
-
-def _say(line: str) -> None:
-    sys.stdout.write(line)
-    sys.stdout.flush()
 
 
 def read_measured(path: Path) -> "Measured":

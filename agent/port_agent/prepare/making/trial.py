@@ -1,7 +1,6 @@
 """A bundle's first steps in a worker of its own: what they take of memory and time, and whether they give the right numbers."""
 
 import contextlib
-import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +9,8 @@ from pathlib import Path
 import torch
 
 from port_agent.malloc import preload_environment
-from port_agent.system.python_process import module_command, module_environment
+from port_agent.system.helper_process import HelperCommand, HelperError, run_helper
+from port_agent.system.python_process import module_environment
 from port_agent.worker.options import LOADED_WORKER, TorchOptions
 from port_agent.worker.protocol import (
     Event,
@@ -180,9 +180,8 @@ def loading_peak() -> int:
 
     Raises TrialError where torch cannot be loaded.
     """
-    command = module_command("port_agent.system.torch_loading")
     environment = {**module_environment(), **preload_environment(None)}
     try:
-        return int(subprocess.run(command, env=environment, capture_output=True, check=True, text=True).stdout)
-    except subprocess.CalledProcessError as error:
-        raise TrialError(f"torch could not be loaded in a process of its own: {error.stderr}") from error
+        return int(run_helper(HelperCommand("port_agent.system.torch_loading", (), environment, directory=None)))
+    except HelperError as error:
+        raise TrialError(f"torch could not be loaded in a process of its own: {error.last_line}") from error

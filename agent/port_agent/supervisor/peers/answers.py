@@ -1,7 +1,6 @@
 """What paired devices are answered, as the configuration and the policy allow: nothing is shared or solved unless it says so."""
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -12,7 +11,8 @@ from port_agent.peers.connection.messages import REASON_LIMIT
 from port_agent.peers.exchange.answers import Asker, NotAnsweredError, Subject, solving_patience_s
 from port_agent.policy.config import AgentOptions
 from port_agent.supervisor.job.plans.revising import SOLVER_BYTES
-from port_agent.system.python_process import NEUTRAL_DIRECTORY, bounded_command, one_thread_environment
+from port_agent.system.helper_process import HelperCommand, HelperError, ask_helper
+from port_agent.system.python_process import one_thread_environment
 from port_planner.base.units import format_bytes, format_seconds
 
 SOLVER_MODULE = "port_planner.search.solve_problem"
@@ -110,29 +110,21 @@ class PeerAnswers:
         return answer
 
     async def _solved(self, problem: bytes, seconds: float) -> bytes:
-        process = await asyncio.create_subprocess_exec(
-            *bounded_command(SOLVER_MODULE, data_bytes=SOLVER_BYTES),
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-            cwd=NEUTRAL_DIRECTORY, env=one_thread_environment(),
-        )  # fmt: skip
-        talking = asyncio.create_task(process.communicate(problem))
+        command = HelperCommand(SOLVER_MODULE, environment=one_thread_environment(), data_bytes=SOLVER_BYTES)
+        solving = asyncio.create_task(ask_helper(command, problem))
         try:
-            await self._watch(talking, solving_patience_s(seconds))
-            answer, told = await talking
+            await self._watch(solving, solving_patience_s(seconds))
+            return await solving
+        except HelperError as error:
+            raise NotAnsweredError(f"solving {error}"[:REASON_LIMIT]) from error
         finally:
-            talking.cancel()
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
-        if process.returncode:
-            line = told.decode("utf-8", "replace").strip().rpartition("\n")[2]
-            raise NotAnsweredError(f"solving ended with exit code {process.returncode}: {line}"[:REASON_LIMIT])
-        return answer
+            solving.cancel()
+            await asyncio.wait({solving})
 
-    async def _watch(self, talking: "asyncio.Task[tuple[bytes, bytes]]", patience_s: float) -> None:
+    async def _watch(self, solving: "asyncio.Task[bytes]", patience_s: float) -> None:
         """Wait for the end; raises NotAnsweredError where the policy or the time does not allow more."""
         end_s = time.monotonic() + patience_s
-        while not (await asyncio.wait({talking}, timeout=_WATCH_S))[0]:
+        while not (await asyncio.wait({solving}, timeout=_WATCH_S))[0]:
             reason = self._objection()
             if reason:
                 raise NotAnsweredError(f"stopped: {reason}")

@@ -22,7 +22,7 @@ from port_agent.federate.orders import (
     REPLY_FILE,
     RESULT_FILE,
     START_FILE,
-    TRAIN_FIRST,
+    TensorsOf,
     has_round,
 )  # fmt: skip
 from port_agent.jobs.model import Job, JobKind, JobState
@@ -45,7 +45,8 @@ from port_agent.supervisor.job.worker_kinds import bundle_path
 from port_agent.supervisor.peers.answers import FederatedSurroundings
 from port_agent.system.atomic_file import write_atomically
 from port_agent.system.checksum import file_checksum
-from port_agent.system.python_process import NEUTRAL_DIRECTORY, bounded_command, one_thread_environment
+from port_agent.system.helper_process import HelperCommand, HelperError, ask_helper
+from port_agent.system.python_process import one_thread_environment
 from port_planner.base.errors import PortError
 from port_planner.base.units import format_bytes
 
@@ -69,13 +70,6 @@ def has_flower() -> bool:
 def flower_environment() -> dict[str, str]:
     """Return the environment of Flower's processes: it tells nobody that it runs."""
     return {**one_thread_environment(), "FLWR_TELEMETRY_ENABLED": "0"}
-
-
-class TensorsOf(msgspec.Struct, frozen=True):
-    """What of a bundle is federated."""
-
-    fingerprint: str
-    nbytes: int
 
 
 class _Task(msgspec.Struct, frozen=True):
@@ -132,7 +126,7 @@ class FederatedJobs:
         """Return what of a job is federated, worked out in a process of its own; raises PortError."""
         known = self._tensors.get(job.id)
         if known is None:
-            output = await _run(TENSORS_MODULE, str(self._bundle(job)), limit_bytes=CLIENT_BYTES)
+            output = await _flower(TENSORS_MODULE, str(self._bundle(job)), limit_bytes=CLIENT_BYTES)
             known = self._tensors[job.id] = msgspec.json.decode(output, type=TensorsOf)
         return known
 
@@ -288,12 +282,12 @@ class FederatedJobs:
             return
         limit = CLIENT_BYTES + _COPIES * task.total
         try:
-            code = await _client(folder, self._bundle(job), limit)
+            await _flower(CLIENT_MODULE, str(folder), str(self._bundle(job)), limit_bytes=limit)
         except (PortError, OSError) as error:
             self._note(job, msgspec.structs.replace(task, failed=str(error)[:REASON_LIMIT]))
             self._audit(f"{task.leader}: a round of job {job.label} failed: {error}")
             return
-        if code == TRAIN_FIRST:
+        if has_round(folder):
             self._train(job)
         await self._note_result(job)
 
@@ -358,38 +352,10 @@ def _piece(reply: Path, offset: int) -> TaskAnswer:
         return TaskAnswer(state=TaskState.DONE, size=reply.stat().st_size, data=stream.read(PART_BYTES))
 
 
-async def _client(folder: Path, bundle: Path, limit_bytes: int) -> int:
-    """Run the client; returns 0 or `TRAIN_FIRST`. Raises PortError where it fails, OSError."""
-    process = await _started(CLIENT_MODULE, str(folder), str(bundle), limit_bytes=limit_bytes)
-    code, _ = await _ended(process, {0, TRAIN_FIRST})
-    return code
-
-
-async def _run(module: str, *words: str, limit_bytes: int) -> bytes:
-    _, output = await _ended(await _started(module, *words, limit_bytes=limit_bytes), {0})
-    return output
-
-
-async def _started(module: str, *words: str, limit_bytes: int) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
-        *bounded_command(module, *words, data_bytes=limit_bytes),
-        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-        cwd=NEUTRAL_DIRECTORY, env=flower_environment(),
-    )  # fmt: skip
-
-
-async def _ended(process: asyncio.subprocess.Process, sound: set[int]) -> tuple[int, bytes]:
-    """Wait for a process; returns its exit code and output. Raises PortError for a code that is not among `sound`."""
+async def _flower(module: str, *arguments: str, limit_bytes: int) -> bytes:
+    """Return what a process of Flower's writes; raises PortError where it fails, OSError."""
+    command = HelperCommand(module, arguments, flower_environment(), limit_bytes)
     try:
-        async with asyncio.timeout(_CLIENT_S):
-            output, told = await process.communicate()
-    except TimeoutError:
-        raise PortError(f"Flower's process took longer than {_CLIENT_S:.0f} s") from None
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    if process.returncode not in sound:
-        line = told.decode("utf-8", "replace").strip().rpartition("\n")[2]
-        raise PortError(f"Flower's process ended with exit code {process.returncode}: {line}")
-    return process.returncode or 0, output
+        return await ask_helper(command, within_s=_CLIENT_S)
+    except HelperError as error:
+        raise PortError(f"Flower's process {error}") from error

@@ -9,14 +9,24 @@ import contextlib
 import hashlib
 import secrets
 import shutil
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from port_agent.federate.orders import GLOBAL_FILE, LEADER_FOLDER, MESSAGES_FOLDER, FederationSettings, RoundOrder
+from port_agent.federate.orders import (
+    GLOBAL_FILE,
+    LEADER_FOLDER,
+    MESSAGES_FOLDER,
+    FederationSettings,
+    MessageReady,
+    RepliesUnneeded,
+    ReplyReport,
+    RoundEnded,
+    RoundEvent,
+    RoundOrder,
+)  # fmt: skip
 from port_agent.jobs.model import Job, JobRequestError
 from port_agent.jobs.store import JobStore
 from port_agent.peers.exchange.answers import NotAnsweredError, Subject
@@ -40,7 +50,7 @@ from port_agent.supervisor.peers.federated_jobs import NO_FLOWER, FederatedJobs,
 from port_agent.supervisor.peers.fleet import FleetKeeper
 from port_agent.system.atomic_file import write_atomically
 from port_agent.system.clock import Clock
-from port_agent.system.python_process import NEUTRAL_DIRECTORY, module_command
+from port_agent.system.helper_process import AsyncHelper, HelperCommand
 from port_planner.base.errors import PortError
 
 ROUND_MODULE = "port_agent.federate.round"
@@ -56,9 +66,9 @@ _MOST_FAULTS = 5
 """Rounds in a row whose own process failed; then the federation is given up."""
 _FINAL_S = 120.0
 """Within this time all get the averaged weights in the end; who does not is told by the next federation."""
-_LINE_BYTES = 1 << 20
 _RUN_FILE = "run.json"
 _THIS_DEVICE = "this device"
+_ROUND_EVENTS: "msgspec.json.Decoder[RoundEvent]" = msgspec.json.Decoder(RoundEvent)
 
 
 class RoundRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -305,8 +315,7 @@ class Federations:
         tensors = (await self._jobs.tensors_of(job)).fingerprint
         about = _Messages(job.spec.name, run.run, tensors, messages)
         post = _Post(about, {member.node: member for member in members}, self._ask)
-        ended: Mapping[str, Any] = {}
-        fault = ""
+        ended, fault = RoundEnded(), ""
         try:
             ended = await post.do_round(order)
         except (PortError, OSError) as error:
@@ -315,8 +324,7 @@ class Federations:
             self._led[job.id].round_devices = ()
         record = RoundRecord(
             number=run.done + 1, at=self._clock.wall_s(), seconds=round(self._clock.monotonic_s() - began_s, 1),
-            devices=ended.get("averaged", 0), loss=ended.get("loss"), abandoned=fault or ended.get("abandoned", ""),
-            lost=ended.get("lost", {}),
+            devices=ended.averaged, loss=ended.loss, abandoned=fault or ended.abandoned, lost=ended.lost,
         )  # fmt: skip
         return record, bool(fault)
 
@@ -365,41 +373,28 @@ class _Post:
         self._about, self._members, self._ask = about, members, ask
         self._under_way: dict[int, tuple[str, asyncio.Task[None]]] = {}
         """By node: the hash of the message, and who brings it."""
-        self._stdin: asyncio.StreamWriter | None = None
+        self._helper: AsyncHelper[RoundEvent] | None = None
 
-    async def do_round(self, order: RoundOrder) -> Mapping[str, Any]:
-        """Return what the round's process says in the end; raises PortError where it fails, OSError."""
-        process = await asyncio.create_subprocess_exec(
-            *module_command(ROUND_MODULE),
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-            cwd=NEUTRAL_DIRECTORY, env=flower_environment(), limit=_LINE_BYTES,
-        )  # fmt: skip
-        told = asyncio.create_task(_last_line(process.stderr))
-        ended: Mapping[str, Any] | None = None
+    async def do_round(self, order: RoundOrder) -> RoundEnded:
+        """Return how the round's process says it ended; raises PortError where it fails, OSError."""
+        command = HelperCommand(ROUND_MODULE, environment=flower_environment())
+        helper = self._helper = await AsyncHelper.start(command, _ROUND_EVENTS, order)
+        ended: RoundEnded | None = None
         try:
-            self._stdin = process.stdin
-            self._say(msgspec.to_builtins(order, str_keys=True))
-            while process.stdout is not None and (line := await process.stdout.readline()):
-                said = msgspec.json.decode(line)
-                if "send" in said:
-                    self._send(int(said["node"]), self._about.folder / str(said["send"]))
-                elif "forget" in said:
-                    await self._forget(said["forget"])
-                else:
-                    ended = said
-            await process.wait()
+            while (event := await helper.event()) is not None:
+                match event:
+                    case MessageReady():
+                        self._send(event.node, self._about.folder / event.file)
+                    case RepliesUnneeded():
+                        await self._forget(event.nodes)
+                    case RoundEnded():
+                        ended = event
         finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
+            end = await helper.close()
             await self._forget(list(self._under_way))
         if ended is None:
-            raise PortError(f"the round's process ended with exit code {process.returncode}: {await told}")
+            raise PortError(f"the round's process {end}"[:REASON_LIMIT])
         return ended
-
-    def _say(self, said: Mapping[str, Any]) -> None:
-        if self._stdin is not None:
-            self._stdin.write(msgspec.json.encode(said) + b"\n")
 
     def _send(self, node: int, file: Path) -> None:
         digest = _sha256(file)
@@ -409,13 +404,13 @@ class _Post:
     async def _bring(self, member: _Member, file: Path, digest: str) -> None:
         """Bring a message and fetch the reply; tells the round's process how that went."""
         reply = file.with_name(f"{file.name}.reply")
-        said: dict[str, Any] = {"node": member.node, "file": file.name}
+        failed = ""
         try:
             await self._exchange(member, file, digest, reply)
-            said["reply"] = str(reply)
         except _LostError as error:
-            said["failed"] = str(error)
-        self._say(said)
+            failed = str(error)
+        if self._helper is not None:
+            self._helper.send(ReplyReport(node=member.node, file=file.name, reply=str(reply), failed=failed))
 
     async def _exchange(self, member: _Member, file: Path, digest: str, reply: Path) -> None:
         """Bring a message and fetch its reply, as often as the device comes back; raises _LostError where it refuses."""
@@ -469,7 +464,7 @@ class _Post:
             return 0, False
         raise _LostError(answer.reason or answer.state.value)
 
-    async def _forget(self, nodes: list[int]) -> None:
+    async def _forget(self, nodes: Iterable[int]) -> None:
         """Stop what is under way with devices, and tell them that nobody waits."""
         ends = []
         for node in nodes:
@@ -522,10 +517,3 @@ def _sha256(file: Path) -> str:
 def _emptied(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(mode=0o700)
-
-
-async def _last_line(stream: asyncio.StreamReader | None) -> str:
-    last = b""
-    while stream is not None and (line := await stream.readline()):
-        last = line
-    return last.decode("utf-8", "replace").strip()[:REASON_LIMIT]

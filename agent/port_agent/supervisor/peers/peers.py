@@ -10,12 +10,13 @@ from port_agent.jobs.store import JobStore
 from port_agent.peers.connection.messages import Heartbeat
 from port_agent.peers.exchange.answers import Asker
 from port_agent.peers.identity.keys import own_identity
+from port_agent.peers.pairing.protocol import NewPartner, PairingPlace
 from port_agent.peers.state import PublicState
 from port_agent.policy.config import AgentOptions
 from port_agent.supervisor.peers.answers import FederatedSurroundings, PeerAnswers
 from port_agent.supervisor.peers.discovery import PeerDiscovery, default_name
 from port_agent.supervisor.peers.fleet import FleetKeeper
-from port_agent.supervisor.peers.pairing import NewPartner, PairingDesk, PairingPlace, PairingRefusedError
+from port_agent.supervisor.peers.pairing import PairingDesk, PairingRefusedError
 from port_agent.system.clock import Clock
 
 if TYPE_CHECKING:
@@ -171,7 +172,7 @@ class Peers:
     async def _place(self) -> PairingPlace:
         own = await asyncio.to_thread(own_identity, self._state_dir)
         self._on_identity(str(own.id), own.id.short)
-        return PairingPlace(self._state_dir, self._name, self._options.peer_port)
+        return PairingPlace(str(self._state_dir), self._name, self._options.peer_port)
 
     def _on_identity(self, device_id: str, short_id: str) -> None:
         self._own_id = device_id

@@ -6,13 +6,14 @@ import socket
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
+import msgspec
 import pytest
 
 from port_agent.peers.connection.framing import framed
-from port_agent.peers.pairing.exchange import PairingExchange, PairingPartner, PairingSide
+from port_agent.peers.pairing.exchange import PairingError, PairingExchange, PairingPartner, PairingSide
 from port_agent.peers.pairing.join import join_device, main
+from port_agent.peers.pairing.protocol import JoinDevice, PairingPlace
 from port_agent.peers.pairing.stream import PairingStream
 from tests.agent.peers.devices import identity
 
@@ -20,9 +21,9 @@ OWN = PairingPartner(b"joiner", "cellar", 9500)
 
 
 def join(port: int) -> str:
-    told: list[dict[str, Any]] = []
-    assert join_device(OWN, "482193059", "127.0.0.1", port, told.append) == 1
-    return str(told[-1]["failed"])
+    with pytest.raises(PairingError) as raised:
+        join_device(OWN, "482193059", "127.0.0.1", port)
+    return str(raised.value)
 
 
 def test_nobody_shows_a_code_there() -> None:
@@ -61,6 +62,7 @@ def test_a_mistyped_code_calls_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     identity(tmp_path)
-    monkeypatch.setattr("sys.stdin", io.StringIO("482-193-050\n"))
-    assert main([str(tmp_path), "cellar", "9478", "127.0.0.1", "1"]) == 1
-    assert "mistyped" in json.loads(capsys.readouterr().out)["failed"]
+    request = JoinDevice(PairingPlace(str(tmp_path), "cellar", 9478), "482-193-050", "127.0.0.1", 1)
+    monkeypatch.setattr("sys.stdin", io.StringIO(msgspec.json.encode(request).decode()))
+    assert main() == 1
+    assert "mistyped" in json.loads(capsys.readouterr().out)["reason"]

@@ -1,7 +1,7 @@
 """A device that shows a code: one pairs, three wrong codes end it, whoever disturbs does not."""
 
-import base64
 import contextlib
+import io
 import json
 import os
 import socket
@@ -10,14 +10,24 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
+import msgspec
 import pytest
 
 from port_agent.peers.pairing import show
 from port_agent.peers.pairing.code import TRIES
-from port_agent.peers.pairing.exchange import PairingPartner
+from port_agent.peers.pairing.exchange import PairingError, PairingPartner
 from port_agent.peers.pairing.join import join_device
+from port_agent.peers.pairing.protocol import (
+    CallerFailed,
+    CodeShown,
+    NewPartner,
+    PairingEvent,
+    PairingFailed,
+    PairingPlace,
+    ShowCode,
+    WrongCode,
+)
 from port_agent.peers.pairing.show import listen_on, main, plain_host, show_code
 from tests.agent.peers.devices import identity
 from tests.waiting import until
@@ -31,12 +41,12 @@ def without_rests(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def shown(lifetime_s: float = 60.0) -> Iterator[tuple[int, list[dict[str, Any]], threading.Thread]]:
+def shown(lifetime_s: float = 60.0) -> Iterator[tuple[int, list[PairingEvent], threading.Thread]]:
     """Show a code in a thread; gives the port, what is told, and the thread."""
-    told: list[dict[str, Any]] = []
+    told: list[PairingEvent] = []
     with listen_on(0) as listener:
         end_s = time.monotonic() + lifetime_s
-        thread = threading.Thread(target=lambda: show_code(SHOWER, listener, end_s, told.append))
+        thread = threading.Thread(target=lambda: told.append(show_code(SHOWER, listener, end_s, told.append)))
         thread.start()
         until(lambda: bool(told))
         try:
@@ -45,10 +55,19 @@ def shown(lifetime_s: float = 60.0) -> Iterator[tuple[int, list[dict[str, Any]],
             thread.join(60.0)
 
 
-def join(port: int, digits: str, host: str = "127.0.0.1") -> dict[str, Any]:
-    told: list[dict[str, Any]] = []
-    join_device(JOINER, digits, host, port, told.append)
-    return told[-1]
+def join(port: int, digits: str, host: str = "127.0.0.1") -> NewPartner:
+    return join_device(JOINER, digits, host, port)
+
+
+def refused(port: int, digits: str) -> str:
+    with pytest.raises(PairingError) as raised:
+        join(port, digits)
+    return str(raised.value)
+
+
+def code_of(told: list[PairingEvent]) -> str:
+    assert isinstance(told[0], CodeShown)
+    return told[0].code
 
 
 def other_code(code: str) -> str:
@@ -58,30 +77,25 @@ def other_code(code: str) -> str:
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 def test_who_knows_the_code_pairs_over_ipv4_and_ipv6(host: str) -> None:
     with shown() as (port, told, thread):
-        answer = join(port, told[0]["code"].replace("-", ""), host)
+        answer = join(port, code_of(told).replace("-", ""), host)
         thread.join(60.0)
-        assert told[-1]["paired"]["certificate"] == base64.b64encode(b"joiner").decode()
-        assert told[-1]["paired"]["address"] == [host, 9500] and told[-1]["paired"]["name"] == "cellar"
-        assert answer["paired"] == {
-            "certificate": base64.b64encode(b"shower").decode(),
-            "name": "attic",
-            "address": [host, 9478],
-        }
+        assert told[-1] == NewPartner(b"joiner", "cellar", (host, 9500))
+        assert answer == NewPartner(b"shower", "attic", (host, 9478))
 
 
 def test_after_so_many_wrong_codes_the_right_one_is_refused_too() -> None:
     with shown() as (port, told, thread):
-        code = told[0]["code"]
-        reasons = [join(port, other_code(code))["failed"] for _ in range(TRIES)]
+        code = code_of(told)
+        reasons = [refused(port, other_code(code)) for _ in range(TRIES)]
         assert reasons == [
             "the other device refused: the code is wrong; 2 more of 3 tries",
             "the other device refused: the code is wrong; 1 more of 3 tries",
             "the other device refused: the code is wrong; no more tries",
         ]
         thread.join(60.0)
-        assert [line["tries_left"] for line in told if "wrong" in line] == [2, 1, 0]
-        assert told[-1] == {"failed": "a wrong code was typed 3 times; show a new one"}
-    assert "no device shows a code" in join(port, code.replace("-", ""))["failed"]
+        assert [event.tries_left for event in told if isinstance(event, WrongCode)] == [2, 1, 0]
+        assert told[-1] == PairingFailed("a wrong code was typed 3 times; show a new one")
+    assert "no device shows a code" in refused(port, code.replace("-", ""))
 
 
 def test_whoever_only_disturbs_costs_no_try_and_hears_nothing_of_the_code() -> None:
@@ -93,15 +107,15 @@ def test_whoever_only_disturbs_costs_no_try_and_hears_nothing_of_the_code() -> N
                 sock.shutdown(socket.SHUT_WR)
                 heard = sock.recv(100)  # what was not read to the end resets the connection
             assert heard == b""
-        assert "paired" in join(port, told[0]["code"].replace("-", ""))
-        until(lambda: "paired" in told[-1], lambda: told)
-        assert [line.get("caller") for line in told[1:-1]] == ["127.0.0.1"] * 3
+        join(port, code_of(told).replace("-", ""))
+        until(lambda: isinstance(told[-1], NewPartner), lambda: told)
+        assert [event.host for event in told[1:-1] if isinstance(event, CallerFailed)] == ["127.0.0.1"] * 3
 
 
 def test_a_code_expires(monkeypatch: pytest.MonkeyPatch) -> None:
     with shown(lifetime_s=0.05) as (_, told, thread):
         thread.join(60.0)
-        assert told[-1] == {"failed": "nobody typed the code in time; show a new one"}
+        assert told[-1] == PairingFailed("nobody typed the code in time; show a new one")
 
 
 def test_a_code_ends_with_the_agent_that_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +123,7 @@ def test_a_code_ends_with_the_agent_that_shows_it(monkeypatch: pytest.MonkeyPatc
     with shown(lifetime_s=3600.0) as (_, told, thread):
         monkeypatch.setattr(os, "getppid", lambda: 1 << 22)  # as for a process whose parent was killed
         thread.join(60.0)
-        assert not thread.is_alive() and "failed" in told[-1]
+        assert not thread.is_alive() and isinstance(told[-1], PairingFailed)
 
 
 def test_endless_disturbance_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,15 +132,20 @@ def test_endless_disturbance_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
         for _ in range(2):
             socket.create_connection(("127.0.0.1", port)).close()
         thread.join(60.0)
-        assert told[-1]["failed"].startswith("2 callers and none paired")
+        assert isinstance(told[-1], PairingFailed) and told[-1].reason.startswith("2 callers and none paired")
 
 
-def test_a_port_that_is_taken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_port_that_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     identity(tmp_path)
     with listen_on(0) as taken:
         port = taken.getsockname()[1]
-        assert main([str(tmp_path), "attic", "9478", str(port), "5"]) == 1
-    assert json.loads(capsys.readouterr().out) == {"failed": f"port {port}: Address already in use"}
+        request = ShowCode(PairingPlace(str(tmp_path), "attic", 9478), port, 5.0)
+        monkeypatch.setattr("sys.stdin", io.StringIO(msgspec.json.encode(request).decode()))
+        assert main() == 1
+    failed = {"event": "failed", "reason": f"port {port}: Address already in use"}
+    assert json.loads(capsys.readouterr().out) == failed
 
 
 def test_an_address_as_people_write_it() -> None:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from port_agent.prepare.bench import bench as module
 from port_agent.prepare.bench.bench import Bench
 from port_agent.prepare.making.trial import TrialError
+from port_agent.system import helper_process
 from port_planner import make_bundle
 from port_planner.ir.graph import StepGraph
 from port_planner.slices.gradients import split_gradients
@@ -42,7 +42,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list["subprocess.Popen[str]"]:
             found.append(process)
         return process
 
-    monkeypatch.setattr(module.subprocess, "Popen", noted)
+    monkeypatch.setattr(helper_process.subprocess, "Popen", noted)
     return found
 
 
@@ -106,7 +106,7 @@ def test_costs_that_the_cache_knows_are_read_without_a_process(monkeypatch: pyte
     def never(*_: object, **__: object) -> None:
         raise AssertionError("a process was started")
 
-    monkeypatch.setattr(module.subprocess, "Popen", never)
+    monkeypatch.setattr(helper_process.subprocess, "Popen", never)
     assert Bench().measure([graph], 1, 2.0, lambda *_: None, resident=False).ops == measured.ops
     doubled = Bench().measure([graph], 1, 4.0, lambda *_: None, resident=False).ops
     assert [cost.joules for cost in doubled[0]] == [2 * cost.joules for cost in measured.ops[0]]

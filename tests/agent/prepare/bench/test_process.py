@@ -8,7 +8,7 @@ import msgpack
 import msgspec
 import pytest
 
-from port_agent.prepare.bench.process import DONE, Measure, read_measured
+from port_agent.prepare.bench.process import Answered, Event, Measure, Progressed, read_measured
 from port_agent.system.python_process import module_command
 from port_planner.ir.bundle.codec import pack_graph
 from tests.planner.steps import tiny_step
@@ -24,10 +24,11 @@ def test_each_request_is_answered_with_what_a_worker_holds_where_that_was_asked(
     told = subprocess.run(
         [*module_command("port_agent.prepare.bench.process"), "1"], check=True, capture_output=True, text=True,
         input="".join(msgspec.json.encode(one).decode() + "\n" for one in asked),
-    ).stdout.splitlines(keepends=True)  # fmt: skip
-    assert told.count(DONE) == 2 and told[-1] == DONE
-    done, total = told[told.index(DONE) - 1].split()
-    assert done == total
+    ).stdout.splitlines()  # fmt: skip
+    events: list[Event] = [msgspec.json.decode(line, type=Event) for line in told]
+    assert events.count(Answered()) == 2 and events[-1] == Answered()
+    last = events[events.index(Answered()) - 1]
+    assert isinstance(last, Progressed) and last.share == 1.0
     bare, alone = (read_measured(Path(one.target)) for one in asked)
     for measured in (bare, alone):
         assert len(measured.ops[0]) == len(graph.ops) and all(c.seconds > 0 and c.joules > 0 for c in measured.ops[0])

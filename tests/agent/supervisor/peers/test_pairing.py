@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from port_agent.peers.pairing.code import read_code
+from port_agent.peers.pairing.protocol import NewPartner, PairingPlace
 from port_agent.supervisor.peers import pairing
-from port_agent.supervisor.peers.pairing import NewPartner, PairingDesk, PairingPlace, PairingRefusedError
+from port_agent.supervisor.peers.pairing import PairingDesk, PairingRefusedError
 
 pytestmark = pytest.mark.process
 
@@ -27,7 +28,7 @@ class Desk:
 
     def __post_init__(self) -> None:
         self.root.mkdir()
-        self.place = PairingPlace(self.root, self.root.name, 9478)
+        self.place = PairingPlace(str(self.root), self.root.name, 9478)
         self.desk = PairingDesk(self.take, self.audits.append)
 
     def take(self, partner: NewPartner) -> str:
@@ -88,8 +89,8 @@ def test_a_code_that_nobody_types_and_one_that_is_taken_back(tmp_path: Path) -> 
 
 
 async def until_free(desk: PairingDesk) -> None:
-    assert desk._process is not None
-    await desk._process.wait()
+    assert desk._helper is not None
+    await desk._helper.close()
 
 
 def test_a_port_that_is_taken_and_a_process_that_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from port_agent.system.python_process import NEUTRAL_DIRECTORY, bounded_command, one_thread_environment
+from port_agent.system.helper_process import HelperCommand
+from port_agent.system.python_process import one_thread_environment
 from port_agent.worker.protocol import StepDone
 from port_planner.base.units import format_bytes
 from port_planner.ir.costs import Speeds
@@ -139,14 +140,12 @@ class PlanRevision:
         solving = self._solving
         asked = () if solving is None else ("--solve-on", solving.peer, "--runtime-dir", str(solving.runtime_dir))
         rates = (("--read", speeds.read_bytes_per_s), ("--write", speeds.write_bytes_per_s))
-        command = bounded_command(
-            SOLVER_MODULE, str(self._bundle), str(revision_path(self._bundle)), "--plan", str(plan), "--compute", str(speeds.compute),
-            *(word for flag, rate in rates if rate is not None for word in (flag, str(rate))), *asked, data_bytes=limit_bytes,
+        words = (
+            str(self._bundle), str(revision_path(self._bundle)), "--plan", str(plan), "--compute", str(speeds.compute),
+            *(word for flag, rate in rates if rate is not None for word in (flag, str(rate))), *asked,
         )  # fmt: skip
-        return subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=NEUTRAL_DIRECTORY,
-            env=one_thread_environment(),
-        )  # fmt: skip
+        command = HelperCommand(SOLVER_MODULE, words, one_thread_environment(), limit_bytes)
+        return command.start(stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
 
     def _ended(self, process: "subprocess.Popen[bytes]") -> RevisedPlans | None:
         told, _ = process.communicate()

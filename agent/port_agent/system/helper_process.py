@@ -1,0 +1,236 @@
+"""Processes of ours that do one thing beside the one that starts them, and how the two speak: a JSON object a line, both ways.
+
+What is sent are msgspec structs. Either a process is asked once and its output is the answer (`run_helper`, `ask_helper`), or requests and
+events go to and fro (`Helper`, `AsyncHelper`). One that ends otherwise than it should is a HelperError with its last line of errors.
+"""
+
+import asyncio
+import contextlib
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Generic, Self, TypeVar
+
+import msgspec
+from port_planner.ir.errors import PortError
+
+from port_agent.system.python_process import NEUTRAL_DIRECTORY, bounded_command, module_command, module_environment
+
+LINE_LIMIT_BYTES = 1 << 20
+"""Longer than any event."""
+_ERRORS_READ_BYTES = 4096
+_ERRORS_AS = {"encoding": "utf-8", "errors": "replace"}
+
+T = TypeVar("T")
+
+
+class HelperError(PortError):
+    """A helper process ended otherwise than it should. Its text goes on after what that process was to do."""
+
+    def __init__(self, code: int | None, errors: bytes, text: str = "") -> None:
+        """`code`: how it ended, `errors`: what it wrote to standard error, `text`: instead of both."""
+        self.code = code
+        self.last_line = errors.decode(**_ERRORS_AS).strip().rpartition("\n")[2]
+        super().__init__(text or f"ended with exit code {code}: {self.last_line}")
+
+
+@dataclass(frozen=True, slots=True)
+class HelperCommand:
+    """A module that is run, with its arguments and the environment; `data_bytes`: of data that it may hold (RLIMIT_DATA).
+
+    It stands in `directory`; None: where this process stands.
+    """
+
+    module: str
+    arguments: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=module_environment)
+    data_bytes: int | None = None
+    directory: Path | None = NEUTRAL_DIRECTORY
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The command line."""
+        if self.data_bytes is None:
+            return (*module_command(self.module), *self.arguments)
+        return bounded_command(self.module, *self.arguments, data_bytes=self.data_bytes)
+
+    def start(
+        self, *, stdin: "IO[bytes] | int", stdout: "IO[bytes] | int", stderr: "IO[bytes] | int",
+        inherited: tuple[int, ...] = (),
+    ) -> "subprocess.Popen[bytes]":  # fmt: skip
+        """Return the process, which has the file descriptors `inherited`, too; raises OSError."""
+        return subprocess.Popen(
+            self.words, stdin=stdin, stdout=stdout, stderr=stderr, env=self.environment, cwd=self.directory,
+            pass_fds=inherited,
+        )  # fmt: skip
+
+    async def start_async(self) -> asyncio.subprocess.Process:
+        """Return the process, everything in pipes; raises OSError."""
+        return await asyncio.create_subprocess_exec(
+            *self.words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=self.environment,
+            cwd=self.directory, limit=LINE_LIMIT_BYTES,
+        )  # fmt: skip
+
+
+# -- asked once
+
+
+def run_helper(
+    command: HelperCommand, content: bytes = b"", *, within_s: float | None = None, inherited: tuple[int, ...] = ()
+) -> bytes:
+    """Return what a process answers to `content`; raises HelperError, also where it takes too long, and OSError."""
+    pipe = subprocess.PIPE
+    with command.start(stdin=pipe, stdout=pipe, stderr=pipe, inherited=inherited) as process:
+        try:
+            output, errors = process.communicate(content, within_s)
+        except subprocess.TimeoutExpired as error:
+            raise _late(within_s or 0.0) from error
+        finally:
+            process.kill()
+    return _answer(process.returncode, output, errors)
+
+
+async def ask_helper(command: HelperCommand, content: bytes = b"", *, within_s: float | None = None) -> bytes:
+    """Likewise; a task that is cancelled ends the process."""
+    process = await command.start_async()
+    try:
+        async with asyncio.timeout(within_s):
+            output, errors = await process.communicate(content)
+    except TimeoutError:
+        raise _late(within_s or 0.0) from None
+    finally:
+        await _end(process)
+    return _answer(process.returncode, output, errors)
+
+
+def _answer(code: int | None, output: bytes, errors: bytes) -> bytes:
+    if code:
+        raise HelperError(code, errors)
+    return output
+
+
+def _late(within_s: float) -> HelperError:
+    return HelperError(None, b"", f"is not done within {within_s:.0f} s")
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.kill()
+    await process.wait()
+
+
+# -- asked again and again
+
+
+class Helper(Generic[T]):
+    """A process that takes requests and answers each with events, one after the other."""
+
+    def __init__(self, command: HelperCommand, events: "msgspec.json.Decoder[T]") -> None:
+        """Start it; raises OSError."""
+        self._events = events
+        with contextlib.ExitStack() as opened:
+            self._errors = opened.enter_context(tempfile.TemporaryFile())
+            self.process = command.start(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors)
+            self._opened = opened.pop_all()
+
+    def ask(self, request: msgspec.Struct) -> Iterator[T]:
+        """Send a request and yield events until the process ends; whoever has the last one for the request breaks off."""
+        if self.process.stdin is None or self.process.stdout is None:
+            return
+        try:
+            self.process.stdin.write(msgspec.json.encode(request) + b"\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            return
+        for line in self.process.stdout:
+            yield self._events.decode(line)
+
+    def close(self) -> HelperError:
+        """Let it end, and return how it did."""
+        with self._opened:
+            with contextlib.suppress(BrokenPipeError):  # a request that it did not read
+                self.process.communicate()
+            self._errors.seek(0)
+            return HelperError(self.process.returncode, self._errors.read())
+
+
+class AsyncHelper(Generic[T]):
+    """A process that takes requests and tells events at any time, for an event loop."""
+
+    def __init__(self, process: asyncio.subprocess.Process, events: "msgspec.json.Decoder[T]") -> None:
+        """Take over a process that was started; `start` does both."""
+        self._process, self._events = process, events
+        self._errors = asyncio.create_task(_tail(process.stderr))
+
+    @classmethod
+    async def start(cls, command: HelperCommand, events: "msgspec.json.Decoder[T]", request: msgspec.Struct) -> Self:
+        """Start a process with its first request; raises OSError."""
+        helper = cls(await command.start_async(), events)
+        helper.send(request)
+        return helper
+
+    @property
+    def runs(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.returncode is None
+
+    def send(self, request: msgspec.Struct) -> None:
+        """Send a request; one that has ended does not read it."""
+        if self._process.stdin is not None:
+            self._process.stdin.write(msgspec.json.encode(request) + b"\n")
+
+    async def event(self) -> T | None:
+        """Return the next event; None at the end, or for a line that is none."""
+        if self._process.stdout is None:
+            return None
+        with contextlib.suppress(ValueError, msgspec.MsgspecError):
+            return self._events.decode(await self._process.stdout.readline())
+        return None
+
+    def kill(self) -> None:
+        """End it, without waiting for that."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+
+    async def close(self) -> HelperError:
+        """End it, unless it has closed its output and ends by itself, and return how it did."""
+        if self._process.stdout is None or not self._process.stdout.at_eof():
+            self.kill()
+        await self._process.wait()
+        return HelperError(self._process.returncode, await self._errors)
+
+
+async def _tail(stream: asyncio.StreamReader | None) -> bytes:
+    """Return the end of what comes on a stream."""
+    held = b""
+    while stream is not None and (piece := await stream.read(_ERRORS_READ_BYTES)):
+        held = (held + piece)[-_ERRORS_READ_BYTES:]
+    return held
+
+
+# -- the process itself
+
+
+def requests(kind: "msgspec.json.Decoder[T]") -> Iterator[T]:
+    """Yield the requests that come on standard input, until it ends."""
+    for line in sys.stdin:
+        yield kind.decode(line)
+
+
+def send_event(event: msgspec.Struct) -> None:
+    """Send an event to whoever started this process."""
+    sys.stdout.write(msgspec.json.encode(event).decode() + "\n")
+    sys.stdout.flush()
+
+
+def exit_code(work: Callable[[], object]) -> int:
+    """Return 0 once `work` is done; 1 where it raised PortError or OSError, whose text goes to standard error."""
+    try:
+        work()
+    except (PortError, OSError) as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    return 0

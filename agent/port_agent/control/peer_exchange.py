@@ -7,7 +7,7 @@ from urllib.parse import quote
 import msgspec
 
 from port_agent.control.client import ControlClient, ControlError
-from port_agent.peers.connection.messages import REASON_LIMIT
+from port_agent.peers.decoding import REASON_LIMIT
 from port_agent.peers.exchange.answers import ANSWER_S, NotAnsweredError, PeerContent, Subject, solving_patience_s
 
 _AGENT_S = 15.0

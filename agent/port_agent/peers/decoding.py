@@ -1,16 +1,38 @@
-"""Bytes from another device as typed values: whatever is wrong with them is one error."""
+"""Messages between devices as MessagePack and back, and what their fields have in common. Whatever is wrong with bytes is one error."""
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
 
 T = TypeVar("T")
 
+REASON_LIMIT = 200
+Reason = Annotated[str, msgspec.Meta(max_length=REASON_LIMIT)]
+Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}\\Z")]
+Token = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}\\Z")]
+"""128 random bits."""
 
-def decoded(decoder: "msgspec.msgpack.Decoder[T]", content: bytes, refused: Callable[[str], Exception], what: str) -> T:
-    """Return the value that `content` is; raises what `refused` makes of the reason, of which `what` is the beginning."""
-    try:
-        return decoder.decode(content)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:  # a deep nest, a text that is no UTF-8
-        raise refused(f"{what} ({len(content)} bytes): {error}") from error
+
+class Codec(Generic[T]):
+    """Messages of one kind, a struct or a union of structs."""
+
+    def __init__(self, kind: Any, refused: Callable[[str], Exception], what: str) -> None:
+        """`refused` makes an error of the reason for which bytes are no message; `what` is how that begins."""
+        self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(kind)
+        self._refused, self._what = refused, what
+
+    def encode(self, message: T) -> bytes:
+        """Return the bytes of a message."""
+        return msgspec.msgpack.encode(message)
+
+    def decode(self, content: bytes) -> T:
+        """Return the message that `content` is; raises the error of this kind for anything else."""
+        try:
+            return self._decoder.decode(content)
+        except (
+            msgspec.MsgspecError,
+            RecursionError,
+            UnicodeDecodeError,
+        ) as error:  # a deep nest, a text that is no UTF-8
+            raise self._refused(f"{self._what} ({len(content)} bytes): {error}") from error

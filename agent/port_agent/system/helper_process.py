@@ -12,36 +12,34 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Generic, Self, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
-from port_planner.ir.errors import PortError
 
 from port_agent.system.python_process import NEUTRAL_DIRECTORY, bounded_command, module_command, module_environment
+from port_planner.base.errors import PortError
 
 LINE_LIMIT_BYTES = 1 << 20
 """Longer than any event."""
 _ERRORS_READ_BYTES = 4096
-_ERRORS_AS = {"encoding": "utf-8", "errors": "replace"}
 
 T = TypeVar("T")
 
 
 class HelperError(PortError):
-    """A helper process ended otherwise than it should. Its text goes on after what that process was to do."""
+    """A helper process ended with an exit code, or did not in time. Its text goes on after what that process was to do."""
 
     def __init__(self, code: int | None, errors: bytes, text: str = "") -> None:
-        """`code`: how it ended, `errors`: what it wrote to standard error, `text`: instead of both."""
-        self.code = code
-        self.last_line = errors.decode(**_ERRORS_AS).strip().rpartition("\n")[2]
+        """`errors`: what it wrote to standard error; `text`: what is said instead of both."""
+        self.code, self.last_line = code, errors.decode(errors="replace").strip().rpartition("\n")[2]
         super().__init__(text or f"ended with exit code {code}: {self.last_line}")
 
 
 @dataclass(frozen=True, slots=True)
 class HelperCommand:
-    """A module that is run, with its arguments and the environment; `data_bytes`: of data that it may hold (RLIMIT_DATA).
+    """A module that is run, with its arguments and environment, in a directory; None: where this process stands.
 
-    It stands in `directory`; None: where this process stands.
+    `data_bytes`: of data that it may hold (RLIMIT_DATA); None: as it likes.
     """
 
     module: str
@@ -57,40 +55,33 @@ class HelperCommand:
             return (*module_command(self.module), *self.arguments)
         return bounded_command(self.module, *self.arguments, data_bytes=self.data_bytes)
 
-    def start(
-        self, *, stdin: "IO[bytes] | int", stdout: "IO[bytes] | int", stderr: "IO[bytes] | int",
-        inherited: tuple[int, ...] = (),
-    ) -> "subprocess.Popen[bytes]":  # fmt: skip
-        """Return the process, which has the file descriptors `inherited`, too; raises OSError."""
-        return subprocess.Popen(
-            self.words, stdin=stdin, stdout=stdout, stderr=stderr, env=self.environment, cwd=self.directory,
-            pass_fds=inherited,
-        )  # fmt: skip
+    def start(self, **streams: Any) -> "subprocess.Popen[bytes]":
+        """Return the process with streams and descriptors as `subprocess.Popen` takes them; raises OSError."""
+        return subprocess.Popen(self.words, env=self.environment, cwd=self.directory, **streams)
 
     async def start_async(self) -> asyncio.subprocess.Process:
-        """Return the process, everything in pipes; raises OSError."""
+        """Return the process, all its streams in pipes; raises OSError."""
+        streams = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
         return await asyncio.create_subprocess_exec(
-            *self.words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=self.environment,
-            cwd=self.directory, limit=LINE_LIMIT_BYTES,
-        )  # fmt: skip
-
-
-# -- asked once
+            *self.words, env=self.environment, cwd=self.directory, limit=LINE_LIMIT_BYTES, **streams
+        )
 
 
 def run_helper(
     command: HelperCommand, content: bytes = b"", *, within_s: float | None = None, inherited: tuple[int, ...] = ()
 ) -> bytes:
-    """Return what a process answers to `content`; raises HelperError, also where it takes too long, and OSError."""
-    pipe = subprocess.PIPE
-    with command.start(stdin=pipe, stdout=pipe, stderr=pipe, inherited=inherited) as process:
+    """Return what a process answers to `content`, which has descriptors `inherited`; raises HelperError, OSError."""
+    streams = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with command.start(pass_fds=inherited, **streams) as process:
         try:
             output, errors = process.communicate(content, within_s)
         except subprocess.TimeoutExpired as error:
-            raise _late(within_s or 0.0) from error
+            raise HelperError(None, b"", f"is not done within {within_s:.0f} s") from error
         finally:
             process.kill()
-    return _answer(process.returncode, output, errors)
+    if process.returncode:
+        raise HelperError(process.returncode, errors)
+    return output
 
 
 async def ask_helper(command: HelperCommand, content: bytes = b"", *, within_s: float | None = None) -> bytes:
@@ -100,29 +91,18 @@ async def ask_helper(command: HelperCommand, content: bytes = b"", *, within_s: 
         async with asyncio.timeout(within_s):
             output, errors = await process.communicate(content)
     except TimeoutError:
-        raise _late(within_s or 0.0) from None
+        raise HelperError(None, b"", f"is not done within {within_s:.0f} s") from None
     finally:
-        await _end(process)
-    return _answer(process.returncode, output, errors)
-
-
-def _answer(code: int | None, output: bytes, errors: bytes) -> bytes:
-    if code:
-        raise HelperError(code, errors)
+        _kill(process)
+        await process.wait()
+    if process.returncode:
+        raise HelperError(process.returncode, errors)
     return output
 
 
-def _late(within_s: float) -> HelperError:
-    return HelperError(None, b"", f"is not done within {within_s:.0f} s")
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
+def _kill(process: asyncio.subprocess.Process) -> None:
     with contextlib.suppress(ProcessLookupError):
         process.kill()
-    await process.wait()
-
-
-# -- asked again and again
 
 
 class Helper(Generic[T]):
@@ -140,13 +120,11 @@ class Helper(Generic[T]):
         """Send a request and yield events until the process ends; whoever has the last one for the request breaks off."""
         if self.process.stdin is None or self.process.stdout is None:
             return
-        try:
+        with contextlib.suppress(BrokenPipeError):
             self.process.stdin.write(msgspec.json.encode(request) + b"\n")
             self.process.stdin.flush()
-        except BrokenPipeError:
-            return
-        for line in self.process.stdout:
-            yield self._events.decode(line)
+            for line in self.process.stdout:
+                yield self._events.decode(line)
 
     def close(self) -> HelperError:
         """Let it end, and return how it did."""
@@ -158,19 +136,11 @@ class Helper(Generic[T]):
 
 
 class AsyncHelper(Generic[T]):
-    """A process that takes requests and tells events at any time, for an event loop."""
+    """A process that takes requests and sends events at any time, for an event loop."""
 
     def __init__(self, process: asyncio.subprocess.Process, events: "msgspec.json.Decoder[T]") -> None:
-        """Take over a process that was started; `start` does both."""
         self._process, self._events = process, events
         self._errors = asyncio.create_task(_tail(process.stderr))
-
-    @classmethod
-    async def start(cls, command: HelperCommand, events: "msgspec.json.Decoder[T]", request: msgspec.Struct) -> Self:
-        """Start a process with its first request; raises OSError."""
-        helper = cls(await command.start_async(), events)
-        helper.send(request)
-        return helper
 
     @property
     def runs(self) -> bool:
@@ -184,16 +154,14 @@ class AsyncHelper(Generic[T]):
 
     async def event(self) -> T | None:
         """Return the next event; None at the end, or for a line that is none."""
-        if self._process.stdout is None:
-            return None
-        with contextlib.suppress(ValueError, msgspec.MsgspecError):
-            return self._events.decode(await self._process.stdout.readline())
+        if self._process.stdout is not None:
+            with contextlib.suppress(ValueError, msgspec.MsgspecError):
+                return self._events.decode(await self._process.stdout.readline())
         return None
 
     def kill(self) -> None:
         """End it, without waiting for that."""
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
+        _kill(self._process)
 
     async def close(self) -> HelperError:
         """End it, unless it has closed its output and ends by itself, and return how it did."""
@@ -201,6 +169,15 @@ class AsyncHelper(Generic[T]):
             self.kill()
         await self._process.wait()
         return HelperError(self._process.returncode, await self._errors)
+
+
+async def start_helper(
+    command: HelperCommand, events: "msgspec.json.Decoder[T]", request: msgspec.Struct
+) -> AsyncHelper[T]:
+    """Return a process that was started and sent its first request; raises OSError."""
+    helper = AsyncHelper(await command.start_async(), events)
+    helper.send(request)
+    return helper
 
 
 async def _tail(stream: asyncio.StreamReader | None) -> bytes:
@@ -211,13 +188,9 @@ async def _tail(stream: asyncio.StreamReader | None) -> bytes:
     return held
 
 
-# -- the process itself
-
-
 def requests(kind: "msgspec.json.Decoder[T]") -> Iterator[T]:
-    """Yield the requests that come on standard input, until it ends."""
-    for line in sys.stdin:
-        yield kind.decode(line)
+    """Yield, in such a process, the requests that come on standard input, until it ends."""
+    return map(kind.decode, sys.stdin)
 
 
 def send_event(event: msgspec.Struct) -> None:

@@ -5,9 +5,9 @@ import time
 from pathlib import Path
 
 import msgspec
-from port_planner.ir.errors import PortError
 
 from port_agent.system.helper_process import exit_code, requests, send_event
+from port_planner.base.errors import PortError
 
 
 class Say(msgspec.Struct, frozen=True):

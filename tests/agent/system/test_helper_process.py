@@ -8,17 +8,17 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from port_planner.ir.errors import PortError
 
 from port_agent.system.helper_process import (
-    AsyncHelper,
     Helper,
     HelperCommand,
     HelperError,
     ask_helper,
     exit_code,
     run_helper,
+    start_helper,
 )
+from port_planner.base.errors import PortError
 from tests.agent.system.echo import Elsewhere, Event, Said, Say
 
 ECHO = "tests.agent.system.echo"
@@ -91,7 +91,7 @@ def test_one_that_is_killed_between_two_requests_answers_nothing() -> None:
 
 def test_events_reach_a_loop_and_its_requests_the_process() -> None:
     async def work() -> None:
-        helper = await AsyncHelper.start(HelperCommand(ECHO), EVENTS, Say("a"))
+        helper = await start_helper(HelperCommand(ECHO), EVENTS, Say("a"))
         assert [await helper.event(), await helper.event()] == [Elsewhere("/"), Said("a", True)]
         helper.send(Say("no more", failing=True))
         assert await helper.event() is None
@@ -102,11 +102,11 @@ def test_events_reach_a_loop_and_its_requests_the_process() -> None:
 
 def test_one_that_is_closed_early_or_says_what_is_no_event_is_ended() -> None:
     async def work() -> None:
-        sleeping = await AsyncHelper.start(HelperCommand(ECHO, ("sleep",)), EVENTS, Say("a"))
+        sleeping = await start_helper(HelperCommand(ECHO, ("sleep",)), EVENTS, Say("a"))
         assert sleeping.runs
         assert (await sleeping.close()).code == -signal.SIGKILL
         sleeping.kill()  # once more does nothing
-        junk = await AsyncHelper.start(HelperCommand(ECHO, ("junk",)), EVENTS, Say("a"))
+        junk = await start_helper(HelperCommand(ECHO, ("junk",)), EVENTS, Say("a"))
         assert await junk.event() is None
         await junk.close()
 

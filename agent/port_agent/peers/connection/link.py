@@ -12,17 +12,16 @@ from port_agent.peers.announcement import clean
 from port_agent.peers.connection.framing import FrameError, FrameReader, framed
 from port_agent.peers.connection.messages import (
     OLDEST_VERSION,
-    REASON_LIMIT,
+    PEER_MESSAGES,
     Goodbye,
     PeerHello,
     PeerMessage,
     PeerMessageError,
     common_version,
-    decode_peer_message,
-    encode_peer_message,
     own_hello,
 )
 from port_agent.peers.connection.tls import TlsEngine, TlsError
+from port_agent.peers.decoding import REASON_LIMIT
 from port_agent.peers.identity.device_id import DeviceId
 from port_planner.base.errors import PortError
 
@@ -78,7 +77,7 @@ class PeerLink(asyncio.Protocol):
             plain = self._engine.receive(data)
             self._flush()
             for frame in self._frames.feed(plain):
-                self._take(decode_peer_message(frame))
+                self._take(PEER_MESSAGES.decode(frame))
         except TlsError as error:  # anybody on the way can bring that about
             self._flush()
             self._finish(LinkClosedError(str(error)))
@@ -179,7 +178,7 @@ class PeerLink(asyncio.Protocol):
 
     def _write(self, message: PeerMessage) -> None:
         try:
-            self._engine.send(framed(encode_peer_message(message)))
+            self._engine.send(framed(PEER_MESSAGES.encode(message)))
         except TlsError as error:
             self._finish(LinkClosedError(str(error)))
             return

@@ -11,14 +11,13 @@ from typing import Annotated
 import msgspec
 
 from port_agent.peers.announcement import BOARD_LIMIT, NAME_LIMIT, VERSION_LIMIT
-from port_agent.peers.decoding import decoded
+from port_agent.peers.decoding import Codec, Reason, Sha256
 from port_planner.base.errors import PortError
 
 OLDEST_VERSION, NEWEST_VERSION = 1, 2
 """Of this protocol, that this agent speaks."""
 QUESTIONS_VERSION = 2
 """From this one on there are questions and answers; who speaks an older one is asked nothing."""
-REASON_LIMIT = 200
 PIECE_BYTES = 12 << 10
 """A longer content goes in pieces, each within a frame."""
 QUESTION_LIMIT_BYTES = 1 << 20
@@ -81,7 +80,7 @@ class PeerQuestion(PeerMessage, tag="question", frozen=True, kw_only=True):
     number: QuestionNumber
     about: Annotated[str, msgspec.Meta(max_length=20)]
     """A `Subject`; one that the reader does not know is refused with a reason."""
-    name: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}\\Z")]
+    name: Sha256
     """The content hash of what is asked for."""
     nbytes: Annotated[int, msgspec.Meta(ge=0, le=QUESTION_LIMIT_BYTES)] = 0
     """What follows in pieces once the other device says GO_ON; 0: nothing."""
@@ -123,7 +122,7 @@ class PeerAnswer(PeerMessage, tag="answer", frozen=True, kw_only=True):
 
     number: QuestionNumber
     answer: AnswerKind
-    reason: Annotated[str, msgspec.Meta(max_length=REASON_LIMIT)] = ""
+    reason: Reason = ""
     nbytes: Annotated[int, msgspec.Meta(ge=0, le=ANSWER_LIMIT_BYTES)] = 0
 
 
@@ -137,23 +136,11 @@ class AnswerPiece(PeerMessage, tag="answer-piece", frozen=True, kw_only=True):
 class Goodbye(PeerMessage, tag="goodbye", frozen=True, kw_only=True):
     """The last message: why the connection ends."""
 
-    reason: Annotated[str, msgspec.Meta(max_length=REASON_LIMIT)]
+    reason: Reason
 
 
 _KINDS = PeerHello | Heartbeat | PeerQuestion | QuestionPiece | Withdrawal | PeerAnswer | AnswerPiece | Goodbye
-_DECODER = msgspec.msgpack.Decoder(_KINDS)
-_ENCODER = msgspec.msgpack.Encoder()
-
-
-def encode_peer_message(message: PeerMessage) -> bytes:
-    """Return the bytes of a message."""
-    return _ENCODER.encode(message)
-
-
-def decode_peer_message(content: bytes) -> PeerMessage:
-    """Return the message that `content` is; raises PeerMessageError for anything else."""
-    message: PeerMessage = decoded(_DECODER, content, PeerMessageError, "no message of this protocol")
-    return message
+PEER_MESSAGES: "Codec[PeerMessage]" = Codec(_KINDS, PeerMessageError, "no message of this protocol")
 
 
 def common_version(ours: PeerHello, theirs: PeerHello) -> int:

@@ -15,7 +15,6 @@ from port_agent.peers.connection.messages import (
     ANSWER_LIMIT_BYTES,
     PIECE_BYTES,
     QUESTIONS_VERSION,
-    REASON_LIMIT,
     AnswerKind,
     AnswerPiece,
     PeerAnswer,
@@ -24,6 +23,7 @@ from port_agent.peers.connection.messages import (
     QuestionPiece,
     Withdrawal,
 )
+from port_agent.peers.decoding import REASON_LIMIT
 from port_agent.peers.exchange.answers import ANSWER_S, Answerer, Asker, NotAnsweredError, Subject, solving_patience_s
 from port_planner.base.errors import PortError
 

@@ -10,17 +10,13 @@ from typing import Annotated
 
 import msgspec
 
-from port_agent.peers.decoding import decoded
+from port_agent.peers.decoding import Codec, Reason, Sha256, Token
+from port_agent.peers.transfer import PART_BYTES
 from port_planner.base.errors import PortError
 
-PART_BYTES = 768 << 10
-"""Of a message or a reply in one question or answer; below the limits of both."""
 MOST_MESSAGE_BYTES = 4 << 30
 """Weights of a billion parameters in 32 bits; a device takes less, by what its job federates."""
-REASON_LIMIT = 200
 
-_HASH = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}\\Z")]
-_RUN = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}\\Z")]
 _JOB = Annotated[str, msgspec.Meta(min_length=1, max_length=63)]
 _SIZE = Annotated[int, msgspec.Meta(ge=0, le=MOST_MESSAGE_BYTES)]
 
@@ -33,21 +29,21 @@ class FederationRequest(msgspec.Struct, tag_field="kind", frozen=True, kw_only=T
     """Something about a job, which both devices call by the same name, in one run of a federation."""
 
     job: _JOB
-    run: _RUN
+    run: Token
 
 
 class Invitation(FederationRequest, tag="invitation", frozen=True, kw_only=True):
     """Whether the device would take part in a round now."""
 
-    tensors: _HASH
+    tensors: Sha256
     """Names, types and shapes of what is averaged."""
 
 
 class MessagePart(FederationRequest, tag="part", frozen=True, kw_only=True):
     """The bytes of a message from `offset` on."""
 
-    message: _HASH
-    tensors: _HASH
+    message: Sha256
+    tensors: Sha256
     total: _SIZE
     offset: _SIZE
     data: Annotated[bytes, msgspec.Meta(min_length=1, max_length=PART_BYTES)]
@@ -56,14 +52,14 @@ class MessagePart(FederationRequest, tag="part", frozen=True, kw_only=True):
 class ReplyRequest(FederationRequest, tag="reply", frozen=True, kw_only=True):
     """The bytes of the reply to a message from `offset` on."""
 
-    message: _HASH
+    message: Sha256
     offset: _SIZE
 
 
 class RoundEnd(FederationRequest, tag="end", frozen=True, kw_only=True):
     """Nobody waits for the reply any more."""
 
-    message: _HASH
+    message: Sha256
 
 
 Request = Invitation | MessagePart | ReplyRequest | RoundEnd
@@ -92,26 +88,12 @@ class TaskAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to each of these requests."""
 
     state: TaskState
-    reason: Annotated[str, msgspec.Meta(max_length=REASON_LIMIT)] = ""
+    reason: Reason = ""
     size: _SIZE = 0
     data: Annotated[bytes, msgspec.Meta(max_length=PART_BYTES)] = b""
+    sha256: Sha256 | None = None
+    """Of a whole reply; None from a device whose agent is older."""
 
 
-_requests: "msgspec.msgpack.Decoder[Request]" = msgspec.msgpack.Decoder(Request)
-_answers = msgspec.msgpack.Decoder(TaskAnswer)
-_encoder = msgspec.msgpack.Encoder()
-
-
-def encode_federation(message: FederationRequest | TaskAnswer) -> bytes:
-    """Return the bytes of a request or an answer."""
-    return _encoder.encode(message)
-
-
-def decode_request(content: bytes) -> Request:
-    """Return the request that `content` is; raises FederationMessageError."""
-    return decoded(_requests, content, FederationMessageError, "no request of a federation")
-
-
-def decode_answer(content: bytes) -> TaskAnswer:
-    """Return the answer that `content` is; raises FederationMessageError."""
-    return decoded(_answers, content, FederationMessageError, "no answer of a federation")
+FEDERATION_REQUESTS: "Codec[Request]" = Codec(Request, FederationMessageError, "no request of a federation")
+FEDERATION_ANSWERS: "Codec[TaskAnswer]" = Codec(TaskAnswer, FederationMessageError, "no answer of a federation")

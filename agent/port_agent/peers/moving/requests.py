@@ -6,28 +6,24 @@ reads its files, `Close` has the device forget it. Each may be sent again and do
 """
 
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
 
-from port_agent.peers.decoding import decoded
+from port_agent.peers.decoding import Codec, Reason, Sha256, Token
+from port_agent.peers.transfer import PART_BYTES, IncomingFile
 from port_planner.base.errors import PortError
 
-MOVE_PART_BYTES = 768 << 10
-"""Of a file in one question or answer; below the limits of both."""
 MOST_FILES = 2000
 """What is said of so many fits into one question."""
-REASON_LIMIT = 200
 _MOST_FILE_BYTES = 1 << 40
 _PATH_LIMIT = 255
 _MOST_COUNT = 1 << 53
 _MOST_PACE = 1e6
 
-_TOKEN = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}\\Z")]
-_HASH = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}\\Z")]
 _SIZE = Annotated[int, msgspec.Meta(ge=0, le=_MOST_FILE_BYTES)]
 _COUNT = Annotated[int, msgspec.Meta(ge=0, le=_MOST_COUNT)]
-_REASON = Annotated[str, msgspec.Meta(max_length=REASON_LIMIT)]
 _PACE = Annotated[float, msgspec.Meta(gt=0.0, le=_MOST_PACE)]
 _PATH = Annotated[str, msgspec.Meta(max_length=_PATH_LIMIT, pattern=r"^([^/\x00.][^/\x00]*)(/[^/\x00.][^/\x00]*)*\Z")]
 """Below the job's directory; no part begins with a dot, so none leads out of it."""
@@ -42,7 +38,11 @@ class MovedFile(msgspec.Struct, frozen=True):
 
     path: _PATH
     nbytes: _SIZE
-    sha256: _HASH
+    sha256: Sha256
+
+    def into(self, path: Path) -> IncomingFile:
+        """Return it as a file that arrives at `path`."""
+        return IncomingFile(path, self.nbytes, self.sha256)
 
 
 _FILES = Annotated[tuple[MovedFile, ...], msgspec.Meta(max_length=MOST_FILES)]
@@ -63,7 +63,7 @@ class MovedJob(msgspec.Struct, frozen=True, kw_only=True):
 class MoveRequest(msgspec.Struct, tag_field="kind", frozen=True, kw_only=True):
     """Something about a job."""
 
-    token: _TOKEN
+    token: Token
 
 
 class Offer(MoveRequest, tag="offer", frozen=True, kw_only=True):
@@ -90,7 +90,7 @@ class Part(MoveRequest, tag="part", frozen=True, kw_only=True):
 
     file: Annotated[int, msgspec.Meta(ge=0, lt=MOST_FILES)]
     offset: _SIZE
-    data: Annotated[bytes, msgspec.Meta(min_length=1, max_length=MOVE_PART_BYTES)]
+    data: Annotated[bytes, msgspec.Meta(min_length=1, max_length=PART_BYTES)]
 
 
 class Begin(MoveRequest, tag="begin", frozen=True, kw_only=True):
@@ -150,7 +150,7 @@ class MoveAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to each of these requests."""
 
     state: MoveState
-    reason: _REASON = ""
+    reason: Reason = ""
     pace: _PACE = 1.0
     """How much longer steps take there than planned here, where it has measured that."""
     joules_pace: _PACE = 1.0
@@ -163,24 +163,8 @@ class MoveAnswer(msgspec.Struct, frozen=True, kw_only=True):
     trained_s: Annotated[float, msgspec.Meta(ge=0.0, le=1e12)] = 0.0
     machine: Annotated[str, msgspec.Meta(max_length=64)] = ""
     files: _FILES = ()
-    data: Annotated[bytes, msgspec.Meta(max_length=MOVE_PART_BYTES)] = b""
+    data: Annotated[bytes, msgspec.Meta(max_length=PART_BYTES)] = b""
 
 
-_requests: "msgspec.msgpack.Decoder[Request]" = msgspec.msgpack.Decoder(Request)
-_answers = msgspec.msgpack.Decoder(MoveAnswer)
-_encoder = msgspec.msgpack.Encoder()
-
-
-def encode_move(message: MoveRequest | MoveAnswer) -> bytes:
-    """Return the bytes of a request or an answer."""
-    return _encoder.encode(message)
-
-
-def decode_move_request(content: bytes) -> Request:
-    """Return the request that `content` is; raises MoveMessageError."""
-    return decoded(_requests, content, MoveMessageError, "no request about a job")
-
-
-def decode_move_answer(content: bytes) -> MoveAnswer:
-    """Return the answer that `content` is; raises MoveMessageError."""
-    return decoded(_answers, content, MoveMessageError, "no answer about a job")
+MOVE_REQUESTS: "Codec[Request]" = Codec(Request, MoveMessageError, "no request about a job")
+MOVE_ANSWERS: "Codec[MoveAnswer]" = Codec(MoveAnswer, MoveMessageError, "no answer about a job")

@@ -18,6 +18,7 @@ from spake2.ed25519_basic import NotOnCurve
 
 from port_agent.peers.announcement import NAME_LIMIT
 from port_agent.peers.connection.messages import NEWEST_VERSION, Version
+from port_agent.peers.decoding import REASON_LIMIT, Codec, Reason
 from port_planner.base.errors import PortError
 
 CERTIFICATE_LIMIT_BYTES = 2048
@@ -25,7 +26,6 @@ CERTIFICATE_LIMIT_BYTES = 2048
 _ELEMENT_BYTES = 33
 """A point of Ed25519 and the side that it comes from."""
 _MAC_BYTES = 32
-_REFUSAL_LIMIT = 200
 
 Certificate = Annotated[bytes, msgspec.Meta(min_length=1, max_length=CERTIFICATE_LIMIT_BYTES)]
 Port = Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)]
@@ -68,10 +68,12 @@ class _Proof(msgspec.Struct, tag_field="kind", tag="proof", frozen=True):
 
 
 class _Refusal(msgspec.Struct, tag_field="kind", tag="refusal", frozen=True):
-    reason: Annotated[str, msgspec.Meta(max_length=_REFUSAL_LIMIT)]
+    reason: Reason
 
 
-_DECODER = msgspec.msgpack.Decoder(_Start | _Proof | _Refusal)
+_MESSAGES: "Codec[_Start | _Proof | _Refusal]" = Codec(
+    _Start | _Proof | _Refusal, PairingError, "the other side sent what is no message of pairing"
+)
 
 
 class PairingExchange:
@@ -86,7 +88,7 @@ class PairingExchange:
 
     def start(self) -> bytes:
         """Return the first message."""
-        return msgspec.msgpack.encode(_Start(NEWEST_VERSION, self._element))
+        return _MESSAGES.encode(_Start(NEWEST_VERSION, self._element))
 
     def take_start(self, content: bytes) -> None:
         """Take in the other side's first message; raises PairingError."""
@@ -101,7 +103,7 @@ class PairingExchange:
     def proof(self) -> bytes:
         """Return the proof that this side knows the code, with what the other is to trust."""
         own = self._own
-        return msgspec.msgpack.encode(_Proof(own.certificate, own.name, own.port, self._mac(self._side, own)))
+        return _MESSAGES.encode(_Proof(own.certificate, own.name, own.port, self._mac(self._side, own)))
 
     def take_proof(self, content: bytes) -> PairingPartner:
         """Return the other device; raises WrongCodeError when it does not know the code, PairingError."""
@@ -125,14 +127,11 @@ class PairingExchange:
 
 def refusal(reason: str) -> bytes:
     """Return the message that ends a try."""
-    return msgspec.msgpack.encode(_Refusal(reason[:_REFUSAL_LIMIT]))
+    return _MESSAGES.encode(_Refusal(reason[:REASON_LIMIT]))
 
 
 def _read(content: bytes) -> _Start | _Proof | _Refusal:
-    try:
-        message: _Start | _Proof | _Refusal = _DECODER.decode(content)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise PairingError(f"the other side sent what is no message of pairing: {error}") from error
+    message = _MESSAGES.decode(content)
     if isinstance(message, _Refusal):
         raise PairingError(f"the other device refused: {message.reason}")
     return message

@@ -16,10 +16,11 @@ import msgspec
 
 from port_agent.facts import Answer
 from port_agent.jobs.model import Guest, Job, JobSpec, JobState, check_spec, name_like
+from port_agent.peers.decoding import REASON_LIMIT
 from port_agent.peers.exchange.answers import Asker
 from port_agent.peers.moving.requests import (
-    MOVE_PART_BYTES,
-    REASON_LIMIT,
+    MOVE_ANSWERS,
+    MOVE_REQUESTS,
     Begin,
     Bring,
     Close,
@@ -33,9 +34,8 @@ from port_agent.peers.moving.requests import (
     Part,
     Request,
     Stop,
-    decode_move_request,
-    encode_move,
 )
+from port_agent.peers.transfer import FileHashes, Transfer, read_part, sync_files
 from port_agent.policy.decide import ResourceLimits
 from port_agent.supervisor.context import Core
 from port_agent.supervisor.dispatch import granted_limits, surroundings
@@ -45,14 +45,9 @@ from port_agent.supervisor.moving.job_files import (
     DATA,
     RESULT,
     STATE,
-    append,
-    file_bytes,
     free_bytes,
     machine_kind,
     moved_files,
-    read_part,
-    sha256,
-    sync,
     tree,
 )
 from port_agent.supervisor.moving.paces import paces
@@ -80,18 +75,19 @@ class Guests:
         self._core = core
         self._turn = asyncio.Lock()
         """One request after the other: they are of one job, or refused."""
-        self._hashed: dict[tuple[str, int, int], MovedFile] = {}
-        """By path, size and time: a result is asked for more than once."""
+        self._hashes = FileHashes()
 
     async def answer(self, asker: Asker, content: bytes) -> bytes:
         """Return the answer to a request, whatever it holds."""
         try:
-            request = decode_move_request(content)
+            request = MOVE_REQUESTS.decode(content)
         except MoveMessageError as error:
             self._core.peers.audit(f"{asker.name}: {error}")
-            return encode_move(_refused(str(error)))
+            return MOVE_ANSWERS.encode(_refused(str(error)))
         working = asyncio.create_task(self._respond(asker, request))
-        return encode_move(await asyncio.shield(working))  # what was begun is ended, also where the connection is gone
+        return MOVE_ANSWERS.encode(
+            await asyncio.shield(working)
+        )  # what was begun is ended, also where the connection is gone
 
     def drop_unpaired(self, paired: Set[str]) -> None:
         """End the jobs of devices that are trusted no more; `paired` are the ids of those that are."""
@@ -198,7 +194,7 @@ class Guests:
         def begin_anew() -> None:
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(mode=0o700, parents=True)
-            write_atomically(folder / _ANNOUNCED, encode_move(bring))
+            write_atomically(folder / _ANNOUNCED, MOVE_REQUESTS.encode(bring))
 
         await asyncio.to_thread(begin_anew)
         self._core.peers.audit(f"{asker.name}: its job {bring.job.name} comes, {format_bytes(nbytes)}")
@@ -219,13 +215,12 @@ class Guests:
         known = self._known(part.token)
         if known is None:
             return await self._look(part.token)
-        at = self._received(known)
-        if (part.file, part.offset) == (at.file, at.offset) and part.file < len(known.files):
-            data = part.data[: known.files[part.file].nbytes - part.offset]
-            reason = self._no_room(len(data))
+        transfer = self._transfer(known)
+        if transfer.position == (part.file, part.offset) and part.file < len(known.files):
+            reason = self._no_room(len(part.data))
             if reason:
                 return _refused(reason)
-            await asyncio.to_thread(append, self._folder(part.token) / str(part.file), data)
+            await asyncio.to_thread(transfer.files[part.file].take, part.offset, part.data)
         return self._received(known)
 
     async def _begin(self, asker: Asker, begin: Begin) -> MoveAnswer:
@@ -235,10 +230,8 @@ class Guests:
         received = self._received(known)
         if received.file < len(known.files):
             return received
-        for number, file in enumerate(known.files):
-            if file.nbytes and await asyncio.to_thread(sha256, folder / str(number)) != file.sha256:
-                (folder / str(number)).unlink()
-                return self._received(known)
+        if await asyncio.to_thread(self._transfer(known).verify) is not None:
+            return self._received(known)
         spec = self._spec(asker, known)
         await asyncio.to_thread(self._core.seams.kinds[spec.kind].read_bundle, folder / str(_bundle_number(known)))
         store, wall_s = self._core.store, self._core.clock.wall_s()
@@ -266,12 +259,12 @@ class Guests:
         )  # fmt: skip
 
     def _received(self, bring: Bring) -> MoveAnswer:
+        number, offset = self._transfer(bring).position
+        return MoveAnswer(state=MoveState.RECEIVING, file=number, offset=offset)
+
+    def _transfer(self, bring: Bring) -> Transfer:
         folder = self._folder(bring.token)
-        for number, file in enumerate(bring.files):
-            have = file_bytes(folder / str(number))
-            if have < file.nbytes:
-                return MoveAnswer(state=MoveState.RECEIVING, file=number, offset=have)
-        return MoveAnswer(state=MoveState.RECEIVING, file=len(bring.files))
+        return Transfer([file.into(folder / str(number)) for number, file in enumerate(bring.files)])
 
     # --- how it fares, and goes
 
@@ -299,20 +292,10 @@ class Guests:
     async def _files(self, job: Job, state: MoveState) -> tuple[MovedFile, ...]:
         directory = self._core.store.job_dir(job.id)
         if state is MoveState.DONE:
-            return await asyncio.to_thread(self._hash, {RESULT: directory / RESULT})
+            return await asyncio.to_thread(moved_files, {RESULT: directory / RESULT}, self._hashes)
         if state in (MoveState.STOPPED, MoveState.FAILED):
-            return await asyncio.to_thread(lambda: self._hash(tree(directory / STATE, STATE)))
+            return await asyncio.to_thread(lambda: moved_files(tree(directory / STATE, STATE), self._hashes))
         return ()
-
-    def _hash(self, sources: dict[str, Path]) -> tuple[MovedFile, ...]:
-        found = []
-        for name, path in sources.items():
-            status = path.stat()
-            key = (str(path), status.st_size, status.st_mtime_ns)
-            if key not in self._hashed:
-                (self._hashed[key],) = moved_files({name: path})
-            found.append(self._hashed[key])
-        return tuple(found)
 
     async def _stop(self, token: str) -> MoveAnswer:
         job = self._job(token)
@@ -354,7 +337,7 @@ class Guests:
         if not any(file.path == fetch.path for file in looked.files):
             return _refused(f"it has no such file of the job ({looked.state.value})")
         path = self._core.store.job_dir(job.id) / fetch.path
-        data = await asyncio.to_thread(read_part, path, fetch.offset, MOVE_PART_BYTES)
+        data = await asyncio.to_thread(read_part, path, fetch.offset)
         return MoveAnswer(state=MoveState.PART, data=data)
 
     async def _close(self, asker: Asker, token: str) -> MoveAnswer:
@@ -368,7 +351,7 @@ class Guests:
                 return MoveAnswer(state=MoveState.STOPPING)
             self._core.store.forget(job.id)
             self._core.peers.audit(f"{asker.name}: its job is no longer here (it was job {job.id})")
-        self._hashed.clear()
+        self._hashes.forget()
         await asyncio.to_thread(shutil.rmtree, self._folder(token), ignore_errors=True)
         return MoveAnswer(state=MoveState.CLOSED)
 
@@ -384,7 +367,7 @@ class Guests:
     def _known(self, token: str) -> Bring | None:
         """Return what was announced under a token and is not a job yet."""
         with contextlib.suppress(OSError, MoveMessageError, msgspec.MsgspecError):
-            announced = decode_move_request((self._folder(token) / _ANNOUNCED).read_bytes())
+            announced = MOVE_REQUESTS.decode((self._folder(token) / _ANNOUNCED).read_bytes())
             return announced if isinstance(announced, Bring) else None
         return None
 
@@ -412,7 +395,7 @@ def _mover(known: Bring, folder: Path) -> Callable[[Path], None]:
                 source.rename(target)
             else:
                 target.touch()
-            sync([target])
+            sync_files([target])
         for place in {path for path in directory.rglob("*") if path.is_dir()} | {directory}:
             sync_directory(place)
 

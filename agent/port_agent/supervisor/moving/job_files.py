@@ -3,12 +3,12 @@
 import hashlib
 import os
 import platform
-from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from port_agent.jobs.model import Job
 from port_agent.peers.moving.requests import MOST_FILES, MovedFile
+from port_agent.peers.transfer import FileHashes
 from port_agent.supervisor.job.worker_kinds import bundle_path
 from port_agent.supervisor.service import BUNDLE_NAME
 from port_planner.base.errors import PortError
@@ -46,49 +46,10 @@ def total_bytes(sources: dict[str, Path]) -> int:
     return sum(path.stat().st_size for path in sources.values())
 
 
-def moved_files(sources: dict[str, Path]) -> tuple[MovedFile, ...]:
-    """Return files as they are announced, read at the medium's speed; raises OSError."""
-    return tuple(MovedFile(name, path.stat().st_size, sha256(path)) for name, path in sources.items())
-
-
-def sha256(file: Path) -> str:
-    """Return the hash of a file; raises OSError."""
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def read_part(file: Path, offset: int, nbytes: int) -> bytes:
-    """Return some bytes of a file; raises OSError."""
-    with file.open("rb") as stream:
-        stream.seek(offset)
-        return stream.read(nbytes)
-
-
-def append(file: Path, data: bytes) -> None:
-    """Add to the end of a file; raises OSError, and then the file has none of it."""
-    before, rest = file_bytes(file), memoryview(data)
-    with file.open("ab", buffering=0) as stream:
-        try:
-            while rest:
-                rest = rest[stream.write(rest) or 0 :]
-        except OSError:
-            stream.truncate(before)
-            raise
-
-
-def sync(files: Iterable[Path]) -> None:
-    """Have files on the disk; raises OSError."""
-    for file in files:
-        descriptor = os.open(file, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-def file_bytes(file: Path) -> int:
-    """Return how much of a file is there."""
-    return file.stat().st_size if file.exists() else 0
+def moved_files(sources: dict[str, Path], hashes: FileHashes | None = None) -> tuple[MovedFile, ...]:
+    """Return files as they are announced, read at the medium's speed but for `hashes` that are known; raises OSError."""
+    known = hashes or FileHashes()
+    return tuple(MovedFile(name, path.stat().st_size, known.of(path)) for name, path in sources.items())
 
 
 def free_bytes(folder: Path) -> int:

@@ -18,7 +18,8 @@ from port_agent.facts import Answer
 from port_agent.jobs.model import Away, AwayPhase, Job, JobState, Movable, order
 from port_agent.peers.exchange.answers import NotAnsweredError, Subject
 from port_agent.peers.moving.requests import (
-    MOVE_PART_BYTES,
+    MOVE_ANSWERS,
+    MOVE_REQUESTS,
     Begin,
     Bring,
     Close,
@@ -28,29 +29,23 @@ from port_agent.peers.moving.requests import (
     MovedFile,
     MovedJob,
     MoveMessageError,
-    MoveRequest,
     MoveState,
     Offer,
     Part,
+    Request,
     Stop,
-    decode_move_answer,
-    encode_move,
 )
+from port_agent.peers.transfer import Transfer, read_part, sync_files
 from port_agent.supervisor.context import Core
 from port_agent.supervisor.job.promise import left_s, total_steps
 from port_agent.supervisor.job.worker_kinds import bundle_path
 from port_agent.supervisor.moving.job_files import (
     RESULT,
     STATE,
-    append,
-    file_bytes,
     free_bytes,
     job_sources,
     machine_kind,
     moved_files,
-    read_part,
-    sha256,
-    sync,
     total_bytes,
 )
 from port_agent.supervisor.moving.paces import paces
@@ -273,7 +268,7 @@ class JobMoves:
         brought, nbytes = 0, max(1, sum(file.nbytes for file in files))
         while answer.state is MoveState.RECEIVING and answer.file < len(files) and self._is_still(job):
             path, offset = sources[files[answer.file].path], answer.offset
-            data = await asyncio.to_thread(read_part, path, offset, MOVE_PART_BYTES)
+            data = await asyncio.to_thread(read_part, path, offset)
             if not data:
                 raise _LostError(f"{path} changed while it was brought")
             answer = await self._ask(away.device, Part(token=away.token, file=answer.file, offset=offset, data=data))
@@ -374,22 +369,19 @@ class JobMoves:
         """Return a folder with files of the job as the other device has them, durable and whole; raises OSError, PortError."""
         folder = self._core.store.job_dir(job.id) / _RETURNING
         await asyncio.to_thread(_cleared, folder, {file.path for file in files})
-        for file in files:
-            path = folder / file.path
-            await asyncio.to_thread(path.parent.mkdir, parents=True, exist_ok=True)
-            if file_bytes(path) > file.nbytes:
-                path.unlink()
-            path.touch()
-            while file_bytes(path) < file.nbytes:
-                self._check_room(folder, file.nbytes - file_bytes(path))
-                answer = await self._ask(away.device, Fetch(token=away.token, path=file.path, offset=file_bytes(path)))
+        transfer = Transfer([file.into(folder / file.path) for file in files])
+        await asyncio.to_thread(transfer.prepare)
+        for file, incoming in zip(files, transfer.files, strict=True):
+            while (offset := incoming.received) < file.nbytes:
+                self._check_room(folder, file.nbytes - offset)
+                answer = await self._ask(away.device, Fetch(token=away.token, path=file.path, offset=offset))
                 if answer.state is not MoveState.PART or not answer.data:
                     raise NotAnsweredError(answer.reason or f"{file.path} is not whole there")
-                await asyncio.to_thread(append, path, answer.data)
-            if await asyncio.to_thread(sha256, path) != file.sha256:
-                path.unlink()
-                raise NotAnsweredError(f"{file.path} was damaged on its way")
-            await asyncio.to_thread(sync, [path])
+                await asyncio.to_thread(incoming.take, offset, answer.data)
+        damaged = await asyncio.to_thread(transfer.verify)
+        if damaged is not None:
+            raise NotAnsweredError(f"{damaged.path.relative_to(folder)} was damaged on its way")
+        await asyncio.to_thread(sync_files, [file.path for file in transfer.files])
         return folder
 
     def _check_room(self, folder: Path, nbytes: int) -> None:
@@ -472,13 +464,13 @@ class JobMoves:
         if not await asyncio.to_thread(self._core.store.flush) and self._core.store.trouble is not None:
             raise self._core.store.trouble
 
-    async def _ask(self, device: str, request: MoveRequest) -> MoveAnswer:
+    async def _ask(self, device: str, request: Request) -> MoveAnswer:
         """Return a device's answer; raises NotAnsweredError, PairedDeviceError, MoveMessageError."""
-        content = encode_move(request)
+        content = MOVE_REQUESTS.encode(request)
         name = hashlib.sha256(content).hexdigest()
         _, answer = await self._core.peers.fleet.ask(device, Subject.MOVE, name, content)
         try:
-            return decode_move_answer(answer)
+            return MOVE_ANSWERS.decode(answer)
         except MoveMessageError as error:
             self._core.peers.fleet.cut(device, str(error))
             raise

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from port_agent.malloc import release_free_memory
-from port_agent.peers.connection.messages import REASON_LIMIT
+from port_agent.peers.decoding import REASON_LIMIT
 from port_agent.peers.exchange.answers import Asker, NotAnsweredError, Subject, solving_patience_s
 from port_agent.policy.config import AgentOptions
 from port_agent.supervisor.job.plans.revising import SOLVER_BYTES

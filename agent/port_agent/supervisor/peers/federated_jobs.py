@@ -27,9 +27,10 @@ from port_agent.federate.orders import (
 )  # fmt: skip
 from port_agent.jobs.model import Job, JobKind, JobState
 from port_agent.jobs.store import JobStore
+from port_agent.peers.decoding import REASON_LIMIT
 from port_agent.peers.federation.requests import (
-    PART_BYTES,
-    REASON_LIMIT,
+    FEDERATION_ANSWERS,
+    FEDERATION_REQUESTS,
     FederationMessageError,
     Invitation,
     MessagePart,
@@ -38,9 +39,8 @@ from port_agent.peers.federation.requests import (
     RoundEnd,
     TaskAnswer,
     TaskState,
-    decode_request,
-    encode_federation,
 )  # fmt: skip
+from port_agent.peers.transfer import FileHashes, IncomingFile, file_bytes, read_part
 from port_agent.supervisor.job.worker_kinds import bundle_path
 from port_agent.supervisor.peers.answers import FederatedSurroundings
 from port_agent.system.atomic_file import write_atomically
@@ -92,15 +92,16 @@ class FederatedJobs:
         self._tensors: dict[int, TensorsOf] = {}
         self._clients: dict[int, asyncio.Task[None]] = {}
         self._locks: dict[int, asyncio.Lock] = {}
+        self._hashes = FileHashes()
 
     async def answer(self, leader: str, content: bytes) -> bytes:
         """Return the answer to a request of the device called `leader`, whatever it holds."""
         try:
-            request = decode_request(content)
+            request = FEDERATION_REQUESTS.decode(content)
         except FederationMessageError as error:
             self._audit(f"{leader}: {error}")
-            return encode_federation(_refused(str(error)))
-        return encode_federation(await self.respond(leader, request))
+            return FEDERATION_ANSWERS.encode(_refused(str(error)))
+        return FEDERATION_ANSWERS.encode(await self.respond(leader, request))
 
     async def respond(self, leader: str, request: Request) -> TaskAnswer:
         """Return the answer to a request."""
@@ -158,7 +159,6 @@ class FederatedJobs:
 
     async def _take(self, job: Job, leader: str, part: MessagePart) -> TaskAnswer:
         folder, task = self._folder(job), self._task(job)
-        file = folder / MESSAGE_FILE
         if task is None or task.message != part.message or task.over:
             if part.offset:
                 return TaskAnswer(state=TaskState.UNKNOWN)
@@ -171,14 +171,11 @@ class FederatedJobs:
             if reason:
                 return _refused(reason)
             await self._begin(job, _Task(part.run, part.message, part.total, leader))
-        have = _size(file)
-        if have == part.offset and have < part.total:
-            await asyncio.to_thread(_append, file, part.data[: part.total - have])
-            have = _size(file)
-        if have < part.total:
-            return TaskAnswer(state=TaskState.RECEIVING, size=have)
-        if await asyncio.to_thread(_sha256, file) != part.message:
-            file.unlink()
+        message = IncomingFile(folder / MESSAGE_FILE, part.total, part.message)
+        await asyncio.to_thread(message.take, part.offset, part.data)
+        if not message.is_whole:
+            return TaskAnswer(state=TaskState.RECEIVING, size=message.received)
+        if not await asyncio.to_thread(message.verify):
             return TaskAnswer(state=TaskState.UNKNOWN, reason="the message was damaged on its way")
         self._advance(job)
         return TaskAnswer(state=TaskState.WORKING)
@@ -189,13 +186,13 @@ class FederatedJobs:
             return TaskAnswer(state=TaskState.UNKNOWN)
         if task.failed:
             return TaskAnswer(state=TaskState.FAILED, reason=task.failed)
-        message, reply = folder / MESSAGE_FILE, folder / REPLY_FILE
+        message, reply = IncomingFile(folder / MESSAGE_FILE, task.total), folder / REPLY_FILE
         if reply.exists() and job.id not in self._clients:
             if not request.offset:
                 await self._note_result(job)  # where the agent was killed just after the reply was written
-            return await asyncio.to_thread(_piece, reply, request.offset)
-        if _size(message) < task.total:
-            return TaskAnswer(state=TaskState.RECEIVING, size=_size(message))
+            return await asyncio.to_thread(self._reply_part, reply, request.offset)
+        if not message.is_whole:
+            return TaskAnswer(state=TaskState.RECEIVING, size=message.received)
         self._advance(job)
         return TaskAnswer(state=TaskState.WORKING, reason=self._around.objection()[:REASON_LIMIT])
 
@@ -209,6 +206,10 @@ class FederatedJobs:
             (self._folder(job) / START_FILE).unlink(missing_ok=True)
             await self._note_result(job)
         return TaskAnswer(state=TaskState.READY)
+
+    def _reply_part(self, reply: Path, offset: int) -> TaskAnswer:
+        data, digest = read_part(reply, offset), self._hashes.of(reply)
+        return TaskAnswer(state=TaskState.DONE, size=file_bytes(reply), data=data, sha256=digest)
 
     # --- one message
 
@@ -328,28 +329,6 @@ class FederatedJobs:
 
 def _refused(reason: str) -> TaskAnswer:
     return TaskAnswer(state=TaskState.REFUSED, reason=reason[:REASON_LIMIT])
-
-
-def _size(file: Path) -> int:
-    return file.stat().st_size if file.exists() else 0
-
-
-def _append(file: Path, data: bytes) -> None:
-    with file.open("ab") as stream:
-        stream.write(data)
-
-
-def _sha256(file: Path) -> str:
-    import hashlib  # with OpenSSL: there where devices are paired
-
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def _piece(reply: Path, offset: int) -> TaskAnswer:
-    with reply.open("rb") as stream:
-        stream.seek(offset)
-        return TaskAnswer(state=TaskState.DONE, size=reply.stat().st_size, data=stream.read(PART_BYTES))
 
 
 async def _flower(module: str, *arguments: str, limit_bytes: int) -> bytes:

@@ -29,11 +29,12 @@ from port_agent.federate.orders import (
 )  # fmt: skip
 from port_agent.jobs.model import Job, JobRequestError
 from port_agent.jobs.store import JobStore
+from port_agent.peers.decoding import REASON_LIMIT
 from port_agent.peers.exchange.answers import NotAnsweredError, Subject
 from port_agent.peers.federation.requests import (
+    FEDERATION_ANSWERS,
+    FEDERATION_REQUESTS,
     MOST_MESSAGE_BYTES,
-    PART_BYTES,
-    REASON_LIMIT,
     FederationMessageError,
     Invitation,
     MessagePart,
@@ -42,15 +43,14 @@ from port_agent.peers.federation.requests import (
     RoundEnd,
     TaskAnswer,
     TaskState,
-    decode_answer,
-    encode_federation,
 )  # fmt: skip
+from port_agent.peers.transfer import IncomingFile, file_bytes, read_part, sha256_of
 from port_agent.supervisor.job.worker_kinds import bundle_path
 from port_agent.supervisor.peers.federated_jobs import NO_FLOWER, FederatedJobs, flower_environment, has_flower
 from port_agent.supervisor.peers.fleet import FleetKeeper
 from port_agent.system.atomic_file import write_atomically
 from port_agent.system.clock import Clock
-from port_agent.system.helper_process import AsyncHelper, HelperCommand
+from port_agent.system.helper_process import AsyncHelper, HelperCommand, start_helper
 from port_planner.base.errors import PortError
 
 ROUND_MODULE = "port_agent.federate.round"
@@ -332,10 +332,10 @@ class Federations:
         """Return a device's answer; raises NotAnsweredError, FederationMessageError."""
         if member.id is None:
             return await self._jobs.respond(_THIS_DEVICE, request)
-        content = encode_federation(request)
+        content = FEDERATION_REQUESTS.encode(request)
         name = hashlib.sha256(content).hexdigest()
         _, answer = await self._fleet.ask(member.id, Subject.FEDERATE, name, content)
-        return decode_answer(answer)
+        return FEDERATION_ANSWERS.decode(answer)
 
     # --- files
 
@@ -378,7 +378,7 @@ class _Post:
     async def do_round(self, order: RoundOrder) -> RoundEnded:
         """Return how the round's process says it ended; raises PortError where it fails, OSError."""
         command = HelperCommand(ROUND_MODULE, environment=flower_environment())
-        helper = self._helper = await AsyncHelper.start(command, _ROUND_EVENTS, order)
+        helper = self._helper = await start_helper(command, _ROUND_EVENTS, order)
         ended: RoundEnded | None = None
         try:
             while (event := await helper.event()) is not None:
@@ -397,7 +397,7 @@ class _Post:
         return ended
 
     def _send(self, node: int, file: Path) -> None:
-        digest = _sha256(file)
+        digest = sha256_of(file)
         task = asyncio.get_running_loop().create_task(self._bring(self._members[node], file, digest))
         self._under_way[node] = digest, task
 
@@ -415,54 +415,44 @@ class _Post:
     async def _exchange(self, member: _Member, file: Path, digest: str, reply: Path) -> None:
         """Bring a message and fetch its reply, as often as the device comes back; raises _LostError where it refuses."""
         wait_s = _FIRST_POLL_S
-        delivered = False
-        offset = 0
+        offset: int | None = 0  # where the next part of the message begins; None: it is there
         while True:
             try:
-                if not delivered:
-                    offset, delivered = await self._bring_part(member, file, digest, offset)
-                    continue
-                have = _size(reply)
-                request = ReplyRequest(job=self._about.job, run=self._about.run, message=digest, offset=have)
+                request = await asyncio.to_thread(self._request, file, digest, reply, offset)
                 answer = await self._ask(member, request)
             except (NotAnsweredError, FederationMessageError):
                 await asyncio.sleep(AGAIN_S)
                 continue
             match answer.state:
-                case TaskState.DONE:
-                    _check_size(answer.size, file)
-                    await asyncio.to_thread(_append, reply, answer.data)
-                    if _size(reply) >= answer.size:
+                case TaskState.DONE if offset is None:
+                    if await asyncio.to_thread(_take_reply, reply, answer, file_bytes(file)):
                         return
-                    if not answer.data:
-                        raise _LostError("its reply ends before it is whole")
-                case TaskState.WORKING:
-                    await asyncio.sleep(wait_s)
-                    wait_s = min(_SLOWEST_POLL_S, 1.5 * wait_s)
-                case TaskState.RECEIVING | TaskState.UNKNOWN:
-                    offset, delivered = answer.size if answer.state is TaskState.RECEIVING else 0, False
-                    await asyncio.sleep(_FIRST_POLL_S)
+                case TaskState.WORKING | TaskState.DONE:
+                    if offset is None:
+                        await asyncio.sleep(wait_s)
+                        wait_s = min(_SLOWEST_POLL_S, 1.5 * wait_s)
+                    offset = None
+                case TaskState.RECEIVING:
+                    if offset is None:
+                        await asyncio.sleep(_FIRST_POLL_S)
+                    offset = answer.size
+                case TaskState.UNKNOWN:
+                    await asyncio.sleep(_FIRST_POLL_S if offset is None else AGAIN_S)
+                    offset = 0
                 case _:
                     raise _LostError(answer.reason or answer.state.value)
 
-    async def _bring_part(self, member: _Member, file: Path, digest: str, offset: int) -> tuple[int, bool]:
-        """Bring the part of a message from `offset` on; returns where the next begins, and whether all is there."""
-        total = _size(file)
-        data = await asyncio.to_thread(_read_part, file, min(offset, total - 1))
+    def _request(self, file: Path, digest: str, reply: Path, offset: int | None) -> Request:
+        """Return what comes next: a part of a message, or the question for the next part of its reply."""
         about = self._about
-        part = MessagePart(
-            job=about.job, run=about.run, message=digest, tensors=about.tensors, total=total,
-            offset=min(offset, total - 1), data=data,
+        if offset is None:
+            return ReplyRequest(job=about.job, run=about.run, message=digest, offset=file_bytes(reply))
+        total = file_bytes(file)
+        offset = min(offset, total - 1)
+        return MessagePart(
+            job=about.job, run=about.run, message=digest, tensors=about.tensors, total=total, offset=offset,
+            data=read_part(file, offset),
         )  # fmt: skip
-        answer = await self._ask(member, part)
-        if answer.state in (TaskState.WORKING, TaskState.DONE):
-            return 0, True
-        if answer.state is TaskState.RECEIVING:
-            return answer.size, False
-        if answer.state is TaskState.UNKNOWN:
-            await asyncio.sleep(AGAIN_S)
-            return 0, False
-        raise _LostError(answer.reason or answer.state.value)
 
     async def _forget(self, nodes: Iterable[int]) -> None:
         """Stop what is under way with devices, and tell them that nobody waits."""
@@ -487,31 +477,19 @@ def _node(device_id: str) -> int:
     return int(hashlib.sha256(device_id.encode()).hexdigest()[:15], 16) + 2
 
 
-def _check_size(size: int, message: Path) -> None:
-    """Raise _LostError for a reply that is longer than masking and names can make it."""
-    most = 4 * message.stat().st_size + (8 << 20)
-    if size > min(most, MOST_MESSAGE_BYTES):
-        raise _LostError(f"its reply has {size} bytes; at most {most} are taken")
+def _take_reply(reply: Path, answer: TaskAnswer, message_bytes: int) -> bool:
+    """Take a part of a reply, and return whether all is there.
 
-
-def _size(file: Path) -> int:
-    return file.stat().st_size if file.exists() else 0
-
-
-def _read_part(file: Path, offset: int) -> bytes:
-    with file.open("rb") as stream:
-        stream.seek(offset)
-        return stream.read(PART_BYTES)
-
-
-def _append(file: Path, data: bytes) -> None:
-    with file.open("ab") as stream:
-        stream.write(data)
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+    Raises _LostError for a reply that is longer than masking and names can make it, or ends before it is whole; OSError.
+    """
+    most = 4 * message_bytes + (8 << 20)
+    if answer.size > min(most, MOST_MESSAGE_BYTES):
+        raise _LostError(f"its reply has {answer.size} bytes; at most {most} are taken")
+    incoming = IncomingFile(reply, answer.size, answer.sha256)
+    incoming.take(incoming.received, answer.data)
+    if not incoming.is_whole and not answer.data:
+        raise _LostError("its reply ends before it is whole")
+    return incoming.is_whole and incoming.verify()
 
 
 def _emptied(folder: Path) -> None:

@@ -17,7 +17,7 @@ from port_agent.peers.pairing.protocol import (
     ShowCode,
     WrongCode,
 )
-from port_agent.system.helper_process import AsyncHelper, HelperCommand
+from port_agent.system.helper_process import AsyncHelper, HelperCommand, start_helper
 from port_planner.base.errors import ExitCode, PortError
 
 SHOW_MODULE, JOIN_MODULE = "port_agent.peers.pairing.show", "port_agent.peers.pairing.join"
@@ -115,7 +115,7 @@ class PairingDesk:
             raise PairingRefusedError(
                 "a pairing is under way; wait for its end, or stop it with Ctrl-C where it was begun"
             )
-        helper = self._helper = await AsyncHelper.start(HelperCommand(module), _EVENTS, request)
+        helper = self._helper = await start_helper(HelperCommand(module), _EVENTS, request)
         try:
             async with asyncio.timeout(within_s):
                 return await helper.event() or _ENDED

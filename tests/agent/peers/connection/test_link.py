@@ -11,7 +11,7 @@ import pytest
 from port_agent.peers.connection import link as link_module
 from port_agent.peers.connection.framing import framed
 from port_agent.peers.connection.link import MOST_WAITING, UNSENT_BYTES, WAITING_MESSAGES, LinkClosedError, PeerLink
-from port_agent.peers.connection.messages import PeerHello, encode_peer_message
+from port_agent.peers.connection.messages import PEER_MESSAGES, PeerHello
 from port_agent.peers.connection.tls import dialing_context, listening_context
 from tests.agent.peers.devices import HEARTBEAT, call, identity, linked, listening
 
@@ -75,8 +75,8 @@ async def refused(tmp_path: Path, first: bytes) -> LinkClosedError:
 @pytest.mark.parametrize(
     ("first", "reason", "offends"),
     [
-        (framed(encode_peer_message(HEARTBEAT)), "no greeting", True),
-        (framed(encode_peer_message(PeerHello(oldest=7, newest=9))), "there 7 to 9; update this agent", False),
+        (framed(PEER_MESSAGES.encode(HEARTBEAT)), "no greeting", True),
+        (framed(PEER_MESSAGES.encode(PeerHello(oldest=7, newest=9))), "there 7 to 9; update this agent", False),
         (framed(b"junk"), "no message of this protocol", True),
         (b"\xff\xff\xff\xff", "a frame of 4294967295 bytes", True),
     ],
@@ -151,7 +151,7 @@ def test_what_nobody_takes_is_not_read_from_the_socket(tmp_path: Path) -> None:
 def test_a_flood_in_one_breath_is_an_offence(tmp_path: Path) -> None:
     async def work() -> None:
         async with linked(tmp_path) as (caller, listener):
-            caller._engine.send(framed(encode_peer_message(HEARTBEAT)) * (2 * MOST_WAITING))
+            caller._engine.send(framed(PEER_MESSAGES.encode(HEARTBEAT)) * (2 * MOST_WAITING))
             caller._flush()
             await listener._until(lambda: len(listener._messages) >= MOST_WAITING or listener.end is not None)
             end = await closed(listener)

@@ -11,6 +11,7 @@ from port_agent.peers.connection.messages import (
     ANSWER_LIMIT_BYTES,
     NEWEST_VERSION,
     OLDEST_VERSION,
+    PEER_MESSAGES,
     PIECE_BYTES,
     QUESTION_LIMIT_BYTES,
     AnswerKind,
@@ -25,8 +26,6 @@ from port_agent.peers.connection.messages import (
     QuestionPiece,
     Withdrawal,
     common_version,
-    decode_peer_message,
-    encode_peer_message,
     own_hello,
 )
 
@@ -50,38 +49,38 @@ GROWTH_BYTES = 200_000
 
 
 def test_golden() -> None:
-    assert encode_peer_message(SAMPLES[0]).hex() == (
+    assert PEER_MESSAGES.encode(SAMPLES[0]).hex() == (
         "84a46b696e64a568656c6c6fa66f6c6465737401a66e657765737401a8736f667477617265a5302e312e30"
     )
     assert (
-        encode_peer_message(SAMPLES[3]).hex()
+        PEER_MESSAGES.encode(SAMPLES[3]).hex()
         == "82a46b696e64a7676f6f64627965a6726561736f6eae756e706169726564207468657265"
     )
 
 
 def test_golden_questions_and_answers() -> None:
-    assert encode_peer_message(SAMPLES[6]).hex() == "82a46b696e64aa7769746864726177616ca66e756d62657201"
-    assert encode_peer_message(SAMPLES[5]).hex() == (
+    assert PEER_MESSAGES.encode(SAMPLES[6]).hex() == "82a46b696e64aa7769746864726177616ca66e756d62657201"
+    assert PEER_MESSAGES.encode(SAMPLES[5]).hex() == (
         "83a46b696e64ae7175657374696f6e2d7069656365a66e756d62657201a464617461c409612070726f626c656d"
     )
 
 
 @pytest.mark.parametrize("message", SAMPLES)
 def test_read_as_written_and_not_when_cut_or_glued(message: PeerMessage) -> None:
-    content = encode_peer_message(message)
-    assert decode_peer_message(content) == message
+    content = PEER_MESSAGES.encode(message)
+    assert PEER_MESSAGES.decode(content) == message
     for end in range(len(content)):
         with pytest.raises(PeerMessageError):
-            decode_peer_message(content[:end])
+            PEER_MESSAGES.decode(content[:end])
     with pytest.raises(PeerMessageError):
-        decode_peer_message(content + content)
+        PEER_MESSAGES.decode(content + content)
 
 
 def test_keys_of_later_versions_are_skipped_and_kinds_are_not() -> None:
     later = msgspec.msgpack.encode({"kind": "goodbye", "reason": "x", "mood": ["sad", {"very": True}]})
-    assert decode_peer_message(later) == Goodbye(reason="x")
+    assert PEER_MESSAGES.decode(later) == Goodbye(reason="x")
     with pytest.raises(PeerMessageError, match="sing"):
-        decode_peer_message(msgspec.msgpack.encode({"kind": "sing"}))
+        PEER_MESSAGES.decode(msgspec.msgpack.encode({"kind": "sing"}))
 
 
 @pytest.mark.parametrize(
@@ -122,7 +121,7 @@ def test_keys_of_later_versions_are_skipped_and_kinds_are_not() -> None:
 )
 def test_every_field_has_a_bound(wrong: object) -> None:
     with pytest.raises(PeerMessageError):
-        decode_peer_message(msgspec.msgpack.encode(wrong))
+        PEER_MESSAGES.decode(msgspec.msgpack.encode(wrong))
 
 
 def test_a_deep_nest_and_a_promise_of_many_are_refused() -> None:
@@ -135,7 +134,7 @@ def test_a_deep_nest_and_a_promise_of_many_are_refused() -> None:
         b"\xdb\xff\xff\xff\xff",
     ):
         with pytest.raises(PeerMessageError):
-            decode_peer_message(head + body)
+            PEER_MESSAGES.decode(head + body)
 
 
 def mutated(random_: random.Random, content: bytes) -> bytes:
@@ -159,7 +158,7 @@ def mutated(random_: random.Random, content: bytes) -> bytes:
 
 def test_100_000_fuzzed_messages_are_read_or_refused_and_nothing_grows() -> None:
     random_ = random.Random(23)
-    contents = [encode_peer_message(message) for message in SAMPLES]
+    contents = [PEER_MESSAGES.encode(message) for message in SAMPLES]
     read = refused = before = 0
     tracemalloc.start()
     try:
@@ -168,11 +167,11 @@ def test_100_000_fuzzed_messages_are_read_or_refused_and_nothing_grows() -> None
                 gc.collect()
                 before = tracemalloc.get_traced_memory()[0]
             try:
-                message = decode_peer_message(mutated(random_, random_.choice(contents)))
+                message = PEER_MESSAGES.decode(mutated(random_, random_.choice(contents)))
             except PeerMessageError:
                 refused += 1
             else:
-                assert decode_peer_message(encode_peer_message(message)) == message
+                assert PEER_MESSAGES.decode(PEER_MESSAGES.encode(message)) == message
                 read += 1
         gc.collect()
         after = tracemalloc.get_traced_memory()[0]

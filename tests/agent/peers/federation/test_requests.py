@@ -6,6 +6,8 @@ import msgspec
 import pytest
 
 from port_agent.peers.federation.requests import (
+    FEDERATION_ANSWERS,
+    FEDERATION_REQUESTS,
     PART_BYTES,
     FederationMessageError,
     FederationRequest,
@@ -15,9 +17,6 @@ from port_agent.peers.federation.requests import (
     RoundEnd,
     TaskAnswer,
     TaskState,
-    decode_answer,
-    decode_request,
-    encode_federation,
 )
 
 HASH, RUN = "ab" * 32, "cd" * 16
@@ -32,12 +31,12 @@ REQUESTS = [
 
 @pytest.mark.parametrize("request_", REQUESTS, ids=lambda one: type(one).__name__)
 def test_requests_come_as_they_went(request_: FederationRequest) -> None:
-    assert decode_request(encode_federation(request_)) == request_
+    assert FEDERATION_REQUESTS.decode(FEDERATION_REQUESTS.encode(request_)) == request_
 
 
 def test_answers_come_as_they_went() -> None:
     answer = TaskAnswer(state=TaskState.DONE, size=12, data=b"hello")
-    assert decode_answer(encode_federation(answer)) == answer
+    assert FEDERATION_ANSWERS.decode(FEDERATION_ANSWERS.encode(answer)) == answer
 
 
 @pytest.mark.parametrize(
@@ -58,17 +57,19 @@ def test_answers_come_as_they_went() -> None:
 def test_what_no_leader_sends_is_refused(changes: dict[str, object]) -> None:
     plain = {**msgspec.to_builtins(PART, builtin_types=(bytes,)), **changes}
     with pytest.raises(FederationMessageError):
-        decode_request(msgspec.msgpack.encode(plain))
+        FEDERATION_REQUESTS.decode(msgspec.msgpack.encode(plain))
 
 
 def test_fuzzed_bytes_are_read_or_refused() -> None:
     numbers = random.Random(1)
-    good = [encode_federation(one) for one in REQUESTS] + [encode_federation(TaskAnswer(state=TaskState.READY))]
+    good = [FEDERATION_REQUESTS.encode(one) for one in REQUESTS] + [
+        FEDERATION_ANSWERS.encode(TaskAnswer(state=TaskState.READY))
+    ]
     for _ in range(20_000):
         content = bytearray(numbers.choice(good))
         for _ in range(numbers.randrange(1, 4)):
             content[numbers.randrange(len(content))] = numbers.randrange(256)
-        for decode in (decode_request, decode_answer):
+        for decode in (FEDERATION_REQUESTS.decode, FEDERATION_ANSWERS.decode):
             try:
                 decode(bytes(content))
             except FederationMessageError:

@@ -7,7 +7,8 @@ import pytest
 from port_agent.peers.connection.messages import ANSWER_LIMIT_BYTES, QUESTION_LIMIT_BYTES
 from port_agent.peers.moving.requests import (
     MOST_FILES,
-    MOVE_PART_BYTES,
+    MOVE_ANSWERS,
+    MOVE_REQUESTS,
     Begin,
     Bring,
     Close,
@@ -22,10 +23,8 @@ from port_agent.peers.moving.requests import (
     Offer,
     Part,
     Stop,
-    decode_move_answer,
-    decode_move_request,
-    encode_move,
 )
+from port_agent.peers.transfer import PART_BYTES
 
 TOKEN, HASH = "ab" * 16, "cd" * 32
 FILE = MovedFile("state/slot.0", 7, HASH)
@@ -43,12 +42,12 @@ ANSWERS = [
 
 @pytest.mark.parametrize("request_", REQUESTS, ids=lambda one: type(one).__name__)
 def test_requests_come_back_as_they_were(request_: MoveRequest) -> None:
-    assert decode_move_request(encode_move(request_)) == request_
+    assert MOVE_REQUESTS.decode(MOVE_REQUESTS.encode(request_)) == request_
 
 
 @pytest.mark.parametrize("answer", ANSWERS, ids=lambda one: one.state.value)
 def test_answers_come_back_as_they_were(answer: MoveAnswer) -> None:
-    assert decode_move_answer(encode_move(answer)) == answer
+    assert MOVE_ANSWERS.decode(MOVE_ANSWERS.encode(answer)) == answer
 
 
 @pytest.mark.parametrize(
@@ -56,30 +55,34 @@ def test_answers_come_back_as_they_were(answer: MoveAnswer) -> None:
 )
 def test_no_path_leads_out_of_the_job_s_directory(path: str) -> None:
     with pytest.raises(MoveMessageError):
-        decode_move_request(encode_move(Fetch(token=TOKEN, path=path, offset=0)))
+        MOVE_REQUESTS.decode(MOVE_REQUESTS.encode(Fetch(token=TOKEN, path=path, offset=0)))
     with pytest.raises(MoveMessageError):
-        decode_move_answer(encode_move(MoveAnswer(state=MoveState.DONE, files=(MovedFile(path, 1, HASH),))))
+        MOVE_ANSWERS.decode(MOVE_ANSWERS.encode(MoveAnswer(state=MoveState.DONE, files=(MovedFile(path, 1, HASH),))))
 
 
 def test_the_longest_of_each_fits_into_a_question_and_an_answer() -> None:
     files = tuple(MovedFile("data/" + "x" * 250, 1 << 40, HASH) for _ in range(MOST_FILES))
-    assert len(encode_move(Bring(token=TOKEN, job=MovedJob(name="x" * 63), files=files))) <= QUESTION_LIMIT_BYTES
-    assert len(encode_move(MoveAnswer(state=MoveState.STOPPED, files=files))) <= ANSWER_LIMIT_BYTES
-    assert len(encode_move(Part(token=TOKEN, file=0, offset=0, data=bytes(MOVE_PART_BYTES)))) <= QUESTION_LIMIT_BYTES
+    assert (
+        len(MOVE_REQUESTS.encode(Bring(token=TOKEN, job=MovedJob(name="x" * 63), files=files))) <= QUESTION_LIMIT_BYTES
+    )
+    assert len(MOVE_ANSWERS.encode(MoveAnswer(state=MoveState.STOPPED, files=files))) <= ANSWER_LIMIT_BYTES
+    assert (
+        len(MOVE_REQUESTS.encode(Part(token=TOKEN, file=0, offset=0, data=bytes(PART_BYTES)))) <= QUESTION_LIMIT_BYTES
+    )
     with pytest.raises(MoveMessageError):
-        decode_move_request(encode_move(Bring(token=TOKEN, job=MovedJob(name="x"), files=(*files, files[0]))))
+        MOVE_REQUESTS.decode(MOVE_REQUESTS.encode(Bring(token=TOKEN, job=MovedJob(name="x"), files=(*files, files[0]))))
 
 
 def test_fuzzed_bytes_are_read_or_refused() -> None:
     draw = random.Random(5)
-    sound = [encode_move(message) for message in (*REQUESTS, *ANSWERS)]
+    sound = [*map(MOVE_REQUESTS.encode, REQUESTS), *map(MOVE_ANSWERS.encode, ANSWERS)]
     refused = 0
     for _ in range(20_000):
         content = bytearray(draw.choice(sound))
         for _ in range(draw.randint(1, 4)):
             content[draw.randrange(len(content))] = draw.randrange(256)
         cut = bytes(content[: draw.randint(0, len(content))]) if draw.random() < 0.3 else bytes(content)
-        for decode in (decode_move_request, decode_move_answer):
+        for decode in (MOVE_REQUESTS.decode, MOVE_ANSWERS.decode):
             try:
                 decode(cut)
             except MoveMessageError:

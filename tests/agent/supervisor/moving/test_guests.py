@@ -13,6 +13,8 @@ import pytest
 from port_agent.jobs.model import Job, JobState
 from port_agent.peers.exchange.answers import Asker
 from port_agent.peers.moving.requests import (
+    MOVE_ANSWERS,
+    MOVE_REQUESTS,
     Begin,
     Bring,
     Close,
@@ -26,8 +28,6 @@ from port_agent.peers.moving.requests import (
     Offer,
     Part,
     Stop,
-    decode_move_answer,
-    encode_move,
 )
 from port_agent.policy.decide import State
 from port_agent.supervisor.moving.guests import Guests
@@ -66,7 +66,7 @@ class Home:
         self.core.config = replace(config, options=replace(config.options, **changes))
 
     async def ask(self, request: MoveRequest, asker: Asker = ATTIC) -> MoveAnswer:
-        return decode_move_answer(await self.guests.answer(asker, encode_move(request)))
+        return MOVE_ANSWERS.decode(await self.guests.answer(asker, MOVE_REQUESTS.encode(request)))
 
     async def deliver(self) -> MoveAnswer:
         """Bring all files; returns the last answer."""
@@ -212,8 +212,8 @@ def test_a_bundle_that_is_none_is_refused_before_it_is_a_job(tmp_path: Path) -> 
 def test_any_bytes_are_answered(tmp_path: Path) -> None:
     async def work() -> None:
         async with home(tmp_path) as here:
-            for content in (b"", b"\xff" * 100, encode_move(MoveAnswer(state=MoveState.DONE))):
-                assert decode_move_answer(await here.guests.answer(ATTIC, content)).state is MoveState.REFUSED
+            for content in (b"", b"\xff" * 100, MOVE_ANSWERS.encode(MoveAnswer(state=MoveState.DONE))):
+                assert MOVE_ANSWERS.decode(await here.guests.answer(ATTIC, content)).state is MoveState.REFUSED
 
     run(work())
 

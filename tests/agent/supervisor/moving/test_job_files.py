@@ -1,7 +1,5 @@
 """Files of a job that move: which they are, and what a disk that takes no more leaves of them."""
 
-import resource
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,11 +7,9 @@ import pytest
 from port_agent.jobs.model import Job, JobSpec
 from port_agent.supervisor.moving.job_files import (
     MovedFileError,
-    append,
     job_sources,
     machine_kind,
     moved_files,
-    read_part,
 )
 
 
@@ -35,24 +31,6 @@ def test_too_many_files_are_told_with_their_number(tmp_path: Path) -> None:
         (tmp_path / "data" / str(number)).touch()
     with pytest.raises(MovedFileError, match="has 2002 files; a job moves with 2000 at most"):
         job_sources(Job(1, JobSpec("birds", "bundle.port", data=str(tmp_path / "data")), 0.0), tmp_path)
-
-
-@pytest.fixture
-def room() -> Iterator[None]:
-    """Have no file grow beyond 4 kB."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
-def test_a_disk_that_takes_no_more_is_an_error_and_leaves_the_file_as_it_was(tmp_path: Path, room: None) -> None:
-    append(tmp_path / "file", b"one ")
-    with pytest.raises(OSError):
-        append(tmp_path / "file", b"x" * 10_000)
-    append(tmp_path / "file", b"two")
-    assert (tmp_path / "file").read_bytes() == b"one two"
-    assert read_part(tmp_path / "file", 2, 4) == b"e tw"
 
 
 def test_this_machine_is_always_of_one_kind() -> None:

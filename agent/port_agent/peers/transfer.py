@@ -1,0 +1,132 @@
+"""Files that go from one device to another in parts, each part in a question or an answer: the side that receives them.
+
+What has arrived is read off the disk: a file is as far as it is long. So a transfer goes on after a cut of either side where it was, a part
+that comes twice counts once, and one that leaves a gap counts not at all. A file is whole when its hash is the one that was announced.
+Who asks for the next part is for the protocol to say (`peers.moving`, `peers.federation`), and its announcement is kept as the journal.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+PART_BYTES = 768 << 10
+"""Of a file in one question or answer; below the limits of both."""
+
+
+@dataclass(frozen=True, slots=True)
+class IncomingFile:
+    """A file that arrives: where it is put, how long it will be and its hash; None where the other device gives none."""
+
+    path: Path
+    nbytes: int
+    sha256: str | None = None
+
+    @property
+    def received(self) -> int:
+        """Bytes that are there."""
+        return file_bytes(self.path)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all bytes are there."""
+        return self.received >= self.nbytes
+
+    def take(self, offset: int, data: bytes) -> None:
+        """Add the part that begins at `offset`, if that is the next one; raises OSError, and then the file has none of it."""
+        if offset == self.received:
+            _append(self.path, data[: max(0, self.nbytes - offset)])
+
+    def verify(self) -> bool:
+        """Return whether a whole file is the one that was announced, and remove it if not; raises OSError."""
+        if not self.nbytes or self.sha256 is None or sha256_of(self.path) == self.sha256:
+            return True
+        self.path.unlink()
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """Files that arrive one after the other."""
+
+    files: Sequence[IncomingFile]
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """The number of the file of which a part comes next, and where in it that begins; a number past the last: all are there."""
+        for number, file in enumerate(self.files):
+            if not file.is_whole:
+                return number, file.received
+        return len(self.files), 0
+
+    def prepare(self) -> None:
+        """Make the folders of the files, and those without bytes; removes what is longer than announced. Raises OSError."""
+        for file in self.files:
+            file.path.parent.mkdir(parents=True, exist_ok=True)
+            if file.received > file.nbytes:
+                file.path.unlink()
+            file.path.touch()
+
+    def verify(self) -> IncomingFile | None:
+        """Return the first file that is not the one that was announced, which is to come anew; None: all are. Raises OSError."""
+        return next((file for file in self.files if not file.verify()), None)
+
+
+class FileHashes:
+    """Hashes of files that are announced again and again, by path, size and time."""
+
+    def __init__(self) -> None:
+        self._known: dict[Path, tuple[int, int, str]] = {}
+
+    def of(self, path: Path) -> str:
+        """Return the SHA-256 of a file; raises OSError."""
+        status = path.stat()
+        size, time_ns, found = self._known.get(path, (0, 0, ""))
+        if not found or (size, time_ns) != (status.st_size, status.st_mtime_ns):
+            found = sha256_of(path)
+            self._known[path] = status.st_size, status.st_mtime_ns, found
+        return found
+
+    def forget(self) -> None:
+        """Drop all."""
+        self._known.clear()
+
+
+def sha256_of(file: Path) -> str:
+    """Return the hash of a file; raises OSError."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def file_bytes(file: Path) -> int:
+    """Return how much of a file is there."""
+    return file.stat().st_size if file.exists() else 0
+
+
+def read_part(file: Path, offset: int) -> bytes:
+    """Return the part of a file that begins at `offset`; raises OSError."""
+    with file.open("rb") as stream:
+        stream.seek(offset)
+        return stream.read(PART_BYTES)
+
+
+def sync_files(files: Iterable[Path]) -> None:
+    """Have files on the disk; raises OSError."""
+    for file in files:
+        descriptor = os.open(file, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _append(file: Path, data: bytes) -> None:
+    before, rest = file_bytes(file), memoryview(data)
+    with file.open("ab", buffering=0) as stream:
+        try:
+            while rest:
+                rest = rest[stream.write(rest) or 0 :]
+        except OSError:
+            stream.truncate(before)
+            raise

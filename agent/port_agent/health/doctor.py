@@ -28,7 +28,7 @@ from port_agent.health.conditions import remedy_of
 from port_agent.policy.config import AgentOptions, Config
 from port_agent.system.cgroup import CgroupError, cgroup2_mount, own_path
 from port_agent.system.clock import CLOCK_SET_AFTER_S
-from port_agent.system.python_process import module_command, module_environment
+from port_agent.system.helper_process import HelperCommand, HelperError, run_helper
 from port_planner.base.direct_io import bypass_page_cache
 from port_planner.base.errors import PortError
 from port_planner.base.units import format_bytes
@@ -314,13 +314,10 @@ def _devices(options: AgentOptions) -> Iterator[Check]:
     signs = {*(facts.devices or ()), *entry_points(group=BACKEND_GROUP).names}
     if not signs:
         return
-    words = module_command("port_agent.backend.examine")
+    command = HelperCommand("port_agent.backend.examine", directory=None)
     try:
-        done = subprocess.run(
-            words, env=module_environment(), capture_output=True, text=True, timeout=_EXAMINE_PATIENCE_S
-        )
-        version, reports = json.loads(done.stdout)
-    except (subprocess.TimeoutExpired, ValueError) as error:
+        version, reports = json.loads(run_helper(command, within_s=_EXAMINE_PATIENCE_S))
+    except (HelperError, ValueError) as error:
         yield Check(
             "GPU", Verdict.BAD, f"torch could not look for it ({error})", "see what `python -c 'import torch'` says"
         )

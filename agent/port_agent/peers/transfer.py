@@ -6,9 +6,9 @@ Who asks for the next part is for the protocol to say (`peers.moving`, `peers.fe
 """
 
 import hashlib
-import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 PART_BYTES = 768 << 10
@@ -73,24 +73,15 @@ class Transfer:
         return next((file for file in self.files if not file.verify()), None)
 
 
-class FileHashes:
-    """Hashes of files that are announced again and again, by path, size and time."""
+def file_hash(file: Path) -> str:
+    """Return the hash of a file that is asked for more than once: it is read again where its size or time is another. Raises OSError."""
+    status = file.stat()
+    return _kept_hash(file, status.st_size, status.st_mtime_ns)
 
-    def __init__(self) -> None:
-        self._known: dict[Path, tuple[int, int, str]] = {}
 
-    def of(self, path: Path) -> str:
-        """Return the SHA-256 of a file; raises OSError."""
-        status = path.stat()
-        size, time_ns, found = self._known.get(path, (0, 0, ""))
-        if not found or (size, time_ns) != (status.st_size, status.st_mtime_ns):
-            found = sha256_of(path)
-            self._known[path] = status.st_size, status.st_mtime_ns, found
-        return found
-
-    def forget(self) -> None:
-        """Drop all."""
-        self._known.clear()
+@lru_cache(maxsize=4096)
+def _kept_hash(file: Path, nbytes: int, modified_ns: int) -> str:
+    return sha256_of(file)
 
 
 def sha256_of(file: Path) -> str:
@@ -109,16 +100,6 @@ def read_part(file: Path, offset: int) -> bytes:
     with file.open("rb") as stream:
         stream.seek(offset)
         return stream.read(PART_BYTES)
-
-
-def sync_files(files: Iterable[Path]) -> None:
-    """Have files on the disk; raises OSError."""
-    for file in files:
-        descriptor = os.open(file, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def _append(file: Path, data: bytes) -> None:

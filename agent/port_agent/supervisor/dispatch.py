@@ -217,5 +217,5 @@ def surroundings(core: Core, limits: ResourceLimits) -> Surroundings:
         give_up_after=options.max_failures_without_progress,
         job_log_bytes=options.job_log_bytes,
         devices=readings.devices,
-        solving=PeerSolving(options.solve_on, core.settings.runtime_dir) if options.solve_on else None,
+        solving=PeerSolving(options.solve_on, str(core.settings.runtime_dir)) if options.solve_on else None,
     )

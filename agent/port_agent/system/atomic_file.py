@@ -76,8 +76,8 @@ def atomic_directory(path: Path) -> Iterator[Path]:
 
 
 def sync_directory(path: Path) -> None:
-    """Make the entries of a directory durable."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    """Make the entries of a directory, or the content of a file, durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     finally:

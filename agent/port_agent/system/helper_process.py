@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,12 +15,13 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from port_agent.system.python_process import NEUTRAL_DIRECTORY, bounded_command, module_command, module_environment
+from port_agent.system.python_process import NEUTRAL_DIRECTORY, module_command, module_environment
 from port_planner.base.errors import PortError
 
 LINE_LIMIT_BYTES = 1 << 20
 """Longer than any event."""
 _ERRORS_READ_BYTES = 4096
+_PIPES: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
 
 T = TypeVar("T")
 
@@ -39,7 +39,7 @@ class HelperError(PortError):
 class HelperCommand:
     """A module that is run, with its arguments and environment, in a directory; None: where this process stands.
 
-    `data_bytes`: of data that it may hold (RLIMIT_DATA); None: as it likes.
+    `data_bytes`: of data that it may hold (RLIMIT_DATA), and it runs below everything else; None: as it likes.
     """
 
     module: str
@@ -51,9 +51,11 @@ class HelperCommand:
     @property
     def words(self) -> tuple[str, ...]:
         """The command line."""
+        words = (*module_command(self.module), *self.arguments)
         if self.data_bytes is None:
-            return (*module_command(self.module), *self.arguments)
-        return bounded_command(self.module, *self.arguments, data_bytes=self.data_bytes)
+            return words
+        limits = ("--data-limit", str(self.data_bytes), "--")
+        return (*module_command("port_agent.system.exec_with_limits"), *limits, *words)
 
     def start(self, **streams: Any) -> "subprocess.Popen[bytes]":
         """Return the process with streams and descriptors as `subprocess.Popen` takes them; raises OSError."""
@@ -61,9 +63,8 @@ class HelperCommand:
 
     async def start_async(self) -> asyncio.subprocess.Process:
         """Return the process, all its streams in pipes; raises OSError."""
-        streams = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
         return await asyncio.create_subprocess_exec(
-            *self.words, env=self.environment, cwd=self.directory, limit=LINE_LIMIT_BYTES, **streams
+            *self.words, env=self.environment, cwd=self.directory, limit=LINE_LIMIT_BYTES, **_PIPES
         )
 
 
@@ -71,8 +72,7 @@ def run_helper(
     command: HelperCommand, content: bytes = b"", *, within_s: float | None = None, inherited: tuple[int, ...] = ()
 ) -> bytes:
     """Return what a process answers to `content`, which has descriptors `inherited`; raises HelperError, OSError."""
-    streams = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    with command.start(pass_fds=inherited, **streams) as process:
+    with command.start(pass_fds=inherited, **_PIPES) as process:
         try:
             output, errors = process.communicate(content, within_s)
         except subprocess.TimeoutExpired as error:
@@ -110,6 +110,8 @@ class Helper(Generic[T]):
 
     def __init__(self, command: HelperCommand, events: "msgspec.json.Decoder[T]") -> None:
         """Start it; raises OSError."""
+        import tempfile  # not for the supervisor, which has none of these
+
         self._events = events
         with contextlib.ExitStack() as opened:
             self._errors = opened.enter_context(tempfile.TemporaryFile())

@@ -28,14 +28,6 @@ def module_command(module: str) -> tuple[str, ...]:
     return (sys.executable, "-P", "-m", module)
 
 
-def bounded_command(module: str, *words: str, data_bytes: int) -> tuple[str, ...]:
-    """Return the words that run a module of ours below everything else, with so many bytes of data (RLIMIT_DATA) at most."""
-    return (
-        *module_command("port_agent.system.exec_with_limits"), "--data-limit", str(data_bytes), "--", *module_command(module),
-        *words,
-    )  # fmt: skip
-
-
 def threads_environment(threads: int) -> dict[str, str]:
     """Return what makes torch compute with so many threads, and numpy's own OpenBLAS, which computes nothing here, with one.
 

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from port_agent.peers import transfer as transfer_module
 from port_agent.peers.transfer import (
     PART_BYTES,
-    FileHashes,
     IncomingFile,
     Transfer,
     file_bytes,
+    file_hash,
     read_part,
     sha256_of,
-    sync_files,
 )
 
 
@@ -82,19 +82,18 @@ def test_places_are_made_and_what_is_too_long_begins_anew(tmp_path: Path) -> Non
     transfer = Transfer([IncomingFile(tmp_path / name, nbytes) for name, nbytes in (("old", 3), ("a/b/c", 0))])
     transfer.prepare()
     assert transfer.position == (0, 0) and (tmp_path / "a/b/c").read_bytes() == b""
-    sync_files([file.path for file in transfer.files])
 
 
-def test_hashes_are_found_once_as_long_as_a_file_is_the_same(tmp_path: Path) -> None:
-    file, hashes = tmp_path / "file", FileHashes()
+def test_hashes_are_found_once_as_long_as_a_file_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, read = tmp_path / "file", list[Path]()
+    monkeypatch.setattr(transfer_module, "sha256_of", lambda path: read.append(path) or sha256_of(path))
     file.write_bytes(b"one")
-    assert hashes.of(file) == digest(b"one") == sha256_of(file)
+    assert [file_hash(file), file_hash(file)] == [digest(b"one")] * 2 and read == [file]
     file.write_bytes(b"another")
-    assert hashes.of(file) == digest(b"another")
-    hashes.forget()
+    assert file_hash(file) == digest(b"another") and read == [file] * 2
     file.unlink()
     with pytest.raises(OSError):
-        hashes.of(file)
+        file_hash(file)
 
 
 def test_a_part_is_read_from_where_it_begins(tmp_path: Path) -> None:

@@ -18,11 +18,18 @@ from port_agent.system.helper_process import (
     run_helper,
     start_helper,
 )
+from port_agent.system.python_process import module_environment
 from port_planner.base.errors import PortError
 from tests.agent.system.echo import Elsewhere, Event, Said, Say
 
-ECHO = "tests.agent.system.echo"
+ROOT = Path(__file__).resolve().parents[3]
 EVENTS: "msgspec.json.Decoder[Event]" = msgspec.json.Decoder(Event)
+
+
+def echo(*arguments: str, directory: Path | None = Path("/")) -> HelperCommand:
+    environment = module_environment()
+    environment["PYTHONPATH"] += f"{os.pathsep}{ROOT}"
+    return HelperCommand("tests.agent.system.echo", arguments, environment, directory=directory)
 
 
 def run(work: Awaitable[None]) -> None:
@@ -30,7 +37,7 @@ def run(work: Awaitable[None]) -> None:
 
 
 def test_one_that_is_asked_once_answers_with_its_output() -> None:
-    upper = HelperCommand(ECHO, ("upper",))
+    upper = echo("upper")
     content = b"abc" * 100_000  # more than a pipe holds
     assert run_helper(upper, content) == content.upper()
 
@@ -43,18 +50,18 @@ def test_one_that_is_asked_once_answers_with_its_output() -> None:
 def test_how_one_ended_is_said_with_its_last_line() -> None:
     failing = msgspec.json.encode(Say("the disk is full", failing=True))
     with pytest.raises(HelperError, match=r"^ended with exit code 1: the disk is full$") as raised:
-        run_helper(HelperCommand(ECHO), failing)
+        run_helper(echo(), failing)
     assert (raised.value.code, raised.value.last_line) == (1, "the disk is full")
 
     async def work() -> None:
         with pytest.raises(HelperError, match=r"^ended with exit code 1: the disk is full$"):
-            await ask_helper(HelperCommand(ECHO), failing)
+            await ask_helper(echo(), failing)
 
     run(work())
 
 
 def test_one_that_takes_too_long_or_is_given_up_is_gone() -> None:
-    sleeping = HelperCommand(ECHO, ("sleep",))
+    sleeping = echo("sleep")
     with pytest.raises(HelperError, match=r"^is not done within 0 s$"):
         run_helper(sleeping, within_s=0.05)
 
@@ -71,7 +78,7 @@ def test_one_that_takes_too_long_or_is_given_up_is_gone() -> None:
 
 
 def test_requests_are_answered_one_after_the_other_and_an_end_is_known_from_an_answer() -> None:
-    helper = Helper(HelperCommand(ECHO), EVENTS)
+    helper = Helper(echo(), EVENTS)
     answers = helper.ask(Say("a", 3))
     assert [next(answers) for _ in range(4)] == [Elsewhere("/"), Said("a", False), Said("a", False), Said("a", True)]
     assert next(helper.ask(Say("b"))) == Said("b", True)
@@ -80,7 +87,7 @@ def test_requests_are_answered_one_after_the_other_and_an_end_is_known_from_an_a
 
 
 def test_one_that_is_killed_between_two_requests_answers_nothing() -> None:
-    helper = Helper(HelperCommand(ECHO, directory=None), EVENTS)
+    helper = Helper(echo(directory=None), EVENTS)
     assert next(helper.ask(Say("a"))) == Elsewhere(str(Path.cwd()))
     os.kill(helper.process.pid, signal.SIGKILL)
     helper.process.wait()
@@ -91,7 +98,7 @@ def test_one_that_is_killed_between_two_requests_answers_nothing() -> None:
 
 def test_events_reach_a_loop_and_its_requests_the_process() -> None:
     async def work() -> None:
-        helper = await start_helper(HelperCommand(ECHO), EVENTS, Say("a"))
+        helper = await start_helper(echo(), EVENTS, Say("a"))
         assert [await helper.event(), await helper.event()] == [Elsewhere("/"), Said("a", True)]
         helper.send(Say("no more", failing=True))
         assert await helper.event() is None
@@ -102,11 +109,11 @@ def test_events_reach_a_loop_and_its_requests_the_process() -> None:
 
 def test_one_that_is_closed_early_or_says_what_is_no_event_is_ended() -> None:
     async def work() -> None:
-        sleeping = await start_helper(HelperCommand(ECHO, ("sleep",)), EVENTS, Say("a"))
+        sleeping = await start_helper(echo("sleep"), EVENTS, Say("a"))
         assert sleeping.runs
         assert (await sleeping.close()).code == -signal.SIGKILL
         sleeping.kill()  # once more does nothing
-        junk = await start_helper(HelperCommand(ECHO, ("junk",)), EVENTS, Say("a"))
+        junk = await start_helper(echo("junk"), EVENTS, Say("a"))
         assert await junk.event() is None
         await junk.close()
 

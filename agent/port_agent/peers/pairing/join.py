@@ -10,11 +10,10 @@ import msgspec
 
 from port_agent.peers.pairing.code import read_code
 from port_agent.peers.pairing.exchange import PairingError, PairingExchange, PairingPartner, PairingSide, WrongCodeError
-from port_agent.peers.pairing.protocol import JoinDevice, NewPartner, PairingFailed
-from port_agent.peers.pairing.show import CALLER_S, new_partner, own_partner
+from port_agent.peers.pairing.protocol import JoinDevice, NewPartner
+from port_agent.peers.pairing.show import CALLER_S, new_partner, run_pairing
 from port_agent.peers.pairing.stream import PairingStream
-from port_agent.system.helper_process import requests, send_event
-from port_planner.base.errors import PortError
+from port_agent.system.helper_process import requests
 
 _CONNECT_S = 5.0
 
@@ -41,16 +40,11 @@ def join_device(own: PairingPartner, digits: str, host: str, port: int) -> NewPa
 def main() -> int:
     """Join; returns the exit code."""
     request = next(requests(msgspec.json.Decoder(JoinDevice)))
-    outcome: PairingFailed | NewPartner
-    try:
-        own = own_partner(request.place)
-        outcome = join_device(own, read_code(request.code), request.host, request.port)
-    except PortError as error:
-        outcome = PairingFailed(str(error))
-    except OSError as error:
-        outcome = PairingFailed(f"{request.place.state_dir}: {error.strerror or error}")
-    send_event(outcome)
-    return int(isinstance(outcome, PairingFailed))
+    return run_pairing(
+        request,
+        request.place.state_dir,
+        lambda own: join_device(own, read_code(request.code), request.host, request.port),
+    )
 
 
 if __name__ == "__main__":

@@ -47,13 +47,6 @@ class WrongCode(msgspec.Struct, frozen=True, tag_field="event", tag="wrong"):
     tries_left: int
 
 
-class CallerFailed(msgspec.Struct, frozen=True, tag_field="event", tag="trouble"):
-    """Somebody called who does not pair."""
-
-    host: str
-    reason: str
-
-
 class PairingFailed(msgspec.Struct, frozen=True, tag_field="event", tag="failed"):
     """The last event: no device was paired."""
 
@@ -68,4 +61,5 @@ class NewPartner(msgspec.Struct, frozen=True, tag_field="event", tag="paired"):
     address: tuple[str, int]
 
 
-PairingEvent = CodeShown | WrongCode | CallerFailed | PairingFailed | NewPartner
+LastEvent = PairingFailed | NewPartner
+PairingEvent = CodeShown | WrongCode | LastEvent

@@ -24,12 +24,12 @@ from port_agent.peers.pairing.exchange import (
     refusal,
 )
 from port_agent.peers.pairing.protocol import (
-    CallerFailed,
     CodeShown,
+    JoinDevice,
+    LastEvent,
     NewPartner,
     PairingEvent,
     PairingFailed,
-    PairingPlace,
     ShowCode,
     WrongCode,
 )
@@ -48,7 +48,7 @@ _LOOK_S = 1.0
 
 def show_code(
     own: PairingPartner, listener: socket.socket, end_s: float, send: Callable[[PairingEvent], None]
-) -> PairingFailed | NewPartner:
+) -> LastEvent:
     """Wait for the other device until `end_s` of the monotonic clock; returns the last event."""
     code, agent = new_code(), os.getppid()
     send(CodeShown(code, listener.getsockname()[1], end_s - time.monotonic()))
@@ -68,8 +68,8 @@ def show_code(
                 if tries == 0:
                     return PairingFailed(f"a wrong code was typed {TRIES} times; show a new one")
                 time.sleep(_AFTER_WRONG_S)
-            except PairingError as error:
-                send(CallerFailed(plain_host(address[0]), str(error)))
+            except PairingError:
+                continue  # who does not pair costs no try
             else:
                 return new_partner(partner, address[0])
     return PairingFailed(f"{MOST_CALLERS} callers and none paired; somebody disturbs it")
@@ -118,25 +118,31 @@ def listen_on(port: int) -> socket.socket:
     return socket.create_server(("", port))
 
 
-def own_partner(place: PairingPlace) -> PairingPartner:
-    """Return this device as its partner will know it; raises IdentityError, OSError."""
-    return PairingPartner(own_identity(Path(place.state_dir)).certificate, place.name, place.fleet_port)
+def run_pairing(request: ShowCode | JoinDevice, place: str, pair: Callable[[PairingPartner], LastEvent]) -> int:
+    """Have `pair` do what was requested, given this device as its partner will know it, and send the last event.
+
+    Returns the exit code. What the system refuses is told of `place`.
+    """
+    own = request.place
+    try:
+        outcome = pair(PairingPartner(own_identity(Path(own.state_dir)).certificate, own.name, own.fleet_port))
+    except PortError as error:
+        outcome = PairingFailed(str(error))
+    except OSError as error:
+        outcome = PairingFailed(f"{place}: {os.strerror(error.errno or 0)}")
+    send_event(outcome)
+    return int(isinstance(outcome, PairingFailed))
 
 
 def main() -> int:
     """Show a code; returns the exit code."""
     request = next(requests(msgspec.json.Decoder(ShowCode)))
-    outcome: PairingFailed | NewPartner
-    try:
-        own = own_partner(request.place)
+
+    def pair(own: PairingPartner) -> LastEvent:
         with listen_on(request.port) as listener:
-            outcome = show_code(own, listener, time.monotonic() + request.lifetime_s, send_event)
-    except PortError as error:
-        outcome = PairingFailed(str(error))
-    except OSError as error:
-        outcome = PairingFailed(f"port {request.port}: {os.strerror(error.errno or 0)}")
-    send_event(outcome)
-    return int(isinstance(outcome, PairingFailed))
+            return show_code(own, listener, time.monotonic() + request.lifetime_s, send_event)
+
+    return run_pairing(request, f"port {request.port}", pair)
 
 
 if __name__ == "__main__":

@@ -94,7 +94,7 @@ class Bench:
                 str(source), str(target), compute_watts, resident, str(of_others) if shared else "", elsewhere=elsewhere,
                 ram_bytes=self._limit_bytes or 0,
             )  # fmt: skip
-            self._ask(threads, asked, "profiling", lambda event: progress("profile", event.share))
+            self._ask(threads, asked, "profiling", lambda event: progress("profile", event.done / max(1, event.total)))
             return read_measured(target)
 
     def compare(

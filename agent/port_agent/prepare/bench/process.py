@@ -55,11 +55,6 @@ class Progressed(msgspec.Struct, frozen=True, tag_field="event", tag="progress")
     done: int
     total: int
 
-    @property
-    def share(self) -> float:
-        """From 0 to 1."""
-        return self.done / max(1, self.total)
-
 
 class Answered(msgspec.Struct, frozen=True, tag_field="event", tag="answer"):
     """What was asked for is written; the process ends after the last request that it answers."""

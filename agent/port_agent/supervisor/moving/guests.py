@@ -35,7 +35,7 @@ from port_agent.peers.moving.requests import (
     Request,
     Stop,
 )
-from port_agent.peers.transfer import FileHashes, Transfer, read_part, sync_files
+from port_agent.peers.transfer import Transfer, file_hash, read_part
 from port_agent.policy.decide import ResourceLimits
 from port_agent.supervisor.context import Core
 from port_agent.supervisor.dispatch import granted_limits, surroundings
@@ -75,7 +75,6 @@ class Guests:
         self._core = core
         self._turn = asyncio.Lock()
         """One request after the other: they are of one job, or refused."""
-        self._hashes = FileHashes()
 
     async def answer(self, asker: Asker, content: bytes) -> bytes:
         """Return the answer to a request, whatever it holds."""
@@ -292,9 +291,9 @@ class Guests:
     async def _files(self, job: Job, state: MoveState) -> tuple[MovedFile, ...]:
         directory = self._core.store.job_dir(job.id)
         if state is MoveState.DONE:
-            return await asyncio.to_thread(moved_files, {RESULT: directory / RESULT}, self._hashes)
+            return await asyncio.to_thread(moved_files, {RESULT: directory / RESULT}, file_hash)
         if state in (MoveState.STOPPED, MoveState.FAILED):
-            return await asyncio.to_thread(lambda: moved_files(tree(directory / STATE, STATE), self._hashes))
+            return await asyncio.to_thread(lambda: moved_files(tree(directory / STATE, STATE), file_hash))
         return ()
 
     async def _stop(self, token: str) -> MoveAnswer:
@@ -351,7 +350,6 @@ class Guests:
                 return MoveAnswer(state=MoveState.STOPPING)
             self._core.store.forget(job.id)
             self._core.peers.audit(f"{asker.name}: its job is no longer here (it was job {job.id})")
-        self._hashes.forget()
         await asyncio.to_thread(shutil.rmtree, self._folder(token), ignore_errors=True)
         return MoveAnswer(state=MoveState.CLOSED)
 
@@ -395,7 +393,7 @@ def _mover(known: Bring, folder: Path) -> Callable[[Path], None]:
                 source.rename(target)
             else:
                 target.touch()
-            sync_files([target])
+            sync_directory(target)
         for place in {path for path in directory.rglob("*") if path.is_dir()} | {directory}:
             sync_directory(place)
 

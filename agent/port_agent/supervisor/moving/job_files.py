@@ -3,12 +3,13 @@
 import hashlib
 import os
 import platform
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from port_agent.jobs.model import Job
 from port_agent.peers.moving.requests import MOST_FILES, MovedFile
-from port_agent.peers.transfer import FileHashes
+from port_agent.peers.transfer import sha256_of
 from port_agent.supervisor.job.worker_kinds import bundle_path
 from port_agent.supervisor.service import BUNDLE_NAME
 from port_planner.base.errors import PortError
@@ -46,10 +47,9 @@ def total_bytes(sources: dict[str, Path]) -> int:
     return sum(path.stat().st_size for path in sources.values())
 
 
-def moved_files(sources: dict[str, Path], hashes: FileHashes | None = None) -> tuple[MovedFile, ...]:
-    """Return files as they are announced, read at the medium's speed but for `hashes` that are known; raises OSError."""
-    known = hashes or FileHashes()
-    return tuple(MovedFile(name, path.stat().st_size, known.of(path)) for name, path in sources.items())
+def moved_files(sources: dict[str, Path], hash_of: Callable[[Path], str] = sha256_of) -> tuple[MovedFile, ...]:
+    """Return files as they are announced, read at the medium's speed; raises OSError."""
+    return tuple(MovedFile(name, path.stat().st_size, hash_of(path)) for name, path in sources.items())
 
 
 def free_bytes(folder: Path) -> int:

@@ -35,7 +35,7 @@ from port_agent.peers.moving.requests import (
     Request,
     Stop,
 )
-from port_agent.peers.transfer import Transfer, read_part, sync_files
+from port_agent.peers.transfer import Transfer, read_part
 from port_agent.supervisor.context import Core
 from port_agent.supervisor.job.promise import left_s, total_steps
 from port_agent.supervisor.job.worker_kinds import bundle_path
@@ -381,7 +381,8 @@ class JobMoves:
         damaged = await asyncio.to_thread(transfer.verify)
         if damaged is not None:
             raise NotAnsweredError(f"{damaged.path.relative_to(folder)} was damaged on its way")
-        await asyncio.to_thread(sync_files, [file.path for file in transfer.files])
+        for incoming in transfer.files:
+            await asyncio.to_thread(sync_directory, incoming.path)
         return folder
 
     def _check_room(self, folder: Path, nbytes: int) -> None:

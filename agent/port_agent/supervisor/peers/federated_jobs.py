@@ -40,7 +40,7 @@ from port_agent.peers.federation.requests import (
     TaskAnswer,
     TaskState,
 )  # fmt: skip
-from port_agent.peers.transfer import FileHashes, IncomingFile, file_bytes, read_part
+from port_agent.peers.transfer import IncomingFile, file_bytes, file_hash, read_part
 from port_agent.supervisor.job.worker_kinds import bundle_path
 from port_agent.supervisor.peers.answers import FederatedSurroundings
 from port_agent.system.atomic_file import write_atomically
@@ -92,7 +92,6 @@ class FederatedJobs:
         self._tensors: dict[int, TensorsOf] = {}
         self._clients: dict[int, asyncio.Task[None]] = {}
         self._locks: dict[int, asyncio.Lock] = {}
-        self._hashes = FileHashes()
 
     async def answer(self, leader: str, content: bytes) -> bytes:
         """Return the answer to a request of the device called `leader`, whatever it holds."""
@@ -190,7 +189,7 @@ class FederatedJobs:
         if reply.exists() and job.id not in self._clients:
             if not request.offset:
                 await self._note_result(job)  # where the agent was killed just after the reply was written
-            return await asyncio.to_thread(self._reply_part, reply, request.offset)
+            return await asyncio.to_thread(_reply_part, reply, request.offset)
         if not message.is_whole:
             return TaskAnswer(state=TaskState.RECEIVING, size=message.received)
         self._advance(job)
@@ -206,10 +205,6 @@ class FederatedJobs:
             (self._folder(job) / START_FILE).unlink(missing_ok=True)
             await self._note_result(job)
         return TaskAnswer(state=TaskState.READY)
-
-    def _reply_part(self, reply: Path, offset: int) -> TaskAnswer:
-        data, digest = read_part(reply, offset), self._hashes.of(reply)
-        return TaskAnswer(state=TaskState.DONE, size=file_bytes(reply), data=data, sha256=digest)
 
     # --- one message
 
@@ -325,6 +320,11 @@ class FederatedJobs:
 
     def _note(self, job: Job, task: _Task) -> None:
         write_atomically(self._folder(job) / _TASK_FILE, msgspec.json.encode(task))
+
+
+def _reply_part(reply: Path, offset: int) -> TaskAnswer:
+    data, digest = read_part(reply, offset), file_hash(reply)
+    return TaskAnswer(state=TaskState.DONE, size=file_bytes(reply), data=data, sha256=digest)
 
 
 def _refused(reason: str) -> TaskAnswer:

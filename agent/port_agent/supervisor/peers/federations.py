@@ -10,7 +10,7 @@ import hashlib
 import secrets
 import shutil
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -313,8 +313,7 @@ class Federations:
             noise=settings.noise, secure=settings.secure and not final, final=final,
         )  # fmt: skip
         tensors = (await self._jobs.tensors_of(job)).fingerprint
-        about = _Messages(job.spec.name, run.run, tensors, messages)
-        post = _Post(about, {member.node: member for member in members}, self._ask)
+        post = _Post(job.spec.name, run.run, tensors, messages, {member.node: member for member in members}, self._ask)
         ended, fault = RoundEnded(), ""
         try:
             ended = await post.do_round(order)
@@ -351,29 +350,19 @@ class Federations:
         write_atomically(self._folder(job) / _RUN_FILE, msgspec.json.encode(run))
 
 
-@dataclass(frozen=True, slots=True)
-class _Messages:
-    """What the messages of one round have in common, and the folder in which they lie."""
+@dataclass(slots=True)
+class _Post:
+    """Brings the messages of one round, which lie in a folder, to the devices, and fetches replies; `ask` gives a device's answer."""
 
     job: str
     run: str
     tensors: str
     folder: Path
-
-
-class _Post:
-    """Brings the messages of one round to the devices, and fetches replies; `ask` gives a device's answer."""
-
-    def __init__(
-        self,
-        about: _Messages,
-        members: Mapping[int, _Member],
-        ask: Callable[[_Member, Request], Awaitable[TaskAnswer]],
-    ) -> None:
-        self._about, self._members, self._ask = about, members, ask
-        self._under_way: dict[int, tuple[str, asyncio.Task[None]]] = {}
-        """By node: the hash of the message, and who brings it."""
-        self._helper: AsyncHelper[RoundEvent] | None = None
+    members: Mapping[int, _Member]
+    ask: Callable[[_Member, Request], Awaitable[TaskAnswer]]
+    _under_way: dict[int, tuple[str, asyncio.Task[None]]] = field(default_factory=dict)
+    """By node: the hash of the message, and who brings it."""
+    _helper: AsyncHelper[RoundEvent] | None = None
 
     async def do_round(self, order: RoundOrder) -> RoundEnded:
         """Return how the round's process says it ended; raises PortError where it fails, OSError."""
@@ -384,7 +373,7 @@ class _Post:
             while (event := await helper.event()) is not None:
                 match event:
                     case MessageReady():
-                        self._send(event.node, self._about.folder / event.file)
+                        self._send(event.node, self.folder / event.file)
                     case RepliesUnneeded():
                         await self._forget(event.nodes)
                     case RoundEnded():
@@ -398,7 +387,7 @@ class _Post:
 
     def _send(self, node: int, file: Path) -> None:
         digest = sha256_of(file)
-        task = asyncio.get_running_loop().create_task(self._bring(self._members[node], file, digest))
+        task = asyncio.get_running_loop().create_task(self._bring(self.members[node], file, digest))
         self._under_way[node] = digest, task
 
     async def _bring(self, member: _Member, file: Path, digest: str) -> None:
@@ -419,7 +408,7 @@ class _Post:
         while True:
             try:
                 request = await asyncio.to_thread(self._request, file, digest, reply, offset)
-                answer = await self._ask(member, request)
+                answer = await self.ask(member, request)
             except (NotAnsweredError, FederationMessageError):
                 await asyncio.sleep(AGAIN_S)
                 continue
@@ -444,13 +433,12 @@ class _Post:
 
     def _request(self, file: Path, digest: str, reply: Path, offset: int | None) -> Request:
         """Return what comes next: a part of a message, or the question for the next part of its reply."""
-        about = self._about
         if offset is None:
-            return ReplyRequest(job=about.job, run=about.run, message=digest, offset=file_bytes(reply))
+            return ReplyRequest(job=self.job, run=self.run, message=digest, offset=file_bytes(reply))
         total = file_bytes(file)
         offset = min(offset, total - 1)
         return MessagePart(
-            job=about.job, run=about.run, message=digest, tensors=about.tensors, total=total, offset=offset,
+            job=self.job, run=self.run, message=digest, tensors=self.tensors, total=total, offset=offset,
             data=read_part(file, offset),
         )  # fmt: skip
 
@@ -464,8 +452,8 @@ class _Post:
             is_over = task.done()
             task.cancel()
             if not is_over:
-                end = RoundEnd(job=self._about.job, run=self._about.run, message=digest)
-                ends.append(self._ask(self._members[node], end))
+                end = RoundEnd(job=self.job, run=self.run, message=digest)
+                ends.append(self.ask(self.members[node], end))
         if ends:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(AGAIN_S):

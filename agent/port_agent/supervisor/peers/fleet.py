@@ -11,10 +11,10 @@ from port_agent.malloc import release_free_memory
 from port_agent.peers.connection.messages import Heartbeat
 from port_agent.peers.exchange.answers import Answerer, NotAnsweredError, Subject
 from port_agent.peers.identity.keys import own_identity
+from port_agent.peers.pairing.protocol import NewPartner
 from port_agent.peers.state import PublicState
 from port_agent.policy.config import AgentOptions
 from port_agent.supervisor.peers.discovery import PeerDiscovery
-from port_agent.supervisor.peers.pairing import NewPartner
 from port_agent.system import VERSION
 from port_agent.system.clock import Clock
 from port_planner.base.errors import PortError

@@ -5,7 +5,6 @@ import pytest
 
 from port_agent.peers.announcement import NAME_LIMIT
 from port_agent.peers.pairing.protocol import (
-    CallerFailed,
     CodeShown,
     NewPartner,
     PairingEvent,
@@ -18,7 +17,7 @@ _DECODER: "msgspec.json.Decoder[PairingEvent]" = msgspec.json.Decoder(PairingEve
 
 def test_events_come_as_they_went() -> None:
     events = (
-        CodeShown("482-193-059", 9479, 300.0), WrongCode("10.0.0.2", 2), CallerFailed("10.0.0.2", "closed"),
+        CodeShown("482-193-059", 9479, 300.0), WrongCode("10.0.0.2", 2),
         PairingFailed("nobody"), NewPartner(bytes(range(256)), "attic", ("10.0.0.2", 9478)),
     )  # fmt: skip
     for event in events:

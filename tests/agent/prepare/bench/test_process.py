@@ -28,7 +28,7 @@ def test_each_request_is_answered_with_what_a_worker_holds_where_that_was_asked(
     events: list[Event] = [msgspec.json.decode(line, type=Event) for line in told]
     assert events.count(Answered()) == 2 and events[-1] == Answered()
     last = events[events.index(Answered()) - 1]
-    assert isinstance(last, Progressed) and last.share == 1.0
+    assert isinstance(last, Progressed) and last.done == last.total
     bare, alone = (read_measured(Path(one.target)) for one in asked)
     for measured in (bare, alone):
         assert len(measured.ops[0]) == len(graph.ops) and all(c.seconds > 0 and c.joules > 0 for c in measured.ops[0])

@@ -1,9 +1,9 @@
 """Plans made again while a job trains, where its steps keep taking other proportions of compute and paging than planned."""
 
-import json
 import subprocess
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from port_agent.system.helper_process import HelperCommand
 from port_agent.system.python_process import one_thread_environment
@@ -23,19 +23,26 @@ CHANGED_SHARE = 0.25
 """How far the figures must be from those of the last time before plans are made again."""
 WORTH_A_RESTART = 0.02
 """Of energy and wear: less, and what the new plan saves is not worth starting the worker again."""
-_TOLD_BYTES = 65536
 
 
-@dataclass(frozen=True, slots=True)
-class PeerSolving:
+class PeerSolving(msgspec.Struct, frozen=True):
     """The paired device (its name or `any`) that solves, and the runtime directory of the agent here, which asks it."""
 
     peer: str
-    runtime_dir: Path
+    runtime_dir: str
 
 
-@dataclass(frozen=True, slots=True)
-class RevisedPlans:
+class RevisionRequest(msgspec.Struct, frozen=True):
+    """Make the plans of a bundle again, of which `plan` is in use, and write them to `out`. `solving`: None: on this device."""
+
+    bundle: str
+    out: str
+    plan: int = 0
+    speeds: Speeds = Speeds()
+    solving: PeerSolving | None = None
+
+
+class RevisedPlans(msgspec.Struct, frozen=True):
     """Plans were made again: what the one in use costs at the measured speeds, and what its successor does."""
 
     old_joules: float
@@ -137,24 +144,15 @@ class PlanRevision:
     def _begun(self, plan: int, speeds: Speeds, limit_bytes: int) -> "subprocess.Popen[bytes]":
         from port_planner.ir.bundle.revision import revision_path
 
-        solving = self._solving
-        asked = () if solving is None else ("--solve-on", solving.peer, "--runtime-dir", str(solving.runtime_dir))
-        rates = (("--read", speeds.read_bytes_per_s), ("--write", speeds.write_bytes_per_s))
-        words = (
-            str(self._bundle), str(revision_path(self._bundle)), "--plan", str(plan), "--compute", str(speeds.compute),
-            *(word for flag, rate in rates if rate is not None for word in (flag, str(rate))), *asked,
-        )  # fmt: skip
-        command = HelperCommand(SOLVER_MODULE, words, one_thread_environment(), limit_bytes)
-        return command.start(stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        request = RevisionRequest(str(self._bundle), str(revision_path(self._bundle)), plan, speeds, self._solving)
+        command = HelperCommand(SOLVER_MODULE, (), one_thread_environment(), limit_bytes)
+        process = command.start(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        if process.stdin is not None:
+            process.stdin.write(msgspec.json.encode(request) + b"\n")
+            process.stdin.flush()
+        return process
 
     def _ended(self, process: "subprocess.Popen[bytes]") -> RevisedPlans | None:
-        told, _ = process.communicate()
+        output, _ = process.communicate()
         self._process = None
-        if process.returncode:
-            return None
-        said = json.loads(told[:_TOLD_BYTES])
-        old, new = said["old"], said["new"]
-        return RevisedPlans(
-            old["joules"] + old["wear_joules"], new["joules"] + new["wear_joules"], old["written_bytes"], new["written_bytes"],
-            tuple(said["peers"]),
-        )  # fmt: skip
+        return None if process.returncode else msgspec.json.decode(output, type=RevisedPlans)

@@ -46,7 +46,7 @@ from port_agent.federate.wire import (
     records_bytes,
 )
 from port_agent.system.atomic_file import write_atomically
-from port_agent.system.helper_process import exit_code
+from port_agent.system.helper_process import helper_exit_code
 from port_planner.base.errors import PortError
 
 
@@ -153,7 +153,7 @@ def answer_message(folder: Path, bundle: Path) -> int:
 def main(argv: Sequence[str]) -> int:
     """Answer the message in a folder; returns the exit code."""
     folder, bundle = argv
-    return exit_code(lambda: answer_message(Path(folder), Path(bundle)))
+    return helper_exit_code(lambda: answer_message(Path(folder), Path(bundle)))
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ from port_agent.federate.orders import (
 )
 from port_agent.federate.tensors import Arrays, FederatedTensorError, FederatedTensors, federated_tensors
 from port_agent.federate.wire import FlowerMessageError, array_record, plain_arrays
-from port_agent.system.helper_process import exit_code, send_event
+from port_agent.system.helper_process import send_event
 from port_planner.base.errors import PortError
 
 _LEADER_NODE = 1
@@ -194,7 +194,7 @@ def main(argv: Sequence[str]) -> int:
             lost = {order.names[node]: why for node, why in done.grid.lost.items()}
             send_event(RoundEnded(averaged=count, loss=loss, lost=lost))
 
-    return exit_code(work)
+    return helper_exit_code(work)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from port_agent.federate.orders import TensorsOf
 from port_agent.finetune.job.file import FinetuneJob
 from port_agent.system.atomic_file import atomic_stream
-from port_agent.system.helper_process import exit_code, send_event
+from port_agent.system.helper_process import send_event
 from port_planner.base.errors import ExitCode, PortError
 from port_planner.ir.bundle.bundle import Bundle
 from port_planner.ir.bundle.manifest import TensorLayout
@@ -204,7 +204,7 @@ def main(argv: Sequence[str]) -> int:
         tensors = federated_tensors(Path(bundle))
         send_event(TensorsOf(tensors.fingerprint, tensors.nbytes))
 
-    return exit_code(work)
+    return helper_exit_code(work)
 
 
 if __name__ == "__main__":

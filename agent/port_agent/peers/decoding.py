@@ -14,7 +14,7 @@ Token = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}\\Z")]
 """128 random bits."""
 
 
-class Codec(Generic[T]):
+class PeerCodec(Generic[T]):
     """Messages of one kind, a struct or a union of structs."""
 
     def __init__(self, kind: Any, refused: Callable[[str], Exception], what: str) -> None:

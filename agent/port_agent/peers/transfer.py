@@ -47,7 +47,7 @@ class IncomingFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Transfer:
+class FileTransfer:
     """Files that arrive one after the other."""
 
     files: Sequence[IncomingFile]

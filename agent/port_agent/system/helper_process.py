@@ -201,7 +201,7 @@ def send_event(event: msgspec.Struct) -> None:
     sys.stdout.flush()
 
 
-def exit_code(work: Callable[[], object]) -> int:
+def helper_exit_code(work: Callable[[], object]) -> int:
     """Return 0 once `work` is done; 1 where it raised PortError or OSError, whose text goes to standard error."""
     try:
         work()

@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from port_agent.peers.decoding import Codec
+from port_agent.peers.decoding import PeerCodec
 from port_planner.base.errors import PortError
 
 DEEP = b"\x91" * 100_000
 """Lists in lists."""
-TEXTS: "Codec[str]" = Codec(str, PortError, "no text")
+TEXTS: "PeerCodec[str]" = PeerCodec(str, PortError, "no text")
 
 
 @pytest.mark.parametrize("content", [b"", b"\x01", b"\xa1\xff", DEEP], ids=["none", "number", "no UTF-8", "deep"])
@@ -20,7 +20,7 @@ def test_what_is_no_text_is_refused_by_the_callers_error(content: bytes) -> None
 
 def test_lists_without_end_are_refused_whatever_was_expected() -> None:
     with pytest.raises(PortError):
-        Codec(Any, PortError, "nothing").decode(DEEP)
+        PeerCodec(Any, PortError, "nothing").decode(DEEP)
 
 
 def test_what_is_right_is_the_value() -> None:

@@ -11,8 +11,8 @@ import pytest
 from port_agent.peers import transfer as transfer_module
 from port_agent.peers.transfer import (
     PART_BYTES,
+    FileTransfer,
     IncomingFile,
-    Transfer,
     file_bytes,
     file_hash,
     read_part,
@@ -24,10 +24,10 @@ def digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def incoming(folder: Path, contents: list[bytes]) -> Transfer:
+def incoming(folder: Path, contents: list[bytes]) -> FileTransfer:
     """Return what a device has that was just started."""
     files = [IncomingFile(folder / str(n), len(content), digest(content)) for n, content in enumerate(contents)]
-    return Transfer(files)
+    return FileTransfer(files)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -79,7 +79,7 @@ def test_without_a_hash_it_is_whole_when_it_is_long_enough(tmp_path: Path) -> No
 
 def test_places_are_made_and_what_is_too_long_begins_anew(tmp_path: Path) -> None:
     (tmp_path / "old").write_bytes(b"longer than it may be")
-    transfer = Transfer([IncomingFile(tmp_path / name, nbytes) for name, nbytes in (("old", 3), ("a/b/c", 0))])
+    transfer = FileTransfer([IncomingFile(tmp_path / name, nbytes) for name, nbytes in (("old", 3), ("a/b/c", 0))])
     transfer.prepare()
     assert transfer.position == (0, 0) and (tmp_path / "a/b/c").read_bytes() == b""
 

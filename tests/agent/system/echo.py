@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from port_agent.system.helper_process import exit_code, requests, send_event
+from port_agent.system.helper_process import helper_exit_code, requests, send_event
 from port_planner.base.errors import PortError
 
 
@@ -52,4 +52,4 @@ if __name__ == "__main__":
         sys.exit(0)
     if sys.argv[1:] == ["junk"]:
         print("no event")
-    sys.exit(exit_code(work))
+    sys.exit(helper_exit_code(work))

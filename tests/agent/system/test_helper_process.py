@@ -14,7 +14,7 @@ from port_agent.system.helper_process import (
     HelperCommand,
     HelperError,
     ask_helper,
-    exit_code,
+    helper_exit_code,
     run_helper,
     start_helper,
 )
@@ -129,9 +129,9 @@ def test_errors_of_ours_and_of_the_system_are_a_line_and_an_exit_code(capsys: py
     def fail(error: Exception) -> None:
         raise error
 
-    assert exit_code(lambda: None) == 0
-    assert exit_code(lambda: fail(PortError("no bundle"))) == 1
-    assert exit_code(lambda: Path("/nowhere/at/all").read_bytes()) == 1
+    assert helper_exit_code(lambda: None) == 0
+    assert helper_exit_code(lambda: fail(PortError("no bundle"))) == 1
+    assert helper_exit_code(lambda: Path("/nowhere/at/all").read_bytes()) == 1
     assert capsys.readouterr().err == "no bundle\n[Errno 2] No such file or directory: '/nowhere/at/all'\n"
     with pytest.raises(KeyError):
-        exit_code(lambda: fail(KeyError()))
+        helper_exit_code(lambda: fail(KeyError()))

@@ -13,7 +13,7 @@ from port_agent.control.client import ControlClient
 from port_agent.control.peer_exchange import PeerExchange
 from port_agent.prepare.peer_plans import PeerPlans
 from port_agent.supervisor.job.plans.revising import RevisedPlans, RevisionRequest
-from port_agent.system.helper_process import exit_code, requests, send_event
+from port_agent.system.helper_process import helper_exit_code, requests, send_event
 from port_planner.ir.bundle.bundle import Bundle
 from port_planner.ir.bundle.revision import write_revision
 from port_planner.search.pareto import choice_of
@@ -22,7 +22,7 @@ from port_planner.search.revise import revise, solved_here
 _LEAST_NICE = 19
 
 
-def revised(request: RevisionRequest) -> RevisedPlans:
+def make_revision(request: RevisionRequest) -> RevisedPlans:
     """Write the revision and return what it saves; raises PortError, OSError."""
     bundle = Bundle(Path(request.bundle))
     solve, peers, solving = solved_here, None, request.solving
@@ -44,7 +44,7 @@ def main() -> int:
     """Do what is requested and send what it saves; returns the exit code."""
     os.nice(_LEAST_NICE)
     request = next(requests(msgspec.json.Decoder(RevisionRequest)))
-    return exit_code(lambda: send_event(revised(request)))
+    return helper_exit_code(lambda: send_event(make_revision(request)))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from typing import Annotated
 import msgspec
 
 from port_agent.peers.announcement import BOARD_LIMIT, NAME_LIMIT, VERSION_LIMIT
-from port_agent.peers.decoding import Codec, Reason, Sha256
+from port_agent.peers.decoding import PeerCodec, Reason, Sha256
 from port_planner.base.errors import PortError
 
 OLDEST_VERSION, NEWEST_VERSION = 1, 2
@@ -140,7 +140,7 @@ class Goodbye(PeerMessage, tag="goodbye", frozen=True, kw_only=True):
 
 
 _KINDS = PeerHello | Heartbeat | PeerQuestion | QuestionPiece | Withdrawal | PeerAnswer | AnswerPiece | Goodbye
-PEER_MESSAGES: "Codec[PeerMessage]" = Codec(_KINDS, PeerMessageError, "no message of this protocol")
+PEER_MESSAGES: "PeerCodec[PeerMessage]" = PeerCodec(_KINDS, PeerMessageError, "no message of this protocol")
 
 
 def common_version(ours: PeerHello, theirs: PeerHello) -> int:

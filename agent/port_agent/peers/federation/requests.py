@@ -10,7 +10,7 @@ from typing import Annotated
 
 import msgspec
 
-from port_agent.peers.decoding import Codec, Reason, Sha256, Token
+from port_agent.peers.decoding import PeerCodec, Reason, Sha256, Token
 from port_agent.peers.transfer import PART_BYTES
 from port_planner.base.errors import PortError
 
@@ -95,5 +95,5 @@ class TaskAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """Of a whole reply; None from a device whose agent is older."""
 
 
-FEDERATION_REQUESTS: "Codec[Request]" = Codec(Request, FederationMessageError, "no request of a federation")
-FEDERATION_ANSWERS: "Codec[TaskAnswer]" = Codec(TaskAnswer, FederationMessageError, "no answer of a federation")
+FEDERATION_REQUESTS: "PeerCodec[Request]" = PeerCodec(Request, FederationMessageError, "no request of a federation")
+FEDERATION_ANSWERS: "PeerCodec[TaskAnswer]" = PeerCodec(TaskAnswer, FederationMessageError, "no answer of a federation")

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import msgspec
 
-from port_agent.peers.decoding import Codec, Reason, Sha256, Token
+from port_agent.peers.decoding import PeerCodec, Reason, Sha256, Token
 from port_agent.peers.transfer import PART_BYTES, IncomingFile
 from port_planner.base.errors import PortError
 
@@ -166,5 +166,5 @@ class MoveAnswer(msgspec.Struct, frozen=True, kw_only=True):
     data: Annotated[bytes, msgspec.Meta(max_length=PART_BYTES)] = b""
 
 
-MOVE_REQUESTS: "Codec[Request]" = Codec(Request, MoveMessageError, "no request about a job")
-MOVE_ANSWERS: "Codec[MoveAnswer]" = Codec(MoveAnswer, MoveMessageError, "no answer about a job")
+MOVE_REQUESTS: "PeerCodec[Request]" = PeerCodec(Request, MoveMessageError, "no request about a job")
+MOVE_ANSWERS: "PeerCodec[MoveAnswer]" = PeerCodec(MoveAnswer, MoveMessageError, "no answer about a job")

@@ -18,7 +18,7 @@ from spake2.ed25519_basic import NotOnCurve
 
 from port_agent.peers.announcement import NAME_LIMIT
 from port_agent.peers.connection.messages import NEWEST_VERSION, Version
-from port_agent.peers.decoding import REASON_LIMIT, Codec, Reason
+from port_agent.peers.decoding import REASON_LIMIT, PeerCodec, Reason
 from port_planner.base.errors import PortError
 
 CERTIFICATE_LIMIT_BYTES = 2048
@@ -71,7 +71,7 @@ class _Refusal(msgspec.Struct, tag_field="kind", tag="refusal", frozen=True):
     reason: Reason
 
 
-_MESSAGES: "Codec[_Start | _Proof | _Refusal]" = Codec(
+_MESSAGES: "PeerCodec[_Start | _Proof | _Refusal]" = PeerCodec(
     _Start | _Proof | _Refusal, PairingError, "the other side sent what is no message of pairing"
 )
 

@@ -35,7 +35,7 @@ from port_agent.peers.moving.requests import (
     Request,
     Stop,
 )
-from port_agent.peers.transfer import Transfer, file_hash, read_part
+from port_agent.peers.transfer import FileTransfer, file_hash, read_part
 from port_agent.policy.decide import ResourceLimits
 from port_agent.supervisor.context import Core
 from port_agent.supervisor.dispatch import granted_limits, surroundings
@@ -261,9 +261,9 @@ class Guests:
         number, offset = self._transfer(bring).position
         return MoveAnswer(state=MoveState.RECEIVING, file=number, offset=offset)
 
-    def _transfer(self, bring: Bring) -> Transfer:
+    def _transfer(self, bring: Bring) -> FileTransfer:
         folder = self._folder(bring.token)
-        return Transfer([file.into(folder / str(number)) for number, file in enumerate(bring.files)])
+        return FileTransfer([file.into(folder / str(number)) for number, file in enumerate(bring.files)])
 
     # --- how it fares, and goes
 

@@ -35,7 +35,7 @@ from port_agent.peers.moving.requests import (
     Request,
     Stop,
 )
-from port_agent.peers.transfer import Transfer, read_part
+from port_agent.peers.transfer import FileTransfer, read_part
 from port_agent.supervisor.context import Core
 from port_agent.supervisor.job.promise import left_s, total_steps
 from port_agent.supervisor.job.worker_kinds import bundle_path
@@ -369,7 +369,7 @@ class JobMoves:
         """Return a folder with files of the job as the other device has them, durable and whole; raises OSError, PortError."""
         folder = self._core.store.job_dir(job.id) / _RETURNING
         await asyncio.to_thread(_cleared, folder, {file.path for file in files})
-        transfer = Transfer([file.into(folder / file.path) for file in files])
+        transfer = FileTransfer([file.into(folder / file.path) for file in files])
         await asyncio.to_thread(transfer.prepare)
         for file, incoming in zip(files, transfer.files, strict=True):
             while (offset := incoming.received) < file.nbytes:

@@ -40,7 +40,7 @@ from port_agent.federate.orders import (
 )
 from port_agent.federate.tensors import Arrays, FederatedTensorError, FederatedTensors, federated_tensors
 from port_agent.federate.wire import FlowerMessageError, array_record, plain_arrays
-from port_agent.system.helper_process import send_event
+from port_agent.system.helper_process import helper_exit_code, send_event
 from port_planner.base.errors import PortError
 
 _LEADER_NODE = 1

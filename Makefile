@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 ROOM ?=
 NAMED := $(subst /port_planner/,/,$(subst /port_agent/,/,$(patsubst %.py,%,$(patsubst %/,%,$(ROOM)))))
 ROOMS = $(or $(wildcard $(filter tests tests/%,$(ROOM))),$(shell find tests -type d -path '*/$(NAMED)' -o -path '*/$(patsubst ./%,%,$(dir $(NAMED)))test_$(notdir $(NAMED)).py'),$(error no tests by the name of $(ROOM)))
-QUICK := not long and not process and not root and not attack
+QUICK := not long and not slow and not process and not root and not attack
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo demo-llm demo-mcu test fast check-long check-systemd check-peers check-gpu deb lint format clean
@@ -51,7 +51,7 @@ test: setup
 	$(BIN)/pytest -m "not long" $(ROOMS)
 endif
 
-fast: setup ## the tests that start no process, in less than a minute; also of one room
+fast: setup ## the tests that start no process and compute little, in less than a minute; also of one room
 	$(BIN)/pytest -m "$(QUICK)" -n 2 --dist loadfile $(if $(ROOM),$(ROOMS))
 
 check-long: setup ## what `make test` leaves out: heavy checks, every attack

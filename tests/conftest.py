@@ -11,10 +11,12 @@ import pytest
 
 from tests.attack.outcome import AttackOutcome, Survived
 from tests.own_process import leave_fixtures_to_own_process, run_in_own_process
+from tests.process_marks import ProcessWatch, mark_own_processes
 
 _PROPERTY = "attack"
 _SHOWN_HARM = 20
 _SAMPLE = "sample"
+_WATCH = ProcessWatch()
 
 
 def pytest_configure() -> None:
@@ -31,6 +33,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if isinstance(item, pytest.Function):
             if "survived" in item.fixturenames:
                 item.add_marker("attack")
+            mark_own_processes(item)
             leave_fixtures_to_own_process(item)
 
 
@@ -55,6 +58,20 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.enable()
         gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
+    """Fail a test of `make fast` whose fixtures start a process."""
+    with _WATCH.over(item):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Fail a test of `make fast` that starts a process."""
+    with _WATCH.over(item):
+        return (yield)
 
 
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:

@@ -18,6 +18,9 @@ from port_planner.base.errors import PortError
 WORKER = Path(__file__).with_name("worker_program.py")
 
 
+OFFER_EVERY_S = 0.2
+
+
 class BadBundleError(PortError):
     """A test bundle that is no JSON."""
 
@@ -44,7 +47,7 @@ KINDS = {kind: WorkerKind((sys.executable, str(WORKER)), read_json_plans, no_env
 
 def seams(**changes: object) -> DaemonSeams:
     """Return the seams of a test daemon: the test worker, quick looks."""
-    values: dict[str, object] = {"kinds": KINDS, "offer_every_s": 0.2, "away_look_s": 0.2}
+    values: dict[str, object] = {"kinds": KINDS, "offer_every_s": OFFER_EVERY_S, "away_look_s": 0.2}
     values |= dict.fromkeys(("inbox_scan_s", "waiting_look_s", "training_look_s"), 0.1)
     return DaemonSeams(**{**values, **changes})
 

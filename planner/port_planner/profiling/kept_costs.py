@@ -19,6 +19,8 @@ from port_planner.base.cache import cache_folder, read_cached, write_cached
 
 KEPT_DAYS = 30
 """After so long an operator is measured again: the machine around it has changed."""
+_CLOCK_SKEW_S = 86400.0
+"""So far in the future a measurement may lie: clocks are set back, and a file system's differs from the system's."""
 
 _FORMAT = 2
 MOST_FILES = 32
@@ -61,7 +63,12 @@ def operators_folder() -> Path | None:
 def read_costs(folder: Path | None, name: str, now: float) -> dict[str, Kept]:
     """Return the costs kept under a context that are young enough; none where they cannot be read."""
     kept = read_cached(folder, name, dict[str, Kept]) or {}
-    return {key: cost for key, cost in kept.items() if 0 <= now - cost.measured_at < KEPT_DAYS * 86400}
+    return {key: cost for key, cost in kept.items() if is_young(cost, now)}
+
+
+def is_young(cost: Kept, now: float) -> bool:
+    """Return whether a cost is as good as measured `now` (seconds since 1970)."""
+    return -_CLOCK_SKEW_S <= now - cost.measured_at < KEPT_DAYS * 86400
 
 
 def keep_costs(folder: Path | None, name: str, fresh: Mapping[str, Kept]) -> None:

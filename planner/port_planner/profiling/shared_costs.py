@@ -9,7 +9,7 @@ from typing import Annotated
 import msgspec
 
 from port_planner.base.errors import ExitCode, PortError
-from port_planner.profiling.kept_costs import KEPT_DAYS, Kept
+from port_planner.profiling.kept_costs import Kept, is_young
 
 MOST_COSTS = 20_000
 """Operators; those of a machine that planned many models are some thousands."""
@@ -21,7 +21,6 @@ _STRAYS = 1
 """So many of those that are compared may be apart: what else ran when one was measured, here or there, is in its time."""
 _NOISE_S = 1e-4
 _NOISE_BYTES = 1 << 20
-_CLOCK_SKEW_S = 86400.0
 
 _Seconds = Annotated[float, msgspec.Meta(ge=0, lt=3600)]
 _Workspace = Annotated[int, msgspec.Meta(ge=0, lt=1 << 40)]
@@ -62,12 +61,8 @@ def unpack_shared(content: bytes, now: float) -> dict[str, Kept]:
         raise SharedCostsError(f"no costs of operators ({len(content)} bytes): {error}") from error
     if not all(math.isfinite(r.seconds) and math.isfinite(r.measured_at) for r in records.values()):
         raise SharedCostsError("costs of operators with a number that is none")
-    young = (-_CLOCK_SKEW_S, KEPT_DAYS * 86400)
-    return {
-        key: Kept(r.seconds, r.workspace_bytes, r.measured_at)
-        for key, r in records.items()
-        if young[0] <= now - r.measured_at < young[1]
-    }
+    costs = {key: Kept(r.seconds, r.workspace_bytes, r.measured_at) for key, r in records.items()}
+    return {key: cost for key, cost in costs.items() if is_young(cost, now)}
 
 
 def to_check(costs: Mapping[str, Kept]) -> frozenset[str]:

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from port_agent.cli import main
 from port_agent.control.client import ControlError
 from tests.agent.live_daemon import BUNDLE, ROOT, daemon
 from tests.their_modules import NOT_IMPORTED, fill_with_modules
+from tests.waiting import until
 
 
 def first_lines(*words: str, number: int) -> str:
@@ -89,13 +89,12 @@ def test_feeding_a_job_that_waits_for_data(tmp_path: Path, capsys: pytest.Captur
         assert "inbox/birds" in capsys.readouterr().out
         assert main(["feed", "birds", str(tmp_path / "morning.txt"), *place]) == 0
         assert "1 files, 11 bytes" in capsys.readouterr().out
-        end = time.monotonic() + 30.0
-        while client.get("/v1/jobs/birds")["rounds"] < 1:
-            assert time.monotonic() < end
+        until(lambda: client.get("/v1/jobs/birds")["rounds"] >= 1)
         with pytest.raises(ControlError, match="no plain file name"):
             client.upload("/v1/inbox/birds/.hidden", tmp_path / "morning.txt")
 
 
+@pytest.mark.slow
 def test_completion_scripts(capsys: pytest.CaptureFixture[str]) -> None:
     for shell in ("bash", "zsh"):
         assert main(["completion", shell]) == 0

@@ -29,6 +29,7 @@ PACE = 1.02
 """Of the fastest step: what the smallest budgets cannot keep."""
 
 
+@pytest.mark.slow
 def test_a_missed_deadline_names_the_shortfall_and_the_budget_that_would_do() -> None:
     graph, costs = captured()
     least = lower(graph, costs, Plan()).seconds
@@ -112,6 +113,7 @@ def test_the_plot_of_operators_is_written_beside_the_table(
         assert "--plot" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_operators_of_a_divided_step_are_listed_by_device_beside_what_the_other_takes() -> None:
     recorded = tiny_step().graphs["step"]
     kinds = ["sim" if op.phase is Phase.FORWARD else "cpu" for op in recorded.ops]

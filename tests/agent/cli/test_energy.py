@@ -39,6 +39,7 @@ def run(capsys: pytest.CaptureFixture[str], state_dir: Path, *more: str) -> str:
     return capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_tables_and_plot(capsys: pytest.CaptureFixture[str], state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "110")
     text = run(capsys, state_dir, "--price", "0.3", "--currency", "EUR", "--co2", "380")

@@ -65,6 +65,7 @@ def test_every_command_is_guarded(capsys: pytest.CaptureFixture[str], tmp_path: 
     assert "\\x" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_there_is_no_other_console() -> None:
     made = [
         str(path.relative_to(ROOT))

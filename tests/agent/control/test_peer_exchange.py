@@ -1,9 +1,9 @@
 """Asking paired devices through two running agents: what is shared, refused, solved, and who is cut off."""
 
 import socket
-import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from port_agent.control.client import ControlClient
@@ -70,6 +70,13 @@ def test_without_an_agent(tmp_path: Path) -> None:
         PeerExchange(ControlClient(tmp_path), "any").shared(Subject.PLAN, NAME)
 
 
+def solves(root: Path) -> bool:
+    """Return whether the agent there has a process that solves."""
+    agent = psutil.Process(int((root / "state/port-agent.lock").read_text()))
+    commands = [child.cmdline() for child in agent.children()]
+    return any("port_planner.search.solve_problem" in words for words in commands)
+
+
 @pytest.mark.process
 def test_who_goes_away_ends_the_solver(tmp_path: Path) -> None:
     graph, costs = captured()
@@ -79,7 +86,7 @@ def test_who_goes_away_ends_the_solver(tmp_path: Path) -> None:
             sock.connect(str(cellar.path))
             head = f"PUT /v1/solve/{NAME}?on=attic&seconds=60 HTTP/1.1\r\nContent-Length: {len(hopeless)}\r\n\r\n"
             sock.sendall(head.encode() + hopeless)
-            time.sleep(0.3)
+            until(lambda: solves(tmp_path / "attic"))
         until(lambda: "given up: nobody waits for it any more" in history(attic))
         with pytest.raises(NotAnsweredError, match="no planning problem"):
             PeerExchange(cellar, "attic").solved(NAME, b"no problem", 1.0)

@@ -25,6 +25,7 @@ def report(ledger: tuple[Path, float]) -> EnergyReport:
     return priced_report(*ledger)
 
 
+@pytest.mark.slow
 def test_page_is_one_file_without_a_network(report: EnergyReport) -> None:
     page = render_report(report)
     assert not re.search(r"<(?:link|img|iframe)|\ssrc=|@import|fetch\(|XMLHttpRequest", page)

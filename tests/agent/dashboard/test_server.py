@@ -30,6 +30,7 @@ def with_key(page: Dashboard) -> dict[str, str]:
     return {"Authorization": f"Bearer {page.key}"}
 
 
+@pytest.mark.slow
 def test_figures_need_the_key(dashboard: Dashboard) -> None:
     for headers in (
         {},
@@ -57,6 +58,7 @@ def test_nothing_else_is_served(dashboard: Dashboard, path: str) -> None:
     assert ask(dashboard, path, **with_key(dashboard))[0] == 404
 
 
+@pytest.mark.slow
 def test_silent_connections_take_so_many_threads_and_no_more(dashboard: Dashboard) -> None:
     before = threading.active_count()
     with contextlib.ExitStack() as held:

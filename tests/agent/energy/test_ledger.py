@@ -84,6 +84,7 @@ def test_short_steps_share_a_row_and_long_ones_do_not(path: Path) -> None:
     assert [tuple(row) for row in epochs] == [(0, 13, 39.0, 32.5), (1, 2, 6.0, 2.5)]
 
 
+@pytest.mark.slow
 def test_size_is_bounded(path: Path) -> None:
     ledger = Ledger(path, NOON)
     ledger.add_charges([charge(NOON), charge(NOON + 3 * DAY_S)], 0.0)

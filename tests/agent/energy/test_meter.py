@@ -148,6 +148,7 @@ def test_agx_orin_excerpt(tmp_path: Path) -> None:
     check_replay(tmp_path, local("agx_orin_edge.log"), AGX)
 
 
+@pytest.mark.slow
 def test_xavier_nx_burn(tmp_path: Path, shared: Callable[[str], str]) -> None:
     check_replay(tmp_path, shared("tegrastats/xavier_nx_burn.log"), XAVIER)
 
@@ -281,6 +282,7 @@ LOADS = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(loads=LOADS)
 def test_ledger_closes_on_random_days(tmp_path: Path, loads: list[tuple[str, float, int, float]]) -> None:

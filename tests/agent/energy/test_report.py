@@ -23,6 +23,7 @@ def report(ledger: tuple[Path, float]) -> EnergyReport:
     return priced_report(*ledger)
 
 
+@pytest.mark.slow
 def test_all_tables_add_up_to_the_total(report: EnergyReport) -> None:
     (total,) = report.total
     for amounts in (report.jobs, report.days, report.phases):

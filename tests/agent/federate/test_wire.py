@@ -34,6 +34,7 @@ def test_a_message_comes_as_it_went() -> None:
     assert np.array_equal(plain_arrays(back.content.array_records["arrays"])["w"], np.arange(6).reshape(2, 3))
 
 
+@pytest.mark.slow
 def test_fuzzed_messages_are_read_or_refused() -> None:
     numbers, good = random.Random(2), message_bytes(message())
     for _ in range(3000):

@@ -52,6 +52,7 @@ def test_a_damaged_one_is_refused(asked: FinetuneOptions) -> None:
         checkpoint.read([torch.ones(9)], {})
 
 
+@pytest.mark.slow
 def test_no_flipped_bit_goes_unseen(asked: FinetuneOptions) -> None:
     checkpoint = Checkpoint(asked, [], BASE)
     checkpoint.write(FinetuneProgress(3, 2.5), [torch.ones(9)], {}, torch.get_rng_state())

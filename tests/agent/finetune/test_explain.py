@@ -31,6 +31,7 @@ def note(text: str) -> None:
     """Hear of what becomes of a base on a grid."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changed",
     [{}, {"targets": ("up_proj", "o_proj"), "lora_rank": 4}, {"lora_rank": None}, {"base": QuantizationGrid.NF4}],
@@ -53,6 +54,7 @@ def test_its_figures_are_those_of_the_model_as_it_is_trained(changed: dict[str, 
         assert explain(options, 2000 * MIB).grid_is_there
 
 
+@pytest.mark.slow
 def test_what_is_kept_for_the_backward_pass_is_what_autograd_keeps(asked: FinetuneOptions) -> None:
     found = explain(asked, 2000 * MIB)
     model = load_model(asked, Task(TaskKind.CAUSAL_LM), note)
@@ -71,6 +73,7 @@ def test_what_is_kept_for_the_backward_pass_is_what_autograd_keeps(asked: Finetu
     assert found.saved_bytes == pytest.approx(sum(storage.nbytes() for storage in kept.values()), rel=0.02)
 
 
+@pytest.mark.slow
 def test_updates_and_sequences_are_those_of_the_training(asked: FinetuneOptions, tmp_path: Path) -> None:
     options = replace(asked, out=str(tmp_path / "out"), epochs=2)
     found = explain(options, 2000 * MIB)
@@ -78,6 +81,7 @@ def test_updates_and_sequences_are_those_of_the_training(asked: FinetuneOptions,
     assert found.updates == outcome.updates and found.sequences == 9 and found.held_out == 2 and not found.done
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_read_again_and_written(asked: FinetuneOptions) -> None:
     room = explain(asked, 2000 * MIB)
     needed = room.process_bytes + room.working_bytes + room.trained_bytes + room.saved_bytes + 2 * room.logits_bytes
@@ -90,6 +94,7 @@ def test_what_does_not_fit_is_read_again_and_written(asked: FinetuneOptions) -> 
         assert found.read_bytes == over + 2 * found.frozen_bytes and found.resident_frozen_bytes == 0
 
 
+@pytest.mark.slow
 def test_of_a_model_with_an_encoder_both_sides_are_counted(tmp_path: Path) -> None:
     make_model(tmp_path / "model", kind="t5")
     record = json.dumps({"prompt": "to be or not", "completion": "to be"})
@@ -114,6 +119,7 @@ def test_it_refuses_what_the_training_would(asked: FinetuneOptions) -> None:
         explain(replace(asked, targets=("w_q",)), 2000 * MIB)
 
 
+@pytest.mark.slow
 def test_by_layers_is_explained_with_what_it_reads_and_keeps(asked: FinetuneOptions) -> None:
     ram_bytes = explain(asked, 2000 * MIB).process_bytes + 48 * MIB
     one_by_one, by_layers = (
@@ -128,6 +134,7 @@ def test_by_layers_is_explained_with_what_it_reads_and_keeps(asked: FinetuneOpti
     assert not explain(replace(asked, accumulate=8), 2000 * MIB).by_layers
 
 
+@pytest.mark.slow
 def test_where_the_head_is_too_much_it_is_explained_on_how_many_rows_it_runs(
     asked: FinetuneOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -40,6 +40,7 @@ def job_of(options: FinetuneOptions) -> FinetuneJob:
     return FinetuneJob.of(options, ram_bytes=700 << 20, threads=1, page_dir=Path("/"))
 
 
+@pytest.mark.slow
 def test_a_federation_begins_with_an_adapter_as_peft_makes_them(
     asked: FinetuneOptions, submitted: bytes, tmp_path: Path
 ) -> None:
@@ -89,6 +90,7 @@ def trained(
     return outcome, (folder / "result").read_bytes() if number is not None else b""
 
 
+@pytest.mark.slow
 def test_rounds_train_on_from_what_is_given_and_go_on_in_the_data(
     asked: FinetuneOptions, submitted: bytes, tmp_path: Path
 ) -> None:
@@ -107,6 +109,7 @@ def test_rounds_train_on_from_what_is_given_and_go_on_in_the_data(
     peft.PeftConfig.from_pretrained(str(tmp_path / "out"))
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_round_is_passed_over(asked: FinetuneOptions, submitted: bytes, tmp_path: Path) -> None:
     options = replace(asked, out=str(tmp_path / "out"))
     begun = submitted.partition(b"\n")[2]

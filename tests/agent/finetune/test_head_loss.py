@@ -72,6 +72,7 @@ def gradients(model: Any) -> list[torch.Tensor]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_head_in_blocks_of_rows_is_the_models_own(kind: str) -> None:
     model = small_model(kind)
@@ -127,6 +128,7 @@ def test_all_rows_at_once_are_the_step_that_one_would_write(dtype: torch.dtype) 
     assert torch.equal(loss, expected.detach()) and all(map(torch.equal, found, gradients(model)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["qwen2", "gemma2"])
 def test_under_autocast_it_is_the_step_that_one_would_write(kind: str) -> None:
     model = small_model(kind)
@@ -143,6 +145,7 @@ def test_under_autocast_it_is_the_step_that_one_would_write(kind: str) -> None:
     assert not torch.equal(loss, LearnedLoss(model)(tokens, labels)), "else nothing was cast"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_blocks_that_nobody_asked_for_have_the_bits_of_all_rows_at_once(kind: str, dtype: torch.dtype) -> None:
@@ -156,6 +159,7 @@ def test_blocks_that_nobody_asked_for_have_the_bits_of_all_rows_at_once(kind: st
     assert loss.rows_at_once(2 * LENGTH) <= 32
 
 
+@pytest.mark.slow
 def test_a_head_that_caps_is_counted_with_what_its_cap_saves_and_blocks_that_were_asked_for_are_kept() -> None:
     capped, product = LearnedLoss(small_model("gemma2")), LearnedLoss(small_model("llama"))
     alone = capped.bytes_at_once(64)

@@ -27,6 +27,7 @@ def test_blocks_follow_each_other_and_none_has_too_few_rows(rows: int, at_once: 
     assert [start for start, _ in blocks] == [0, *(stop for _, stop in blocks[:-1])] and blocks[-1][1] == rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("biased", [False, True])
 def test_products_in_the_blocks_that_it_gives_have_the_bits_of_the_whole(biased: bool, dtype: torch.dtype) -> None:

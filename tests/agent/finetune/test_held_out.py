@@ -3,6 +3,8 @@
 import math
 from pathlib import Path
 
+import pytest
+
 from port_agent.finetune.held_out import HeldOutLosses
 
 LOSSES = [0.1, math.inf, 2.5e-7]
@@ -21,6 +23,7 @@ def test_the_same_bits_come_back_for_the_same_weights_alone(tmp_path: Path) -> N
     assert kept.read(4) == []
 
 
+@pytest.mark.slow
 def test_no_flipped_bit_and_no_cut_is_taken_for_a_loss(tmp_path: Path) -> None:
     path = tmp_path / "kept"
     kept = HeldOutLosses(path, "this")

@@ -91,6 +91,7 @@ def by_peft(base: Any, adapter: Path, out: Path) -> dict[str, tuple[str, bytes]]
     return contents(out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shard_size", ["100MB", "200KB"])
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_it_has_the_bytes_of_pefts_own_merge(kind: str, shard_size: str, tmp_path: Path) -> None:
@@ -113,6 +114,7 @@ def test_it_has_the_bytes_of_pefts_own_merge(kind: str, shard_size: str, tmp_pat
     transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "grid", "merged", "layers"),
     [("llama", QuantizationGrid.NF4, 7, 15), ("llama", QuantizationGrid.INT8, 7, 15), ("gpt2", QuantizationGrid.NF4, 8, 8)],
@@ -141,6 +143,7 @@ def test_over_a_grid_it_is_the_grids_weights_with_the_adapter(
     ]
 
 
+@pytest.mark.slow
 def test_a_directory_that_names_weights_without_the_models_prefix(tmp_path: Path) -> None:
     base = make_base(tmp_path / "base", "gpt2")
     weights = {n.removeprefix("transformer."): t for n, t in load_file(base / "model.safetensors").items()}
@@ -152,6 +155,7 @@ def test_a_directory_that_names_weights_without_the_models_prefix(tmp_path: Path
     assert contents(tmp_path / "out") == wanted
 
 
+@pytest.mark.slow
 def test_a_base_that_has_moved_is_named(tmp_path: Path) -> None:
     base = make_base(tmp_path / "base", "llama")
     adapter = make_adapter(tmp_path / "adapter", base, "llama")
@@ -162,6 +166,7 @@ def test_a_base_that_has_moved_is_named(tmp_path: Path) -> None:
     assert outcome.base == str(tmp_path / "moved")
 
 
+@pytest.mark.slow
 def test_an_adapter_that_does_not_say_what_it_is_of_is_merged_at_its_word(tmp_path: Path) -> None:
     base = make_base(tmp_path / "base", "llama")
     adapter = make_adapter(tmp_path / "adapter", base, "llama", targets=("q_proj", "up_proj"))
@@ -213,6 +218,7 @@ REFUSED: dict[str, tuple[Callable[[Path, Path], object], str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_cannot_be_merged_to_the_bit_is_refused_by_name(what: str, tmp_path: Path) -> None:
     change, message = REFUSED[what]
@@ -224,6 +230,7 @@ def test_what_cannot_be_merged_to_the_bit_is_refused_by_name(what: str, tmp_path
     assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter", "base"]
 
 
+@pytest.mark.slow
 def test_a_head_that_shares_its_weight_with_the_embeddings_is_refused(tmp_path: Path) -> None:
     base = make_base(tmp_path / "base", "qwen2")
     adapter = make_adapter(tmp_path / "adapter", base, "qwen2", targets=("lm_head",))
@@ -231,6 +238,7 @@ def test_a_head_that_shares_its_weight_with_the_embeddings_is_refused(tmp_path: 
         merge(adapter, tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_nothing_is_overwritten_and_the_room_is_looked_at_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -267,6 +275,7 @@ def test_killed_at_any_share_it_leaves_no_directory_that_looks_finished(tmp_path
     assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter", "base", "out"]
 
 
+@pytest.mark.slow
 def test_weights_that_change_meanwhile_are_noticed(tmp_path: Path) -> None:
     base = make_base(tmp_path / "base", "llama")
     adapter = make_adapter(tmp_path / "adapter", base, "llama")
@@ -279,6 +288,7 @@ def test_weights_that_change_meanwhile_are_noticed(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter", "base"]
 
 
+@pytest.mark.slow
 def test_a_model_that_is_loaded_in_another_data_type_and_lay_on_a_grid_is_refused(tmp_path: Path) -> None:
     base = make_base(tmp_path / "base", "llama")
     path = base / "config.json"

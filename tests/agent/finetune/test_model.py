@@ -28,6 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model(tmp_path_factory.mktemp("model"))
 
 
+@pytest.mark.slow
 def test_adapters_are_trained_in_32_bits_and_the_rest_is_frozen(folder: Path) -> None:
     model = load_model(FinetuneOptions(str(folder), "", "", lora_rank=2), CAUSAL, say)
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -36,6 +37,7 @@ def test_adapters_are_trained_in_32_bits_and_the_rest_is_frozen(folder: Path) ->
     assert all(p.dtype == torch.bfloat16 for p in model.parameters() if not p.requires_grad)
 
 
+@pytest.mark.slow
 def test_targets_are_those_asked_for(folder: Path) -> None:
     model = load_model(FinetuneOptions(str(folder), "", "", targets=("up_proj",)), CAUSAL, say)
     assert {n.split(".lora_")[0].rpartition(".")[2] for n, p in model.named_parameters() if p.requires_grad} == {
@@ -78,6 +80,7 @@ def test_files_of_another_model_than_is_described_are_named(
         load_model(changed(folder, tmp_path / "model", **settings), CAUSAL, say)
 
 
+@pytest.mark.slow
 def test_what_a_model_has_no_places_or_no_rows_for_is_refused(tmp_path: Path) -> None:
     with_places, without = (
         load_model(FinetuneOptions(str(make_model(tmp_path / kind, kind=kind)), "", ""), CAUSAL, say)
@@ -92,11 +95,13 @@ def test_what_a_model_has_no_places_or_no_rows_for_is_refused(tmp_path: Path) ->
         check_takes(without, 16, rows)
 
 
+@pytest.mark.slow
 def test_the_same_seed_makes_the_same_adapters(folder: Path) -> None:
     first, second = (load_model(FinetuneOptions(str(folder), "", "", seed=3), CAUSAL, say) for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
 
 
+@pytest.mark.slow
 def test_a_head_for_labels_is_made_by_the_seed_and_trained(tmp_path: Path) -> None:
     notes: list[str] = []
     asked = FinetuneOptions(str(make_model(tmp_path, kind="distilbert")), "", "", seed=3)
@@ -109,6 +114,7 @@ def test_a_head_for_labels_is_made_by_the_seed_and_trained(tmp_path: Path) -> No
     assert first.config.id2label == {0: "no", 1: "yes"} and first.dtype == torch.float32
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere files' pages are not followed")
 def test_small_weights_are_no_longer_in_their_files_and_large_ones_are(tmp_path: Path) -> None:
     folder = make_model(tmp_path, hidden_size=256)

@@ -64,6 +64,7 @@ with budget(ram="700M", page_dir=folder):
 """Something in the process takes more than the budget while an update is made, and while the result is written."""
 
 
+@pytest.mark.slow
 def test_hardly_more_than_the_budget_is_said_once_and_much_more_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,6 +83,7 @@ def options_of(folder: Path, **changed: int | None) -> FinetuneOptions:
     return FinetuneOptions(str(folder / "model"), str(folder / "data.jsonl"), str(folder / "out"), **changed)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("multiplies", [True, False])
 def test_what_the_loss_takes_at_once_is_what_it_takes(
     multiplies: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -100,6 +102,7 @@ def test_what_the_loss_takes_at_once_is_what_it_takes(
         assert LearnedLoss(model).bytes_at_once(64, at_once=rows) == LearnedLoss(model, asked).bytes_at_once(64)
 
 
+@pytest.mark.slow
 def test_where_all_rows_of_the_head_are_too_much_it_runs_on_as_many_as_fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,6 +128,7 @@ def test_where_all_rows_of_the_head_are_too_much_it_runs_on_as_many_as_fit(
             Room(options_of(tmp_path)).check(LearnedLoss(model, head_rows=48), trained, tokens, 96)
 
 
+@pytest.mark.slow
 def test_numbers_of_rows_that_come_later_are_compared_before_the_first_update(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,6 +157,7 @@ def test_a_budget_that_is_too_small_is_refused_before_the_first_update(tmp_path:
     assert re.search(r"260\.0 MiB is too little: this process takes .* give --ram \d+M, or a shorter", done.stderr)
 
 
+@pytest.mark.slow
 def test_a_budget_that_can_never_suffice_is_refused_before_a_grid_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -79,6 +79,7 @@ def _cases() -> list[Any]:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.process
 @pytest.mark.sample(8)
 @pytest.mark.parametrize(("kind", "rank", "base"), _cases())
@@ -104,6 +105,7 @@ def test_it_has_the_bits_of_plain_pytorch(
     assert (tmp_path / "mine" / name).read_bytes() == (tmp_path / "plain" / name).read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.process
 @pytest.mark.parametrize(("kind", "rank"), [("llama", 4), ("llama", None), ("t5", 4)])
 def test_under_autocast_it_has_the_bits_of_plain_pytorch_under_it(
@@ -112,6 +114,7 @@ def test_under_autocast_it_has_the_bits_of_plain_pytorch_under_it(
     test_it_has_the_bits_of_plain_pytorch(kind, rank, None, tmp_path, monkeypatch, autocast=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "rank", "base"), [("bert", 4, None), ("roberta", None, None), ("distilbert", 4, QuantizationGrid.NF4)]
 )

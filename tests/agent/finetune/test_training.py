@@ -53,6 +53,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
+@pytest.mark.slow
 def test_it_learns_and_leaves_an_adapter_that_peft_loads(
     asked: FinetuneOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -81,6 +82,7 @@ def test_it_learns_and_leaves_an_adapter_that_peft_loads(
     assert not (tmp_path / "adapter.state").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [4, None])
 def test_stopped_and_gone_on_it_is_the_same_to_the_bit(
     rank: int | None, asked: FinetuneOptions, tmp_path: Path
@@ -108,6 +110,7 @@ def test_stopped_and_gone_on_it_is_the_same_to_the_bit(
     assert all(whole[name] == again[name] for name in whole if name.endswith(".safetensors"))
 
 
+@pytest.mark.slow
 def test_an_evaluation_that_is_cut_again_and_again_goes_on_where_it_was(
     asked: FinetuneOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,6 +140,7 @@ def test_an_evaluation_that_is_cut_again_and_again_goes_on_where_it_was(
     assert not (tmp_path / "parted.state").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [4, None])
 def test_by_layers_it_is_the_same_to_the_bit_and_goes_on_where_one_by_one_stopped(
     rank: int | None, asked: FinetuneOptions, tmp_path: Path
@@ -166,6 +170,7 @@ def test_by_layers_it_is_the_same_to_the_bit_and_goes_on_where_one_by_one_stoppe
     assert all(batches[name] == again[name] for name in weights)
 
 
+@pytest.mark.slow
 def test_where_layers_turn_out_not_to_stand_alone_the_batches_run_one_by_one(
     asked: FinetuneOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,6 +212,7 @@ def test_on_flash_that_wears_out_layers_are_computed_once_more(tmp_path: Path, m
     assert results[0] == results[1]
 
 
+@pytest.mark.slow
 def test_under_autocast_a_budget_changes_no_bit(tmp_path: Path) -> None:
     model, data = make_model(tmp_path / "model", 128), make_data(tmp_path / "data.jsonl")
     options = FinetuneOptions(str(model), str(data), "", sequence_tokens=64, updates=3, held_out=0.0, autocast=True)
@@ -222,6 +228,7 @@ def test_under_autocast_a_budget_changes_no_bit(tmp_path: Path) -> None:
     assert first == second != third
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "grid"),
     [
@@ -260,6 +267,7 @@ def test_a_base_on_a_grid_trains_as_plain_layers_over_its_weights(
     assert (tmp_path / "grid" / weights).read_bytes() == (tmp_path / "plain" / weights).read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stops", [False, True])
 def test_weights_that_change_in_their_file_meanwhile_are_refused_by_name(
     stops: bool, asked: FinetuneOptions, tmp_path: Path
@@ -295,11 +303,13 @@ def test_a_loss_that_is_no_number_stops_it(asked: FinetuneOptions, tmp_path: Pat
         run(options)
 
 
+@pytest.mark.slow
 def test_updates_are_counted_from_the_data_or_as_asked(asked: FinetuneOptions, tmp_path: Path) -> None:
     outcome, _ = run(replace(asked, out=str(tmp_path / "out"), updates=3, held_out=0.0))
     assert outcome.updates == 3 and outcome.loss_before is None and outcome.loss_after is None
 
 
+@pytest.mark.slow
 def test_numbers_of_rows_that_are_compared_before_are_those_that_come(
     asked: FinetuneOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -124,6 +124,7 @@ def test_at_the_end_of_a_process_everything_goes_that_nobody_else_reads(tmp_path
     assert array.sum() == 200_000
 
 
+@pytest.mark.slow
 def test_a_strict_budget_refuses_what_would_exceed_it(tmp_path: Path, held_bytes: int) -> None:
     with budget(ram=held_bytes + (400 << 20), page_dir=tmp_path) as bound:
         small = torch.ones(1 << 20)
@@ -137,6 +138,7 @@ def test_a_strict_budget_refuses_what_would_exceed_it(tmp_path: Path, held_bytes
     assert strict_budget() is None
 
 
+@pytest.mark.slow
 def test_a_product_is_not_refused_for_a_copy_of_its_operands(tmp_path: Path, held_bytes: int) -> None:
     weight = torch.ones(1 << 16, 1 << 10)
     with budget(ram=held_bytes + weight.nbytes + (150 << 20), page_dir=tmp_path):

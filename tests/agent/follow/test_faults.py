@@ -96,6 +96,7 @@ def small_disk() -> Iterator[Path]:
             os.system(f"umount {folder}")
 
 
+@pytest.mark.slow
 @pytest.mark.process
 @pytest.mark.parametrize("way", ["small disk", "limit of file sizes"])
 def test_a_disk_that_fills_up_ends_a_step_and_no_more(way: str, tmp_path: Path) -> None:

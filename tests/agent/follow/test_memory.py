@@ -9,6 +9,7 @@ from port_agent.follow.memory import BudgetTooSmallError, ProcessBudget, Workspa
 from port_agent.follow.storages import StorageTable
 
 
+@pytest.mark.slow
 def test_the_rest_of_the_process_is_subtracted(held_bytes: int) -> None:
     process = ProcessBudget(held_bytes + (400 << 20), StorageTable(256))
     process.check()
@@ -69,6 +70,7 @@ class _Blocks:
         self.limits.append(self.live_bytes_now)
 
 
+@pytest.mark.slow
 def test_pages_of_files_are_tensors_and_not_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     resident_bytes, ram_bytes, mapped_bytes = 100 << 20, 1 << 30, 40 << 20
     blocks = _Blocks()
@@ -92,6 +94,7 @@ def test_pages_of_files_are_tensors_and_not_the_rest(monkeypatch: pytest.MonkeyP
     assert blocks.limits[-1] == kept, "and comes in place of pages that went"
 
 
+@pytest.mark.slow
 def test_freed_memory_makes_way_for_code_while_the_program_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kept for reuse up to the limit, it left 8 MiB of 400 for the code of a first backward pass, which brought 10."""
     blocks = _Blocks()
@@ -109,6 +112,7 @@ def test_freed_memory_makes_way_for_code_while_the_program_begins(monkeypatch: p
     )
 
 
+@pytest.mark.slow
 def test_what_is_lacking_is_counted_without_what_is_kept_for_reuse(monkeypatch: pytest.MonkeyPatch) -> None:
     blocks, mib = _Blocks(), 1 << 20
     monkeypatch.setattr(memory, "active", lambda: blocks)

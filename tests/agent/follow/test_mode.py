@@ -91,6 +91,7 @@ def test_what_is_kept_stays_while_others_leave_and_leaves_where_no_other_can(tmp
         assert [weight.square().sum().item() for weight in weights] == expected
 
 
+@pytest.mark.slow
 def test_without_foresight_nothing_is_recorded_and_segments_before_are_recognised_after(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, x = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(6))), torch.randn(4, 256)

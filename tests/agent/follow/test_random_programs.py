@@ -141,6 +141,7 @@ def _bits(tensor: Tensor) -> bytes:
     return plain.view(-1).view(torch.uint8).numpy().tobytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seeds", [SEEDS, pytest.param(MANY_SEEDS, marks=pytest.mark.long)])
 def test_random_programs_are_plain_pytorchs(seeds: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     torch.set_num_threads(1)

@@ -95,6 +95,7 @@ def test_a_damaged_file_is_the_error_that_it_is_without(tmp_path: Path) -> None:
     assert str(within.value) == str(without.value)
 
 
+@pytest.mark.slow
 def test_what_left_since_its_size_was_asked_is_written(tmp_path: Path) -> None:
     """As where another thread trains or saves in between."""
     model = layers(2)

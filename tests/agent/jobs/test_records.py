@@ -15,6 +15,7 @@ def test_what_was_sealed_comes_back() -> None:
     assert (record.job(), record.written, record.name) == (JOB, 3, "birds")
 
 
+@pytest.mark.slow
 def test_no_flipped_bit_makes_another_job() -> None:
     text = seal(JOB, 3).encode()
     for place in range(len(text) * 8):

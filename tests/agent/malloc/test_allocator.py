@@ -192,6 +192,7 @@ def replay(library: ctypes.CDLL, steps: list[tuple[str, int]]) -> None:
     assert (stats.live_bytes, stats.cached_bytes, stats.live_blocks, stats.cached_blocks) == (0, 0, 0, 0)
 
 
+@pytest.mark.slow
 @given(st.lists(STEPS, max_size=60))
 @settings(max_examples=150, deadline=None)
 def test_random_sequences_match_the_model(library: ctypes.CDLL, steps: list[tuple[str, int]]) -> None:

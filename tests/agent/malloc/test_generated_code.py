@@ -43,6 +43,7 @@ pytestmark = [
     pytest.mark.skipif(preload_mode() is not PreloadMode.PRELOAD, reason="the allocator cannot be preloaded here"),
     pytest.mark.process,
     pytest.mark.process,
+    pytest.mark.process,
 ]
 
 

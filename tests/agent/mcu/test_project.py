@@ -41,6 +41,7 @@ def test_a_script_finds_what_lies_beside_it(tmp_path: Path) -> None:
         load_project(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_project_becomes_a_job_that_names_its_files(example: Project, tmp_path: Path) -> None:
     project = replace(example, settings={"epochs": 3})
     out = tmp_path / "out"

@@ -171,6 +171,7 @@ def test_negative_zero_is_not_zero(level: int) -> None:
     assert round_trip(Codec.BITMAP, array, level) == 8 + 8 * 4
 
 
+@pytest.mark.slow
 @built
 @given(st.binary(max_size=2000), st.sampled_from([1, 2, 4, 8]), st.sampled_from(list(LEVELS)))
 @settings(max_examples=200, deadline=None)
@@ -179,6 +180,7 @@ def test_any_bytes_survive_bitmap(data: bytes, item_bytes: int, level: int) -> N
     round_trip(Codec.BITMAP, np.frombuffer(data[:usable], f"u{item_bytes}"), level)
 
 
+@pytest.mark.slow
 @built
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=100), st.sampled_from(list(LEVELS)))
 @settings(max_examples=200, deadline=None)

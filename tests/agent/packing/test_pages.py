@@ -87,6 +87,7 @@ def test_a_page_with_many_zeros_takes_a_bit_for_each(item_bytes: int) -> None:
             unpack_page(memoryview(damaged), page.ctypes.data, page.size, item_bytes)
 
 
+@pytest.mark.slow
 @given(st.binary(min_size=1, max_size=64), st.integers(1, 200), st.sampled_from([2, 4]))
 @settings(max_examples=200, deadline=None)
 def test_whatever_gets_smaller_comes_back_to_the_bit(pattern: bytes, times: int, item_bytes: int) -> None:

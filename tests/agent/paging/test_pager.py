@@ -95,6 +95,7 @@ def test_chunks_of_numbers_lie_packed_and_what_would_not_get_smaller_as_it_is(
     file.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("direct", [True, False])
 @pytest.mark.parametrize("item_bytes", [0, 4])
 @pytest.mark.parametrize("aligned", [True, False])

@@ -28,6 +28,7 @@ class Contents(dict[str, bytes]):
     def __init__(self) -> None:
         super().__init__()
         self.solved: list[tuple[str, float]] = []
+        self.begun = 0
         self.stopped = 0
 
     async def shared(self, subject: Subject, name: str) -> bytes:
@@ -47,6 +48,7 @@ class Contents(dict[str, bytes]):
         return asker.id.encode() + request
 
     async def solve(self, asker: str, problem: bytes, seconds: float) -> bytes:
+        self.begun += 1
         try:
             await asyncio.sleep(self.solving_s)
         except asyncio.CancelledError:

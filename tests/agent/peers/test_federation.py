@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -141,7 +140,7 @@ def test_three_devices_federate_and_come_close_to_pooled_training(tmp_path: Path
             attic.lead(rounds=ROUNDS, min_devices=2, timeout_s=ROUND_S, min_share=0.6)
             until(lambda: in_round(attic, 3) and trains(cellar), attic.federation, patience_s=_SOME_S)
             cellar.kill()
-            time.sleep(2.0)
+            until(lambda: attic.met() == 1)
             cellar.start()
             until(lambda: attic.federation()["done"] >= 3, attic.federation, patience_s=_SOME_S)
             until(lambda: in_round(attic, 5) and trains(shed), attic.federation, patience_s=_SOME_S)

@@ -2,6 +2,8 @@
 
 from itertools import pairwise
 
+import pytest
+
 from port_agent.peers.announcement import Announcement, to_text
 from port_agent.peers.sightings import ASK_AGAIN_S, FORGET_S, GONE_S, LIMIT, TTL_S, Sightings
 from port_agent.peers.state import PublicState
@@ -79,6 +81,7 @@ def test_devices_ask_at_different_times() -> None:
     assert len(first) == 15
 
 
+@pytest.mark.slow
 def test_a_flood_fills_the_table_but_drives_nobody_out_and_dries_up() -> None:
     sightings = Sightings(OWN)
     sightings.heard(device(0), text(device(0), "real"), (), 0.0)

@@ -279,6 +279,7 @@ def random_day(seed: int) -> list[tuple[float, PolicyDecision]]:
     return decisions
 
 
+@pytest.mark.slow
 def test_ten_thousand_random_sequences_never_flap_and_always_have_a_reason() -> None:
     trained = 0
     for seed in range(10_000):

@@ -58,6 +58,7 @@ def _without_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(comparing, "with_operator_costs", measured)
 
 
+@pytest.mark.slow
 def test_the_first_shape_is_tried_in_pieces_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ways, "first_cuts", lambda *_: [(FAT_BYTES, 4)])
     whole = recorded([(2, 1)])
@@ -70,6 +71,7 @@ def test_the_first_shape_is_tried_in_pieces_and_no_other(monkeypatch: pytest.Mon
     assert found.prepared.graphs["step#1"] is whole.prepared.graphs["step#1"]
 
 
+@pytest.mark.slow
 def test_what_has_no_room_whole_is_cut_at_the_same_places() -> None:
     whole = recorded([(2, 1), (8, 2)])
     graphs = whole.prepared.graphs
@@ -88,6 +90,7 @@ def test_what_has_no_room_whole_is_cut_at_the_same_places() -> None:
     assert with_further_shapes(whole, device, 0, ROOM, lambda *_: None) is whole
 
 
+@pytest.mark.slow
 def test_a_step_of_other_operators_is_cut_where_it_is_as_fat() -> None:
     whole = recorded([(2, 1)])
     one, other = whole.prepared.graphs.values()

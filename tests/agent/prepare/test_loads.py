@@ -1,8 +1,10 @@
 """The loads of a calibration do what they say, in the amounts they say."""
 
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,23 +13,44 @@ from port_agent.energy.calibration import CalibrationError, WorkClass
 from port_agent.prepare import loads
 from tests.agent.energy.recordings import ScriptedSource
 
-SHORT_S = 0.2
+
+class Looked(threading.Event):
+    """Is set once it was looked at so often; waits for nothing and notes how long it would have."""
+
+    def __init__(self, looks: int) -> None:
+        super().__init__()
+        self._left, self.waits = looks, list[float | None]()
+
+    def is_set(self) -> bool:
+        self._left -= 1
+        return self._left < 0
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.waits.append(timeout)
+        return False
+
+
+@pytest.fixture
+def now_s(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The clock of the loads, which stands."""
+    now = [100.0]
+    monkeypatch.setattr(loads, "time", SimpleNamespace(monotonic=lambda: now[0], thread_time=time.thread_time))
+    return now
 
 
 def repeated(action: Callable[[], object]) -> Callable[[], Callable[[], object]]:
     return lambda: action
 
 
-def test_threads_count_the_time_of_their_cores_and_that_any_was_busy() -> None:
+@pytest.mark.slow
+def test_threads_count_the_time_of_their_cores_and_that_any_was_busy(now_s: list[float]) -> None:
     load = loads.Threads("two", loads._matrices, 2, WorkClass.DENSE)
     for _ in range(2):
-        begin = time.monotonic()
+        load._stopped = Looked(8)
         load.start()
-        time.sleep(SHORT_S)
+        now_s[0] += 7.0
         work = load.stop()
-        lasted = time.monotonic() - begin
-        assert SHORT_S <= work[WorkClass.ACTIVE] <= lasted
-        assert 0.0 < work[WorkClass.DENSE] <= 2 * lasted
+        assert work[WorkClass.ACTIVE] == 7.0 and work[WorkClass.DENSE] > 0.0
 
 
 def test_rest_is_no_work() -> None:
@@ -36,22 +59,21 @@ def test_rest_is_no_work() -> None:
     assert load.stop() == {WorkClass.ACTIVE: 0.0, WorkClass.DENSE: 0.0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("counts", [WorkClass.READ, WorkClass.WRITTEN])
 def test_flash_transfers_count_their_bytes_and_no_more_are_written_than_a_medium_bears(
-    tmp_path: Path, counts: WorkClass
+    tmp_path: Path, now_s: list[float], counts: WorkClass
 ) -> None:
     path = tmp_path / "file"
     path.write_bytes(bytes(64 << 20))
     with path.open("r+b", buffering=0) as file:
         load = loads.FlashTransfers("flash", file.fileno(), counts)
-        begin = time.monotonic()
+        load._stopped = looked = Looked(4)
         load.start()
-        time.sleep(SHORT_S)
         work = load.stop()
-        lasted = time.monotonic() - begin
-    assert work[counts] > 0 and work[counts] % (1 << 20) == 0 and work[WorkClass.MOVING] >= 0.0
-    if counts is WorkClass.WRITTEN:
-        assert work[counts] <= (1 + 50 * lasted) * (1 << 20)
+    assert work[counts] == 4 << 20 and work[WorkClass.MOVING] >= 0.0
+    written_at = [0.02, 0.04, 0.06, 0.08]
+    assert looked.waits == (pytest.approx(written_at) if counts is WorkClass.WRITTEN else [])
 
 
 def test_a_medium_that_refuses_is_an_error(tmp_path: Path) -> None:
@@ -64,6 +86,7 @@ def test_a_medium_that_refuses_is_an_error(tmp_path: Path) -> None:
             load.stop()
 
 
+@pytest.mark.slow
 def test_a_meter_that_always_says_the_same_finds_rest_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loads, "_RUN_S", 0.02)
     source = ScriptedSource(period_s=0.01)
@@ -75,6 +98,7 @@ def test_a_meter_that_always_says_the_same_finds_rest_alone(tmp_path: Path, monk
     assert shares[-1] == 1.0 and torch.get_num_threads() == before and list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_dead_meter_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loads, "_RUN_S", 0.02)
     source = ScriptedSource(period_s=0.01)

@@ -530,6 +530,7 @@ def job_of(what: str) -> TrainingJob:
     return job
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", LOOPS)
 def test_equal_or_refused(what: str, tmp_path: Path) -> None:
     """Equal for more steps than a bundle compares, too."""
@@ -559,6 +560,7 @@ def inverted(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return classify(model, x, y) * scale.mean()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checked", [asserted, inverted])
 def test_a_check_fails_in_the_step_in_which_it_fails_plainly(checked: Loss, tmp_path: Path) -> None:
     job = with_a_seldom_label(checked)()

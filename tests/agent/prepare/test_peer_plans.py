@@ -52,6 +52,7 @@ def own() -> Plan:
     return plan
 
 
+@pytest.mark.slow
 def test_a_plan_solved_elsewhere_is_the_one_of_here() -> None:
     others = Others(honest)
     result, told, here = planned(others)
@@ -86,6 +87,7 @@ WRONG: dict[str, Solve] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_wrong_plan_is_caught_told_and_accused_and_planning_goes_on(wrong: str) -> None:
     others = Others(WRONG[wrong])
@@ -95,6 +97,7 @@ def test_a_wrong_plan_is_caught_told_and_accused_and_planning_goes_on(wrong: str
     assert told[0].startswith("attic gave a wrong answer and is cut off for a while: ")
 
 
+@pytest.mark.slow
 def test_a_poor_plan_is_no_offence_and_is_not_taken() -> None:
     def poor(problem: PlanProblem) -> bytes:
         return pack_answer(replace(problem, strategy="page-all").solved())
@@ -105,6 +108,7 @@ def test_a_poor_plan_is_no_offence_and_is_not_taken() -> None:
     assert told == ["a plan of attic was not taken: one made here in a moment costs less"]
 
 
+@pytest.mark.slow
 def test_a_plan_that_is_shared_is_taken_by_the_next_and_a_wrong_one_is_not() -> None:
     others = Others(honest)
     first, _, _ = planned(others, shares=True)
@@ -129,6 +133,7 @@ def test_a_step_that_is_not_searched_is_planned_here() -> None:
     assert peers.told() == ["planned here in a moment: a step of 211 operators is not searched"]
 
 
+@pytest.mark.slow
 def test_who_says_nothing_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_plans, "_PROMPT_S", -1.0)
     graph, costs = captured()

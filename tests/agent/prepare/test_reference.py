@@ -42,6 +42,7 @@ def same(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_it_is_plain_training_to_the_bit(accumulate: int) -> None:
     job = make_job(accumulate=accumulate, clip_grad_norm=0.5)
@@ -60,6 +61,7 @@ def trained_before() -> TrainingJob:
     return job
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trained", [False, True])
 def test_the_job_is_as_it_was(trained: bool) -> None:
     job = trained_before() if trained else make_job()
@@ -68,6 +70,7 @@ def test_the_job_is_as_it_was(trained: bool) -> None:
     assert same(before, everything(job))
 
 
+@pytest.mark.slow
 def test_what_was_prepared_is_as_it_was() -> None:
     """The bundle is written after the comparison: state that the optimizer had before it must not have gone on."""
     prepared = prepare(trained_before())
@@ -77,6 +80,7 @@ def test_what_was_prepared_is_as_it_was() -> None:
     assert all(torch.equal(value, after[key]) for key, value in before.items())  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_steps_that_are_followed_are_recordings() -> None:
     job = make_job(accumulate=2, clip_grad_norm=0.5)
     prepared = prepare(job, followed=compared_steps(job))
@@ -87,6 +91,7 @@ def test_steps_that_are_followed_are_recordings() -> None:
     assert with_recordings.reference == with_reference(prepare(job), compared_steps(job)).reference
 
 
+@pytest.mark.slow
 def test_what_differs_after_an_update_is_named_with_its_line() -> None:
     job = make_job()
     start = job.model[0].weight._version  # type: ignore[index]
@@ -115,6 +120,7 @@ def changed_by_gradients(change: Callable[[torch.Tensor, torch.Tensor], torch.Te
     return job
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -149,6 +155,7 @@ class Tied(nn.Module):
         return out.square().mean() + self.spread.sum() + self.shift.sum() + (self.shift + self.shift).sum()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accumulate", [2, 3])
 def test_gradients_that_are_summed_in_any_way_are_the_same_step(accumulate: int, tmp_path: Path) -> None:
     def made() -> TrainingJob:
@@ -180,6 +187,7 @@ def with_buckets(**settings: Any) -> TrainingJob:
     return job
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("accumulate", "left"), [(1, {3, 2}), (2, {2})])
 def test_first_steps_of_further_shapes_are_recordings(accumulate: int, left: set[int]) -> None:
     job = with_buckets(accumulate=accumulate)
@@ -191,6 +199,7 @@ def test_first_steps_of_further_shapes_are_recordings(accumulate: int, left: set
     assert prepare(job, followed=1).tapes == {}
 
 
+@pytest.mark.slow
 def test_what_differs_in_a_further_shape_is_named_with_its_line() -> None:
     job, calls = with_buckets(), [0]
 
@@ -205,6 +214,7 @@ def test_what_differs_in_a_further_shape_is_named_with_its_line() -> None:
         with_reference(prepared, compared_steps(job))
 
 
+@pytest.mark.slow
 def test_no_steps_are_no_comparison() -> None:
     prepared = prepare(make_job())
     assert with_reference(prepared, 0) is prepared
@@ -424,6 +434,7 @@ CHANGES: dict[str, tuple[Callable[[TrainingJob], None], type[PortError] | None]]
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", CHANGES)
 def test_equal_or_refused(what: str, tmp_path: Path) -> None:
     change, refusal = CHANGES[what]

@@ -80,6 +80,7 @@ def train(
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_profile")
 def test_the_step_fits_without_paging_and_still_learns() -> None:
     made = job()
@@ -109,6 +110,7 @@ def test_the_step_fits_without_paging_and_still_learns() -> None:
     assert found.predicted_loss < found.before.loss
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_profile")
 def test_what_cannot_fit_is_refused_with_the_number() -> None:
     made = job()
@@ -118,6 +120,7 @@ def test_what_cannot_fit_is_refused_with_the_number() -> None:
     assert caught.value.needed_bytes is not None and caught.value.needed_bytes > 20_000
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_profile")
 @pytest.mark.parametrize(
     ("limit", "need", "refusal"),
@@ -146,6 +149,7 @@ def test_joules_per_step_need_a_sparse_update(tmp_path: Path, capsys: pytest.Cap
     assert "--sparse-update" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_profile")
 def test_a_count_that_was_too_low_is_repaired(monkeypatch: pytest.MonkeyPatch) -> None:
     made = job()

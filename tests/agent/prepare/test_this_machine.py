@@ -51,6 +51,7 @@ def measured(tmp_path: Path, source: ScriptedSource | None, **given: float) -> t
     return {key: number.kind for key, number in numbers.items()}, gaps
 
 
+@pytest.mark.slow
 def test_without_a_meter_watts_are_assumed_or_given(tmp_path: Path) -> None:
     for source in (None, ScriptedSource("estimated", Kind.ESTIMATED)):
         kinds, gaps = measured(tmp_path, source, static_watts=3.0)
@@ -61,6 +62,7 @@ def test_without_a_meter_watts_are_assumed_or_given(tmp_path: Path) -> None:
         assert gaps == () and "one_core_watts" not in kinds
 
 
+@pytest.mark.slow
 def test_with_a_meter_they_are_calibrated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loads, "_RUN_S", 0.02)
     source = ScriptedSource(period_s=0.01)
@@ -70,6 +72,7 @@ def test_with_a_meter_they_are_calibrated(tmp_path: Path, monkeypatch: pytest.Mo
     assert kinds["write_joules_per_byte"] == "measured" and gaps == ()
 
 
+@pytest.mark.slow
 def test_a_meter_that_dies_leaves_the_figures_as_they_would_be_without(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -81,10 +84,12 @@ def test_a_meter_that_dies_leaves_the_figures_as_they_would_be_without(
     assert len(gaps) == 1 and "no answer" in gaps[0]
 
 
+@pytest.mark.slow
 def test_rates_of_this_machine_are_plausible() -> None:
     assert this_machine._matrix_rate() > 1e8 and this_machine._copy_rate() > 1e8
 
 
+@pytest.mark.slow
 def test_a_boards_figures_name_the_power_mode_and_the_kinds_of_cores(tmp_path: Path) -> None:
     (tmp_path / "var/lib/nvpmodel").mkdir(parents=True)
     (tmp_path / "var/lib/nvpmodel/status").write_text("pmode:0002\n")

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 import torch
 from torch import nn
 from torch.nn import functional
@@ -32,6 +33,7 @@ def prepared(count: int = COUNT) -> tuple[Prepared, Measured]:
     return made, Measured(tuple(tuple(OpCost(1e-4, 0, 1e-4) for _ in g.ops) for g in made.graphs.values()), 0, 0)
 
 
+@pytest.mark.slow
 def test_where_weights_have_no_room_an_update_is_one_graph() -> None:
     before, measured = prepared()
     after, costs = with_whole_update(before, measured, DEVICE, 10 * WEIGHT, QUICK)
@@ -48,6 +50,7 @@ def test_where_weights_have_no_room_an_update_is_one_graph() -> None:
     ) == {WHOLE_UPDATE: 1}
 
 
+@pytest.mark.slow
 def test_it_is_not_where_all_has_room_or_each_batch_updates() -> None:
     before, measured = prepared()
     assert with_whole_update(before, measured, DEVICE, 1 << 30, QUICK) == (before, measured)
@@ -55,6 +58,7 @@ def test_it_is_not_where_all_has_room_or_each_batch_updates() -> None:
     assert with_whole_update(single, measured, DEVICE, 10 * WEIGHT, QUICK) == (single, measured)
 
 
+@pytest.mark.slow
 def test_the_first_random_operator_has_room_for_every_draw() -> None:
     before, measured = prepared()
     tables = dict(zip(before.graphs, measured.ops, strict=True))

@@ -77,6 +77,7 @@ print("torch._dynamo.eval_frame" in sys.modules)
     assert result.stdout == "False\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_what_is_recorded_does_not_depend_on_the_budget(accumulate: int, tmp_path: Path) -> None:
     def prepared(job):  # type: ignore[no-untyped-def]
@@ -89,6 +90,7 @@ def test_what_is_recorded_does_not_depend_on_the_budget(accumulate: int, tmp_pat
         assert prepared(make_job(accumulate=accumulate, clip_grad_norm=0.5)) == plainly
 
 
+@pytest.mark.slow
 def test_a_budget_below_the_process_itself_bounds_the_tensors(tmp_path: Path) -> None:
     with within_budget(1 << 20, tmp_path):
         prepare(make_job())
@@ -144,6 +146,7 @@ def test_what_does_not_fit_while_planning_is_no_reason_to_ask_for_a_larger_budge
     assert "give" not in said and ("aten::" in said) == bool(lines)
 
 
+@pytest.mark.slow
 def test_garbage_is_not_looked_for_among_what_is_there_before_a_search(tmp_path: Path) -> None:
     before = gc.get_freeze_count()
     with within_budget(2 << 30, tmp_path) as make_room:

@@ -5,7 +5,6 @@ import os
 import random
 import signal
 import subprocess
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from tests.agent.live_daemon import start_agent
 from tests.agent.trees import LAPTOP_BATTERY, MAINS, supply_tree
 from tests.agent.worker_program import undisturbed_weights
 from tests.attack.outcome import AttackOutcome, Survived
-from tests.waiting import until
+from tests.waiting import until, wait_until_drawn_moment
 
 pytestmark = pytest.mark.process
 
@@ -237,7 +236,7 @@ def run_chaos(root: Path, count: int, seed: int) -> Chaos:
         chaos.submit()
         for _ in range(count):
             if rng.random() < 0.6:
-                time.sleep(rng.expovariate(1 / 0.03))  # the moment is what is drawn
+                wait_until_drawn_moment(rng, 0.06)
             name = rng.choices(list(OPERATIONS), list(OPERATIONS.values()))[0]
             if name == "plug":
                 chaos.plug(rng.random() < 0.7)

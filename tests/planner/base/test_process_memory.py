@@ -27,6 +27,7 @@ def test_a_block_that_is_touched_shows_and_its_peak_stays(platform: str, monkeyp
     touched.close()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak can be measured anew on Linux only")
 def test_the_peak_can_be_measured_anew() -> None:
     with mmap.mmap(-1, 64 << 20) as touched:  # memory of its own, as above
@@ -55,6 +56,7 @@ def test_no_more_is_available_than_the_machine_has(platform: str, monkeypatch: p
     assert 0 < process_memory.available_bytes() <= psutil.virtual_memory().total
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="huge pages are asked for on Linux only")
 def test_what_huge_pages_may_fill_is_what_is_not_resident_of_the_areas_they_were_asked_for() -> None:
     before = process_memory.untouched_block_bytes()

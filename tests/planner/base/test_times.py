@@ -46,6 +46,7 @@ def test_moments_that_are_none(text: str) -> None:
         assert len(str(caught.value)) < 200 and caught.value.exit_code == 2
 
 
+@pytest.mark.slow
 @given(st.text(max_size=30))
 def test_any_text_is_a_moment_to_come_or_refused(text: str) -> None:
     try:

@@ -33,6 +33,7 @@ def _recorded(capture: Capture) -> RecordedNumbers:
     return capture.optimizer.recorded
 
 
+@pytest.mark.slow
 def test_what_depends_on_no_count_is_known_for_all_updates() -> None:
     numbers = _recorded(_captured(own.Lion, lr=0.5, weight_decay=0.5))
     assert numbers.updates is None and 0.75 in numbers.numbers and all(isinstance(n, float) for n in numbers.numbers)
@@ -40,6 +41,7 @@ def test_what_depends_on_no_count_is_known_for_all_updates() -> None:
     assert scheduled.updates is None and tuple(-(2.0**-i) for i in range(6)) in scheduled.numbers
 
 
+@pytest.mark.slow
 def test_what_counts_its_steps_is_known_for_those_planned() -> None:
     capture = _captured(own.OwnAdamW, [[{}]] * 20)
     assert _recorded(capture).updates == 20 and capture.optimizer is not None

@@ -179,6 +179,7 @@ def test_custom_operators_are_refused_by_name() -> None:
             capture_step(model, loss_fn, sgd(model), batch())
 
 
+@pytest.mark.slow
 def test_llama_takes_the_branch_of_plain_pytorch() -> None:
     """Under tracing, transformers takes another attention branch; a recorded step must be the one that runs for real."""
     w = workload("llama", small=True)

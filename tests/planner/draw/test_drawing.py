@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from port_planner.draw.drawing import Bar, PieceRun, Shade, drawing
 from port_planner.ir.graph import Piece
 from port_planner.ir.plan import Action, Decision, Plan
@@ -10,6 +12,7 @@ from tests.planner.estimated_steps import budget, captured
 from tests.planner.ir.lowering.small_graph import A, B, W, costs, graph
 
 
+@pytest.mark.slow
 def test_drawings_show_every_fate() -> None:
     step, table = captured()
     dear = replace(

@@ -110,6 +110,7 @@ def spans(last: int, gap: tuple[int, int] | None) -> tuple[int, int] | None:
     return None if gap is None else (last + gap[0], last + sum(gap))
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(buffers)
 def test_no_plan_overlaps_and_none_is_below_the_bound(rows):

@@ -111,6 +111,7 @@ def verified(program: SampleProgram, group: BandGroup, rows: tuple[TableRow, ...
     BandVerifier(program, group, {name: name for name in (*read, *written)}).run(rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("forward", [False, True])
 def test_a_row_left_out_or_moved_by_a_line_is_found(net: Net, forward: bool) -> None:
     program = program_of(net[0].quantized.graph, net[0].scheme)

@@ -18,6 +18,7 @@ def graph() -> Graph:
     return import_module(DigitsNet().eval(), (1, 8, 8), "digits")
 
 
+@pytest.mark.slow
 def test_compiling_over_budget_says_by_how_much(graph):
     model = quantize(graph, np.random.default_rng(0).random((4, 1, 8, 8), np.float32))
     needed = compile_quantized(model).ram_bytes

@@ -35,6 +35,7 @@ def test_the_generated_files_are_golden(tmp_path, name):
     assert (tmp_path / name).read_text() == (GOLDEN / name).read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("network", list(NETWORKS))
 def test_the_same_model_generates_the_same_bytes(network):
     first, second = (compile_model(*NETWORKS[network]()) for _ in range(2))

@@ -251,6 +251,7 @@ def moved() -> tuple[SampleProgram, list[TableRow], str]:
     return program, list(table_rows(program, paging=BoardPaging((move,), parameters=True)).rows), name
 
 
+@pytest.mark.slow
 def test_no_page_row_can_be_left_out_or_aimed_elsewhere(moved):
     program, rows, name = moved
     assert [row.kind for row in rows if row.page == name] == [

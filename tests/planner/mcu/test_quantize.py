@@ -17,6 +17,7 @@ def quantized(build: object = every_layer, headroom: float = 1.0) -> tuple[Quant
     return quantize(import_module(module, data.shape[1:]), data, headroom), data
 
 
+@pytest.mark.slow
 @given(st.lists(st.floats(1e-12, 0.2499), min_size=1, max_size=8))
 def test_a_ratio_is_a_multiplier_and_a_shift_to_31_bits(ratios: list[float]) -> None:
     exact = np.array(ratios)
@@ -31,6 +32,7 @@ def test_a_ratio_just_below_a_power_of_two_does_not_overflow() -> None:
     assert multiplier[0] / 2.0 ** int(shift[0]) == multiplier[1] / 2.0 ** int(shift[1]) == 0.125
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", [every_layer, hidden_linear, stream])
 @pytest.mark.parametrize("headroom", [1.0, 1.5])
 def test_zero_is_exact_and_nothing_that_was_calibrated_is_clipped(build: object, headroom: float) -> None:
@@ -46,6 +48,7 @@ def test_zero_is_exact_and_nothing_that_was_calibrated_is_clipped(build: object,
         assert real.min() >= low - 1.001 * scale and real.max() <= high + 1.001 * scale, op.op.name
 
 
+@pytest.mark.slow
 def test_an_activation_function_is_the_interval_of_its_op() -> None:
     model, _ = quantized(headroom=1.5)
     for op in model.ops:
@@ -55,6 +58,7 @@ def test_an_activation_function_is_the_interval_of_its_op() -> None:
             assert (op.out_max - op.output.zero) * float(op.output.scale) <= 6.0 + float(op.output.scale)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("headroom", [1.0, 1.1, 1.5])
 def test_weights_have_as_much_room_to_grow_as_is_asked_up_to_a_limit(headroom: float) -> None:
     model, _ = quantized(headroom=headroom)
@@ -70,6 +74,7 @@ def test_weights_have_as_much_room_to_grow_as_is_asked_up_to_a_limit(headroom: f
         assert (np.abs(op.weight * scale - real) <= 0.5001 * scale).all()
 
 
+@pytest.mark.slow
 def test_samples_become_bytes_row_by_row_channel_last_and_what_is_outside_is_held() -> None:
     model, data = quantized()
     rows = model.quantize_input(data)

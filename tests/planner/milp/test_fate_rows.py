@@ -38,6 +38,7 @@ def test_a_gap_without_a_fate_and_one_with_two_are_no_solutions() -> None:
             assert session.run(10.0).status is ends, chosen
 
 
+@pytest.mark.slow
 def test_a_tensor_is_there_from_its_return_to_its_next_use() -> None:
     looked = 0
     for problem in problems():
@@ -56,6 +57,7 @@ def test_a_tensor_is_there_from_its_return_to_its_next_use() -> None:
     assert looked > 50
 
 
+@pytest.mark.slow
 def test_a_rematerialization_without_an_input_is_forbidden_by_the_row_of_inputs_alone() -> None:
     forbidden = 0
     for problem in problems():
@@ -71,6 +73,7 @@ def test_a_rematerialization_without_an_input_is_forbidden_by_the_row_of_inputs_
     assert forbidden > 5
 
 
+@pytest.mark.slow
 def test_contents_are_written_once_however_often_they_are_read() -> None:
     looked = 0
     for problem in problems(packing=False):

@@ -64,12 +64,14 @@ COLUMN_CALLS = {"column": 0, "hiding_column": 0}
 ROW_CALLS = {"row": 0, "offer": 0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("section", "calls"), [("Columns", COLUMN_CALLS), ("Rows", ROW_CALLS)])
 def test_every_name_of_the_document_is_in_the_code_and_back(section: str, calls: dict[str, int]) -> None:
     trees = [ast.parse(inspect.getsource(module)) for module in MODULES]
     assert set(documented(section)) == set().union(*(named_in(tree, calls) for tree in trees))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("section", "calls"), [("Columns", COLUMN_CALLS), ("Rows", ROW_CALLS)])
 def test_every_name_is_created_in_the_function_that_the_document_names(section: str, calls: dict[str, int]) -> None:
     for name, function in documented(section).items():
@@ -108,6 +110,7 @@ def stems(names: list[str]) -> set[str]:
     return {name.partition("(")[0] for name in names}
 
 
+@pytest.mark.slow
 def test_every_documented_name_occurs_in_a_model() -> None:
     assert set(documented("Columns")) == set().union(*(stems(model.names) for model in models()))
     used = set().union(*(stems([*model.row_names, *model.impossible]) for model in models()))

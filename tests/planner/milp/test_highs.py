@@ -99,6 +99,7 @@ def test_out_of_time_the_bound_stands_and_nothing_is_claimed() -> None:
     assert run.bound <= run.objective
 
 
+@pytest.mark.slow
 def test_within_the_gap_it_stops_and_the_same_model_gives_the_same() -> None:
     def solve() -> list[float]:
         rng = np.random.default_rng(5)

@@ -18,6 +18,7 @@ def barely_short(problem: Problem, **limits: float | None) -> Problem:
     return replace(problem, **{"ram_bytes": least, "deadline_s": None, "write_limit_bytes": None, **limits})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("semantics", [Semantics.POET, Semantics.REAL])
 def test_a_deadline_passes_what_takes_that_long_and_nothing_longer(semantics: Semantics) -> None:
     tried = 0
@@ -50,6 +51,7 @@ def test_a_deadline_below_the_step_itself_is_named_with_what_is_missing(share: f
         assert "eq8_deadline" in formulation.model.row_names
 
 
+@pytest.mark.slow
 def test_wear_passes_what_is_written_and_not_a_byte_more() -> None:
     tried = 0
     for problem in problems(packing=False):

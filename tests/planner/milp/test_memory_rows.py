@@ -24,6 +24,7 @@ from tests.planner.milp.pinned import EXACT, allowed, pinned, problems, some_sch
 MEMORY = ("eq5_memory_before", "eq5_in_stage", "eq6_memory_after")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("semantics", [Semantics.POET, Semantics.REAL])
 def test_stage_by_stage_exactly_what_has_room_passes(semantics: Semantics) -> None:
     fits = too_large = 0
@@ -40,6 +41,7 @@ def test_stage_by_stage_exactly_what_has_room_passes(semantics: Semantics) -> No
     assert min(fits, too_large) > 10
 
 
+@pytest.mark.slow
 def test_holding_a_stages_intermediates_together_lets_nothing_pass_that_has_no_room() -> None:
     stricter = 0
     for problem in problems(first=100, count=40):
@@ -52,6 +54,7 @@ def test_holding_a_stages_intermediates_together_lets_nothing_pass_that_has_no_r
     assert stricter, "else the exact rows would be worth nothing"
 
 
+@pytest.mark.slow
 def test_a_bound_forbids_nothing_that_has_room() -> None:
     for problem in problems():
         bound = Formulation(unlimited(problem), replace(EXACT, optimistic=True))

@@ -1,5 +1,6 @@
 """The model offers what other searches find: a schedule that it cannot express can be neither improved nor bounded."""
 
+import pytest
 import torch
 from torch import nn
 from torch.nn import functional
@@ -15,6 +16,7 @@ from port_planner.search.recipes import cheap_segments, simple_schedules
 from tests.planner.steps import costs_of
 
 
+@pytest.mark.slow
 def test_every_greedy_schedule_is_offered_also_where_the_last_update_is_of_the_first_layer() -> None:
     """The first layer's weight is on flash only between the last stage and the first: a gap with no stage inside."""
     model = nn.Sequential(nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 16))

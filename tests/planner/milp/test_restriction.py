@@ -29,6 +29,7 @@ def models() -> list[LinearModel]:
     return [Formulation(problem, Breadth(8, 2)).model for problem in problems]
 
 
+@pytest.mark.slow
 def test_the_optimum_is_that_of_the_whole_model_whatever_is_decided() -> None:
     rng, solved, impossible = np.random.default_rng(5), 0, 0
     for model in models():

@@ -21,6 +21,7 @@ def bound(problem: Problem, breadth: Breadth = SMALLEST) -> float | None:
     return run.bound * formulation.joule_scale if run.status is SolverStatus.OPTIMAL else None
 
 
+@pytest.mark.slow
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("weight", [False, True])
 @pytest.mark.parametrize("semantics", [Semantics.POET, Semantics.REAL])
@@ -57,6 +58,7 @@ def passing(count: int, *, room: int) -> Problem:
     return Problem(tuple(Stage(f"s{t}", 1.0, 1.0) for t in range(size)), tuple(tensors), room)
 
 
+@pytest.mark.slow
 def test_what_is_gone_is_made_again_on_the_way_to_others() -> None:
     problem = passing(4, room=3)
     best, complete = cheapest(problem)

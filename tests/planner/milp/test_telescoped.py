@@ -24,6 +24,7 @@ def sliding(seed: int, *, integral: bool) -> LinearModel:
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("integral", [True, False])
 def test_the_optimum_is_the_same_in_fewer_terms(seed: int, integral: bool) -> None:

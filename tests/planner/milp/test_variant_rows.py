@@ -40,6 +40,7 @@ def workspaces(problem: Problem) -> Problem:
     return replace(problem, tensors=tensors)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("semantics", [Semantics.POET, Semantics.REAL])
 def test_a_schedule_passes_in_what_the_replay_says_and_not_in_a_byte_less(semantics: Semantics) -> None:
     packing = semantics is Semantics.REAL
@@ -56,6 +57,7 @@ def test_a_schedule_passes_in_what_the_replay_says_and_not_in_a_byte_less(semant
                 assert not allowed(Formulation(less, Breadth(), schedule), schedule), (seed, schedule)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("semantics", [Semantics.POET, Semantics.REAL])
 def test_seconds_and_joules_of_alternatives_are_those_of_the_replay(semantics: Semantics) -> None:
     for seed in range(8):

@@ -51,6 +51,7 @@ def updates_last(graph: StepGraph) -> tuple[int, ...]:
     return (*(i for i, op in enumerate(graph.ops) if op.phase is not Phase.UPDATE), *updates)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "optimizer"),
     [
@@ -73,6 +74,7 @@ def test_any_allowed_order_gives_the_same_bits(name: str, optimizer: str, tmp_pa
         assert not differences(expected, actual), k
 
 
+@pytest.mark.slow
 def test_the_planner_reorders_where_that_saves_energy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step whose updates come last holds every gradient; a budget that only another order keeps without paging."""
     torch.manual_seed(0)

@@ -69,6 +69,7 @@ def test_savings_count_by_tensor_stage_and_what_they_hang_on(saving: PieceSaving
     assert _kept(one, Alternative("others", (replace(dearer[0], joules=2.0),), (saving,))) == kept
 
 
+@pytest.mark.slow
 def test_without_what_is_dominated_the_optimum_is_the_same() -> None:
     left_out = 0
     for seed in range(10):

@@ -67,6 +67,7 @@ def moved_bytes(graph: StepGraph) -> int:
     return program.read_bytes + program.written_bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 4])
 @pytest.mark.parametrize("clip", [None, 1.0])
 def test_every_operator_of_every_micro_batch_is_there_once(clip: float | None, count: int) -> None:
@@ -80,6 +81,7 @@ def test_every_operator_of_every_micro_batch_is_there_once(clip: float | None, c
     assert update.graph.scalars == graphs[-1].scalars
 
 
+@pytest.mark.slow
 def test_fewer_bytes_move_than_for_one_micro_batch_after_the_other() -> None:
     graphs = recorded()
     alone = sum(moved_bytes(graph) for graph in graphs)
@@ -135,6 +137,7 @@ def _waiting(graph: StepGraph) -> int:
     return sum(used[0] is Phase.FORWARD and Phase.BACKWARD in used for used in phases if used)
 
 
+@pytest.mark.slow
 def test_no_graph_where_a_number_would_be_another() -> None:
     graphs = recorded(dropout=0.5)
     assert whole_update([*graphs[:-1], recorded()[-1]], ROOM, remake=False) is None, "another model's step"
@@ -146,6 +149,7 @@ def test_no_graph_where_a_number_would_be_another() -> None:
     assert whole_update(sampled, ROOM, remake=False) is None, "how much it draws depends on values"
 
 
+@pytest.mark.slow
 def test_no_graph_where_a_micro_batch_reads_what_the_one_before_changes_later() -> None:
     """A counter that the beginning of the model reads and its end advances."""
 

@@ -54,6 +54,7 @@ def test_what_does_not_run_on_fewer_rows_runs_whole(graph: StepGraph) -> None:
         assert whole.within(limit) is whole
 
 
+@pytest.mark.slow
 def test_such_an_operator_costs_as_many_times_more_which_is_not_kept(
     graph: StepGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

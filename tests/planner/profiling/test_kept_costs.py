@@ -12,6 +12,7 @@ from port_planner.profiling.operators import profile_operators
 from tests.planner.steps import tiny_step
 
 
+@pytest.mark.slow
 def test_a_second_profile_measures_nothing_and_gives_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = tiny_step().graphs["step"]
     first = profile_operators([graph], compute_watts=2.0, kept_in=tmp_path)
@@ -26,6 +27,7 @@ def test_a_second_profile_measures_nothing_and_gives_the_same(tmp_path: Path, mo
         assert after.joules == 2 * before.joules
 
 
+@pytest.mark.slow
 def test_costs_alone_run_no_operator_whose_cost_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = tiny_step().graphs["step"]
     first = profile_operators([graph], compute_watts=2.0, kept_in=tmp_path)
@@ -65,6 +67,12 @@ def test_old_and_damaged_costs_are_not_taken(tmp_path: Path) -> None:
         assert read_costs(tmp_path, "here", now) == {}
     (tmp_path / "here").write_bytes(whole[:5])
     assert read_costs(tmp_path, "here", now) == {}
+
+
+def test_costs_of_a_moment_in_the_future_are_taken(tmp_path: Path) -> None:
+    keep_costs(tmp_path, "here", {"one": Kept(1.0, 2, time.time() + 1.0)})
+    keep_costs(tmp_path, "here", {"two": Kept(1.0, 2, time.time() + 172800.0)})
+    assert read_costs(tmp_path, "here", time.time()).keys() == {"one"}
 
 
 def test_a_cache_that_cannot_be_written_keeps_nothing(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ def steps() -> list[StepGraph]:
     return [tiny_step(rows=rows).graphs["step"] for rows in ROWS]
 
 
+@pytest.mark.slow
 def test_what_lies_between_two_that_are_near_needs_no_measuring() -> None:
     graphs = steps()
     assert between(graphs) == {2, 3, 4}  # 8 rows are the first and the most, 2 the least
@@ -57,6 +58,7 @@ def test_only_what_is_not_known_is_filled() -> None:
     assert filled(graphs[:1], [[None] * len(graphs[0].ops)])[0][0] == OpCost(0.0, 0, 0.0)
 
 
+@pytest.mark.slow
 def test_shapes_between_are_not_run_and_cost_what_lies_between(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     graphs = steps()
     found = profile_operators(graphs, compute_watts=4.0, kept_in=tmp_path, resident=False)

@@ -17,6 +17,7 @@ def test_a_fast_medium_takes_no_less_than_a_drive_and_a_slow_one_its_watts() -> 
     assert medium_joules(3e9) == 2e-9
 
 
+@pytest.mark.slow
 def test_a_transfer_also_takes_the_time_of_the_cpu(tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
     idle, busy = (
@@ -44,6 +45,7 @@ def test_a_directory_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
         measure_flash(tmp_path / "file", compute_watts=4.0)
 
 
+@pytest.mark.slow
 def test_a_mask_chooses_as_many_rows_as_it_did() -> None:
     class Scattered(nn.Module):
         def __init__(self) -> None:
@@ -65,6 +67,7 @@ def test_a_mask_chooses_as_many_rows_as_it_did() -> None:
     assert all(cost.seconds > 0 for cost, op in zip(costs, graph.ops, strict=True) if op.name in names)
 
 
+@pytest.mark.slow
 def test_of_a_step_of_another_device_what_does_not_run_here_or_lies_otherwise_is_absent() -> None:
     graph = tiny_step().graphs["step"]
     lacking = next(i for i, op in enumerate(graph.ops) if op.name == "aten::native_batch_norm")

@@ -1,6 +1,7 @@
 """Costs of another machine: read with bounds, and believed after a sample."""
 
 import random
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -50,6 +51,7 @@ def test_every_number_has_a_bound(wrong: object) -> None:
         unpack_shared(msgspec.msgpack.encode(wrong), NOW)
 
 
+@pytest.mark.slow
 def test_fuzzed_costs_are_read_or_refused() -> None:
     random_ = random.Random(23)
     whole = pack_shared({f"{n:024x}": Kept(0.1 * n, n, NOW - n) for n in range(20)})
@@ -88,23 +90,20 @@ def replace_cost(cost: Kept, factor: float) -> Kept:
     return Kept(cost.seconds * factor, cost.workspace_bytes, cost.measured_at)
 
 
+@pytest.mark.slow
 def test_costs_of_another_machine_are_taken_over_unless_they_are_contradicted(tmp_path: Path) -> None:
     graph = tiny_step().graphs["step"]
     there = tmp_path / "there"
     measured = profile_operators([graph], compute_watts=1.0, kept_in=there)
     (file,) = there.iterdir()
-    costs = kept_costs.read_costs(there, file.name, measured_now(there, file.name))
+    costs = kept_costs.read_costs(there, file.name, time.time())
     assert len(costs) > 3 * CHECKED
     again = profile_operators([graph], compute_watts=1.0, kept_in=tmp_path / "here", shared=costs)
     assert (again.taken_over, again.disputed) == (len(costs) - CHECKED, "")
     (file,) = (tmp_path / "here").iterdir()
-    assert len(kept_costs.read_costs(tmp_path / "here", file.name, measured_now(there, file.name))) == CHECKED
+    assert len(kept_costs.read_costs(tmp_path / "here", file.name, time.time())) == CHECKED
     lies = {key: Kept(50.0, 0, cost.measured_at) for key, cost in costs.items()}
     honest = profile_operators([graph], compute_watts=1.0, shared=lies)
     assert honest.taken_over == 0 and "said to take 50 s" in honest.disputed
     assert max(op.seconds for op in honest.ops[0]) < 1.0
     assert replace(measured, ops=(), base_bytes=0, retained_bytes=0, released_bytes=0).taken_over == 0
-
-
-def measured_now(folder: Path, name: str) -> float:
-    return (folder / name).stat().st_mtime + 1.0

@@ -59,6 +59,7 @@ def test_it_ends_at_its_bounds_and_says_that_the_speed_still_fell() -> None:
     assert is_steady([1.0, 2.0, 2.0, 2.0, 2.0]) and not is_steady([1.0, 1.0, 2.0, 2.0, 2.0])
 
 
+@pytest.mark.slow
 def test_a_real_directory(tmp_path: Path) -> None:
     shares: list[float] = []
     found = measure_sustained(tmp_path, most_bytes=2 * WINDOW_BYTES, progress=shares.append)

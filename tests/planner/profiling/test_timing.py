@@ -57,6 +57,7 @@ def test_an_operator_that_takes_long_is_not_repeated(monkeypatch: pytest.MonkeyP
     assert (log, seconds) == (["slow"], 5.0)
 
 
+@pytest.mark.slow
 def test_operators_whose_operands_have_room_beside_each_other_share_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
     graph, groups = tiny_step().graphs["step"], list[int]()
 

@@ -50,6 +50,7 @@ def test_compile_gives_weights_a_low_byte(tmp_path: Path, capsys: pytest.Capture
     assert valued["plan"]["ram_bytes"] <= 9216
 
 
+@pytest.mark.slow
 def test_compile_gives_low_bytes_to_as_many_layers_as_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "project.py").write_text(UNTRAINED)
     words = ["compile", str(tmp_path), "-o", str(tmp_path / "out"), "--q88", "--ram"]
@@ -80,6 +81,7 @@ def test_compile_chooses_by_accuracy_per_joule(tmp_path: Path, capsys: pytest.Ca
     assert "give one of them" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_compile_chooses_channels_and_pages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "project.py").write_text(UNTRAINED)
     words = ["compile", str(tmp_path), "-o", str(tmp_path / "out"), "--dynamic-update", "0.25"]
@@ -96,6 +98,7 @@ def test_compile_chooses_channels_and_pages(tmp_path: Path, capsys: pytest.Captu
     assert "pages read" in said and "two copies of what is trained" in said and "written per sample" in said
 
 
+@pytest.mark.slow
 def test_compile_plans_for_less_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "project.py").write_text(UNTRAINED)
     (kept,) = run_json(capsys, "compile", str(tmp_path), "-o", str(tmp_path / "kept"))

@@ -39,6 +39,7 @@ def test_show(planned: tuple[Path, dict[str, Any]], show: Show) -> None:
     assert code == 2 and "no plan 5" in said and said.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_show_says_what_is_packed_where_it_waits_and_that_pruning_changes_the_numbers(
     tmp_path: Path, show: Show
 ) -> None:
@@ -68,6 +69,7 @@ def test_show_says_what_is_packed_where_it_waits_and_that_pruning_changes_the_nu
     assert "80% of each weight matrix set to zero by update 20: other numbers than plain PyTorch's" in words
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reordered", [False, True])
 def test_show_says_what_runs_in_pieces_and_marks_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, show: Show, *, reordered: bool

@@ -118,6 +118,7 @@ MOVES = st.lists(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(MOVES, st.sampled_from([BASELINE, None]))
 def test_the_parts_add_up_to_the_whole(

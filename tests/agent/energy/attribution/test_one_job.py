@@ -202,6 +202,7 @@ SECONDS = st.floats(0.0, 30.0)
 FRACTION = st.floats(0.0, 1.2)
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(
     timeline=st.lists(st.tuples(SECONDS, ACTIONS, FRACTION, FRACTION, FRACTION), min_size=1, max_size=60),

@@ -54,6 +54,7 @@ def assert_same(model: Any, other: Any) -> None:
         assert gradient is None or also is None or torch.equal(gradient, also), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adapted", [True, False])
 @pytest.mark.parametrize(
     "kind",
@@ -105,6 +106,7 @@ def test_within_a_budget_a_quarter_of_the_bytes_moves(tmp_path: Path) -> None:
     assert 0 < moved[by_layers] < moved[one_by_one] / 4, moved
 
 
+@pytest.mark.slow
 def test_adapters_of_one_batch_are_trained_without_writing(tmp_path: Path) -> None:
     model = model_of("llama", adapted=True, width=128, num_hidden_layers=8)
     other, batches, written = copy.deepcopy(model), batches_of(4)[3:], {}

@@ -49,6 +49,7 @@ def assert_equal(mine: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) 
         assert torch.equal(gradient.view(torch.int32), other[name].view(torch.int32)), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize(
     "kind", ["llama", "gpt2", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("qwen2", "phi3", "gpt_neox"))]
@@ -95,6 +96,7 @@ def test_tiles_of_a_product_in_another_order_are_noticed(monkeypatch: pytest.Mon
     assert not head.works_for(63)
 
 
+@pytest.mark.slow
 def test_within_a_budget_the_weight_is_read_once_for_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     vocabulary = 4096
     monkeypatch.setattr(trained_head, "_TILE_BYTES", 64 << 10)

@@ -50,6 +50,7 @@ def noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Noted:
     return noted
 
 
+@pytest.mark.slow
 @each_grid
 @each_dtype
 @pytest.mark.parametrize("kind", [GridLinear, GridConv1D])

@@ -2,7 +2,6 @@
 
 import random
 import signal
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -34,6 +33,7 @@ from port_agent.worker.start import Worker, start_worker
 from port_planner.base.errors import ExitCode
 from tests.agent.finetune.left_alone import WEIGHTS, adapter_left_alone
 from tests.agent.finetune.tiny_model import make_data, make_model
+from tests.waiting import used_ticks, wait_until_drawn_moment
 
 MIB = 1 << 20
 RAM = 700 * MIB
@@ -94,9 +94,7 @@ def test_paused_left_and_killed_it_ends_with_the_bits_of_a_run_left_alone(folder
         assert isinstance(step, StepDone) and step.loss is not None and step.cpu_s > 0 and step.total_steps == updates
         worker.send(PauseTraining())
         paused, _ = until(events, WorkerPaused)
-        ticks = Path(f"/proc/{worker.process.pid}/stat").read_text().split()[13]
-        time.sleep(0.3)  # a stretch of time is what is measured
-        assert Path(f"/proc/{worker.process.pid}/stat").read_text().split()[13] == ticks
+        assert used_ticks(worker.process.pid) == 0
         worker.send(ResumeTraining())
         assert until(events, WorkerResumed)[1] == [] and isinstance(paused, WorkerPaused)
         worker.send(WriteCheckpoint())
@@ -143,7 +141,7 @@ def test_left_at_random_instants_it_ends_with_the_same_bits(folder: Path, tmp_pa
         with worker_of(job) as (worker, events):
             ready, _ = until(events, WorkerReady)
             assert isinstance(ready, WorkerReady) and ready.step >= steps
-            time.sleep(numbers.uniform(0.0, 0.4))  # the moment is what is drawn
+            wait_until_drawn_moment(numbers, 0.4)
             if runs % 5 == 0:
                 worker.process.kill()
                 worker.process.wait()

@@ -48,6 +48,7 @@ def test_broken_lines_are_counted_and_the_first_is_named(tmp_path: Path) -> None
     assert found.first_broken.startswith("line 2: neither text, nor prompt and completion, nor messages in ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("content", "message"),
     [

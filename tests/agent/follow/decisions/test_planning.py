@@ -102,6 +102,7 @@ def test_a_plan_is_searched_when_a_step_came_twice(tmp_path: Path) -> None:
         assert planning()._search is not None
 
 
+@pytest.mark.slow
 def test_backward_without_steps_is_recorded_no_longer_than_a_step_may_be(tmp_path: Path) -> None:
     training = Training()
     with budget(tensors=LIMIT, page_dir=tmp_path):

@@ -29,6 +29,7 @@ def away(held: Budget, tensor: torch.Tensor) -> Storage:
     return storage
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [CHUNK // 4, 1000, 100_003, ELEMENTS])
 @pytest.mark.parametrize("other", [CHUNK // 2, 70_001])
 def test_pieces_of_one_size_are_read_back_in_another(held: Budget, step: int, other: int) -> None:

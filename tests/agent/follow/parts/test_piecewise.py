@@ -25,6 +25,7 @@ def test_only_whole_contiguous_elementwise_operands_are_cut() -> None:
     assert pieces_of(ATEN.mul.Tensor, (x[:100], x[:100]), {}, 16) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("left_out", [0, 1, 5000, PIECE_BYTES // 4])
 def test_the_beginning_of_a_storage_is_read_and_changed_in_pieces(left_out: int, tmp_path: Path) -> None:
     def run() -> tuple[torch.Tensor, torch.Tensor]:
@@ -49,6 +50,7 @@ LAZY: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LAZY)
 def test_views_that_show_other_numbers_than_their_memory_holds_are_not_cut(name: str, tmp_path: Path) -> None:
     def run() -> torch.Tensor:
@@ -63,6 +65,7 @@ def test_views_that_show_other_numbers_than_their_memory_holds_are_not_cut(name:
         assert torch.equal(followed, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("room", [9, 17])
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1), (1, 1, 1)], ids=str)
 def test_a_single_number_of_any_shape_gives_the_result_its_shape(
@@ -76,6 +79,7 @@ def test_a_single_number_of_any_shape_gives_the_result_its_shape(
         assert found.shape == expected.shape and torch.equal(found, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("elements", [48 * PIECE_BYTES // 16, 48 * PIECE_BYTES // 16 + 77])
@@ -118,6 +122,7 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.sample(10)
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -146,6 +151,7 @@ def test_activations_and_their_gradients_run_in_pieces(
         torch.set_num_threads(before)
 
 
+@pytest.mark.slow
 def test_single_numbers_of_tensors_that_are_away_are_read(tmp_path: Path) -> None:
     def run() -> list[torch.Tensor]:
         x, y, other = (torch.arange(ELEMENTS) + k for k in (1.0, 2.0, 3.0))
@@ -158,6 +164,7 @@ def test_single_numbers_of_tensors_that_are_away_are_read(tmp_path: Path) -> Non
         assert all(torch.equal(mine, theirs) for mine, theirs in zip(found, expected, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", [(..., slice(None, None, 2)), (..., slice(0, 4))], ids=["every other", "short runs"])
 def test_gradients_of_slices_in_many_parts_are_made_whole(place: object, tmp_path: Path) -> None:
     def run() -> torch.Tensor:
@@ -179,6 +186,7 @@ def test_what_writes_a_number_of_an_operand_is_plain_pytorchs_error(tmp_path: Pa
         assert x.sum().item() == ELEMENTS, "no piece was changed"
 
 
+@pytest.mark.slow
 @torch.inference_mode()
 def test_results_are_written_where_they_are_asked_for(tmp_path: Path) -> None:
     """In inference mode nobody else sees to it that `out` is what is returned."""
@@ -191,6 +199,7 @@ def test_results_are_written_where_they_are_asked_for(tmp_path: Path) -> None:
         assert small.shape == x.shape and small.sum().item() == ELEMENTS
 
 
+@pytest.mark.slow
 def test_a_copy_in_another_order_and_strides_of_single_dimensions_are_plain_pytorchs(tmp_path: Path) -> None:
     def run() -> list[torch.Tensor]:
         x = torch.arange(2.0 * PIECE_BYTES).view(2, PIECE_BYTES // 4, 2, 2)
@@ -204,6 +213,7 @@ def test_a_copy_in_another_order_and_strides_of_single_dimensions_are_plain_pyto
         assert all(torch.equal(mine, theirs) for mine, theirs in zip(found, expected, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("foreach", [True, False])
 def test_an_update_larger_than_the_budget_has_the_same_bits(foreach: bool, tmp_path: Path) -> None:
     def train() -> torch.Tensor:
@@ -222,6 +232,7 @@ def test_an_update_larger_than_the_budget_has_the_same_bits(foreach: bool, tmp_p
     assert torch.equal(followed, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("pieces", "room"), [(5, 9), (8, 9), (6, 11)])
 def test_buffers_of_pieces_take_no_room_once_they_are_done(pieces: int, room: int, tmp_path: Path) -> None:
     """Nor does a result that finds no room beside an operand: it lives in the page file."""
@@ -242,6 +253,7 @@ SOFTMAXES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.sample(5)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", SOFTMAXES)
@@ -322,6 +334,7 @@ def test_what_was_made_in_pieces_is_not_made_again_whole(tmp_path: Path, monkeyp
         assert b.report.peak_tensor_bytes <= 14 * PIECE_BYTES and b.report.over_bytes == 0
 
 
+@pytest.mark.slow
 def test_pieces_that_are_written_in_place_fill_chunks_whatever_the_other_operand(tmp_path: Path) -> None:
     def run() -> torch.Tensor:
         torch.manual_seed(0)

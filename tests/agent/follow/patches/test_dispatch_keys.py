@@ -83,6 +83,7 @@ def test_complex_operands_need_it(args: tuple[object, ...], needed: bool) -> Non
     assert bool(dispatch_keys.hidden_keys("aten::mm", args)) is needed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tensors", ["4K", "8M", "64M"], ids=["in pieces", "one by one", "whole"])
 @pytest.mark.parametrize("foreach", [True, False])
 def test_autograd_knows_what_an_optimizer_changed(foreach: bool, tensors: str, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from port_agent.follow.patches.refusals import NotFollowedError
 from tests.agent.follow.programs import TRAIN, followed, plain, written
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["inductor", "eager"])
 def test_what_was_compiled_before_the_budget_is_refused_when_it_is_called(backend: str, tmp_path: Path) -> None:
     layer = torch.nn.Linear(8, 8)

@@ -19,6 +19,7 @@ DIFFERING: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DIFFERING)
 def test_tangents_with_other_last_digits_are_refused_by_name(name: str, tmp_path: Path) -> None:
     x = torch.randn(4, 6)

@@ -107,6 +107,7 @@ def test_one_flipped_bit_never_passes(path: Path) -> None:
             assert list(decoder.feed(b"\0" + wire)) == [content]
 
 
+@pytest.mark.slow
 @given(st.lists(st.binary(min_size=1, max_size=300), max_size=6), st.data())
 def test_decoder_does_not_care_how_bytes_are_cut(contents: list[bytes], data: st.DataObject) -> None:
     wire = b"".join(map(encode_frame, contents))

@@ -117,6 +117,7 @@ def test_an_unpaired_caller_learns_of_its_refusal_and_nothing_else(tmp_path: Pat
     run(work())
 
 
+@pytest.mark.slow
 def test_who_does_not_read_holds_back_the_sender_and_takes_no_memory(tmp_path: Path) -> None:
     async def work() -> None:
         async with linked(tmp_path) as (caller, listener):

@@ -156,6 +156,7 @@ def mutated(random_: random.Random, content: bytes) -> bytes:
     return bytes(made)
 
 
+@pytest.mark.slow
 def test_100_000_fuzzed_messages_are_read_or_refused_and_nothing_grows() -> None:
     random_ = random.Random(23)
     contents = [PEER_MESSAGES.encode(message) for message in SAMPLES]

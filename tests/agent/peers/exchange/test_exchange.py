@@ -8,6 +8,7 @@ import tracemalloc
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -135,7 +136,7 @@ def test_nothing_that_comes_and_an_end_of_the_connection(tmp_path: Path, monkeyp
             with pytest.raises(NotAnsweredError, match="nothing came within"):
                 await ours.ask(Subject.SOLVE, NAME, b"problem")
             asking = asyncio.create_task(ours.ask(Subject.SOLVE, NAME, b"problem", 100.0))
-            await asyncio.sleep(0.1)
+            await until(lambda: contents.begun == 2)
             link.close("enough")
             with pytest.raises(LinkClosedError, match="enough"):
                 await asking
@@ -228,18 +229,29 @@ def test_a_subject_of_a_later_version_is_refused_politely(tmp_path: Path) -> Non
     run(work())
 
 
-def test_who_asks_without_end_is_answered_so_often_and_no_more(tmp_path: Path) -> None:
+def test_who_asks_without_end_is_answered_so_often_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    sleep = asyncio.sleep
+
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        await sleep(0)
+
+    monkeypatch.setattr(exchange_module, "time", SimpleNamespace(monotonic=lambda: 100.0))
+
     async def work() -> None:
         async with exchanging(tmp_path) as (ours, _, contents, _link):
             contents[f"plan {NAME}"] = b"here"
-            began_s = asyncio.get_running_loop().time()
+            monkeypatch.setattr(asyncio, "sleep", pause)
             for _ in range(10):
                 await ours.ask(Subject.PLAN, NAME)
-            assert asyncio.get_running_loop().time() - began_s > 9 * exchange_module.ANSWER_EVERY_S
+            monkeypatch.setattr(asyncio, "sleep", sleep)
+            assert [s for s in pauses if s > 0] == [pytest.approx(exchange_module.ANSWER_EVERY_S)] * 9
 
     run(work())
 
 
+@pytest.mark.slow
 def test_any_order_of_messages_is_taken_or_refused_and_nothing_grows(tmp_path: Path) -> None:
     """What messages say may be anything that decodes: `tests/agent/peers/connection/test_messages.py` fuzzes their bytes."""
     random_ = random.Random(23)

@@ -60,6 +60,7 @@ def test_what_no_leader_sends_is_refused(changes: dict[str, object]) -> None:
         FEDERATION_REQUESTS.decode(msgspec.msgpack.encode(plain))
 
 
+@pytest.mark.slow
 def test_fuzzed_bytes_are_read_or_refused() -> None:
     numbers = random.Random(1)
     good = [FEDERATION_REQUESTS.encode(one) for one in REQUESTS] + [

@@ -73,6 +73,7 @@ def test_the_longest_of_each_fits_into_a_question_and_an_answer() -> None:
         MOVE_REQUESTS.decode(MOVE_REQUESTS.encode(Bring(token=TOKEN, job=MovedJob(name="x"), files=(*files, files[0]))))
 
 
+@pytest.mark.slow
 def test_fuzzed_bytes_are_read_or_refused() -> None:
     draw = random.Random(5)
     sound = [*map(MOVE_REQUESTS.encode, REQUESTS), *map(MOVE_ANSWERS.encode, ANSWERS)]

@@ -95,6 +95,7 @@ def test_points_that_are_none(element: bytes) -> None:
         )
 
 
+@pytest.mark.slow
 def test_fuzzed_messages_never_pair() -> None:
     random_ = random.Random(7)
     for _ in range(300):

@@ -78,6 +78,7 @@ def test_the_bundle_names_them_and_trains_the_same(weights: Path, tmp_path: Path
     TrialWorkers(bundle.manifest.threads).trial(bundle.path, (tmp_path,), compared=2)
 
 
+@pytest.mark.slow
 def test_so_it_does_where_planning_keeps_to_a_budget(weights: Path, tmp_path: Path) -> None:
     with within_budget(1 << 30, tmp_path):
         bundle = made(weights, tmp_path / "job.port")
@@ -95,6 +96,7 @@ def test_what_was_changed_in_memory_goes_into_the_bundle(weights: Path, tmp_path
     read_everything(bundle)
 
 
+@pytest.mark.slow
 def test_a_file_that_changed_or_is_away_is_refused_by_name(weights: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy.safetensors"
     copy.write_bytes(weights.read_bytes())
@@ -115,6 +117,7 @@ def test_a_file_that_changed_or_is_away_is_refused_by_name(weights: Path, tmp_pa
         read_everything(bundle)
 
 
+@pytest.mark.slow
 def test_a_job_goes_on_from_the_file_itself_and_not_where_it_changed_meanwhile(weights: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy.safetensors"
     copy.write_bytes(weights.read_bytes())
@@ -142,6 +145,7 @@ def test_a_job_goes_on_from_the_file_itself_and_not_where_it_changed_meanwhile(w
     assert len(trained(3)) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("named", ["/etc/passwd", "/dev/zero", "job.port", "relative.safetensors"])
 def test_a_bundle_gets_at_no_other_files(weights: Path, tmp_path: Path, named: str) -> None:
     made(weights, tmp_path / "job.port")

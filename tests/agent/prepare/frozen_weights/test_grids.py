@@ -103,6 +103,7 @@ def test_a_step_that_decodes_them_trains_the_same_and_gives_them_back_whole(dtyp
     assert saved.keys() == model.keys() and all(torch.equal(saved[name], model[name]) for name in saved)
 
 
+@pytest.mark.slow
 def test_they_stay_as_they_are_where_there_is_room_and_are_decoded_where_that_costs_less() -> None:
     whole = prepared()
     planner = make_bundle.default_planner(strategy="greedy", time_limit_s=2.0)
@@ -114,12 +115,14 @@ def test_they_stay_as_they_are_where_there_is_room_and_are_decoded_where_that_co
         assert len(measured.ops[0]) == len(found.graphs["step"].ops)
 
 
+@pytest.mark.slow
 def test_they_are_found_where_planning_keeps_to_a_budget(tmp_path: Path) -> None:
     found = {key for key in on_grids(prepared()).tensors if key.endswith(" codes")}
     with within_budget(1 << 30, tmp_path):
         assert {key for key in on_grids(prepared()).tensors if key.endswith(" codes")} == found != set()
 
 
+@pytest.mark.slow
 def test_what_is_trained_or_off_the_grid_in_its_last_bit_is_left() -> None:
     job = prepared()
     off = job.tensors["parameter/base.0.weight"]
@@ -134,6 +137,7 @@ def test_what_is_trained_or_off_the_grid_in_its_last_bit_is_left() -> None:
     assert "parameter/base.1.weight" in on_grids(changed).tensors
 
 
+@pytest.mark.slow
 def test_nothing_is_planned_where_no_weight_is_frozen() -> None:
     def asked(*_: object) -> PlanResult:
         raise AssertionError("planned")

@@ -38,6 +38,7 @@ def test_what_ran_as_planned_runs_no_more_and_where_steps_are_slow_the_first_tri
     assert run == steps
 
 
+@pytest.mark.slow
 def test_the_first_trial_does_not_run_all_shapes_and_tells_what_packing_takes_in_each(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

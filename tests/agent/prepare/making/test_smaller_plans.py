@@ -16,6 +16,7 @@ from tests.agent.prepare.making.small_bundles import deep, fake_trials, greedy, 
 from tests.planner.steps import costs_of
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unplanned", [0, 1 << 22])
 def test_the_first_plan_costs_no_more_than_those_for_smaller_budgets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unplanned: int
@@ -46,6 +47,7 @@ def test_the_first_plan_costs_no_more_than_those_for_smaller_budgets(
     assert first.ram_bytes == budget
 
 
+@pytest.mark.slow
 def test_a_bundle_keeps_its_limits_and_its_smaller_plans_keep_to_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

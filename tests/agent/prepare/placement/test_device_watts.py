@@ -64,6 +64,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Callable[[Meter], Meter]:
     return watched
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("counts", [False, True], ids=["watts", "a counter"])
 def test_the_difference_to_rest_by_what_computes(counts: bool, seen: Callable[[Meter], Meter]) -> None:
     found = watts_of(CpuBackend(), [seen(Meter(counts=counts))])
@@ -71,6 +72,7 @@ def test_the_difference_to_rest_by_what_computes(counts: bool, seen: Callable[[M
     assert found.dense == pytest.approx(DENSE, rel=0.02) and found.moving == pytest.approx(MOVING, rel=0.02)
 
 
+@pytest.mark.slow
 def test_several_meters_are_added_and_one_that_fails_leaves_nothing(seen: Callable[[Meter], Meter]) -> None:
     beside = ScriptedSource("beside", period_s=PERIOD_S)
     beside.value = 40.0
@@ -82,6 +84,7 @@ def test_several_meters_are_added_and_one_that_fails_leaves_nothing(seen: Callab
     assert watts_of(CpuBackend(), []) is None
 
 
+@pytest.mark.slow
 def test_operators_take_the_joules_of_their_class() -> None:
     prepared = prepared_job()
     _, on_device = tables(prepared)

@@ -108,6 +108,7 @@ def test_below_the_floor_of_the_whole_weight_blocks_are_chosen(monkeypatch: pyte
     assert floor_of(graph, CostTable(device, recorded.measured.ops[0])).nbytes > budget
 
 
+@pytest.mark.slow
 def test_where_no_plan_fits_without_blocks_that_differ_here_the_job_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     prepared = make_bundle.prepare(adapted_job(adapted_model(), rows=1))
     device = costs_of(prepared.graphs["step"], base=1 << 20).device
@@ -157,6 +158,7 @@ def test_each_kind_of_chain_is_a_choice_and_the_chosen_is_nearly_the_best(
     assert joules(found.cuts.get("step", Cut(()))) <= 1.1 * min(every)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("quick", "planned", "chosen_one", "ran"),
     [
@@ -185,6 +187,7 @@ def test_ways_are_planned_properly_for_as_long_as_one_may_win(
     assert (found.sliced.left_whole, asked) == ((chosen_one,), ran)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("found", "bases"), [(30, [20, 30]), (20, [20]), (None, [20])])
 def test_pieces_are_chosen_again_where_a_trial_found_more_beside_the_step(found: int | None, bases: list[int]) -> None:
     device, seen = costs_of(whole()[0].graphs["step"]).device, list[int]()

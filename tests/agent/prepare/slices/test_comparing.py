@@ -41,6 +41,7 @@ def test_graphs_are_compared_in_one_process_each_by_itself() -> None:
     assert compared([(graph, nothing)], ROOM) == ((),)
 
 
+@pytest.mark.slow
 def test_what_was_compared_is_known_the_next_time(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = whole()[0].graphs["step"]
     rewritten = split_gradients(graph)
@@ -59,6 +60,7 @@ def test_what_was_compared_is_known_the_next_time(monkeypatch: pytest.MonkeyPatc
     assert len(ran) == 2, "another number of threads is another machine"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("known", [True, False], ids=["the operator is known", "it is not"])
 def test_a_chain_is_split_at_the_operator_that_differs_and_whole_where_that_is_not_known(
     known: bool, monkeypatch: pytest.MonkeyPatch
@@ -89,6 +91,7 @@ def test_a_chain_is_split_at_the_operator_that_differs_and_whole_where_that_is_n
     assert any(odd in chain.ops for chain, _ in left.counted) != known
 
 
+@pytest.mark.slow
 def test_each_way_of_cutting_keeps_the_costs_of_its_own_operators(monkeypatch: pytest.MonkeyPatch) -> None:
     made, measured = whole()
     graphs = made.graphs

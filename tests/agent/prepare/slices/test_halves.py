@@ -68,6 +68,7 @@ def test_of_convolutions_of_single_pixels_those_are_products_that_cost_no_more(m
     assert found.measured.base_bytes == 5
 
 
+@pytest.mark.slow
 def test_what_differs_here_is_left_whole_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
     prepared, measured = whole()
 

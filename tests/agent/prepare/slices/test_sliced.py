@@ -1,5 +1,7 @@
 """What a plan of a job in pieces costs, if there is one."""
 
+import pytest
+
 from port_agent.prepare.slices.sliced import Sliced, cost_of_plan, main_step
 from port_planner.ir.lowering.lower import lower
 from port_planner.ir.plan import Plan
@@ -9,6 +11,7 @@ from tests.agent.prepare.slices.small_jobs import GREEDY, whole
 from tests.planner.steps import costs_of
 
 
+@pytest.mark.slow
 def test_a_plan_that_moves_nothing_costs_what_its_operators_do_and_one_below_the_floor_is_none() -> None:
     sliced = Sliced(*whole(), ())
     device = costs_of(sliced.prepared.graphs["step"], base=1 << 20).device

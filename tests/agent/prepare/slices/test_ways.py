@@ -32,6 +32,7 @@ def with_costs_by_bytes(made: list[Sliced], factor: int = 1) -> list[Sliced]:
     return [replace(s, measured=Measured((ops,), 0, 0)) for s, ops in zip(made, tables, strict=True)]
 
 
+@pytest.mark.slow
 def test_a_change_is_planned_once_and_not_where_it_takes_no_less_of_anything(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pieces, "SPLIT_BYTES", 50_000)
     graph = language_step().graphs["step"]
@@ -55,6 +56,7 @@ def test_a_change_is_planned_once_and_not_where_it_takes_no_less_of_anything(mon
     assert len(planned) == 2
 
 
+@pytest.mark.slow
 def test_a_graph_of_many_times_the_operators_is_measured_only_where_no_shorter_one_has_a_plan(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -84,6 +86,7 @@ def test_a_graph_of_many_times_the_operators_is_measured_only_where_no_shorter_o
     assert max(measured) > (few + many) / 2, "two pieces do not fit, eight do"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("joint", "cheap", "tried"),
     [(1, True, []), (2, True, [2]), (2, False, [2, 4])],
@@ -114,6 +117,7 @@ def test_what_the_joint_model_cuts_is_tried_and_the_rest_only_where_that_failed(
     assert measured == tried
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_whatever_its_kernels_take_is_not_compared_and_the_least_floor_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -140,6 +144,7 @@ def test_what_does_not_fit_whatever_its_kernels_take_is_not_compared_and_the_lea
     assert found is None and finest <= told < uncut
 
 
+@pytest.mark.slow
 def test_ways_that_are_near_are_worked_on_whatever_measuring_them_took(monkeypatch: pytest.MonkeyPatch) -> None:
     """Comparing and measuring them had used up the time, and what came of it was thrown away."""
     monkeypatch.setattr(pieces, "SPLIT_BYTES", 50_000)

@@ -143,6 +143,7 @@ async def test_it_keeps_its_memory_in_a_short_pause_and_long_operators_are_named
             await until_heard(live, program, ResumeTraining, PauseTraining, ResumeTraining)
 
 
+@pytest.mark.process
 @go
 async def test_one_that_does_not_fit_waits_and_pushes_nobody_aside(tmp_path: Path) -> None:
     config = CONFIG + '[limits.not_in_use]\nmemory = "200M"\n'
@@ -187,6 +188,7 @@ async def test_one_that_does_not_answer_holds_up_nobody_for_ever(tmp_path: Path)
         attachments.ANSWER_PATIENCE_S = patience
 
 
+@pytest.mark.process
 @go
 async def test_after_a_restart_it_has_its_number_again_and_nothing_else_was_kept(tmp_path: Path) -> None:
     async with running(tmp_path) as live:
@@ -203,6 +205,7 @@ async def test_after_a_restart_it_has_its_number_again_and_nothing_else_was_kept
             assert other.job == number + 1
 
 
+@pytest.mark.slow
 @go
 async def test_so_many_are_taken_and_commands_still_answered(tmp_path: Path) -> None:
     async with running(tmp_path) as live, AsyncExitStack() as stack:

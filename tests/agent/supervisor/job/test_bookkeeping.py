@@ -3,11 +3,15 @@
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from port_agent.jobs.model import JobState
 from port_agent.supervisor.job.log import read_log
 from port_agent.supervisor.job.worker_process import WorkerPhase
 from tests.agent.live_daemon import BUNDLE, LONG, go
 from tests.agent.supervisor.job.running_job import ROOMY, running_job
+
+pytestmark = pytest.mark.process
 
 
 @go

@@ -23,6 +23,8 @@ from tests.agent.jobs_small import write_job
 from tests.agent.live_daemon import go
 from tests.agent.supervisor.job.running_job import PATIENCE_S, ROOMY
 
+pytestmark = pytest.mark.process
+
 MIB = 1 << 20
 WIDE = 16_000_000
 """Numbers a row: four rows in float32 are 256 MB, and the step needs them more than once."""

@@ -144,11 +144,13 @@ def promised_over_actual(habit: Habit, seed: int, needed_h: float) -> float:
 NEEDED_H = (6, 8, 12, 14, 25, 30, 40, 60, 70, 100)
 
 
+@pytest.mark.slow
 def test_ten_jobs_on_a_device_of_steady_habits_end_when_it_was_promised() -> None:
     for seed, needed_h in enumerate(NEEDED_H):
         assert promised_over_actual(PI, seed, needed_h) == pytest.approx(1.0, rel=0.15)
 
 
+@pytest.mark.slow
 def test_most_jobs_do_where_the_charger_is_forgotten_one_evening_in_ten() -> None:
     ratios = [promised_over_actual(LAPTOP, seed, needed_h) for seed, needed_h in enumerate(NEEDED_H)]
     assert sum(ratio == pytest.approx(1.0, rel=0.15) for ratio in ratios) >= 6

@@ -4,6 +4,7 @@ import asyncio
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 from port_agent.control.client import ControlError
 from port_agent.jobs.model import JobState
 from tests.agent.federate.agents import Device, pair_all, running
+from tests.agent.live import OFFER_EVERY_S
 from tests.agent.live_daemon import CONFIG, ROOT, undisturbed
 from tests.waiting import until
 
@@ -96,6 +98,11 @@ def two_movers(root: Path, kind: type[Mover] = Mover) -> Iterator[tuple[Mover, M
 def at_home(root: Path, bundle: dict[str, Any]) -> Any:
     """Return the weights of a job that never left."""
     return asyncio.run(undisturbed(root / "home", bundle))
+
+
+def let_offers_pass() -> None:
+    """Let a job be offered several times: one that stays where it is sends no event."""
+    time.sleep(7.5 * OFFER_EVERY_S)
 
 
 def settled(attic: Mover, cellar: Mover) -> bool:

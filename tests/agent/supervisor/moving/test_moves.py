@@ -4,7 +4,6 @@ import os
 import random
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,15 +16,13 @@ from port_agent.peers.moving.requests import MoveAnswer, MoveState
 from port_agent.supervisor.moving.moves import JobMoves
 from tests.agent.federate.jobs import gestures_bundle
 from tests.agent.live_daemon import BUNDLE, ROOT, go
-from tests.agent.supervisor.moving.agents import TAKES, Mover, TorchMover, at_home, settled, two_movers
+from tests.agent.supervisor.moving.agents import TAKES, Mover, TorchMover, at_home, let_offers_pass, settled, two_movers
 from tests.agent.supervisor.parts import parts
-from tests.waiting import until
+from tests.waiting import until, wait_until_drawn_moment
 
 SLOW = {**BUNDLE, "steps": 500}
 """Some seconds of training."""
 PULLS = 6
-MANY_OFFERS_S = 1.5
-"""So long a job is offered several times."""
 
 
 @pytest.fixture(scope="module")
@@ -71,13 +68,13 @@ def test_a_job_never_moves_unless_its_owner_and_the_other_device_s_say_so(movers
     cellar.allow("")
     cellar.client.post("/v1/reload")
     attic.give(BUNDLE)
-    time.sleep(MANY_OFFERS_S)
+    let_offers_pass()
     assert attic.own()["state"] == "queued" and cellar.all() == []
     attic.client.post("/v1/jobs/job/cancel")
     cellar.allow(TAKES)
     cellar.client.post("/v1/reload")
     attic.give(BUNDLE, movable="never")
-    time.sleep(MANY_OFFERS_S)
+    let_offers_pass()
     assert attic.own()["state"] == "queued" and cellar.all() == []
 
 
@@ -91,7 +88,7 @@ def test_a_job_that_reads_files_of_the_users_stays_and_says_so_once(movers: tupl
 
     why = "cannot move: it reads /home/user/model.safetensors as it trains, which other devices do not have"
     until(lambda: why in told(), attic.own)
-    time.sleep(MANY_OFFERS_S)
+    let_offers_pass()
     assert told().count(why) == 1
     assert attic.own()["state"] == "queued" and not cellar.all()
 
@@ -178,7 +175,7 @@ def test_either_side_is_cut_off_at_any_instant(tmp_path: Path) -> None:
     with two_movers(tmp_path) as (attic, cellar):
         attic.give(SLOW)
         for pull in range(PULLS):
-            time.sleep(draw.uniform(0.0, 1.5))
+            wait_until_drawn_moment(draw, 1.5)
             (attic if pull % 2 else cellar).restart()
         attic.plug(online=True)  # whether there or here
         attic.until(JobState.FINISHED)

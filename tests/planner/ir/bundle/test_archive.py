@@ -14,6 +14,7 @@ from tests.agent.jobs_small import small_bundle
 from tests.planner.bundles import assemble, load, members, read_everything
 
 
+@pytest.mark.slow
 def test_members_that_nobody_asked_for_do_nothing(tmp_path: Path) -> None:
     """A pickle and names that climb out of the directory are never opened or unpacked."""
     content = members(small_bundle())
@@ -64,6 +65,7 @@ def test_compressed_or_short_or_overlong_tensors(tmp_path: Path) -> None:
             load(path)
 
 
+@pytest.mark.slow
 def test_a_zip_bomb(tmp_path: Path) -> None:
     content = members(small_bundle())
     content["graphs.msgpack"] = b"\0" * (80 << 20)

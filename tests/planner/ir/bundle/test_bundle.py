@@ -35,6 +35,7 @@ def test_a_good_bundle_loads_and_hashes_fit(tmp_path: Path) -> None:
             assert unpack_plan(msgpack.unpackb(msgpack.packb(pack_plan(plan)))) == plan
 
 
+@pytest.mark.slow
 def test_an_update_of_all_micro_batches_takes_their_columns_and_gives_their_losses(tmp_path: Path) -> None:
     def merged(graphs: Any) -> Any:
         first = graphs["first"]
@@ -219,6 +220,7 @@ def test_a_flipped_bit_is_found_where_it_is_read_and_named(tmp_path: Path) -> No
     assert damaged == [row for row in range(column.shape[0]) if row // per_block == 10 // per_block]
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_anywhere_is_refused_or_changes_nothing(tmp_path: Path) -> None:
     good, rng = Bundle(small_bundle()), random.Random(0)
     size, refused = small_bundle().stat().st_size, 0
@@ -233,6 +235,7 @@ def test_a_flipped_bit_anywhere_is_refused_or_changes_nothing(tmp_path: Path) ->
     assert refused > 150
 
 
+@pytest.mark.slow
 def test_the_identity_covers_weights_data_and_how_it_is_trained(tmp_path: Path) -> None:
     torch.manual_seed(0)
     same, other = make_job(), make_job()
@@ -272,6 +275,7 @@ def _fuzz(tmp_path: Path, seed: int, count: int) -> None:
     assert refused > count / 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_mutated_bundles_give_clean_errors(seed: int, tmp_path: Path) -> None:
     _fuzz(tmp_path, seed, 250)

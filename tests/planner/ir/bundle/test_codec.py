@@ -76,6 +76,7 @@ def test_arguments_of_every_kind_come_back() -> None:
     assert unpack_graph(through(pack_graph(changed))).ops[0] == first
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.builds(Decision, WHOLE, WHOLE, WHOLE, st.sampled_from(Action)), max_size=30),
     st.permutations(range(9)),

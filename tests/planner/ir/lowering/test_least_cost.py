@@ -26,6 +26,7 @@ def _costs(graph: StepGraph, bytes_per_s: float) -> CostTable:
     return replace(costs, device=replace(costs.device, flash=flash, static_watts=1.5))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bytes_per_s", [1e4, 1e6, 1e8, AT_ONCE])
 def test_no_plan_is_refused_that_costs_no_more_than_it_may(bytes_per_s: float) -> None:
     graph = _graph()
@@ -36,6 +37,7 @@ def test_no_plan_is_refused_that_costs_no_more_than_it_may(bytes_per_s: float) -
         assert lower(graph, costs, plan, most_joules=program.cost_joules) == program
 
 
+@pytest.mark.slow
 def test_a_plan_that_waits_for_nothing_is_known_to_cost_what_it_does() -> None:
     graph = _graph()
     costs = _costs(graph, AT_ONCE)

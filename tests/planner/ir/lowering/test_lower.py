@@ -264,6 +264,7 @@ def checked(graph: StepGraph, plan: Plan, *, workspace: int = 0, base: int = 0) 
     return program
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
 def test_random_programs_read_nothing_that_is_gone_and_hold_no_more_than_they_say(optimizer: str) -> None:
     graph = tiny_step(optimizer).graphs["step"]

@@ -28,6 +28,7 @@ def test_others_are_refused_by_name() -> None:
         StepScalars(OptimizerSpec("Lion", ({"lr": 0.1},)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("done", [1, 5, 700])
 def test_a_resume_gives_the_numbers_that_were_to_come(name: str, done: int) -> None:

@@ -13,6 +13,7 @@ from tests.agent.exactness import packing_costs
 from tests.planner.steps import costs_of, tiny_step
 
 
+@pytest.mark.slow
 def test_what_overflows_is_packed_wider_or_paged_whichever_is_cheaper_within_the_budget() -> None:
     graph = tiny_step().graphs["step"]
     small = tuple(

@@ -39,6 +39,7 @@ NOT_ALWAYS = (Code.RUN, Code.RERUN, Code.FREE, Code.PACK, Code.UNPACK)
 """Without one of these contents may be old or there for too long, which is not followed, and what is not packed is read whole."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", [code for code in Code if code not in NOT_ALWAYS])
 def test_a_missing_instruction_is_named(code: Code) -> None:
     """But for a wait that the step before may have made needless."""
@@ -89,6 +90,7 @@ def _shuffled(graph: StepGraph, rng: random.Random) -> StepGraph:
     return graph.reordered(tuple(done))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("seeds", "in_pieces"),
     [

@@ -57,6 +57,7 @@ def test_a_step_that_is_too_slow_is_refused_with_both_times(kept):
     recompile(model, FitOptions(model.ram_bytes, core_costs("mkr1000"), deadline_s=seconds * 1.01))
 
 
+@pytest.mark.slow
 def test_a_medium_that_wears_or_is_not_mapped_holds_no_parameters_and_says_why(kept):
     model, _ = kept
     with pytest.raises(

@@ -42,6 +42,7 @@ def test_bands_bring_every_stage_within_the_budget_or_as_low_as_they_can(graph, 
     assert found.problem.base_seconds < 1.5 * plain.problem.base_seconds
 
 
+@pytest.mark.slow
 def test_a_camera_net_fits_half_of_its_fullest_stage_for_little():
     graph = import_module(CameraNet().eval(), np.zeros((1, 3, 80, 80)).shape[1:])
     scheme = full_scheme(graph)

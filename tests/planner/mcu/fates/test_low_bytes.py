@@ -16,6 +16,7 @@ from tests.planner.mcu.networks import hidden_linear
 PAGED = PageMedium.PSRAM
 
 
+@pytest.mark.slow
 def test_as_few_layers_as_possible_lose_their_low_bytes_and_the_largest_first() -> None:
     module, data = hidden_linear()
     wide = compile_model(module, data, q88=True)

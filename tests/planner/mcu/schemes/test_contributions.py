@@ -67,6 +67,7 @@ def brute_force(graph: Graph, table: ContributionTable, limits: Limits) -> float
     return best
 
 
+@pytest.mark.slow
 @pytest.mark.sample(8)
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("ram_bytes", [2000, 3500, 5000, 7000, 20000])
@@ -89,6 +90,7 @@ def test_predictions_between_measured_channel_counts_are_interpolated(graph):
     assert table.predict(graph, last_layers(graph, 0, biases=5)) == pytest.approx(0.3)  # no deeper than was measured
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("ram_bytes", [2000, 5000, 7048])
 def test_finalists_fit_are_distinct_and_leave_little(graph, seed, ram_bytes):

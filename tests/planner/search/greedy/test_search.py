@@ -26,6 +26,7 @@ def test_greedy_is_valid_or_says_no(seed: int, packing: bool) -> None:
         assert not errors
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(SEEDS, st.sampled_from(Semantics))
 def test_the_search_never_counts_less_than_the_replay(seed: int, semantics: Semantics) -> None:
@@ -54,6 +55,7 @@ def test_a_move_taken_back_leaves_no_trace(seed: int, semantics: Semantics) -> N
             assert abs(search.added.seconds) + abs(search.added.io_seconds) + abs(search.added.written_bytes) < 1e-9
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(SEEDS, st.sampled_from(Semantics))
 def test_packing_is_never_counted_at_less_than_the_replay_does(seed: int, semantics: Semantics) -> None:
@@ -79,6 +81,7 @@ def working_more(problem: Problem, stage: int, nbytes: int) -> Problem:
     return replace(problem, stages=tuple(stages))
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(SEEDS)
 def test_packed_forms_stand_in_the_way_of_nothing_that_paging_alone_finds(seed: int) -> None:

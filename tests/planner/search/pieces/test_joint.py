@@ -64,6 +64,7 @@ def test_the_joint_cut_is_nearly_the_best_of_all(graph: StepGraph, spare_bytes: 
     assert joules(graph, found, ram_bytes) <= 1.15 * min(every)
 
 
+@pytest.mark.slow
 def test_with_room_for_all_nothing_is_cut(graph: StepGraph) -> None:
     costs, cut = by_bytes(graph), cut_fat(graph, FAT_BYTES, 4)
     kept = lower(graph, costs, Plan(), check_budget=False).peak_bytes

@@ -1,7 +1,5 @@
 """Plans made again beside a real worker: only for other proportions, only while training is allowed, and taken up where worth it."""
 
-import asyncio
-import time
 from pathlib import Path
 
 import psutil
@@ -17,6 +15,7 @@ from port_planner.ir.costs import Speeds
 from tests.agent.jobs_small import make_job, small_bundle, write_job
 from tests.agent.live_daemon import go
 from tests.agent.supervisor.job.running_job import ROOMY, RunningJob, running_job
+from tests.waiting import until
 
 ROOM = 1 << 30
 
@@ -62,13 +61,7 @@ def watched(bundle: Path, known: Speeds | None = None) -> PlanRevision:
 
 
 def ended(revision: PlanRevision) -> RevisedPlans:
-    end_s = time.monotonic() + 60
-    while time.monotonic() < end_s:
-        found = revision.look(1, ROOM)
-        if found is not None:
-            return found
-        time.sleep(0.05)
-    raise AssertionError("the process did not end")
+    return until(lambda: revision.look(1, ROOM), lambda: "the process did not end")
 
 
 @pytest.mark.process
@@ -152,10 +145,12 @@ async def test_a_job_goes_on_with_better_plans(tmp_path: Path) -> None:
         assert live.start()
         await live.until(lambda: live.runner.phase is WorkerPhase.TRAINING)
         first = planned(live)
-        async with asyncio.timeout(60):
-            while live.runner.job is not None:
-                live.runner.adapt(ROOMY, pressure=False)
-                await asyncio.sleep(0.05)
+
+        def has_left() -> bool:
+            live.runner.adapt(ROOMY, pressure=False)
+            return live.runner.job is None
+
+        await live.until(has_left)
         left_at = live.job.step
         assert left_at > 0 and live.job.failures == 0
         live.store.flush()

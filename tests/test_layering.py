@@ -17,6 +17,7 @@ HEAVY = ("torch", "numpy", "rich", "transformers", "zeroconf")
 
 
 FLOORS: tuple[tuple[str, ...], ...] = (
+    ("port_planner.operators",),
     ("port_planner.base",),
     ("port_planner.ir",),
     ("port_planner.ir.lowering", "port_planner.ir.bundle"),
@@ -54,7 +55,7 @@ named belong to their outer one. A room imports its own modules and those of low
 
 MODULES_IN_A_ROOM = 40
 
-FOR_AGENTS = ("port_planner.base", "port_planner.ir", "port_planner.exactness")
+FOR_AGENTS = ("port_planner.base", "port_planner.ir", "port_planner.operators", "port_planner.exactness")
 """Rooms of planner that every room of agent may import: its language, and what proves that tiles have the bits of the whole."""
 
 PLANNING_ROOMS = ("port_agent.prepare", "port_agent.follow", "port_agent.cli", "port_agent.mcu.project")

@@ -46,9 +46,6 @@ from port_planner.base.code_pages import release_code_pages
 _KEPT_SHARE = 1 / 2
 """Of the room for tensors, the most that is kept for a program that says what it needs again."""
 
-_ALIASES = frozenset({"aten::alias", "aten::detach"})
-"""Views of all that their operand is of: they do not ask for the storage, which stays away. A `state_dict()` is made of them."""
-
 
 class Follower:
     """Runs operators with their storages resident; by one lock, threads take turns at operators."""
@@ -87,7 +84,7 @@ class Follower:
                 self._wait_while_held()
             traits = traits_of(func)
             if traits.views:
-                return func(*args, **kwargs) if traits.name in _ALIASES else self._view(func, args, kwargs)
+                return func(*args, **kwargs) if traits.known.whole_view else self._view(func, args, kwargs)
             self._at_hand = func
             self._bury()
             if traits.takes_lists and runs_by_element(func, args, self.residency.limit_bytes):
@@ -167,7 +164,7 @@ class Follower:
                     self.resized(storage)
         if traits.reads_rows or cut is not None:
             residency.drop_touched(inputs)
-        elif traits.copies and self.book.segment == 0:
+        elif traits.known.copies and self.book.segment == 0:
             residency.leave_to_files(inputs)
         seconds = time.perf_counter() - began
         mapped_bytes = 0 if cut is None else cut.mapped_bytes

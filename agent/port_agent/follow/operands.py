@@ -10,15 +10,8 @@ import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from port_agent.follow.storages import Storage, StorageTable, data_ptr, untyped_storage
-
-_HIDDEN_WRITES: dict[str, tuple[int, ...]] = {
-    "aten::native_batch_norm": (3, 4),
-    "aten::_native_batch_norm_legit": (3, 4),
-    "aten::miopen_batch_norm": (3, 4),
-    "aten::cudnn_batch_norm": (3, 4),
-    "aten::batch_norm_update_stats": (1, 2),
-}
-"""Arguments that are written although the schema says nothing: running statistics."""
+from port_planner.operators import operator_of
+from port_planner.operators.row import Reads, Result
 
 _SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
@@ -89,16 +82,6 @@ def bare_storages_in(arguments: Any, table: StorageTable) -> list[Storage]:
     return found
 
 
-_READ_NOTHING = frozenset(
-    f"aten::{name}"
-    for name in (
-        "zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like", "randint_like", "new_empty",
-        "new_zeros", "new_ones", "new_full", "new_empty_strided", "sym_size", "sym_stride", "sym_numel",
-    )
-)  # fmt: skip
-"""Operators that look at the shapes of their operands alone."""
-
-
 @cache
 def stable_number(func: Any) -> int:
     """Return a number for an operator that is the same in every process."""
@@ -108,33 +91,23 @@ def stable_number(func: Any) -> int:
 @cache
 def reads_nothing(func: Any) -> bool:
     """Tell whether an operator needs no byte of its operands."""
-    return func._schema.name in _READ_NOTHING
-
-
-_SHAPE_ALONE = frozenset(
-    f"aten::{name}_backward"
-    for name in ("nll_loss", "nll_loss2d", "max_pool2d_with_indices", "avg_pool2d", "_adaptive_avg_pool2d")
-)
-"""Operators that look at the shape alone of their second operand, which autograd saved for them."""
+    return operator_of(func._schema.name).reads is Reads.SHAPES
 
 
 @cache
 def shape_alone(func: Any) -> int | None:
     """Return which argument's shape alone an operator looks at, if there is one: of that it needs no byte."""
-    return 1 if func._schema.name in _SHAPE_ALONE else None
+    return operator_of(func._schema.name).shape_only
 
 
 _UNSAFE_VIEW = "aten::_unsafe_view"
 """A view whose schema does not say that it is one: autograd need not know."""
 
-_READ_ROWS = frozenset(f"aten::{name}" for name in ("embedding", "index_select", "_local_scalar_dense"))
-"""Operators that read what they are told of an operand, not all of it."""
-
 
 @cache
 def reads_rows(func: Any) -> bool:
     """Tell whether an operator reads the rows, or the one number, that it is told of an operand."""
-    return func._schema.name in _READ_ROWS
+    return operator_of(func._schema.name).reads is Reads.ROWS
 
 
 @cache
@@ -161,57 +134,6 @@ def makes_storage(func: Any) -> bool:
     if func._schema.name == _UNSAFE_VIEW:
         return False
     return any(result.alias_info is None and "Tensor" in str(result.type) for result in func._schema.returns)
-
-
-_OF_OPERANDS_SHAPE = frozenset(
-    f"aten::{name}"
-    for name in (
-        "abs", "add", "addcdiv", "addcmul", "clone", "cos", "div", "exp", "gelu", "gelu_backward", "lerp", "log", "maximum",
-        "minimum", "mul", "neg", "pow", "reciprocal", "relu", "rsqrt", "rsub", "sigmoid", "sigmoid_backward", "silu",
-        "silu_backward", "sin", "sqrt", "sub", "tanh", "tanh_backward", "threshold_backward",
-    )
-)  # fmt: skip
-"""Elementwise operators whose result has its operands' broadcast shape, and their data type where all have one."""
-
-_MATRIX_PRODUCTS = {"aten::mm": (0, 1), "aten::addmm": (1, 2), "aten::bmm": (0, 1), "aten::baddbmm": (1, 2)}
-"""The two arguments that are multiplied."""
-
-
-_CREATING = frozenset(f"aten::{name}" for name in ("empty", "ones", "rand", "randint", "randn", "zeros"))
-"""Operators without a tensor operand. A meta kernel of a random one loads sympy (36 MiB, 0.3 s), or draws numbers."""
-
-_LIKE = frozenset(
-    f"aten::{name}"
-    for name in (
-        "empty_like",
-        "full_like",
-        "ones_like",
-        "rand_like",
-        "randint_like",
-        "randn_like",
-        "zeros_like",
-        "tril",
-        "triu",
-    )
-)
-"""Operators that make a tensor of another's shape: the meta kernels of dropout's and of attention's load sympy as well."""
-
-_COMPARING = frozenset(f"aten::{name}" for name in ("eq", "ge", "gt", "le", "logical_not", "lt", "ne"))
-"""Elementwise operators that give one byte an item. Their meta kernels, and those of the next, load sympy, too."""
-
-_OF_A_ROW = frozenset(
-    f"aten::{name}"
-    for name in ("_log_softmax", "_log_softmax_backward_data", "_safe_softmax", "_softmax", "_softmax_backward_data")
-)
-"""Operators whose result has the shape of their first operand, and its data type where that is float32 and no other is asked for."""
-
-_INTO_ZEROS = frozenset(f"aten::{name}" for name in ("diagonal_backward", "select_backward", "slice_backward"))
-"""Gradients of views: zeros of the size that is their second operand, with the first somewhere in them."""
-
-_NORMALISING = frozenset(
-    f"aten::{name}" for name in ("native_batch_norm", "native_batch_norm_backward", "native_layer_norm", "native_layer_norm_backward")
-)  # fmt: skip
-"""A network has one at every other layer, and their meta kernels take a millisecond."""
 
 
 def _created_bytes(func: Any, args: Any, kwargs: dict[str, Any]) -> int | None:
@@ -254,19 +176,20 @@ def known_bytes(func: Any, args: Any, kwargs: dict[str, Any]) -> int | None:
 
 def _bytes_by_shape(func: Any, args: Any, kwargs: dict[str, Any]) -> int | None:
     name = func._schema.name
+    known = operator_of(name)
     if name == "aten::embedding":
         return int(args[1].numel() * args[0].shape[1:].numel() * args[0].element_size())
-    if name in _INTO_ZEROS and all(isinstance(size, int) for size in args[1]):
+    if known.result is Result.INTO_ZEROS and all(isinstance(size, int) for size in args[1]):
         return int(math.prod(args[1]) * args[0].element_size())
     if name == "aten::embedding_dense_backward":
         return int(args[2] * args[0].shape[-1] * args[0].element_size())
-    if name in _CREATING:
+    if known.result is Result.CREATED:
         return _created_bytes(func, args, kwargs)
-    if name in _LIKE and kwargs.get("device") is None:
+    if known.result is Result.LIKE and kwargs.get("device") is None:
         return int(args[0].numel() * (kwargs.get("dtype") or args[0].dtype).itemsize)
-    if name in _NORMALISING:
+    if known.result is Result.NORMALIZED:
         return _normalised_bytes(name, args)
-    factors = _MATRIX_PRODUCTS.get(name)
+    factors = known.factors
     if factors is not None and not func._schema.overload_name and len(args) > max(factors):
         left, right = (args[k] for k in factors)
         return int(left.shape[:-1].numel() * right.shape[-1] * left.element_size())
@@ -283,7 +206,7 @@ def _bytes_by_shape(func: Any, args: Any, kwargs: dict[str, Any]) -> int | None:
     if name == "aten::stack" and len({t.dtype for t in args[0]}) == 1:
         return int(sum(t.numel() * t.element_size() for t in args[0]))
     if (
-        name in _OF_A_ROW
+        known.result is Result.ROWS
         and args[0].dtype is torch.float32
         and kwargs.get("dtype") is None
         and args[-1] is not torch.float64
@@ -294,12 +217,16 @@ def _bytes_by_shape(func: Any, args: Any, kwargs: dict[str, Any]) -> int | None:
     tensors = list(tensors_in(args))
     if not tensors or kwargs.get("dtype") is not None:
         return None
-    if name in _COMPARING:
+    if known.result is Result.COMPARISON:
         return _broadcast_elements(tensors)
     if name == "aten::where" and len(tensors) == 3 and tensors[1].dtype is tensors[2].dtype:
         return _broadcast_elements(tensors) * tensors[1].element_size()
     dtype = tensors[0].dtype
-    if name not in _OF_OPERANDS_SHAPE or not dtype.is_floating_point or any(t.dtype is not dtype for t in tensors):
+    if (
+        known.result is not Result.BROADCAST
+        or not dtype.is_floating_point
+        or any(t.dtype is not dtype for t in tensors)
+    ):
         return None
     return _broadcast_elements(tensors) * dtype.itemsize
 
@@ -348,7 +275,7 @@ def _meta(values: Any) -> list[Any]:
 @cache
 def written_arguments(func: Any) -> tuple[tuple[int, str], ...]:
     """Return position and name of the arguments that an operator writes."""
-    hidden = _HIDDEN_WRITES.get(func._schema.name, ())
+    hidden = operator_of(func._schema.name).hidden_writes
     return tuple(
         (k, argument.name)
         for k, argument in enumerate(func._schema.arguments)

@@ -14,10 +14,9 @@ from port_agent.follow.storages import Storage
 from port_agent.follow.traits import OperatorTraits
 from port_planner.base.errors import program_line
 from port_planner.base.units import format_bytes
+from port_planner.operators.row import Cost
 
-_PACKING = frozenset(
-    f"aten::{name}" for name in ("convolution", "convolution_backward", "addmm", "mm", "bmm", "baddbmm")
-)
+_PACKING = (Cost.PRODUCT, Cost.CONVOLUTION, Cost.CONVOLUTION_BACKWARD)
 """Operators whose kernels copy operands into an order of their own."""
 
 _COPIED_BY_BLOCK = (torch.float32, torch.float64)
@@ -25,7 +24,6 @@ _COPIED_BY_BLOCK = (torch.float32, torch.float64)
 _UNKNOWN_WORKSPACE = 1.0
 """Share of their operands' size that they are expected to take before they were seen."""
 
-_PRODUCTS = frozenset(f"aten::{name}" for name in ("addmm", "mm", "bmm", "baddbmm"))
 _PRODUCT_WORKSPACE_BYTES = 32 << 20
 """The most that a product of 32 or 64 bits takes besides, whatever its operands: it copies them block by block. At most 9 MiB were measured
 for heads of 108 and 519 MiB; of bfloat16 a whole operand is copied."""
@@ -95,13 +93,13 @@ class OperatorRoom:
         share = self._workspace_shares.get(kind)
         if share is None:
             share = 0.0
-            if self._process is not None and traits.name in _PACKING:
+            if self._process is not None and traits.known.cost in _PACKING:
                 self._process.expect_product()
                 share = _UNKNOWN_WORKSPACE
             if self._process is not None and traits.name.startswith(_BLOCKWISE):
                 return made + _BLOCKWISE_WORKSPACE_BYTES
         besides = int(share * operand_bytes)
-        if traits.name in _PRODUCTS and all(t.dtype in _COPIED_BY_BLOCK for t in tensors_in(args)):
+        if traits.known.factors is not None and all(t.dtype in _COPIED_BY_BLOCK for t in tensors_in(args)):
             besides = min(besides, _PRODUCT_WORKSPACE_BYTES)
         return made + max(besides, self._beyond_operands.get((kind, operand_bytes), 0))
 

@@ -30,7 +30,7 @@ class OperatorWays:
     ) -> tuple[Pieces | None, Cut | None]:
         """Return the pieces of an operator too large to run whole, or how one reads from a file in place."""
         limit_bytes = self._residency.limit_bytes
-        copy = mapped_copy(func, args, kwargs, self._table) if traits.copies else None
+        copy = mapped_copy(func, args, kwargs, self._table) if traits.known.copies else None
         if copy is not None and self._residency.could_hold(copy.need_bytes):
             return None, copy
         if traits.in_pieces and (traits.takes_lists or input_bytes > limit_bytes / PIECEWISE_FROM):

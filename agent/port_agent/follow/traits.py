@@ -21,6 +21,8 @@ from port_agent.follow.parts.piecewise import runs_in_pieces
 from port_agent.follow.parts.products import is_product
 from port_agent.follow.parts.rows import looks_up_rows
 from port_agent.follow.patches.dispatch_keys import counts_inside
+from port_planner.operators import operator_of
+from port_planner.operators.row import Operator
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,8 @@ class OperatorTraits:
     """Flags of one operator; each says what the function of its name does."""
 
     func: Any
+    known: Operator
+    """Its row."""
     name: str
     """With its namespace, without its overload."""
     number: int
@@ -45,11 +49,7 @@ class OperatorTraits:
     takes_lists: bool
     cut_from_file: bool
     """A weight or a table of it may be read from its file part by part."""
-    copies: bool
-    """It makes a copy of its operand, whose file is hardly read again: weights are converted so when they are loaded."""
 
-
-_COPIES = frozenset(("aten::_to_copy", "aten::clone", "aten::copy_"))
 
 _known: dict[int, OperatorTraits] = {}
 """By the address of the operator, which the traits keep alive."""
@@ -67,9 +67,10 @@ def forget_traits() -> None:
 
 def _learn(func: Any) -> OperatorTraits:
     name = str(func._schema.name)
+    known = operator_of(name)
     traits = _known[id(func)] = OperatorTraits(
-        func, name, stable_number(func), only_views(func), reads_nothing(func), shape_alone(func), reads_rows(func), makes_storage(func),
+        func, known, name, stable_number(func), only_views(func), reads_nothing(func), shape_alone(func), reads_rows(func), makes_storage(func),
         bool(written_arguments(func)), repeatable(func), counts_inside(func), runs_in_pieces(func), takes_lists(func),
-        is_product(func) or looks_up_rows(func), name in _COPIES,
+        is_product(func) or looks_up_rows(func),
     )  # fmt: skip
     return traits

@@ -17,7 +17,6 @@ from port_planner.ir.devices.kinds import CPU
 from port_planner.ir.graph import Argument, Op, Ref, Scalar, StepGraph, Value
 from port_planner.ir.torch_operators import (
     CONNECTIONIST,
-    COORDINATES,
     MOST_COORDINATE,
     MOST_REPEATS,
     REPEATS,
@@ -27,6 +26,7 @@ from port_planner.ir.torch_operators import (
     literal,
     shaped_by_contents,
 )
+from port_planner.operators import base_name, operator_of
 
 
 class GraphChangedError(PortError):
@@ -126,9 +126,10 @@ class StepValues:
         function = function_of(op)
         check_arguments(op, self.graph)
         positional = [self.fetcher(a) for a in args]
-        if op.name in COORDINATES:
-            positional[COORDINATES[op.name]] = _within_reach(op, positional[COORDINATES[op.name]])
-        if op.name in CONNECTIONIST:
+        coordinates = operator_of(op.name).coordinates
+        if coordinates is not None:
+            positional[coordinates] = _within_reach(op, positional[coordinates])
+        if base_name(op.name) == CONNECTIONIST:
             positional[1] = _among_classes(*positional[:4])
         if op.name == REPEATS:
             positional[0] = _countable(op, positional[0])

@@ -25,7 +25,7 @@ from port_planner.ir.graph import (
     Value,
     references,
 )
-from port_planner.ir.operators import CHECKS
+from port_planner.ir.operators import only_checks
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +211,7 @@ def _summing_op(tape: Tape, gradient: int, touching: Mapping[int, list[int]], mo
     """
     last = touching[gradient][-1]
     op = tape.ops[last]
-    sums = op.name in ("aten::add.Tensor", "aten::add_.Tensor") and op.phase is Phase.BACKWARD
+    sums = op.name.replace("add_", "add") == "aten::add.Tensor" and op.phase is Phase.BACKWARD
     produces = any(v is not None and tape.values[v].storage == gradient for v in op.outputs)
     others = _touched(tape, op) - {gradient}
     later = any(touching[s][-1] > last for s in others)
@@ -231,7 +231,7 @@ def _alive(tape: Tape, ops: list[RecordedOp], kept: set[int]) -> list[RecordedOp
     for op in reversed(ops):
         made = {tape.values[v].storage for v in op.outputs if v is not None} | set(op.writes)
         lasting = any(tape.storages[s].role in PERSISTENT for s in op.writes)
-        if made & needed or lasting or op.random or op.name in CHECKS:
+        if made & needed or lasting or op.random or only_checks(op.name):
             needed |= _touched(tape, op)
             result.append(op)
     return result[::-1]

@@ -22,16 +22,13 @@ from port_planner.capture.recorder import OPTIMIZER_REMEDY, RecordedOp, StepReco
 from port_planner.capture.rewritten_steps import rewritten_step
 from port_planner.ir.graph import Argument, Phase, Ref, Role, Scalar, references
 from port_planner.ir.lowering.optimizer_scalars import RecordedNumbers, Schedule, restored
+from port_planner.operators import operator_of
+from port_planner.operators.row import Fill
 
 _REMEDY = f"a bundle cannot repeat that; {OPTIMIZER_REMEDY}"
 
 _LEAST_UPDATES = 3
 """So many are compared at least: the first makes the state, the second uses it, the third shows that nothing goes on changing."""
-
-_ZEROS = ("aten::zeros_like", "aten::zeros", "aten::new_zeros")
-_ONES = ("aten::ones_like", "aten::ones", "aten::new_ones")
-_FULL = {"aten::full_like": 1, "aten::full": 1, "aten::new_full": 2}
-"""Operators that fill a tensor with a number, and the place of the number."""
 
 _ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 """What the code of an optimizer may raise on tensors without contents."""
@@ -378,9 +375,10 @@ def _first_value(tape: Tape, ops: Sequence[RecordedOp], storage: int, tensor: to
         return float(values.item()) if values.numel() == 1 else None
     for op in ops:
         if storage in _touched(tape, op):
-            if op.name in (*_ZEROS, *_ONES):
-                return float(op.name in _ONES)
-            number = op.args[_FULL[op.name]] if op.name in _FULL else None
+            known = operator_of(op.name)
+            if known.fill in (Fill.ZEROS, Fill.ONES):
+                return float(known.fill is Fill.ONES)
+            number = op.args[known.fill_number] if known.fill_number is not None else None
             return float(number) if isinstance(number, int | float) else None
     return None
 

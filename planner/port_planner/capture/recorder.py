@@ -23,9 +23,9 @@ from port_planner.ir.devices.kinds import CPU
 from port_planner.ir.devices.torch_device import generator_states, kind_of
 from port_planner.ir.graph import Argument, Named, Phase, Ref, Role, Value
 from port_planner.ir.lowering.optimizer_scalars import SETTLED_STEP
-from port_planner.ir.lowering.rematerialize import BATCH_NORMS
-from port_planner.ir.operators import ADD_SCALED, CHECKS, GUARD, OPTIMIZERS
+from port_planner.ir.operators import ADD_SCALED, GUARD, OPTIMIZERS, only_checks
 from port_planner.ir.torch_operators import COMPLEX
+from port_planner.operators import operator_of
 
 _DIGEST_BYTES = 16
 
@@ -47,9 +47,6 @@ _CARRIED_REMEDY = (
 
 _COMPARED: dict[Any, Any] = {torch.ops.aten.equal.default: torch.eq, torch.ops.aten.allclose.default: torch.isclose}
 """Operators that answer with a truth value of Python's, and what gives one for each number."""
-
-_HIDDEN_WRITES = dict.fromkeys(BATCH_NORMS, (3, 4))
-"""Operators that change arguments although their schema does not say so: running statistics."""
 
 
 @dataclass(slots=True)
@@ -292,7 +289,7 @@ class StepRecorder(TorchDispatchMode):
         result = None if without_kernel else func(*args, **kwargs)
         after = self.generators() if random else b""
         outputs = [t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
-        if not outputs and not writes and _name(func) not in CHECKS:
+        if not outputs and not writes and not only_checks(_name(func)):
             return result
         if any(t.is_conj() or t.is_neg() for t in outputs):
             return result
@@ -451,9 +448,9 @@ class StepRecorder(TorchDispatchMode):
         for i, argument in enumerate(schema):
             if argument.alias_info is not None and argument.alias_info.is_write:
                 changed.append(args[i] if i < len(args) else kwargs.get(argument.name))
-        hidden = _HIDDEN_WRITES.get(_name(func), ())
-        if hidden and args[5] is True:
-            changed.extend(args[i] for i in hidden)
+        known = operator_of(_name(func))
+        if known.allowed and known.hidden_writes and args[5] is True:
+            changed.extend(args[i] for i in known.hidden_writes)
         tensors = [t for t in pytree.tree_leaves(changed) if isinstance(t, torch.Tensor)]
         writes = sorted({self.tape.values[self.value_of(t)].storage for t in tensors})
         if self.phase is not Phase.UPDATE:

@@ -5,34 +5,13 @@ common numbers, in one of three of these (measured, matrix units of an Intel Xeo
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 
+from port_planner.operators.row import Product
+
 RESIDUE = 2.0**-20
 """About what rounding in 32 bits leaves of sums that cancel: an addend of this size does not hide it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Product:
-    """An operator whose results are sums of products."""
-
-    dims: Mapping[int, str]
-    """Arguments that are factors, by their dimensions as in Einstein's notation; further ones, of a convolution's pixels, are left out."""
-    sums: tuple[tuple[str, int, int], ...]
-    """Dimensions that are summed over, and the two arguments whose products are."""
-    addend: int | None = None
-    """The argument that is added to the sums."""
-
-
-PRODUCTS = {
-    "mm": Product({0: "mk", 1: "kn"}, (("k", 0, 1),)),
-    "addmm": Product({1: "mk", 2: "kn"}, (("k", 1, 2),), addend=0),
-    "bmm": Product({0: "bmk", 1: "bkn"}, (("k", 0, 1),)),
-    "convolution": Product({0: "nc", 1: "oc"}, (("c", 0, 1),), addend=2),
-    "convolution_backward": Product({0: "no", 1: "nc", 2: "oc"}, (("o", 0, 2), ("n", 0, 1))),
-}
-"""By the operator's name without overload."""
 
 
 def mirrored(numbers: torch.Tensor, dim: int, sign: int) -> torch.Tensor:

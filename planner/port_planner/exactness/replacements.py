@@ -16,15 +16,16 @@ from typing import Any
 import torch
 
 from port_planner.base.errors import PortError
-from port_planner.exactness.cancelling import PRODUCTS, Product, cancel
+from port_planner.exactness.cancelling import cancel
 from port_planner.exactness.stand_ins import SEED, as_bytes, made_up, stand_in
 from port_planner.exactness.tiles import tiles_equal
 from port_planner.exactness.vector_ends import in_whole_vectors, rounds_apart
 from port_planner.ir.graph import Argument, Op, Ref, Scalar, StepGraph, Value, operands
-from port_planner.ir.operators import CHECKS
+from port_planner.ir.operators import only_checks
 from port_planner.ir.torch_operators import dtype, function_of, literal
+from port_planner.operators import base_name, operator_of
+from port_planner.operators.row import Carry, Product, Reads
 from port_planner.profiling.operators import give_back
-from port_planner.slices.algebra import MADE_OF_NOTHING, RULES, Carry, base_name
 from port_planner.slices.rewriting import Replacement, Rewritten, form_of
 from port_planner.slices.sums import CLOSE
 
@@ -195,7 +196,7 @@ def _maker(graph: StepGraph, replacement: Replacement, s: int) -> int:
 
 def _half_product(graph: StepGraph, op: Op) -> Product | None:
     """Return how an op multiplies and adds, where its numbers hide the order."""
-    product = PRODUCTS.get(base_name(op))
+    product = operator_of(op.name).product
     return product if product and any(graph.values[v].dtype in _HALF for v in operands(op)) else None
 
 
@@ -236,7 +237,7 @@ def _row_pieces(graph: StepGraph, i: int, rewritten: Rewritten, new: Sequence[in
     found, start, whole = dict[int, int](), 0, extents[outermost]
     for k in new:
         piece = rewritten.graph.ops[k]
-        sizes = _extents(rewritten.graph, piece, product) if base_name(piece) == base_name(op) else {}
+        sizes = _extents(rewritten.graph, piece, product) if base_name(piece.name) == base_name(op.name) else {}
         rows = sizes.get(outermost, whole)
         if rows < whole and {**sizes, outermost: whole} == extents:
             found.setdefault(rows, min(start % whole, whole - rows))
@@ -252,7 +253,9 @@ def _extents(graph: StepGraph, op: Op, product: Product) -> dict[str, int]:
 
 def _is_alike_by_rows(graph: StepGraph, op: Op, start: int, rows: int) -> bool:
     """Tell whether these rows of a product have the same bits when they are computed for themselves."""
-    product = PRODUCTS[base_name(op)]
+    product = operator_of(op.name).product
+    if product is None:
+        raise ValueError(f"{op.name} is no product")
     args = [_filled(graph, a, None) for a in op.args]
     for k in _numbers_of(op, product):
         args[k] = stand_in(args[k], SEED + k)
@@ -272,8 +275,9 @@ def _apart_at_ends(graph: StepGraph, ops: Sequence[int], replacement: Replacemen
     """Return which operator gives other numbers where threads' shares end: few, which those made up may not show; None where none does."""
     threads = torch.get_num_threads()
     for op in (graph.ops[i] for i in ops):
-        rule = RULES.get(base_name(op))
-        if threads == 1 or rule is None or rule.carry is not Carry.ELEMENTS or base_name(op) in MADE_OF_NOTHING:
+        known = operator_of(op.name)
+        elementwise = known.cut is not None and known.cut.carry is Carry.ELEMENTS and known.reads is not Reads.SHAPES
+        if threads == 1 or not elementwise:
             continue
         sizes = {math.prod(graph.values[v].shape) for v in operands(op)} - {1}
         if len(sizes) <= 1 and all(in_whole_vectors(size, threads) for size in sizes):
@@ -344,7 +348,7 @@ def _run(
 
 def _call(graph: StepGraph, i: int, held: dict[int, torch.Tensor]) -> None:
     op = graph.ops[i]
-    if op.name in CHECKS:
+    if only_checks(op.name):
         return
 
     args, kwargs = [_filled(graph, a, held) for a in op.args], {k: _filled(graph, a, held) for k, a in op.kwargs}

@@ -7,16 +7,12 @@ import torch
 from port_planner.exactness.tiles import Operands
 from port_planner.ir.graph import ITEM_BYTES, Ref, StepGraph, Storage, Value, operands
 from port_planner.ir.torch_operators import dtype
+from port_planner.operators import operator_of
+from port_planner.operators.row import Reads
 
 SEED = 20
 _SPREAD = 0.5
 """Standard deviation of made-up numbers: exponentials of them neither overflow nor become all alike."""
-
-_LABELS = {
-    "aten::nll_loss_forward": (0, 1), "aten::nll_loss_backward": (1, 2), "aten::gather": (0, 2),
-    "aten::embedding": (0, 1), "aten::index_select": (0, 2), "aten::embedding_dense_backward": (2, 1),
-}  # fmt: skip
-"""Operators with indices: the argument whose size bounds them, or the number that does, and the argument that holds them."""
 
 
 def made_up(graph: StepGraph, s: int, ops: Iterable[int], edges: Sequence[int]) -> torch.Tensor:
@@ -42,14 +38,15 @@ def _read_as(graph: StepGraph, s: int, ops: Iterable[int]) -> tuple[Value, int]:
         for v in operands(op):
             if graph.values[v].storage == s and found is None:
                 found = graph.values[v]
-        table, index = (op.args[k] for k in _LABELS[op.name]) if op.name in _LABELS else (None, None)
+        known = operator_of(op.name)
+        table, index = (op.args[k] for k in known.indices) if known.indices is not None else (None, None)
         if not isinstance(index, Ref) or graph.values[index.value].storage != s:
             continue
         if isinstance(table, int):
             bound = table
         elif isinstance(table, Ref):
             shape = graph.values[table.value].shape
-            bound = shape[0] if op.name in ("aten::embedding", "aten::index_select") else shape[-1]
+            bound = shape[0] if known.reads is Reads.ROWS else shape[-1]
     if found is None:
         raise ValueError(f"storage {s} is not read by these ops")
     return found, bound

@@ -15,7 +15,7 @@ import torch
 import torch.utils._pytree as pytree
 
 from port_planner.base.tensor_bytes import same_bits
-from port_planner.slices.algebra import VECTOR
+from port_planner.operators.row import VECTOR
 
 LEAST_SHARE = 32768
 """Elements from which kernels take a further thread."""

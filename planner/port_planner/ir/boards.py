@@ -12,6 +12,8 @@ from typing import Any
 from port_planner.base.errors import ExitCode, PortError
 from port_planner.ir.costs import CostTable, DeviceCosts, Flash, MediumKind, OpCost
 from port_planner.ir.graph import ITEM_BYTES, StepGraph, operands
+from port_planner.operators import operator_of
+from port_planner.operators.row import Cost
 
 BOARDS = Path(__file__).parent / "board_files"
 KINDS = ("published", "measured", "derived", "assumed")
@@ -161,21 +163,19 @@ def op_work(graph: StepGraph, index: int) -> Work:
     outs = [v for v in op.outputs if v is not None]
     nbytes = float(sum(math.prod(values[v].shape) * ITEM_BYTES[values[v].dtype] for v in (*ins, *outs)))
     shape = [values[v].shape for v in ins]
-    name = op.name
-    if "convolution_backward" in name and len(shape) >= 3:
+    known = operator_of(op.name)
+    if known.cost is Cost.CONVOLUTION_BACKWARD and len(shape) >= 3:
         wanted = op.args[_MASK]
         halves = sum(w is True for w in wanted[:2]) if isinstance(wanted, tuple) else 2
         return Work(2.0 * halves * math.prod(shape[0]) * math.prod(shape[2][1:]), nbytes, True)
-    if "convolution" in name and outs and len(shape) >= 2:
+    if known.cost is Cost.CONVOLUTION and outs and len(shape) >= 2:
         positions = shape[0] if op.args[_TRANSPOSED] is True else values[outs[0]].shape
         return Work(2.0 * math.prod(positions) * math.prod(shape[1][1:]), nbytes, True)
-    if name.startswith(("aten::mm", "aten::bmm")) and outs:
-        return Work(2.0 * math.prod(values[outs[0]].shape) * shape[0][-1], nbytes, True)
-    if name.startswith(("aten::addmm", "aten::baddbmm")) and outs:
-        return Work(2.0 * math.prod(values[outs[0]].shape) * shape[1][-1], nbytes, True)
-    if "attention" in name and shape:
+    if known.factors is not None and outs:
+        return Work(2.0 * math.prod(values[outs[0]].shape) * shape[known.factors[0]][-1], nbytes, True)
+    if known.cost in (Cost.ATTENTION, Cost.ATTENTION_BACKWARD) and shape:
         length = shape[0][-2] if len(shape[0]) > 1 else 1
-        factor = 10.0 if "backward" in name else 4.0
+        factor = 10.0 if known.cost is Cost.ATTENTION_BACKWARD else 4.0
         return Work(factor * math.prod(shape[0]) * length, nbytes, True)
     return Work(nbytes / 4.0, nbytes, False)
 

@@ -14,7 +14,8 @@ from typing import Any, TypeAlias, TypeVar
 from port_planner.base.bounds import Count, Text
 from port_planner.base.errors import ExitCode, PortError
 from port_planner.ir.devices.kinds import CPU, MAX_NAME, accelerator_of
-from port_planner.ir.operators import DRAWS_BY_SHAPE
+from port_planner.ir.operators import draws_by_shape
+from port_planner.operators import base_name
 
 _Found = TypeVar("_Found")
 
@@ -73,8 +74,10 @@ class Named:
     name: str
 
 
-RESERVED, COPY = "aten::empty_strided", "aten::copy_"
-"""The operators that make a tensor without contents, and fill it."""
+RESERVED = "aten::empty_strided"
+"""The operator that makes a tensor without contents."""
+COPY = "aten::copy_"
+"""The operator that fills it."""
 
 Argument: TypeAlias = "bool | int | float | str | Ref | Scalar | Named | tuple[Argument, ...] | None"
 
@@ -265,7 +268,7 @@ class StepGraph:
         for op in (self.ops[i] for i in self.uses[s]):
             for v in op.outputs:
                 if v is not None and self.values[v].storage == s:
-                    name = op.name.removeprefix("aten::").partition(".")[0]
+                    name = base_name(op.name)
                     return f"{name} output {list(self.values[v].shape)}"
         return f"storage {s}"
 
@@ -279,7 +282,7 @@ class StepGraph:
         if source is None:
             return None
         makers = self.uses[self.values[source].storage]
-        name = self.ops[makers[0]].name.removeprefix("aten::").partition(".")[0]
+        name = base_name(self.ops[makers[0]].name)
         taken = (self.values[v] for i in self.uses[s] for v in operands(self.ops[i]) if self.values[v].storage == s)
         whole = next((v for v in taken if len(v.shape) > 1 and _fills(v, self.storages[s].nbytes)), None)
         made = self.values[next(v for v in first.outputs if v is not None)] if whole is None else whole
@@ -384,7 +387,7 @@ def _verify_draws(graph: StepGraph) -> None:
         raise GraphError("the draws do not name every random op once; the graph is damaged")
     for together in graph.draws:
         names = {graph.ops[i].name for i in together}
-        if len(names) != 1 or not names <= DRAWS_BY_SHAPE:
+        if len(names) != 1 or not all(map(draws_by_shape, names)):
             raise GraphError(f"ops {', '.join(sorted(names))} cannot draw out of their order; the graph is damaged")
 
 

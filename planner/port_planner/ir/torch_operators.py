@@ -12,6 +12,7 @@ import torch
 from port_planner.ir.devices.torch_device import known_kinds
 from port_planner.ir.graph import Argument, GraphError, Named, Op, Ref, StepGraph, references
 from port_planner.ir.operators import ADD_SCALED, MAXIMUM_OUT, OperatorError, check_operator
+from port_planner.operators import base_name, operator_of
 
 _DTYPES: dict[str, torch.dtype] = {
     name: getattr(torch, name)
@@ -34,12 +35,10 @@ _NAMED: dict[str, dict[str, Any]] = {
 COMPLEX = "complex"
 """The kind of an argument that names a complex number, as Python spells it."""
 
-COORDINATES = {"aten::grid_sampler_2d": 1, "aten::grid_sampler_2d_backward": 2}
-"""Which argument of an operator holds coordinates that it turns into addresses whatever they are, NaN included."""
 MOST_COORDINATE = 1e30
 """Still finite in float32 when it is scaled to pixels."""
-CONNECTIONIST = ("aten::_ctc_loss", "aten::_ctc_loss.Tensor")
-"""Losses whose labels, the second of four tensors or lists, become addresses whatever they are."""
+CONNECTIONIST = "_ctc_loss"
+"""Its labels, the second of four tensors or lists, become addresses whatever they are, in all its overloads."""
 _CONNECTIONIST_OPERANDS = 4
 REPEATS = "aten::repeat_interleave.Tensor"
 """Its first argument says how often each index comes: torch writes as often, whatever that adds up to."""
@@ -106,11 +105,12 @@ def check_arguments(op: Op, graph: StepGraph) -> None:
     given, factor = dict(op.kwargs), _factor(op)
     if factor is not None and graph.values[factor.value].shape:
         raise GraphError(f"{op.name} is scaled by a tensor of more than one number; plan the job again")
-    if COORDINATES.get(op.name, -1) >= len(op.args):
+    coordinates = operator_of(op.name).coordinates
+    if coordinates is not None and coordinates >= len(op.args):
         raise GraphError(f"{op.name} is called without its coordinates; plan the job again")
     if op.name == REPEATS and not (op.args and isinstance(op.args[0], Ref)):
         raise GraphError(f"{op.name} is called without its repeats; plan the job again")
-    if op.name in CONNECTIONIST and (
+    if base_name(op.name) == CONNECTIONIST and (
         len(op.args) < _CONNECTIONIST_OPERANDS or not all(isinstance(a, Ref) for a in op.args[:2])
     ):
         raise GraphError(f"{op.name} is called without its labels and lengths; plan the job again")

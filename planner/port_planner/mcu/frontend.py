@@ -199,25 +199,30 @@ class _Importer:
 
     def _function(self, node: fx.Node) -> NodeValue:
         target, name = node.target, _function_name(node)
-        if target in (operator.add, operator.iadd, torch.add) or name in ("add", "add_"):
+        if target in (operator.add, operator.iadd, torch.add) or name.removesuffix("_") == "add":
             return self._add(node)
         value = self._source(node)
-        if target in (F.relu, torch.relu) or name in ("relu", "relu_"):
+        if target in (F.relu, torch.relu):
             return self._activate(node.name, Clamp.RELU, value, node)
         if target is F.relu6:
             return self._activate(node.name, Clamp.RELU6, value, node)
-        if target is torch.flatten or name in ("flatten", "view", "reshape"):
+        if target is torch.flatten:
             return replace(value, flat=True)
-        if name == "squeeze":
-            return replace(value, flat=value.flat or value.shape.height * value.shape.width == 1)
-        if name in ("dropout", "contiguous"):
-            return value
-        if name == "mean":
-            return self._mean(node, value)
-        if name in ("adaptive_avg_pool2d", "adaptive_avg_pool1d"):
-            return self._global_average(node.name, self._argument(node, 1, "output_size", 1), value)
-        if name in ("max_pool2d", "max_pool1d", "avg_pool2d", "avg_pool1d"):
-            return self._pool_function(node, value)
+        match name:
+            case "relu" | "relu_":
+                return self._activate(node.name, Clamp.RELU, value, node)
+            case "flatten" | "view" | "reshape":
+                return replace(value, flat=True)
+            case "squeeze":
+                return replace(value, flat=value.flat or value.shape.height * value.shape.width == 1)
+            case "dropout" | "contiguous":
+                return value
+            case "mean":
+                return self._mean(node, value)
+            case "adaptive_avg_pool2d" | "adaptive_avg_pool1d":
+                return self._global_average(node.name, self._argument(node, 1, "output_size", 1), value)
+            case "max_pool2d" | "max_pool1d" | "avg_pool2d" | "avg_pool1d":
+                return self._pool_function(node, value)
         raise McuCompileError(node.name, f"no kernel for {name}", "use convolution, pooling, ReLU, add, linear")
 
     @staticmethod

@@ -27,7 +27,7 @@ from port_planner.ir.graph import (
     verify_graph,
 )
 from port_planner.ir.lowering.rematerialize import effective_operands, pure_arguments
-from port_planner.ir.operators import DRAWS_BY_SHAPE
+from port_planner.ir.operators import draws_by_shape
 from port_planner.problem.remade import Remade
 from port_planner.problem.reorder import dependencies
 
@@ -68,7 +68,7 @@ def whole_update(graphs: Sequence[StepGraph], room_bytes: int, *, remake: bool) 
     that one micro-batch changes and the next one reads in an earlier piece; random operators whose draws depend on values;
     graphs that differ in more than how they sum.
     """
-    if any(op.random and op.name not in DRAWS_BY_SHAPE for graph in graphs for op in graph.ops):
+    if any(op.random and not draws_by_shape(op.name) for graph in graphs for op in graph.ops):
         return None
     if any(graph.device != CPU for graph in graphs):
         return None

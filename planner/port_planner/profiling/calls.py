@@ -12,6 +12,7 @@ from port_planner.ir.devices.kinds import CPU
 from port_planner.ir.devices.torch_device import device_name, synchronize
 from port_planner.ir.graph import Argument, Op, Ref, Scalar, StepGraph, Value, operands, references, view_bytes
 from port_planner.ir.torch_operators import dtype, function_of, literal
+from port_planner.operators import base_name, operator_of, overload_name
 
 _DRAWN = 65521
 """Made-up numbers that are drawn before they come again: a prime, so that no two rows of a matrix are alike."""
@@ -43,7 +44,8 @@ class Call:
                 )
         self._choose_rows(tensors)
         self._fill_lengths(tensors)
-        if op.name in _PIVOTS and isinstance(pivots := op.args[_PIVOTS[op.name]], Ref):
+        place = operator_of(op.name).pivots
+        if place is not None and isinstance(pivots := op.args[place], Ref):
             tensors[pivots.value].fill_(1)
         args = [_filled(a, tensors) for a in op.args]
         kwargs = {k: _filled(a, tensors) for k, a in op.kwargs}
@@ -95,10 +97,10 @@ class Call:
     def _choose_rows(self, tensors: dict[int, torch.Tensor]) -> None:
         """Let a mask that is an index choose as many elements as it did when the step was recorded."""
         op = self.op
-        name = op.name.partition("::")[2].partition(".")[0]
-        if name not in _INDEXED or not isinstance(indices := op.args[1], tuple):
+        if not operator_of(op.name).index_list or not isinstance(indices := op.args[1], tuple):
             return
-        moved = op.args[2] if name.startswith("index_put") else None if op.outputs[0] is None else Ref(op.outputs[0])
+        written = base_name(op.name).startswith("index_put")
+        moved = op.args[2] if written else None if op.outputs[0] is None else Ref(op.outputs[0])
         shape = self.graph.values[moved.value].shape if isinstance(moved, Ref) else ()
         for place, index in enumerate(indices):
             if isinstance(index, Ref) and tensors[index.value].dtype is torch.bool and place < len(shape):
@@ -108,10 +110,10 @@ class Call:
 
     def _fill_lengths(self, tensors: dict[int, torch.Tensor]) -> None:
         """Let the lengths that a CTC loss takes as tensors be as long as its other operands allow."""
-        if self.op.name not in _LENGTHS:
+        first = operator_of(self.op.name).lengths
+        if first is None or overload_name(self.op.name) != "Tensor":
             return
         operands = [a for a in self.op.args if isinstance(a, Ref)]
-        first = _LENGTHS[self.op.name]
         log_probs, labels, input_lengths, lengths = (tensors[a.value] for a in operands[first : first + 4])
         input_lengths.fill_(log_probs.shape[0])
         alpha = self.op.outputs[1] if first == 0 else operands[-1].value
@@ -119,14 +121,6 @@ class Call:
         lengths.fill_(longest)
         if labels.dim() == 1:
             lengths.copy_((labels.numel() - longest * torch.arange(len(lengths))).clamp(0, longest))
-
-
-_LENGTHS = {"aten::_ctc_loss.Tensor": 0, "aten::_ctc_loss_backward.Tensor": 1}
-"""Operators that take log-probabilities, labels and both lengths as tensors, from this argument on."""
-_PIVOTS = {"aten::linalg_lu_solve": 1}
-"""Operators that take the rows which were exchanged, counted from one, and where among their arguments."""
-_INDEXED = ("index", "index_put", "index_put_")
-"""Operators whose second argument is a list of indices, masks among them."""
 
 
 def signature(call: Call) -> Any:

@@ -35,7 +35,7 @@ from port_planner.ir.devices.torch_device import (
     restore_generators,
 )
 from port_planner.ir.graph import StepGraph
-from port_planner.ir.operators import CHECKS
+from port_planner.ir.operators import only_checks
 from port_planner.profiling import kept_costs, neighbours, shared_costs
 from port_planner.profiling.calls import Call, runs_alike, signature
 from port_planner.profiling.cpu_cache import Sweep, cold_operands, last_level_bytes
@@ -183,7 +183,7 @@ def _calls(graphs: Iterable[StepGraph], cache_bytes: int) -> list[list[Call]]:
 def _distinct(calls: Sequence[Iterable[Call]], but: Set[int] = frozenset()) -> dict[Any, Call]:
     """Return one call of each kind that is alike, of all graphs but those of these numbers."""
     tables = (table for n, table in enumerate(calls) if n not in but)
-    return {signature(c): c for table in tables for c in table if c.op.name not in CHECKS}
+    return {signature(c): c for table in tables for c in table if not only_checks(c.op.name)}
 
 
 def _measure(calls: Mapping[str, Call], sweep: Sweep, progress: Progress | None = None) -> dict[str, kept_costs.Kept]:
@@ -220,7 +220,7 @@ def _priced(cost: kept_costs.Kept, compute_watts: float) -> OpCost:
 def _tables(calls: Iterable[Iterable[Call]], known: Mapping[Any, OpCost]) -> list[list[OpCost | None]]:
     """Return the cost of each call; None where it is not known."""
     free = OpCost(0.0, 0, 0.0)
-    return [[free if c.op.name in CHECKS else known.get(signature(c)) for c in table] for table in calls]
+    return [[free if only_checks(c.op.name) else known.get(signature(c)) for c in table] for table in calls]
 
 
 def _resident_after(calls: Iterable[Call]) -> tuple[int, int]:

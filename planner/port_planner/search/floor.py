@@ -16,6 +16,7 @@ from port_planner.ir.lowering.lower import lower
 from port_planner.ir.lowering.update_slices import SLICE_BYTES, update_groups
 from port_planner.ir.plan import Action, Decision, Plan
 from port_planner.ir.program import BudgetError, UpdateGroup, idle_gaps
+from port_planner.operators import base_name
 from port_planner.slices.blocks import of_a_block
 
 PAGED_FROM_BYTES = (64 << 10, 4 << 10, 1)
@@ -85,7 +86,7 @@ class Floor:
         """What would lower the floor, in words: which layer, and what to do."""
         here = max(self.nbytes - self.base_bytes, 1)
         if self.workspace_bytes > MOSTLY * here:
-            kernel = self.name.removeprefix("aten::").partition(".")[0]
+            kernel = base_name(self.name)
             return f"a smaller batch, or fewer channels in that layer: most of it is scratch memory of the kernel of {kernel}"
         of_weights = Counter[str]()
         for held in self.holders:

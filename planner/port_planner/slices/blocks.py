@@ -16,7 +16,8 @@ from typing import TypeAlias
 from port_planner.ir.graph import ITEM_BYTES, GraphError, Op, Piece, Ref, Role, StepGraph, Value, operands, storage_key
 from port_planner.ir.lowering.update_slices import update_groups
 from port_planner.ir.program import UpdateGroup
-from port_planner.slices.algebra import PRODUCT_ROWS, VECTOR, base_name
+from port_planner.operators import base_name, operator_of
+from port_planner.operators.row import PRODUCT_ROWS, VECTOR
 from port_planner.slices.pieces import even_bounds
 from port_planner.slices.rewriting import Draft, Replacement, Rewritten, row_major, substituted
 
@@ -24,12 +25,8 @@ ROWS, COLUMNS = 0, 1
 _LAYOUTS = ("rows", "columns")
 _SEPARATOR = "#"
 """Between the name of a whole tensor and that of its block, which names of parameters do not have."""
-_WEIGHT_OF = {"embedding": 0, "mm": 1, "addmm": 2}
-"""Operators that may take a weight in blocks, and which argument it is."""
 _PRODUCT = "aten::mm"
 _EMBEDDED = "aten::embedding_dense_backward"
-_GRADIENTS = (_EMBEDDED, _PRODUCT)
-"""Operators whose rows, as a gradient of a weight, can be made block by block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +214,7 @@ def _is_by_rows(graph: StepGraph, gradient: int, trained: _Trained) -> bool:
     maker = trained.makers[gradient]
     op, reads = graph.ops[maker], graph.reads[maker]
     if (
-        op.name not in _GRADIENTS
+        op.name not in (_EMBEDDED, _PRODUCT)  # whose rows, as a gradient of a weight, can be made block by block
         or op.kwargs
         or gradient in graph.kept
         or not all(isinstance(a, Ref) for a in op.args[:2])
@@ -242,10 +239,9 @@ def _of_shape(graph: StepGraph, trained: _Trained, shape: tuple[int, int]) -> bo
 
 def _way(graph: StepGraph, op: Op, s: int) -> tuple[int, Value] | None:
     """Return along which dimension an op can take weight `s` in blocks, and as what it takes it."""
-    name = base_name(op)
-    place = _WEIGHT_OF.get(name, len(op.args))
+    name, place = base_name(op.name), operator_of(op.name).weight
     taken = [v for v in operands(op) if graph.values[v].storage == s]
-    if place >= len(op.args) or len(taken) != 1 or op.args[place] != Ref(taken[0]):
+    if place is None or place >= len(op.args) or len(taken) != 1 or op.args[place] != Ref(taken[0]):
         return None
     value = graph.values[taken[0]]
     out = graph.values[op.outputs[0]] if op.outputs[0] is not None else None
@@ -283,8 +279,8 @@ class _Rewriting:
 
     def weight_of(self, op: Op) -> int | None:
         """Return the weight that an op is to read in blocks."""
-        place = _WEIGHT_OF.get(base_name(op), len(op.args))
-        argument = op.args[place] if place < len(op.args) else None
+        place = operator_of(op.name).weight
+        argument = op.args[place] if place is not None and place < len(op.args) else None
         if not isinstance(argument, Ref):
             return None
         s = self.graph.values[argument.value].storage
@@ -300,8 +296,8 @@ class _Rewriting:
         blocks = self.weights[name].get(way)
         if blocks is None:
             raise GraphError(f"{op.name} takes {name} by {_LAYOUTS[way]}, in which it does not lie; plan the job again")
-        what = f"{base_name(op)} with {name} by {_LAYOUTS[way]}"
-        if base_name(op) == "embedding":
+        what = f"{base_name(op.name)} with {name} by {_LAYOUTS[way]}"
+        if base_name(op.name) == "embedding":
             self._embedding(op, value, blocks, what)
         else:
             self._product(op, value, blocks, what)
@@ -325,7 +321,9 @@ class _Rewriting:
     def _product(self, op: Op, value: Value, blocks: tuple[Block, ...], what: str) -> None:
         """Every block makes columns of the product, which are copied to their place."""
         (out,) = (self.graph.values[v] for v in op.outputs if v is not None)
-        place = _WEIGHT_OF[base_name(op)]
+        place = operator_of(op.name).weight
+        if place is None:
+            raise GraphError(f"{op.name} takes no weight in blocks")
         self.draft.reserve(out, op.phase)
         for k, block in enumerate(blocks):
             first, width = len(self.draft.ops), block.end - block.begin

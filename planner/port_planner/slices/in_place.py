@@ -7,20 +7,8 @@ recomputed before can be recomputed after.
 from dataclasses import replace
 
 from port_planner.ir.graph import ITEM_BYTES, Argument, Phase, Ref, Role, StepGraph, Value, operands
-from port_planner.ir.operators import ALLOWED
-from port_planner.slices.algebra import base_name
+from port_planner.operators import base_name, operator_of, overload_name
 from port_planner.slices.rewriting import Draft, Replacement, Rewritten, lying
-
-_POINTWISE = frozenset(
-    name
-    for name in (
-        "add", "sub", "mul", "div", "neg", "abs", "relu", "threshold", "hardtanh", "leaky_relu", "elu", "masked_fill", "tanh",
-        "sigmoid", "exp", "sqrt", "rsqrt", "reciprocal", "log", "erf", "silu", "gelu", "hardswish", "hardsigmoid",
-    )
-    if f"{name}_" in ALLOWED
-)  # fmt: skip
-_EITHER = ("aten::add.Tensor", "aten::mul.Tensor")
-"""Operators of two tensors that may take them in either order."""
 
 
 def write_in_place(graph: StepGraph, without: frozenset[int] = frozenset()) -> Rewritten:
@@ -46,7 +34,7 @@ def write_in_place(graph: StepGraph, without: frozenset[int] = frozenset()) -> R
                 lying(draft, graph, replace(op, args=swapped), moved), name=f"{name}_{dot}{overload}", writes=(target,)
             )
         )
-        replacements.append(Replacement((i,), (len(draft.ops) - 1,), f"{base_name(op)} in place"))
+        replacements.append(Replacement((i,), (len(draft.ops) - 1,), f"{base_name(op.name)} in place"))
     return Rewritten(draft.graph(), tuple(replacements), moved=moved)
 
 
@@ -57,12 +45,13 @@ def _value(graph: StepGraph, argument: Argument) -> Value | None:
 def _overwritten(graph: StepGraph, i: int) -> int | None:
     """Return which argument of op `i` can be overwritten with its result; None where none can."""
     op = graph.ops[i]
-    if base_name(op) not in _POINTWISE or op.writes or op.phase is Phase.UPDATE or len(op.outputs) != 1:
+    known = operator_of(op.name)
+    if not known.in_place or op.writes or op.phase is Phase.UPDATE or len(op.outputs) != 1:
         return None
     (v,) = op.outputs
     if v is None or graph.values[v].storage not in graph.creates[i] or graph.values[v].storage in graph.kept:
         return None
-    either = op.name in _EITHER and not op.kwargs and len(op.args) == len(("self", "other"))
+    either = overload_name(op.name) in known.commutes and not op.kwargs and len(op.args) == len(("self", "other"))
     for place in (0, 1) if either else (0,):
         taken = _value(graph, op.args[place])
         if taken is not None and is_last_reader(graph, i, taken.storage) and lies_as(graph, taken, graph.values[v]):

@@ -9,7 +9,7 @@ import math
 from dataclasses import replace
 
 from port_planner.ir.graph import ITEM_BYTES, Op, Piece, Ref, StepGraph, Value
-from port_planner.slices.algebra import PRODUCT_ROWS
+from port_planner.operators.row import PRODUCT_ROWS
 from port_planner.slices.chains import touched_bytes
 from port_planner.slices.in_place import is_last_reader, lies_as
 from port_planner.slices.pieces import even_bounds

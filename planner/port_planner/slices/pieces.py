@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from port_planner.ir.graph import ITEM_BYTES, Named, Op, Piece, Ref, StepGraph, Value, operands
-from port_planner.slices.algebra import base_name, leading
+from port_planner.operators import base_name
+from port_planner.slices.algebra import leading
 from port_planner.slices.chains import Chain, least_rows, units_of
 from port_planner.slices.rewriting import Draft, Replacement, Rewritten, row_major, substituted
 from port_planner.slices.sums import sums_of
@@ -141,7 +142,7 @@ class _Rewriting:
         for group in sorted(groups, key=min):
             old = sorted(i for n in group for i in self.chains[n].ops)
             new = sorted(i for n in group for i in self.new_ops[n])
-            names = [base_name(self.graph.ops[i]) for i in old]
+            names = [base_name(self.graph.ops[i].name) for i in old]
             pieces = len(self.grids[min(group)].bounds)
             what = f"{names[0]} to {names[-1]} ({len(names)} operators) in {pieces} pieces"
             sums = {s for n in group for s in self._sums(self.chains[n])}
@@ -183,7 +184,7 @@ class _Rewriting:
 
     def _what(self, chain: Chain) -> str:
         """Say what a chain runs from, to and along: the dimension that is cut, of its largest tensor."""
-        names = [base_name(self.graph.ops[i]) for i in chain.ops]
+        names = [base_name(self.graph.ops[i].name) for i in chain.ops]
         run = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]} ({len(names)} operators)"
         values = self.graph.values
         v, d = max(
@@ -213,7 +214,7 @@ class _Rewriting:
         if dims is None:  # a mask that was drawn: this piece of it, as numbers
             self._unpack_mask(op, piece)
             return
-        if base_name(op) == "empty_like" and any(graph.values[v].storage in self.masks for v in dims):
+        if base_name(op.name) == "empty_like" and any(graph.values[v].storage in self.masks for v in dims):
             return  # the room of a mask, which its piece brings along
         sums = {graph.values[v].storage for v in sums_of(op, dims)}
         cut = [s for s in graph.creates[i] if s not in self.split and s not in sums]

@@ -7,26 +7,10 @@ those before it, which is another order than the whole's. What only such a sum r
 from collections.abc import Mapping
 
 from port_planner.ir.graph import Op, Ref, StepGraph
-from port_planner.slices.algebra import (
-    PRODUCT_ROWS,
-    RULES,
-    Carry,
-    CutRule,
-    all_leading,
-    base_name,
-    cut_dimensions,
-    has_two_pieces,
-    leading,
-)
+from port_planner.operators import base_name, operator_of
+from port_planner.operators.row import CutRule
+from port_planner.slices.algebra import all_leading, cut_dimensions, has_two_pieces, leading
 from port_planner.slices.rewriting import row_major
-
-RULES_OF_SUMS: dict[str, CutRule] = {
-    "mm": CutRule(Carry.FIRST, least=PRODUCT_ROWS, cut=(0, 1)),
-    "sum": CutRule(Carry.FIRST, cut=(0,)),
-    "convolution_backward": CutRule(Carry.FIRST, least=2, cut=(0, 1)),
-    "native_layer_norm_backward": CutRule(Carry.FIRST, cut=(0, 1, 3, 4)),
-}
-"""`cut`: the operands that are cut; outputs that are not as long along the dimension are sums over it."""
 
 ADDED = ("float32", "float64")
 """Types of numbers in which parts of a sum are added up: narrower ones would lose what the kernel of the whole keeps."""
@@ -50,12 +34,16 @@ def sums_of(op: Op, dims: Mapping[int, int]) -> list[int]:
 
 
 def rule_of(op: Op, dims: Mapping[int, int]) -> CutRule:
-    """Return the rule by which an op is cut as `dims` says."""
-    return (RULES_OF_SUMS if sums_of(op, dims) else RULES)[base_name(op)]
+    """Return the rule by which an op is cut as `dims` says; raise ValueError where there is none."""
+    known = operator_of(op.name)
+    rule = known.cut_of_sum if sums_of(op, dims) else known.cut
+    if rule is None:
+        raise ValueError(f"{op.name} is not cut")
+    return rule
 
 
 def _summed(graph: StepGraph, op: Op) -> dict[int, int] | None:
-    rule = RULES_OF_SUMS.get(base_name(op))
+    rule = operator_of(op.name).cut_of_sum
     if rule is None or op.kwargs or op.random or op.writes:
         return None
     chosen = [a.value for k in rule.cut if k < len(op.args) and isinstance(a := op.args[k], Ref)]
@@ -70,7 +58,7 @@ def _summed(graph: StepGraph, op: Op) -> dict[int, int] | None:
 def _sums_along(graph: StepGraph, op: Op, found: dict[int, int], chosen: list[int]) -> bool:
     """Say whether the op sums over the outermost dimension of what is `chosen`; `found` gets the results that are as long."""
     dims, rank = [found[v] for v in chosen], len(graph.values[chosen[0]].shape)
-    match base_name(op):
+    match base_name(op.name):
         case "mm":
             return dims == [1, 0]
         case "sum":

@@ -5,6 +5,7 @@ import torch
 
 from port_agent.follow import operands
 from port_agent.follow.traits import forget_traits, traits_of
+from port_planner.operators.row import Operator
 
 ATEN = torch.ops.aten
 
@@ -18,7 +19,7 @@ ATEN = torch.ops.aten
         (ATEN.embedding.default, {"reads_rows", "makes_storage", "repeatable", "cut_from_file"}),
         (ATEN.mm.default, {"makes_storage", "repeatable", "cut_from_file"}),
         (ATEN._foreach_add_.Scalar, {"writes", "counts_inside", "takes_lists", "in_pieces"}),
-        (ATEN._to_copy.default, {"makes_storage", "repeatable", "copies", "in_pieces"}),
+        (ATEN._to_copy.default, {"makes_storage", "repeatable", "in_pieces"}),
         (ATEN.prod.default, {"makes_storage", "repeatable"}),
         (ATEN.bernoulli.default, {"makes_storage"}),
     ],
@@ -31,6 +32,10 @@ def test_flags_of_operators(func: object, flags: set[str]) -> None:
     assert traits_of(func) is traits and traits.func is func and traits.shape_alone is None
 
 
+def test_its_row_is_at_hand() -> None:
+    assert traits_of(ATEN._to_copy.default).known.copies and traits_of(ATEN.detach.default).known.whole_view
+
+
 def test_of_an_operand_the_shape_alone_may_be_looked_at() -> None:
     traits = traits_of(ATEN.nll_loss_backward.default)
     assert traits.shape_alone == 1 and not traits.repeatable
@@ -39,7 +44,7 @@ def test_of_an_operand_the_shape_alone_may_be_looked_at() -> None:
 def test_what_is_known_can_be_learnt_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     func = ATEN.native_batch_norm.default
     assert traits_of(func).writes
-    monkeypatch.setattr(operands, "_HIDDEN_WRITES", {})
+    monkeypatch.setattr(operands, "operator_of", lambda name: Operator())
     operands.written_arguments.cache_clear()
     forget_traits()
     assert not traits_of(func).writes

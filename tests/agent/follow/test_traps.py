@@ -32,6 +32,7 @@ from port_agent.follow.decisions import foresight, recompute
 from port_agent.follow.patches import escapes, program
 from port_agent.paging import page_space
 from port_agent.paging.pager import Pager
+from port_planner.operators.row import Operator
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="children are forked")
 
@@ -301,7 +302,7 @@ def function_mode() -> Iterator[None]:
 
 @contextlib.contextmanager
 def schema_alone() -> Iterator[None]:
-    with mock.patch.dict(operands._HIDDEN_WRITES, clear=True):
+    with mock.patch.object(operands, "operator_of", lambda name: Operator()):
         operands.written_arguments.cache_clear()
         traits.forget_traits()
         yield

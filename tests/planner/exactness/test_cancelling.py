@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from port_planner.exactness.cancelling import PRODUCTS, RESIDUE, cancel, mirrored
+from port_planner.exactness.cancelling import RESIDUE, cancel, mirrored
+from port_planner.operators import operator_of
 
 LEFT = 1e-5
 """Of sums of numbers about 1: more than rounding in 32 bits leaves."""
@@ -49,7 +50,9 @@ def test_halves_that_are_added_up_for_themselves_leave_a_trace() -> None:
 
 def cancelled(name: str, *numbers: torch.Tensor) -> dict[int, torch.Tensor]:
     found = dict(enumerate(numbers))
-    cancel(PRODUCTS[name], found)
+    product = operator_of(name).product
+    assert product is not None
+    cancel(product, found)
     return found
 
 

@@ -8,7 +8,7 @@ import torch
 
 from port_planner.base.tensor_bytes import same_bits
 from port_planner.exactness.vector_ends import LEAST_SHARE, in_whole_vectors, rounds_apart
-from port_planner.slices.algebra import VECTOR
+from port_planner.operators.row import VECTOR
 
 ATEN = torch.ops.aten
 

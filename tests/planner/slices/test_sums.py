@@ -13,9 +13,9 @@ from port_planner.exactness.replacements import differing
 from port_planner.ir.bundle.codec import pack_graph, unpack_graph
 from port_planner.ir.graph import StepGraph, verify_graph
 from port_planner.ir.operands.verify import verify_operands
+from port_planner.operators import base_name
 from port_planner.search.floor import floor_of
 from port_planner.slices import pieces
-from port_planner.slices.algebra import base_name
 from port_planner.slices.chains import find_chains
 from port_planner.slices.gradients import split_gradients
 from port_planner.slices.pieces import cut_chains
@@ -41,7 +41,7 @@ def cut(*, sums: bool) -> tuple[StepGraph, Rewritten]:
 def summed(graph: StepGraph, *, sums: bool = True) -> set[str]:
     """Return the operators that are cut although they sum over what is cut."""
     found = ((op, dimensions(graph, op, sums=sums)) for op in graph.ops)
-    return {base_name(op) for op, dims in found if dims is not None and sums_of(op, dims)}
+    return {base_name(op.name) for op, dims in found if dims is not None and sums_of(op, dims)}
 
 
 def test_gradients_of_weights_biases_and_norms_are_sums_where_that_is_allowed() -> None:
@@ -50,7 +50,7 @@ def test_gradients_of_weights_biases_and_norms_are_sums_where_that_is_allowed() 
     assert summed(graph, sums=False) == set()
     for op in graph.ops:
         dims = dimensions(graph, op, sums=True)
-        if base_name(op) == "native_layer_norm_backward" and dims is not None:
+        if base_name(op.name) == "native_layer_norm_backward" and dims is not None:
             assert [v in dims for v in op.outputs] == [True, False, False]  # of the input, of both factors
 
 
@@ -60,7 +60,7 @@ def test_a_gradient_in_bfloat16_is_no_sum_of_parts() -> None:
     x = torch.randn(128, 64, dtype=torch.bfloat16)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     graph = capture_step(model, lambda m, x: m(x).float().square().mean(), optimizer, (x,)).graphs["step"]
-    assert "mm" in {base_name(op) for op in graph.ops}
+    assert "mm" in {base_name(op.name) for op in graph.ops}
     assert summed(graph) == set()
 
 
@@ -71,7 +71,7 @@ def test_chains_go_on_through_sums_and_say_which_operators_are_reordered() -> No
     assert any(piece.reordered for piece in rewritten.graph.pieces)
     verify_graph(rewritten.graph)
     verify_operands(rewritten.graph)
-    reordered = {base_name(op) for op in rewritten.graph.ops if op.piece is not None and op.piece.reordered}
+    reordered = {base_name(op.name) for op in rewritten.graph.ops if op.piece is not None and op.piece.reordered}
     assert reordered == {"mm", "sum", "native_layer_norm_backward", "add_"}
     assert unpack_graph(pack_graph(rewritten.graph)) == rewritten.graph
     most = max(len(r.old) for r in exact.replacements)
@@ -116,7 +116,7 @@ def test_a_convolutions_gradient_is_a_sum_over_samples() -> None:
     assert "convolution_backward" in summed(graph)
     chains = find_chains(graph, 10_000, sums=True)
     rewritten = cut_chains(graph, chains, 4)
-    assert {"convolution_backward", "convolution"} <= {base_name(graph.ops[i]) for c in chains for i in c.cut}
+    assert {"convolution_backward", "convolution"} <= {base_name(graph.ops[i].name) for c in chains for i in c.cut}
     assert rewritten.replacements and differing(graph, rewritten) == ()
 
 

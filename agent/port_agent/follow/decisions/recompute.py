@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from port_agent.follow.operands import makes_storage, shape_alone, written_arguments
-from port_agent.follow.patches.dispatch_keys import CAST_INSIDE
+from port_agent.follow.operands import makes_storage, written_arguments
 from port_agent.follow.storages import NEVER, Storage, exposed, untyped_storage
 from port_planner.exactness.arithmetic import arithmetic, computing_as
+from port_planner.operators import operator_of
+from port_planner.operators.row import Fill
 
 _SNAPSHOT_BYTES = 4 << 10
 """Small operands, which are not followed and may change unseen, are copied into the recipe up to this size."""
@@ -28,9 +29,6 @@ WORTH = 0.5
 
 _HELD_SHARE = 0.5
 """Share of a result's size that sources which nobody else needs any more may take, kept in its place."""
-
-_UNREPEATABLE = ("empty", "new_empty", "rand", "bernoulli", "dropout", "multinomial", "normal", "poisson", "rrelu")
-"""Beginnings of names of operators whose result is random, or not determined at all."""
 
 
 class Recipe:
@@ -104,12 +102,17 @@ def repeatable(func: Any) -> bool:
 
     What those that cast inside give depends on the autocast of their time, too.
     """
-    namespace, _, name = func._schema.name.partition("::")
+    known = operator_of(func._schema.name)
     return (
-        namespace == "aten" and not name.removeprefix("_").startswith(_UNREPEATABLE) and not written_arguments(func)
-        and torch.Tag.nondeterministic_seeded not in func.tags and makes_storage(func) and shape_alone(func) is None
-        and func._schema.name not in CAST_INSIDE
-    )  # fmt: skip
+        func._schema.name.startswith("aten::")
+        and known.repeatable
+        and known.fill is not Fill.NOTHING
+        and not written_arguments(func)
+        and torch.Tag.nondeterministic_seeded not in func.tags
+        and makes_storage(func)
+        and known.shape_only is None
+        and not known.casts_inside
+    )
 
 
 def recipe_of(

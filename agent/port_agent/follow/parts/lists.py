@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 
-_PREFIXES = ("aten::_foreach_", "aten::_fused_adam", "aten::_fused_sgd", "aten::_fused_adagrad")
+from port_planner.operators import operator_of
+
+_LISTS = "aten::_foreach_"
 
 _WHOLE_FRACTION = 16
 """Lists that together take less than this part of the limit run whole: a call per element has its price."""
@@ -35,7 +37,8 @@ def runs_by_element(func: Any, args: Sequence[Any], limit_bytes: float) -> bool:
 @cache
 def takes_lists(func: Any) -> bool:
     """Tell whether an operator is a loop over lists of tensors."""
-    return bool(func._schema.name.startswith(_PREFIXES))
+    known = operator_of(func._schema.name)
+    return known.over_lists or known.fused_update or bool(func._schema.name.startswith(_LISTS))
 
 
 def split_call(func: Any, args: Sequence[Any], kwargs: dict[str, Any], call: Call) -> Any:

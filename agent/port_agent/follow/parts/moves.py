@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-_COPY, _OF_SLICE = "aten::clone", "aten::slice_backward"
+_COPY = "aten::clone"
+_OF_SLICE = "aten::slice_backward"
 
 _SHORTEST_RUN_BYTES = 64 << 10
 """What moves in shorter runs is left whole: each takes a call."""

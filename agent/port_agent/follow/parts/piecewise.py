@@ -25,41 +25,12 @@ from port_agent.follow.residency import Residency
 from port_agent.follow.storages import Storage, StorageTable, untyped_storage
 from port_agent.paging.pager import CHUNK
 from port_planner.exactness.vector_ends import LEAST_SHARE, rounds_apart
-from port_planner.ir.lowering.update_slices import ELEMENTWISE
-from port_planner.slices.algebra import VECTOR
-
-_FUSED = ("aten::_fused_adam_", "aten::_fused_adamw_", "aten::_fused_sgd_", "aten::_fused_adagrad_")
-
-_LISTS = frozenset(
-    f"aten::_foreach_{name}"
-    for name in (
-        "add_.List", "add_.Scalar", "add_.ScalarList", "sub_.List", "mul_.Scalar", "mul_.List", "mul_.ScalarList",
-        "mul_.Tensor", "div_.List", "div_.Scalar", "div_.ScalarList", "addcmul_.Scalar", "addcmul_.ScalarList",
-        "addcdiv_.Scalar", "addcdiv_.ScalarList", "lerp_.Scalar", "lerp_.List", "sqrt_", "neg_",
-    )
-)  # fmt: skip
-
-_ACTIVATIONS = frozenset(
-    f"aten::{name}"
-    for name in (
-        "relu", "relu_", "threshold_backward", "hardtanh", "hardtanh_", "hardtanh_backward", "leaky_relu", "leaky_relu_",
-        "leaky_relu_backward", "gelu", "gelu_backward", "silu", "silu_", "silu_backward", "sigmoid", "sigmoid_", "sigmoid_backward",
-        "tanh", "tanh_", "tanh_backward", "exp", "rsqrt", "pow.Tensor_Scalar", "masked_fill.Scalar", "native_dropout_backward",
-    )
-)  # fmt: skip
-"""Elementwise, of floating-point numbers, which their results are, too."""
+from port_planner.ir.lowering.update_slices import runs_in_slices
+from port_planner.operators import operator_of, overload_name
+from port_planner.operators.row import VECTOR, Reads
 
 _CONVERTING = "aten::_to_copy"
 """Elementwise where it gives floating-point numbers another type (`converted_dtype`)."""
-
-_ROWWISE = {
-    "aten::_softmax": (1, 1), "aten::_log_softmax": (1, 1),
-    "aten::_softmax_backward_data": (2, 2), "aten::_log_softmax_backward_data": (2, 2),
-}  # fmt: skip
-"""How many tensors they take, and which argument is the dimension: rows are independent where that is the last one."""
-
-_CREATING = frozenset(("aten::zeros_like", "aten::empty_like"))
-"""They read nothing: there is nothing to cut."""
 
 _SAME_ORDER = (None, torch.contiguous_format, torch.preserve_format)
 """What may be asked of a copy of a contiguous tensor whose elements stay in their order."""
@@ -118,7 +89,7 @@ def pieces_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any], limit_byte
         return None
     if only_moves(func) and (runs := moved_runs(func, args, kwargs)):
         return _pieces_moved(args[0], runs, args[1] if len(args) > 1 else args[0].shape, limit_bytes)
-    if only_moves(func) and _full_name(func) not in ELEMENTWISE:
+    if only_moves(func) and not runs_in_slices(_full_name(func)):
         return None
     tensors = [*tensors_in(args), *tensors_in(kwargs.values())]
     largest = max((t.numel() for t in tensors), default=0)
@@ -183,10 +154,10 @@ def _pieces_moved(
 
 def _row(func: Any, args: Sequence[Any], large: Sequence[torch.Tensor]) -> int | None:
     """Return the length of rows that may not be parted; 0: none are; None: what may not be parted are no rows."""
-    if func._schema.name not in _ROWWISE:
+    count = operator_of(func._schema.name).row_operands
+    if count == 0:
         return 0
-    count, dimension = _ROWWISE[func._schema.name]
-    dim: int = args[dimension]
+    dim: int = args[count]
     last = large[0].dim() - 1
     return int(large[0].shape[-1]) if len(large) == count and dim in (-1, last) and last > 0 else None
 
@@ -206,7 +177,7 @@ def _writes_numbers(func: Any, args: Sequence[Any], kwargs: dict[str, Any], larg
 
     The steps of fused optimizers are only read, though their schema says otherwise.
     """
-    if func._schema.name.startswith(_FUSED):
+    if operator_of(func._schema.name).fused_update:
         return False
     written = list(tensors_in(args[k] if k < len(args) else kwargs.get(name) for k, name in written_arguments(func)))
     numbers = {untyped_storage(t)._cdata for t in tensors_in((*args, *kwargs.values())) if t.numel() != largest}
@@ -217,14 +188,17 @@ def _writes_numbers(func: Any, args: Sequence[Any], kwargs: dict[str, Any], larg
 def runs_in_pieces(func: Any) -> bool:
     """Tell whether an operator may run piece by piece."""
     name = _full_name(func)
-    return name in _ROWWISE or name == _CONVERTING or only_moves(func) or name.startswith(_FUSED) or _by_vectors(func)
+    known = operator_of(name)
+    by_rows = known.row_operands > 0 and name == func._schema.name
+    return by_rows or name == _CONVERTING or only_moves(func) or known.fused_update or _by_vectors(func)
 
 
 @cache
 def _by_vectors(func: Any) -> bool:
     """Tell whether threads take an operator's elements in vectors from where their shares begin, whatever cache lines these lie in."""
     name = _full_name(func)
-    return name not in _CREATING and (name in ELEMENTWISE or name in _LISTS or name in _ACTIVATIONS)
+    known = operator_of(name)
+    return known.reads is not Reads.SHAPES and (runs_in_slices(name) or overload_name(name) in known.in_vectors)
 
 
 def run_piecewise(
@@ -244,8 +218,8 @@ def run_piecewise(
     changed = {s.key for s in written}
     result: _Result | None = None
     of_piece = list(args)
-    if func._schema.name in _ROWWISE:
-        of_piece[_ROWWISE[func._schema.name][1]] = -1
+    if count := operator_of(func._schema.name).row_operands:
+        of_piece[count] = -1
     for start, stop in pieces.bounds():
         loaded: dict[int, torch.Tensor] = {}
 
@@ -321,7 +295,7 @@ def _full_name(func: Any) -> str:
 
 def _changed(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Return what an operator returns that writes into its first argument, or `out`, once that is counted."""
-    if counts_inside(func) and not func._schema.name.startswith(_FUSED):  # which count nothing
+    if counts_inside(func) and not operator_of(func._schema.name).fused_update:  # which count nothing
         increment_version(t for t in args[0] if not t.is_inference())
     return kwargs.get("out", args[0]) if func._schema.returns else None
 

@@ -31,14 +31,18 @@ from port_agent.follow.storages import (
 from port_planner.exactness.cancelling import RESIDUE, mirrored
 from port_planner.exactness.kept_answers import KeptAnswers
 from port_planner.exactness.tiles import Operands, tiles_equal
-
-_WEIGHT_ARGUMENT = {"aten::mm": 1, "aten::addmm": 2}
-"""Which argument is the weight, of shape [inner, columns]."""
+from port_planner.operators import operator_of
 
 
 def is_product(func: Any) -> bool:
     """Tell whether an operator multiplies by a weight that may lie in its file."""
-    return func._schema.name in _WEIGHT_ARGUMENT
+    return _weight_of(func) is not None
+
+
+def _weight_of(func: Any) -> int | None:
+    """Return which argument of a product is the weight, of shape [inner, columns]; None for other operators."""
+    known = operator_of(func._schema.name)
+    return known.weight if known.factors is not None else None
 
 
 BLOCK_BYTES = 8 << 20
@@ -91,6 +95,8 @@ class MappedProduct:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     storage: Storage
+    position: int
+    """Of the weight, among the arguments."""
     step: int
     form: tuple[Any, ...]
     """What decides which kernels run: those of equal form have, or lack, the bits of the whole alike."""
@@ -98,7 +104,7 @@ class MappedProduct:
     @property
     def weight(self) -> torch.Tensor:
         """The weight, [inner, columns]."""
-        weight: torch.Tensor = self.args[_WEIGHT_ARGUMENT[self.func._schema.name]]
+        weight: torch.Tensor = self.args[self.position]
         return weight
 
     @property
@@ -110,7 +116,7 @@ class MappedProduct:
     def need_bytes(self) -> int:
         """What the product makes, and takes besides it."""
         inner, columns = self.weight.shape
-        rows: int = self.args[_WEIGHT_ARGUMENT[self.func._schema.name] - 1].shape[0]
+        rows: int = self.args[self.position - 1].shape[0]
         item = self.weight.element_size()
         block = _widest(columns, self.step)
         gathered = 0 if self.weight.stride(0) == 1 else inner * block * item
@@ -120,7 +126,7 @@ class MappedProduct:
     def compared_bytes(self) -> int:
         """What the whole call makes and takes besides it, and what a block takes."""
         inner, columns = self.weight.shape
-        operand = self.args[_WEIGHT_ARGUMENT[self.func._schema.name] - 1]
+        operand = self.args[self.position - 1]
         rows: int = operand.shape[0]
         block = _widest(columns, self.step)
         gathered = 0 if self.weight.stride(0) == 1 else inner * block
@@ -169,7 +175,7 @@ class MappedProducts:
 
     def of(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], limit_bytes: float) -> MappedProduct | None:
         """Return the call as a product that may run in blocks; None where it may, or has to, run whole."""
-        position = _WEIGHT_ARGUMENT.get(func._schema.name)
+        position = _weight_of(func)
         if position is None or len(args) <= position or func._schema.overload_name not in ("", "default"):
             return None
         storage = self._table.known(args[position])
@@ -192,7 +198,7 @@ class MappedProducts:
         form = (func, *map(_form, args), *map(_form, kwargs.values()), step)
         if self._equal.get(form) is False:
             return None
-        return MappedProduct(func, tuple(args), kwargs, storage, step, form)
+        return MappedProduct(func, tuple(args), kwargs, storage, position, step, form)
 
     def has_bits_of_whole(self, product: MappedProduct) -> bool:
         """Tell whether a product may run in blocks; compares where none of its form has come. All but its weight is resident."""
@@ -220,7 +226,7 @@ def _form(argument: Any) -> Any:
 
 def _blockwise(product: MappedProduct) -> torch.Tensor:
     """Run the product; the mapping of its weight is given back block by block."""
-    position = _WEIGHT_ARGUMENT[product.func._schema.name]
+    position = product.position
     rows, columns = product.args[position - 1].shape[0], product.weight.shape[1]
     out = torch.empty((rows, columns), dtype=product.weight.dtype)
     for start, stop, block in _computed_blocks(product, product.args, untyped_storage(product.weight)):
@@ -232,7 +238,7 @@ def _computed_blocks(
     product: MappedProduct, args: Sequence[Any], memory: torch.UntypedStorage | None
 ) -> Iterator[tuple[int, int, torch.Tensor]]:
     """Yield where the blocks of the product with `args` begin and end, and each, after which its part of `memory` is given back."""
-    position = _WEIGHT_ARGUMENT[product.func._schema.name]
+    position = product.position
     weight = args[position]
     columns = weight.shape[1]
     for start, stop in column_blocks(columns, product.step):
@@ -283,7 +289,7 @@ def _equal_in_blocks(product: MappedProduct) -> bool:
     those given, with sums that cancel. Most of them is pages of zeros, which take no RAM: numbers stand in a few rows, and in
     stretches of the weight. Raises OSError.
     """
-    position = _WEIGHT_ARGUMENT[product.func._schema.name]
+    position = product.position
     numbers = Operands(product.weight.dtype)
     with contextlib.ExitStack() as stack:
         args = [numbers.like(a).mul_(RESIDUE) for a in product.args[: position - 1]]

@@ -13,14 +13,13 @@ from typing import Any
 
 import torch
 
+from port_agent.follow.operands import written_arguments
 from port_agent.follow.storages import Storage, StorageTable, drop_mapping, read_ahead, untyped_storage
+from port_planner.operators import operator_of
+from port_planner.operators.row import Reads
 
 STRETCH_BYTES = 8 << 20
 """Of the table, of which any page may come in at once."""
-
-_INDEX_ARGUMENT = {"aten::embedding": 1, "aten::index_select": 2}
-
-_COPIES = frozenset(("aten::_to_copy", "aten::clone"))
 
 _PLAIN_COPY: Mapping[str, tuple[object, ...]] = {
     "layout": (None, torch.strided),
@@ -36,12 +35,18 @@ AROUND_BYTES = 4 << 20
 
 def looks_up_rows(func: Any) -> bool:
     """Tell whether an operator reads rows of a table that may lie in its file."""
-    return func._schema.name in _INDEX_ARGUMENT
+    return _index_of(func) is not None
+
+
+def _index_of(func: Any) -> int | None:
+    """Return which argument of a look-up says the rows; None for other operators."""
+    known = operator_of(func._schema.name)
+    return known.indices[1] if known.reads is Reads.ROWS and known.indices is not None else None
 
 
 def copies(func: Any) -> bool:
     """Tell whether an operator copies its operand, which may lie in its file."""
-    return func._schema.name in _COPIES
+    return operator_of(func._schema.name).copies and not written_arguments(func)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,8 @@ class MappedRows:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     storage: Storage
+    position: int
+    """Of the argument that says the rows."""
 
     @property
     def table(self) -> torch.Tensor:
@@ -62,7 +69,7 @@ class MappedRows:
     @property
     def indices(self) -> torch.Tensor:
         """Which rows are read, in any shape."""
-        indices: torch.Tensor = self.args[_INDEX_ARGUMENT[self.func._schema.name]]
+        indices: torch.Tensor = self.args[self.position]
         return indices
 
     @property
@@ -85,11 +92,10 @@ class MappedRows:
         bounds = [0, *torch.searchsorted(ascending, starts).tolist(), flat.numel()]
         out = torch.empty((flat.numel(), *self.table.shape[1:]), dtype=self.table.dtype)
         memory = untyped_storage(self.table)
-        position = _INDEX_ARGUMENT[self.func._schema.name]
         for begin, end in itertools.pairwise(bounds):
             if begin < end:
                 part = [*self.args]
-                part[position] = ascending[begin:end]
+                part[self.position] = ascending[begin:end]
                 out.index_copy_(0, order[begin:end], self.func(*part, **self.kwargs))
                 drop_mapping(memory)
         shape = self.indices.shape if self.func._schema.name == "aten::embedding" else flat.shape
@@ -167,7 +173,7 @@ def converted_dtype(copied: torch.Tensor, kwargs: dict[str, Any]) -> torch.dtype
 
 def mapped_rows(func: Any, args: Sequence[Any], kwargs: dict[str, Any], table: StorageTable) -> MappedRows | None:
     """Return the call as one that reads a table stretch by stretch; None where it runs whole."""
-    position = _INDEX_ARGUMENT.get(func._schema.name)
+    position = _index_of(func)
     if position is None or len(args) <= position or func._schema.overload_name not in ("", "default"):
         return None
     rows, indices = args[0], args[position]
@@ -176,7 +182,7 @@ def mapped_rows(func: Any, args: Sequence[Any], kwargs: dict[str, Any], table: S
     if rows.layout is not torch.strided or rows.dim() == 0 or not isinstance(indices, torch.Tensor):
         return None
     storage = _in_its_file(rows, table)
-    return None if storage is None else MappedRows(func, tuple(args), kwargs, storage)
+    return None if storage is None else MappedRows(func, tuple(args), kwargs, storage, position)
 
 
 def _in_its_file(tensor: torch.Tensor, table: StorageTable) -> Storage | None:

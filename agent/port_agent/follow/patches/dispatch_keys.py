@@ -15,12 +15,9 @@ from typing import Any
 import torch
 
 from port_agent.follow.patches.refusals import not_followed
+from port_planner.operators import operator_of
 
 _AUTOCAST = torch._C.DispatchKey.AutocastCPU
-CAST_INSIDE = frozenset(
-    {"aten::_transformer_encoder_layer_fwd", "aten::_native_multi_head_attention", "aten::_trilinear"}
-)
-"""Called by modules directly, never from below an autocast kernel, where plain PyTorch does not cast either."""
 _LAZY = (torch._C.DispatchKey.Conjugate, torch._C.DispatchKey.Negative)
 _COUNTING = torch._C.DispatchKey.ADInplaceOrView
 _NUMBERS = frozenset((int, float, bool, str, type(None)))
@@ -69,7 +66,7 @@ def hidden_keys(name: str, args: Sequence[Any], *, counting: bool = False) -> tu
             "linalg_pinv under autocast casts inside, or not, as its caller does",
             "call it under torch.autocast(enabled=False)",
         )
-    return (_AUTOCAST, *keys) if name in CAST_INSIDE else keys
+    return (_AUTOCAST, *keys) if operator_of(name).casts_inside else keys
 
 
 @contextlib.contextmanager

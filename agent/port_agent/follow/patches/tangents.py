@@ -13,15 +13,7 @@ from torch.autograd import forward_ad
 from port_agent.follow.operands import tensors_in
 from port_agent.follow.patches.dispatch_keys import seeing
 from port_agent.follow.patches.refusals import not_followed
-
-_OTHER_FORMULAS = frozenset(
-    f"aten::{name}"
-    for name in (
-        "_batch_norm_with_update", "_batch_norm_with_update_functional", "_native_batch_norm_legit", "native_batch_norm",
-        "native_group_norm", "native_layer_norm", "prod",
-    )
-)  # fmt: skip
-"""Found by comparing the tangents of torch's own samples of all functions."""
+from port_planner.operators import operator_of
 
 _ASKED_THROUGH = (torch._C.DispatchKey.AutogradFunctionality, torch._C.DispatchKey.ADInplaceOrView)
 """Keys that are off where a mode handles an operator."""
@@ -43,7 +35,7 @@ def tangent_of(tensor: torch.Tensor) -> torch.Tensor | None:
 
 def refuse_tangents(func: Any, args: Sequence[Any]) -> None:
     """Raise NotFollowedError for an operator whose tangent would have other last digits."""
-    if not forward_differentiating() or func._schema.name not in _OTHER_FORMULAS:
+    if not forward_differentiating() or not operator_of(func._schema.name).other_tangents:
         return
     if any(tangent_of(tensor) is not None for tensor in tensors_in(args)):
         raise not_followed(

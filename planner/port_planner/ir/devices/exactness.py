@@ -8,51 +8,16 @@ from collections.abc import Mapping
 
 from port_planner.ir.devices.kinds import CPU, CUDA, MPS
 from port_planner.ir.graph import Op, Ref, StepGraph
-
-_NOTES = "torch 2.13, use_deterministic_algorithms"
-_ATTENTION = "pytorch#182551"
-_APPLE, _APPLE_PATHS = "pytorch#195754", "pytorch#197506"
+from port_planner.operators import base_name
+from port_planner.operators.table import OPERATORS
 
 _ACCUMULATE = 3
 """Position among the arguments of `index_put`."""
 
 REORDERED: Mapping[str, Mapping[str, str]] = {
-    CUDA: {
-        **dict.fromkeys(
-            (
-                "scatter", "scatter_", "scatter_add", "scatter_add_", "scatter_reduce", "index_add", "index_add_", "index_copy",
-                "index_copy_", "index_put", "index_put_", "index_select_backward", "_adaptive_avg_pool2d_backward",
-                "_adaptive_avg_pool3d_backward", "adaptive_max_pool2d_backward", "avg_pool3d_backward",
-                "max_pool3d_with_indices_backward", "upsample_linear1d_backward", "upsample_bilinear2d_backward",
-                "upsample_bicubic2d_backward", "reflection_pad1d_backward", "reflection_pad2d_backward",
-                "replication_pad1d_backward", "replication_pad2d_backward", "nll_loss2d_forward", "_ctc_loss_backward", "histc",
-                "median", "cumsum", "grid_sampler_2d_backward",
-            ),
-            _NOTES,
-        ),
-        **dict.fromkeys(
-            (
-                "_scaled_dot_product_flash_attention_backward", "_scaled_dot_product_efficient_attention_backward",
-                "_scaled_dot_product_cudnn_attention_backward",
-            ),
-            _ATTENTION,
-        ),
-    },
-    MPS: {
-        "embedding_dense_backward": "pytorch#195404",
-        **dict.fromkeys(("scatter", "scatter_", "index_put", "index_put_"), "pytorch#97574"),
-        **dict.fromkeys(("scatter_add", "scatter_add_", "index_add", "index_add_", "index_select_backward"), _APPLE),
-        **dict.fromkeys(
-            (
-                "scatter_reduce", "grid_sampler_2d_backward", "max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward",
-                "adaptive_max_pool2d_backward", "avg_pool2d_backward", "avg_pool3d_backward", "upsample_nearest1d_backward",
-                "upsample_nearest2d_backward", "upsample_linear1d_backward", "upsample_bilinear2d_backward",
-                "upsample_bicubic2d_backward",
-            ),
-            _APPLE_PATHS,
-        ),
-    },
-}  # fmt: skip
+    CUDA: {name: row.reordered_on_cuda for name, row in OPERATORS.items() if row.reordered_on_cuda},
+    MPS: {name: row.reordered_on_mps for name, row in OPERATORS.items() if row.reordered_on_mps},
+}
 """Base name of an operator -> source."""
 
 _FLOATING = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
@@ -65,7 +30,7 @@ def reordered_operators(graph: StepGraph) -> dict[str, str]:
     for i, op in enumerate(graph.ops):
         if all(graph.storages[s].device == CPU for s in (*graph.reads[i], *graph.creates[i])):
             continue
-        base = op.name.removeprefix("aten::").partition(".")[0]
+        base = base_name(op.name)
         if base in table and not _repeats(graph, op, base):
             found[base] = table[base]
     return found
@@ -75,7 +40,7 @@ def _repeats(graph: StepGraph, op: Op, base: str) -> bool:
     """Say whether this call repeats although others of its name do not."""
     if base.startswith("index_put"):
         return graph.device == CUDA and (_accumulates(op) or _chosen_by_mask(graph, op))
-    if base in ("scatter", "scatter_"):
+    if base.removesuffix("_") == "scatter":
         return ".value" in op.name  # whichever of several writers comes last, it writes the same
     if base == "median":
         return ".dim" not in op.name

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 from port_planner.ir.costs import Codec
 from port_planner.ir.graph import ITEM_BYTES, Argument, Op, Ref, Role, StepGraph, Value, references
+from port_planner.operators import operator_of
+from port_planner.operators.row import Fill
 
 _CODECS = {"bool": Codec.BITS, "int64": Codec.NARROW}
-SHAPE_READERS = ("aten::max_pool2d_with_indices_backward",)
-"""Operators that take an activation, their second argument as above, for its shape alone."""
-_DRAWN = ("aten::bernoulli_.float", "aten::div_.Scalar")
-_FRESH = ("aten::empty", "aten::new_empty")
-"""What dropout draws its mask with, and into."""
+_DRAW = "aten::bernoulli_.float"
+_DIVIDE = "aten::div_.Scalar"
+"""What dropout draws its mask with."""
 _CAST = "aten::_to_copy"
 """What makes numbers of a part of a mask that was drawn whole, as bytes."""
 
@@ -120,7 +120,7 @@ def packed_reading(graph: StepGraph, op: Op, s: int, codec: Codec) -> tuple[Pack
 
 def _reading(graph: StepGraph, op: Op, place: int, codec: Codec) -> tuple[PackedReading | None, int]:
     match codec, op.name, place:
-        case Codec.SIGN, _, 1 if op.name in SHAPE_READERS:
+        case Codec.SIGN, "aten::max_pool2d_with_indices_backward", 1:
             return PackedReading.SHAPE, 0
         case Codec.SIGN, "aten::threshold_backward", 1 if op.args[2] == 0:
             return PackedReading.SELECT, 0
@@ -179,9 +179,9 @@ def holds_pair(graph: StepGraph, s: int, after: int) -> bool:
     """Say whether storage `s` holds what dropout multiplies by after op `after`: zeros and ones, drawn or of a mask, divided."""
     made = [graph.ops[w] for w in graph.writers[s] if w <= after]
     names = [op.name for op in made]
-    fresh = [name for name in names if name not in _DRAWN]
-    drawn = "aten::bernoulli_.float" in names and all(name.startswith(_FRESH) for name in fresh)
-    return names[-1] in _DRAWN and (drawn or (fresh == [_CAST] and _of_mask(graph, made[0])))
+    fresh = [name for name in names if name not in (_DRAW, _DIVIDE)]
+    drawn = _DRAW in names and all(operator_of(name).fill is Fill.NOTHING for name in fresh)
+    return names[-1] in (_DRAW, _DIVIDE) and (drawn or (fresh == [_CAST] and _of_mask(graph, made[0])))
 
 
 def _of_mask(graph: StepGraph, op: Op) -> bool:

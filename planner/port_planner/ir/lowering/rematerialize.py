@@ -6,10 +6,10 @@ And in which form, so that no side effect happens twice.
 from collections.abc import Iterable
 
 from port_planner.ir.graph import Argument, Op, Role, StepGraph, references
+from port_planner.operators import operator_of
 
-BATCH_NORMS = ("aten::native_batch_norm", "aten::cudnn_batch_norm")
-"""They take the same arguments, and change running statistics without saying so."""
 _TRAINING = 5
+"""The argument of a batch norm that says whether it changes running statistics."""
 
 
 def pure_arguments(op: Op) -> tuple[Argument, ...]:
@@ -18,7 +18,7 @@ def pure_arguments(op: Op) -> tuple[Argument, ...]:
     In training mode batch norm normalises with the batch's own statistics and only updates the running ones; without
     them it computes the same outputs. (torch.utils.checkpoint runs it as it is and updates them twice.)
     """
-    if op.name in BATCH_NORMS and op.args[_TRAINING] is True:
+    if operator_of(op.name).hidden_writes and op.args[_TRAINING] is True:
         return (*op.args[:3], None, None, *op.args[5:])
     return op.args
 

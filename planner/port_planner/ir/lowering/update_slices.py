@@ -8,28 +8,10 @@ import math
 
 from port_planner.ir.graph import ITEM_BYTES, Op, Phase, Ref, Role, StepGraph, Value, operands
 from port_planner.ir.program import UpdateGroup
-
-ELEMENTWISE = frozenset(
-    f"aten::{name}"
-    for name in (
-        "add.Tensor", "add_.Tensor", "sub.Tensor", "sub_.Tensor", "mul.Tensor", "mul_.Tensor", "mul.Scalar",
-        "mul_.Scalar", "div.Tensor", "div_.Tensor", "div.Scalar", "div_.Scalar", "neg", "sqrt", "sqrt_", "addcmul",
-        "addcmul_", "addcdiv", "addcdiv_", "lerp.Scalar", "lerp_.Scalar", "lerp_.Tensor", "copy_", "clone",
-        "maximum.out", "abs", "abs_", "add.Scalar", "add_.Scalar", "zeros_like", "empty_like", "reciprocal",
-        "clamp_", "sign", "sign_", "neg_",
-    )
-)  # fmt: skip
-"""Operators that compute each element from the elements at the same place only.
-
-The larger of two zeros may be either in vectors and number by number; `maximum.out` takes those of torch's optimizers alone, which keep
-squares and absolute values and have no negative zero.
-"""
+from port_planner.operators import base_name, operator_of, overload_name
 
 _HALVES = ("float16", "bfloat16")
 _COMPLEX = "complex"
-_SCALED_BY_THE_THIRD = ("aten::add.Scalar", "aten::add_.Scalar")
-"""Whose third argument is `alpha`; sums of tensors take it by name."""
-
 SLICE_BYTES = 1 << 20
 """Slices start at multiples of this many bytes: a multiple of every vector width, and what flash likes to move."""
 
@@ -80,7 +62,7 @@ def _group(graph: StepGraph, parameter: int, first: int, last: int) -> UpdateGro
                 return None
             whole.append(i)
             continue
-        if graph.ops[i].name not in ELEMENTWISE or graph.ops[i].random or may_round_apart(graph, graph.ops[i]):
+        if not runs_in_slices(graph.ops[i].name) or graph.ops[i].random or may_round_apart(graph, graph.ops[i]):
             return None
         for v, full in zip(_touched(graph.ops[i]), kinds, strict=True):
             if full:
@@ -105,6 +87,15 @@ def _group(graph: StepGraph, parameter: int, first: int, last: int) -> UpdateGro
     )
 
 
+def runs_in_slices(name: str) -> bool:
+    """Return whether an operator computes each element from the elements at the same place only.
+
+    The larger of two zeros may be either in vectors and number by number; `maximum.out` takes those of torch's optimizers alone, which
+    keep squares and absolute values and have no negative zero.
+    """
+    return overload_name(name) in operator_of(name).sliced
+
+
 def _touched(op: Op) -> list[int]:
     return [*operands(op), *(v for v in op.outputs if v is not None)]
 
@@ -118,10 +109,14 @@ def may_round_apart(graph: StepGraph, op: Op) -> bool:
     kinds = {graph.values[v].dtype for v in operands(op)}
     if any(kind.startswith(_COMPLEX) for kind in kinds):
         return True
-    if op.name.startswith(("aten::lerp.", "aten::lerp_.")):
+    plain = base_name(op.name).removesuffix("_")
+    if plain == "lerp":
         weight = op.args[-1]
         return _count(graph.values[weight.value]) > 1 if isinstance(weight, Ref) else weight == 1
-    scale = op.args[2] if op.name in _SCALED_BY_THE_THIRD and len(op.args) > 2 else dict(op.kwargs).get("alpha", 1)
+    by_third = (
+        plain == "add" and overload_name(op.name) == "Scalar" and len(op.args) > 2
+    )  # sums of tensors take it by name
+    scale = op.args[2] if by_third else dict(op.kwargs).get("alpha", 1)
     return scale != 1 and not kinds.isdisjoint(_HALVES)
 
 

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TypeAlias
 
 from port_planner.ir.devices.transfers import transfer_of
 from port_planner.ir.graph import Argument, Op, Ref, StepGraph, Value
+from port_planner.ir.torch_operators import resolve
+from port_planner.operators import base_name
 
 Shape = tuple[int, ...]
 
@@ -20,6 +22,21 @@ class GraphCall:
     graph: "Writers"
     index: int
     arguments: Mapping[str, Argument]
+
+    @property
+    def name(self) -> str:
+        """The operator's name without namespace and overload."""
+        return base_name(self.graph.graph.ops[self.index].name)
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The names of all that the operator takes."""
+        return _parameters(self.graph.graph.ops[self.index].name)
+
+    @property
+    def spatial(self) -> int:
+        """In how many dimensions an operator on images works, as its name says: 2 of `avg_pool2d`."""
+        return next(int(letter) for letter in self.name if letter.isdigit())
 
     def value(self, name: str) -> Value | None:
         argument = self.arguments.get(name)
@@ -66,7 +83,7 @@ class GraphCall:
         """Return the earlier call whose output this operand is, or a copy of it, never written since; raise UnfitError where there is none."""
         for wanted in self._copied(name):
             for i, op in enumerate(self.graph.graph.ops[: self.index]):
-                if base(op) == forward and len(op.outputs) > output:
+                if base_name(op.name) == forward and len(op.outputs) > output:
                     v = op.outputs[output]
                     made = v is not None and self.graph.graph.values[v] == wanted
                     if made and self.graph.touching[wanted.storage] == [i]:
@@ -82,7 +99,7 @@ class GraphCall:
         found = list[GraphCall]()
         for wanted in self._copied(name):
             last = max(self.graph.touching[wanted.storage], default=-1)
-            calls = [call_of(self.graph, i) for i in range(last + 1, self.index) if base(ops[i]) == forward]
+            calls = [call_of(self.graph, i) for i in range(last + 1, self.index) if base_name(ops[i].name) == forward]
             found += [call for call in calls if call.value(name) == wanted]
         return found
 
@@ -102,14 +119,10 @@ class UnfitError(Exception):
 
 
 class Writers:
-    """A graph, and which of its operators make or change each storage.
+    """A graph, and which of its operators make or change each storage."""
 
-    `parameters`: names of what operators take that are looked at, by base name, in their order.
-    """
-
-    def __init__(self, graph: StepGraph, parameters: Mapping[str, str]) -> None:
+    def __init__(self, graph: StepGraph) -> None:
         self.graph = graph
-        self.parameters = parameters
 
     @cached_property
     def touching(self) -> list[list[int]]:
@@ -154,19 +167,16 @@ def whole(number: object) -> int:
     return number
 
 
-def base(op: Op) -> str:
-    """Return an operator's name without namespace and overload."""
-    return op.name.removeprefix("aten::").partition(".")[0]
-
-
 def call_of(graph: Writers, index: int) -> GraphCall:
-    """Return the call of an operator whose parameters are known."""
+    """Return the call of an operator; raise OperatorError for one that torch does not have."""
     op = graph.graph.ops[index]
-    names = graph.parameters[base(op)].split()
-    return GraphCall(graph, index, {**dict(zip(names, op.args, strict=False)), **dict(op.kwargs)})
+    return GraphCall(graph, index, {**dict(zip(_parameters(op.name), op.args, strict=False)), **dict(op.kwargs)})
+
+
+@cache
+def _parameters(name: str) -> tuple[str, ...]:
+    return tuple(argument.name for argument in resolve(name)._schema.arguments)  # type: ignore[attr-defined]
 
 
 Fits: TypeAlias = Callable[[GraphCall], bool]
 """Tells whether what an operator is called with fits; may raise UnfitError, IndexError, TypeError or ValueError where it does not."""
-Rule: TypeAlias = tuple[str, Fits]
-"""Names of an operator's parameters, in their order, and what they are judged by."""

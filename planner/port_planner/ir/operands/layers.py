@@ -3,7 +3,8 @@
 import math
 from dataclasses import replace
 
-from port_planner.ir.operands.call import GraphCall, Rule
+from port_planner.ir.operands.call import Fits, GraphCall
+from port_planner.operators.row import Check
 
 
 def _same_shapes(call: GraphCall) -> bool:
@@ -31,8 +32,8 @@ def _cudnn_batch_norm_backward(call: GraphCall) -> bool:
     shape = call.shape("input")
     if len(shape) < 2 or 0 in shape:
         return False
-    saved = all(call.shape(name) == shape[1:2] for name in ("save_mean", "save_invstd"))
-    return saved and call.all_of("weight running_mean running_var", shape[1:2]) and call.shape("grad_out") == shape
+    saved = all(call.shape(name) == shape[1:2] for name in ("save_mean", "save_var"))
+    return saved and call.all_of("weight running_mean running_var", shape[1:2]) and call.shape("grad_output") == shape
 
 
 def _layer_norm_backward(call: GraphCall) -> bool:
@@ -58,12 +59,12 @@ def _attention(call: GraphCall) -> bool:
     if {len(q), len(k), len(v)} != {4} or 0 in (*q, *k, *v):
         return False
     fits = q[0] == k[0] and k == v and q[3] == k[3] and q[1] % k[1] == 0
-    if call.arguments.get("attn_mask") is not None:
-        mask, wanted = call.shape("attn_mask"), (q[0], q[1], q[2], k[2])
+    for name in (name for name in ("attn_mask", "attn_bias") if call.arguments.get(name) is not None):
+        mask, wanted = call.shape(name), (q[0], q[1], q[2], k[2])
         fits &= len(mask) in (2, 4) and all(n in (1, m) for n, m in zip(mask[::-1], wanted[::-1], strict=False))
     rows = ("query", "key", "value", "out")
     dense = all(value.stride[-1] == 1 for name in rows if (value := call.value(name)) is not None)
-    return fits and dense and call.all_of("grad_out out", q) and call.all_of("logsumexp", q[:3])
+    return fits and dense and call.all_of("grad_out grad_out_ out", q) and call.all_of("logsumexp", q[:3])
 
 
 def _padded_attention(call: GraphCall) -> bool:
@@ -72,49 +73,13 @@ def _padded_attention(call: GraphCall) -> bool:
     return rows and _attention(replace(call, arguments={**call.arguments, "logsumexp": None}))
 
 
-_NORMED = "input weight bias running_mean running_var training momentum eps"
-_SEQUENCES = "cum_seq_q cum_seq_k max_q max_k"
-_ATTENDED = "query key value dropout_p is_causal attn_mask scale"
-
-RULES: dict[str, Rule] = {
-    "_log_softmax_backward_data": ("grad_output output dim input_dtype", _same_shapes),
-    "_softmax_backward_data": ("grad_output output dim input_dtype", _same_shapes),
-    "gelu_backward": ("grad_output self approximate", _gelu),
-    "native_batch_norm": (_NORMED, _batch_norm),
-    "native_batch_norm_backward": (
-        "grad_out input weight running_mean running_var save_mean save_invstd train eps output_mask", _batch_norm
-    ),
-    "cudnn_batch_norm": (_NORMED, _batch_norm),
-    "cudnn_batch_norm_backward": (
-        "input grad_out weight running_mean running_var save_mean save_invstd eps reserve", _cudnn_batch_norm_backward
-    ),
-    "_scaled_dot_product_flash_attention": (
-        "query key value dropout_p is_causal return_debug_mask", _attention
-    ),
-    "_scaled_dot_product_flash_attention_backward": (
-        f"grad_out query key value out logsumexp {_SEQUENCES} dropout_p is_causal philox_seed philox_offset", _attention
-    ),
-    "_scaled_dot_product_efficient_attention": (
-        "query key value attn_mask compute_log_sumexp dropout_p is_causal", _attention
-    ),
-    "_scaled_dot_product_efficient_attention_backward": (
-        "grad_out query key value attn_mask out logsumexp philox_seed philox_offset dropout_p grad_input_mask is_causal",
-        _padded_attention,
-    ),
-    "_scaled_dot_product_cudnn_attention": (
-        "query key value attn_mask compute_log_sumexp dropout_p is_causal return_debug_mask", _attention
-    ),
-    "_scaled_dot_product_cudnn_attention_backward": (
-        f"grad_out query key value out logsumexp philox_seed philox_offset attn_mask {_SEQUENCES} dropout_p is_causal",
-        _padded_attention,
-    ),
-    "native_layer_norm_backward": (
-        "grad_out input normalized_shape mean rstd weight bias output_mask", _layer_norm_backward
-    ),
-    "_weight_norm_interface": ("v g dim", _weight_norm),
-    "_weight_norm_interface_backward": ("grad_w saved_v saved_g saved_norms dim", _weight_norm),
-    "_scaled_dot_product_flash_attention_for_cpu": (_ATTENDED, _attention),
-    "_scaled_dot_product_flash_attention_for_cpu_backward": (
-        "grad_out query key value out logsumexp dropout_p is_causal attn_mask scale", _attention
-    ),
-}  # fmt: skip
+RULES: dict[Check, Fits] = {
+    Check.SAME_SHAPES: _same_shapes,
+    Check.GELU: _gelu,
+    Check.BATCH_NORM: _batch_norm,
+    Check.CUDNN_BATCH_NORM_BACKWARD: _cudnn_batch_norm_backward,
+    Check.LAYER_NORM_BACKWARD: _layer_norm_backward,
+    Check.WEIGHT_NORM: _weight_norm,
+    Check.ATTENTION: _attention,
+    Check.PADDED_ATTENTION: _padded_attention,
+}

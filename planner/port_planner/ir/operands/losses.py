@@ -4,27 +4,24 @@ import math
 from itertools import zip_longest
 
 from port_planner.ir.graph import Ref, Value
-from port_planner.ir.operands.call import Fits, GraphCall, Rule, Shape, Writers, call_of
+from port_planner.ir.operands.call import Fits, GraphCall, Shape, Writers, call_of
+from port_planner.operators.row import Check
 
 
-def _nll_loss(forward: str) -> Fits:
+def _nll_loss(call: GraphCall) -> bool:
     """The forward pass checks every label; the backward pass none."""
-
-    def fits(call: GraphCall) -> bool:
-        plain = ("ignore_index", "reduction")
-        checked = [
-            f for f in call.taken_by("target", forward)
-            if f.shape("self") == call.shape("self") and all(f.arguments.get(n) == call.arguments.get(n) for n in plain)
-        ]  # fmt: skip
-        classes, rows = call.shape("self")[-1 if forward == "nll_loss_forward" else 1], call.shape("target")
-        grad = rows if call.arguments.get("reduction") == 0 else ()
-        seen = bool(checked) or (forward == "nll_loss_forward" and _labels_seen_in_pieces(call))
-        return (
-            seen and call.all_of("weight", (classes,)) and call.shape("grad_output") == grad
-            and math.prod(call.shape("total_weight")) == 1
-        )  # fmt: skip
-
-    return fits
+    plain, forward = ("ignore_index", "reduction"), call.name.replace("backward", "forward")
+    checked = [
+        f for f in call.taken_by("target", forward)
+        if f.shape("self") == call.shape("self") and all(f.arguments.get(n) == call.arguments.get(n) for n in plain)
+    ]  # fmt: skip
+    classes, rows = call.shape("self")[-1 if forward == "nll_loss_forward" else 1], call.shape("target")
+    grad = rows if call.arguments.get("reduction") == 0 else ()
+    seen = bool(checked) or (forward == "nll_loss_forward" and _labels_seen_in_pieces(call))
+    return (
+        seen and call.all_of("weight", (classes,)) and call.shape("grad_output") == grad
+        and math.prod(call.shape("total_weight")) == 1
+    )  # fmt: skip
 
 
 def _labels_seen_in_pieces(call: GraphCall) -> bool:
@@ -130,25 +127,11 @@ def _ctc_loss(call: GraphCall) -> bool:
     )  # fmt: skip
 
 
-_LOSS = "self target weight reduction ignore_index"
-_CTC = "log_probs targets input_lengths target_lengths blank zero_infinity"
-
-RULES: dict[str, Rule] = {
-    "nll_loss_backward": (f"grad_output {_LOSS} total_weight", _nll_loss("nll_loss_forward")),
-    "nll_loss2d_backward": (f"grad_output {_LOSS} total_weight", _nll_loss("nll_loss2d_forward")),
-    "multi_margin_loss_backward": ("grad_output self target p margin weight reduction", _margin_loss),
-    "multilabel_margin_loss_backward": ("grad_output self target reduction is_target", _margin_loss),
-    "_ctc_loss_backward": (
-        "grad log_probs targets input_lengths target_lengths neg_log_likelihood log_alpha blank zero_infinity", _ctc_loss
-    ),
-    "_pdist_forward": ("self p", lambda call: len(call.shape("self")) == 2),
-    "_pdist_backward": ("grad self p pdist", _distances_of_pairs),
-    "_cdist_backward": ("grad x1 x2 p cdist", _distances),
-}  # fmt: skip
-
-TAKEN = {
-    "nll_loss_forward": _LOSS,
-    "nll_loss2d_forward": _LOSS,
-    "_ctc_loss": _CTC,
+RULES: dict[Check, Fits] = {
+    Check.NLL_LOSS: _nll_loss,
+    Check.MARGIN_LOSS: _margin_loss,
+    Check.CTC_LOSS: _ctc_loss,
+    Check.PAIRS: lambda call: len(call.shape("self")) == 2,
+    Check.DISTANCES_OF_PAIRS: _distances_of_pairs,
+    Check.DISTANCES: _distances,
 }
-"""Parameters of the operators whose indices another takes over."""

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 
 from port_planner.ir.graph import Value
-from port_planner.ir.operands.call import GraphCall, Rule, Shape
+from port_planner.ir.operands.call import Fits, GraphCall, Shape
+from port_planner.operators.row import Check
 
 _LSTM_MODE, _LSTM_GATES, _MOST_LAYERS = 2, 4, 1 << 16
 """The one kind of recurrent layer that torch hands to oneDNN, and the gates of a cell (`ideep::rnn_kind` LSTM)."""
@@ -62,13 +63,4 @@ def _dense_rows(value: Value | None) -> bool:
     return value is not None
 
 
-_LSTM = "input weight0 weight1 weight2 weight3 hx_ cx_ reverse batch_sizes mode hidden_size num_layers has_biases bidirectional batch_first train"
-_LSTM_BACKWARD = (
-    "input weight1 weight2 weight3 weight4 hx_ cx_tmp output hy_ cy_ grad_output grad_hy grad_cy reverse mode hidden_size "
-    "num_layers has_biases train bidirectional batch_sizes batch_first workspace"
-)
-
-RULES: dict[str, Rule] = {
-    "mkldnn_rnn_layer": (_LSTM, _lstm),
-    "mkldnn_rnn_layer_backward": (_LSTM_BACKWARD, _lstm),
-}  # fmt: skip
+RULES: dict[Check, Fits] = {Check.LSTM: _lstm}

@@ -1,7 +1,8 @@
 """What rows of tables are looked up by."""
 
 from port_planner.ir.graph import Ref, Value
-from port_planner.ir.operands.call import GraphCall, Rule, whole
+from port_planner.ir.operands.call import Fits, GraphCall, whole
+from port_planner.operators.row import Check
 
 _COUNTED = "aten::arange.start_step"
 
@@ -62,20 +63,8 @@ def _embedding_bag_backward(call: GraphCall) -> bool:
     )  # fmt: skip
 
 
-_BAG = "weight indices offsets scale_grad_by_freq mode sparse per_sample_weights include_last_offset padding_idx"
-_BAGS = "indices offsets offset2bag"
-
-RULES: dict[str, Rule] = {
-    "embedding_dense_backward": ("grad_output indices num_weights padding_idx scale_grad_by_freq", _embedding),
-    "_embedding_bag_backward": (
-        f"grad {_BAGS} bag_size maximum_indices num_weights scale_grad_by_freq mode sparse per_sample_weights padding_idx",
-        _embedding_bag_backward,
-    ),
-    "_embedding_bag_per_sample_weights_backward": (f"grad weight {_BAGS} mode padding_idx", _embedding_bag_backward),
-    "_embedding_bag": (_BAG, _embedding_bag),
-}  # fmt: skip
-
-TAKEN = {
-    "embedding": "weight indices padding_idx scale_grad_by_freq sparse",
+RULES: dict[Check, Fits] = {
+    Check.EMBEDDING: _embedding,
+    Check.EMBEDDING_BAG: _embedding_bag,
+    Check.EMBEDDING_BAG_BACKWARD: _embedding_bag_backward,
 }
-"""Parameters of the operators whose indices another takes over."""

@@ -1,25 +1,26 @@
 """What fused updates of optimizers are called with."""
 
 from port_planner.ir.graph import Value
-from port_planner.ir.operands.call import Fits, GraphCall, Rule
+from port_planner.ir.operands.call import Fits, GraphCall
+from port_planner.operators.row import Check
+
+_STATES = ("grads", "exp_avgs", "exp_avg_sqs", "state_sums", "momentum_buffer_list")
+"""How operators name what is as large as a parameter."""
 
 
-def _fused_update(states: str) -> Fits:
+def _fused_update(call: GraphCall) -> bool:
     """One parameter, its gradient and states, which are as large and lie the same way; a count of steps is one number."""
-
-    def fits(call: GraphCall) -> bool:
-        (parameter,) = call.listed("self")
-        wanted = ["grads", *states.split(), *(["max_exp_avg_sqs"] if call.arguments.get("amsgrad") is True else [])]
-        alike = [value for name in wanted for value in call.listed(name, 1)]
-        counts = [] if "momentum_buffer_list" in wanted else call.listed("state_steps", 1)
-        return (
-            _dense(parameter) and all(_lies_as(value, parameter) for value in alike)
-            and all(count.shape == () and count.dtype == "float32" for count in counts)
-            and (call.arguments.get("amsgrad") is True or not call.arguments.get("max_exp_avg_sqs"))
-            and call.arguments.get("grad_scale") is None and call.arguments.get("found_inf") is None
-        )  # fmt: skip
-
-    return fits
+    (parameter,) = call.listed("self")
+    wanted = [name for name in _STATES if name in call.parameters]
+    wanted += ["max_exp_avg_sqs"] if call.arguments.get("amsgrad") is True else []
+    alike = [value for name in wanted for value in call.listed(name, 1)]
+    counts = call.listed("state_steps", 1) if "state_steps" in call.parameters else []
+    return (
+        _dense(parameter) and all(_lies_as(value, parameter) for value in alike)
+        and all(count.shape == () and count.dtype == "float32" for count in counts)
+        and (call.arguments.get("amsgrad") is True or not call.arguments.get("max_exp_avg_sqs"))
+        and call.arguments.get("grad_scale") is None and call.arguments.get("found_inf") is None
+    )  # fmt: skip
 
 
 def _lies_as(one: Value, other: Value) -> bool:
@@ -36,11 +37,4 @@ def _dense(value: Value) -> bool:
     return size > 0
 
 
-_ADAM = "self grads exp_avgs exp_avg_sqs max_exp_avg_sqs state_steps"
-
-RULES: dict[str, Rule] = {
-    "_fused_adam_": (_ADAM, _fused_update("exp_avgs exp_avg_sqs")),
-    "_fused_adamw_": (_ADAM, _fused_update("exp_avgs exp_avg_sqs")),
-    "_fused_adagrad_": ("self grads state_sums state_steps", _fused_update("state_sums")),
-    "_fused_sgd_": ("self grads momentum_buffer_list", _fused_update("momentum_buffer_list")),
-}  # fmt: skip
+RULES: dict[Check, Fits] = {Check.FUSED_UPDATE: _fused_update}

@@ -9,15 +9,13 @@ forward pass made or took, or a copy of them. The list is what `tests/attack/ope
 
 from port_planner.ir.graph import GraphError, Ref, StepGraph
 from port_planner.ir.operands import images, layers, losses, recurrent, tables, updates
-from port_planner.ir.operands.call import Rule, UnfitError, Writers, base, call_of
+from port_planner.ir.operands.call import UnfitError, Writers, call_of
+from port_planner.operators import operator_of, overload_name
 
-_RULES: dict[str, Rule] = {
-    **layers.RULES, **images.RULES, **losses.RULES, **tables.RULES, **recurrent.RULES, **updates.RULES
-}  # fmt: skip
-_PARAMETERS = {name: names for name, (names, _) in _RULES.items()} | images.TAKEN | losses.TAKEN | tables.TAKEN
+_RULES = {**layers.RULES, **images.RULES, **losses.RULES, **tables.RULES, **recurrent.RULES, **updates.RULES}
 
-_SAME_PARAMETERS = ("aten::_ctc_loss_backward.Tensor",)
-"""Overloads that take what the operator without a suffix takes."""
+_CHECKED_OVERLOAD = "aten::_ctc_loss_backward.Tensor"
+"""The one overload with a suffix whose arguments are checked; others of operators that need it are refused."""
 
 
 def verify_operands(graph: StepGraph) -> None:
@@ -27,11 +25,12 @@ def verify_operands(graph: StepGraph) -> None:
 
     `graph` is in the order in which it is run.
     """
-    writers = Writers(graph, _PARAMETERS)
+    writers = Writers(graph)
     for i, op in enumerate(graph.ops):
-        if base(op) in _RULES:
+        check = operator_of(op.name).check
+        if check is not None:
             try:
-                fits = (op.name.endswith(base(op)) or op.name in _SAME_PARAMETERS) and _RULES[base(op)][1](
+                fits = (not overload_name(op.name) or op.name == _CHECKED_OVERLOAD) and _RULES[check](
                     call_of(writers, i)
                 )
             except (

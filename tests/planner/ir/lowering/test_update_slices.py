@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 from port_planner.exactness import vector_ends
 from port_planner.ir.graph import ITEM_BYTES, Argument, Op, Phase, Ref, Role, StepGraph
 from port_planner.ir.lowering.update_slices import (
-    ELEMENTWISE,
     SLICE_BYTES,
     may_round_apart,
+    runs_in_slices,
     slice_bounds,
     update_groups,
 )
 from port_planner.ir.torch_operators import resolve
+from port_planner.operators.table import OPERATORS
 from tests.planner.steps import tiny_step
 
 
@@ -33,6 +34,8 @@ def test_slices_cover_everything_once_and_begin_where_vectors_do(nbytes: int, co
     assert all(start % SLICE_BYTES == 0 and stop > start for start, stop in bounds)
     assert len({stop - start for start, stop in bounds[:-1]}) <= 1
 
+
+SLICED = {f"aten::{name}.{overload}".removesuffix(".") for name, row in OPERATORS.items() for overload in row.sliced}
 
 TENSORS = {"Tensor": 1, "addcmul": 2, "addcdiv": 2, "copy_": 1, "maximum": 1, "out": 1}
 """How many tensors of the same size besides the first an operator takes."""
@@ -50,7 +53,7 @@ def arguments(name: str, tensors: list[torch.Tensor]) -> list[object]:
     return tensors[: 1 + more]
 
 
-@pytest.mark.parametrize("name", sorted(ELEMENTWISE - {"aten::empty_like", "aten::maximum.out"}))
+@pytest.mark.parametrize("name", sorted(SLICED - {"aten::empty_like", "aten::maximum.out"}))
 def test_an_operator_on_slices_gives_the_bits_of_the_whole(name: str) -> None:
     """Two slices and a tail that is no multiple of any vector."""
     count = 2 * SLICE_BYTES // 4 + 1003
@@ -83,7 +86,7 @@ def test_each_weights_update_is_a_group_of_its_own(optimizer: str) -> None:
         assert {graph.storages[s].nbytes for s in group.storages} == {group.nbytes}
         for s in group.temporaries:
             assert graph.storages[s].role is Role.TEMPORARY and set(graph.uses[s]) <= set(inside)
-        assert all(graph.ops[i].name in ELEMENTWISE or i in group.whole for i in inside)
+        assert all(runs_in_slices(graph.ops[i].name) or i in group.whole for i in inside)
 
 
 def changed(graph: StepGraph, index: int, **changes: object) -> StepGraph:
@@ -142,7 +145,7 @@ def calls(name: str) -> Iterator[tuple[tuple[Argument, ...], tuple[tuple[str, Ar
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64], ids=str
 )
-@pytest.mark.parametrize("name", sorted(ELEMENTWISE - {"aten::empty_like", "aten::maximum.out"}))
+@pytest.mark.parametrize("name", sorted(SLICED - {"aten::empty_like", "aten::maximum.out"}))
 def test_what_this_processor_rounds_apart_is_never_sliced(name: str, dtype: torch.dtype) -> None:
     tensors = [torch.ones(shape, dtype=dtype) for shape in FORMS.values()]
     kind = str(dtype).removeprefix("torch.")

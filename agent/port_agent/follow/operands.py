@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from port_agent.follow.storages import Storage, StorageTable, data_ptr, untyped_storage
 from port_planner.operators import operator_of
-from port_planner.operators.row import Reads, Result
+from port_planner.operators.row import Result
 
 _SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
@@ -88,26 +88,8 @@ def stable_number(func: Any) -> int:
     return zlib.crc32(f"{func._schema.name}.{func._schema.overload_name}".encode())
 
 
-@cache
-def reads_nothing(func: Any) -> bool:
-    """Tell whether an operator needs no byte of its operands."""
-    return operator_of(func._schema.name).reads is Reads.SHAPES
-
-
-@cache
-def shape_alone(func: Any) -> int | None:
-    """Return which argument's shape alone an operator looks at, if there is one: of that it needs no byte."""
-    return operator_of(func._schema.name).shape_only
-
-
 _UNSAFE_VIEW = "aten::_unsafe_view"
 """A view whose schema does not say that it is one: autograd need not know."""
-
-
-@cache
-def reads_rows(func: Any) -> bool:
-    """Tell whether an operator reads the rows, or the one number, that it is told of an operand."""
-    return operator_of(func._schema.name).reads is Reads.ROWS
 
 
 @cache

@@ -10,9 +10,6 @@ from port_agent.follow.decisions.recompute import repeatable
 from port_agent.follow.operands import (
     makes_storage,
     only_views,
-    reads_nothing,
-    reads_rows,
-    shape_alone,
     stable_number,
     written_arguments,
 )
@@ -22,7 +19,7 @@ from port_agent.follow.parts.products import is_product
 from port_agent.follow.parts.rows import looks_up_rows
 from port_agent.follow.patches.dispatch_keys import counts_inside
 from port_planner.operators import operator_of
-from port_planner.operators.row import Operator
+from port_planner.operators.row import Operator, Reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +35,11 @@ class OperatorTraits:
     views: bool
     """It returns views of its operands, and reads no byte of them."""
     reads_nothing: bool
+    """It looks at the shapes of its operands alone."""
     shape_alone: int | None
+    """Which argument's shape alone it looks at, if there is one: of that it needs no byte."""
     reads_rows: bool
+    """It reads the rows, or the one number, that it is told of an operand."""
     makes_storage: bool
     writes: bool
     repeatable: bool
@@ -69,7 +69,8 @@ def _learn(func: Any) -> OperatorTraits:
     name = str(func._schema.name)
     known = operator_of(name)
     traits = _known[id(func)] = OperatorTraits(
-        func, known, name, stable_number(func), only_views(func), reads_nothing(func), shape_alone(func), reads_rows(func), makes_storage(func),
+        func, known, name, stable_number(func), only_views(func), known.reads is Reads.SHAPES, known.shape_only, known.reads is Reads.ROWS,
+        makes_storage(func),
         bool(written_arguments(func)), repeatable(func), counts_inside(func), runs_in_pieces(func), takes_lists(func),
         is_product(func) or looks_up_rows(func),
     )  # fmt: skip

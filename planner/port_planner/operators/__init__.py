@@ -1,6 +1,6 @@
-"""What is known of torch's operators: one row for each in `table`, what a row says in `row`, what torch itself says in `schema`.
+"""What is known of torch's operators by hand: each in a row of `table`; `row` says what there is to know.
 
-`operator_of` finds a row by name. Nothing here but `schema` imports torch.
+What torch's schema and tags say is asked of them, where torch is: nothing here imports it.
 """
 
 from port_planner.operators.row import Operator

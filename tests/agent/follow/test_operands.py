@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from port_agent.follow import operands
 from port_agent.follow.storages import StorageTable
+from port_agent.follow.traits import traits_of
 
 ATEN = torch.ops.aten
 
@@ -40,7 +41,7 @@ def test_what_is_written_includes_what_no_schema_says() -> None:
 
 
 def test_shapes_alone_are_read_by_some() -> None:
-    assert operands.reads_nothing(ATEN.zeros_like.default) and not operands.reads_nothing(ATEN.mul.Tensor)
+    assert traits_of(ATEN.zeros_like.default).reads_nothing and not traits_of(ATEN.mul.Tensor).reads_nothing
     assert operands.makes_storage(ATEN.mul.Tensor) and not operands.makes_storage(ATEN.view.default)
 
 
@@ -61,7 +62,7 @@ def test_an_operand_whose_shape_alone_is_looked_at_may_have_no_memory(function: 
 
     class Emptying(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if (place := operands.shape_alone(func)) is not None:
+            if (place := traits_of(func).shape_alone) is not None:
                 seen.append(func._schema.name)
                 args[place].untyped_storage().resize_(0)
             return func(*args, **(kwargs or {}))

@@ -26,287 +26,236 @@ _NOTES = "torch 2.13, use_deterministic_algorithms"
 _ATTENTION = "pytorch#182551"
 _APPLE, _APPLE_PATHS = "pytorch#195754", "pytorch#197506"
 
-ROWS: tuple[tuple[str, Operator], ...] = (
+ROWS: Mapping[str, Operator] = {
     # Elementwise.
-    ("abs reciprocal", Operator(result=Result.BROADCAST, sliced=_PLAIN, in_place=True)),
-    ("abs_ addcdiv_ addcmul_ clamp_ sign sign_", Operator(sliced=_PLAIN)),
-    (
-        "add mul",
-        Operator(
-            result=Result.BROADCAST, cut=_ELEMENTS, sliced=("Scalar", "Tensor"), in_place=True, commutes=("Tensor",)
-        ),
+    "abs reciprocal": Operator(result=Result.BROADCAST, sliced=_PLAIN, in_place=True),
+    "abs_ addcdiv_ addcmul_ clamp_ sign sign_": Operator(sliced=_PLAIN),
+    "add mul": Operator(
+        result=Result.BROADCAST, cut=_ELEMENTS, sliced=("Scalar", "Tensor"), in_place=True, commutes=("Tensor",)
     ),
-    ("add_ div_ mul_", Operator(cut=_ELEMENTS, sliced=("Scalar", "Tensor"))),
-    ("addcdiv addcmul", Operator(result=Result.BROADCAST, sliced=_PLAIN)),
-    ("clamp_max clamp_min masked_fill_ where", Operator(cut=_ELEMENTS)),
-    ("cos minimum sin", Operator(result=Result.BROADCAST)),
-    ("div", Operator(result=Result.BROADCAST, cut=_ELEMENTS, sliced=("Scalar", "Tensor"), in_place=True)),
-    ("elu erf hardsigmoid hardswish threshold", Operator(in_place=True)),
-    ("eq ge gt le lt ne", Operator(result=Result.COMPARISON, cut=_ELEMENTS)),
-    ("exp gelu sigmoid silu tanh", Operator(result=Result.BROADCAST, cut=_VECTORS, in_vectors=_PLAIN, in_place=True)),
-    ("exp_ gelu_", Operator(cut=_VECTORS)),
-    ("gelu_backward", Operator(check=Check.GELU, result=Result.BROADCAST, cut=_VECTORS, in_vectors=_PLAIN)),
-    ("hardtanh", Operator(cut=_ELEMENTS, in_vectors=_PLAIN, in_place=True)),
-    ("hardtanh_ hardtanh_backward native_dropout_backward relu_", Operator(cut=_ELEMENTS, in_vectors=_PLAIN)),
-    ("leaky_relu", Operator(in_vectors=_PLAIN, in_place=True)),
-    ("leaky_relu_ leaky_relu_backward", Operator(in_vectors=_PLAIN)),
-    ("lerp", Operator(result=Result.BROADCAST, sliced=("Scalar",))),
-    ("lerp_", Operator(sliced=("Scalar", "Tensor"))),
-    ("log", Operator(result=Result.BROADCAST, in_place=True)),
-    ("logical_not", Operator(result=Result.COMPARISON)),
-    ("masked_fill", Operator(cut=_ELEMENTS, in_vectors=("Scalar",), in_place=True)),
-    ("maximum", Operator(result=Result.BROADCAST, sliced=("out",))),
-    ("neg", Operator(result=Result.BROADCAST, cut=_ELEMENTS, sliced=_PLAIN, in_place=True)),
-    ("neg_", Operator(cut=_ELEMENTS, sliced=_PLAIN)),
-    ("pow", Operator(result=Result.BROADCAST, cut=_VECTORS, in_vectors=("Tensor_Scalar",))),
-    ("relu", Operator(result=Result.BROADCAST, cut=_ELEMENTS, in_vectors=_PLAIN, in_place=True)),
-    ("rsqrt", Operator(result=Result.BROADCAST, cut=_ROOTS, in_vectors=_PLAIN, in_place=True)),
-    ("rsqrt_", Operator(cut=_ROOTS)),
-    ("rsub", Operator(result=Result.BROADCAST, cut=_ELEMENTS)),
-    ("sigmoid_ silu_ tanh_", Operator(cut=_VECTORS, in_vectors=_PLAIN)),
-    (
-        "sigmoid_backward silu_backward tanh_backward",
-        Operator(result=Result.BROADCAST, cut=_VECTORS, in_vectors=_PLAIN),
-    ),
-    ("sqrt", Operator(result=Result.BROADCAST, cut=_ROOTS, sliced=_PLAIN, in_place=True)),
-    ("sqrt_", Operator(cut=_ROOTS, sliced=_PLAIN)),
-    ("sub", Operator(result=Result.BROADCAST, cut=_ELEMENTS, sliced=("Tensor",), in_place=True)),
-    ("sub_", Operator(cut=_ELEMENTS, sliced=("Tensor",))),
-    ("threshold_backward", Operator(result=Result.BROADCAST, cut=_ELEMENTS, in_vectors=_PLAIN)),
+    "add_ div_ mul_": Operator(cut=_ELEMENTS, sliced=("Scalar", "Tensor")),
+    "addcdiv addcmul": Operator(result=Result.BROADCAST, sliced=_PLAIN),
+    "clamp_max clamp_min masked_fill_ where": Operator(cut=_ELEMENTS),
+    "cos minimum sin": Operator(result=Result.BROADCAST),
+    "div": Operator(result=Result.BROADCAST, cut=_ELEMENTS, sliced=("Scalar", "Tensor"), in_place=True),
+    "elu erf hardsigmoid hardswish threshold": Operator(in_place=True),
+    "eq ge gt le lt ne": Operator(result=Result.COMPARISON, cut=_ELEMENTS),
+    "exp gelu sigmoid silu tanh": Operator(result=Result.BROADCAST, cut=_VECTORS, in_vectors=_PLAIN, in_place=True),
+    "exp_ gelu_": Operator(cut=_VECTORS),
+    "gelu_backward": Operator(check=Check.GELU, result=Result.BROADCAST, cut=_VECTORS, in_vectors=_PLAIN),
+    "hardtanh": Operator(cut=_ELEMENTS, in_vectors=_PLAIN, in_place=True),
+    "hardtanh_ hardtanh_backward native_dropout_backward relu_": Operator(cut=_ELEMENTS, in_vectors=_PLAIN),
+    "leaky_relu": Operator(in_vectors=_PLAIN, in_place=True),
+    "leaky_relu_ leaky_relu_backward": Operator(in_vectors=_PLAIN),
+    "lerp": Operator(result=Result.BROADCAST, sliced=("Scalar",)),
+    "lerp_": Operator(sliced=("Scalar", "Tensor")),
+    "log": Operator(result=Result.BROADCAST, in_place=True),
+    "logical_not": Operator(result=Result.COMPARISON),
+    "masked_fill": Operator(cut=_ELEMENTS, in_vectors=("Scalar",), in_place=True),
+    "maximum": Operator(result=Result.BROADCAST, sliced=("out",)),
+    "neg": Operator(result=Result.BROADCAST, cut=_ELEMENTS, sliced=_PLAIN, in_place=True),
+    "neg_": Operator(cut=_ELEMENTS, sliced=_PLAIN),
+    "pow": Operator(result=Result.BROADCAST, cut=_VECTORS, in_vectors=("Tensor_Scalar",)),
+    "relu": Operator(result=Result.BROADCAST, cut=_ELEMENTS, in_vectors=_PLAIN, in_place=True),
+    "rsqrt": Operator(result=Result.BROADCAST, cut=_ROOTS, in_vectors=_PLAIN, in_place=True),
+    "rsqrt_": Operator(cut=_ROOTS),
+    "rsub": Operator(result=Result.BROADCAST, cut=_ELEMENTS),
+    "sigmoid_ silu_ tanh_": Operator(cut=_VECTORS, in_vectors=_PLAIN),
+    "sigmoid_backward silu_backward tanh_backward": Operator(result=Result.BROADCAST, cut=_VECTORS, in_vectors=_PLAIN),
+    "sqrt": Operator(result=Result.BROADCAST, cut=_ROOTS, sliced=_PLAIN, in_place=True),
+    "sqrt_": Operator(cut=_ROOTS, sliced=_PLAIN),
+    "sub": Operator(result=Result.BROADCAST, cut=_ELEMENTS, sliced=("Tensor",), in_place=True),
+    "sub_": Operator(cut=_ELEMENTS, sliced=("Tensor",)),
+    "threshold_backward": Operator(result=Result.BROADCAST, cut=_ELEMENTS, in_vectors=_PLAIN),
     # What makes tensors.
-    ("empty", Operator(result=Result.CREATED, fill=Fill.NOTHING)),
-    (
-        "_empty_affine_quantized _empty_per_channel_affine_quantized empty_permuted empty_quantized",
-        Operator(allowed=False, fill=Fill.NOTHING),
+    "empty": Operator(result=Result.CREATED, fill=Fill.NOTHING),
+    "_empty_affine_quantized _empty_per_channel_affine_quantized empty_permuted empty_quantized": Operator(
+        allowed=False, fill=Fill.NOTHING
     ),
-    ("empty_like", Operator(reads=Reads.SHAPES, result=Result.LIKE, fill=Fill.NOTHING, cut=_ELEMENTS, sliced=_PLAIN)),
-    ("empty_strided", Operator(fill=Fill.NOTHING)),
-    ("full", Operator(fill=Fill.NUMBER, fill_number=1)),
-    ("full_like", Operator(reads=Reads.SHAPES, result=Result.LIKE, fill=Fill.NUMBER, fill_number=1)),
-    ("new_empty new_empty_strided", Operator(reads=Reads.SHAPES, fill=Fill.NOTHING)),
-    ("new_full", Operator(reads=Reads.SHAPES, fill=Fill.NUMBER, fill_number=2)),
-    ("new_ones", Operator(reads=Reads.SHAPES, fill=Fill.ONES)),
-    ("new_zeros", Operator(reads=Reads.SHAPES, fill=Fill.ZEROS)),
-    ("ones", Operator(result=Result.CREATED, fill=Fill.ONES)),
-    ("ones_like", Operator(reads=Reads.SHAPES, result=Result.LIKE, fill=Fill.ONES, cut=_ELEMENTS)),
-    ("rand randn", Operator(result=Result.CREATED, draws_by_shape=_PLAIN)),
-    ("rand_like randn_like", Operator(reads=Reads.SHAPES, result=Result.LIKE, draws_by_shape=_PLAIN)),
-    ("randint", Operator(result=Result.CREATED, draws_by_shape=("", "low"))),
-    ("randint_like", Operator(reads=Reads.SHAPES, result=Result.LIKE, draws_by_shape=("", "low_dtype"))),
-    ("tril triu", Operator(result=Result.LIKE)),
-    ("zeros", Operator(result=Result.CREATED, fill=Fill.ZEROS)),
-    ("zeros_like", Operator(reads=Reads.SHAPES, result=Result.LIKE, fill=Fill.ZEROS, cut=_ELEMENTS, sliced=_PLAIN)),
+    "empty_like": Operator(reads=Reads.SHAPES, result=Result.LIKE, fill=Fill.NOTHING, cut=_ELEMENTS, sliced=_PLAIN),
+    "empty_strided": Operator(fill=Fill.NOTHING),
+    "full": Operator(fill=Fill.NUMBER, fill_number=1),
+    "full_like": Operator(reads=Reads.SHAPES, result=Result.LIKE, fill=Fill.NUMBER, fill_number=1),
+    "new_empty new_empty_strided": Operator(reads=Reads.SHAPES, fill=Fill.NOTHING),
+    "new_full": Operator(reads=Reads.SHAPES, fill=Fill.NUMBER, fill_number=2),
+    "new_ones": Operator(reads=Reads.SHAPES, fill=Fill.ONES),
+    "new_zeros": Operator(reads=Reads.SHAPES, fill=Fill.ZEROS),
+    "ones": Operator(result=Result.CREATED, fill=Fill.ONES),
+    "ones_like": Operator(reads=Reads.SHAPES, result=Result.LIKE, fill=Fill.ONES, cut=_ELEMENTS),
+    "rand randn": Operator(result=Result.CREATED, draws_by_shape=_PLAIN),
+    "rand_like randn_like": Operator(reads=Reads.SHAPES, result=Result.LIKE, draws_by_shape=_PLAIN),
+    "randint": Operator(result=Result.CREATED, draws_by_shape=("", "low")),
+    "randint_like": Operator(reads=Reads.SHAPES, result=Result.LIKE, draws_by_shape=("", "low_dtype")),
+    "tril triu": Operator(result=Result.LIKE),
+    "zeros": Operator(result=Result.CREATED, fill=Fill.ZEROS),
+    "zeros_like": Operator(reads=Reads.SHAPES, result=Result.LIKE, fill=Fill.ZEROS, cut=_ELEMENTS, sliced=_PLAIN),
     # Copies, views, and what makes nothing.
-    ("alias detach", Operator(allowed=False, whole_view=True)),
-    ("_assert_async _linalg_check_errors", Operator(checks_only=True)),
-    ("clone", Operator(copies=True, result=Result.BROADCAST, cut=_ELEMENTS, sliced=_PLAIN)),
-    ("copy_", Operator(copies=True, cut=_ELEMENTS, sliced=_PLAIN)),
-    ("diagonal_backward select_backward slice_backward", Operator(result=Result.INTO_ZEROS)),
-    ("sym_numel sym_size sym_stride", Operator(allowed=False, reads=Reads.SHAPES)),
-    ("_to_copy", Operator(copies=True, cut=_ELEMENTS)),
+    "alias detach": Operator(allowed=False, whole_view=True),
+    "_assert_async _linalg_check_errors": Operator(checks_only=True),
+    "clone": Operator(copies=True, result=Result.BROADCAST, cut=_ELEMENTS, sliced=_PLAIN),
+    "copy_": Operator(copies=True, cut=_ELEMENTS, sliced=_PLAIN),
+    "diagonal_backward select_backward slice_backward": Operator(result=Result.INTO_ZEROS),
+    "sym_numel sym_size sym_stride": Operator(allowed=False, reads=Reads.SHAPES),
+    "_to_copy": Operator(copies=True, cut=_ELEMENTS),
     # Products, convolutions, attention.
-    (
-        "addmm",
-        Operator(
-            factors=(1, 2),
-            weight=2,
-            product=Product({1: "mk", 2: "kn"}, (("k", 1, 2),), addend=0),
-            cost=Cost.PRODUCT,
-            cut=CutRule(Carry.FIRST, least=PRODUCT_ROWS, cut=(1,)),
-        ),
+    "addmm": Operator(
+        factors=(1, 2),
+        weight=2,
+        product=Product({1: "mk", 2: "kn"}, (("k", 1, 2),), addend=0),
+        cost=Cost.PRODUCT,
+        cut=CutRule(Carry.FIRST, least=PRODUCT_ROWS, cut=(1,)),
     ),
-    ("baddbmm", Operator(factors=(1, 2), cost=Cost.PRODUCT)),
-    (
-        "bmm",
-        Operator(
-            factors=(0, 1),
-            product=Product({0: "bmk", 1: "bkn"}, (("k", 0, 1),)),
-            cost=Cost.PRODUCT,
-            cut=CutRule(Carry.FIRST, cut=(0, 1)),
-        ),
+    "baddbmm": Operator(factors=(1, 2), cost=Cost.PRODUCT),
+    "bmm": Operator(
+        factors=(0, 1),
+        product=Product({0: "bmk", 1: "bkn"}, (("k", 0, 1),)),
+        cost=Cost.PRODUCT,
+        cut=CutRule(Carry.FIRST, cut=(0, 1)),
     ),
-    (
-        "convolution",
-        Operator(
-            product=Product({0: "nc", 1: "oc"}, (("c", 0, 1),), addend=2),
-            cost=Cost.CONVOLUTION,
-            cut=CutRule(Carry.FIRST, least=2, cut=(0,)),
-        ),
+    "convolution": Operator(
+        product=Product({0: "nc", 1: "oc"}, (("c", 0, 1),), addend=2),
+        cost=Cost.CONVOLUTION,
+        cut=CutRule(Carry.FIRST, least=2, cut=(0,)),
     ),
-    (
-        "convolution_backward",
-        Operator(
-            product=Product({0: "no", 1: "nc", 2: "oc"}, (("o", 0, 2), ("n", 0, 1))),
-            cost=Cost.CONVOLUTION_BACKWARD,
-            cut_of_sum=CutRule(Carry.FIRST, least=2, cut=(0, 1)),
-        ),
+    "convolution_backward": Operator(
+        product=Product({0: "no", 1: "nc", 2: "oc"}, (("o", 0, 2), ("n", 0, 1))),
+        cost=Cost.CONVOLUTION_BACKWARD,
+        cut_of_sum=CutRule(Carry.FIRST, least=2, cut=(0, 1)),
     ),
-    ("linalg_lu_solve", Operator(pivots=1)),
-    (
-        "mm",
-        Operator(
-            factors=(0, 1),
-            weight=1,
-            product=Product({0: "mk", 1: "kn"}, (("k", 0, 1),)),
-            cost=Cost.PRODUCT,
-            cut=CutRule(Carry.FIRST, least=PRODUCT_ROWS, cut=(0,)),
-            cut_of_sum=CutRule(Carry.FIRST, least=PRODUCT_ROWS, cut=(0, 1)),
-        ),
+    "linalg_lu_solve": Operator(pivots=1),
+    "mm": Operator(
+        factors=(0, 1),
+        weight=1,
+        product=Product({0: "mk", 1: "kn"}, (("k", 0, 1),)),
+        cost=Cost.PRODUCT,
+        cut=CutRule(Carry.FIRST, least=PRODUCT_ROWS, cut=(0,)),
+        cut_of_sum=CutRule(Carry.FIRST, least=PRODUCT_ROWS, cut=(0, 1)),
     ),
-    ("_native_multi_head_attention _transformer_encoder_layer_fwd", Operator(allowed=False, casts_inside=True)),
+    "_native_multi_head_attention _transformer_encoder_layer_fwd": Operator(allowed=False, casts_inside=True),
     (
         "_scaled_dot_product_cudnn_attention _scaled_dot_product_efficient_attention "
-        "_scaled_dot_product_flash_attention",
-        Operator(cuda_only=True, check=Check.ATTENTION, cost=Cost.ATTENTION),
+        "_scaled_dot_product_flash_attention"
+    ): Operator(cuda_only=True, check=Check.ATTENTION, cost=Cost.ATTENTION),
+    "_scaled_dot_product_cudnn_attention_backward _scaled_dot_product_efficient_attention_backward": Operator(
+        cuda_only=True, check=Check.PADDED_ATTENTION, cost=Cost.ATTENTION_BACKWARD, reordered_on_cuda=_ATTENTION
     ),
-    (
-        "_scaled_dot_product_cudnn_attention_backward _scaled_dot_product_efficient_attention_backward",
-        Operator(
-            cuda_only=True, check=Check.PADDED_ATTENTION, cost=Cost.ATTENTION_BACKWARD, reordered_on_cuda=_ATTENTION
-        ),
+    "_scaled_dot_product_flash_attention_backward": Operator(
+        cuda_only=True, check=Check.ATTENTION, cost=Cost.ATTENTION_BACKWARD, reordered_on_cuda=_ATTENTION
     ),
-    (
-        "_scaled_dot_product_flash_attention_backward",
-        Operator(cuda_only=True, check=Check.ATTENTION, cost=Cost.ATTENTION_BACKWARD, reordered_on_cuda=_ATTENTION),
+    "_scaled_dot_product_flash_attention_for_cpu": Operator(
+        check=Check.ATTENTION, cost=Cost.ATTENTION, cut=CutRule(Carry.EVERY)
     ),
-    (
-        "_scaled_dot_product_flash_attention_for_cpu",
-        Operator(check=Check.ATTENTION, cost=Cost.ATTENTION, cut=CutRule(Carry.EVERY)),
+    "_scaled_dot_product_flash_attention_for_cpu_backward": Operator(
+        check=Check.ATTENTION, cost=Cost.ATTENTION_BACKWARD, cut=CutRule(Carry.EVERY)
     ),
-    (
-        "_scaled_dot_product_flash_attention_for_cpu_backward",
-        Operator(check=Check.ATTENTION, cost=Cost.ATTENTION_BACKWARD, cut=CutRule(Carry.EVERY)),
-    ),
-    ("_trilinear", Operator(casts_inside=True)),
+    "_trilinear": Operator(casts_inside=True),
     # Rows, norms, recurrent layers.
-    ("amax mean", Operator(cut=CutRule(Carry.ROWS, axis=1))),
-    ("batch_norm_update_stats", Operator(allowed=False, hidden_writes=(1, 2))),
-    ("_batch_norm_with_update _batch_norm_with_update_functional", Operator(allowed=False, other_tangents=True)),
-    ("cudnn_batch_norm", Operator(cuda_only=True, check=Check.BATCH_NORM, hidden_writes=(3, 4))),
-    ("cudnn_batch_norm_backward", Operator(cuda_only=True, check=Check.CUDNN_BATCH_NORM_BACKWARD)),
-    ("cumsum histc index_copy index_copy_ median nll_loss2d_forward", Operator(reordered_on_cuda=_NOTES)),
-    ("_log_softmax _softmax", Operator(result=Result.ROWS, cut=CutRule(Carry.ROWS, least=2, axis=1), row_operands=1)),
-    (
-        "_log_softmax_backward_data _softmax_backward_data",
-        Operator(check=Check.SAME_SHAPES, result=Result.ROWS, cut=CutRule(Carry.ROWS, least=2, axis=2), row_operands=2),
+    "amax mean": Operator(cut=CutRule(Carry.ROWS, axis=1)),
+    "batch_norm_update_stats": Operator(allowed=False, hidden_writes=(1, 2)),
+    "_batch_norm_with_update _batch_norm_with_update_functional": Operator(allowed=False, other_tangents=True),
+    "cudnn_batch_norm": Operator(cuda_only=True, check=Check.BATCH_NORM, hidden_writes=(3, 4)),
+    "cudnn_batch_norm_backward": Operator(cuda_only=True, check=Check.CUDNN_BATCH_NORM_BACKWARD),
+    "_log_softmax _softmax": Operator(result=Result.ROWS, cut=CutRule(Carry.ROWS, least=2, axis=1), row_operands=1),
+    "_log_softmax_backward_data _softmax_backward_data": Operator(
+        check=Check.SAME_SHAPES, result=Result.ROWS, cut=CutRule(Carry.ROWS, least=2, axis=2), row_operands=2
     ),
-    ("miopen_batch_norm", Operator(allowed=False, hidden_writes=(3, 4))),
-    ("mkldnn_rnn_layer mkldnn_rnn_layer_backward", Operator(check=Check.LSTM)),
-    (
-        "native_batch_norm",
-        Operator(check=Check.BATCH_NORM, hidden_writes=(3, 4), result=Result.NORMALIZED, other_tangents=True),
+    "miopen_batch_norm": Operator(allowed=False, hidden_writes=(3, 4)),
+    "mkldnn_rnn_layer mkldnn_rnn_layer_backward": Operator(check=Check.LSTM),
+    "native_batch_norm": Operator(
+        check=Check.BATCH_NORM, hidden_writes=(3, 4), result=Result.NORMALIZED, other_tangents=True
     ),
-    ("native_batch_norm_backward", Operator(check=Check.BATCH_NORM, result=Result.NORMALIZED)),
-    ("_native_batch_norm_legit", Operator(allowed=False, hidden_writes=(3, 4), other_tangents=True)),
-    ("native_group_norm prod", Operator(other_tangents=True)),
-    ("native_layer_norm", Operator(result=Result.NORMALIZED, cut=CutRule(Carry.FIRST, cut=(0,)), other_tangents=True)),
-    (
-        "native_layer_norm_backward",
-        Operator(
-            check=Check.LAYER_NORM_BACKWARD, result=Result.NORMALIZED, cut_of_sum=CutRule(Carry.FIRST, cut=(0, 1, 3, 4))
-        ),
+    "native_batch_norm_backward": Operator(check=Check.BATCH_NORM, result=Result.NORMALIZED),
+    "_native_batch_norm_legit": Operator(allowed=False, hidden_writes=(3, 4), other_tangents=True),
+    "native_group_norm prod": Operator(other_tangents=True),
+    "native_layer_norm": Operator(result=Result.NORMALIZED, cut=CutRule(Carry.FIRST, cut=(0,)), other_tangents=True),
+    "native_layer_norm_backward": Operator(
+        check=Check.LAYER_NORM_BACKWARD, result=Result.NORMALIZED, cut_of_sum=CutRule(Carry.FIRST, cut=(0, 1, 3, 4))
     ),
-    ("_safe_softmax", Operator(result=Result.ROWS, cut=CutRule(Carry.ROWS, least=2, axis=1))),
-    ("sum", Operator(cut=CutRule(Carry.ROWS, axis=1), cut_of_sum=CutRule(Carry.FIRST, cut=(0,)))),
-    ("_weight_norm_interface _weight_norm_interface_backward", Operator(check=Check.WEIGHT_NORM)),
+    "_safe_softmax": Operator(result=Result.ROWS, cut=CutRule(Carry.ROWS, least=2, axis=1)),
+    "sum": Operator(cut=CutRule(Carry.ROWS, axis=1), cut_of_sum=CutRule(Carry.FIRST, cut=(0,))),
+    "_weight_norm_interface _weight_norm_interface_backward": Operator(check=Check.WEIGHT_NORM),
     # Images and signals.
-    ("_adaptive_avg_pool2d_backward", Operator(check=Check.ADAPTIVE_AVERAGE, shape_only=1, reordered_on_cuda=_NOTES)),
-    ("_adaptive_avg_pool3d_backward", Operator(check=Check.ADAPTIVE_AVERAGE, reordered_on_cuda=_NOTES)),
-    (
-        "adaptive_max_pool2d_backward max_pool3d_with_indices_backward",
-        Operator(check=Check.MAX_POOL, reordered_on_cuda=_NOTES, reordered_on_mps=_APPLE_PATHS),
+    "_adaptive_avg_pool2d_backward": Operator(check=Check.ADAPTIVE_AVERAGE, shape_only=1, reordered_on_cuda=_NOTES),
+    "_adaptive_avg_pool3d_backward": Operator(check=Check.ADAPTIVE_AVERAGE, reordered_on_cuda=_NOTES),
+    "adaptive_max_pool2d_backward max_pool3d_with_indices_backward": Operator(
+        check=Check.MAX_POOL, reordered_on_cuda=_NOTES, reordered_on_mps=_APPLE_PATHS
     ),
-    (
-        "adaptive_max_pool3d_backward fractional_max_pool2d_backward fractional_max_pool3d_backward",
-        Operator(check=Check.MAX_POOL),
+    "adaptive_max_pool3d_backward fractional_max_pool2d_backward fractional_max_pool3d_backward": Operator(
+        check=Check.MAX_POOL
     ),
-    ("avg_pool2d_backward", Operator(check=Check.AVERAGE_POOL, shape_only=1, reordered_on_mps=_APPLE_PATHS)),
-    (
-        "avg_pool3d_backward",
-        Operator(check=Check.AVERAGE_POOL, reordered_on_cuda=_NOTES, reordered_on_mps=_APPLE_PATHS),
+    "avg_pool2d_backward": Operator(check=Check.AVERAGE_POOL, shape_only=1, reordered_on_mps=_APPLE_PATHS),
+    "avg_pool3d_backward": Operator(check=Check.AVERAGE_POOL, reordered_on_cuda=_NOTES, reordered_on_mps=_APPLE_PATHS),
+    "_fft_c2c _fft_c2r _fft_r2c": Operator(check=Check.FOURIER),
+    "grid_sampler_2d": Operator(check=Check.GRID_SAMPLER, coordinates=1),
+    "grid_sampler_2d_backward": Operator(
+        check=Check.GRID_SAMPLER, coordinates=2, reordered_on_cuda=_NOTES, reordered_on_mps=_APPLE_PATHS
     ),
-    ("_fft_c2c _fft_c2r _fft_r2c", Operator(check=Check.FOURIER)),
-    ("grid_sampler_2d", Operator(check=Check.GRID_SAMPLER, coordinates=1)),
+    "grid_sampler_3d grid_sampler_3d_backward": Operator(check=Check.GRID_SAMPLER),
+    "max_pool2d_with_indices_backward": Operator(check=Check.MAX_POOL, shape_only=1, reordered_on_mps=_APPLE_PATHS),
     (
-        "grid_sampler_2d_backward",
-        Operator(check=Check.GRID_SAMPLER, coordinates=2, reordered_on_cuda=_NOTES, reordered_on_mps=_APPLE_PATHS),
-    ),
-    ("grid_sampler_3d grid_sampler_3d_backward", Operator(check=Check.GRID_SAMPLER)),
-    ("max_pool2d_with_indices_backward", Operator(check=Check.MAX_POOL, shape_only=1, reordered_on_mps=_APPLE_PATHS)),
-    ("reflection_pad1d_backward reflection_pad2d_backward", Operator(check=Check.PADDING, reordered_on_cuda=_NOTES)),
-    ("reflection_pad3d_backward", Operator(check=Check.PADDING)),
-    (
-        "replication_pad1d_backward replication_pad2d_backward",
-        Operator(check=Check.PADDING, reordered_on_cuda=_NOTES),
-    ),
-    ("replication_pad3d_backward", Operator(check=Check.PADDING)),
-    ("unfold_backward", Operator(check=Check.UNFOLD)),
+        "reflection_pad1d_backward reflection_pad2d_backward replication_pad1d_backward replication_pad2d_backward"
+    ): Operator(check=Check.PADDING, reordered_on_cuda=_NOTES),
+    "reflection_pad3d_backward replication_pad3d_backward": Operator(check=Check.PADDING),
+    "unfold_backward": Operator(check=Check.UNFOLD),
     (
         "upsample_bicubic2d _upsample_bicubic2d_aa upsample_bilinear2d _upsample_bilinear2d_aa "
         "_upsample_bilinear2d_aa_backward upsample_linear1d upsample_nearest1d upsample_nearest2d "
         "upsample_nearest3d upsample_nearest3d_backward _upsample_nearest_exact1d "
         "_upsample_nearest_exact1d_backward _upsample_nearest_exact2d _upsample_nearest_exact2d_backward "
         "_upsample_nearest_exact3d _upsample_nearest_exact3d_backward upsample_trilinear3d "
-        "upsample_trilinear3d_backward",
-        Operator(check=Check.UPSAMPLE),
+        "upsample_trilinear3d_backward"
+    ): Operator(check=Check.UPSAMPLE),
+    "_upsample_bicubic2d_aa_backward": Operator(allowed=False, check=Check.UPSAMPLE),
+    "upsample_bicubic2d_backward upsample_bilinear2d_backward upsample_linear1d_backward": Operator(
+        check=Check.UPSAMPLE, reordered_on_cuda=_NOTES, reordered_on_mps=_APPLE_PATHS
     ),
-    ("_upsample_bicubic2d_aa_backward", Operator(allowed=False, check=Check.UPSAMPLE)),
-    (
-        "upsample_bicubic2d_backward upsample_bilinear2d_backward upsample_linear1d_backward",
-        Operator(check=Check.UPSAMPLE, reordered_on_cuda=_NOTES, reordered_on_mps=_APPLE_PATHS),
-    ),
-    (
-        "upsample_nearest1d_backward upsample_nearest2d_backward",
-        Operator(check=Check.UPSAMPLE, reordered_on_mps=_APPLE_PATHS),
+    "upsample_nearest1d_backward upsample_nearest2d_backward": Operator(
+        check=Check.UPSAMPLE, reordered_on_mps=_APPLE_PATHS
     ),
     # Losses, distances, rows that indices name.
-    ("_cdist_backward", Operator(check=Check.DISTANCES)),
-    ("_ctc_loss", Operator(lengths=0)),
-    ("_ctc_loss_backward", Operator(check=Check.CTC_LOSS, lengths=1, reordered_on_cuda=_NOTES)),
-    ("embedding", Operator(reads=Reads.ROWS, indices=(0, 1), weight=0)),
-    ("_embedding_bag", Operator(check=Check.EMBEDDING_BAG)),
-    (
-        "_embedding_bag_backward _embedding_bag_per_sample_weights_backward",
-        Operator(check=Check.EMBEDDING_BAG_BACKWARD),
+    "_cdist_backward": Operator(check=Check.DISTANCES),
+    "cumsum histc index_copy index_copy_ median nll_loss2d_forward": Operator(reordered_on_cuda=_NOTES),
+    "_ctc_loss": Operator(lengths=0),
+    "_ctc_loss_backward": Operator(check=Check.CTC_LOSS, lengths=1, reordered_on_cuda=_NOTES),
+    "embedding": Operator(reads=Reads.ROWS, indices=(0, 1), weight=0),
+    "_embedding_bag": Operator(check=Check.EMBEDDING_BAG),
+    "_embedding_bag_backward _embedding_bag_per_sample_weights_backward": Operator(check=Check.EMBEDDING_BAG_BACKWARD),
+    "embedding_dense_backward": Operator(check=Check.EMBEDDING, indices=(2, 1), reordered_on_mps="pytorch#195404"),
+    "gather": Operator(indices=(0, 2)),
+    "index": Operator(index_list=True),
+    "index_add index_add_ index_select_backward scatter_add scatter_add_": Operator(
+        reordered_on_cuda=_NOTES, reordered_on_mps=_APPLE
     ),
-    ("embedding_dense_backward", Operator(check=Check.EMBEDDING, indices=(2, 1), reordered_on_mps="pytorch#195404")),
-    ("gather", Operator(indices=(0, 2))),
-    ("index", Operator(index_list=True)),
-    (
-        "index_add index_add_ index_select_backward scatter_add scatter_add_",
-        Operator(reordered_on_cuda=_NOTES, reordered_on_mps=_APPLE),
+    "index_put index_put_": Operator(index_list=True, reordered_on_cuda=_NOTES, reordered_on_mps="pytorch#97574"),
+    "index_select": Operator(reads=Reads.ROWS, indices=(0, 2)),
+    "_local_scalar_dense": Operator(allowed=False, reads=Reads.ROWS),
+    "multi_margin_loss_backward multilabel_margin_loss_backward": Operator(check=Check.MARGIN_LOSS),
+    "nll_loss2d_backward": Operator(check=Check.NLL_LOSS, shape_only=1),
+    "nll_loss_backward": Operator(
+        check=Check.NLL_LOSS, shape_only=1, indices=(1, 2), cut=CutRule(Carry.FIRST, cut=(1, 2))
     ),
-    ("index_put index_put_", Operator(index_list=True, reordered_on_cuda=_NOTES, reordered_on_mps="pytorch#97574")),
-    ("index_select", Operator(reads=Reads.ROWS, indices=(0, 2))),
-    ("_local_scalar_dense", Operator(allowed=False, reads=Reads.ROWS)),
-    ("multi_margin_loss_backward multilabel_margin_loss_backward", Operator(check=Check.MARGIN_LOSS)),
-    ("nll_loss2d_backward", Operator(check=Check.NLL_LOSS, shape_only=1)),
-    (
-        "nll_loss_backward",
-        Operator(check=Check.NLL_LOSS, shape_only=1, indices=(1, 2), cut=CutRule(Carry.FIRST, cut=(1, 2))),
-    ),
-    ("nll_loss_forward", Operator(indices=(0, 1))),
-    ("_pdist_backward", Operator(check=Check.DISTANCES_OF_PAIRS)),
-    ("_pdist_forward", Operator(check=Check.PAIRS)),
-    ("poisson_nll_loss", Operator(allowed=False, repeatable=False)),
-    ("scatter scatter_", Operator(reordered_on_cuda=_NOTES, reordered_on_mps="pytorch#97574")),
-    ("scatter_reduce", Operator(reordered_on_cuda=_NOTES, reordered_on_mps=_APPLE_PATHS)),
+    "nll_loss_forward": Operator(indices=(0, 1)),
+    "_pdist_backward": Operator(check=Check.DISTANCES_OF_PAIRS),
+    "_pdist_forward": Operator(check=Check.PAIRS),
+    "poisson_nll_loss": Operator(allowed=False, repeatable=False),
+    "scatter scatter_": Operator(reordered_on_cuda=_NOTES, reordered_on_mps="pytorch#97574"),
+    "scatter_reduce": Operator(reordered_on_cuda=_NOTES, reordered_on_mps=_APPLE_PATHS),
     # Updates over lists.
-    ("_foreach_add_", Operator(in_vectors=("List", "Scalar", "ScalarList"))),
-    ("_foreach_addcdiv_ _foreach_addcmul_", Operator(allowed=False, in_vectors=("Scalar", "ScalarList"))),
-    ("_foreach_div_", Operator(allowed=False, in_vectors=("List", "Scalar", "ScalarList"))),
-    ("_foreach_lerp_", Operator(allowed=False, in_vectors=("List", "Scalar"))),
-    ("_foreach_mul_", Operator(allowed=False, in_vectors=("List", "Scalar", "ScalarList", "Tensor"))),
-    ("_foreach_neg_ _foreach_sqrt_", Operator(allowed=False, in_vectors=_PLAIN)),
-    ("_foreach_sub_", Operator(allowed=False, in_vectors=("List",))),
-    ("_fused_adagrad _fused_adam _fused_adamw _fused_sgd", Operator(allowed=False, over_lists=True)),
-    ("_fused_adagrad_ _fused_adam_ _fused_adamw_ _fused_sgd_", Operator(check=Check.FUSED_UPDATE, fused_update=True)),
+    "_foreach_add_": Operator(in_vectors=("List", "Scalar", "ScalarList")),
+    "_foreach_addcdiv_ _foreach_addcmul_": Operator(allowed=False, in_vectors=("Scalar", "ScalarList")),
+    "_foreach_div_": Operator(allowed=False, in_vectors=("List", "Scalar", "ScalarList")),
+    "_foreach_lerp_": Operator(allowed=False, in_vectors=("List", "Scalar")),
+    "_foreach_mul_": Operator(allowed=False, in_vectors=("List", "Scalar", "ScalarList", "Tensor")),
+    "_foreach_neg_ _foreach_sqrt_": Operator(allowed=False, in_vectors=_PLAIN),
+    "_foreach_sub_": Operator(allowed=False, in_vectors=("List",)),
+    "_fused_adagrad _fused_adam _fused_adamw _fused_sgd": Operator(allowed=False, over_lists=True),
+    "_fused_adagrad_ _fused_adam_ _fused_adamw_ _fused_sgd_": Operator(check=Check.FUSED_UPDATE, fused_update=True),
     # What draws.
-    ("bernoulli", Operator(draws_by_shape=("", "p"))),
-    ("bernoulli_", Operator(draws_by_shape=("Tensor", "float"))),
-    ("exponential_ native_dropout normal_ uniform_", Operator(draws_by_shape=_PLAIN)),
-    ("random_", Operator(draws_by_shape=("", "from", "to"))),
-    ("rrelu_with_noise_backward", Operator(repeatable=False)),
+    "bernoulli": Operator(draws_by_shape=("", "p")),
+    "bernoulli_": Operator(draws_by_shape=("Tensor", "float")),
+    "exponential_ native_dropout normal_ uniform_": Operator(draws_by_shape=_PLAIN),
+    "random_": Operator(draws_by_shape=("", "from", "to")),
+    "rrelu_with_noise_backward": Operator(repeatable=False),
     # All that torch's schema and tags leave to say of these is that a bundle may call them.
     (
         "acos acosh adaptive_avg_pool1d _adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_max_pool2d "
@@ -342,11 +291,10 @@ ROWS: tuple[tuple[str, Operator], ...] = (
         "special_xlog1py split_copy split_with_sizes_copy square squeeze_copy stack _standard_gamma "
         "_standard_gamma_grad std std_mean t_copy take tan threshold_ topk trace transpose_copy triangular_solve "
         "tril_ triu_ trunc unbind_copy unfold_copy _unique2 unsqueeze_copy var var_mean vdot view_copy xlogy "
-        "zero_",
-        Operator(),
-    ),
-)
+        "zero_"
+    ): Operator(),
+}
 """Base names, separated by blanks, and what is known of these operators."""
 
-OPERATORS: Mapping[str, Operator] = {name: row for names, row in ROWS for name in names.split()}
+OPERATORS: Mapping[str, Operator] = {name: row for names, row in ROWS.items() for name in names.split()}
 """By base name."""

@@ -21,12 +21,12 @@ FEW = 2
 
 
 def test_each_operator_stands_in_one_row() -> None:
-    counts = Counter(name for names, _ in ROWS for name in names.split())
+    counts = Counter(name for names in ROWS for name in names.split())
     assert [name for name, count in counts.items() if count > 1] == []
 
 
 def test_no_two_rows_say_the_same() -> None:
-    rows = [repr(row) for _, row in ROWS]
+    rows = [repr(row) for row in ROWS.values()]
     assert len(rows) == len(set(rows))
 
 

@@ -8,7 +8,7 @@ from port_planner.operators.table import OPERATORS
 
 BEYOND_TORCH = {"sym_numel", "sym_size", "sym_stride"}
 """Known by names that torch keeps for traced shapes: overloads without a tensor as their result."""
-TAGLESS = {"clone", "copy_", "empty_like", "native_dropout_backward", "zeros_like"}
+TAGLESS = {"copy_", "empty_like", "hardtanh_backward", "leaky_relu_backward", "zeros_like"}
 """Elementwise, though torch does not tag them so: they copy, fill, or were forgotten."""
 
 

@@ -39,7 +39,7 @@ class OperatorTraits:
     shape_alone: int | None
     """Which argument's shape alone it looks at, if there is one: of that it needs no byte."""
     reads_rows: bool
-    """It reads the rows, or the one number, that it is told of an operand."""
+    """It reads the rows, or the one number, of an operand that another argument names."""
     makes_storage: bool
     writes: bool
     repeatable: bool

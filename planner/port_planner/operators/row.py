@@ -1,4 +1,4 @@
-"""What a row of the table of operators says: what torch's schema and tags do not, and somebody here needs to know."""
+"""The columns of the table of operators: what torch's schema and tags do not say, and some room needs to know."""
 
 import enum
 from collections.abc import Mapping
@@ -42,7 +42,7 @@ class Reads(enum.Enum):
 
     ALL = enum.auto()
     ROWS = enum.auto()
-    """The rows, or the one number, that it is told of."""
+    """The rows, or the one number, that another argument names."""
     SHAPES = enum.auto()
     """No byte."""
 
@@ -206,5 +206,5 @@ class Operator:
     other_tangents: bool = False
     """Its tangent has other last digits under a dispatch mode. Found by comparing those of torch's own samples of all functions."""
     reordered_on_cuda: str = ""
-    """Who says that it does not give the same bits each time on CUDA."""
+    """The source of knowing that it does not give the same bits each time on CUDA."""
     reordered_on_mps: str = ""

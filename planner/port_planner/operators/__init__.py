@@ -3,6 +3,8 @@
 What torch's schema and tags say is asked of them, where torch is: nothing here imports it.
 """
 
+from functools import lru_cache
+
 from port_planner.operators.row import Operator
 from port_planner.operators.table import OPERATORS
 
@@ -19,6 +21,7 @@ def overload_name(name: str) -> str:
     return name.partition(".")[2]
 
 
+@lru_cache(maxsize=4096)
 def operator_of(name: str) -> Operator:
     """Return what is known of an operator, of any overload; of one that has no row, that it is not allowed."""
     return OPERATORS.get(base_name(name), _UNKNOWN)

@@ -23,7 +23,7 @@ from port_planner.capture.rewritten_steps import rewritten_step
 from port_planner.ir.graph import Argument, Phase, Ref, Role, Scalar, references
 from port_planner.ir.lowering.optimizer_scalars import RecordedNumbers, Schedule, restored
 from port_planner.operators import operator_of
-from port_planner.operators.row import Fill
+from port_planner.operators.row import Filling
 
 _REMEDY = f"a bundle cannot repeat that; {OPTIMIZER_REMEDY}"
 
@@ -376,8 +376,8 @@ def _first_value(tape: Tape, ops: Sequence[RecordedOp], storage: int, tensor: to
     for op in ops:
         if storage in _touched(tape, op):
             known = operator_of(op.name)
-            if known.fill in (Fill.ZEROS, Fill.ONES):
-                return float(known.fill is Fill.ONES)
+            if known.fill in (Filling.ZEROS, Filling.ONES):
+                return float(known.fill is Filling.ONES)
             number = op.args[known.fill_number] if known.fill_number is not None else None
             return float(number) if isinstance(number, int | float) else None
     return None

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 
-class Check(enum.Enum):
+class ArgumentCheck(enum.Enum):
     """What an operator is called with and does not check itself; the rules stand in `port_planner.ir.operands`."""
 
     SAME_SHAPES = enum.auto()
@@ -66,7 +66,7 @@ class Result(enum.Enum):
     """Like the input, and mean and deviation, or gradients of weight and bias: a network has one at every other layer."""
 
 
-class Fill(enum.Enum):
+class Filling(enum.Enum):
     """What a new tensor is filled with."""
 
     NOTHING = enum.auto()
@@ -143,7 +143,7 @@ class Operator:
     """A bundle may call it, with any arguments. Others are met only where a user's program is followed."""
     cuda_only: bool = False
     """torch takes it for a model on CUDA in place of the CPU's; elsewhere it has no kernel."""
-    check: Check | None = None
+    check: ArgumentCheck | None = None
     """What is checked of its arguments before a bundle's call of it, because its kernel does not."""
     checks_only: bool = False
     """It makes nothing, and raises where something is not as it must be."""
@@ -169,7 +169,7 @@ class Operator:
     """The argument that holds coordinates, which it turns into addresses whatever they are, NaN included."""
 
     result: Result | None = None
-    fill: Fill | None = None
+    fill: Filling | None = None
     fill_number: int | None = None
     factors: tuple[int, int] | None = None
     """The two matrices, or batches of them, that are multiplied."""

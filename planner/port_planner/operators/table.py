@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from port_planner.operators.row import (
     PRODUCT_ROWS,
     VECTOR,
+    ArgumentCheck,
     Carry,
-    Check,
     Cost,
     CutRule,
-    Fill,
+    Filling,
     Operator,
     Product,
     Reads,
@@ -42,7 +42,7 @@ ROWS: Mapping[str, Operator] = {
     "eq ge gt le lt ne": Operator(result=Result.COMPARISON, cut=_ELEMENTS),
     "exp gelu sigmoid silu tanh": Operator(result=Result.BROADCAST, cut=_VECTORS, in_vectors=_PLAIN, in_place=True),
     "exp_ gelu_": Operator(cut=_VECTORS),
-    "gelu_backward": Operator(check=Check.GELU, result=Result.BROADCAST, cut=_VECTORS, in_vectors=_PLAIN),
+    "gelu_backward": Operator(check=ArgumentCheck.GELU, result=Result.BROADCAST, cut=_VECTORS, in_vectors=_PLAIN),
     "hardtanh": Operator(cut=_ELEMENTS, in_vectors=_PLAIN, in_place=True),
     "hardtanh_ hardtanh_backward native_dropout_backward relu_": Operator(cut=_ELEMENTS, in_vectors=_PLAIN),
     "leaky_relu": Operator(in_vectors=_PLAIN, in_place=True),
@@ -68,27 +68,27 @@ ROWS: Mapping[str, Operator] = {
     "sub_": Operator(cut=_ELEMENTS, sliced=("Tensor",)),
     "threshold_backward": Operator(result=Result.BROADCAST, cut=_ELEMENTS, in_vectors=_PLAIN),
     # What makes tensors.
-    "empty": Operator(result=Result.CREATED, fill=Fill.NOTHING),
+    "empty": Operator(result=Result.CREATED, fill=Filling.NOTHING),
     "_empty_affine_quantized _empty_per_channel_affine_quantized empty_permuted empty_quantized": Operator(
-        allowed=False, fill=Fill.NOTHING
+        allowed=False, fill=Filling.NOTHING
     ),
-    "empty_like": Operator(reads=Reads.SHAPES, result=Result.LIKE, fill=Fill.NOTHING, cut=_ELEMENTS, sliced=_PLAIN),
-    "empty_strided": Operator(fill=Fill.NOTHING),
-    "full": Operator(fill=Fill.NUMBER, fill_number=1),
-    "full_like": Operator(reads=Reads.SHAPES, result=Result.LIKE, fill=Fill.NUMBER, fill_number=1),
-    "new_empty new_empty_strided": Operator(reads=Reads.SHAPES, fill=Fill.NOTHING),
-    "new_full": Operator(reads=Reads.SHAPES, fill=Fill.NUMBER, fill_number=2),
-    "new_ones": Operator(reads=Reads.SHAPES, fill=Fill.ONES),
-    "new_zeros": Operator(reads=Reads.SHAPES, fill=Fill.ZEROS),
-    "ones": Operator(result=Result.CREATED, fill=Fill.ONES),
-    "ones_like": Operator(reads=Reads.SHAPES, result=Result.LIKE, fill=Fill.ONES, cut=_ELEMENTS),
+    "empty_like": Operator(reads=Reads.SHAPES, result=Result.LIKE, fill=Filling.NOTHING, cut=_ELEMENTS, sliced=_PLAIN),
+    "empty_strided": Operator(fill=Filling.NOTHING),
+    "full": Operator(fill=Filling.NUMBER, fill_number=1),
+    "full_like": Operator(reads=Reads.SHAPES, result=Result.LIKE, fill=Filling.NUMBER, fill_number=1),
+    "new_empty new_empty_strided": Operator(reads=Reads.SHAPES, fill=Filling.NOTHING),
+    "new_full": Operator(reads=Reads.SHAPES, fill=Filling.NUMBER, fill_number=2),
+    "new_ones": Operator(reads=Reads.SHAPES, fill=Filling.ONES),
+    "new_zeros": Operator(reads=Reads.SHAPES, fill=Filling.ZEROS),
+    "ones": Operator(result=Result.CREATED, fill=Filling.ONES),
+    "ones_like": Operator(reads=Reads.SHAPES, result=Result.LIKE, fill=Filling.ONES, cut=_ELEMENTS),
     "rand randn": Operator(result=Result.CREATED, draws_by_shape=_PLAIN),
     "rand_like randn_like": Operator(reads=Reads.SHAPES, result=Result.LIKE, draws_by_shape=_PLAIN),
     "randint": Operator(result=Result.CREATED, draws_by_shape=("", "low")),
     "randint_like": Operator(reads=Reads.SHAPES, result=Result.LIKE, draws_by_shape=("", "low_dtype")),
     "tril triu": Operator(result=Result.LIKE),
-    "zeros": Operator(result=Result.CREATED, fill=Fill.ZEROS),
-    "zeros_like": Operator(reads=Reads.SHAPES, result=Result.LIKE, fill=Fill.ZEROS, cut=_ELEMENTS, sliced=_PLAIN),
+    "zeros": Operator(result=Result.CREATED, fill=Filling.ZEROS),
+    "zeros_like": Operator(reads=Reads.SHAPES, result=Result.LIKE, fill=Filling.ZEROS, cut=_ELEMENTS, sliced=_PLAIN),
     # Copies, views, and what makes nothing.
     "alias detach": Operator(allowed=False, whole_view=True),
     "_assert_async _linalg_check_errors": Operator(checks_only=True),
@@ -135,68 +135,76 @@ ROWS: Mapping[str, Operator] = {
     (
         "_scaled_dot_product_cudnn_attention _scaled_dot_product_efficient_attention "
         "_scaled_dot_product_flash_attention"
-    ): Operator(cuda_only=True, check=Check.ATTENTION, cost=Cost.ATTENTION),
+    ): Operator(cuda_only=True, check=ArgumentCheck.ATTENTION, cost=Cost.ATTENTION),
     "_scaled_dot_product_cudnn_attention_backward _scaled_dot_product_efficient_attention_backward": Operator(
-        cuda_only=True, check=Check.PADDED_ATTENTION, cost=Cost.ATTENTION_BACKWARD, reordered_on_cuda=_ATTENTION
+        cuda_only=True, check=ArgumentCheck.PADDED_ATTENTION, cost=Cost.ATTENTION_BACKWARD, reordered_on_cuda=_ATTENTION
     ),
     "_scaled_dot_product_flash_attention_backward": Operator(
-        cuda_only=True, check=Check.ATTENTION, cost=Cost.ATTENTION_BACKWARD, reordered_on_cuda=_ATTENTION
+        cuda_only=True, check=ArgumentCheck.ATTENTION, cost=Cost.ATTENTION_BACKWARD, reordered_on_cuda=_ATTENTION
     ),
     "_scaled_dot_product_flash_attention_for_cpu": Operator(
-        check=Check.ATTENTION, cost=Cost.ATTENTION, cut=CutRule(Carry.EVERY)
+        check=ArgumentCheck.ATTENTION, cost=Cost.ATTENTION, cut=CutRule(Carry.EVERY)
     ),
     "_scaled_dot_product_flash_attention_for_cpu_backward": Operator(
-        check=Check.ATTENTION, cost=Cost.ATTENTION_BACKWARD, cut=CutRule(Carry.EVERY)
+        check=ArgumentCheck.ATTENTION, cost=Cost.ATTENTION_BACKWARD, cut=CutRule(Carry.EVERY)
     ),
     "_trilinear": Operator(casts_inside=True),
     # Rows, norms, recurrent layers.
     "amax mean": Operator(cut=CutRule(Carry.ROWS, axis=1)),
     "batch_norm_update_stats": Operator(allowed=False, hidden_writes=(1, 2)),
     "_batch_norm_with_update _batch_norm_with_update_functional": Operator(allowed=False, other_tangents=True),
-    "cudnn_batch_norm": Operator(cuda_only=True, check=Check.BATCH_NORM, hidden_writes=(3, 4)),
-    "cudnn_batch_norm_backward": Operator(cuda_only=True, check=Check.CUDNN_BATCH_NORM_BACKWARD),
+    "cudnn_batch_norm": Operator(cuda_only=True, check=ArgumentCheck.BATCH_NORM, hidden_writes=(3, 4)),
+    "cudnn_batch_norm_backward": Operator(cuda_only=True, check=ArgumentCheck.CUDNN_BATCH_NORM_BACKWARD),
     "_log_softmax _softmax": Operator(result=Result.ROWS, cut=CutRule(Carry.ROWS, least=2, axis=1), row_operands=1),
     "_log_softmax_backward_data _softmax_backward_data": Operator(
-        check=Check.SAME_SHAPES, result=Result.ROWS, cut=CutRule(Carry.ROWS, least=2, axis=2), row_operands=2
+        check=ArgumentCheck.SAME_SHAPES, result=Result.ROWS, cut=CutRule(Carry.ROWS, least=2, axis=2), row_operands=2
     ),
     "miopen_batch_norm": Operator(allowed=False, hidden_writes=(3, 4)),
-    "mkldnn_rnn_layer mkldnn_rnn_layer_backward": Operator(check=Check.LSTM),
+    "mkldnn_rnn_layer mkldnn_rnn_layer_backward": Operator(check=ArgumentCheck.LSTM),
     "native_batch_norm": Operator(
-        check=Check.BATCH_NORM, hidden_writes=(3, 4), result=Result.NORMALIZED, other_tangents=True
+        check=ArgumentCheck.BATCH_NORM, hidden_writes=(3, 4), result=Result.NORMALIZED, other_tangents=True
     ),
-    "native_batch_norm_backward": Operator(check=Check.BATCH_NORM, result=Result.NORMALIZED),
+    "native_batch_norm_backward": Operator(check=ArgumentCheck.BATCH_NORM, result=Result.NORMALIZED),
     "_native_batch_norm_legit": Operator(allowed=False, hidden_writes=(3, 4), other_tangents=True),
     "native_group_norm prod": Operator(other_tangents=True),
     "native_layer_norm": Operator(result=Result.NORMALIZED, cut=CutRule(Carry.FIRST, cut=(0,)), other_tangents=True),
     "native_layer_norm_backward": Operator(
-        check=Check.LAYER_NORM_BACKWARD, result=Result.NORMALIZED, cut_of_sum=CutRule(Carry.FIRST, cut=(0, 1, 3, 4))
+        check=ArgumentCheck.LAYER_NORM_BACKWARD,
+        result=Result.NORMALIZED,
+        cut_of_sum=CutRule(Carry.FIRST, cut=(0, 1, 3, 4)),
     ),
     "_safe_softmax": Operator(result=Result.ROWS, cut=CutRule(Carry.ROWS, least=2, axis=1)),
     "sum": Operator(cut=CutRule(Carry.ROWS, axis=1), cut_of_sum=CutRule(Carry.FIRST, cut=(0,))),
-    "_weight_norm_interface _weight_norm_interface_backward": Operator(check=Check.WEIGHT_NORM),
+    "_weight_norm_interface _weight_norm_interface_backward": Operator(check=ArgumentCheck.WEIGHT_NORM),
     # Images and signals.
-    "_adaptive_avg_pool2d_backward": Operator(check=Check.ADAPTIVE_AVERAGE, shape_only=1, reordered_on_cuda=_NOTES),
-    "_adaptive_avg_pool3d_backward": Operator(check=Check.ADAPTIVE_AVERAGE, reordered_on_cuda=_NOTES),
+    "_adaptive_avg_pool2d_backward": Operator(
+        check=ArgumentCheck.ADAPTIVE_AVERAGE, shape_only=1, reordered_on_cuda=_NOTES
+    ),
+    "_adaptive_avg_pool3d_backward": Operator(check=ArgumentCheck.ADAPTIVE_AVERAGE, reordered_on_cuda=_NOTES),
     "adaptive_max_pool2d_backward max_pool3d_with_indices_backward": Operator(
-        check=Check.MAX_POOL, reordered_on_cuda=_NOTES, reordered_on_mps=_APPLE_PATHS
+        check=ArgumentCheck.MAX_POOL, reordered_on_cuda=_NOTES, reordered_on_mps=_APPLE_PATHS
     ),
     "adaptive_max_pool3d_backward fractional_max_pool2d_backward fractional_max_pool3d_backward": Operator(
-        check=Check.MAX_POOL
+        check=ArgumentCheck.MAX_POOL
     ),
-    "avg_pool2d_backward": Operator(check=Check.AVERAGE_POOL, shape_only=1, reordered_on_mps=_APPLE_PATHS),
-    "avg_pool3d_backward": Operator(check=Check.AVERAGE_POOL, reordered_on_cuda=_NOTES, reordered_on_mps=_APPLE_PATHS),
-    "_fft_c2c _fft_c2r _fft_r2c": Operator(check=Check.FOURIER),
-    "grid_sampler_2d": Operator(check=Check.GRID_SAMPLER, coordinates=1),
+    "avg_pool2d_backward": Operator(check=ArgumentCheck.AVERAGE_POOL, shape_only=1, reordered_on_mps=_APPLE_PATHS),
+    "avg_pool3d_backward": Operator(
+        check=ArgumentCheck.AVERAGE_POOL, reordered_on_cuda=_NOTES, reordered_on_mps=_APPLE_PATHS
+    ),
+    "_fft_c2c _fft_c2r _fft_r2c": Operator(check=ArgumentCheck.FOURIER),
+    "grid_sampler_2d": Operator(check=ArgumentCheck.GRID_SAMPLER, coordinates=1),
     "grid_sampler_2d_backward": Operator(
-        check=Check.GRID_SAMPLER, coordinates=2, reordered_on_cuda=_NOTES, reordered_on_mps=_APPLE_PATHS
+        check=ArgumentCheck.GRID_SAMPLER, coordinates=2, reordered_on_cuda=_NOTES, reordered_on_mps=_APPLE_PATHS
     ),
-    "grid_sampler_3d grid_sampler_3d_backward": Operator(check=Check.GRID_SAMPLER),
-    "max_pool2d_with_indices_backward": Operator(check=Check.MAX_POOL, shape_only=1, reordered_on_mps=_APPLE_PATHS),
+    "grid_sampler_3d grid_sampler_3d_backward": Operator(check=ArgumentCheck.GRID_SAMPLER),
+    "max_pool2d_with_indices_backward": Operator(
+        check=ArgumentCheck.MAX_POOL, shape_only=1, reordered_on_mps=_APPLE_PATHS
+    ),
     (
         "reflection_pad1d_backward reflection_pad2d_backward replication_pad1d_backward replication_pad2d_backward"
-    ): Operator(check=Check.PADDING, reordered_on_cuda=_NOTES),
-    "reflection_pad3d_backward replication_pad3d_backward": Operator(check=Check.PADDING),
-    "unfold_backward": Operator(check=Check.UNFOLD),
+    ): Operator(check=ArgumentCheck.PADDING, reordered_on_cuda=_NOTES),
+    "reflection_pad3d_backward replication_pad3d_backward": Operator(check=ArgumentCheck.PADDING),
+    "unfold_backward": Operator(check=ArgumentCheck.UNFOLD),
     (
         "upsample_bicubic2d _upsample_bicubic2d_aa upsample_bilinear2d _upsample_bilinear2d_aa "
         "_upsample_bilinear2d_aa_backward upsample_linear1d upsample_nearest1d upsample_nearest2d "
@@ -204,23 +212,27 @@ ROWS: Mapping[str, Operator] = {
         "_upsample_nearest_exact1d_backward _upsample_nearest_exact2d _upsample_nearest_exact2d_backward "
         "_upsample_nearest_exact3d _upsample_nearest_exact3d_backward upsample_trilinear3d "
         "upsample_trilinear3d_backward"
-    ): Operator(check=Check.UPSAMPLE),
-    "_upsample_bicubic2d_aa_backward": Operator(allowed=False, check=Check.UPSAMPLE),
+    ): Operator(check=ArgumentCheck.UPSAMPLE),
+    "_upsample_bicubic2d_aa_backward": Operator(allowed=False, check=ArgumentCheck.UPSAMPLE),
     "upsample_bicubic2d_backward upsample_bilinear2d_backward upsample_linear1d_backward": Operator(
-        check=Check.UPSAMPLE, reordered_on_cuda=_NOTES, reordered_on_mps=_APPLE_PATHS
+        check=ArgumentCheck.UPSAMPLE, reordered_on_cuda=_NOTES, reordered_on_mps=_APPLE_PATHS
     ),
     "upsample_nearest1d_backward upsample_nearest2d_backward": Operator(
-        check=Check.UPSAMPLE, reordered_on_mps=_APPLE_PATHS
+        check=ArgumentCheck.UPSAMPLE, reordered_on_mps=_APPLE_PATHS
     ),
     # Losses, distances, rows that indices name.
-    "_cdist_backward": Operator(check=Check.DISTANCES),
+    "_cdist_backward": Operator(check=ArgumentCheck.DISTANCES),
     "cumsum histc index_copy index_copy_ median nll_loss2d_forward": Operator(reordered_on_cuda=_NOTES),
     "_ctc_loss": Operator(lengths=0),
-    "_ctc_loss_backward": Operator(check=Check.CTC_LOSS, lengths=1, reordered_on_cuda=_NOTES),
+    "_ctc_loss_backward": Operator(check=ArgumentCheck.CTC_LOSS, lengths=1, reordered_on_cuda=_NOTES),
     "embedding": Operator(reads=Reads.ROWS, indices=(0, 1), weight=0),
-    "_embedding_bag": Operator(check=Check.EMBEDDING_BAG),
-    "_embedding_bag_backward _embedding_bag_per_sample_weights_backward": Operator(check=Check.EMBEDDING_BAG_BACKWARD),
-    "embedding_dense_backward": Operator(check=Check.EMBEDDING, indices=(2, 1), reordered_on_mps="pytorch#195404"),
+    "_embedding_bag": Operator(check=ArgumentCheck.EMBEDDING_BAG),
+    "_embedding_bag_backward _embedding_bag_per_sample_weights_backward": Operator(
+        check=ArgumentCheck.EMBEDDING_BAG_BACKWARD
+    ),
+    "embedding_dense_backward": Operator(
+        check=ArgumentCheck.EMBEDDING, indices=(2, 1), reordered_on_mps="pytorch#195404"
+    ),
     "gather": Operator(indices=(0, 2)),
     "index": Operator(index_list=True),
     "index_add index_add_ index_select_backward scatter_add scatter_add_": Operator(
@@ -229,14 +241,14 @@ ROWS: Mapping[str, Operator] = {
     "index_put index_put_": Operator(index_list=True, reordered_on_cuda=_NOTES, reordered_on_mps="pytorch#97574"),
     "index_select": Operator(reads=Reads.ROWS, indices=(0, 2)),
     "_local_scalar_dense": Operator(allowed=False, reads=Reads.ROWS),
-    "multi_margin_loss_backward multilabel_margin_loss_backward": Operator(check=Check.MARGIN_LOSS),
-    "nll_loss2d_backward": Operator(check=Check.NLL_LOSS, shape_only=1),
+    "multi_margin_loss_backward multilabel_margin_loss_backward": Operator(check=ArgumentCheck.MARGIN_LOSS),
+    "nll_loss2d_backward": Operator(check=ArgumentCheck.NLL_LOSS, shape_only=1),
     "nll_loss_backward": Operator(
-        check=Check.NLL_LOSS, shape_only=1, indices=(1, 2), cut=CutRule(Carry.FIRST, cut=(1, 2))
+        check=ArgumentCheck.NLL_LOSS, shape_only=1, indices=(1, 2), cut=CutRule(Carry.FIRST, cut=(1, 2))
     ),
     "nll_loss_forward": Operator(indices=(0, 1)),
-    "_pdist_backward": Operator(check=Check.DISTANCES_OF_PAIRS),
-    "_pdist_forward": Operator(check=Check.PAIRS),
+    "_pdist_backward": Operator(check=ArgumentCheck.DISTANCES_OF_PAIRS),
+    "_pdist_forward": Operator(check=ArgumentCheck.PAIRS),
     "poisson_nll_loss": Operator(allowed=False, repeatable=False),
     "scatter scatter_": Operator(reordered_on_cuda=_NOTES, reordered_on_mps="pytorch#97574"),
     "scatter_reduce": Operator(reordered_on_cuda=_NOTES, reordered_on_mps=_APPLE_PATHS),
@@ -249,7 +261,9 @@ ROWS: Mapping[str, Operator] = {
     "_foreach_neg_ _foreach_sqrt_": Operator(allowed=False, in_vectors=_PLAIN),
     "_foreach_sub_": Operator(allowed=False, in_vectors=("List",)),
     "_fused_adagrad _fused_adam _fused_adamw _fused_sgd": Operator(allowed=False, over_lists=True),
-    "_fused_adagrad_ _fused_adam_ _fused_adamw_ _fused_sgd_": Operator(check=Check.FUSED_UPDATE, fused_update=True),
+    "_fused_adagrad_ _fused_adam_ _fused_adamw_ _fused_sgd_": Operator(
+        check=ArgumentCheck.FUSED_UPDATE, fused_update=True
+    ),
     # What draws.
     "bernoulli": Operator(draws_by_shape=("", "p")),
     "bernoulli_": Operator(draws_by_shape=("Tensor", "float")),

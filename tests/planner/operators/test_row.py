@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from port_planner.operators.row import Cost, Fill, Operator, Reads, Result
+from port_planner.operators.row import Cost, Filling, Operator, Reads, Result
 from port_planner.operators.table import OPERATORS
 
 BEYOND_TORCH = {"sym_numel", "sym_size", "sym_stride"}
@@ -126,7 +126,7 @@ def test_what_reads_no_byte_or_fills_writes_nothing_that_it_is_given() -> None:
 
 
 def test_a_number_to_fill_with_is_said_where_one_is() -> None:
-    assert all((row.fill is Fill.NUMBER) == (row.fill_number is not None) for row in OPERATORS.values())
+    assert all((row.fill is Filling.NUMBER) == (row.fill_number is not None) for row in OPERATORS.values())
 
 
 def test_products_cost_what_their_factors_say() -> None:

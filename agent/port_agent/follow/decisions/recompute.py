@@ -16,7 +16,7 @@ from port_agent.follow.operands import makes_storage, written_arguments
 from port_agent.follow.storages import NEVER, Storage, exposed, untyped_storage
 from port_planner.exactness.arithmetic import arithmetic, computing_as
 from port_planner.operators import operator_of
-from port_planner.operators.row import Fill
+from port_planner.operators.row import Filling
 
 _SNAPSHOT_BYTES = 4 << 10
 """Small operands, which are not followed and may change unseen, are copied into the recipe up to this size."""
@@ -106,7 +106,7 @@ def repeatable(func: Any) -> bool:
     return (
         func._schema.name.startswith("aten::")
         and known.repeatable
-        and known.fill is not Fill.NOTHING
+        and known.fill is not Filling.NOTHING
         and not written_arguments(func)
         and torch.Tag.nondeterministic_seeded not in func.tags
         and makes_storage(func)

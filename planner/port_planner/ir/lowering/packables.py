@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from port_planner.ir.costs import Codec
 from port_planner.ir.graph import ITEM_BYTES, Argument, Op, Ref, Role, StepGraph, Value, references
 from port_planner.operators import operator_of
-from port_planner.operators.row import Fill
+from port_planner.operators.row import Filling
 
 _CODECS = {"bool": Codec.BITS, "int64": Codec.NARROW}
 _DRAW = "aten::bernoulli_.float"
@@ -27,7 +27,7 @@ _PACKED_ITEMS = (1, 2, 4, 8)
 
 @dataclass(frozen=True, slots=True)
 class Packable:
-    """Contents of a storage that lie idle after op `after`, the last to touch their `version`, and the codec for their type."""
+    """Filling of a storage that lie idle after op `after`, the last to touch their `version`, and the codec for their type."""
 
     storage: int
     version: int
@@ -180,7 +180,7 @@ def holds_pair(graph: StepGraph, s: int, after: int) -> bool:
     made = [graph.ops[w] for w in graph.writers[s] if w <= after]
     names = [op.name for op in made]
     fresh = [name for name in names if name not in (_DRAW, _DIVIDE)]
-    drawn = _DRAW in names and all(operator_of(name).fill is Fill.NOTHING for name in fresh)
+    drawn = _DRAW in names and all(operator_of(name).fill is Filling.NOTHING for name in fresh)
     return names[-1] in (_DRAW, _DIVIDE) and (drawn or (fresh == [_CAST] and _of_mask(graph, made[0])))
 
 

@@ -3,7 +3,7 @@
 import math
 
 from port_planner.ir.operands.call import Fits, GraphCall
-from port_planner.operators.row import Check
+from port_planner.operators.row import ArgumentCheck
 
 _NORMALIZATIONS = 3
 """Ways to scale a Fourier transform: not, by the root of the size, by the size (`fft_norm_mode` of ATen)."""
@@ -84,13 +84,13 @@ def _upsampled(call: GraphCall) -> bool:
     )  # fmt: skip
 
 
-RULES: dict[Check, Fits] = {
-    Check.ADAPTIVE_AVERAGE: _adaptive_average,
-    Check.AVERAGE_POOL: _average_pool,
-    Check.PADDING: _padding,
-    Check.GRID_SAMPLER: _grid_sampler,
-    Check.MAX_POOL: _max_pool,
-    Check.UNFOLD: _unfold,
-    Check.FOURIER: _fourier,
-    Check.UPSAMPLE: _upsampled,
+RULES: dict[ArgumentCheck, Fits] = {
+    ArgumentCheck.ADAPTIVE_AVERAGE: _adaptive_average,
+    ArgumentCheck.AVERAGE_POOL: _average_pool,
+    ArgumentCheck.PADDING: _padding,
+    ArgumentCheck.GRID_SAMPLER: _grid_sampler,
+    ArgumentCheck.MAX_POOL: _max_pool,
+    ArgumentCheck.UNFOLD: _unfold,
+    ArgumentCheck.FOURIER: _fourier,
+    ArgumentCheck.UPSAMPLE: _upsampled,
 }

@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 
 from port_planner.ir.operands.call import Fits, GraphCall
-from port_planner.operators.row import Check
+from port_planner.operators.row import ArgumentCheck
 
 
 def _same_shapes(call: GraphCall) -> bool:
@@ -73,13 +73,13 @@ def _padded_attention(call: GraphCall) -> bool:
     return rows and _attention(replace(call, arguments={**call.arguments, "logsumexp": None}))
 
 
-RULES: dict[Check, Fits] = {
-    Check.SAME_SHAPES: _same_shapes,
-    Check.GELU: _gelu,
-    Check.BATCH_NORM: _batch_norm,
-    Check.CUDNN_BATCH_NORM_BACKWARD: _cudnn_batch_norm_backward,
-    Check.LAYER_NORM_BACKWARD: _layer_norm_backward,
-    Check.WEIGHT_NORM: _weight_norm,
-    Check.ATTENTION: _attention,
-    Check.PADDED_ATTENTION: _padded_attention,
+RULES: dict[ArgumentCheck, Fits] = {
+    ArgumentCheck.SAME_SHAPES: _same_shapes,
+    ArgumentCheck.GELU: _gelu,
+    ArgumentCheck.BATCH_NORM: _batch_norm,
+    ArgumentCheck.CUDNN_BATCH_NORM_BACKWARD: _cudnn_batch_norm_backward,
+    ArgumentCheck.LAYER_NORM_BACKWARD: _layer_norm_backward,
+    ArgumentCheck.WEIGHT_NORM: _weight_norm,
+    ArgumentCheck.ATTENTION: _attention,
+    ArgumentCheck.PADDED_ATTENTION: _padded_attention,
 }

@@ -5,7 +5,7 @@ from itertools import zip_longest
 
 from port_planner.ir.graph import Ref, Value
 from port_planner.ir.operands.call import Fits, GraphCall, Shape, Writers, call_of
-from port_planner.operators.row import Check
+from port_planner.operators.row import ArgumentCheck
 
 
 def _nll_loss(call: GraphCall) -> bool:
@@ -127,11 +127,11 @@ def _ctc_loss(call: GraphCall) -> bool:
     )  # fmt: skip
 
 
-RULES: dict[Check, Fits] = {
-    Check.NLL_LOSS: _nll_loss,
-    Check.MARGIN_LOSS: _margin_loss,
-    Check.CTC_LOSS: _ctc_loss,
-    Check.PAIRS: lambda call: len(call.shape("self")) == 2,
-    Check.DISTANCES_OF_PAIRS: _distances_of_pairs,
-    Check.DISTANCES: _distances,
+RULES: dict[ArgumentCheck, Fits] = {
+    ArgumentCheck.NLL_LOSS: _nll_loss,
+    ArgumentCheck.MARGIN_LOSS: _margin_loss,
+    ArgumentCheck.CTC_LOSS: _ctc_loss,
+    ArgumentCheck.PAIRS: lambda call: len(call.shape("self")) == 2,
+    ArgumentCheck.DISTANCES_OF_PAIRS: _distances_of_pairs,
+    ArgumentCheck.DISTANCES: _distances,
 }

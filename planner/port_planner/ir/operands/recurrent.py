@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from port_planner.ir.graph import Value
 from port_planner.ir.operands.call import Fits, GraphCall, Shape
-from port_planner.operators.row import Check
+from port_planner.operators.row import ArgumentCheck
 
 _LSTM_MODE, _LSTM_GATES, _MOST_LAYERS = 2, 4, 1 << 16
 """The one kind of recurrent layer that torch hands to oneDNN, and the gates of a cell (`ideep::rnn_kind` LSTM)."""
@@ -63,4 +63,4 @@ def _dense_rows(value: Value | None) -> bool:
     return value is not None
 
 
-RULES: dict[Check, Fits] = {Check.LSTM: _lstm}
+RULES: dict[ArgumentCheck, Fits] = {ArgumentCheck.LSTM: _lstm}

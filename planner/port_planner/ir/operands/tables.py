@@ -2,7 +2,7 @@
 
 from port_planner.ir.graph import Ref, Value
 from port_planner.ir.operands.call import Fits, GraphCall, whole
-from port_planner.operators.row import Check
+from port_planner.operators.row import ArgumentCheck
 
 _COUNTED = "aten::arange.start_step"
 
@@ -63,8 +63,8 @@ def _embedding_bag_backward(call: GraphCall) -> bool:
     )  # fmt: skip
 
 
-RULES: dict[Check, Fits] = {
-    Check.EMBEDDING: _embedding,
-    Check.EMBEDDING_BAG: _embedding_bag,
-    Check.EMBEDDING_BAG_BACKWARD: _embedding_bag_backward,
+RULES: dict[ArgumentCheck, Fits] = {
+    ArgumentCheck.EMBEDDING: _embedding,
+    ArgumentCheck.EMBEDDING_BAG: _embedding_bag,
+    ArgumentCheck.EMBEDDING_BAG_BACKWARD: _embedding_bag_backward,
 }

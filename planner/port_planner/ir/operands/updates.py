@@ -2,7 +2,7 @@
 
 from port_planner.ir.graph import Value
 from port_planner.ir.operands.call import Fits, GraphCall
-from port_planner.operators.row import Check
+from port_planner.operators.row import ArgumentCheck
 
 _STATES = ("grads", "exp_avgs", "exp_avg_sqs", "state_sums", "momentum_buffer_list")
 """How operators name what is as large as a parameter."""
@@ -37,4 +37,4 @@ def _dense(value: Value) -> bool:
     return size > 0
 
 
-RULES: dict[Check, Fits] = {Check.FUSED_UPDATE: _fused_update}
+RULES: dict[ArgumentCheck, Fits] = {ArgumentCheck.FUSED_UPDATE: _fused_update}

@@ -27,7 +27,7 @@ _PACKED_ITEMS = (1, 2, 4, 8)
 
 @dataclass(frozen=True, slots=True)
 class Packable:
-    """Filling of a storage that lie idle after op `after`, the last to touch their `version`, and the codec for their type."""
+    """Contents of a storage that lie idle after op `after`, the last to touch their `version`, and the codec for their type."""
 
     storage: int
     version: int

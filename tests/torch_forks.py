@@ -2,7 +2,7 @@
 
 Within `forks()` (or the fixture `torch_forks`), `subprocess.Popen` has modules of ours run in forks: the same words, environment,
 working directory, descriptors, exit code and signals, and a child of the caller as any other (whoever forks hands it over). Processes that
-`train` and `finetune` start are forks in turn. What is said of the start of a process, of what it loads or takes before its first tensor is
+a fork starts are processes, as are workers. What is said of the start of a process, of what it loads or takes before its first tensor is
 no matter for forks: they have all modules, and the allocator, whatever their environment names. A command that begins again (`execve`)
 under another environment does so in the same fork.
 """
@@ -31,10 +31,14 @@ import pytest
 
 _ROOT = Path(__file__).parents[1]
 _OURS = ("port_agent.", "port_planner.")
-_ABOUT_THE_PROCESS = ("port_agent.system.", "port_agent.malloc.", "port_agent.backend.")
-"""Modules that limit, measure or examine the process that they begin in."""
-_COMPUTES_NOTHING = ("train", "finetune")
-"""Commands whose own process leaves torch alone, so that their workers may be forks of it."""
+_ABOUT_THE_PROCESS = (
+    "port_agent.system.",
+    "port_agent.malloc.",
+    "port_agent.backend.",
+    "port_agent.train.",
+    "port_agent.finetune.",
+)
+"""Modules that limit, measure or examine the process that they begin in: a worker's limit leaves no room for what a fork brings."""
 _FOLLOWED = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
 _INTERPRETER = {name: value for name, value in os.environ.items() if name.startswith("PYTHON")}
 """Variables for the interpreter, as they were where the process that forks begins; with others, a process is started."""
@@ -80,17 +84,16 @@ class ForkedPopen(subprocess.Popen[Any]):
         ends = [a["p2cread"], a["c2pwrite"], a["errwrite"]]
         try:
             sent = [place if end == -1 else end for place, end in enumerate(ends)] + list(a["pass_fds"])
-            self.pid = _fork_here(request, sent) if _Inside.a_fork else _server().fork(request, sent)
+            self.pid = _server().fork(request, sent)
             self._child_created = True
         finally:
             close: Any = self._close_pipe_fds  # type: ignore[attr-defined]
             close(a["p2cread"], a["p2cwrite"], a["c2pread"], a["c2pwrite"], a["errread"], a["errwrite"])
 
 
-class _Inside:
-    """Whether this process is a fork itself, and the threads that torch computes with by itself."""
+class _Torch:
+    """The threads that torch computes with by itself."""
 
-    a_fork = False
     threads = 1
 
 
@@ -103,8 +106,6 @@ def _request_of(a: Mapping[str, Any]) -> _Request | None:
     others = {name: value for name, value in environment.items() if name.startswith("PYTHON")}
     changed = {name for name, _ in others.items() ^ _INTERPRETER.items()} - set(_FOLLOWED)
     if asked or changed or not a["close_fds"] or not _is_ours(words):
-        return None
-    if _Inside.a_fork and (sys.argv[1:2] or [""])[0] not in _COMPUTES_NOTHING:
         return None
     folder = os.fsdecode(a["cwd"] if a["cwd"] is not None else Path.cwd())
     return _Request(words, folder, environment, [0, 1, 2, *a["pass_fds"]], bool(a["start_new_session"]))
@@ -214,17 +215,7 @@ def _load() -> None:
     from port_agent.malloc import preload_mode
 
     preload_mode()
-    _Inside.threads = torch.get_num_threads()
-
-
-def _fork_here(request: _Request, descriptors: Sequence[int]) -> int:
-    """Return a fork of this process that does what is asked."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    pid = os.fork()
-    if pid == 0:
-        _become(request, descriptors)
-    return pid
+    _Torch.threads = torch.get_num_threads()
 
 
 def _become(request: _Request, descriptors: Sequence[int]) -> NoReturn:
@@ -237,8 +228,6 @@ def _become(request: _Request, descriptors: Sequence[int]) -> NoReturn:
         _place(descriptors, request.places)
         _forget_signals()
         os.chdir(request.folder)
-        _Inside.a_fork = True
-        subprocess.Popen = ForkedPopen  # type: ignore[misc]
         os.execve = _execve  # type: ignore[assignment]
         code = _run(request.words, request.environment)
     except BaseException:
@@ -319,7 +308,7 @@ def _surround(words: list[str], environment: Mapping[str, str]) -> None:
     os.environ.clear()
     os.environ.update(environment)
     threads = environment.get("OMP_NUM_THREADS")
-    torch.set_num_threads(int(threads) if threads else _Inside.threads)
+    torch.set_num_threads(int(threads) if threads else _Torch.threads)
     allocator = active()
     if allocator is not None:
         allocator.set_limit(_bytes(environment, "PORT_MALLOC_LIMIT"))

@@ -1,4 +1,4 @@
-"""Memory as bytes: blocks of the host's for storages that come back from flash, the bytes of a storage, views of them."""
+"""Memory as bytes: blocks of the host's for storages that come back from flash, the bytes of a storage."""
 
 import mmap
 
@@ -7,8 +7,6 @@ import torch
 from port_agent.malloc import active
 from port_planner.base.direct_io import BLOCK, padded
 from port_planner.ir.devices.kinds import CPU
-from port_planner.ir.graph import Value
-from port_planner.ir.torch_operators import dtype
 
 _PREPARED = active()
 
@@ -33,15 +31,6 @@ def whole_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """Return the bytes of the storage that `tensor` lies in."""
     storage = tensor.untyped_storage()
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage, 0, (storage.nbytes(),), (1,))
-
-
-def view(base: torch.Tensor, value: Value) -> torch.Tensor:
-    """Return the value's view of the storage that `base` lies in."""
-    kind = dtype(value.dtype)
-    if base.dtype == kind:
-        return base.as_strided(value.shape, value.stride, value.offset)
-    empty = torch.empty(0, dtype=kind, device=base.device)
-    return empty.set_(base.untyped_storage(), value.offset, value.shape, value.stride)
 
 
 def placed(contents: torch.Tensor, kind: str, nbytes: int) -> torch.Tensor:

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from port_agent.train.comparison import tensor_checksum
@@ -12,6 +11,7 @@ from port_planner.base.errors import ExitCode, PortError
 from port_planner.column_file import Column
 from port_planner.ir.devices.exactness import reordered_operators
 from port_planner.ir.graph import StepGraph
+from port_planner.ir.run_op import flatten
 from port_planner.job import TrainingJob
 from port_planner.job_device import kind_of_job, on_device
 
@@ -72,6 +72,5 @@ class OperatorDigests(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if not func.is_view:
-            made = [t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
-            self.seen.append((str(func), " ".join(map(tensor_checksum, made))))
+            self.seen.append((str(func), " ".join(map(tensor_checksum, flatten(result)))))
         return result

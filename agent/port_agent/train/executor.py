@@ -33,6 +33,7 @@ from port_planner.ir.lowering.packables import PackedReading, packed_reading
 from port_planner.ir.lowering.rematerialize import pure_arguments
 from port_planner.ir.operators import GUARD
 from port_planner.ir.program import Code, Instruction, Program
+from port_planner.ir.run_op import flatten
 from port_planner.ir.torch_operators import shaped_by_contents
 
 KEPT_BYTES = 1 << 20
@@ -473,7 +474,7 @@ class Executor:
                 generator.set_generator_state(present)
             else:
                 result = call()
-            for v, tensor in zip(outputs, _tensors(result), strict=True):
+            for v, tensor in zip(outputs, flatten(result), strict=True):
                 if v is not None and self.values.base[self.graph.values[v].storage] is None:
                     self.values.bind(v, tensor)
 
@@ -486,7 +487,7 @@ class Executor:
         return self.backend if on_device else CpuBackend()
 
     def _bind_outputs(self, op: Op, outputs: tuple[int | None, ...], result: Any, *, check: bool = False) -> None:
-        tensors = _tensors(result)
+        tensors = flatten(result)
         if len(tensors) != len(outputs):
             raise GraphChangedError(f"{op.name} returned {len(tensors)} tensors, {len(outputs)} were recorded")
         for v, tensor in zip(outputs, tensors, strict=True):
@@ -525,20 +526,6 @@ class Executor:
         self.pager.stats.stall_seconds += time.perf_counter() - begin
         update = Phase.UPDATE.name.lower()
         self._phases[update] = self._phases.get(update, 0.0) + computed_s
-
-
-def _tensors(result: Any) -> Sequence[torch.Tensor]:
-    if isinstance(result, torch.Tensor):
-        return (result,)
-    if result is None:  # it works on lists in place
-        return ()
-    found: list[torch.Tensor] = []
-    for item in result:
-        if isinstance(item, torch.Tensor):
-            found.append(item)
-        elif isinstance(item, list | tuple):
-            found += _tensors(item)
-    return found
 
 
 def _close_code() -> None:

@@ -10,11 +10,12 @@ import torch
 
 from port_agent.backend.base import Backend
 from port_agent.backend.cpu import CpuBackend
-from port_agent.backend.raw_bytes import view, whole_bytes
+from port_agent.backend.raw_bytes import whole_bytes
 from port_agent.train.state.finite import NonFiniteError
 from port_planner.base.errors import ExitCode, PortError
 from port_planner.ir.devices.kinds import CPU
-from port_planner.ir.graph import Argument, Op, Ref, Scalar, StepGraph, Value
+from port_planner.ir.graph import Argument, Op, StepGraph, Value
+from port_planner.ir.run_op import Fetcher, call, compiled, fetcher, view
 from port_planner.ir.torch_operators import (
     CONNECTIONIST,
     MOST_COORDINATE,
@@ -22,8 +23,6 @@ from port_planner.ir.torch_operators import (
     REPEATS,
     check_arguments,
     dtype,
-    function_of,
-    literal,
     shaped_by_contents,
 )
 from port_planner.operators import base_name, operator_of
@@ -121,9 +120,8 @@ class StepValues:
                 tensor = view(self.allocate(value.storage), value).copy_(tensor)
             self.bind(v, tensor)
 
-    def caller(self, op: Op, args: tuple[Argument, ...]) -> Callable[[], Any]:
+    def caller(self, op: Op, args: tuple[Argument, ...]) -> Fetcher:
         """Return a function that calls the operator on the present values."""
-        function = function_of(op)
         check_arguments(op, self.graph)
         positional = [self.fetcher(a) for a in args]
         coordinates = operator_of(op.name).coordinates
@@ -133,42 +131,31 @@ class StepValues:
             positional[1] = _among_classes(*positional[:4])
         if op.name == REPEATS:
             positional[0] = _countable(op, positional[0])
-        keywords = [(k, self.fetcher(a)) for k, a in op.kwargs]
-        if not keywords:
-            return lambda: function(*[fetch() for fetch in positional])
-        return lambda: function(*[fetch() for fetch in positional], **{k: fetch() for k, fetch in keywords})
+        return compiled(op, positional, [(k, self.fetcher(a)) for k, a in op.kwargs])
 
     def draw(self, op: Op) -> None:
         """Draw what a random operator draws, on zeros in place of its operands."""
-        arguments = [self._stand_in(a) for a in op.args]
-        function_of(op)(*arguments, **{k: self._stand_in(a) for k, a in op.kwargs})
+        call(op, lambda v: view(torch.zeros(self._nbytes(v), dtype=torch.uint8), self.values[v]))
 
-    def _stand_in(self, argument: Argument) -> Any:
-        if isinstance(argument, Ref):
-            value = self.values[argument.value]
-            return view(torch.zeros(self.graph.storages[value.storage].nbytes, dtype=torch.uint8), value)
-        if isinstance(argument, tuple):
-            return [self._stand_in(a) for a in argument]
-        return literal(argument)
+    def _nbytes(self, v: int) -> int:
+        return self.graph.storages[self.values[v].storage].nbytes
 
-    def fetcher(self, argument: Argument) -> Callable[[], Any]:
+    def fetcher(self, argument: Argument) -> Fetcher:
         """Return a function that gives the present value of an operator's argument."""
-        if isinstance(argument, Ref):
-            env, value, v = self.env, self.value, argument.value
+        return fetcher(argument, self._value_fetcher, self.number_fetcher)
 
-            def fetch() -> torch.Tensor:
-                tensor = env[v]
-                return value(v) if tensor is None else tensor
+    def _value_fetcher(self, v: int) -> Fetcher:
+        env, value = self.env, self.value
 
-            return fetch
-        if isinstance(argument, Scalar):
-            index = argument.index
-            return lambda: self.scalars[index]
-        if isinstance(argument, tuple) and any(isinstance(a, Ref | Scalar | tuple) for a in argument):
-            parts = [self.fetcher(a) for a in argument]
-            return lambda: [fetch() for fetch in parts]
-        constant = literal(argument)
-        return lambda: constant
+        def fetch() -> torch.Tensor:
+            tensor = env[v]
+            return value(v) if tensor is None else tensor
+
+        return fetch
+
+    def number_fetcher(self, index: int) -> Fetcher:
+        """Return a function that gives one of the numbers that the optimizer gives the present step."""
+        return lambda: self.scalars[index]
 
 
 def _within_reach(op: Op, fetch: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:

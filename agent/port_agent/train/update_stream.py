@@ -8,16 +8,16 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from functools import partial
 
 import torch
 
 from port_agent.train.step_paging import StepPaging, Wait
 from port_agent.train.step_values import StepValues
-from port_planner.ir.graph import Argument, Op, Ref, Scalar, Value
+from port_planner.ir.graph import Argument, Op, Value, operands
 from port_planner.ir.lowering.update_slices import slice_bounds
 from port_planner.ir.program import Program
-from port_planner.ir.torch_operators import function_of
+from port_planner.ir.run_op import Fetcher, compiled, fetcher
 
 
 class _Abandoned(Exception):
@@ -160,23 +160,15 @@ class SlicedUpdate:
                     for used in [u for u in self.views if self.values.values[u].storage == s]:
                         del self.views[used]
 
-    def _caller(self, op: Op) -> Callable[[], Any]:
-        function = function_of(op)
-        positional = [self._fetcher(a) for a in op.args]
-        keywords = [(k, self._fetcher(a)) for k, a in op.kwargs]
-        return lambda: function(*[f() for f in positional], **{k: f() for k, f in keywords})
+    def _caller(self, op: Op) -> Fetcher:
+        def given(argument: Argument) -> Fetcher:
+            return fetcher(argument, self._value_fetcher, self.values.number_fetcher)
 
-    def _fetcher(self, argument: Argument) -> Callable[[], Any]:
-        if isinstance(argument, Ref):
-            v = argument.value
-            value = self.values.values[v]
-            if value.storage in self.group.storages:
-                return lambda: self._slice(v, value)
-            return lambda: self.values.value(v)
-        if isinstance(argument, Scalar):
-            index = argument.index
-            return lambda: self.values.scalars[index]
-        return lambda: argument
+        return compiled(op, [given(a) for a in op.args], [(k, given(a)) for k, a in op.kwargs])
+
+    def _value_fetcher(self, v: int) -> Fetcher:
+        value = self.values.values[v]
+        return partial(self._slice, v, value) if value.storage in self.group.storages else partial(self.values.value, v)
 
     def _slice(self, v: int, value: Value) -> torch.Tensor:
         tensor = self.views.get(v)
@@ -194,8 +186,4 @@ class SlicedUpdate:
 
 
 def _storages(values: tuple[Value, ...], op: Op) -> set[int]:
-    found = {values[v].storage for v in op.outputs if v is not None}
-    for argument in (*op.args, *(a for _, a in op.kwargs)):
-        if isinstance(argument, Ref):
-            found.add(values[argument.value].storage)
-    return found
+    return {values[v].storage for v in (*op.outputs, *operands(op)) if v is not None}

@@ -24,6 +24,7 @@ from port_planner.ir.devices.torch_device import generator_states, kind_of
 from port_planner.ir.graph import Argument, Named, Phase, Ref, Role, Value
 from port_planner.ir.lowering.optimizer_scalars import SETTLED_STEP
 from port_planner.ir.operators import ADD_SCALED, GUARD, OPTIMIZERS, only_checks
+from port_planner.ir.run_op import flatten
 from port_planner.ir.torch_operators import COMPLEX
 from port_planner.operators import operator_of
 
@@ -288,7 +289,7 @@ class StepRecorder(TorchDispatchMode):
         )  # a fused update has none for meta tensors
         result = None if without_kernel else func(*args, **kwargs)
         after = self.generators() if random else b""
-        outputs = [t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
+        outputs = flatten(result)
         if not outputs and not writes and not only_checks(_name(func)):
             return result
         if any(t.is_conj() or t.is_neg() for t in outputs):
@@ -302,7 +303,7 @@ class StepRecorder(TorchDispatchMode):
             if not self.known(t):
                 self._new_storage(t, Role.TEMPORARY, "")
         op = RecordedOp(
-            _name(func), encoded, encoded_kwargs, tuple(self.value_of(t) for t in _flat_outputs(result)), writes,
+            _name(func), encoded, encoded_kwargs, tuple(self.value_of(t) for t in outputs), writes,
             self.phase, random, program_line(), before, after,
         )  # fmt: skip
         self._spread_taint(op)
@@ -543,7 +544,3 @@ def _name(func: Any) -> str:
     overload = func._overloadname
     name: str = func._schema.name
     return name if overload == "default" else f"{name}.{overload}"
-
-
-def _flat_outputs(result: Any) -> list[torch.Tensor]:
-    return [t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]

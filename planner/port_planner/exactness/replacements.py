@@ -5,11 +5,11 @@ the number of threads. So each rewriting is tried here, once for each form, befo
 is not used. Of sums in another order, which somebody allowed, last digits may differ.
 """
 
-import functools
 import math
 from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -20,17 +20,15 @@ from port_planner.exactness.cancelling import cancel
 from port_planner.exactness.stand_ins import SEED, as_bytes, made_up, stand_in
 from port_planner.exactness.tiles import tiles_equal
 from port_planner.exactness.vector_ends import in_whole_vectors, rounds_apart
-from port_planner.ir.graph import Argument, Op, Ref, Scalar, StepGraph, Value, operands
+from port_planner.ir.graph import Op, Ref, StepGraph, Value, operands
 from port_planner.ir.operators import only_checks
-from port_planner.ir.torch_operators import dtype, function_of, literal
+from port_planner.ir.run_op import call, fill, fill_all, view
+from port_planner.ir.torch_operators import dtype, function_of
 from port_planner.operators import base_name, operator_of
 from port_planner.operators.row import Carry, Product, Reads
 from port_planner.profiling.operators import give_back
 from port_planner.slices.rewriting import Replacement, Rewritten, form_of
 from port_planner.slices.sums import CLOSE
-
-_SCALAR = 0.5
-"""What stands for a number that the optimizer gives each step."""
 
 _HALF = ("bfloat16", "float16")
 """Types of numbers that hide in which order they were added."""
@@ -141,7 +139,8 @@ def _difference(graph: StepGraph, rewritten: Rewritten, replacement: Replacement
     found = _difference_of(graph, rewritten, replacement, compared, contents)
     if found is None and (product := _only_product(graph, replacement)) is not None:
         op = graph.ops[replacement.old[0]]
-        cancel(product, {k: _filled(graph, op.args[k], contents) for k in _numbers_of(op, product)})
+        fetch = partial(_tensor, graph, contents)
+        cancel(product, {k: fill(op.args[k], fetch) for k in _numbers_of(op, product)})
         found = _difference_of(graph, rewritten, replacement, compared, contents)
     contents.clear()
     if found is not None:
@@ -256,11 +255,11 @@ def _is_alike_by_rows(graph: StepGraph, op: Op, start: int, rows: int) -> bool:
     product = operator_of(op.name).product
     if product is None:
         raise ValueError(f"{op.name} is no product")
-    args = [_filled(graph, a, None) for a in op.args]
+    args, kwargs = fill_all(op, partial(_layout, graph))
     for k in _numbers_of(op, product):
         args[k] = stand_in(args[k], SEED + k)
     cancel(product, {k: args[k] for k in _numbers_of(op, product)})
-    function = functools.partial(function_of(op), **{k: _filled(graph, a, None) for k, a in op.kwargs})
+    function = partial(function_of(op), **kwargs)
     whole = function(*args)
     outermost = next(iter(product.dims.values()))[0]
     for k in (k for k, dims in product.dims.items() if dims[0] == outermost):
@@ -282,8 +281,7 @@ def _apart_at_ends(graph: StepGraph, ops: Sequence[int], replacement: Replacemen
         sizes = {math.prod(graph.values[v].shape) for v in operands(op)} - {1}
         if len(sizes) <= 1 and all(in_whole_vectors(size, threads) for size in sizes):
             continue
-        args = [_filled(graph, a, None) for a in op.args]
-        if rounds_apart(function_of(op), args, {k: _filled(graph, a, None) for k, a in op.kwargs}):
+        if rounds_apart(function_of(op), *fill_all(op, partial(_layout, graph))):
             return Differing(replacement, f"{op.name} rounds apart where a thread's share ends within a vector")
     return None
 
@@ -350,38 +348,26 @@ def _call(graph: StepGraph, i: int, held: dict[int, torch.Tensor]) -> None:
     op = graph.ops[i]
     if only_checks(op.name):
         return
-
-    args, kwargs = [_filled(graph, a, held) for a in op.args], {k: _filled(graph, a, held) for k, a in op.kwargs}
-    result = function_of(op)(*args, **kwargs)
-    tensors = [t for t in (result if isinstance(result, list | tuple) else (result,)) if isinstance(t, torch.Tensor)]
-    for v, tensor in zip(op.outputs, tensors, strict=True):
+    for v, tensor in zip(op.outputs, call(op, partial(_tensor, graph, held)), strict=True):
         if v is not None and (s := graph.values[v].storage) in graph.creates[i]:
             _check_layout(op, graph.values[v], tensor)
             held[s] = as_bytes(tensor, graph.storages[s])
 
 
-def _filled(graph: StepGraph, argument: Argument, held: Mapping[int, torch.Tensor] | None) -> Any:
-    """Return an argument with tensors for values, of no memory where nothing is held; no closure, which would keep what it holds until cycles are collected."""
-    if isinstance(argument, Ref):
-        value = graph.values[argument.value]
-        if held is None:
-            return torch.empty_strided(value.shape, value.stride, dtype=dtype(value.dtype), device="meta")
-        return _tensor(value, held)
-    if isinstance(argument, Scalar):
-        return _SCALAR
-    if isinstance(argument, tuple):
-        return [_filled(graph, a, held) for a in argument]
-    return literal(argument)
+def _tensor(graph: StepGraph, held: Mapping[int, torch.Tensor], v: int) -> torch.Tensor:
+    value = graph.values[v]
+    return view(held[value.storage], value)
 
 
-def _tensor(value: Value, held: Mapping[int, torch.Tensor]) -> torch.Tensor:
-    storage = held[value.storage].untyped_storage()
-    return torch.empty(0, dtype=dtype(value.dtype)).set_(storage, value.offset, value.shape, value.stride)
+def _layout(graph: StepGraph, v: int) -> torch.Tensor:
+    """Return a tensor laid out as a value, without memory."""
+    value = graph.values[v]
+    return torch.empty_strided(value.shape, value.stride, dtype=dtype(value.dtype), device="meta")
 
 
 def _part(value: Value, held: Mapping[int, torch.Tensor]) -> torch.Tensor:
     """Return a copy of a part of what is held, as bytes in row-major order."""
-    return _tensor(value, held).clone(memory_format=torch.contiguous_format).view(-1).view(torch.uint8)
+    return view(held[value.storage], value).clone(memory_format=torch.contiguous_format).view(-1).view(torch.uint8)
 
 
 def _check_layout(op: Op, value: Value, tensor: torch.Tensor) -> None:

@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 
 from port_planner.ir.devices.kinds import CPU
 from port_planner.ir.devices.torch_device import device_name, synchronize
-from port_planner.ir.graph import Argument, Op, Ref, Scalar, StepGraph, Value, operands, references, view_bytes
-from port_planner.ir.torch_operators import dtype, function_of, literal
+from port_planner.ir.graph import Argument, Op, Ref, Scalar, StepGraph, Value, operands, view_bytes
+from port_planner.ir.run_op import fill_all, flatten
+from port_planner.ir.torch_operators import dtype, function_of
 from port_planner.operators import base_name, operator_of, overload_name
 
 _DRAWN = 65521
@@ -37,18 +37,14 @@ class Call:
         op = self.op
         function = function_of(op)
         tensors: dict[int, torch.Tensor] = {}
-        for argument in (*op.args, *(a for _, a in op.kwargs)):
-            for v in references(argument):
-                tensors.setdefault(
-                    v, _made_up(self._value(v), self.graph.storages[self.graph.values[v].storage].device)
-                )
+        for v in operands(op):
+            tensors.setdefault(v, _made_up(self._value(v), self.graph.storages[self.graph.values[v].storage].device))
         self._choose_rows(tensors)
         self._fill_lengths(tensors)
         place = operator_of(op.name).pivots
         if place is not None and isinstance(pivots := op.args[place], Ref):
             tensors[pivots.value].fill_(1)
-        args = [_filled(a, tensors) for a in op.args]
-        kwargs = {k: _filled(a, tensors) for k, a in op.kwargs}
+        args, kwargs = fill_all(op, tensors.__getitem__)
         warm = [t for v, t in tensors.items() if self.graph.values[v].storage not in self.cold]
         return lambda: function(*args, **kwargs), warm
 
@@ -149,7 +145,7 @@ def runs_alike(call: Call) -> bool:
         synchronize(call.graph.device)
     except RuntimeError:  # no kernel, or none for these types
         return False
-    given = [t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
+    given = flatten(result)
     if len(given) != len(call.op.outputs):
         return False
     wanted = [None if v is None else call.graph.values[v] for v in call.op.outputs]
@@ -179,13 +175,3 @@ def _fill(flat: torch.Tensor) -> None:
     drawn = flat[:_DRAWN].uniform_(0.1, 0.9)
     for piece in flat[_DRAWN:].split(_DRAWN):
         piece.copy_(drawn[: piece.numel()])
-
-
-def _filled(argument: Argument, tensors: dict[int, torch.Tensor]) -> Any:
-    if isinstance(argument, Ref):
-        return tensors[argument.value]
-    if isinstance(argument, Scalar):
-        return 0.5
-    if isinstance(argument, tuple):
-        return [_filled(a, tensors) for a in argument]
-    return literal(argument)

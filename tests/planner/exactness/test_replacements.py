@@ -11,6 +11,7 @@ from torch import nn
 from port_planner.capture.step import capture_step
 from port_planner.exactness import replacements as comparison
 from port_planner.exactness.replacements import compared_bytes, differing
+from port_planner.ir import run_op
 from port_planner.ir.graph import Op, StepGraph
 from port_planner.slices import pieces
 from port_planner.slices.chains import find_chains
@@ -167,7 +168,8 @@ def otherwise_added(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
                 return lambda bias, one, other: (product(one, other).float() + bias).bfloat16()
         return function_of(op)
 
-    monkeypatch.setattr(comparison, "function_of", of)
+    for module in (comparison, run_op):
+        monkeypatch.setattr(module, "function_of", of)
 
 
 def test_another_order_of_adding_is_found_in_half_precision(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,6 +222,7 @@ def test_products_are_compared_with_the_factors_that_they_are_called_with(monkey
 
         return product
 
-    monkeypatch.setattr(comparison, "function_of", of)
+    for module in (comparison, run_op):
+        monkeypatch.setattr(module, "function_of", of)
     assert differing(graph, rewritten) == ()
     assert called and all(factors == {"beta": 0.5, "alpha": 2.0} for factors in called)

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 
 from port_agent.backend.cpu_teams import CpuTeams
-from port_agent.backend.raw_bytes import view, whole_bytes
+from port_agent.backend.raw_bytes import whole_bytes
 from port_planner.ir.devices.kinds import CPU
-from port_planner.ir.graph import Argument, Named, Op, Ref, Role, Scalar, StepGraph
+from port_planner.ir.graph import Argument, Named, Op, Role, StepGraph
 from port_planner.ir.operators import GUARD
+from port_planner.ir.run_op import fill_all, flatten, view
 from port_planner.ir.torch_operators import function_of, literal
 
 
@@ -61,34 +62,23 @@ class EagerStep:
     def _run(self, op: Op, kind: str, bases: dict[int, torch.Tensor], scalars: Sequence[float | int]) -> None:
         values, there = self.graph.values, dict[int, torch.Tensor]()
 
-        def given(argument: Argument) -> Any:
-            if isinstance(argument, Ref):
-                s = values[argument.value].storage
-                if s not in there:
-                    base = bases[s]
-                    there[s] = base if base.device.type == kind else whole_bytes(base).to(kind)
-                return view(there[s], values[argument.value])
-            if isinstance(argument, Scalar):
-                return scalars[argument.index]
-            if isinstance(argument, tuple):
-                return [given(part) for part in argument]
-            return (
-                torch.device(kind) if isinstance(argument, Named) and argument.kind == "device" else literal(argument)
-            )
+        def fetch(v: int) -> torch.Tensor:
+            s = values[v].storage
+            if s not in there:
+                base = bases[s]
+                there[s] = base if base.device.type == kind else whole_bytes(base).to(kind)
+            return view(there[s], values[v])
 
-        args, kwargs, call = [given(a) for a in op.args], {name: given(a) for name, a in op.kwargs}, function_of(op)
-        result = self._teams.runs(op.team, lambda: call(*args, **kwargs))()
+        def constant(argument: Argument) -> Any:
+            is_device = isinstance(argument, Named) and argument.kind == "device"
+            return torch.device(kind) if is_device else literal(argument)
+
+        (args, kwargs), function = fill_all(op, fetch, scalars.__getitem__, constant), function_of(op)
+        result = self._teams.runs(op.team, lambda: function(*args, **kwargs))()
         bases.update({s: there[s] for s in op.writes})
-        for v, tensor in zip(op.outputs, _tensors(result), strict=True):
+        for v, tensor in zip(op.outputs, flatten(result), strict=True):
             if v is not None:
                 bases.setdefault(values[v].storage, tensor)
-
-
-def _tensors(result: Any) -> list[torch.Tensor]:
-    if isinstance(result, torch.Tensor):
-        return [result]
-    parts = result if isinstance(result, list | tuple) else ()
-    return [tensor for part in parts for tensor in _tensors(part)]
 
 
 def eager_contents(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

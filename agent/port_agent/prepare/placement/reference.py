@@ -6,7 +6,6 @@ from dataclasses import replace
 import torch
 
 from port_agent.backend.cpu_teams import CpuTeams
-from port_agent.backend.raw_bytes import view
 from port_agent.prepare.placement.eager import EagerStep, eager_contents
 from port_agent.prepare.repeatable import UnrepeatableError
 from port_agent.train.comparison import MismatchError, processor, tensor_checksum
@@ -16,6 +15,7 @@ from port_planner.ir.bundle.manifest import UPDATING, BucketSize, Reference, bat
 from port_planner.ir.devices.torch_device import generator_states, restore_generators
 from port_planner.ir.graph import StepGraph, Value
 from port_planner.ir.lowering.optimizer_scalars import StepScalars
+from port_planner.ir.run_op import view
 from port_planner.ir.torch_operators import dtype
 from port_planner.job_device import kind_of_job
 from port_planner.make_bundle import Prepared, TensorPart

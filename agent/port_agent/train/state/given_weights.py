@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from port_agent.backend.raw_bytes import view
 from port_planner.base.errors import ExitCode, PortError
 from port_planner.ir.bundle.bundle import Bundle
 from port_planner.ir.bundle.manifest import Manifest
 from port_planner.ir.bundle.safetensors_io import Member, index, read_header
 from port_planner.ir.graph import ITEM_BYTES, Value
+from port_planner.ir.run_op import view
 from port_planner.ir.torch_operators import dtype
 
 

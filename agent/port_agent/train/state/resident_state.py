@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from port_agent.backend.host_copies import HostCopies
-from port_agent.backend.raw_bytes import block, placed, view, whole_bytes
+from port_agent.backend.raw_bytes import block, placed, whole_bytes
 from port_agent.paging.pager import CHUNK
 from port_agent.train.state.checkpoint import Commit, StateStore
 from port_planner.base.errors import PortError
@@ -20,6 +20,7 @@ from port_planner.ir.bundle.manifest import TensorLayout, WeightBlocks
 from port_planner.ir.bundle.safetensors_io import Chunks, tensor_bytes
 from port_planner.ir.graph import Value
 from port_planner.ir.program import Program
+from port_planner.ir.run_op import view
 from port_planner.ir.torch_operators import dtype
 
 

@@ -18,7 +18,7 @@ from port_agent.backend.base import Backend
 from port_agent.backend.raw_bytes import placed, whole_bytes
 from port_agent.backend.staging import Staging
 from port_agent.paging.pager import BURST, CHUNK, Pager
-from port_agent.train.executor import Executor
+from port_agent.train.executor import Executor, StepContents
 from port_agent.train.state.checkpoint import StateStore
 from port_agent.train.state.resident_state import Persistents
 from port_agent.train.step_paging import Scratch
@@ -160,7 +160,8 @@ def planned_steps(
         persistents = Persistents(store, capture.layouts)
         raw = {k: _raw(t) for k, t in capture.tensors.items() if k in devices and k.startswith("constant/")}
         constants = {k: placed(t, devices[k], t.numel()) for k, t in raw.items()}
-        executor = Executor(program, constants, persistents.resident, store, pager, scratch, backend, watchers)
+        contents = StepContents(constants, persistents.resident, store)
+        executor = Executor(program, contents, pager, scratch, backend, watchers)
         scalars = StepScalars(capture.optimizer)
         torch.manual_seed(0)
         persistents.prepare(program)

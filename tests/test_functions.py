@@ -16,17 +16,11 @@ YET = frozenset(
         "port_agent.finetune.explain.explain",
         "port_agent.follow.mode.Follower._after",
         "port_agent.follow.mode.Follower._run_one",
-        "port_agent.mcu.trainer.BoardTrainer.__init__",
         "port_agent.prepare.making.bundle.make",
         "port_agent.prepare.slices.choosing.in_pieces",
         "port_agent.prepare.slices.ways.WaysToCut.__init__",
         "port_agent.prepare.sparse.train_less",
         "port_agent.supervisor.job.runner.Runner._spawn",
-        "port_agent.train.executor.Executor.__init__",
-        "port_planner.capture.step.capture_step",
-        "port_planner.make_bundle.prepare",
-        "port_planner.mcu.compile.compile_model",
-        "port_planner.search.plan_step.plan_step",
     }
 )
 """Functions that are longer or take more. It only ever gets shorter."""

@@ -15,7 +15,7 @@ from port_planner.base.errors import CaptureError, ExitCode, PortError
 from port_planner.base.tensor_bytes import storage_pieces, tensor_pieces
 from port_planner.capture.carried import StepResults
 from port_planner.capture.recorder import Tape
-from port_planner.capture.step import Capture, Fill, capture_evaluation, capture_step
+from port_planner.capture.step import Capture, Fill, Repetition, capture_evaluation, capture_step
 from port_planner.column_file import Column, ColumnFile
 from port_planner.ir.bundle.data_order import epoch_order
 from port_planner.ir.bundle.manifest import (
@@ -42,7 +42,7 @@ from port_planner.ir.operands.verify import verify_operands
 from port_planner.ir.operators import check_operator
 from port_planner.ir.plan import Plan
 from port_planner.job import JobError, TrainingJob, own_code
-from port_planner.job_checks import checked_columns, checked_samples
+from port_planner.job_checks import JobSamples, checked_columns, checked_samples
 from port_planner.job_device import kind_of_job, on_device
 from port_planner.profiling.operators import Measured
 from port_planner.search.pareto import choice_of
@@ -149,55 +149,18 @@ def prepare(job: TrainingJob, *, updates: int = 0, followed: int = 0) -> Prepare
     operators a bundle may not call that way, JobError for data or settings that cannot be trained on.
     """
     buckets, eval_data = checked_samples(job), checked_columns(job.eval_data, "eval_data")
-    kind = kind_of_job(job)
     schedule = _schedule(job, updates)
     each_update: optimizer_scalars.Schedule = schedule or [[{}] * len(job.optimizer.param_groups)] * updates
-    graphs: dict[str, StepGraph] = {}
-    captures: list[Capture] = []
-    results = StepResults()
-    count_recorded, varied, tapes = 1, _RANDOM, dict[tuple[int, int], Tape]()
-    for number, samples in enumerate(buckets):
-        data, size, loss_fn = samples.columns, samples.size, _told(job.loss_of(number))
-        for rows in _batch_sizes(size, job.drop_last):
-            full = rows == size.batch_size
-            later = full and _is_shown(job, number, size, followed)
-            others = _other_batches(data, rows, job.seed)
-            count_recorded = 1 + len(others)
-            varied = _ROWS_AND_RANDOM if full and not number and _differ(data, rows, others) else varied
-            with own_code(f"a step on a batch of {rows} rows"):  # hooks run in the backward pass
-                capture = capture_step(
-                    job.model, loss_fn, job.optimizer, on_device((c[:rows] for c in data), kind),
-                    clip_grad_norm=job.clip_grad_norm, accumulate=job.accumulate, others=[on_device(o, kind) for o in others],
-                    again_later=later, schedule=each_update if not captures else each_update[:1], results=results,
-                )  # fmt: skip
-            graphs |= {graph_name(k, rows, size, number): g for k, g in capture.graphs.items()}
-            captures.append(capture)
-            if capture.tape is not None:
-                tapes[number, rows] = capture.tape
-            if not job.allow_nonfinite and not math.isfinite(capture.loss):
-                raise JobError(
-                    f"the loss on the first {rows} rows of the data is {capture.loss}; look for values in the data, the "
-                    "model or its start that are not finite, or set allow_nonfinite=True in the job"
-                )
-    _check_same_updates(graphs)
+    found = _record_steps(job, buckets, each_update, followed)
+    _check_same_updates(found.graphs)
     if eval_data:
-        size = BucketSize(eval_data[0].shape[0], job.batch_size)
-        for rows in _batch_sizes(size, drop_last=False):
-            others = _other_batches(eval_data, rows, job.seed)
-            capture = capture_evaluation(
-                job.model,
-                _told(job.loss_fn),
-                on_device((c[:rows] for c in eval_data), kind),
-                others=[on_device(o, kind) for o in others],
-                results=results,
-            )
-            graphs[graph_name("eval", rows, size)] = capture.graphs["eval"]
-            captures.append(capture)
-    for graph in graphs.values():
+        _record_evaluation(job, eval_data, found)
+    captures = found.captures
+    for graph in found.graphs.values():
         for op in graph.ops:
             check_operator(op.name)
         verify_operands(graph)
-    graphs, tensors = _merge(captures, graphs)
+    graphs, tensors = _merge(captures, found.graphs)
     spec = captures[0].optimizer
     if spec is None:
         raise CaptureError("the step has no optimizer")
@@ -210,8 +173,63 @@ def prepare(job: TrainingJob, *, updates: int = 0, followed: int = 0) -> Prepare
     return Prepared(
         job, graphs, {k: t for k, t in tensors.items() if k in used or k.startswith("constant/")},
         {k: v for k, v in layouts.items() if k in used}, spec, buckets[0].columns, eval_data, result, unused,
-        [bucket.columns for bucket in buckets[1:]], schedule, Recordings(count_recorded, varied, constants), tapes=tapes,
+        [bucket.columns for bucket in buckets[1:]], schedule, Recordings(found.recorded, found.varied, constants), tapes=found.tapes,
     )  # fmt: skip
+
+
+@dataclass(slots=True)
+class _Recorded:
+    """The steps that were recorded: their graphs by name, and how often the last of them, with what else each time."""
+
+    graphs: dict[str, StepGraph] = field(default_factory=dict)
+    captures: list[Capture] = field(default_factory=list)
+    tapes: dict[tuple[int, int], Tape] = field(default_factory=dict)
+    results: StepResults = field(default_factory=StepResults)
+    recorded: int = 1
+    varied: str = _RANDOM
+
+
+def _record_steps(
+    job: TrainingJob, buckets: Sequence[JobSamples], each_update: optimizer_scalars.Schedule, followed: int
+) -> _Recorded:
+    """Record a step for each shape of the job's batches, each several times."""
+    kind, found = kind_of_job(job), _Recorded()
+    for number, samples in enumerate(buckets):
+        data, size, loss_fn = samples.columns, samples.size, _told(job.loss_of(number))
+        for rows in _batch_sizes(size, job.drop_last):
+            full = rows == size.batch_size
+            others = _other_batches(data, rows, job.seed)
+            found.recorded = 1 + len(others)
+            found.varied = _ROWS_AND_RANDOM if full and not number and _differ(data, rows, others) else found.varied
+            later = full and _is_shown(job, number, size, followed)
+            with own_code(f"a step on a batch of {rows} rows"):  # hooks run in the backward pass
+                capture = capture_step(
+                    job.model, loss_fn, job.optimizer, on_device((c[:rows] for c in data), kind),
+                    clip_grad_norm=job.clip_grad_norm, accumulate=job.accumulate,
+                    repetition=Repetition([on_device(o, kind) for o in others], later, found.results),
+                    schedule=each_update[:1] if found.captures else each_update,
+                )  # fmt: skip
+            found.graphs |= {graph_name(k, rows, size, number): g for k, g in capture.graphs.items()}
+            found.captures.append(capture)
+            if capture.tape is not None:
+                found.tapes[number, rows] = capture.tape
+            if not job.allow_nonfinite and not math.isfinite(capture.loss):
+                raise JobError(
+                    f"the loss on the first {rows} rows of the data is {capture.loss}; look for values in the data, the "
+                    "model or its start that are not finite, or set allow_nonfinite=True in the job"
+                )
+    return found
+
+
+def _record_evaluation(job: TrainingJob, data: Sequence[Column], found: _Recorded) -> None:
+    """Record the evaluation of each shape of batches of `data`, too."""
+    kind, size = kind_of_job(job), BucketSize(data[0].shape[0], job.batch_size)
+    for rows in _batch_sizes(size, drop_last=False):
+        others = [on_device(o, kind) for o in _other_batches(data, rows, job.seed)]
+        batch = on_device((c[:rows] for c in data), kind)
+        capture = capture_evaluation(job.model, _told(job.loss_fn), batch, Repetition(others, results=found.results))
+        found.graphs[graph_name("eval", rows, size)] = capture.graphs["eval"]
+        found.captures.append(capture)
 
 
 def _is_shown(job: TrainingJob, bucket: int, size: BucketSize, followed: int) -> bool:

@@ -15,7 +15,7 @@ from port_agent.backend.raw_bytes import placed, whole_bytes
 from port_agent.backend.staging import Staging
 from port_agent.packing import Layout, largest_bytes
 from port_agent.paging.pager import BURST, CHUNK, Pager
-from port_agent.train.executor import Executor
+from port_agent.train.executor import Executor, StepContents
 from port_agent.train.state.checkpoint import StateStore
 from port_agent.train.state.resident_state import Persistents
 from port_agent.train.step_paging import Scratch
@@ -239,11 +239,9 @@ def planned(
         persistents = Persistents(store, capture.layouts)
         raw = {k: _raw(t) for k, t in capture.tensors.items() if k in devices and k.startswith("constant/")}
         constants = {k: placed(t, devices[k], t.numel()) for k, t in raw.items()}
+        contents = StepContents(constants, persistents.resident, store, persistents.dirty)
         executors = {
-            name: Executor(
-                program, constants, persistents.resident, store, pager, scratch[name], backend, newer=persistents.dirty
-            )
-            for name, program in programs.items()
+            name: Executor(program, contents, pager, scratch[name], backend) for name, program in programs.items()
         }
         return _steps(capture, programs, executors, persistents, batches, seed, make, schedule, accumulate)
     finally:

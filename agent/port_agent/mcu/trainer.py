@@ -140,7 +140,6 @@ class BoardTrainer:
         state_dir: Path,
         emit: Callable[[Event], None],
         held_out: BoardSamples | None = None,
-        clock: Callable[[], float] = time.monotonic,
         wait: Callable[[float], None] = time.sleep,
     ) -> None:
         state_dir.mkdir(parents=True, exist_ok=True)
@@ -148,7 +147,7 @@ class BoardTrainer:
         self._held_out = held_out
         self._snapshot_path = state_dir / SNAPSHOT_NAME
         self._mark_path = state_dir / MARK_NAME
-        self._emit, self._clock, self._wait = emit, clock, wait
+        self._emit, self._wait = emit, wait
         self.position = TrainingPosition()
         self._state = TrainingState(settings.seed, 0)
         self._last_snapshot = 0
@@ -214,12 +213,12 @@ class BoardTrainer:
 
     def take_snapshot(self) -> None:
         """Read the parameters and write a snapshot on the host."""
-        start = self._clock()
+        start = time.monotonic()
         parameters = self._link.device.read_parameters()
         snapshot = Snapshot(self._model.sha256, self.position, self._options(), self._state, parameters)
         size = write_snapshot(self._snapshot_path, snapshot)
         self._last_snapshot = self.position.step
-        self._emit(SnapshotTaken(self.position.step, size, self._clock() - start))
+        self._emit(SnapshotTaken(self.position.step, size, time.monotonic() - start))
 
     def write_result(self, path: Path | None) -> str | None:
         """Write the trained parameters to `path`, if there is one; return the checksum of the file.
@@ -271,7 +270,7 @@ class BoardTrainer:
         return self.position.epoch % self._settings.evaluate_every == 0 or self.finished
 
     def _train_once(self, device: Device) -> None:
-        start = self._clock()
+        start = time.monotonic()
         batch = self._next_samples(device)
         labels = tuple(int(self._samples.labels[index]) for index in batch)
         result = device.train(labels, b"".join(self._samples.row(index) for index in batch))
@@ -281,7 +280,7 @@ class BoardTrainer:
         self.position = TrainingPosition(
             old.epoch, index, old.step + result.done, old.loss_sum + result.loss_sum, old.correct + result.correct
         )
-        self._emit(Progress(self.position, len(self._samples), self._clock() - start, result.done))
+        self._emit(Progress(self.position, len(self._samples), time.monotonic() - start, result.done))
         if index >= len(self._samples):
             self.position = replace(self.position, epoch=old.epoch + 1, index=0, loss_sum=0.0, correct=0)
 

@@ -85,35 +85,45 @@ Gate = Callable[[], None]
 """Called between two instructions when something waits: blocks for a pause, raises Interrupted to leave."""
 
 
+@dataclass(frozen=True, slots=True)
+class StepContents:
+    """What outlives a step, by keys of storages.
+
+    `resident`: tensors that stay in RAM and are used in place; the other persistent storages live in `store`. `newer`: keys of residents
+    that the store has older contents of; None: it may be any of them.
+    """
+
+    constants: Mapping[str, torch.Tensor]
+    resident: dict[str, torch.Tensor]
+    store: StateStore | None
+    newer: set[str] | None = None
+
+
 class Executor:
     """Executes the programs of one graph family over one set of persistent storages.
 
-    `resident` maps keys of persistent storages to tensors that stay in RAM and are used in place; the others live in
-    `store`. One instance per program; several may share pager, store and residents.
+    One instance per program; several may share pager and contents.
     """
 
     def __init__(
         self,
         program: Program,
-        constants: Mapping[str, torch.Tensor],
-        resident: dict[str, torch.Tensor],
-        store: StateStore | None,
+        contents: StepContents,
         pager: Pager,
         scratch: Sequence[Scratch],
         backend: Backend | None = None,
         watchers: Mapping[int, Callable[[StepValues], None]] = _NO_WATCHERS,
-        newer: set[str] | None = None,
         teams: CpuTeams | None = None,
         ring: TransferRing | None = None,
     ) -> None:
         """`backend`: where the step computes; the CPU if it is not said. `watchers`: called once these operators have run.
-        `newer`: keys of residents that the store has older contents of; None: it may be any of them. `teams`: of operators that all threads do
-        not compute together; closed by whoever made them. `ring`: that transfers between the host's memory and the device's go through.
+        `teams`: of operators that all threads do not compute together; closed by whoever made them. `ring`: that transfers between the
+        host's memory and the device's go through.
 
         Raises PortError for a step of another device.
         """
         self.program, self.graph = program, program.graph
-        self.resident, self.pager = resident, pager
+        self.resident, self.pager = contents.resident, pager
         graph = self.graph
         self.backend = CpuBackend() if backend is None else backend
         if graph.device not in (CPU, self.backend.kind):
@@ -121,7 +131,7 @@ class Executor:
                 f"this step is for the device {graph.device!r} and is run on {self.backend.kind!r}; plan the job again there"
             )
         self.values = StepValues(graph, self.backend)
-        self.paging = StepPaging(program, self.values, store, pager, scratch, newer)
+        self.paging = StepPaging(program, self.values, contents.store, pager, scratch, contents.newer)
         self.packing = StepPacking(program.packings, self.values, self.paging)
         self.transfers = StepTransfers(self.values, self.backend, ring)
         self.interrupted = False
@@ -129,7 +139,7 @@ class Executor:
         """Whether the present or last step has begun to change persistent storages in a way that `undo` cannot undo."""
         self.gate: Gate = no_gate
         self.keys = [s.key for s in graph.storages]
-        self._constants, self._watchers = constants, watchers
+        self._constants, self._watchers = contents.constants, watchers
         self._residents = [
             s for s, storage in enumerate(graph.storages)
             if storage.persistent and graph.uses[s] and s not in program.starts_away

@@ -11,7 +11,7 @@ from port_agent.backend.cpu_teams import CpuTeams
 from port_agent.backend.raw_bytes import placed
 from port_agent.backend.transfer_ring import TransferRing
 from port_agent.paging.pager import BURST, Pager
-from port_agent.train.executor import Executor, Gate, no_gate
+from port_agent.train.executor import Executor, Gate, StepContents, no_gate
 from port_agent.train.packing.probe import PackingProbe
 from port_agent.train.programs import Programs
 from port_agent.train.state.checkpoint import StateStore
@@ -57,10 +57,10 @@ class Executors:
             if self._probe_packing:
                 self.probes[name] = PackingProbe(program.graph)
             watchers = self.probes[name].watchers() if name in self.probes else {}
+            contents = StepContents(self.constants, self._persistents.resident, self._store, self._persistents.dirty)
             self._made[key] = Executor(
-                program, self.constants, self._persistents.resident, self._store, self._pager, self.scratch[name],
-                self._backend, watchers, self._persistents.dirty, self._teams, self._ring,
-            )  # fmt: skip
+                program, contents, self._pager, self.scratch[name], self._backend, watchers, self._teams, self._ring
+            )
         executor = self._made[key]
         executor.interrupted, executor.gate = self.interrupted, self.pass_gate
         return executor

@@ -72,6 +72,22 @@ def _dtype_name(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
+@dataclass(frozen=True, slots=True)
+class Repetition:
+    """How it is seen that a step is the same each time.
+
+    `batches`: on which it is recorded again, with other random numbers, and must be the same. `later`: leave them to `record_again`, where
+    that can be. `results`: of steps that were recorded before.
+    """
+
+    batches: Sequence[tuple[Any, ...]] = ()
+    later: bool = False
+    results: StepResults | None = None
+
+
+_NONE = Repetition()
+
+
 def capture_step(
     model: torch.nn.Module,
     loss_fn: LossFunction,
@@ -80,22 +96,19 @@ def capture_step(
     *,
     clip_grad_norm: float | None = None,
     accumulate: int = 1,
-    others: Sequence[tuple[Any, ...]] = (),
-    again_later: bool = False,
+    repetition: Repetition = _NONE,
     schedule: Schedule = (),
-    results: StepResults | None = None,
 ) -> Capture:
     """Record one training step of `model` on `batch`; neither model, optimizer nor generators are changed.
 
     `clip_grad_norm`: clip the global norm as torch.nn.utils.clip_grad_norm_ does. `accumulate`: micro-batches whose
-    gradients are summed before an update. `others`: batches on which the step is recorded again, with other random
-    numbers, and must be the same. `results`: of steps that were recorded before. `again_later`: leave them to `record_again`, where that can be. `schedule`: what is to change of the optimizer's groups in each update that will be made, for an
-    optimizer that is none of torch's. Raises CaptureError where the step cannot be recorded faithfully.
+    gradients are summed before an update. `schedule`: what is to change of the optimizer's groups in each update that will
+    be made, for an optimizer that is none of torch's. Raises CaptureError where the step cannot be recorded faithfully.
     """
     if accumulate < 1:
         raise CaptureError(f"accumulate={accumulate}; it must be 1 or more")
     spec = _described(optimizer)
-    session = _Session(model, batch, results)
+    session = _Session(model, batch, repetition.results)
     with _undisturbed(model) as kept, _accumulations_counted(model) as accumulated:
         loss = session.forward(loss_fn)
         grads = session.backward(loss, _trained(optimizer))
@@ -103,8 +116,8 @@ def capture_step(
         value = loss.item()
         del loss
     tape = session.recorder.tape
-    again_later = again_later and tape.as_run
-    for seed, other in enumerate(() if again_later else others):
+    later = repetition.later and tape.as_run
+    for seed, other in enumerate(() if later else repetition.batches):
         again = _Session(model, other, tape.results)
         with _undisturbed(model, seed) as kept, _gradients_dropped(accumulated):
             again.backward(again.forward(loss_fn), _trained(optimizer))
@@ -124,25 +137,21 @@ def capture_step(
         graphs[kind] = _verified(graph)
         tensors |= data
     tensors |= {k: t for k, t in session.persistent.items() if k not in tensors}
-    return Capture(graphs, tensors, spec, session.layouts(), value, constants, alone if again_later else None)
+    return Capture(graphs, tensors, spec, session.layouts(), value, constants, alone if later else None)
 
 
 def capture_evaluation(
-    model: torch.nn.Module, loss_fn: LossFunction, batch: tuple[Any, ...], *, others: Sequence[tuple[Any, ...]] = (),
-    results: StepResults | None = None,
-) -> Capture:  # fmt: skip
-    """Record a forward pass without gradients, the model in evaluation mode.
-
-    `others`, `results` as for `capture_step`.
-    """
-    session = _Session(model, batch, results)
+    model: torch.nn.Module, loss_fn: LossFunction, batch: tuple[Any, ...], repetition: Repetition = _NONE
+) -> Capture:
+    """Record a forward pass without gradients, the model in evaluation mode."""
+    session = _Session(model, batch, repetition.results)
     training = {m: m.training for m in model.modules()}
     model.eval()
     try:
         with _undisturbed(model) as kept, torch.no_grad():
             loss = session.forward(loss_fn)
             kept |= session.end()
-        for seed, other in enumerate(others):
+        for seed, other in enumerate(repetition.batches):
             again = _Session(model, other, session.recorder.tape.results)
             with _undisturbed(model, seed) as kept, torch.no_grad():
                 again.forward(loss_fn)

@@ -20,7 +20,7 @@ from port_planner.mcu.fates.choose import FitOptions, FittedMemory
 from port_planner.mcu.fates.low_bytes import fit_low_bytes
 from port_planner.mcu.frontend import import_module
 from port_planner.mcu.memory import MemoryPlan, plan_memory
-from port_planner.mcu.quantize import HEADROOM, Int8Array, QuantizedGraph, quantize
+from port_planner.mcu.quantize import Int8Array, QuantizedGraph, quantize
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,7 +81,6 @@ def compile_model(
     fit: FitOptions | None = None,
     q88: bool = False,
     simd: bool = True,
-    headroom: float = HEADROOM,
 ) -> CompiledModel:
     """Return the compiled model of a PyTorch module.
 
@@ -92,7 +91,7 @@ def compile_model(
     Cortex-M0 has no use for. Raises McuCompileError, ArenaBudgetError, BoardDeadlineError.
     """
     graph = import_module(module, calibration.shape[1:], name)
-    quantized = quantize(graph, calibration, headroom)
+    quantized = quantize(graph, calibration)
     return compile_quantized(quantized, scheme=scheme, budget=budget, fit=fit, q88=q88, simd=simd)
 
 

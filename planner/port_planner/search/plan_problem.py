@@ -30,7 +30,7 @@ from port_planner.ir.lowering.lower import lower
 from port_planner.ir.plan import Plan
 from port_planner.ir.program import BudgetError, PlanError
 from port_planner.milp.highs import Progress
-from port_planner.search.plan_step import PlanLimits, PlanResult, plan_step, with_figures
+from port_planner.search.plan_step import PlanLimits, PlanResult, plan_within, with_figures
 
 _FORMAT = 2
 """Format 1 counted a write for each weight that left RAM, changed or not: its figures are others."""
@@ -89,9 +89,9 @@ class PlanProblem:
 
     def solved(self, progress: Progress | None = None, rivals: Iterable[Plan] = ()) -> PlanResult:
         """Return what planning gives here, or one of the `rivals` where that costs less; raises StrategyError."""
-        return plan_step(
-            self.graph, self.costs, ram_bytes=self.ram_bytes, strategy=self.strategy, time_limit_s=self.time_limit_s,
-            progress=progress, deadline_s=self.deadline_s, write_limit_bytes=self.write_limit_bytes, rivals=rivals,
+        return plan_within(
+            self.graph, self.costs, self.limits, time_limit_s=self.time_limit_s, strategy=self.strategy,
+            progress=progress, rivals=rivals,
         )  # fmt: skip
 
 

@@ -95,20 +95,30 @@ def plan_step(
     *,
     ram_bytes: int,
     deadline_s: float | None = None,
-    write_limit_bytes: int | None = None,
     time_limit_s: float = 20.0,
     strategy: str = "milp",
+    rivals: Iterable[Plan] = (),
+) -> PlanResult:
+    """Return a plan for one captured step within `ram_bytes` of resident memory, as `plan_within` does."""
+    limits = PlanLimits(ram_bytes, deadline_s)
+    return plan_within(graph, costs, limits, time_limit_s=time_limit_s, strategy=strategy, rivals=rivals)
+
+
+def plan_within(
+    graph: StepGraph,
+    costs: CostTable,
+    limits: PlanLimits,
+    *,
+    time_limit_s: float,
+    strategy: str,
     progress: Progress | None = None,
     rivals: Iterable[Plan] = (),
 ) -> PlanResult:
-    """Return a plan for one captured step within `ram_bytes` of resident memory.
+    """Return a plan for one captured step within limits; of resident memory, the worker's own base is included.
 
-    The worker's own base is included.
-
-    `deadline_s`: seconds that one step may take; `write_limit_bytes`: what it may write to flash. `rivals`: plans of the
-    same step, from other strategies say; where one of them is valid and costs less energy and wear, it is the answer.
+    `rivals`: plans of the same step, from other strategies say; where one of them is valid and costs less energy and
+    wear, it is the answer.
     """
-    limits = PlanLimits(ram_bytes, deadline_s, write_limit_bytes)
     asked = _Asked(graph, costs, limits, time_limit_s, strategy, progress, tuple(rivals))
     return _packing(asked) if costs.packings and strategy in LADDER else _within(asked)
 

@@ -14,7 +14,7 @@ from torch.nn import functional
 from port_planner.base.errors import CaptureError
 from port_planner.capture.constancy import constants_of, require_same
 from port_planner.capture.recorder import Tape
-from port_planner.capture.step import Capture, capture_evaluation, capture_step
+from port_planner.capture.step import Capture, Repetition, capture_evaluation, capture_step
 
 ROWS = 4
 DRAWN = torch.Generator().manual_seed(1)
@@ -31,9 +31,9 @@ def entropy(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 def recorded(model: nn.Module, loss_fn: Loss = entropy, *, evaluation: bool = False) -> Capture:
     """Return what three recordings of the step have in common."""
     if evaluation:
-        return capture_evaluation(model, loss_fn, BATCHES[0], others=BATCHES[1:])
+        return capture_evaluation(model, loss_fn, BATCHES[0], repetition=Repetition(BATCHES[1:]))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return capture_step(model, loss_fn, optimizer, BATCHES[0], others=BATCHES[1:])
+    return capture_step(model, loss_fn, optimizer, BATCHES[0], repetition=Repetition(BATCHES[1:]))
 
 
 def net() -> nn.Module:

@@ -9,7 +9,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from port_planner.base.errors import CaptureError
-from port_planner.capture.step import capture_step
+from port_planner.capture.step import Repetition, capture_step
 from port_planner.ir.graph import StepGraph
 
 
@@ -38,7 +38,7 @@ def captured(model: nn.Module) -> StepGraph:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     others = [(torch.randn(5, 4), torch.randint(0, 3, (5,)))]
     entropy = lambda m, x, y: functional.cross_entropy(m(x.clone()), y)  # noqa: E731
-    return capture_step(model, entropy, optimizer, batch, others=others).graphs["step"]
+    return capture_step(model, entropy, optimizer, batch, repetition=Repetition(others)).graphs["step"]
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from port_planner.capture.saved_on_host import SavedOnHost
-from port_planner.capture.step import capture_step
+from port_planner.capture.step import Repetition, capture_step
 from tests.simulated_device import NAME, SimBackend
 
 pytestmark = pytest.mark.own_process
@@ -77,10 +77,10 @@ def test_a_step_is_recorded_the_same_whether_what_is_saved_leaves_or_not(every: 
         asked = iter(range(1000))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         if not saved:
-            capture = capture_step(model, loss_of, optimizer, batch, others=[batch])
+            capture = capture_step(model, loss_of, optimizer, batch, repetition=Repetition([batch]))
         else:
             with SavedOnHost(model.parameters(), lambda: next(asked) % every == 0):
-                capture = capture_step(model, loss_of, optimizer, batch, others=[batch])
+                capture = capture_step(model, loss_of, optimizer, batch, repetition=Repetition([batch]))
         return capture.graphs, capture.loss
 
     assert recorded(saved=True) == recorded(saved=False)

@@ -22,7 +22,7 @@ from port_planner.search.floor import floor_of
 from port_planner.search.greedy.search import Greedy, greedy, greedy_variants
 from port_planner.search.incumbent import objective
 from port_planner.search.pareto import budget_for, least_budget
-from port_planner.search.plan_step import PlanLimits, ProgramJudge, better_of, fine_bound, plan_step
+from port_planner.search.plan_step import PlanLimits, ProgramJudge, better_of, fine_bound, plan_step, plan_within
 from port_planner.search.recipes import cheap_segments, pack_everything
 from port_planner.search.solve import STRATEGIES, Outcome, StrategyError
 from port_planner.search.wear import SPARING_TIME
@@ -335,8 +335,10 @@ def test_a_limit_of_written_bytes_is_kept_or_named() -> None:
     assert careless is not None
     limit = lower(graph, costs, careless).written_bytes * 3 // 4
     for table in (paging(costs), paging(costs, 4.7e-6)):
-        kept = plan_step(graph, table, ram_bytes=budget(0.5), time_limit_s=2.0, write_limit_bytes=limit).plan
+        kept = plan_within(
+            graph, table, PlanLimits(budget(0.5), write_limit_bytes=limit), time_limit_s=2.0, strategy="milp"
+        ).plan
         assert kept is not None and lower(graph, costs, kept).written_bytes <= limit
     least = floor_of(graph, costs).nbytes
-    none = plan_step(graph, paging(costs), ram_bytes=least, time_limit_s=1.0, write_limit_bytes=0)
+    none = plan_within(graph, paging(costs), PlanLimits(least, write_limit_bytes=0), time_limit_s=1.0, strategy="milp")
     assert none.plan is None and "--writes-per-step" in none.message

@@ -16,7 +16,7 @@ from port_agent.prepare.making.packed_pages import with_packed_pages
 from port_agent.prepare.making.trial import Throttle
 from port_agent.prepare.slices.choosing import again_with_base, in_pieces
 from port_agent.prepare.slices.halves import in_halves
-from port_agent.prepare.slices.sliced import ComparingRoom, Sliced
+from port_agent.prepare.slices.sliced import ComparingRoom, CutTarget, Sliced
 from port_agent.worker.options import TorchOptions
 from port_agent.worker.protocol import plain_values
 from port_agent.worker.start import start_worker, torch_worker
@@ -102,7 +102,7 @@ class Ours:
 
         def make(device: DeviceCosts) -> None:
             sliced = in_pieces(
-                self.whole, self.halved, device, ram_bytes, self.room, planner, lambda *_: None, NO_LIMITS
+                self.whole, self.halved, CutTarget(device, ram_bytes, self.room, lambda *_: None), planner, NO_LIMITS
             )
             bundle.make(
                 path, sliced.prepared, sliced.measured, device, ram_bytes,

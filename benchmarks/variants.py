@@ -30,7 +30,7 @@ from port_agent.prepare.making import device_costs
 from port_agent.prepare.progress import Progress
 from port_agent.prepare.slices.choosing import in_pieces
 from port_agent.prepare.slices.halves import in_halves
-from port_agent.prepare.slices.sliced import ComparingRoom, Sliced
+from port_agent.prepare.slices.sliced import ComparingRoom, CutTarget, Sliced
 from port_planner import make_bundle
 from port_planner.base.units import format_bytes, format_joules, format_seconds
 from port_planner.ir.bundle.manifest import NO_LIMITS
@@ -91,7 +91,9 @@ def compare_variants(
     rows = []
     for percent in percents:
         ram_bytes = least + (most - least) * percent // 100
-        cut = in_pieces(whole, halved, device, ram_bytes, room, planner, quiet, NO_LIMITS, reordered=reordered)
+        cut = in_pieces(
+            whole, halved, CutTarget(device, ram_bytes, room, quiet), planner, NO_LIMITS, reordered=reordered
+        )
         what = f"{len(cut.in_pieces)} chains" if cut.in_pieces else "none" if cut is whole else "halves"
         for label, sliced in (("whole", whole), (what, cut)):
             rows.append(_row(name, percent, label, sliced, device, ram_bytes, planner, kept.cost_joules))

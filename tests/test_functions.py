@@ -17,9 +17,6 @@ YET = frozenset(
         "port_agent.follow.mode.Follower._after",
         "port_agent.follow.mode.Follower._run_one",
         "port_agent.prepare.making.bundle.make",
-        "port_agent.prepare.slices.choosing.in_pieces",
-        "port_agent.prepare.slices.ways.WaysToCut.__init__",
-        "port_agent.prepare.sparse.train_less",
         "port_agent.supervisor.job.runner.Runner._spawn",
     }
 )

@@ -30,8 +30,9 @@ _TRIES = 5
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """What a step may take beside memory; None: whatever it takes."""
+    """What a step may take of memory, resident, of time and of energy; None: whatever it takes."""
 
+    ram_bytes: int
     seconds: float | None = None
     joules: float | None = None
 
@@ -76,16 +77,14 @@ class SparseJob:
 
 
 def train_less(
-    job: TrainingJob,
     full: Prepared,
     measured: Measured,
     device: DeviceCosts,
-    ram_bytes: int,
+    limits: StepLimits,
     *,
     prepare: Prepare,
     threads: int,
     steps: int,
-    limits: StepLimits = StepLimits(),
     progress: Progress,
 ) -> SparseJob:
     """Freeze what is not worth its memory and capture the job again.
@@ -93,19 +92,19 @@ def train_less(
     Raises InfeasibleError where nothing fits.
 
     The contribution of each layer is measured by training it for `steps` batches with plain PyTorch. The set is the best
-    whose step keeps everything resident within `ram_bytes`, so that nothing has to be paged or computed twice; the
+    whose step keeps everything resident, so that nothing has to be paged or computed twice; the
     count from the full capture is checked against a capture of the set itself. No step takes more than `limits`.
     """
-    costs = _tables(full, measured, device)
+    job, costs = full.job, _tables(full, measured, device)
     needed = TrainedBytes(full.graphs, costs)
     names = trained_parameters(full.graphs[next(iter(full.graphs))])
     probe, layers = job_probe(job, steps), layers_of(names)
     table = analyse(layers, _counted(probe, layers, progress))
     everything = frozenset(names)
     probe(everything)
-    budget = limit = int(ram_bytes * (1 - _SPARE))
+    budget = limit = int(limits.ram_bytes * (1 - _SPARE))
     for _ in range(_TRIES):
-        found = _chosen(table, needed, limit, probe, ram_bytes, limits)
+        found = _chosen(table, needed, limit, probe, limits)
         _freeze(job, found.parameters)
         prepared = prepare()
         fresh = Bench().measure(prepared.graphs.values(), threads, device.compute_watts, lambda stage, share: None)
@@ -125,7 +124,7 @@ def train_less(
 
 
 def _chosen(
-    table: Contributions, needed: TrainedBytes, limit: int, probe: TrainingProbe, ram_bytes: int, limits: StepLimits
+    table: Contributions, needed: TrainedBytes, limit: int, probe: TrainingProbe, limits: StepLimits
 ) -> TrainableChoice:
     found = choose_trainable(table, needed, limit, probe, allowed=partial(limits.allow, needed))
     if found is not None and found.parameters:
@@ -134,13 +133,15 @@ def _chosen(
         needed(frozenset(names)) for layer in table.layers for names in (layer.biases, layer.weights) if names
     )
     if cheapest > limit:
-        least = int(cheapest * ram_bytes * (1 - _SPARE) / limit)  # by how much the last capture exceeded its count
+        least = int(
+            cheapest * limits.ram_bytes * (1 - _SPARE) / limit
+        )  # by how much the last capture exceeded its count
         raise InfeasibleError(
-            f"training the cheapest layer alone needs {format_bytes(least)}, --ram is {format_bytes(ram_bytes)}; raise "
+            f"training the cheapest layer alone needs {format_bytes(least)}, --ram is {format_bytes(limits.ram_bytes)}; raise "
             f"--ram to {format_bytes(least / (1 - _SPARE))}, use a smaller batch, or leave out --sparse-update to page",
             int(least / (1 - _SPARE)),
         )
-    if limits != StepLimits():
+    if limits.seconds is not None or limits.joules is not None:
         nothing: frozenset[str] = frozenset()
         raise InfeasibleError(
             f"no layer that gains anything can be trained {limits} (the forward pass alone takes "

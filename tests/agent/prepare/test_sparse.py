@@ -70,13 +70,13 @@ def train(
     full: Prepared,
     ram_bytes: int,
     seen: list[float] | None = None,
-    limits: StepLimits = StepLimits(),  # noqa: B008 - frozen
+    **limits: float,
 ) -> SparseJob:
     device = costs_of(next(iter(full.graphs.values()))).device
     measured = Bench().measure(full.graphs.values(), 1, device.compute_watts, lambda stage, share: None)
     return train_less(
-        made, full, measured, device, ram_bytes, prepare=partial(make_bundle.prepare, made), threads=1,
-        steps=12, limits=limits, progress=lambda stage, share: seen.append(share) if seen is not None else None,
+        full, measured, device, StepLimits(ram_bytes, **limits), prepare=partial(make_bundle.prepare, made), threads=1,
+        steps=12, progress=lambda stage, share: seen.append(share) if seen is not None else None,
     )  # fmt: skip
 
 
@@ -136,11 +136,11 @@ def test_a_step_that_a_limit_cuts_trains_less(
     full = make_bundle.prepare(made)
     needed = TrainedBytes(full.graphs, {name: costs_of(graph) for name, graph in full.graphs.items()})
     head = need(needed, frozenset({"4.weight", "4.bias"}))
-    found = train(made, full, 1 << 30, limits=StepLimits(**{limit: head}))
+    found = train(made, full, 1 << 30, **{limit: head})
     everything = frozenset(trained_parameters(full.graphs["step"]))
     assert need(needed, found.trained) <= head < need(needed, everything)
     with pytest.raises(InfeasibleError, match=refusal):
-        train(made, full, 1 << 30, limits=StepLimits(**{limit: head / 10}))
+        train(made, full, 1 << 30, **{limit: head / 10})
 
 
 def test_joules_per_step_need_a_sparse_update(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

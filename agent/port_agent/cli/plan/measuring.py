@@ -143,10 +143,10 @@ def sparse_of(arguments: argparse.Namespace, captured: Captured, costs: Costs, p
     device, room_bytes = costs.device, captured.pools.computing_bytes
     if kind_of_job(captured.job) == CPU:
         device, room_bytes = of_the_cpu(device), arguments.ram
-    limits = StepLimits(None if captured.pace is None else captured.pace.seconds_per_step, arguments.step_joules)
+    step_s = None if captured.pace is None else captured.pace.seconds_per_step
     choose = partial(
-        train_less, captured.job, captured.prepared, costs.measured, device, room_bytes, prepare=captured.prepare,
-        threads=costs.choice.threads, steps=arguments.probe_steps, limits=limits, progress=progress,
+        train_less, captured.prepared, costs.measured, device, StepLimits(room_bytes, step_s, arguments.step_joules),
+        prepare=captured.prepare, threads=costs.choice.threads, steps=arguments.probe_steps, progress=progress,
     )  # fmt: skip
     return in_device_room(choose, "choosing what is trained", captured.job, captured.backend, captured.pools)
 
@@ -171,7 +171,7 @@ def step_pieces(
     from port_agent.prepare.slices.choosing import QUICK_S, in_pieces
     from port_agent.prepare.slices.comparing import costs_of_rewritten
     from port_agent.prepare.slices.halves import in_halves
-    from port_agent.prepare.slices.sliced import ComparingRoom, Sliced
+    from port_agent.prepare.slices.sliced import ComparingRoom, CutTarget, Sliced
     from port_planner import make_bundle
     from port_planner.ir.costs import CostTable
 
@@ -197,7 +197,7 @@ def step_pieces(
         )
         halved = in_halves(prepared, whole, room, power.compute_watts, progress)
         sliced = in_pieces(
-            sliced, halved, costs.device, captured.pools.computing_bytes, room, planner, progress, limits,
+            sliced, halved, CutTarget(costs.device, captured.pools.computing_bytes, room, progress), planner, limits,
             reordered=arguments.allow is not None,
         )  # fmt: skip
         sliced = with_further_shapes(sliced, costs.device, captured.pools.computing_bytes, room, progress)

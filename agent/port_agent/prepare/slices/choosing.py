@@ -5,10 +5,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from port_agent.prepare.progress import Progress
 from port_agent.prepare.slices.blocks import in_blocks
 from port_agent.prepare.slices.channels import in_channels
-from port_agent.prepare.slices.sliced import ComparingRoom, PlanCost, Sliced, cost_of_plan
+from port_agent.prepare.slices.sliced import CutTarget, PlanCost, Sliced, cost_of_plan
 from port_agent.prepare.slices.ways import NEAR, WaysToCut, cpu_s
 from port_planner import make_bundle
 from port_planner.ir.bundle.manifest import PlannedLimits
@@ -30,15 +29,16 @@ QUICK_S = 5.0
 
 
 def in_pieces(
-    whole: Sliced, halved: Sliced, device: DeviceCosts, ram_bytes: int, room: ComparingRoom, planner: make_bundle.Planner,
-    progress: Progress, limits: PlannedLimits, *, reordered: bool = False,
+    whole: Sliced, halved: Sliced, target: CutTarget, planner: make_bundle.Planner, limits: PlannedLimits,
+    *, reordered: bool = False,
 ) -> Sliced:  # fmt: skip
-    """Return the job whole, in halves or with chains of operators in pieces, whichever costs least in `ram_bytes`.
+    """Return the job whole, in halves or with chains of operators in pieces, whichever costs least for `target`.
 
     Graphs of further shapes stay as they are in `halved` (`further_shapes`). `reordered`: whether chains may sum over their pieces, in
     another order than the whole. All ways that are tried are compared and measured; quick plans decide, and between what they choose, the halves and the whole, plans
     of `planner` where those may tell otherwise. Where nothing fits, what needs least. Raises TrialError where a process fails.
     """
+    device, ram_bytes, room, progress = target.device, target.ram_bytes, target.room, target.progress
     quick = make_bundle.default_planner(strategy="greedy", time_limit_s=QUICK_S, limits=limits)
     least = cost_of_plan(whole, device, ram_bytes, quick)
     if least is not None and least.keeps_everything:
@@ -53,7 +53,7 @@ def in_pieces(
     for base in (halved, *by_channels, *in_rows):
         known = [found.joules for found in (least, best) if found is not None]
         ways = WaysToCut(
-            whole, base, device, ram_bytes, room, quick, progress, search_s, min(known, default=math.inf), reordered=reordered
+            whole, base, target, quick, search_s, min(known, default=math.inf), reordered=reordered
         )  # fmt: skip
         ways.plan_starts()
         ways.plan_changes(math.inf if least is None else NEAR * least.joules)

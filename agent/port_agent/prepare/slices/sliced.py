@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from port_agent.prepare.bench.bench import Bench
+from port_agent.prepare.progress import Progress
 from port_planner import make_bundle
 from port_planner.ir.costs import CostTable, DeviceCosts
 from port_planner.ir.graph import StepGraph
@@ -37,6 +38,16 @@ class ComparingRoom:
     page_dir: Path
     threads: int
     bench: Bench = field(default_factory=Bench)
+
+
+@dataclass(frozen=True, slots=True)
+class CutTarget:
+    """What a job is cut into pieces for: a device, bytes of RAM there, and where pieces are compared; `progress` follows that."""
+
+    device: DeviceCosts
+    ram_bytes: int
+    room: ComparingRoom
+    progress: Progress
 
 
 @dataclass(frozen=True, slots=True)

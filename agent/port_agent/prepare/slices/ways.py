@@ -6,12 +6,11 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 
-from port_agent.prepare.progress import Progress
 from port_agent.prepare.slices.comparing import cut_in
-from port_agent.prepare.slices.sliced import ComparingRoom, PlanCost, Sliced, cost_of_plan, keys_in_blocks, main_step
+from port_agent.prepare.slices.sliced import CutTarget, PlanCost, Sliced, cost_of_plan, keys_in_blocks, main_step
 from port_planner import make_bundle
 from port_planner.ir.bundle.manifest import first_shapes
-from port_planner.ir.costs import CostTable, DeviceCosts
+from port_planner.ir.costs import CostTable
 from port_planner.ir.devices.kinds import CPU
 from port_planner.ir.graph import StepGraph
 from port_planner.ir.lowering.lower import lower
@@ -93,11 +92,11 @@ class WaysToCut:
     """Ways to cut the halves, planned as they come for one budget; `best` is the cheapest."""
 
     def __init__(
-        self, whole: Sliced, halved: Sliced, device: DeviceCosts, ram_bytes: int, room: ComparingRoom,
-        quick: make_bundle.Planner, progress: Progress, search_s: float, known_joules: float, *, reordered: bool = False,
+        self, whole: Sliced, halved: Sliced, target: CutTarget, quick: make_bundle.Planner, search_s: float,
+        known_joules: float, *, reordered: bool = False,
     ) -> None:  # fmt: skip
-        self.halved, self.device, self.ram_bytes = halved, device, ram_bytes
-        self.room, self.quick, self.progress = room, quick, progress
+        self.halved, self.target, self.quick = halved, target, quick
+        self.device, self.ram_bytes = target.device, target.ram_bytes
         graphs = halved.prepared.graphs
         self.graphs = {name: graphs[name] for name in first_shapes(graphs) if graphs[name].device == CPU}
         self.best: PlanCost | None = None
@@ -114,7 +113,7 @@ class WaysToCut:
         """What the cheapest plan of another way costs."""
         self.orders = (False, True) if reordered else (False,)
         """Whether chains sum over their pieces, of the ways to be tried."""
-        self.seen = [_needs(*main_step(whole, device))]
+        self.seen = [_needs(*main_step(whole, target.device))]
         """Of what was planned."""
         self.estimates: list[_Estimate] = []
         """Of the ways that were looked at."""
@@ -318,4 +317,4 @@ class WaysToCut:
 
     def _made(self, ways: list[dict[str, Cut]]) -> list[Sliced]:
         """Return the halves cut in each of these ways."""
-        return cut_in(self.halved, ways, self.room, self.device.compute_watts, self.progress)
+        return cut_in(self.halved, ways, self.target.room, self.device.compute_watts, self.target.progress)

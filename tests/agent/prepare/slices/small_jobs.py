@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from port_agent.prepare.slices.choosing import in_pieces
-from port_agent.prepare.slices.sliced import ComparingRoom, Sliced
+from port_agent.prepare.slices.sliced import ComparingRoom, CutTarget, Sliced
 from port_planner import make_bundle
 from port_planner.ir.bundle.manifest import NO_LIMITS
 from port_planner.ir.costs import DeviceCosts, OpCost
@@ -32,7 +32,7 @@ def whole() -> tuple[make_bundle.Prepared, Measured]:
 def chosen(
     recorded: Sliced, halved: Sliced, device: DeviceCosts, ram_bytes: int, planner: make_bundle.Planner = GREEDY
 ) -> Sliced:
-    return in_pieces(recorded, halved, device, ram_bytes, ROOM, planner, lambda *_: None, NO_LIMITS)
+    return in_pieces(recorded, halved, CutTarget(device, ram_bytes, ROOM, lambda *_: None), planner, NO_LIMITS)
 
 
 def adapted_job(model: torch.nn.Module, rows: int = ROWS) -> TrainingJob:

@@ -8,7 +8,7 @@ import pytest
 
 from port_agent.prepare.slices import choosing, comparing
 from port_agent.prepare.slices import ways as ways_to_cut
-from port_agent.prepare.slices.sliced import Sliced, cost_of_plan, main_step
+from port_agent.prepare.slices.sliced import CutTarget, Sliced, cost_of_plan, main_step
 from port_agent.prepare.slices.ways import WaysToCut
 from port_planner import make_bundle
 from port_planner.ir.costs import CostTable, OpCost
@@ -45,7 +45,7 @@ def test_a_change_is_planned_once_and_not_where_it_takes_no_less_of_anything(mon
         planned.append(len(graph.ops))
         return GREEDY(graph, costs, ram_bytes)
 
-    ways = WaysToCut(recorded, recorded, device, ram_bytes, ROOM, quick, lambda *_: None, 60.0, math.inf)
+    ways = WaysToCut(recorded, recorded, CutTarget(device, ram_bytes, ROOM, lambda *_: None), quick, 60.0, math.inf)
     uniform = cut_fat(graph, 280_000, 4)
     start, finer = {"step": uniform}, {"step": uniform.changed(range(len(graph.ops)), 8)}
     assert ways._better([start], start, 4) == []
@@ -133,7 +133,7 @@ def test_what_does_not_fit_whatever_its_kernels_take_is_not_compared_and_the_lea
         for made in (graph, cut_fat(graph, 280_000, 8).applied(graph).graph)
     )
     quick = make_bundle.default_planner(strategy="greedy", time_limit_s=1.0)
-    ways = WaysToCut(recorded, recorded, device, finest - 1, ROOM, quick, lambda *_: None, 60.0, math.inf)
+    ways = WaysToCut(recorded, recorded, CutTarget(device, finest - 1, ROOM, lambda *_: None), quick, 60.0, math.inf)
     ways.plan_starts()
     assert (sum(asked), ways.best) == (0, None)
     monkeypatch.setattr(comparing, "with_operator_costs", lambda made, *_: with_costs_by_bytes(made))

@@ -186,7 +186,7 @@ class _Recorded:
     tapes: dict[tuple[int, int], Tape] = field(default_factory=dict)
     results: StepResults = field(default_factory=StepResults)
     recorded: int = 1
-    varied: str = _RANDOM
+    varied: tuple[str, ...] = _RANDOM
 
 
 def _record_steps(

@@ -135,10 +135,8 @@ class StepValues:
 
     def draw(self, op: Op) -> None:
         """Draw what a random operator draws, on zeros in place of its operands."""
-        call(op, lambda v: view(torch.zeros(self._nbytes(v), dtype=torch.uint8), self.values[v]))
-
-    def _nbytes(self, v: int) -> int:
-        return self.graph.storages[self.values[v].storage].nbytes
+        storages, values = self.graph.storages, self.values
+        call(op, lambda v: view(torch.zeros(storages[values[v].storage].nbytes, dtype=torch.uint8), values[v]))
 
     def fetcher(self, argument: Argument) -> Fetcher:
         """Return a function that gives the present value of an operator's argument."""

@@ -123,7 +123,7 @@ class _Compared:
         self.wanted = {
             s
             for s in results
-            if s in graph.kept or graph.storages[s].persistent or _used_outside(graph, s, replacement)
+            if s in graph.kept or graph.storages[s].persistent or not set(graph.uses[s]) <= set(replacement.old)
         }
         self.parts = [s for s, part in rewritten.sources.items() if part.storage in self.wanted]
         self.split = {rewritten.sources[s].storage for s in self.parts}
@@ -305,10 +305,6 @@ def _edges(rewritten: Rewritten, replacement: Replacement) -> list[int]:
     taken = {s for i in replacement.new for s in rewritten.graph.reads[i]} & rewritten.sources.keys()
     parts = [rewritten.sources[s] for s in sorted(taken)]
     return sorted({row for p in parts for row in (p.offset // p.stride[0], p.offset // p.stride[0] + p.shape[0] - 1)})
-
-
-def _used_outside(graph: StepGraph, s: int, replacement: Replacement) -> bool:
-    return not set(graph.uses[s]) <= set(replacement.old)
 
 
 def _inputs(graph: StepGraph, ops: Sequence[int]) -> list[int]:

@@ -48,7 +48,7 @@ def why_not_by_layers(model: Any) -> str | None:
     layers = _stacks(model.base_model, config.num_hidden_layers)
     if len(layers) != 1 or model.base_model is model:
         return "its layers are not one list"
-    random = sorted({_short(name) for name, module in model.named_modules() if _draws(module)})
+    random = sorted({name.rpartition(".")[2] for name, module in model.named_modules() if _draws(module)})
     random += sorted(name for name, value in config.to_dict().items() if "attention_dropout" in name and value)
     if random:
         return f"its dropout ({', '.join(random)}) draws random numbers in the order of the micro-batches"
@@ -404,10 +404,6 @@ def _stacks(backbone: nn.Module, count: int) -> list[nn.ModuleList]:
 
 def _draws(module: nn.Module) -> bool:
     return isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0
-
-
-def _short(name: str) -> str:
-    return name.rpartition(".")[2]
 
 
 def _leaves(value: Any) -> Iterator[Any]:

@@ -3,7 +3,7 @@
 Knows what an executor does with each instruction, and nothing of how the program was made.
 """
 
-from collections.abc import Iterable, Set
+from collections.abc import Set
 
 from port_planner.ir.graph import Role, operands
 from port_planner.ir.lowering.packables import packed_reading
@@ -69,7 +69,7 @@ class _Machine:
         if under_way or not self.leaving <= self.program.carried:
             return "transfers or updates under way that nothing waits for"
         if self.packed or self.packed_away:
-            return f"storages {sorted({*self.packed, *self._storages(self.packed_away)})} still packed"
+            return f"storages {sorted({*self.packed, *(self.program.packings[entry].storage for entry in self.packed_away)})} still packed"
         if self.whole & self.lasting != self.lasting - self.program.starts_away:
             return f"storages {sorted((self.whole & self.lasting) ^ (self.lasting - self.program.starts_away))} not where they began"
         if not self.program.starts_away <= self.away:
@@ -77,9 +77,6 @@ class _Machine:
         if not self.graph.kept <= self.whole:
             return f"results {sorted(self.graph.kept - self.whole)} gone"
         return ""
-
-    def _storages(self, entries: Iterable[int]) -> set[int]:
-        return {self.program.packings[entry].storage for entry in entries}
 
     def _disturbed(self, touched: Set[int], changed: Set[int]) -> str:
         """Return which update under way changes what is touched, or touches what is changed."""

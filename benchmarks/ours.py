@@ -12,8 +12,10 @@ from benchmarks.models import make_optimizer, workload
 from port_agent.energy.sources.power_models import power_with
 from port_agent.prepare.bench.bench import Bench
 from port_agent.prepare.making import bundle, device_costs
+from port_agent.prepare.making.draft import BundleDraft
 from port_agent.prepare.making.packed_pages import with_packed_pages
 from port_agent.prepare.making.trial import Throttle
+from port_agent.prepare.pools import Pools
 from port_agent.prepare.slices.choosing import again_with_base, in_pieces
 from port_agent.prepare.slices.halves import in_halves
 from port_agent.prepare.slices.sliced import ComparingRoom, CutTarget, Sliced
@@ -104,10 +106,9 @@ class Ours:
             sliced = in_pieces(
                 self.whole, self.halved, CutTarget(device, ram_bytes, self.room, lambda *_: None), planner, NO_LIMITS
             )
-            bundle.make(
-                path, sliced.prepared, sliced.measured, device, ram_bytes,
-                planner=planner, page_dir=self.folder, threads=self.threads, progress=lambda *_: None, throttle=throttle(limits),
-            )  # fmt: skip
+            options = bundle.MakeOptions(Pools(ram_bytes), (self.folder,), planner, throttle=throttle(limits))
+            draft = BundleDraft.beside(path, sliced.prepared, self.threads)
+            bundle.make(path, draft, sliced.measured, device, options, lambda *_: None)
 
         try:
             again_with_base(make, device)

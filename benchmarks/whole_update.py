@@ -21,7 +21,9 @@ from port_agent.energy.media import FlashPrices, medium_of
 from port_agent.energy.sources.power_models import power_with
 from port_agent.prepare.bench.bench import Bench
 from port_agent.prepare.making import bundle, device_costs
+from port_agent.prepare.making.draft import BundleDraft
 from port_agent.prepare.making.trial import TrialError
+from port_agent.prepare.pools import Pools
 from port_agent.prepare.reference import with_reference
 from port_agent.prepare.whole_updates import with_whole_update
 from port_agent.worker.options import TorchOptions
@@ -89,9 +91,8 @@ def rows_of(case: str, count: int, ram_bytes: int, folder: Path) -> list[Row]:
 
     def row(how: str, prepared: Prepared, measured: Measured) -> Row:
         path = folder / f"{how}.port"
-        made = bundle.make(
-            path, prepared, measured, device, ram_bytes, planner=quick, page_dir=folder, threads=1, progress=quiet
-        )
+        options = bundle.MakeOptions(Pools(ram_bytes), (folder,), quick)
+        made = bundle.make(path, BundleDraft.beside(path, prepared, 1), measured, device, options, quiet)
         steps = run(path, folder / f"{how}.state", count, ram_bytes)
         return Row(
             how, sum(s.paged_in_bytes for s in steps), sum(s.paged_out_bytes for s in steps), sum(s.wall_s for s in steps),

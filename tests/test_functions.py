@@ -12,11 +12,9 @@ MOST_PARAMETERS = 8
 YET = frozenset(
     {
         "port_agent.cli.finetune.explanation.explanation_table",
-        "port_agent.cli.plan.making._made",
         "port_agent.finetune.explain.explain",
         "port_agent.follow.mode.Follower._after",
         "port_agent.follow.mode.Follower._run_one",
-        "port_agent.prepare.making.bundle.make",
         "port_agent.supervisor.job.runner.Runner._spawn",
     }
 )

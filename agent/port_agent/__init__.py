@@ -1,17 +1,48 @@
 """Trains on the device: follows programs, runs bundles, watches, pages, meters, talks.
 
-`from port_agent import budget` gives any training loop a memory budget. It is loaded on first use, because the supervisor
-imports this package and must never import torch.
+`from port_agent import budget` gives any training loop a memory budget; `plan(PlanRequest(...))` makes a bundle of a script, as
+`port-agent plan` does. All names are loaded on first use, because the supervisor imports this package and must never import torch.
 """
 
-from typing import Any
+import importlib
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["budget"]
+if TYPE_CHECKING:
+    from port_agent.follow.budget import Budget, NotFollowedError, Report, budget
+    from port_agent.planning.making import PlanReport, plan
+    from port_agent.planning.request import PlanRequest, RequestError
+    from port_planner.base.errors import PortError
+    from port_planner.job import TrainingJob
+
+_HOMES = {
+    "Budget": "port_agent.follow.budget",
+    "NotFollowedError": "port_agent.follow.budget",
+    "PlanReport": "port_agent.planning.making",
+    "PlanRequest": "port_agent.planning.request",
+    "PortError": "port_planner.base.errors",
+    "Report": "port_agent.follow.budget",
+    "RequestError": "port_agent.planning.request",
+    "TrainingJob": "port_planner.job",
+    "budget": "port_agent.follow.budget",
+    "plan": "port_agent.planning.making",
+}
+"""The public names, and the modules that have them."""
+
+__all__ = [
+    "Budget",
+    "NotFollowedError",
+    "PlanReport",
+    "PlanRequest",
+    "PortError",
+    "Report",
+    "RequestError",
+    "TrainingJob",
+    "budget",
+    "plan",
+]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "budget":
-        from port_agent.follow.budget import budget
-
-        return budget
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'port_agent' has no attribute {name!r}")

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from port_agent.cli import places
 from port_agent.cli.arguments import (
     UsageError,
     deadline,
@@ -23,6 +22,7 @@ from port_agent.cli.arguments import (
     writable_file,
     writable_folder,
 )
+from port_agent.control import places
 from port_planner.base.units import shown
 
 if TYPE_CHECKING:

@@ -5,13 +5,11 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from port_agent.cli import places
 from port_agent.cli.arguments import (
     UsageError,
     deadline,
@@ -25,13 +23,14 @@ from port_agent.cli.arguments import (
     writable_folder,
 )
 from port_agent.cli.terminal import terminal
+from port_agent.control import places
+from port_agent.planning.pace import too_slow, wanted_pace
 from port_planner.base.units import format_bytes, format_joules, format_seconds
 from port_planner.ir.devices.kinds import CPU, accelerator_of
 from port_planner.ir.devices.transfers import transfer_of
 
 if TYPE_CHECKING:
     from port_agent.energy.sources.base import PowerSource
-    from port_planner.deadline import Pace
     from port_planner.ir.boards import Board
     from port_planner.ir.costs import CostTable
     from port_planner.ir.graph import StepGraph
@@ -376,7 +375,7 @@ def _frontier(arguments: argparse.Namespace) -> int:
     graph, costs = bundle.graphs[main], bundle.costs[main]
     limits = budgets(graph, costs, arguments.ram or 1 << 62, arguments.count)
     points = frontier(graph, costs, limits, time_limit_s=arguments.time_limit, strategy=arguments.strategy)
-    asked = wanted_pace(arguments, bundle.manifest.steps_per_epoch())
+    asked = wanted_pace(arguments.deadline, arguments.charging, arguments.epochs, bundle.manifest.steps_per_epoch())
     wanted = None if asked is None else asked.seconds_per_step
     if arguments.json:
         rows = [_point_data(p) | {"in_time": wanted is None or p.seconds <= wanted} for p in points]
@@ -386,37 +385,6 @@ def _frontier(arguments: argparse.Namespace) -> int:
     if asked is not None and points and all(p.seconds > asked.seconds_per_step for p in points):
         print(too_slow(graph, costs, asked, limits[0], min(p.seconds for p in points)))
     return 0
-
-
-def wanted_pace(arguments: argparse.Namespace, steps_per_epoch: int) -> "Pace | None":
-    """Return what --deadline, --charging and --epochs leave for one step.
-
-    None without a deadline.
-    """
-    from port_planner.deadline import Window, pace
-
-    if arguments.deadline is None:
-        return None
-    window = Window(*arguments.charging) if arguments.charging else None
-    until = datetime.fromtimestamp(arguments.deadline)
-    return pace(datetime.now(), until, window, epochs=arguments.epochs, steps_per_epoch=steps_per_epoch)
-
-
-def too_slow(graph: "StepGraph", costs: "CostTable", wanted: "Pace", ram_bytes: int, fastest_s: float) -> str:
-    """Return by how much a step of `fastest_s` misses the deadline within `ram_bytes`.
-
-    And which budget would do.
-    """
-    from port_planner.deadline import shortfall
-    from port_planner.ir.lowering.lower import lower
-    from port_planner.ir.plan import Plan
-    from port_planner.search.pareto import budget_for
-
-    most = max(lower(graph, costs, Plan(), check_budget=False).peak_bytes, ram_bytes)
-    limits = [round(ram_bytes + (most - ram_bytes) * k / 6) for k in range(1, 7)]
-    enough = budget_for(graph, costs, wanted.seconds_per_step, limits)
-    text = shortfall(wanted, fastest_s, None if enough is None else format_bytes(enough))
-    return text or f"a step of {format_seconds(fastest_s)} is in time"
 
 
 def _point_data(point: "Point") -> dict[str, object]:

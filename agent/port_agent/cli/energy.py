@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from port_agent.cli import places
 from port_agent.cli.arguments import (
     UsageError,
     positive_number,
@@ -21,6 +20,7 @@ from port_agent.cli.arguments import (
     writable_file,
 )
 from port_agent.cli.terminal import draw, terminal
+from port_agent.control import places
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

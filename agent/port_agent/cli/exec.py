@@ -12,8 +12,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import NoReturn
 
-from port_agent.cli import places
 from port_agent.cli.arguments import UsageError, duration, readable_file, size, use_cores, whole_number, writable_file
+from port_agent.control import places
 from port_agent.energy.media import FlashPrices
 from port_agent.follow.consumption import wear_joules_per_byte
 from port_agent.follow.exec.exec_budget import ExecOptions

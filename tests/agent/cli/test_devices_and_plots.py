@@ -1,56 +1,23 @@
-"""What `plan` and `frontier` say about deadlines, and costs taken to a board that is not at hand."""
+"""What `frontier` says about deadlines, and costs taken to a board that is not at hand."""
 
-import argparse
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 
 import pytest
 
 from port_agent.cli import main
-from port_agent.cli.devices_and_plots import BITWISE, REORDERED, operator_sums, too_slow, wanted_pace
+from port_agent.cli.devices_and_plots import BITWISE, REORDERED, operator_sums
 from port_agent.prepare.making.device_costs import other_board
 from port_planner.base.errors import ExitCode
-from port_planner.deadline import DeadlineError, Pace
 from port_planner.ir.boards import BoardError, load_board
 from port_planner.ir.costs import OpCost
 from port_planner.ir.graph import Phase, Piece
-from port_planner.ir.lowering.lower import lower
-from port_planner.ir.plan import Plan
 from port_planner.problem.placed_step import placed_step
 from port_planner.profiling.operators import Measured
 from port_planner.search.placement.operator_devices import together_of
-from port_planner.search.plan_step import plan_step
 from tests.agent.jobs_small import small_bundle
-from tests.planner.estimated_steps import budget, captured
+from tests.planner.estimated_steps import captured
 from tests.planner.steps import costs_of, tiny_step
-
-PACE = 1.02
-"""Of the fastest step: what the smallest budgets cannot keep."""
-
-
-@pytest.mark.slow
-def test_a_missed_deadline_names_the_shortfall_and_the_budget_that_would_do() -> None:
-    graph, costs = captured()
-    least = lower(graph, costs, Plan()).seconds
-    small = budget(0.05)
-    slow = plan_step(graph, costs, ram_bytes=small, strategy="greedy").plan
-    assert slow is not None and slow.seconds > PACE * least
-    text = too_slow(graph, costs, Pace(100 * PACE * least, 100, PACE * least), small, slow.seconds)
-    assert "too much" in text and "would do" in text
-    hopeless = too_slow(graph, costs, Pace(50 * least, 100, 0.5 * least), small, slow.seconds)
-    assert "no RAM budget makes it fast enough" in hopeless
-
-
-def test_a_pace_needs_a_deadline() -> None:
-    parsed = argparse.Namespace(deadline=None, charging=None, epochs=1)
-    assert wanted_pace(parsed, 13) is None
-    parsed.deadline = datetime(2999, 1, 1).timestamp()
-    found = wanted_pace(parsed, 13)
-    assert found is not None and found.steps == 13
-    parsed.deadline = datetime(2001, 1, 1).timestamp()
-    with pytest.raises(DeadlineError, match="no charging time"):
-        wanted_pace(parsed, 13)
 
 
 def test_costs_of_another_board_are_scaled_and_say_estimated() -> None:

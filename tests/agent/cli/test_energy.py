@@ -105,12 +105,12 @@ def test_bad_arguments_are_named(
 def test_without_an_agent_the_ledger_itself_is_read(
     capsys: pytest.CaptureFixture[str], state_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("port_agent.cli.places.SYSTEM_RUNTIME_DIR", tmp_path)
+    monkeypatch.setattr("port_agent.control.places.SYSTEM_RUNTIME_DIR", tmp_path)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    monkeypatch.setattr("port_agent.cli.places.SYSTEM_STATE_DIR", state_dir)
+    monkeypatch.setattr("port_agent.control.places.SYSTEM_STATE_DIR", state_dir)
     assert main(["energy", "--csv"]) == 0
     assert "job,1,measured," in capsys.readouterr().out
-    monkeypatch.setattr("port_agent.cli.places.SYSTEM_STATE_DIR", tmp_path)
+    monkeypatch.setattr("port_agent.control.places.SYSTEM_STATE_DIR", tmp_path)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     assert main(["energy", "--csv"]) == 3
     assert "no agent is running" in capsys.readouterr().err

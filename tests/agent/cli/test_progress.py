@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from port_agent.cli.progress import Spent, StageBar
+from port_agent.cli.progress import StageBar
 
 
 def drawn(bar: StageBar) -> list[tuple[str, float, bool, bool]]:
@@ -38,14 +38,3 @@ def test_into_a_pipe_nothing_is_drawn(monkeypatch: pytest.MonkeyPatch, quiet: bo
     with StageBar(("capture",), quiet=quiet) as bar:
         bar.update("capture", 1.0)
     assert pipe.getvalue() == ""
-
-
-def test_time_is_booked_on_the_stage_that_was_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    ticks = iter([Spent(10.0, 1.0), Spent(12.0, 2.0), Spent(15.0, 2.5), Spent(16.0, 4.5), Spent(17.0, 5.0)])
-    monkeypatch.setattr("port_agent.cli.progress._clocks", lambda: next(ticks))
-    bar = StageBar(("capture", "plan"), quiet=True)
-    bar.update("capture", 1.0)
-    bar.update("plan", 0.5)
-    bar.update("capture", 1.0)
-    bar.update("plan", 1.0)
-    assert bar.spent == {"capture": Spent(6.0, 2.0), "plan": Spent(1.0, 2.0)}

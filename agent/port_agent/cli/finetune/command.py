@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from port_agent.cli import places
 from port_agent.cli.arguments import UsageError, positive_number, size, whole_number, writable_folder
 from port_agent.cli.exec import add_budget_options, check_page_dir, run_in_budget
+from port_agent.control import places
 from port_agent.finetune.model_files import check_model_files, check_stored_as, has_own_code
 from port_agent.finetune.options import FinetuneOptions, MicroBatchOrder
 from port_agent.finetune.task import read_config

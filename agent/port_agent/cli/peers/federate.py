@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from port_agent.cli import places
 from port_agent.cli.arguments import UsageError, duration, positive_number, whole_number
+from port_agent.control import places
 from port_agent.federate.privacy import DELTA, epsilon
 from port_planner.base.units import format_seconds
 

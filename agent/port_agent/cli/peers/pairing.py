@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from port_agent.cli import places
 from port_agent.cli.arguments import UsageError, duration, host_and_port
+from port_agent.control import places
 from port_agent.peers.pairing.code import LIFETIME_S, TRIES, read_code
 
 if TYPE_CHECKING:

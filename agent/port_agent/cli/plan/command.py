@@ -2,17 +2,15 @@
 
 import argparse
 import sys
-import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from port_agent.cli import places
 from port_agent.cli.arguments import (
-    UsageError,
     duration,
+    page_dirs,
     positive_number,
     readable_file,
     size,
@@ -21,16 +19,18 @@ from port_agent.cli.arguments import (
     writable_file,
     writable_folder,
 )
-from port_agent.cli.devices_and_plots import add_deadline, wanted_pace
+from port_agent.cli.devices_and_plots import add_deadline
 from port_agent.cli.plan.facts import facts_of, fine_bound_of, print_facts, usual_day_s
-from port_agent.cli.plan.making import make_bundle_of
-from port_agent.cli.plan.placement import names_teams, wanted_teams
 from port_agent.cli.terminal import terminal
+from port_agent.control import places
 from port_agent.malloc import begin_again_preloaded
+from port_agent.planning.machine import check_request
+from port_agent.planning.making import STAGES, plan
+from port_agent.planning.pace import wanted_pace
+from port_agent.planning.request import PlanRequest
 from port_agent.system.torch_loading import load_torch_library
 from port_planner.base.units import format_bytes, format_joules, format_seconds
 from port_planner.ir.costs import MediumKind
-from port_planner.ir.devices.kinds import CPU
 
 if TYPE_CHECKING:
     from port_agent.prepare.sparse import SparseJob
@@ -199,73 +199,62 @@ def _add_search(group: "argparse._ArgumentGroup") -> None:
 
 
 def _plan(arguments: argparse.Namespace) -> int:
+    from port_agent.cli.progress import StageBar
     from port_planner.base.process_memory import peak_with_children_bytes
     from port_planner.ir.bundle.bundle import Bundle
 
-    if arguments.step_joules is not None and not arguments.sparse_update:
-        raise UsageError("--step-joules limits what --sparse-update trains; give both, or neither")
-    on_gpu = arguments.gpu_ram is not None or arguments.recording_gpu_ram is not None
-    if arguments.board is not None and arguments.place is None and (on_gpu or arguments.device not in (None, CPU)):
-        raise UsageError(
-            "--board: of the GPU of a board that is not at hand nothing is known; plan there, or without --board for the CPU"
-        )
-    if arguments.solve_on is not None and arguments.strategy == "greedy":
-        raise UsageError("--solve-on: a greedy plan is made here in a moment; leave --strategy away")
-    _check_placement(arguments)
-    out = arguments.out or arguments.script.with_suffix(".port")
+    request = _request(arguments)
+    check_request(request)
     if sys.argv[1:2] == ["plan"]:  # this process was started for it
         begin_again_preloaded(arguments.ram)
         if not sys.flags.safe_path:
             del sys.path[0]  # ours, of which the script knows nothing
     load_torch_library()
     _keep_to_cores(arguments)
-    begin = time.perf_counter()
-    planned = make_bundle_of(arguments, out)
-    planning_s = time.perf_counter() - begin
-    made, sparse = planned.made, planned.sparse
-    bundle = Bundle(out)
-    facts = facts_of(out, bundle, 0)
+    with StageBar(STAGES, quiet=arguments.json) as bar:
+        report = plan(request, bar.update)
+    bundle = Bundle(report.bundle)
+    facts = facts_of(report.bundle, bundle, 0)
     fine_bound_joules = fine_bound_of(bundle)  # before the peak is read: it takes memory, too
     facts |= {
-        "peers": planned.peers,
-        "measured_peak_bytes": made.measured_peak_bytes, "measured_device_bytes": made.measured_device_bytes, "planning_s": planning_s,
-        "planning_stages": {stage: asdict(taken) for stage, taken in planned.spent.items()},
+        "peers": report.peers,
+        "measured_peak_bytes": report.measured_peak_bytes, "measured_device_bytes": report.measured_device_bytes,
+        "planning_s": report.planning_s, "planning_stages": {stage: asdict(taken) for stage, taken in report.stages.items()},
         "planning_peak_bytes": peak_with_children_bytes(),
-        "fine_bound_joules": fine_bound_joules, "step_s_by_threads": planned.step_s,
-        "left_whole": planned.left_whole, "step_s_by_device": planned.step_s_by_device,
-        "device_watts": None if planned.drawn is None else asdict(planned.drawn),
-        "steps": made.manifest.steps_per_epoch() * arguments.epochs,
+        "fine_bound_joules": fine_bound_joules, "step_s_by_threads": report.step_s_by_threads,
+        "left_whole": report.left_whole, "step_s_by_device": report.step_s_by_device,
+        "device_watts": None if report.device_watts is None else asdict(report.device_watts),
+        "steps": report.manifest.steps_per_epoch() * arguments.epochs,
         "usual_day_s": None if arguments.board is not None else usual_day_s(),
     }  # fmt: skip
-    if sparse is not None:
-        facts["sparse_update"] = _sparse_facts(sparse)
+    if report.sparse is not None:
+        facts["sparse_update"] = _sparse_facts(report.sparse)
     if arguments.json:
         print(msgspec.json.encode(facts).decode())
         return 0
-    print_facts(out, facts, made.manifest)
-    _print_choices(arguments, made.manifest)
-    if sparse is not None:
-        _print_sparse(sparse)
+    print_facts(report.bundle, facts, report.manifest)
+    _print_choices(arguments, report.manifest)
+    if report.sparse is not None:
+        _print_sparse(report.sparse)
     return 0
 
 
-def _check_placement(arguments: argparse.Namespace) -> None:
-    """Raise UsageError for what cannot be had beside --place."""
-    if arguments.place is None:
-        return
-    if names_teams(arguments.place):
-        if arguments.threads is not None:
-            raise UsageError("--threads and --place do not go together: --place names the numbers of threads itself")
-        if arguments.board is not None:
-            raise UsageError(
-                "--board and --place cpu: do not go together: a board that is not at hand is known by one core alone"
-            )
-        wanted_teams(arguments.place)
-        return
-    if arguments.place == CPU or arguments.device not in (None, CPU, arguments.place):
-        raise UsageError(
-            f"--place {arguments.place}: operators are divided between the CPU and one other device, which --device, where it is given, is one of"
-        )
+def _request(arguments: argparse.Namespace) -> PlanRequest:
+    """Return what the command line asks for. Raises UsageError where one of several page directories is in RAM."""
+    return PlanRequest(
+        script=arguments.script, out=arguments.out or arguments.script.with_suffix(".port"), ram_bytes=arguments.ram,
+        device_ram_bytes=arguments.gpu_ram, recording_device_ram_bytes=arguments.recording_gpu_ram,
+        device=arguments.device, place=arguments.place, threads=arguments.threads, board=arguments.board,
+        page_dirs=tuple(page_dirs(arguments.page_dirs)),
+        medium=None if arguments.medium is None else MediumKind[arguments.medium.upper()],
+        written_bytes_per_step=arguments.writes_per_step, flash_life_s=arguments.flash_life,
+        flash_read_bytes_per_s=arguments.flash_read, flash_write_bytes_per_s=arguments.flash_write, config=arguments.config,
+        deadline_at=arguments.deadline, charging=arguments.charging, epochs=arguments.epochs,
+        compared_steps=arguments.verify, pruned_share=arguments.prune, reordered=arguments.allow is not None,
+        sparse_update=arguments.sparse_update, probe_steps=arguments.probe_steps, step_joules=arguments.step_joules,
+        strategy=arguments.strategy, time_limit_s=arguments.time_limit, frontier=arguments.frontier,
+        solve_on=arguments.solve_on, runtime_dir=arguments.runtime_dir, write_model=arguments.write_model,
+    )  # fmt: skip
 
 
 def _keep_to_cores(arguments: argparse.Namespace) -> None:
@@ -292,7 +281,7 @@ def _print_choices(arguments: argparse.Namespace, manifest: "Manifest") -> None:
                 format_bytes(c.written_bytes),
             )  # fmt: skip
         terminal().print(table)
-    wanted = wanted_pace(arguments, manifest.steps_per_epoch())
+    wanted = wanted_pace(arguments.deadline, arguments.charging, arguments.epochs, manifest.steps_per_epoch())
     if wanted is not None:
         print(
             f"deadline: {format_seconds(wanted.seconds_per_step)} per step are left, the plan takes "

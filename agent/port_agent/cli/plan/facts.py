@@ -9,9 +9,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from port_agent.cli import places
 from port_agent.cli.devices_and_plots import where_it_runs
 from port_agent.cli.terminal import terminal
+from port_agent.control import places
 from port_planner.base.units import format_bytes, format_joules, format_seconds
 from port_planner.ir.devices.kinds import CPU
 

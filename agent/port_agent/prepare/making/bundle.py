@@ -3,7 +3,6 @@
 Behind `port-agent plan`.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,10 +13,10 @@ from port_agent.prepare.making.trial import Throttle, TrialWorkers
 from port_agent.prepare.making.unplanned import held_bytes, too_much
 from port_agent.prepare.pools import Pools
 from port_agent.prepare.progress import Progress
-from port_planner.ir.bundle.manifest import NO_LIMITS, Manifest, PlannedLimits
+from port_planner.ir.bundle.manifest import Manifest
 from port_planner.ir.bundle.writer import publish_bundle
 from port_planner.ir.costs import DeviceCosts
-from port_planner.make_bundle import InfeasibleError, Planner, Prepared
+from port_planner.make_bundle import InfeasibleError, Planner
 from port_planner.profiling.operators import Measured
 
 _TRIES = 4
@@ -33,42 +32,41 @@ class Made:
     measured_device_bytes: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class MakeOptions:
+    """What the first plan is made for and how. `page_dirs`: of the device's media, in their order.
+
+    `wide`: more smaller plans, by the chosen planner instead of the quick one, none dominated by another.
+    """
+
+    pools: Pools
+    page_dirs: tuple[Path, ...]
+    planner: Planner
+    wide: bool = False
+    throttle: Throttle | None = None
+
+
 def make(
     path: Path,
-    prepared: Prepared,
+    draft: BundleDraft,
     measured: Measured,
     device: DeviceCosts,
-    ram_bytes: int,
-    *,
-    device_bytes: int | None = None,
-    planner: Planner,
-    page_dir: Path,
-    scratch_dirs: tuple[Path, ...] = (),
-    threads: int,
+    options: MakeOptions,
     progress: Progress,
-    wide: bool = False,
-    throttle: Throttle | None = None,
-    estimated: bool = False,
-    limits: PlannedLimits = NO_LIMITS,
-    make_room: Callable[[], None] = lambda: None,
     workers: TrialWorkers | None = None,
 ) -> Made:
     """Plan, try the plan for two steps, reserve what turned out unplanned, and write the bundle.
 
-    The bundle's first plan is for `ram_bytes`, and for `device_bytes` where the device has memory of its own; smaller ones follow, to which the agent switches when memory gets short
-    (`wide`: more of them, by the chosen planner instead of the quick one, none dominated by another). `estimated`: the
-    costs are those of another board; the trial then only tells how much memory is unplanned. `limits`: what `planner` keeps
-    to; the bundle says so, and its smaller plans write no more either and keep to its deadline where they can.
-    `page_dir` and `scratch_dirs` lie on the device's media, in their order. `workers`: of which one may be loading torch already.
+    The bundle's first plan is for the host's memory, and for the device's where that has its own; smaller ones follow, to which the
+    agent switches when memory gets short; they write no more than the draft's limits and keep to their deadline where they can.
+    `workers`: of which one may be loading torch already.
     Raises InfeasibleError where nothing fits; nothing is left behind then, and a bundle that was there stays. Weights and
-    data are written once, into a draft beside `path`: every further try only replaces the plans behind them, and `make_room` is called.
+    data are written once, into the `draft` beside `path`: every further try only replaces the plans behind them.
     """
-    draft = BundleDraft(path.with_name(path.name + ".making"), prepared, threads, estimated, limits, make_room)
-    pools, page_dirs = Pools(ram_bytes, device_bytes), (page_dir, *scratch_dirs)
-    workers = workers or TrialWorkers(threads)
-    attempts = Attempts(draft, measured, device, pools, page_dirs, throttle, workers)
+    workers = workers or TrialWorkers(draft.threads)
+    attempts = Attempts(draft, measured, device, options.pools, options.page_dirs, options.throttle, workers)
     try:
-        made = _settled(attempts, planner, progress, wide=wide)
+        made = _settled(attempts, options.planner, progress, wide=options.wide)
         publish_bundle(draft.path, path)
     except InfeasibleError as error:
         if draft.begun and attempts.device.base_bytes < attempts.pools.computing_bytes:

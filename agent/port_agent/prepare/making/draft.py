@@ -4,9 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any, Self
 
 from port_planner import make_bundle
-from port_planner.ir.bundle.manifest import Manifest, PlannedLimits
+from port_planner.ir.bundle.manifest import NO_LIMITS, Manifest, PlannedLimits
 from port_planner.ir.bundle.writer import replace_plans
 from port_planner.ir.costs import CostTable
 from port_planner.ir.plan import Plan
@@ -23,10 +24,15 @@ class BundleDraft:
     path: Path
     prepared: Prepared
     threads: int
-    estimated: bool
-    limits: PlannedLimits
-    make_room: Callable[[], None]
+    estimated: bool = False
+    limits: PlannedLimits = NO_LIMITS
+    make_room: Callable[[], None] = lambda: None
     begun: bool = False
+
+    @classmethod
+    def beside(cls, bundle: Path, prepared: Prepared, threads: int, **given: Any) -> Self:
+        """Return the draft of a bundle, in a file beside it; `given`: further fields."""
+        return cls(bundle.with_name(bundle.name + ".making"), prepared, threads, **given)
 
     def put(
         self, plans: Sequence[Mapping[str, Plan]], costs: Mapping[str, CostTable], budgets: Sequence[int]

@@ -9,8 +9,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from port_agent.prepare.making.bundle import Made, make
+from port_agent.prepare.making.bundle import Made, MakeOptions, make
+from port_agent.prepare.making.draft import BundleDraft
 from port_agent.prepare.making.trial import Trial, TrialWorkers
+from port_agent.prepare.pools import Pools
 from port_planner import make_bundle
 from port_planner.ir.bundle.manifest import NO_LIMITS, PlannedLimits
 from port_planner.ir.costs import Codec, DeviceCosts, Flash, OpCost, PackingCost
@@ -71,7 +73,10 @@ def small_made(
     tables = [costs_of(graph) for graph in prepared.graphs.values()]
     main, *further = (table.ops for table in tables)
     measured = Measured((main if ops is None else ops, *further), 0, 0)
-    return make(
-        path, prepared, measured, device or tables[0].device, ram_bytes, page_dir=path.parent, threads=1,
-        progress=lambda *_: None, planner=planner or greedy(), **asked,
-    )  # fmt: skip
+    of_options = {name: asked.pop(name) for name in ("wide", "throttle") if name in asked}
+    pools = Pools(ram_bytes, asked.pop("device_bytes", None))
+    page_dirs = (path.parent, *asked.pop("scratch_dirs", ()))
+    options = MakeOptions(pools, page_dirs, planner or greedy(), **of_options)
+    workers = asked.pop("workers", None)
+    draft = BundleDraft.beside(path, prepared, asked.pop("threads", 1), **asked)
+    return make(path, draft, measured, device or tables[0].device, options, lambda *_: None, workers)

@@ -11,7 +11,7 @@ from port_agent.worker.protocol import StepDone
 from port_planner.base.units import format_bytes
 from port_planner.ir.costs import Speeds
 
-SOLVER_MODULE = "port_agent.cli.plan.revise"
+SOLVER_MODULE = "port_agent.planning.revise"
 SOLVER_BYTES = 768 << 20
 """Of data that making plans may hold: the planning model of 2,000 stages takes 300 MB."""
 LEAST_SOLVER_BYTES = 256 << 20

@@ -1,16 +1,17 @@
 """What the command line says of the machine: media of the page directories, numbers of threads, what forbids what."""
 
-import argparse
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from port_agent.cli import main
-from port_agent.cli.plan.machine import thread_counts
+from port_agent.planning.machine import check_request, thread_counts
+from port_agent.planning.request import PlanRequest, RequestError
 from tests.agent.cli.plan.small_script import SCRIPT, run, run_forked_plan
 
 
@@ -48,18 +49,32 @@ def test_what_the_arguments_forbid_is_refused_before_torch_is_imported(tmp_path:
     assert done.stderr.splitlines()[-1] == "2 False", done.stderr
 
 
-def said(*, threads: int | None = None, board: str | None = None) -> argparse.Namespace:
-    return argparse.Namespace(threads=threads, board=board)
+def asked(**settings: Any) -> PlanRequest:
+    return PlanRequest(script=Path("train.py"), out=Path("job.port"), ram_bytes=1 << 30, **settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"step_joules": 1.0}, "--step-joules limits what --sparse-update trains"),
+        ({"board": "pi5", "device": "cuda"}, "of the GPU of a board that is not at hand"),
+        ({"solve_on": "any", "strategy": "greedy"}, "a greedy plan is made here in a moment"),
+        ({"place": "cpu:1,cpu:2", "threads": 2}, "--threads and --place do not go together"),
+    ],
+)
+def test_settings_that_do_not_go_together(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        check_request(asked(**settings))
 
 
 def test_threads_are_those_that_somebody_set_else_one_for_a_board_or_beside_a_device(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert thread_counts(said(threads=3, board="pi5"), set_by_script=True, on_device=True) == (3,)
-    assert thread_counts(said(board="pi5"), set_by_script=False, on_device=False) == (1,)
-    assert thread_counts(said(), set_by_script=False, on_device=True) == (1,)
-    tried = thread_counts(said(), set_by_script=False, on_device=False)
+    assert thread_counts(asked(threads=3, board="pi5"), set_by_script=True, on_device=True) == (3,)
+    assert thread_counts(asked(board="pi5"), set_by_script=False, on_device=False) == (1,)
+    assert thread_counts(asked(), set_by_script=False, on_device=True) == (1,)
+    tried = thread_counts(asked(), set_by_script=False, on_device=False)
     assert tried[0] == 1 and tried[-1] == len(os.sched_getaffinity(0))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    assert len(thread_counts(said(board="pi5"), set_by_script=False, on_device=True)) == 1
+    assert len(thread_counts(asked(board="pi5"), set_by_script=False, on_device=True)) == 1

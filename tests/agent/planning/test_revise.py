@@ -18,7 +18,7 @@ pytestmark = pytest.mark.process
 
 
 def process(request: RevisionRequest) -> "subprocess.CompletedProcess[bytes]":
-    command = [sys.executable, "-m", "port_agent.cli.plan.revise"]
+    command = [sys.executable, "-m", "port_agent.planning.revise"]
     return subprocess.run(command, input=msgspec.json.encode(request), capture_output=True, check=False)
 
 
@@ -37,7 +37,7 @@ def test_a_process_of_its_own_writes_it_and_says_what_it_saves(tmp_path: Path) -
 
 
 def test_the_process_needs_no_torch() -> None:
-    program = "import sys, port_agent.cli.plan.revise; print('torch' in sys.modules)"
+    program = "import sys, port_agent.planning.revise; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout.strip() == "False"
 
 

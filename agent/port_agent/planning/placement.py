@@ -2,9 +2,9 @@
 
 import re
 
-from port_agent.cli.arguments import UsageError
 from port_agent.facts.cpu_clusters import CpuCluster, clusters_text, read_clusters
 from port_agent.facts.sysfs import Tree
+from port_agent.planning.request import RequestError
 from port_agent.worker.thread_room import usable_core_numbers, usable_cores
 from port_planner.ir.devices.cpu_teams import MOST_TEAMS, CpuTeam
 from port_planner.ir.devices.kinds import CPU
@@ -20,13 +20,13 @@ def names_teams(place: str | None) -> bool:
 
 
 def wanted_teams(place: str | None) -> tuple[CpuTeam, ...]:
-    """Return the teams that `--place cpu:1,cpu:4xA76` names; none where it names a device. Raises UsageError for others than there can be."""
+    """Return the teams that `--place cpu:1,cpu:4xA76` names; none where it names a device. Raises RequestError for others than there can be."""
     if place is None or not names_teams(place):
         return ()
     clusters = read_clusters(Tree(), usable_core_numbers())
     teams = tuple(dict.fromkeys(_team(part, clusters) for part in place.split(",")))
     if not 2 <= len(teams) <= MOST_TEAMS:
-        raise UsageError(
+        raise RequestError(
             f"--place {place}: operators are divided among 2 to {MOST_TEAMS} teams, such as cpu:1,cpu:{usable_cores()}"
         )
     return teams
@@ -35,12 +35,14 @@ def wanted_teams(place: str | None) -> tuple[CpuTeam, ...]:
 def _team(part: str, clusters: tuple[CpuCluster, ...]) -> CpuTeam:
     match = _TEAM.fullmatch(part)
     if match is None:
-        raise UsageError(f"--place {part}: a team is cpu:N, or cpu:NxCLUSTER; here there are {clusters_text(clusters)}")
+        raise RequestError(
+            f"--place {part}: a team is cpu:N, or cpu:NxCLUSTER; here there are {clusters_text(clusters)}"
+        )
     threads, name = int(match[1]), match[2]
     cores = () if name is None else _cores(name, clusters)
     most = len(cores) or usable_cores()
     if not 1 <= threads <= most:
-        raise UsageError(f"--place {part}: there are {most} such cores; name a number of threads from 1 to {most}")
+        raise RequestError(f"--place {part}: there are {most} such cores; name a number of threads from 1 to {most}")
     return CpuTeam(threads, cores)
 
 
@@ -53,4 +55,4 @@ def _cores(name: str, clusters: tuple[CpuCluster, ...]) -> tuple[int, ...]:
         if cluster.name is not None and name.lower() in (cluster.name.lower(), cluster.name.lower().rpartition("-")[2]):
             return cluster.cores
     known = ", ".join(f"cluster{i}, {cluster.text}" for i, cluster in enumerate(clusters, 1))
-    raise UsageError(f"--place: there is no cluster {name}; the kernel tells of {known or 'none'}")
+    raise RequestError(f"--place: there is no cluster {name}; the kernel tells of {known or 'none'}")

@@ -1,14 +1,14 @@
 """What `plan` knows before it looks for one: the recorded step, what its operators and the media take, and the pieces they may run in."""
 
-import argparse
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from port_agent.cli.devices_and_plots import wanted_pace
-from port_agent.cli.plan.machine import PlanningMachine, all_page_dirs, computing_place, thread_counts
-from port_agent.cli.plan.placement import wanted_teams
+from port_agent.planning.machine import PlanningMachine, all_page_dirs, computing_place, thread_counts
+from port_agent.planning.pace import wanted_pace
+from port_agent.planning.placement import wanted_teams
+from port_agent.planning.request import PlanRequest
 from port_planner.ir.devices.kinds import CPU
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Captured:
     teams: "tuple[CpuTeam, ...]"
 
 
-def captured_of(arguments: argparse.Namespace, bench: "Bench", progress: "Progress") -> Captured:
+def captured_of(request: PlanRequest, bench: "Bench", progress: "Progress") -> Captured:
     """Load the script's job, move it where it computes, and record its step, while the `bench` loads torch."""
     from port_agent.prepare.device_room import in_device_room
     from port_agent.prepare.repeatable import reordered_in
@@ -58,25 +58,25 @@ def captured_of(arguments: argparse.Namespace, bench: "Bench", progress: "Progre
 
     progress("capture", 0.0)
     with counts_set() as counts_of_script:
-        job = load_job(arguments.script, all_page_dirs(arguments)[0])
-    backend, pools = computing_place(job, arguments)
+        job = load_job(request.script, all_page_dirs(request)[0])
+    backend, pools = computing_place(job, request)
     repeat_kernels(backend.kind)
-    on_device = backend.kind != CPU and arguments.place is None
-    counts = thread_counts(arguments, set_by_script=bool(counts_of_script), on_device=on_device)
-    teams = wanted_teams(arguments.place)
+    on_device = backend.kind != CPU and request.place is None
+    counts = thread_counts(request, set_by_script=bool(counts_of_script), on_device=on_device)
+    teams = wanted_teams(request.place)
     if teams:
         counts = tuple(sorted({team.threads for team in teams if not team.cores} or {teams[0].threads}))
-    if arguments.place is not None and kind_of_job(job) != CPU:
+    if request.place is not None and kind_of_job(job) != CPU:
         counts = counts[-1:]  # what is recorded on the device does not tell which number is fastest: all cores
-    steps, updates = make_bundle.steps_and_updates(job, arguments.epochs)
+    steps, updates = make_bundle.steps_and_updates(job, request.epochs)
     bench.load(counts[0])
-    if arguments.prune is not None:
-        job.pruning = Pruning(arguments.prune, max(updates // 2, 1))
-    prepare = partial(make_bundle.prepare, job, updates=updates, followed=compared_steps_of(arguments, job))
+    if request.pruned_share is not None:
+        job.pruning = Pruning(request.pruned_share, max(updates // 2, 1))
+    prepare = partial(make_bundle.prepare, job, updates=updates, followed=compared_steps_of(request, job))
     prepared = in_device_room(prepare, "recording the step", job, backend, pools)
-    reordered = reordered_in(prepared.graphs.values(), allowed=arguments.allow is not None)
+    reordered = reordered_in(prepared.graphs.values(), allowed=request.reordered)
     progress("capture", 1.0)
-    pace = wanted_pace(arguments, steps)
+    pace = wanted_pace(request.deadline_at, request.charging, request.epochs, steps)
     return Captured(job, backend, pools, replace(prepared, reordered=reordered), prepare, counts, pace, teams)
 
 
@@ -95,7 +95,7 @@ class Costs:
 
 
 def costs_of(
-    arguments: argparse.Namespace, captured: Captured, machine: PlanningMachine, bench: "Bench", peers: "PlanningPeers | None",
+    request: PlanRequest, captured: Captured, machine: PlanningMachine, bench: "Bench", peers: "PlanningPeers | None",
     progress: "Progress",
 ) -> Costs:  # fmt: skip
     """Measure the operators, with the number of threads that is fastest, and the media; set that number."""
@@ -114,9 +114,9 @@ def costs_of(
     measured = device_costs.by_class(graphs, choice.measured, power)
     torch.set_num_threads(choice.threads)
     here = device = device_costs.this_device(measured, machine.page_dir, choice.threads, power, progress)
-    if arguments.board is not None:
-        measured, device = device_costs.other_board(graphs, measured, here, arguments.board)
-    device = device_costs.slower_flash(device, arguments.flash_read, arguments.flash_write)
+    if request.board is not None:
+        measured, device = device_costs.other_board(graphs, measured, here, request.board)
+    device = device_costs.slower_flash(device, request.flash_read_bytes_per_s, request.flash_write_bytes_per_s)
     device = device_costs.on_medium(device, machine.medium)
     device = device_costs.with_scratch(device, machine.further, progress)
     if captured.backend.kind != CPU:
@@ -125,12 +125,12 @@ def costs_of(
             device = measured_page_ways(captured.backend, machine.page_dir).applied(device)
     device = with_packed_pages(device, captured.prepared.initial_tensors)
     drawn = measured_device_watts(captured.backend, machine.energy, captured.pools.computing_bytes)
-    if drawn is not None and arguments.place is None:
+    if drawn is not None and request.place is None:
         device = replace(device, compute_watts=drawn.dense)
     return Costs(choice, measured, here, device, drawn)
 
 
-def sparse_of(arguments: argparse.Namespace, captured: Captured, costs: Costs, progress: "Progress") -> "SparseJob":
+def sparse_of(request: PlanRequest, captured: Captured, costs: Costs, progress: "Progress") -> "SparseJob":
     """Choose what is trained, and record the step again.
 
     It is what the device that the model lies on can train alone: operators that are divided then take no more time.
@@ -142,11 +142,11 @@ def sparse_of(arguments: argparse.Namespace, captured: Captured, costs: Costs, p
 
     device, room_bytes = costs.device, captured.pools.computing_bytes
     if kind_of_job(captured.job) == CPU:
-        device, room_bytes = of_the_cpu(device), arguments.ram
+        device, room_bytes = of_the_cpu(device), request.ram_bytes
     step_s = None if captured.pace is None else captured.pace.seconds_per_step
     choose = partial(
-        train_less, captured.prepared, costs.measured, device, StepLimits(room_bytes, step_s, arguments.step_joules),
-        prepare=captured.prepare, threads=costs.choice.threads, steps=arguments.probe_steps, progress=progress,
+        train_less, captured.prepared, costs.measured, device, StepLimits(room_bytes, step_s, request.step_joules),
+        prepare=captured.prepare, threads=costs.choice.threads, steps=request.probe_steps, progress=progress,
     )  # fmt: skip
     return in_device_room(choose, "choosing what is trained", captured.job, captured.backend, captured.pools)
 
@@ -161,7 +161,7 @@ class StepPieces:
 
 
 def step_pieces(
-    arguments: argparse.Namespace, captured: Captured, costs: Costs, machine: PlanningMachine, bench: "Bench",
+    request: PlanRequest, captured: Captured, costs: Costs, machine: PlanningMachine, bench: "Bench",
     sparse: "SparseJob | None", progress: "Progress", make_room: Callable[[], None],
 ) -> StepPieces:  # fmt: skip
     """Put operators in pieces, where that gives the same bits and costs less; room is made once frozen weights were looked through."""
@@ -181,10 +181,10 @@ def step_pieces(
         prepared, whole = sparse.prepared, sparse.measured
     threads = costs.choice.threads
     power = machine.power(threads)
-    limits = limits_of(arguments, captured.pace, CostTable(costs.device, whole.ops[0]))
+    limits = limits_of(request, captured.pace, CostTable(costs.device, whole.ops[0]))
     sliced = Sliced(prepared, whole, ())
-    if arguments.board is None and arguments.place is None:  # of another board's kernels nothing is known here
-        room = ComparingRoom(arguments.ram, machine.page_dir, threads, bench)
+    if request.board is None and request.place is None:  # of another board's kernels nothing is known here
+        room = ComparingRoom(request.ram_bytes, machine.page_dir, threads, bench)
         prepared, whole = with_grid_weights(
             prepared, whole, costs.device, captured.pools.computing_bytes,
             make_bundle.default_planner(strategy="greedy", time_limit_s=QUICK_S, limits=limits),
@@ -193,52 +193,51 @@ def step_pieces(
         make_room()
         sliced = Sliced(prepared, whole, ())
         planner = make_bundle.default_planner(
-            strategy=arguments.strategy, time_limit_s=min(arguments.time_limit, QUICK_S), limits=limits
+            strategy=request.strategy, time_limit_s=min(request.time_limit_s, QUICK_S), limits=limits
         )
         halved = in_halves(prepared, whole, room, power.compute_watts, progress)
         sliced = in_pieces(
             sliced, halved, CutTarget(costs.device, captured.pools.computing_bytes, room, progress), planner, limits,
-            reordered=arguments.allow is not None,
+            reordered=request.reordered,
         )  # fmt: skip
         sliced = with_further_shapes(sliced, costs.device, captured.pools.computing_bytes, room, progress)
     graphs = sliced.prepared.graphs
     measured = device_costs.by_class(graphs, sliced.measured, power)
-    if costs.drawn is not None and arguments.place is None:
+    if costs.drawn is not None and request.place is None:
         measured = costs.drawn.applied(graphs, sliced.measured)
-    if arguments.board is not None:
-        measured, _ = device_costs.other_board(sliced.prepared.graphs, measured, costs.here, arguments.board)
+    if request.board is not None:
+        measured, _ = device_costs.other_board(sliced.prepared.graphs, measured, costs.here, request.board)
     return StepPieces(sliced, measured, limits)
 
 
-def compared_steps_of(arguments: argparse.Namespace, job: "TrainingJob") -> int:
+def compared_steps_of(request: PlanRequest, job: "TrainingJob") -> int:
     """Return how many of the job's first steps are followed with plain PyTorch and compared."""
     from port_agent.prepare.reference import compared_steps
 
-    if arguments.allow is not None:
+    if request.reordered:
         return 0
-    return compared_steps(job) if arguments.verify is None else int(arguments.verify)
+    return compared_steps(job) if request.compared_steps is None else request.compared_steps
 
 
-def limits_of(arguments: argparse.Namespace, pace: "Pace | None", costs: "CostTable") -> "PlannedLimits":
+def limits_of(request: PlanRequest, pace: "Pace | None", costs: "CostTable") -> "PlannedLimits":
     """Return what the plans keep to."""
     from port_planner.ir.bundle.manifest import PlannedLimits
 
     charging = None
-    if arguments.charging is not None:
-        begin, end = arguments.charging
+    if request.charging is not None:
+        begin, end = request.charging
         charging = (f"{begin:%H:%M}", f"{end:%H:%M}")
     return PlannedLimits(
-        step_s=None if pace is None else pace.seconds_per_step, written_bytes=_write_limit(arguments, costs),
-        deadline_at=arguments.deadline, charging=charging,
+        step_s=None if pace is None else pace.seconds_per_step, written_bytes=_write_limit(request, costs),
+        deadline_at=request.deadline_at, charging=charging,
     )  # fmt: skip
 
 
-def _write_limit(arguments: argparse.Namespace, costs: "CostTable") -> int | None:
+def _write_limit(request: PlanRequest, costs: "CostTable") -> int | None:
     """Return how many bytes a step may write; a step takes at least what its operators do."""
-    if arguments.flash_life is None:
-        limit: int | None = arguments.writes_per_step
-        return limit
+    if request.flash_life_s is None:
+        return request.written_bytes_per_step
     endurance = min((target.endurance_bytes for target in costs.device.targets if target.endurance_bytes), default=None)
     if endurance is None:
         return None
-    return int(endurance / arguments.flash_life * sum(op.seconds for op in costs.ops))
+    return int(endurance / request.flash_life_s * sum(op.seconds for op in costs.ops))

@@ -1,12 +1,12 @@
 """How `plan --place` divides a step's operators: between the CPU and a device, or among teams of the CPU's threads."""
 
-import argparse
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from port_agent.cli.plan.machine import PlanningMachine
-from port_agent.cli.plan.measuring import Captured, Costs, StepPieces
+from port_agent.planning.machine import PlanningMachine
+from port_agent.planning.measuring import Captured, Costs, StepPieces
+from port_agent.planning.request import PlanRequest
 from port_planner.ir.devices.kinds import CPU
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def divide_with_device(
-    arguments: argparse.Namespace, captured: Captured, costs: Costs, pieces: StepPieces, prepared: "Prepared", progress: "Progress"
+    request: PlanRequest, captured: Captured, costs: Costs, pieces: StepPieces, prepared: "Prepared", progress: "Progress"
 ) -> "tuple[Prepared, Measured, DeviceCosts, Mapping[str, float]]":  # fmt: skip
     """Measure the operators on the other device, too, and divide them; the reference is then what they give one by one where they run.
 
@@ -38,17 +38,17 @@ def divide_with_device(
     home = kind_of_job(captured.job)
     other = backend.kind if home == CPU else CPU
     graphs = {name: on_kind(graph, other) for name, graph in prepared.graphs.items()}
-    there = Bench(arguments.ram).measure(graphs.values(), threads, watts, progress, resident=False, elsewhere=True)
-    if arguments.board is not None and other == CPU:
-        there, _ = device_costs.other_board(graphs, there, costs.here, arguments.board)
+    there = Bench(request.ram_bytes).measure(graphs.values(), threads, watts, progress, resident=False, elsewhere=True)
+    if request.board is not None and other == CPU:
+        there, _ = device_costs.other_board(graphs, there, costs.here, request.board)
     on_cpu, on_device = (pieces.measured, there) if home == CPU else (there, pieces.sliced.measured)
     if costs.drawn is not None:
         on_device = costs.drawn.applied(prepared.graphs, on_device)
     links = measured_links(backend, watts)
     device = with_transfer_ring(costs.device, backend)
     room = PlacementRoom(captured.pools, device)
-    found = divided(prepared, on_cpu, on_device, backend.kind, links, watts, room, time_limit_s=arguments.time_limit)
-    reordered = reordered_in(found.prepared.graphs.values(), allowed=arguments.allow is not None)
+    found = divided(prepared, on_cpu, on_device, backend.kind, links, watts, room, time_limit_s=request.time_limit_s)
+    reordered = reordered_in(found.prepared.graphs.values(), allowed=request.reordered)
     made = with_placed_reference(
         replace(found.prepared, reordered=reordered), prepared.graphs, found.kinds, backend.kind
     )
@@ -57,7 +57,7 @@ def divide_with_device(
 
 
 def divide_among_teams(
-    arguments: argparse.Namespace, captured: Captured, costs: Costs, machine: PlanningMachine, prepared: "Prepared", with_all: "Measured",
+    request: PlanRequest, captured: Captured, costs: Costs, machine: PlanningMachine, prepared: "Prepared", with_all: "Measured",
     progress: "Progress",
 ) -> "tuple[Prepared, Measured, Mapping[str, float]]":  # fmt: skip
     """Measure the operators with each further team of threads and divide them; the reference is then what they give one by one so.
@@ -76,14 +76,14 @@ def divide_among_teams(
     measured = [with_all]
     for team, power in zip(teams, powers[1:], strict=True):
         with on_cores_of(team):
-            found = Bench(arguments.ram).measure(
+            found = Bench(request.ram_bytes).measure(
                 graphs.values(), team.threads, power.compute_watts, progress, resident=False
             )
         measured.append(device_costs.by_class(graphs, found, power))
     times = measured_times(threads, teams)
     watts = [power.compute_watts for power in powers]
     made = divided_by_teams(
-        prepared, measured, threads, teams, times, watts, powers[0].static_watts, time_limit_s=arguments.time_limit
+        prepared, measured, threads, teams, times, watts, powers[0].static_watts, time_limit_s=request.time_limit_s
     )
     kinds = {name: (CPU,) * len(graph.ops) for name, graph in graphs.items()}
     return with_placed_reference(made.prepared, graphs, kinds, CPU), made.measured, made.alone

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from port_agent.cli import main
-from port_agent.cli.arguments import UsageError
-from port_agent.cli.plan import placement
-from port_agent.cli.plan.placement import names_teams, wanted_teams
 from port_agent.facts.cpu_clusters import CpuCluster
+from port_agent.planning import placement
+from port_agent.planning.placement import names_teams, wanted_teams
+from port_agent.planning.request import RequestError
 from port_planner.ir.devices.cpu_teams import CpuTeam
 
 BIG = CpuCluster((4, 5, 6, 7), "Cortex-A76", 2.4e9, 1024)
@@ -44,7 +44,7 @@ def test_teams_are_numbers_of_threads_and_clusters() -> None:
     ],
 )
 def test_teams_that_cannot_be_are_refused(place: str, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(RequestError, match=said):
         wanted_teams(place)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from port_agent.cli import places
+from port_agent.control import places
 from port_agent.control.http import SOCKET_NAME
 
 

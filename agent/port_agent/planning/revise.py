@@ -1,4 +1,4 @@
-"""Make the plans of a bundle again beside the worker that runs it: `python -m port_agent.cli.plan.revise`.
+"""Make the plans of a bundle again beside the worker that runs it: `python -m port_agent.planning.revise`.
 
 Run by the agent in a process of its own, on this device or, where the owner named one, with a paired device that solves.
 """

@@ -1,0 +1,232 @@
+"""How `plan` makes a bundle: what is captured, measured, chosen and tried, in this order."""
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from port_agent.planning.dividing import divide_among_teams, divide_with_device
+from port_agent.planning.machine import PlanningMachine, planning_machine, planning_peers
+from port_agent.planning.measuring import (
+    Captured,
+    Costs,
+    StepPieces,
+    captured_of,
+    compared_steps_of,
+    costs_of,
+    sparse_of,
+    step_pieces,
+)
+from port_agent.planning.pace import too_slow
+from port_agent.planning.request import PlanRequest
+from port_agent.planning.stage_clock import StageClock, StageTime
+from port_agent.system.torch_loading import uncollected
+from port_planner.script_loading import imports_kept
+
+if TYPE_CHECKING:
+    from port_agent.prepare.making.bundle import Made
+    from port_agent.prepare.making.trial import TrialWorkers
+    from port_agent.prepare.peers import PlanningPeers
+    from port_agent.prepare.placement.device_watts import DeviceWatts
+    from port_agent.prepare.progress import Progress
+    from port_agent.prepare.sparse import SparseJob
+    from port_planner.deadline import Pace
+    from port_planner.ir.bundle.manifest import Manifest
+    from port_planner.ir.costs import CostTable, DeviceCosts
+    from port_planner.ir.graph import StepGraph
+    from port_planner.ir.plan import Plan
+    from port_planner.make_bundle import Prepared
+    from port_planner.profiling.operators import Measured
+
+
+STAGES = ("capture", "profile", "flash", "analyse", "compare", "follow", "plan", "try")
+"""What progress is reported of, in this order; `follow`: plain PyTorch's first steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanReport:
+    """What planning made: the `bundle`, its `manifest`, and what was measured on the way."""
+
+    bundle: Path
+    manifest: "Manifest"
+    measured_peak_bytes: int
+    """Of the process, in the trial."""
+    measured_device_bytes: int
+    """Of the memory of a device that has its own."""
+    sparse: "SparseJob | None"
+    """What is trained, where that was to be chosen."""
+    step_s_by_threads: Mapping[int, float]
+    """Seconds of a step's operators, by the numbers of threads tried."""
+    left_whole: tuple[str, ...]
+    """Operators that did not give the same bits in pieces, and where that showed."""
+    stages: Mapping[str, StageTime]
+    """What each of `STAGES` took."""
+    peers: tuple[str, ...]
+    """What paired devices did for it, and why no more."""
+    step_s_by_device: Mapping[str, float]
+    """Where operators were divided, seconds of a step's by the kinds of devices that run them all."""
+    device_watts: "DeviceWatts | None"
+    """What a device beside the CPU draws, where a meter sees it."""
+    planning_s: float
+
+
+def plan(request: PlanRequest, progress: "Progress" = lambda stage, share: None) -> PlanReport:
+    """Plan a script, write its bundle and return what came of it; `progress` is called with a stage and its share done.
+
+    It runs within the budget that it plans for, but for a job that cannot be followed with the same numbers, which takes plain
+    PyTorch's memory. The script finds the modules that plain Python finds, and after it this process imports as before.
+
+    Raises RequestError for settings that do not go together, JobError and ScriptError of the script, InfeasibleError and
+    DeadlineError where nothing fits, and further PortErrors with their remedies.
+    """
+    machine = planning_machine(request)  # before torch: what it refuses takes no seconds
+    with uncollected():
+        from port_agent.follow.budget import NotFollowedError
+        from port_agent.prepare.within_budget import within_budget
+
+    with imports_kept():
+        try:
+            with within_budget(request.ram_bytes, machine.page_dir) as make_room:
+                return _planned(request, StageClock(progress, STAGES[0]), machine, make_room)
+        except NotFollowedError:
+            return _planned(request, StageClock(progress, STAGES[0]), machine, lambda: None)
+
+
+def _planned(
+    request: PlanRequest, progress: StageClock, machine: PlanningMachine, make_room: Callable[[], None]
+) -> PlanReport:
+    """Capture, measure, choose what is trained where that was asked for, and plan.
+
+    `make_room`: gives back memory before a search, and what searches left before tensors come again.
+    """
+    from port_agent.prepare.bench.bench import Bench
+    from port_agent.prepare.making.trial import TrialWorkers
+    from port_agent.prepare.slices.choosing import again_with_base
+
+    begin = time.perf_counter()
+    peers = planning_peers(request)
+    with Bench(request.ram_bytes) as bench:
+        captured = captured_of(request, bench, progress)
+        costs = costs_of(request, captured, machine, bench, peers, progress)
+        make_room()
+        sparse = sparse_of(request, captured, costs, progress) if request.sparse_update else None
+        first: StepPieces | None = step_pieces(request, captured, costs, machine, bench, sparse, progress, make_room)
+
+    def make(device: "DeviceCosts") -> "tuple[StepPieces, Made, Mapping[str, float]]":
+        nonlocal first
+        pieces, first, found = first, None, replace(costs, device=device)
+        if pieces is None:
+            with Bench(request.ram_bytes) as bench:
+                pieces = step_pieces(request, captured, found, machine, bench, sparse, progress, make_room)
+        make_room()
+        with closing(TrialWorkers(costs.choice.threads)) as workers:
+            workers.load()
+            job = _Job(request, captured, found, machine, pieces, make_room)
+            return pieces, *_made(job, peers, progress, workers)
+
+    pieces, made, by_device = again_with_base(make, costs.device)
+    return PlanReport(
+        bundle=request.out, manifest=made.manifest, measured_peak_bytes=made.measured_peak_bytes,
+        measured_device_bytes=made.measured_device_bytes, sparse=sparse, step_s_by_threads=costs.choice.step_s,
+        left_whole=pieces.sliced.left_whole, stages=progress.taken(), peers=tuple(peers.told()) if peers is not None else (),
+        step_s_by_device=by_device, device_watts=costs.drawn, planning_s=time.perf_counter() - begin,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What is known of a job when its plans are made."""
+
+    request: PlanRequest
+    captured: Captured
+    costs: Costs
+    machine: PlanningMachine
+    pieces: StepPieces
+    make_room: Callable[[], None]
+
+
+def _made(
+    job: _Job, peers: "PlanningPeers | None", progress: "Progress", workers: "TrialWorkers"
+) -> "tuple[Made, Mapping[str, float]]":
+    """Follow plain PyTorch's first steps, plan, try the plan beside them with `workers`, and write; raise what says why that cannot be.
+
+    Where operators are divided, return seconds of a step by single device, too.
+    """
+    from port_agent.prepare.device_room import in_device_room
+    from port_agent.prepare.frozen_weights.files import with_weight_files
+    from port_agent.prepare.making import bundle
+    from port_agent.prepare.making.draft import BundleDraft
+    from port_agent.prepare.reference import with_reference
+    from port_agent.prepare.whole_updates import with_whole_update
+    from port_planner import make_bundle
+    from port_planner.deadline import DeadlineError
+    from port_planner.ir.bundle.bundle import Bundle
+    from port_planner.ir.costs import CostTable
+    from port_planner.ir.plan import Plan
+    from port_planner.search.plan_problem import plan_problem
+
+    request, captured, pieces = job.request, job.captured, job.pieces
+    limits, computing_bytes = pieces.limits, captured.pools.computing_bytes
+    asked: dict[str, Any] = {"strategy": request.strategy, "time_limit_s": request.time_limit_s, "limits": limits}
+    progress("follow", 0.0)
+    prepared = with_weight_files(pieces.sliced.prepared)
+    follow = partial(with_reference, prepared, compared_steps_of(request, captured.job))
+    prepared = in_device_room(follow, "following plain PyTorch", captured.job, captured.backend, captured.pools)
+    prepared, measured, device, by_device = _divided(job, prepared, progress)
+    job.make_room()
+    progress("plan", 0.0)
+    if limits.step_s is None and limits.written_bytes is None:  # those are limits of one batch
+        quick = make_bundle.default_planner(strategy="greedy", time_limit_s=request.time_limit_s)
+        prepared, measured = with_whole_update(prepared, measured, device, computing_bytes, quick)
+    planner = make_bundle.default_planner(**asked)
+    if peers is not None:
+        planner = peers.planner(planner, partial(plan_problem, **asked))
+    options = bundle.MakeOptions(
+        captured.pools, (job.machine.page_dir, *job.machine.scratch_dirs), planner, request.frontier
+    )
+    estimated = request.board is not None
+    draft = BundleDraft.beside(
+        request.out, prepared, job.costs.choice.threads, estimated=estimated, limits=limits, make_room=job.make_room
+    )
+    try:
+        made = bundle.make(request.out, draft, measured, device, options, progress, workers)
+    except make_bundle.InfeasibleError as error:
+        error.left_whole = pieces.sliced.left_whole
+        graph, table = next(iter(prepared.graphs.values())), CostTable(device, measured.ops[0])
+        _write_model(request, graph, table, Plan(ram_bytes=computing_bytes), captured.pace)
+        if captured.pace is None or error.fastest_seconds is None:
+            raise
+        raise DeadlineError(too_slow(graph, table, captured.pace, computing_bytes, error.fastest_seconds)) from error
+    if request.write_model is not None:
+        written, main = Bundle(request.out), made.manifest.main_graph
+        _write_model(request, written.graphs[main], written.costs[main], written.plans[0][main], captured.pace)
+    return made, by_device
+
+
+def _divided(
+    job: _Job, prepared: "Prepared", progress: "Progress"
+) -> "tuple[Prepared, Measured, DeviceCosts, Mapping[str, float]]":
+    """Divide the operators where that was asked for; return seconds of a step by single device, too."""
+    request, captured, costs, pieces = job.request, job.captured, job.costs, job.pieces
+    if captured.teams:
+        prepared, measured, by_device = divide_among_teams(
+            request, captured, costs, job.machine, prepared, pieces.measured, progress
+        )
+        return prepared, measured, costs.device, by_device
+    if request.place is not None:
+        return divide_with_device(request, captured, costs, pieces, prepared, progress)
+    return prepared, pieces.measured, costs.device, {}
+
+
+def _write_model(
+    request: PlanRequest, graph: "StepGraph", costs: "CostTable", plan: "Plan", pace: "Pace | None"
+) -> None:
+    """Write the planning model where that was asked for."""
+    if request.write_model is not None:
+        from port_planner.search.written_model import write_model
+
+        deadline_s = None if pace is None else pace.seconds_per_step
+        write_model(request.write_model, graph, costs, plan, deadline_s=deadline_s)

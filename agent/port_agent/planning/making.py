@@ -1,6 +1,5 @@
 """How `plan` makes a bundle: what is captured, measured, chosen and tried, in this order."""
 
-import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -82,6 +81,7 @@ def plan(request: PlanRequest, progress: "Progress" = lambda stage, share: None)
     Raises RequestError for settings that do not go together, JobError and ScriptError of the script, InfeasibleError and
     DeadlineError where nothing fits, and further PortErrors with their remedies.
     """
+    clock = StageClock(progress, STAGES[0])
     machine = planning_machine(request)  # before torch: what it refuses takes no seconds
     with uncollected():
         from port_agent.follow.budget import NotFollowedError
@@ -90,9 +90,9 @@ def plan(request: PlanRequest, progress: "Progress" = lambda stage, share: None)
     with imports_kept():
         try:
             with within_budget(request.ram_bytes, machine.page_dir) as make_room:
-                return _planned(request, StageClock(progress, STAGES[0]), machine, make_room)
+                return _planned(request, clock, machine, make_room)
         except NotFollowedError:
-            return _planned(request, StageClock(progress, STAGES[0]), machine, lambda: None)
+            return _planned(request, clock, machine, lambda: None)
 
 
 def _planned(
@@ -106,7 +106,6 @@ def _planned(
     from port_agent.prepare.making.trial import TrialWorkers
     from port_agent.prepare.slices.choosing import again_with_base
 
-    begin = time.perf_counter()
     peers = planning_peers(request)
     with Bench(request.ram_bytes) as bench:
         captured = captured_of(request, bench, progress)
@@ -128,11 +127,12 @@ def _planned(
             return pieces, *_made(job, peers, progress, workers)
 
     pieces, made, by_device = again_with_base(make, costs.device)
+    stages = progress.taken()
     return PlanReport(
         bundle=request.out, manifest=made.manifest, measured_peak_bytes=made.measured_peak_bytes,
         measured_device_bytes=made.measured_device_bytes, sparse=sparse, step_s_by_threads=costs.choice.step_s,
-        left_whole=pieces.sliced.left_whole, stages=progress.taken(), peers=tuple(peers.told()) if peers is not None else (),
-        step_s_by_device=by_device, device_watts=costs.drawn, planning_s=time.perf_counter() - begin,
+        left_whole=pieces.sliced.left_whole, stages=stages, peers=tuple(peers.told()) if peers is not None else (),
+        step_s_by_device=by_device, device_watts=costs.drawn, planning_s=sum(taken.wall_s for taken in stages.values()),
     )  # fmt: skip
 
 

@@ -46,8 +46,8 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("port_agent.health", "port_agent.dashboard", "port_agent.prepare", "port_agent.finetune"),
     ("port_agent.federate",),
     ("port_agent.control",),
-    ("port_agent.planning",),
     ("port_agent.supervisor",),
+    ("port_agent.planning",),
     ("port_agent.cli",),
     ("port_agent", "port_planner"),
 )

@@ -1,6 +1,6 @@
 """The static memory plan: one offset per buffer, lifetimes taken over forward and backward together.
 
-`plan` is best fit over several orders, then a small exact search of the placement order; it stops as soon as the peak
+`plan_arena` is best fit over several orders, then a small exact search of the placement order; it stops as soon as the peak
 equals the lower bound, the largest sum of sizes alive in one step. No plan leaves unverified (`verify_plan`, brute force).
 """
 
@@ -78,7 +78,7 @@ def lower_bound(buffers: Iterable[Buffer]) -> int:
     return most
 
 
-def plan(buffers: Sequence[Buffer], rounds: int = SEARCH_ROUNDS) -> Arena:
+def plan_arena(buffers: Sequence[Buffer], rounds: int = SEARCH_ROUNDS) -> Arena:
     """Return offsets whose peak is as near the lower bound as the search found.
 
     The same input gives the same plan.

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from port_planner.base.errors import ExitCode, PortError
-from port_planner.mcu.arena import Arena, Buffer, aligned, plan
+from port_planner.mcu.arena import Arena, Buffer, aligned, plan_arena
 from port_planner.mcu.autodiff import (
     LayerUpdate,
     SampleProgram,
@@ -301,7 +301,7 @@ def plan_memory(
         chooses=scheme.chosen is not None,
     )  # fmt: skip
     if pages is None:
-        arena = plan(table_buffers(graph, table.rows, scheme, table.sizes), rounds)
+        arena = plan_arena(table_buffers(graph, table.rows, scheme, table.sizes), rounds)
         return MemoryPlan(program, table.rows, arena, parameter_layout(graph, scheme))
     paged = pages.paging.parameters
     layout = paged_layout(graph, scheme) if paged else parameter_layout(graph, scheme)
@@ -317,5 +317,5 @@ def plan_memory(
         pages.medium, table.rows, sizes, layout.pages, layout.size_bytes, pages.block_bytes
     )  # fmt: skip
     sizes[CHECKSUMS] = 4 * (len(medium.pages) + medium.parameter_pages)
-    arena = plan(table_buffers(graph, table.rows, scheme, sizes), rounds)
+    arena = plan_arena(table_buffers(graph, table.rows, scheme, sizes), rounds)
     return MemoryPlan(program, table.rows, arena, layout, medium)

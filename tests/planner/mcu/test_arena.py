@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from port_planner.mcu.arena import Arena, Buffer, OverlapError, aligned, lower_bound, plan, verify_plan
+from port_planner.mcu.arena import Arena, Buffer, OverlapError, aligned, lower_bound, plan_arena, verify_plan
 from port_planner.mcu.autodiff import full_scheme, last_layers, training_program
 from port_planner.mcu.ir import Clamp, Graph, KernelCall, OpKind, Shape
 from port_planner.mcu.memory import buffers_of, plan_memory
@@ -114,7 +114,7 @@ def spans(last: int, gap: tuple[int, int] | None) -> tuple[int, int] | None:
 @settings(max_examples=150, deadline=None)
 @given(buffers)
 def test_no_plan_overlaps_and_none_is_below_the_bound(rows):
-    arena = plan(rows, rounds=40)
+    arena = plan_arena(rows, rounds=40)
     brute_force_check(arena)
     by_step = max(
         sum(aligned(b.size_bytes) for b in rows if any(x <= t <= y for x, y in b.spans)) for t in range(0, 45)
@@ -134,4 +134,4 @@ def test_plans_are_repeatable():
     graph = random_graph(7)
     scheme = full_scheme(graph)
     rows = buffers_of(training_program(graph, scheme), scheme)
-    assert plan(rows).offsets == plan(rows).offsets
+    assert plan_arena(rows).offsets == plan_arena(rows).offsets

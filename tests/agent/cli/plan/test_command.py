@@ -1,6 +1,9 @@
 """`plan` as a user runs it: what it writes, and what it refuses in one line."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +11,7 @@ import pytest
 
 from port_agent.cli import main
 from port_agent.system.checksum import bytes_checksum
-from tests.agent.cli.plan.small_script import SCRIPT, run, run_forked_plan
+from tests.agent.cli.plan.small_script import SCRIPT, run_forked_plan
 from tests.agent.paired_agents import history, paired_agents
 from tests.their_modules import KINDS, NAMES, fill_with_modules, seen_by_plain_python, their_script, what_it_sees
 
@@ -100,8 +103,11 @@ def test_a_plan_is_made_beside_modules_that_are_called_as_ours(tmp_path: Path) -
     (tmp_path / "planner.py").write_text(
         f"import http, rich, msgspec, agent\nhttp.MINE, rich.MINE, msgspec.MINE\n{SCRIPT}"
     )
-    words = ("plan", "planner.py", "--ram", "700M", "--time-limit", "2s")  # in a process of its own, which begins again
-    done = run(tmp_path, *words)
+    words = ("plan", "planner.py", "--ram", "700M", "--time-limit", "2s")
+    command = [str(Path(sys.executable).with_name("port-agent")), *words]  # a process of its own, which begins again
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "planner.port").is_file()
 

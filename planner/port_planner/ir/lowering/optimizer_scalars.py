@@ -13,14 +13,14 @@ from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
-from torch.optim.adadelta import _single_tensor_adadelta
-from torch.optim.adagrad import _fused_adagrad, _single_tensor_adagrad
-from torch.optim.adam import _fused_adam, _single_tensor_adam
-from torch.optim.adamax import _single_tensor_adamax
-from torch.optim.nadam import _single_tensor_nadam
-from torch.optim.radam import _single_tensor_radam
-from torch.optim.rmsprop import _single_tensor_rmsprop
-from torch.optim.sgd import _fused_sgd, _single_tensor_sgd
+from torch.optim.adadelta import adadelta
+from torch.optim.adagrad import adagrad
+from torch.optim.adam import adam
+from torch.optim.adamax import adamax
+from torch.optim.nadam import nadam
+from torch.optim.radam import radam
+from torch.optim.rmsprop import rmsprop
+from torch.optim.sgd import sgd
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from port_planner.base.errors import CaptureError
@@ -338,71 +338,60 @@ class _Cell:
 
 
 def _sgd(cell: _Cell, g: Mapping[str, Any]) -> None:
-    buffer = cell.first if g["momentum"] else None
-    if g.get("fused"):
-        _fused_sgd(
-            [cell.parameter], [cell.grad], [buffer], None, None, weight_decay=g["weight_decay"], momentum=g["momentum"],
-            lr=g["lr"], dampening=g["dampening"], nesterov=g["nesterov"], maximize=g["maximize"], has_sparse_grad=False,
-        )  # fmt: skip
-        return
-    _single_tensor_sgd(
-        [cell.parameter], [cell.grad], [buffer], None, None, weight_decay=g["weight_decay"], momentum=g["momentum"],
-        lr=g["lr"], dampening=g["dampening"], nesterov=g["nesterov"], maximize=g["maximize"], has_sparse_grad=False,
+    sgd(
+        [cell.parameter], [cell.grad], [cell.first if g["momentum"] else None], foreach=False, fused=bool(g.get("fused")),
+        weight_decay=g["weight_decay"], momentum=g["momentum"], lr=g["lr"], dampening=g["dampening"],
+        nesterov=g["nesterov"], maximize=g["maximize"],
     )  # fmt: skip
 
 
 def _adam(cell: _Cell, g: Mapping[str, Any]) -> None:
     beta1, beta2 = g["betas"]
-    update = _fused_adam if g.get("fused") else _single_tensor_adam
-    update(
+    adam(
         [cell.parameter], [cell.grad], [cell.first], [cell.second], [cell.third] if g["amsgrad"] else [], [cell.step],
-        None, None, amsgrad=g["amsgrad"], has_complex=False, beta1=beta1, beta2=beta2, lr=g["lr"],
-        weight_decay=g["weight_decay"], eps=g["eps"], maximize=g["maximize"], capturable=False, differentiable=False,
+        foreach=False, fused=bool(g.get("fused")), amsgrad=g["amsgrad"], beta1=beta1, beta2=beta2, lr=g["lr"],
+        weight_decay=g["weight_decay"], eps=g["eps"], maximize=g["maximize"],
         decoupled_weight_decay=g["decoupled_weight_decay"],
     )  # fmt: skip
 
 
 def _rmsprop(cell: _Cell, g: Mapping[str, Any]) -> None:
-    _single_tensor_rmsprop(
+    rmsprop(
         [cell.parameter], [cell.grad], [cell.first], [cell.second] if g["centered"] else [],
         [cell.third] if g["momentum"] > 0 else [], [cell.step], lr=g["lr"], alpha=g["alpha"], eps=g["eps"],
         weight_decay=g["weight_decay"], momentum=g["momentum"], centered=g["centered"], maximize=g["maximize"],
-        differentiable=False, capturable=False, has_complex=False,
+        foreach=False,
     )  # fmt: skip
 
 
 def _adagrad(cell: _Cell, g: Mapping[str, Any]) -> None:
-    update = _fused_adagrad if g.get("fused") else _single_tensor_adagrad
-    update(
-        [cell.parameter], [cell.grad], [cell.first], [cell.step], None, None, lr=g["lr"],
-        weight_decay=g["weight_decay"], lr_decay=g["lr_decay"], eps=g["eps"], has_sparse_grad=False,
-        maximize=g["maximize"], differentiable=False, has_complex=False,
+    adagrad(
+        [cell.parameter], [cell.grad], [cell.first], [cell.step], foreach=False, fused=bool(g.get("fused")), lr=g["lr"],
+        weight_decay=g["weight_decay"], lr_decay=g["lr_decay"], eps=g["eps"], maximize=g["maximize"],
     )  # fmt: skip
 
 
 def _adadelta(cell: _Cell, g: Mapping[str, Any]) -> None:
-    _single_tensor_adadelta(
+    adadelta(
         [cell.parameter], [cell.grad], [cell.first], [cell.second], [cell.step], lr=g["lr"], rho=g["rho"], eps=g["eps"],
-        weight_decay=g["weight_decay"], maximize=g["maximize"], differentiable=False, capturable=False, has_complex=False,
+        weight_decay=g["weight_decay"], maximize=g["maximize"], foreach=False,
     )  # fmt: skip
 
 
 def _adamax(cell: _Cell, g: Mapping[str, Any]) -> None:
     beta1, beta2 = g["betas"]
-    _single_tensor_adamax(
+    adamax(
         [cell.parameter], [cell.grad], [cell.first], [cell.second], [cell.step], lr=g["lr"], beta1=beta1, beta2=beta2,
-        eps=g["eps"], weight_decay=g["weight_decay"], maximize=g["maximize"], differentiable=False, capturable=False,
-        has_complex=False,
+        eps=g["eps"], weight_decay=g["weight_decay"], maximize=g["maximize"], foreach=False,
     )  # fmt: skip
 
 
 def _nadam(cell: _Cell, g: Mapping[str, Any]) -> None:
     beta1, beta2 = g["betas"]
-    _single_tensor_nadam(
+    nadam(
         [cell.parameter], [cell.grad], [cell.first], [cell.second], [cell.product], [cell.step], beta1=beta1,
         beta2=beta2, lr=g["lr"], weight_decay=g["weight_decay"], momentum_decay=g["momentum_decay"], eps=g["eps"],
-        decoupled_weight_decay=g["decoupled_weight_decay"], maximize=g["maximize"], capturable=False,
-        differentiable=False, has_complex=False,
+        decoupled_weight_decay=g["decoupled_weight_decay"], maximize=g["maximize"], foreach=False,
     )  # fmt: skip
 
 
@@ -432,10 +421,10 @@ def _rectified(numbers: Sequence[float | int], step: int, g: Mapping[str, Any]) 
 
 def _radam(cell: _Cell, g: Mapping[str, Any]) -> None:
     beta1, beta2 = g["betas"]
-    _single_tensor_radam(
+    radam(
         [cell.parameter], [cell.grad], [cell.first], [cell.second], [cell.step], beta1=beta1, beta2=beta2, lr=g["lr"],
         weight_decay=g["weight_decay"], eps=g["eps"], decoupled_weight_decay=g["decoupled_weight_decay"],
-        differentiable=False, maximize=g["maximize"], capturable=False, has_complex=False,
+        maximize=g["maximize"], foreach=False,
     )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ ROOMS = $(or $(wildcard $(filter tests tests/%,$(ROOM))),$(shell find tests -typ
 QUICK := not long and not slow and not process and not root and not attack
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-llm demo-mcu test fast check-long check-systemd check-peers check-gpu deb lint format clean
+.PHONY: help setup demo demo-llm demo-mcu test fast check-long check-systemd check-peers check-gpu check-torch deb lint format clean
 
 help: ## what can be made
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1\t\2/p' Makefile | while IFS="$$(printf '\t')" read -r name text; do printf '  make %-14s %s\n' "$$name" "$$text"; done
@@ -70,6 +70,20 @@ check-peers: setup ## real agents in network namespaces (root)
 # What the GPU here does to our promises: bits, bytes, speeds, and what fits below plain PyTorch; says so where there is none.
 check-gpu: setup ## what the GPU here does to bits, bytes and speeds
 	$(BIN)/python -m benchmarks.gpu
+
+# Another version of torch, in a virtual environment of its own under .cache/ (several GB where the index gives a CUDA build): its private
+# parts, what is new in it, and a sample of the zoo and of followed programs.
+TORCH := .cache/torch-$(VERSION)
+check-torch: ## another version of torch: make check-torch VERSION=2.14.1
+	@test -n "$(VERSION)" || { echo "say which: make check-torch VERSION=2.14.1"; exit 2; }
+	test -x $(TORCH)/bin/pytest || { $(PYTHON) -m venv $(TORCH) && grep -v "^torch==" deploy/requirements.txt > $(TORCH)/constraints.txt && \
+	$(TORCH)/bin/pip install -q "torch==$(VERSION)" && \
+	$(TORCH)/bin/pip install -q -e . -c $(TORCH)/constraints.txt "pytest>=8" "hypothesis>=6.100" "transformers>=4.50" "peft>=0.17"; }
+	$(TORCH)/bin/python -m port_planner.torch_compat.probes
+	$(TORCH)/bin/pytest tests/planner/torch_compat tests/planner/ir/lowering/test_optimizer_scalars.py
+	$(TORCH)/bin/pytest -m "not long" tests/agent/follow/patches
+	for kind in "--features --sample 12" "--operators --sample 24" "--operators --bundles --sample 12"; do \
+	$(TORCH)/bin/python -m benchmarks.zoo $$kind --results $(TORCH)/zoo.jsonl || exit 1; rm -f $(TORCH)/zoo.*; done
 
 deb: setup ## the Debian package
 	deploy/build-deb.sh

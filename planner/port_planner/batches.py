@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.utils._pytree as pytree
 
 from port_planner.column_file import ColumnFile
 from port_planner.job import JobError, own_code
+from port_planner.torch_compat.modes import pytree
 
 MOST_BUCKETS = 16
 """Kinds of batches in one job: each is recorded, measured and planned on its own."""

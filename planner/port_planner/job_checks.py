@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from port_planner.base.bounds import MAX_WHOLE
 from port_planner.base.errors import of_the_program
@@ -15,6 +14,7 @@ from port_planner.column_file import Column, as_column
 from port_planner.ir.bundle.manifest import BucketSize
 from port_planner.ir.bundle.safetensors_io import STORED_DTYPES
 from port_planner.job import Bucket, JobError, TrainingJob
+from port_planner.torch_compat.optimizers import all_step_hooks, own_step_hooks
 
 _SHOWN = 3
 """Of many tensors."""
@@ -121,9 +121,8 @@ def _check_trained(job: TrainingJob) -> None:
 
 def _check_hooks(optimizer: torch.optim.Optimizer) -> None:
     """Raise JobError where something of the program's runs with each step of the optimizer: at any of them it may change what is trained."""
-    of_all = (*_global_optimizer_pre_hooks.values(), *_global_optimizer_post_hooks.values())
-    own = (*optimizer._optimizer_step_pre_hooks.values(), *optimizer._optimizer_step_post_hooks.values())
-    for hook in (*own, *(hook for hook in of_all if not _of_a_library(hook))):
+    of_all = (hook for hook in all_step_hooks() if not _of_a_library(hook))
+    for hook in (*own_step_hooks(optimizer), *of_all):
         raise JobError(
             f"{_place_of(hook)} is a hook on the optimizer's steps, which a bundle does not run: let the loss function or the model "
             "do that, or train with `port-agent exec`, which follows the program itself"

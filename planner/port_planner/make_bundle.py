@@ -50,6 +50,7 @@ from port_planner.search.plan_problem import plan_problem
 from port_planner.search.plan_step import PlanResult
 from port_planner.search.transferred import transferred
 from port_planner.slices.blocks import COLUMNS, ROWS, Block, Blocks
+from port_planner.torch_compat.optimizers import note_step
 
 _RANDOM: tuple[str, ...] = ("torch's random numbers",)
 _MOST_NAMED = 3
@@ -342,7 +343,7 @@ def _schedule(job: TrainingJob, updates: int) -> tuple[tuple[Mapping[str, Any], 
     before = [dict(g) for g in optimizer.param_groups]
     contents = [{k: v.clone() for k, v in g.items() if isinstance(v, torch.Tensor)} for g in before]
     state = copy.deepcopy(scheduler.state_dict())
-    optimizer._opt_called = True  # type: ignore[attr-defined]  # or the scheduler warns that no step was made
+    note_step(optimizer)
     rows = []
     try:
         for update in range(max(1, updates)):

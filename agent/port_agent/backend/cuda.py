@@ -13,6 +13,7 @@ import torch
 from port_agent.backend.base import DeviceAbsentError, Event
 from port_agent.backend.shared_memory import SharedMemory
 from port_planner.ir.devices.kinds import CUDA
+from port_planner.torch_compat.devices import set_allocator
 
 _INTEGRATED_CONTEXT_BYTES = 667 << 20
 """Of a GPU that shares the host's memory, where no driver says what a process holds: a context that loads all its modules
@@ -128,7 +129,7 @@ def pin_as_asked() -> None:
 
     Of the whole process: not to be called in one that runs a program of the user's, whose loader of data lives on memory that is kept.
     """
-    torch._C._accelerator_setAllocatorSettings(_PINNED_AS_ASKED)
+    set_allocator(_PINNED_AS_ASKED)
 
 
 def card_name() -> str:

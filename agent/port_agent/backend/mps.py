@@ -13,6 +13,7 @@ from port_agent.backend.base import DeviceAbsentError, Event
 from port_agent.backend.cpu import DONE
 from port_agent.backend.raw_bytes import block
 from port_planner.ir.devices.kinds import MPS
+from port_planner.torch_compat.devices import host_alias
 
 _LEAST_FRACTION, _MOST_FRACTION = 1e-6, 2.0
 """Of the memory that Metal recommends, between which torch takes a limit; 0 would be none at all."""
@@ -88,7 +89,7 @@ class MpsBackend:
 
     def host_view(self, memory: torch.Tensor) -> torch.Tensor | None:
         torch.mps.synchronize()
-        begin, host = memory.storage_offset(), torch.mps._host_alias_storage(memory.untyped_storage())
+        begin, host = memory.storage_offset(), host_alias(memory.untyped_storage())
         view: torch.Tensor = torch.empty(0, dtype=torch.uint8).set_(host, begin, (memory.numel(),), (1,))
         return view
 

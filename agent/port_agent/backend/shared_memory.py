@@ -9,6 +9,7 @@ from collections.abc import Callable
 import torch
 
 from port_agent.backend.base import Event
+from port_planner.torch_compat.devices import storage_over
 
 
 class SharedMemory:
@@ -31,8 +32,8 @@ class SharedMemory:
         """Return at least `nbytes` bytes, as a tensor of the device's."""
         host = self._take(nbytes)
         size = host.numel()
-        storage = torch._C._construct_storage_from_data_pointer(host.data_ptr(), self._device, size)
-        key = storage._cdata
+        storage = storage_over(host.data_ptr(), self._device, size)
+        key = id(storage)
         self._held[key] = host
         self._count(size)
         gone = weakref.finalize(storage, self._release, key, size)  # when the last tensor on it goes
@@ -42,7 +43,7 @@ class SharedMemory:
 
     def host_view(self, memory: torch.Tensor) -> torch.Tensor | None:
         """Return the host's side of these bytes; None of other memory of the device's."""
-        host = self._held.get(memory.untyped_storage()._cdata)
+        host = self._held.get(id(memory.untyped_storage()))
         begin = memory.storage_offset()
         return None if host is None else host[begin : begin + memory.numel()]
 

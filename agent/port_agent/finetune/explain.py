@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from port_agent.finetune.accumulation.choice import accumulation_of
 from port_agent.finetune.base_record import BaseRecord
@@ -27,6 +26,7 @@ from port_agent.follow.storages import SMALLEST_BYTES
 from port_planner.base.code_pages import release_code_pages
 from port_planner.base.process_memory import resident_bytes
 from port_planner.base.units import format_bytes
+from port_planner.torch_compat.tensors import FakeTensorMode
 
 _HOW = (
     "operator by operator as PyTorch calls them, within the budget from the first update on; not as a bundle: planning one takes minutes, and "
@@ -219,8 +219,8 @@ def _one_forward(model: Any, options: FinetuneOptions, task: Task, length: int, 
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
-        if storage._cdata not in weights:
-            kept[storage._cdata] = storage.nbytes()
+        if id(storage) not in weights:
+            kept[id(storage)] = storage.nbytes()
             alive.append(tensor)  # or its storage's address would be used again
         return tensor
 
@@ -230,7 +230,7 @@ def _one_forward(model: Any, options: FinetuneOptions, task: Task, length: int, 
         torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
     ):
         model = model.to_empty(device="cpu")
-        weights = {p.untyped_storage()._cdata for p in model.parameters()}
+        weights = {id(p.untyped_storage()) for p in model.parameters()}
         tokens = torch.zeros((options.batch, length), dtype=torch.long)
         read = torch.ones((options.batch, source or length), dtype=torch.long)
         inputs = model_inputs(tokens, (tokens, read) if task.encoder_alone else (read, read) if source else None)

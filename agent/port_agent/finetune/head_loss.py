@@ -269,12 +269,12 @@ class LearnedLoss:
     def _head(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return the model's own logits of hidden rows, [batch, rows, width]: whatever it does behind its backbone."""
         name = self._plain.base_model_prefix
-        backbone = self._plain._modules[name]
-        self._plain._modules[name] = _Given(hidden)
+        backbone = getattr(self._plain, name)
+        setattr(self._plain, name, _Given(hidden))
         try:
             logits: torch.Tensor = self._plain(inputs_embeds=hidden, use_cache=False).logits
         finally:
-            self._plain._modules[name] = backbone
+            setattr(self._plain, name, backbone)
         return logits
 
 

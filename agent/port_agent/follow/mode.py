@@ -7,12 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import enable_reentrant_dispatch
-from torch.utils._python_dispatch import (
-    TorchDispatchMode,
-    _get_current_dispatch_mode_stack,
-)
 
 from port_agent.follow.decisions.foresight import Foresight
 from port_agent.follow.decisions.planning import Planning
@@ -32,7 +27,6 @@ from port_agent.follow.operator_ways import OperatorWays, call_whole
 from port_agent.follow.pace import CpuPace
 from port_agent.follow.parts.lists import runs_by_element, split_call
 from port_agent.follow.parts.rows import MappedRows
-from port_agent.follow.patches.light_dynamo import never_compile
 from port_agent.follow.patches.refusals import not_followed, refuse_higher_order, refuse_unfollowable
 from port_agent.follow.patches.signals import SignalSafeLock
 from port_agent.follow.patches.tangents import refuse_tangents
@@ -42,6 +36,9 @@ from port_agent.follow.storages import Storage, StorageTable, read_mapping_ahead
 from port_agent.follow.traits import OperatorTraits, traits_of
 from port_agent.malloc import release_free_memory
 from port_planner.base.code_pages import release_code_pages
+from port_planner.torch_compat.loading import never_compile
+from port_planner.torch_compat.modes import OperatorMode, current_modes
+from port_planner.torch_compat.tensors import FakeTensor
 
 _KEPT_SHARE = 1 / 2
 """Of the room for tensors, the most that is kept for a program that says what it needs again."""
@@ -224,7 +221,7 @@ class Follower:
     def _outside_of_operators(self) -> Iterator[None]:
         """Follow the block also inside of an operator, where autograd and the mode are off."""
         with contextlib.ExitStack() as stack:
-            if not any(isinstance(mode, FollowMode) for mode in _get_current_dispatch_mode_stack()):
+            if not any(isinstance(mode, FollowMode) for mode in current_modes()):
                 with contextlib.suppress(RuntimeError):  # not inside of one: another has switched all modes off
                     stack.enter_context(enable_reentrant_dispatch())
                 stack.enter_context(FollowMode(self))
@@ -463,7 +460,7 @@ def _alone(result: Any) -> Sequence[torch.Tensor]:
     return (result,) if isinstance(result, torch.Tensor) else ()
 
 
-class FollowMode(TorchDispatchMode):
+class FollowMode(OperatorMode):
     """The follower in one thread of the program; a mode belongs to a thread."""
 
     supports_higher_order_operators = True
@@ -473,10 +470,6 @@ class FollowMode(TorchDispatchMode):
         initialise: Any = super().__init__
         initialise()
         self._follower = follower
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # True wraps each call in torch._dynamo, which takes 70 MiB; `never_compile` does without
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None

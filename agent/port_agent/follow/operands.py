@@ -7,11 +7,12 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from port_agent.follow.storages import Storage, StorageTable, data_ptr, untyped_storage
 from port_planner.operators import operator_of
 from port_planner.operators.row import Result
+from port_planner.torch_compat.modes import DispatchKey, has_kernel, is_traceable_wrapper_subclass
+from port_planner.torch_compat.tensors import untyped
 
 _SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
@@ -45,7 +46,7 @@ def strided_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     if layout is torch.strided:
         return (tensor,)
     if layout is torch.sparse_coo:
-        return (tensor._indices(), tensor._values())
+        return (torch.ops.aten._indices(tensor), torch.ops.aten._values(tensor))
     if layout in (torch.sparse_csr, torch.sparse_bsr):
         return (tensor.crow_indices(), tensor.col_indices(), tensor.values())
     if layout in (torch.sparse_csc, torch.sparse_bsc):
@@ -75,7 +76,7 @@ def bare_storages_in(arguments: Any, table: StorageTable) -> list[Storage]:
     found = []
     for argument in arguments:
         if isinstance(argument, torch.TypedStorage):
-            argument = argument._untyped_storage
+            argument = untyped(argument)
         storage = table.known_storage(argument) if isinstance(argument, torch.UntypedStorage) else None
         if storage is not None:
             found.append(storage)
@@ -107,7 +108,7 @@ def only_views(func: Any) -> bool:
 @cache
 def is_composite(func: Any) -> bool:
     """Tell whether an operator is made of others."""
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"))
+    return has_kernel(func, DispatchKey.CompositeImplicitAutograd)
 
 
 @cache

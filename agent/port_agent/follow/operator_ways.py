@@ -13,6 +13,7 @@ from port_agent.follow.patches import dispatch_keys
 from port_agent.follow.residency import Residency
 from port_agent.follow.storages import Storage, StorageTable
 from port_agent.follow.traits import OperatorTraits
+from port_planner.torch_compat.modes import seeing
 
 Cut = MappedProduct | MappedRows | MappedCopy
 """An operator that reads an operand where its file is mapped, a part at a time."""
@@ -114,6 +115,6 @@ def call_whole(traits: OperatorTraits, args: Sequence[Any], kwargs: dict[str, An
     """Call an operator whose kernel sees what it would see without a mode."""
     keys = dispatch_keys.hidden_keys(traits.name, args, counting=traits.counts_inside)
     if keys:
-        with dispatch_keys.seeing(keys):
+        with seeing(keys):
             return traits.func(*args, **kwargs)
     return traits.func(*args, **kwargs)

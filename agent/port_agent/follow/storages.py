@@ -19,6 +19,7 @@ from port_agent.backend.choose import shares_host_memory
 from port_agent.follow.patches.refusals import not_followed
 from port_planner.base.code_pages import FileMapping, file_mappings
 from port_planner.ir.devices.kinds import CPU
+from port_planner.torch_compat.tensors import is_zero
 
 if TYPE_CHECKING:
     from port_agent.paging.pager import Slot, Transfer
@@ -40,12 +41,12 @@ _NO_DEVICE = "meta"
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
-untyped_storage = torch._C.TensorBase.untyped_storage
-_StorageBase: Any = torch._C.StorageBase
-data_ptr: Callable[[torch.UntypedStorage], int] = _StorageBase.data_ptr
-allocated_bytes: Callable[[torch.UntypedStorage], int] = _StorageBase.nbytes
-resize: Callable[[torch.UntypedStorage, int], object] = _StorageBase.resize_
-is_shared: Callable[[torch.UntypedStorage], bool] = _StorageBase.is_shared
+untyped_storage = torch.Tensor.untyped_storage
+_Untyped: Any = torch.UntypedStorage
+data_ptr: Callable[[torch.UntypedStorage], int] = _Untyped.data_ptr
+allocated_bytes: Callable[[torch.UntypedStorage], int] = _Untyped.nbytes
+resize: Callable[[torch.UntypedStorage, int], object] = _Untyped.resize_
+is_shared: Callable[[torch.UntypedStorage], bool] = _Untyped.is_shared
 """torch's own methods, past those that `port_agent.follow.patches.escapes` puts in their place."""
 
 
@@ -183,11 +184,11 @@ class StorageTable:
 
     def known(self, tensor: torch.Tensor) -> Storage | None:
         """Return the record of a tensor's storage if there is one; a sparse tensor has none."""
-        return self._by_key.get(untyped_storage(tensor)._cdata) if tensor.layout is torch.strided else None
+        return self._by_key.get(id(untyped_storage(tensor))) if tensor.layout is torch.strided else None
 
     def known_storage(self, storage: torch.UntypedStorage) -> Storage | None:
         """Return the record of a storage if there is one."""
-        return self._by_key.get(storage._cdata)
+        return self._by_key.get(id(storage))
 
     def numbered(self, number: int) -> Storage | None:
         """Return the living storage of that number."""
@@ -199,20 +200,20 @@ class StorageTable:
         None where it stays.
         """
         storage = untyped_storage(tensor)
-        found = self._by_key.get(storage._cdata)
+        found = self._by_key.get(id(storage))
         if found is None:
             return self._meet(tensor, storage)
         return found
 
     def of_storage(self, storage: torch.UntypedStorage) -> Storage | None:
         """Return the record of a storage, made now for one that was not seen before; None where it stays."""
-        return self._by_key.get(storage._cdata) or self._meet_storage(storage)
+        return self._by_key.get(id(storage)) or self._meet_storage(storage)
 
     def _meet(self, tensor: torch.Tensor, storage: torch.UntypedStorage) -> Storage | None:
         nbytes = allocated_bytes(storage)
         if nbytes < self.smallest_bytes or (nbytes < SMALL_INTEGERS_BYTES and tensor.dtype is torch.int64):
             return None
-        return None if tensor._is_zerotensor() else self._meet_storage(storage)
+        return None if is_zero(tensor) else self._meet_storage(storage)
 
     def _meet_storage(self, storage: torch.UntypedStorage) -> Storage | None:
         nbytes = allocated_bytes(storage)
@@ -242,7 +243,7 @@ class StorageTable:
             )
 
     def _add(self, storage: torch.UntypedStorage, nbytes: int, *, mapped: bool) -> Storage:
-        key = storage._cdata
+        key = id(storage)
 
         def died(_: object) -> None:
             if self._by_key.get(key) is made:

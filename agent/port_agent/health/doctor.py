@@ -44,6 +44,7 @@ PROBE_BYTES, PROBE_SHARE = 64 << 20, 0.5
 """What `port_agent.backend.examine` takes of a device's memory, and from which share of it on a count has noticed."""
 _EXAMINE_PATIENCE_S = 300.0
 """torch alone takes ten seconds on a Pi; the first use of a GPU some more; it is begun three times for each device."""
+_PROBES = "port_planner.torch_compat.probes"
 
 
 class Verdict(Enum):
@@ -314,9 +315,8 @@ def _devices(options: AgentOptions) -> Iterator[Check]:
     signs = {*(facts.devices or ()), *entry_points(group=BACKEND_GROUP).names}
     if not signs:
         return
-    command = HelperCommand("port_agent.backend.examine", directory=None)
     try:
-        version, reports = json.loads(run_helper(command, within_s=_EXAMINE_PATIENCE_S))
+        version, reports = _of_a_process_with_torch("port_agent.backend.examine")
     except (HelperError, ValueError) as error:
         yield Check(
             "GPU", Verdict.BAD, f"torch could not look for it ({error})", "see what `python -c 'import torch'` says"
@@ -326,6 +326,11 @@ def _devices(options: AgentOptions) -> Iterator[Check]:
         cure = 'install the torch wheel for it (deploy/README.md, "A GPU"), and give the agent\'s user access to its device nodes'
         yield Check(f"GPU: {sign}", Verdict.BAD, f"there is one, and torch {version} cannot use it", cure)
     yield from (check_device(report) for report in reports)
+
+
+def _of_a_process_with_torch(module: str) -> Any:
+    """Return what a module of ours prints, which may import torch. Raises ValueError or HelperError."""
+    return json.loads(run_helper(HelperCommand(module, directory=None), within_s=_EXAMINE_PATIENCE_S))
 
 
 def check_device(report: Mapping[str, Any]) -> Check:
@@ -388,8 +393,27 @@ def _worker() -> Iterator[Check]:
         yield Check("torch", Verdict.BAD, f"not installed for {sys.executable}", cure)
     else:
         yield Check("torch", Verdict.GOOD, found)
+        yield _torch_parts()
     trouble = preload_trouble()
     if trouble:
         yield Check("allocator", Verdict.NOTE, trouble, remedy_of("no-allocator"))
     else:
         yield Check("allocator", Verdict.GOOD, preload_mode().value)
+
+
+def _torch_parts() -> Check:
+    try:
+        return check_torch_parts(_of_a_process_with_torch(_PROBES))
+    except (HelperError, ValueError) as error:
+        cure = "see what `python -c 'import torch'` says"
+        return Check("torch's private parts", Verdict.BAD, f"torch could not look for them ({error})", cure)
+
+
+def check_torch_parts(found: Mapping[str, Any]) -> Check:
+    """Say what `port_planner.torch_compat.probes` found: which private parts this torch lacks, and what that breaks."""
+    name, missing = "torch's private parts", found["missing"]
+    if not missing:
+        return Check(name, Verdict.GOOD, f"all {found['parts']} that are used are as they were")
+    lacks = "; ".join(f"{part['name']} ({part['trouble']}), without it: {part['breaks']}" for part in missing)
+    cure = "install a torch that this version was tested with (torch>=2.13,<2.16), or a later port-agent"
+    return Check(name, Verdict.BAD, f"torch {found['version']} lacks {lacks}", cure)

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from port_agent.train.comparison import tensor_checksum
 from port_planner.base.errors import ExitCode, PortError
@@ -14,6 +13,7 @@ from port_planner.ir.graph import StepGraph
 from port_planner.ir.run_op import flatten
 from port_planner.job import TrainingJob
 from port_planner.job_device import kind_of_job, on_device
+from port_planner.torch_compat.modes import TorchDispatchMode
 
 ALLOW = "--allow reordered"
 _UNNAMED = "operators that no table names"

@@ -13,14 +13,12 @@ import ctypes
 import gc
 import importlib.util
 import sys
-import types
 from collections.abc import Iterator
 from pathlib import Path
 
 from port_planner.base.code_pages import release_code_pages
 from port_planner.base.process_memory import peak_resident_bytes
-
-_META_KERNELS = "torch._meta_registrations"
+from port_planner.torch_compat.loading import without_meta_kernels
 
 
 def load_torch() -> None:
@@ -31,15 +29,8 @@ def load_torch() -> None:
     load_torch_library()
     if "torch" in sys.modules:
         return
-    held = sys.modules[_META_KERNELS] = types.ModuleType(_META_KERNELS)
-    try:
-        with uncollected():
-            torch = importlib.import_module("torch")
-            importlib.import_module("torch._prims.rng_prims")  # torch.Generator asks for it
-    finally:
-        del sys.modules[_META_KERNELS]
-    if vars(torch).get("_meta_registrations") is held:
-        del torch._meta_registrations
+    with without_meta_kernels(), uncollected():
+        importlib.import_module("torch")
 
 
 @contextlib.contextmanager

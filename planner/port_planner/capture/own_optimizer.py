@@ -14,7 +14,6 @@ from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from port_planner.base.errors import CaptureError
 from port_planner.capture.constancy import other_generators_untouched
@@ -24,6 +23,8 @@ from port_planner.ir.graph import Argument, Phase, Ref, Role, Scalar, references
 from port_planner.ir.lowering.optimizer_scalars import RecordedNumbers, Schedule, restored
 from port_planner.operators import operator_of
 from port_planner.operators.row import Filling
+from port_planner.torch_compat.modes import without_modes
+from port_planner.torch_compat.optimizers import is_scheduled_step
 
 _REMEDY = f"a bundle cannot repeat that; {OPTIMIZER_REMEDY}"
 
@@ -160,14 +161,14 @@ class _Shadow:
         if optimizer.state:
             raise CaptureError(f"{self.name} has made steps already; make a new one, or train with `port-agent exec`")
         step = vars(optimizer).get("step")
-        if step is not None and not hasattr(step, "_wrapped_by_lr_sched"):
+        if step is not None and not is_scheduled_step(step):
             raise CaptureError(f"{self.name} has a step() of its own object, not of its class: {_REMEDY}")
         self._stand_ins = stand_ins
         self._gradients = {p: s.grad for p, s in stand_ins.items()}
         self.states: list[StateTensor] = []
         everything = [p for group in optimizer.param_groups for p in group["params"]]
         self._shadow: torch.optim.Optimizer = object.__new__(type(optimizer))
-        with _disable_current_modes():
+        with without_modes():
             absent = {p: torch.empty_like(p, device="meta") for p in everything if p not in stand_ins}
             memo: dict[int, Any] = {id(p): stand_in for p, stand_in in {**absent, **stand_ins}.items()}
             memo[id(optimizer)] = self._shadow
@@ -215,7 +216,7 @@ class _Shadow:
         tape, start = recorder.tape, len(recorder.tape.ops)
         known = {self._storage(recorder, t) for t in self._tensors()}
         storages = len(tape.storages)
-        places = {p: s.untyped_storage()._cdata for p, s in self._stand_ins.items()}
+        places = {p: s.untyped_storage() for p, s in self._stand_ins.items()}
         for p, stand_in in self._stand_ins.items():
             stand_in.grad = self._gradients[p]
         try:
@@ -231,7 +232,7 @@ class _Shadow:
             ) from error
         ops = tape.ops[start:]
         del tape.ops[start:]
-        if any(s.untyped_storage()._cdata != places[p] for p, s in self._stand_ins.items()):
+        if any(s.untyped_storage() is not places[p] for p, s in self._stand_ins.items()):
             raise CaptureError(f"{self.name} puts other tensors in the place of parameters (p.data = ...): {_REMEDY}")
         ops = self._take_state(recorder, ops, names)
         known |= {self._storage(recorder, state.tensor) for state in self.states}
@@ -337,7 +338,7 @@ def _frozen(item: Any) -> Any:
     """Return what equals another such thing where nothing changed between; of an unknown kind of object, never."""
     if isinstance(item, torch.Tensor):
         contents = b"" if item.is_meta else item.detach().clone().reshape(-1).view(torch.uint8).numpy().tobytes()
-        return (id(item), item.untyped_storage()._cdata, contents)
+        return (id(item), id(item.untyped_storage()), contents)
     if isinstance(item, Mapping):
         return tuple((_frozen(key), _frozen(value)) for key, value in item.items())
     if isinstance(item, list | tuple):

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from port_planner.base.errors import of_the_program
+from port_planner.torch_compat.optimizers import is_scheduled_step
 
 _PLAIN = (bool, int, float, str, type(None))
 _MOST_ITEMS = 64
@@ -128,7 +129,7 @@ def _state_of(value: Any) -> Any:
         return value.get_state().numpy().tobytes()
     if isinstance(value, _TRAINERS):
         # as torch's schedulers mark their optimizers
-        scheduled = not isinstance(value, torch.optim.Optimizer) or hasattr(value.step, "_wrapped_by_lr_sched")
+        scheduled = not isinstance(value, torch.optim.Optimizer) or is_scheduled_step(value.step)
         return object() if scheduled else None
     return object() if isinstance(value, Iterator) and not isinstance(value, io.IOBase) else None
 

@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 from torch.nn.utils.rnn import PackedSequence
-from torch.utils._python_dispatch import _disable_current_modes
+
+from port_planner.torch_compat.modes import composite, remove_kernels, without_modes
 
 _READS: tuple[tuple[Any, str], ...] = (
     (torch.Tensor, "numpy"), (torch.Tensor, "tolist"), (torch.Tensor, "__dlpack__"),
@@ -38,7 +39,7 @@ def reads_told(told: Callable[[torch.Tensor, str], None]) -> Iterator[None]:
             setattr(owner, name, _telling(getattr(owner, name), name, told))
         yield
     finally:
-        kernels._destroy()
+        remove_kernels(kernels)
         for owner, name, method in before:
             if method is None:
                 delattr(owner, name)
@@ -69,13 +70,11 @@ def _telling_sizes(make: Callable[..., Any], told: Callable[[torch.Tensor, str],
 
 def _one_hot(classes: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
     if num_classes < 1 or not classes.numel() or classes.dtype is not torch.int64:
-        found: torch.Tensor = torch.ops.aten.one_hot.default._op_dk(
-            torch._C.DispatchKey.CompositeImplicitAutograd, classes, num_classes
-        )
+        found: torch.Tensor = composite(torch.ops.aten.one_hot.default, classes, num_classes)
         return found
     return classes.new_zeros((*classes.shape, num_classes)).scatter_(-1, classes.unsqueeze(-1), 1)
 
 
 def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
-    with _disable_current_modes():
+    with without_modes():
         return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)

@@ -13,9 +13,7 @@ from functools import cache
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode_stack
 
 from port_planner.base.errors import CaptureError, program_line
 from port_planner.capture.carried import StepResults
@@ -27,6 +25,7 @@ from port_planner.ir.operators import ADD_SCALED, GUARD, OPTIMIZERS, only_checks
 from port_planner.ir.run_op import flatten
 from port_planner.ir.torch_operators import COMPLEX
 from port_planner.operators import operator_of
+from port_planner.torch_compat.modes import TorchDispatchMode, current_modes, pytree, without_modes
 
 _DIGEST_BYTES = 16
 
@@ -136,7 +135,7 @@ class StepRecorder(TorchDispatchMode):
 
     def add(self, tensor: torch.Tensor, role: Role, name: str) -> int:
         """Register a tensor that exists before the step; return its value index."""
-        key = tensor.untyped_storage()._cdata
+        key = storage_key(tensor.untyped_storage())
         if key not in self._places:
             index = self._new_storage(tensor, role, name)
             if role is not Role.CONSTANT:
@@ -150,12 +149,12 @@ class StepRecorder(TorchDispatchMode):
         """
         _require_strided(tensor)
         self._device_of(tensor)
-        key = tensor.untyped_storage()._cdata
+        key = storage_key(tensor.untyped_storage())
         place = self._places.get(key)
         if place is None:
             self._require_not_carried(tensor)
             index = self._new_storage(tensor, Role.CONSTANT, f"constant{len(self.tape.storages)}")
-            with _disable_current_modes():
+            with without_modes():
                 empty, storage = torch.empty(0, dtype=torch.uint8, device=tensor.device), tensor.untyped_storage()
                 whole = empty.set_(storage, 0, (storage.nbytes(),), (1,))
                 self.tape.storages[index].data = whole.to(CPU, copy=True)
@@ -171,7 +170,7 @@ class StepRecorder(TorchDispatchMode):
 
     def _require_not_carried(self, tensor: torch.Tensor) -> None:
         """Raise CaptureError for a tensor that a step before this one made."""
-        if self.tape.results.hold(tensor.untyped_storage()._cdata):
+        if self.tape.results.hold(storage_key(tensor.untyped_storage())):
             kind = str(tensor.dtype).removeprefix("torch.")
             raise _carried(
                 f"the step reads a tensor of {kind} {list(tensor.shape)} that a step before it made and the program kept"
@@ -200,7 +199,7 @@ class StepRecorder(TorchDispatchMode):
         index = len(self.tape.storages)
         self.tape.storages.append(RecordedStorage(int(storage.nbytes()), role, name, self._device_of(tensor)))
         # A weak reference keeps torch from giving the same address to another storage, and holds no data.
-        self._places[storage._cdata] = _Place(index, StorageWeakRef(storage))
+        self._places[storage_key(storage)] = _Place(index, StorageWeakRef(storage))
         return index
 
     def stand_in(self, value: int) -> torch.Tensor:
@@ -209,12 +208,12 @@ class StepRecorder(TorchDispatchMode):
         dtype: torch.dtype = getattr(torch, v.dtype)
         stored = self.tape.storages[v.storage]
         self.stand_in_device = stored.device
-        with _disable_current_modes():
+        with without_modes():
             base = self._stand_in_bases.get((v.storage, dtype))
             if base is None:
                 base = torch.empty(stored.nbytes // dtype.itemsize, dtype=dtype, device=_NO_MEMORY)
                 self._stand_in_bases[v.storage, dtype] = base
-                self._places[base.untyped_storage()._cdata] = _Place(v.storage, base)
+                self._places[storage_key(base.untyped_storage())] = _Place(v.storage, base)
             return base.as_strided(v.shape, v.stride, v.offset)
 
     def _device_of(self, tensor: torch.Tensor) -> str:
@@ -225,7 +224,7 @@ class StepRecorder(TorchDispatchMode):
 
     def generators(self) -> bytes:
         """Return a digest of the states of the default generators of all devices that the step uses."""
-        with _disable_current_modes():
+        with without_modes():
             states = generator_states({storage.device for storage in self.tape.storages})
             return hashlib.blake2b(
                 b"".join(states[kind].numpy().tobytes() for kind in sorted(states)), digest_size=_DIGEST_BYTES
@@ -241,7 +240,7 @@ class StepRecorder(TorchDispatchMode):
     def came_back(self, storage: torch.UntypedStorage, key: int) -> None:
         """Take a storage for the one that was met under this key: it holds the same contents, and that one may be gone."""
         if key in self._places:
-            self._places[storage._cdata] = _Place(self._places[key].storage, StorageWeakRef(storage))
+            self._places[storage_key(storage)] = _Place(self._places[key].storage, StorageWeakRef(storage))
 
     def add_scaled(self, target: torch.Tensor, other: torch.Tensor, factor: torch.Tensor) -> None:
         """Record `target.add_(other, alpha=factor.item())`, whose number a tensor without contents cannot tell."""
@@ -254,7 +253,7 @@ class StepRecorder(TorchDispatchMode):
     def known(self, tensor: torch.Tensor) -> bool:
         """Say whether the tensor's storage is on the tape already."""
         _require_strided(tensor)
-        return tensor.untyped_storage()._cdata in self._places
+        return storage_key(tensor.untyped_storage()) in self._places
 
     # -- calls
 
@@ -316,10 +315,10 @@ class StepRecorder(TorchDispatchMode):
             return tensor
         self.tape.as_run = False
         if tensor.is_neg():
-            unmarked = torch._neg_view(tensor)
+            unmarked = torch.ops.aten._neg_view(tensor)
             with self:
                 return self._physical(torch.neg(unmarked))
-        unmarked = torch._conj(tensor)
+        unmarked = tensor.conj()
         with self:
             return torch.conj_physical(unmarked)
 
@@ -338,7 +337,7 @@ class StepRecorder(TorchDispatchMode):
 
     def _of_the_same_size(self, tensor: torch.Tensor) -> bool:
         """Tell whether a tensor's storage has as many bytes as when it was met: what moved is the view, not the memory."""
-        place = self._places.get(tensor.untyped_storage()._cdata)
+        place = self._places.get(storage_key(tensor.untyped_storage()))
         return place is not None and self.tape.storages[place.storage].nbytes == tensor.untyped_storage().nbytes()
 
     def _spread_taint(self, op: RecordedOp) -> None:
@@ -377,7 +376,7 @@ class StepRecorder(TorchDispatchMode):
         padded, lengths, batch_first = args
         packed, batch_sizes = func(*args, **kwargs)
         self.tape.as_run = False
-        place = self._places.get(lengths.untyped_storage()._cdata)
+        place = self._places.get(storage_key(lengths.untyped_storage()))
         if place is not None and place.storage in self._tainted:
             item = torch.ops.aten._local_scalar_dense.default
             self._guard_each(lengths, "pack_padded_sequence", lambda number: self._item(item, (number,)))
@@ -387,7 +386,7 @@ class StepRecorder(TorchDispatchMode):
             for step, count in enumerate(batch_sizes.tolist())
             for row in range(count)
         ]
-        with _disable_current_modes():
+        with without_modes():
             chosen = torch.tensor(at, device=padded.device)
         with self:
             found = padded.reshape(rows * steps, *padded.shape[2:]).index_select(0, chosen)
@@ -416,8 +415,8 @@ class StepRecorder(TorchDispatchMode):
         Nothing is guarded that does not depend on the batch, the model or random numbers, nor what an operator's own code reads. Raises CaptureError for numbers that are not whole,
         and for too many.
         """
-        place = self._places.get(tensor.untyped_storage()._cdata) if tensor.layout is torch.strided else None
-        inside_operator = all(mode is not self for mode in _get_current_dispatch_mode_stack())
+        place = self._places.get(storage_key(tensor.untyped_storage())) if tensor.layout is torch.strided else None
+        inside_operator = all(mode is not self for mode in current_modes())
         if not self.recording or place is None or place.storage not in self._tainted or inside_operator:
             return
         self._guard_each(tensor, method, torch.Tensor.item)
@@ -509,6 +508,11 @@ NAMED_KINDS: dict[str, type] = {
 """torch's own named objects that may be arguments."""
 
 
+def storage_key(storage: torch.UntypedStorage) -> int:
+    """Return what a storage is known by: no other has it while a StorageWeakRef of this one is there."""
+    return int(StorageWeakRef(storage).cdata)
+
+
 @cache
 def _without_out(func: Any) -> Any:
     """Return the overload of an operator that takes the same arguments but `out`, and writes to none; None where there is none."""
@@ -516,7 +520,7 @@ def _without_out(func: Any) -> Any:
     def taken(overload: Any) -> list[tuple[str, str]]:
         return [(a.name, str(a.type)) for a in overload._schema.arguments if a.name != "out"]
 
-    packet = func._overloadpacket
+    packet = func.overloadpacket
     for other in (getattr(packet, name) for name in packet.overloads()):
         plain = all(a.alias_info is None for a in other._schema.arguments)
         if plain and other is not func and taken(other) == taken(func) and len(other._schema.returns) == 1:
@@ -541,6 +545,5 @@ def _refs(item: Any) -> Iterable[int]:
 
 
 def _name(func: Any) -> str:
-    overload = func._overloadname
-    name: str = func._schema.name
-    return name if overload == "default" else f"{name}.{overload}"
+    name, overload = func._schema.name, func._schema.overload_name
+    return f"{name}.{overload}" if overload else str(name)

@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import torch
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from port_planner.capture.recorder import StepRecorder
+from port_planner.capture.recorder import StepRecorder, storage_key
 from port_planner.ir.devices.kinds import CPU
+from port_planner.torch_compat.autograd import version_of
+from port_planner.torch_compat.modes import current_modes
 
 SMALLEST_BYTES = 64 << 10
 """Storages below this stay: a copy takes as long as the device needs for a thousand times as many bytes."""
@@ -29,7 +30,7 @@ class _Contents:
     """The bytes of a storage as they were when it was saved."""
 
     def __init__(self, storage: torch.UntypedStorage) -> None:
-        self.device, self.key = storage.device, storage._cdata
+        self.device, self.key = storage.device, storage_key(storage)
         self.host = _bytes(storage).to(CPU, copy=True)
         self._back: weakref.ref[torch.UntypedStorage] | None = None
 
@@ -53,7 +54,7 @@ class SavedOnHost(torch.autograd.graph.saved_tensors_hooks):
     def __init__(self, stay: Iterable[torch.Tensor], is_short: Callable[[], bool]) -> None:
         """`is_short`: says whether the device is so full by now that what is saved leaves it."""
         self._is_short = is_short
-        self._stay = {t.untyped_storage()._cdata for t in stay}
+        self._stay = {storage_key(t.untyped_storage()) for t in stay}
         self._known: weakref.WeakValueDictionary[tuple[int, int], _Contents] = weakref.WeakValueDictionary()
         self._alive: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         super().__init__(self._pack, self._unpack)
@@ -61,17 +62,18 @@ class SavedOnHost(torch.autograd.graph.saved_tensors_hooks):
     def _pack(self, tensor: torch.Tensor) -> _Saved | torch.Tensor:
         storage = tensor.untyped_storage()
         may_leave = (
-            tensor.device.type != CPU and storage.nbytes() >= SMALLEST_BYTES and storage._cdata not in self._stay
+            tensor.device.type != CPU and storage.nbytes() >= SMALLEST_BYTES and storage_key(storage) not in self._stay
         )
         with _unrecorded():
             if not may_leave or tensor.is_conj() or tensor.is_neg() or not self._is_short():
                 return tensor.detach()
-            contents = self._contents(storage, tensor._version)
+            contents = self._contents(storage, version_of(tensor))
             return _Saved(contents, tensor.dtype, tensor.shape, tensor.stride(), int(tensor.storage_offset()))
 
     def _contents(self, storage: torch.UntypedStorage, version: int) -> _Contents:
         """Return the copy of a storage as it is, made once."""
-        key, alive = storage._cdata, self._alive.get(storage._cdata)
+        key = storage_key(storage)
+        alive = self._alive.get(key)
         known = self._known.get((key, version)) if alive is not None and alive() is storage else None
         if known is None:
             known = self._known[key, version] = _Contents(storage)
@@ -92,7 +94,7 @@ def _bytes(storage: torch.UntypedStorage) -> torch.Tensor:
 
 
 def _recorders() -> list[StepRecorder]:
-    return [mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, StepRecorder)]
+    return [mode for mode in current_modes() if isinstance(mode, StepRecorder)]
 
 
 @contextlib.contextmanager

@@ -11,9 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch.nn.parameter import is_lazy
-from torch.utils._python_dispatch import _disable_current_modes
 
 from port_planner.base.errors import CaptureError
 from port_planner.capture.assemble import UpdateRecipe, assemble
@@ -34,6 +32,9 @@ from port_planner.ir.graph import PERSISTENT, Phase, Ref, Role, StepGraph, stora
 from port_planner.ir.lowering import optimizer_scalars
 from port_planner.ir.lowering.optimizer_scalars import OptimizerSpec, Schedule, hyperparameters
 from port_planner.ir.operators import check_operator
+from port_planner.torch_compat.modes import pytree, without_modes
+from port_planner.torch_compat.optimizers import skip_fused_check
+from port_planner.torch_compat.tensors import set_buffer
 
 LossFunction = Callable[..., Any]
 """`loss_fn(model, *batch)` returns a scalar tensor, or a pair of it and anything made of tensors."""
@@ -127,7 +128,7 @@ def capture_step(
     alone = replace(
         tape, storages=[*tape.storages], values=[*tape.values], ops=[*tape.ops]
     )  # the update is not part of it
-    with _disable_current_modes():
+    with without_modes():
         recipe, spec = session.update(optimizer, spec, grads, clip_grad_norm, schedule, accumulating=accumulate > 1)
     kinds = ("step",) if accumulate == 1 else ("first", "last") if accumulate == 2 else ("first", "next", "last")
     graphs = {}
@@ -241,7 +242,7 @@ def bind_buffers(model: torch.nn.Module, buffers: Mapping[str, torch.Tensor]) ->
     """Let buffers be these tensors again, by their names."""
     for name, tensor in buffers.items():
         owner, _, own_name = name.rpartition(".")
-        model.get_submodule(owner)._buffers[own_name] = tensor
+        set_buffer(model.get_submodule(owner), own_name, tensor)
 
 
 @contextlib.contextmanager
@@ -377,11 +378,11 @@ class _Session:
         exchanged = {
             name: new for name, old in self.buffers.items() if (new := now.get(name)) is not None and new is not old
         }
-        places = Counter(t.untyped_storage()._cdata for t in (*self.names, *exchanged.values()))
+        places = Counter(id(t.untyped_storage()) for t in (*self.names, *exchanged.values()))
         kept = set()
         for name, new in exchanged.items():
             old = self.buffers[name]
-            alone = all(places[t.untyped_storage()._cdata] == 1 for t in (old, new))
+            alone = all(places[id(t.untyped_storage())] == 1 for t in (old, new))
             if not alone or new.requires_grad or not recorder.known(new):
                 continue
             target, source = recorder.value_of(old), recorder.value_of(new)
@@ -408,7 +409,7 @@ class _Session:
         recorder.phase = Phase.UPDATE
         accumulators = self._accumulators(gradient) if accumulating else {}
         stand_ins: dict[torch.Tensor, torch.Tensor] = {}
-        with _disable_current_modes():
+        with without_modes():
             for p in gradient:
                 stand_ins[p] = recorder.stand_in(recorder.value_of(p))
                 source = accumulators.get(p, gradient[p])
@@ -435,7 +436,7 @@ class _Session:
         recorder = self.recorder
         result = {}
         for p in gradient:
-            with _disable_current_modes():
+            with without_modes():
                 buffer = recorder.stand_in(recorder.value_of(p)).new_empty(p.shape)
             result[p] = recorder.add(buffer, Role.GRADIENT, self.names[p])
             key = storage_key(Role.GRADIENT, self.names[p])
@@ -564,7 +565,7 @@ def _started(spec: OptimizerSpec, parameters: list[list[torch.Tensor]]) -> torch
     plain = replace(spec, groups=tuple({k: v for k, v in g.items() if k != "fused"} for g in spec.groups))
     optimizer = optimizer_scalars.build_optimizer(plain, parameters)
     optimizer.step()
-    optimizer._need_device_dtype_check_for_fused = False  # type: ignore[attr-defined]
+    skip_fused_check(optimizer)
     for group, described in zip(optimizer.param_groups, spec.groups, strict=True):
         group.update({k: v for k, v in described.items() if k == "fused"})
     return optimizer

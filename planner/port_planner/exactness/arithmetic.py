@@ -22,9 +22,7 @@ class Arithmetic(NamedTuple):
 
 def arithmetic() -> Arithmetic:
     """Return the settings of this thread now."""
-    return Arithmetic(
-        torch.get_num_threads(), torch._C._get_mkldnn_enabled(), tuple(kind.fp32_precision for kind in _KINDS)
-    )
+    return Arithmetic(torch.get_num_threads(), _ONEDNN.enabled, tuple(kind.fp32_precision for kind in _KINDS))
 
 
 @contextmanager
@@ -42,7 +40,7 @@ def _change(before: Arithmetic, after: Arithmetic) -> None:
     if before.threads != after.threads:
         torch.set_num_threads(after.threads)
     if before.onednn != after.onednn:
-        torch._C._set_mkldnn_enabled(after.onednn)
+        _ONEDNN.enabled = after.onednn
     for kind, old, new in zip(_KINDS, before.precisions, after.precisions, strict=True):
         if old != new:
             kind.fp32_precision = new

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 
 from port_planner.base.tensor_bytes import same_bits
 from port_planner.operators.row import VECTOR
+from port_planner.torch_compat.modes import pytree
 
 LEAST_SHARE = 32768
 """Elements from which kernels take a further thread."""

@@ -89,8 +89,7 @@ def test_what_the_loss_takes_at_once_is_what_it_takes(
     multiplies: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: multiplies)
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": multiplies})
     make_model(tmp_path / "model")
     model = load_model(options_of(tmp_path), Task(TaskKind.CAUSAL_LM), lambda note: None)
     weight = model.get_output_embeddings().weight

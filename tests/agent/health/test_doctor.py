@@ -1,6 +1,7 @@
 """The doctor: each finding that needs attention says how to cure it."""
 
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from port_agent.health.doctor import (
     check_energy,
     check_idle_signals,
     check_power_mode,
+    check_torch_parts,
     examine,
 )
 from port_agent.policy.config import AgentOptions, Config
@@ -28,6 +30,14 @@ GROUPS = {"self/cgroup": "0::/port-agent.service/supervisor\n"}
 
 def findings(state: Path, options: AgentOptions, *, flash_test: bool = False) -> dict[str, Check]:
     return {check.name: check for check in examine(state, Config(options=options), flash_test=flash_test)}
+
+
+@pytest.fixture(autouse=True)
+def parts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch is looked into by one test alone: each look is a process that imports it."""
+    if "really" not in request.node.name:
+        found = check_torch_parts({"version": "2.13.0", "parts": 3, "missing": []})
+        monkeypatch.setattr("port_agent.health.doctor._torch_parts", lambda: found)
 
 
 @pytest.fixture
@@ -181,3 +191,17 @@ def test_kinds_of_cores_are_named(tmp_path: Path) -> None:
     assert [check.finding for check in check_cores(tmp_path / "pi")] == ["4 x Cortex-A76 at 2.4 GHz"]
     (cores,) = check_cores(tmp_path / "rock")
     assert cores.finding.endswith("4 x Cortex-A55 at 1.8 GHz; `plan` measures the 4 fastest alone, too")
+
+
+def test_the_private_parts_of_torch_are_really_there(tmp_path: Path, options: AgentOptions) -> None:
+    found = findings(tmp_path, options)["torch's private parts"]
+    assert found.verdict is Verdict.GOOD and re.fullmatch(r"all \d+ that are used are as they were", found.finding)
+
+
+def test_a_torch_that_lacks_a_private_part_is_named_with_what_that_breaks() -> None:
+    part = {"name": "torch.Tensor._version", "trouble": "AttributeError: gone", "breaks": "saved tensors are mixed up"}
+    found = check_torch_parts({"version": "2.16.0", "parts": 41, "missing": [part]})
+    assert found.verdict is Verdict.BAD and "<2.16" in found.cure
+    assert found.finding == (
+        "torch 2.16.0 lacks torch.Tensor._version (AttributeError: gone), without it: saved tensors are mixed up"
+    )

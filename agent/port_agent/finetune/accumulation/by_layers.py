@@ -29,6 +29,7 @@ _MOST_OF_ROOM = 0.85
 Inputs = tuple[torch.Tensor, torch.Tensor]
 """Tokens and labels of a micro-batch, [batch, length]."""
 
+_DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 _Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 """What a layer is called with behind the hidden rows."""
 
@@ -403,7 +404,7 @@ def _stacks(backbone: nn.Module, count: int) -> list[nn.ModuleList]:
 
 
 def _draws(module: nn.Module) -> bool:
-    return isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0
+    return isinstance(module, _DROPOUTS) and module.p > 0
 
 
 def _leaves(value: Any) -> Iterator[Any]:

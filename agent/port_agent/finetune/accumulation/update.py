@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch.optim.adam import adam
 
+from port_planner.torch_compat.optimizers import take_state
+
 
 class ClippedAdamW(torch.optim.AdamW):
     """AdamW without weight decay behind `clip_grad_norm_`, with the bits of both; a step gives up the gradients."""
@@ -39,7 +41,7 @@ class ClippedAdamW(torch.optim.AdamW):
     def _update_one(self, group: dict[str, Any], p: torch.Tensor) -> None:
         weights, gradients, means, squares, largest, steps = (list[torch.Tensor]() for _ in range(6))
         given = (weights, gradients, means, squares, largest, steps)
-        has_complex = self._init_group({**group, "params": [p]}, *given)  # type: ignore[no-untyped-call]
+        has_complex = take_state(self, {**group, "params": [p]}, *given)
         beta1, beta2 = group["betas"]
         adam(
             weights, gradients, means, squares, largest, steps, has_complex=has_complex, beta1=beta1, beta2=beta2, lr=group["lr"],

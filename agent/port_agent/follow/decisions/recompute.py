@@ -10,13 +10,13 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from port_agent.follow.operands import makes_storage, written_arguments
 from port_agent.follow.storages import NEVER, Storage, exposed, untyped_storage
 from port_planner.exactness.arithmetic import arithmetic, computing_as
 from port_planner.operators import operator_of
 from port_planner.operators.row import Filling
+from port_planner.torch_compat.modes import without_modes
 
 _SNAPSHOT_BYTES = 4 << 10
 """Small operands, which are not followed and may change unseen, are copied into the recipe up to this size."""
@@ -83,7 +83,7 @@ class Recipe:
 
     def run(self) -> torch.UntypedStorage:
         """Return a storage with the bytes, made now; every source must be resident."""
-        with _disable_current_modes(), torch.no_grad(), computing_as(self._arithmetic):
+        with without_modes(), torch.no_grad(), computing_as(self._arithmetic):
             made = self._func(*[a() for a in self._args], **{k: a() for k, a in self._kwargs.items()})
         return untyped_storage(made[0] if isinstance(made, tuple) else made)
 
@@ -125,7 +125,7 @@ def recipe_of(
     """
     output = made[0] if isinstance(made, tuple) else made
     sources = tuple(dict.fromkeys(inputs))
-    if not isinstance(output, torch.Tensor) or untyped_storage(output)._cdata != storage.key or not sources:
+    if not isinstance(output, torch.Tensor) or id(untyped_storage(output)) != storage.key or not sources:
         return None
     if any(s.pins > 0 or s.watched or (not s.mapped and (m := s.ref()) is not None and exposed(m)) for s in sources):
         return None  # a pointer to it left: it may be written past the dispatcher
@@ -154,7 +154,7 @@ def _tensor(value: torch.Tensor, followed: set[int]) -> _Argument:
     if value.is_conj() or value.is_neg() or value.layout is not torch.strided:
         raise _NotRepeatableError
     storage = untyped_storage(value)
-    if storage._cdata not in followed:
+    if id(storage) not in followed:
         if value.numel() * value.element_size() > _SNAPSHOT_BYTES or not value.is_contiguous():
             raise _NotRepeatableError
         snapshot = value.detach().clone()

@@ -29,7 +29,7 @@ class PieceBuffers:
         One that begins in the chunk in which the one before ended does not read it again. Raises PageError, or RuntimeError where the tensor is away and has no page: a defect of the
         follower.
         """
-        key, item_bytes = untyped_storage(tensor)._cdata, tensor.element_size()
+        key, item_bytes = id(untyped_storage(tensor)), tensor.element_size()
         storage = self._away.get(key)
         if storage is None:
             return tensor.as_strided((stop - start,), (1,), start)

@@ -112,7 +112,7 @@ def pieces_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any], limit_byte
     row, item_bytes = _row(func, args, large), max((t.element_size() for t in large), default=0)
     if row is None or (func._schema.name == _CONVERTING and converted_dtype(args[0], kwargs) is None):
         return None
-    nbytes = {untyped_storage(t)._cdata: t.numel() * t.element_size() for t in large}
+    nbytes = {id(untyped_storage(t)): t.numel() * t.element_size() for t in large}
     made_item_bytes = _made_item_bytes(func, args, kwargs, largest) if makes_storage(func) else 0
     made_bytes = largest * made_item_bytes
     fills_chunk = CHUNK // min(t.element_size() for t in large)  # of each page that is written in place
@@ -169,7 +169,7 @@ def _strides(shape: torch.Size) -> tuple[int, ...]:
 
 def _shown_alike(large: Sequence[torch.Tensor]) -> bool:
     """Tell whether operands that share a storage have one data type: a piece of it is read once for all."""
-    return len({(untyped_storage(t)._cdata, t.dtype) for t in large}) == len({untyped_storage(t)._cdata for t in large})
+    return len({(id(untyped_storage(t)), t.dtype) for t in large}) == len({id(untyped_storage(t)) for t in large})
 
 
 def _writes_numbers(func: Any, args: Sequence[Any], kwargs: dict[str, Any], largest: int) -> bool:
@@ -180,8 +180,8 @@ def _writes_numbers(func: Any, args: Sequence[Any], kwargs: dict[str, Any], larg
     if operator_of(func._schema.name).fused_update:
         return False
     written = list(tensors_in(args[k] if k < len(args) else kwargs.get(name) for k, name in written_arguments(func)))
-    numbers = {untyped_storage(t)._cdata for t in tensors_in((*args, *kwargs.values())) if t.numel() != largest}
-    return any(untyped_storage(t)._cdata in numbers for t in written)
+    numbers = {id(untyped_storage(t)) for t in tensors_in((*args, *kwargs.values())) if t.numel() != largest}
+    return any(id(untyped_storage(t)) in numbers for t in written)
 
 
 @cache
@@ -228,7 +228,7 @@ def run_piecewise(
         ) -> torch.Tensor:
             if id(tensor) in numbers:
                 return numbers[id(tensor)]
-            key = untyped_storage(tensor)._cdata
+            key = id(untyped_storage(tensor))
             if key not in loaded:
                 loaded[key] = buffers.load(tensor, start, stop)
             return loaded[key].view(-1, pieces.row) if pieces.row else loaded[key]

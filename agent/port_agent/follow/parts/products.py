@@ -154,7 +154,8 @@ def accumulated_bytes(rows: int, columns: int, dtype: torch.dtype) -> int:
     """
     if dtype.itemsize >= torch.float32.itemsize or platform.machine() not in _X86:
         return 0
-    if torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported():
+    features = torch.cpu.get_capabilities()
+    if features.get("avx512_bf16") or features.get("amx_tile"):
         return 0
     return rows * columns * torch.float32.itemsize
 

@@ -6,9 +6,8 @@ kernels compute and never ask. Those that call other operators do: matrix produc
 `_foreach_mul_` multiplies autograd would not know that it was changed.
 """
 
-import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -16,10 +15,11 @@ import torch
 
 from port_agent.follow.patches.refusals import not_followed
 from port_planner.operators import operator_of
+from port_planner.torch_compat.modes import DispatchKey, has_kernel
 
-_AUTOCAST = torch._C.DispatchKey.AutocastCPU
-_LAZY = (torch._C.DispatchKey.Conjugate, torch._C.DispatchKey.Negative)
-_COUNTING = torch._C.DispatchKey.ADInplaceOrView
+_AUTOCAST = DispatchKey.AutocastCPU
+_LAZY = (DispatchKey.Conjugate, DispatchKey.Negative)
+_COUNTING = DispatchKey.ADInplaceOrView
 _NUMBERS = frozenset((int, float, bool, str, type(None)))
 
 _program = threading.local()
@@ -48,7 +48,7 @@ def start() -> None:
 def counts_inside(func: Any) -> bool:
     """Tell whether nobody but the kernel of an operator counts that its arguments are written."""
     written = any(a.alias_info is not None and a.alias_info.is_write for a in func._schema.arguments)
-    return written and not torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _COUNTING.name)
+    return written and not has_kernel(func, _COUNTING)
 
 
 def hidden_keys(name: str, args: Sequence[Any], *, counting: bool = False) -> tuple[Any, ...]:
@@ -67,19 +67,6 @@ def hidden_keys(name: str, args: Sequence[Any], *, counting: bool = False) -> tu
             "call it under torch.autocast(enabled=False)",
         )
     return (_AUTOCAST, *keys) if operator_of(name).casts_inside else keys
-
-
-@contextlib.contextmanager
-def seeing(keys: tuple[Any, ...]) -> Iterator[None]:
-    """Switch keys on inside the block, in the handler of a mode."""
-    switched = [key for key in keys if torch._C._dispatch_tls_is_dispatch_key_excluded(key)]
-    for key in switched:
-        torch._C._dispatch_tls_set_dispatch_key_excluded(key, False)
-    try:
-        yield
-    finally:
-        for key in switched:
-            torch._C._dispatch_tls_set_dispatch_key_excluded(key, True)
 
 
 def _has_complex(args: Sequence[Any]) -> bool:

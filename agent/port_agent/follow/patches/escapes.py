@@ -27,29 +27,20 @@ from port_agent.follow.patches.safetensors_saving import (
     compares_storages,
 )
 from port_agent.follow.storages import Storage, StorageTable, data_ptr, untyped_storage
+from port_planner.torch_compat.tensors import (
+    DLPACK_EXPORTS,
+    FILE_READS,
+    FILE_WRITES,
+    PASSES_ADDRESS_ON,
+    STORAGE_METHODS,
+    untyped,
+)
 
 _TENSOR_POINTERS = ("const_data_ptr", "mutable_data_ptr", "share_memory_")
 """Methods of a tensor that hand out its memory."""
 
-_EXPORTS: tuple[tuple[Any, str], ...] = (
-    (torch._C, "_to_dlpack"), (torch._C, "_to_dlpack_versioned"), (torch.utils.dlpack, "to_dlpack"), (torch, "to_dlpack"),
-)  # fmt: skip
-"""Functions that hand a tensor's memory to whoever takes the capsule, for as long as that lives (`Tensor.__dlpack__` calls them)."""
-
 _TENSOR_READS = ("__deepcopy__", "__repr__")
 """Methods of a tensor that read its memory while they run; its text is made with every mode turned off."""
-
-_STORAGE_POINTERS = (
-    "share_memory_", "_share_filename_cpu_", "_share_fd_cpu_", "pin_memory", "_swap_data_ptr_",
-)  # fmt: skip
-_STORAGE_READS = (
-    "tolist", "clone", "byteswap", "_byteswap", "_write_file", "__getitem__", "__iter__", "__copy__", "__deepcopy__",
-    "__reduce__", "cpu", "to", "type", "new", "bool", "byte", "char", "short", "int", "long", "half", "float", "double",
-    "bfloat16", "complex_float", "complex_double",
-)  # fmt: skip
-_STORAGE_WRITES = ("__setitem__", "copy_", "fill_", "_set_from_file")
-_STORAGE_SIZES = ("nbytes", "size", "__len__")
-"""Methods of a storage that would tell 0 for one that is away."""
 
 _ARRAY_INTERFACE = 3
 """The version of numpy's array interface that is spoken."""
@@ -85,21 +76,25 @@ class Escapes:
         """Guard the methods."""
         self._safetensors.install()
         self._guard(torch.Tensor, _TENSOR_POINTERS, self._tensor_pointer)
-        for owner, name in _EXPORTS:
+        for owner, name in DLPACK_EXPORTS:
             self._guard(owner, (name,), self._tensor_exported)
         self._guard(torch.Tensor, ("numpy",), self._tensor_array)
         self._guard(torch.Tensor, ("data_ptr",), self._tensor_address)
         self._guard(torch.Tensor, _TENSOR_READS, self._tensor_read)
         self._guard(torch.Tensor, ("tolist",), self._tensor_list)
-        self._guard(torch.UntypedStorage, _STORAGE_POINTERS, self._storage_pointer)
-        self._guard(torch.UntypedStorage, _STORAGE_WRITES, self._storage_write)
-        self._guard(torch.UntypedStorage, ("data_ptr",), self._storage_address)
-        self._guard(torch.UntypedStorage, _STORAGE_READS, self._storage_read)
-        self._guard(torch.UntypedStorage, _STORAGE_SIZES, self._storage_size)
-        self._guard(torch.UntypedStorage, ("resize_",), self._storage_resize)
+        of_storages = {
+            "pointer": self._storage_pointer,
+            "address": self._storage_address,
+            "read": self._storage_read,
+            "write": self._storage_write,
+            "size": self._storage_size,
+            "resize": self._storage_resize,
+        }
+        for kind, names in STORAGE_METHODS.items():
+            self._guard(torch.UntypedStorage, names, of_storages[kind])
         self._guard(torch.TypedStorage, ("__reduce__",), self._storage_pickled)
-        self._guard(torch._C.PyTorchFileWriter, ("write_record",), self._storage_saved)
-        self._guard(torch._C.PyTorchFileReader, ("get_storage_from_record",), self._storage_loaded)
+        for (owner, name), guard in ((FILE_WRITES, self._storage_saved), (FILE_READS, self._storage_loaded)):
+            self._guard(owner, (name,), guard)
 
     def remove(self) -> None:
         """Put the methods back as they were."""
@@ -163,7 +158,7 @@ class Escapes:
         if (compared or asked_by_safetensors(asking)) and len(found := self._storages(tensor)) == 1:
             offset_bytes = int(tensor.storage_offset()) * tensor.element_size()
             if compared:
-                return untyped_storage(tensor)._cdata + offset_bytes
+                return id(untyped_storage(tensor)) + offset_bytes
             placeholder = self._safetensors.placeholder(asking, found[0], offset_bytes)
             if placeholder is not None:
                 return placeholder
@@ -206,7 +201,7 @@ class Escapes:
         asking = _asking(sys._getframe(_ASKING_FRAME))
         compared = asking.f_code.co_filename == torch.serialization.__file__ or compares_storages(asking)
         if compared and self._table.of_storage(memory) is not None:
-            return memory._cdata
+            return id(memory)
         return self._storage_pointer(method, memory, args, kwargs)
 
     def _storage_read(self, method: Callable[..., Any], memory: torch.UntypedStorage, args: Any, kwargs: Any) -> Any:
@@ -222,7 +217,7 @@ class Escapes:
 
     def _storage_pickled(self, method: Callable[..., Any], memory: torch.TypedStorage, args: Any, kwargs: Any) -> Any:
         """Have tensors leave for the bytes that pickle makes of one, which no operator makes, and for those it made before."""
-        storage = self._table.known_storage(memory._untyped_storage)
+        storage = self._table.known_storage(untyped(memory))
         if storage is not None:
             self._follower.make_way(_PICKLED * storage.nbytes)
         return method(memory, *args, **kwargs)
@@ -282,7 +277,7 @@ def _is_an_array(tensor: torch.Tensor) -> bool:
 
 def _asking(frame: FrameType) -> FrameType:
     """Return the frame that asks a storage, past the typed one of torch's that only passes the question on."""
-    behind = frame.f_back if frame.f_code is torch.TypedStorage._data_ptr.__code__ else None
+    behind = frame.f_back if frame.f_code is PASSES_ADDRESS_ON else None
     return frame if behind is None else behind
 
 

@@ -16,43 +16,31 @@ from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from typing import Any
 
-import torch
-from torch._C._dynamo import eval_frame as _eval_frame
-
 from port_agent.follow.patches.deferred_modules import HeldModule, SubmoduleFinder, real_module
-
-_NAME = "torch._dynamo"
-_STANDS_ALONE = f"{_NAME}._trace_wrapped_higher_order_op"
-"""A submodule that needs nothing of its package; transformers imports it for its attention masks."""
-_CACHED_ON_FUNCTION = "__dynamo_disable"
-"""Where torch._disable_dynamo keeps what `disable` returned (torch/_compile.py)."""
-
-
-def never_compile(function: Callable[..., Any]) -> None:
-    """Keep a function, and what it calls, out of torch.compile.
-
-    As torch._dynamo.disable, without loading that.
-
-    Its wrapper would cost two calls each time; the mark on the code costs nothing (torch 2.13, private).
-    """
-    skip = _eval_frame._FrameAction.SKIP
-    _eval_frame.set_code_exec_strategy(function.__code__, _eval_frame._FrameExecStrategy(skip, skip))
+from port_planner.torch_compat.loading import (
+    DYNAMO,
+    STANDS_ALONE,
+    bind_dynamo,
+    forget_disabled,
+    mark_disabled,
+    unbind_dynamo,
+)
 
 
 def hold_place() -> None:
     """Put the light module in torch._dynamo's place, unless that is loaded already."""
-    found = importlib.util.find_spec(_NAME) if _NAME not in sys.modules else None
+    found = importlib.util.find_spec(DYNAMO) if DYNAMO not in sys.modules else None
     if found is None:
         return
-    sys.modules[_NAME] = torch._dynamo = _LightDynamo(found)
-    sys.meta_path.insert(0, SubmoduleFinder(_NAME, stand_alone=(_STANDS_ALONE,)))
+    bind_dynamo(_LightDynamo(found))
+    sys.meta_path.insert(0, SubmoduleFinder(DYNAMO, stand_alone=(STANDS_ALONE,)))
 
 
 class _InstancesOfTheReal(type):
     """Of a class that stands for `OptimizedModule`: nothing is one until the real module is there."""
 
     def __instancecheck__(cls, instance: object) -> bool:
-        module = sys.modules[_NAME]
+        module = sys.modules[DYNAMO]
         return not isinstance(module, _LightDynamo) and isinstance(instance, module.eval_frame.OptimizedModule)
 
 
@@ -66,7 +54,7 @@ class _LightEvalFrame:
     OptimizedModule = _OptimizedModule
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(real_module(_NAME).eval_frame, name)
+        return getattr(real_module(DYNAMO).eval_frame, name)
 
 
 class _LightDynamo(HeldModule):
@@ -98,7 +86,7 @@ class _LightDynamo(HeldModule):
         if fn is None:
             return functools.partial(self.disable, recursive=recursive, reason=reason, wrapping=wrapping)
         if not isinstance(fn, types.FunctionType):  # classes and modules, each in a way of its own
-            return real_module(_NAME).disable(fn, recursive, reason=reason, wrapping=wrapping)
+            return real_module(DYNAMO).disable(fn, recursive, reason=reason, wrapping=wrapping)
         if not wrapping:  # torch._disable_dynamo, which asks again once the real module is there
             self._plain.append(fn)
             return fn
@@ -106,36 +94,26 @@ class _LightDynamo(HeldModule):
 
     def give_way(self) -> types.ModuleType:
         """Load the real module into this one's place; it learns what this one was told."""
-        del torch._dynamo
+        unbind_dynamo()
         for function in self._plain:  # torch caches on a function what `disable` returned
-            if getattr(function, _CACHED_ON_FUNCTION, None) is function:
-                delattr(function, _CACHED_ON_FUNCTION)
+            forget_disabled(function)
         module = super().give_way()
-        if _STANDS_ALONE in sys.modules:  # where it was there first, the import system does not bind it in its package
-            setattr(module, _STANDS_ALONE.rpartition(".")[2], sys.modules[_STANDS_ALONE])
+        if STANDS_ALONE in sys.modules:  # where it was there first, the import system does not bind it in its package
+            setattr(module, STANDS_ALONE.rpartition(".")[2], sys.modules[STANDS_ALONE])
         for mark, function in self._marks:
             getattr(module, mark)(function)
         return module
 
 
 def _disabled(function: Callable[..., Any], recursive: bool, reason: str | None) -> Callable[..., Any]:
-    """Return `function` with the attributes of one that torch._dynamo disabled.
-
-    See torch/_dynamo/eval_frame.py.
-    """
+    """Return `function` with the attributes of one that torch._dynamo disabled."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        module = sys.modules[_NAME]
+        module = sys.modules[DYNAMO]
         if isinstance(module, _LightDynamo):
             return function(*args, **kwargs)
         return module.disable(function, recursive, reason=reason)(*args, **kwargs)
 
-    vars(call).update(
-        _torchdynamo_disable=True,
-        _torchdynamo_disable_msg=reason,
-        _torchdynamo_disable_recursive=recursive,
-        _torchdynamo_orig_callable=function,
-        _torchdynamo_wrapper_id=id(call),
-    )
+    mark_disabled(call, function, reason, recursive=recursive)
     return call

@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from port_agent.follow.mode import Follower, FollowMode
 from port_agent.follow.patches import dispatch_keys
@@ -27,16 +26,13 @@ from port_agent.follow.patches.refusals import not_followed
 from port_agent.follow.patches.signals import deferring_signal, rewrap_handlers, unwrapped_getsignal
 from port_agent.follow.patches.values_alone import compute_values_alone
 from port_agent.follow.patches.whole_nodes import running_whole
+from port_planner.torch_compat.autograd import ENGINE
+from port_planner.torch_compat.loading import CALLBACK, backend_of, compiler_frames, compiling_disabled
+from port_planner.torch_compat.modes import current_modes
+from port_planner.torch_compat.tensors import SCRIPT_SAVES
 
 _SAME_BITS_BACKEND = "aot_eager"
 """Its programs were compared; inductor generates kernels, and eager's traced optimizer steps differ in the last digits."""
-
-
-_SCRIPT_SAVES: tuple[tuple[Any, str], ...] = (
-    *((torch._C.ScriptModule, name) for name in ("save", "save_to_buffer", "_save_for_mobile", "_save_to_buffer_for_mobile")),
-    *((torch._C.ScriptFunction, name) for name in ("save", "save_to_buffer")),
-)  # fmt: skip
-"""Owner and name of what writes scripted and traced modules and functions, constants included."""
 
 
 class _MakingWayForCode(MetaPathFinder):
@@ -68,15 +64,15 @@ class ProgramHooks:
     def install(self) -> None:
         """Put every hook in place."""
         self._undo.append(register_optimizer_step_post_hook(self._optimizer_stepped).remove)
-        self._replace(torch.autograd, "_engine_run_backward", self._around_backward)
+        self._replace(torch.autograd, ENGINE, self._around_backward)
         self._replace(threading.Thread, "start", self._start_followed)
         self._replace(_WorkItem, "run", self._work_followed)
         self._replace(torch, "compile", _refuse_compile)
-        for owner, name in _SCRIPT_SAVES:
+        for owner, name in SCRIPT_SAVES:
             self._replace(owner, name, self._around_script_save)
-        frames = sys.modules.get("torch._dynamo.eval_frame")
+        frames = compiler_frames()
         if frames is not None:  # something may have been compiled before
-            self._replace(frames, "_callback_from_stance", _refuse_compiled)
+            self._replace(frames, CALLBACK, _refuse_compiled)
         finder = _MakingWayForCode(self._follower)
         sys.meta_path.insert(0, finder)
         self._undo.append(lambda: sys.meta_path.remove(finder))
@@ -161,7 +157,7 @@ class ProgramHooks:
         """Follow the work of a pool whose threads were started before the budget."""
 
         def run(item: Any, *args: Any) -> None:
-            if any(isinstance(mode, FollowMode) for mode in _get_current_dispatch_mode_stack()):
+            if any(isinstance(mode, FollowMode) for mode in current_modes()):
                 original(item, *args)
             else:
                 self._followed(functools.partial(original, item, *args))
@@ -190,10 +186,7 @@ def _refuse_compiled(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def callback_from_stance(callback: Any) -> Any:
         if callback:
-            backend = callback
-            while hasattr(backend, "_torchdynamo_orig_backend"):
-                backend = backend._torchdynamo_orig_backend
-            _check_backend(getattr(backend, "compiler_name", type(backend).__name__))
+            _check_backend(backend_of(callback))
         return original(callback)
 
     return callback_from_stance
@@ -214,6 +207,7 @@ def _check_backend(backend: Any) -> None:
 
 def _compiles_nothing() -> bool:
     """Tell whether torch.compile leaves programs as they are: their user asked for that in the environment."""
-    config: Any = sys.modules.get("torch._dynamo.config")
-    disabled = os.environ.get("TORCH_COMPILE_DISABLE") == "1" if config is None else config.disable
+    disabled = compiling_disabled()
+    if disabled is None:
+        disabled = os.environ.get("TORCH_COMPILE_DISABLE") == "1"
     return disabled or os.environ.get("TORCHDYNAMO_DISABLE") == "1"

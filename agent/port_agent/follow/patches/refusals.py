@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from torch._ops import HigherOrderOperator
-
 from port_planner.base.errors import ExitCode, PortError, program_line
+from port_planner.torch_compat.modes import HigherOrderOperator
 
 _COLLECTIVES = ("c10d::", "_c10d_functional::", "c10d_functional::", "symm_mem::")
 _WITHOUT_VALUES = frozenset(("c10d::barrier", "c10d::monitored_barrier_"))

@@ -11,17 +11,13 @@ import torch
 from torch.autograd import forward_ad
 
 from port_agent.follow.operands import tensors_in
-from port_agent.follow.patches.dispatch_keys import seeing
 from port_agent.follow.patches.refusals import not_followed
 from port_planner.operators import operator_of
+from port_planner.torch_compat.autograd import forward_differentiating
+from port_planner.torch_compat.modes import DispatchKey, seeing
 
-_ASKED_THROUGH = (torch._C.DispatchKey.AutogradFunctionality, torch._C.DispatchKey.ADInplaceOrView)
+_ASKED_THROUGH = (DispatchKey.AutogradFunctionality, DispatchKey.ADInplaceOrView)
 """Keys that are off where a mode handles an operator."""
-
-
-def forward_differentiating() -> bool:
-    """Tell whether the program is inside of a level of forward-mode differentiation."""
-    return forward_ad._current_level >= 0
 
 
 def tangent_of(tensor: torch.Tensor) -> torch.Tensor | None:

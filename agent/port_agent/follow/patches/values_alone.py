@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from port_agent.follow.patches.tangents import tangent_of
+from port_planner.torch_compat.autograd import is_wrapped
+from port_planner.torch_compat.modes import composite, remove_kernels
 
 _aten: Any = torch.ops.aten
 
@@ -28,18 +30,14 @@ def composite_kernel(func: Any) -> Callable[..., Any]:
 
     torch's own, but for these; `decompose` prefers decompositions in Python, which have other bits (gru).
     """
-    return functools.partial(_differentiable_or_not if func in _VALUES_ALONE else _kernel, func)
-
-
-def _kernel(func: Any, *args: Any, **kwargs: Any) -> Any:
-    return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+    return functools.partial(_differentiable_or_not if func in _VALUES_ALONE else composite, func)
 
 
 def _differentiable_or_not(func: Any, a: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     differentiated = torch.is_grad_enabled() and a.requires_grad
-    plain = type(a) in (Tensor, torch.nn.Parameter) and not torch._C._functorch.is_functorch_wrapped_tensor(a)
+    plain = type(a) in (Tensor, torch.nn.Parameter) and not is_wrapped(a)
     if differentiated or not plain or tangent_of(a) is not None:
-        result: Tensor = _kernel(func, a, *args, **kwargs)
+        result: Tensor = composite(func, a, *args, **kwargs)
         return result
     return _VALUES_ALONE[func](a, *args, **kwargs)
 
@@ -49,4 +47,4 @@ def compute_values_alone() -> Callable[[], None]:
     library = torch.library.Library("aten", "IMPL")
     for func in _VALUES_ALONE:
         library.impl(func, composite_kernel(func), "AutogradCPU")
-    return library._destroy
+    return functools.partial(remove_kernels, library)

@@ -11,34 +11,35 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch import Tensor
-from torch._C import _functorch as functorch
 from torch.autograd.graph import GradientEdge, Node
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode, _push_mode
 
 from port_agent.follow.mode import Follower
 from port_agent.follow.operands import tensors_in
 from port_agent.follow.patches.refusals import not_followed
-from port_agent.follow.patches.tangents import forward_differentiating, tangent_of
+from port_agent.follow.patches.tangents import tangent_of
+from port_planner.torch_compat.autograd import (
+    ASK_WHAT_IS_SAVED,
+    NODES_THAT_ASK_FOR_MODES,
+    forward_differentiating,
+    is_batch,
+    is_wrapped,
+    saved_as_they_were,
+    saved_as_used,
+    unwrap_if_dead,
+)
+from port_planner.torch_compat.modes import current_modes, pop_mode, push_mode
 
-_NODES = frozenset({
-    "CumprodBackward0", "LinalgDetBackward0", "LinalgEigBackward0", "LinalgEighBackward0", "MaskedFillBackward1",
-    "OrmqrBackward0", "ProdBackward0", "ProdBackward1",
-})  # fmt: skip
-_ASK_WHAT_IS_SAVED = frozenset({"ProdBackward0", "ProdBackward1"})
-"""Those whose formula asks this of their operand alone, the others of their gradients, too."""
 _WORKSPACE = 6
 """Times its operands that a node takes: `prod_safe_zeros_backward` makes two chains of three."""
-_SAVED, _UNPACKED = "_raw_saved_", "_saved_"
-"""How the names of a node's saved tensors begin, as they were saved and as it will use them."""
 
 
 @contextlib.contextmanager
 def running_whole(follower: Follower, roots: Sequence[Tensor | GradientEdge]) -> Iterator[None]:
     """Run such nodes without the mode in a backward pass from these roots inside the block."""
-    if len(_get_current_dispatch_mode_stack()) != 1:
+    if len(current_modes()) != 1:
         yield
         return
-    nodes = [_WholeNode(follower, node) for node in _graph(roots) if node.name() in _NODES]
+    nodes = [_WholeNode(follower, node) for node in _graph(roots) if node.name() in NODES_THAT_ASK_FOR_MODES]
     try:
         yield
     finally:
@@ -62,13 +63,13 @@ class _WholeNode:
         self._running.close()
 
     def _begin(self, gradients: tuple[Tensor | None, ...]) -> None:
-        saved = [functorch.unwrap_if_dead(t) for t in _saved_tensors(self._node)]
+        saved = [unwrap_if_dead(t) for t in _saved_tensors(self._node)]
         operands = [*saved, *(g for g in gradients if g is not None)]
-        batched = any(map(functorch.is_legacy_batchedtensor, operands))
-        asked = saved if self._node.name() in _ASK_WHAT_IS_SAVED else operands
-        if not batched and any(map(functorch.is_functorch_wrapped_tensor, asked)):
+        batched = any(map(is_batch, operands))
+        asked = saved if self._node.name() in ASK_WHAT_IS_SAVED else operands
+        if not batched and any(map(is_wrapped, asked)):
             return  # plain PyTorch takes those other formulas for what `torch.func` wraps, too
-        if batched or any(map(functorch.is_functorch_wrapped_tensor, operands)):
+        if batched or any(map(is_wrapped, operands)):
             raise not_followed(
                 f"the gradients of {self._node.name()} for a batch of gradients have other last digits while operators are followed",
                 "ask for them one by one (is_grads_batched=False, vectorize=False), or run the program without a budget",
@@ -76,12 +77,12 @@ class _WholeNode:
         operands += _tangents(self._node, gradients)
         need_bytes = _WORKSPACE * sum(t.nbytes for t in operands)
         self._running.enter_context(self._follower.working_on(operands, need_bytes, self._node.name()))
-        self._mode = _pop_mode()
+        self._mode = pop_mode()
 
     def _end(self, made: tuple[Tensor | None, ...], _: object) -> None:
         if self._mode is None:
             return
-        _push_mode(self._mode)
+        push_mode(self._mode)
         self._mode = None
         self._running.close()
         for tensor in made:
@@ -103,23 +104,20 @@ def _graph(roots: Sequence[Tensor | GradientEdge]) -> Iterator[Node]:
 
 def _saved_tensors(node: Node) -> Iterator[Tensor]:
     """Give what a node saved; nothing where that is gone, which autograd says itself."""
-    for name in dir(node):
-        saved = getattr(node, name) if name.startswith(_SAVED) else ()
-        for one in saved if isinstance(saved, tuple) else (saved,):
-            if one.unpack_hook is not None:
-                raise not_followed(
-                    f"the gradient of {node.name()} has other last digits while operators are followed and saved tensors are hooked",
-                    "leave the operator out of checkpoints and of saved_tensors_hooks, or run the program without a budget",
-                )
-            if isinstance(one.data, Tensor):
-                yield one.data
+    for one in saved_as_they_were(node):
+        if one.unpack_hook is not None:
+            raise not_followed(
+                f"the gradient of {node.name()} has other last digits while operators are followed and saved tensors are hooked",
+                "leave the operator out of checkpoints and of saved_tensors_hooks, or run the program without a budget",
+            )
+        if isinstance(one.data, Tensor):
+            yield one.data
 
 
 def _tangents(node: Node, gradients: Sequence[Tensor | None]) -> Iterator[Tensor]:
     """Give the tangents of what a node saved, which are kept apart, and of its gradients."""
     if not forward_differentiating():
         return
-    saved = [getattr(node, name) for name in dir(node) if name.startswith(_UNPACKED)]
-    for tensor in tensors_in((*saved, *gradients)):
+    for tensor in tensors_in((*saved_as_used(node), *gradients)):
         if (tangent := tangent_of(tensor)) is not None:
             yield tangent

@@ -12,7 +12,7 @@ from port_planner.ir.devices.kinds import CPU, CUDA, MPS
 
 def known_kinds() -> tuple[str, ...]:
     """Return the kinds that a graph may name: torch's own, and what was registered as its private one."""
-    return CPU, CUDA, MPS, str(torch._C._get_privateuse1_backend_name())
+    return CPU, CUDA, MPS, torch.device("privateuseone").type
 
 
 def module_of(kind: str) -> ModuleType:

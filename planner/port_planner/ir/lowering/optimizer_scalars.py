@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch.optim.adadelta import adadelta
 from torch.optim.adagrad import adagrad
 from torch.optim.adam import adam
@@ -21,10 +20,10 @@ from torch.optim.nadam import nadam
 from torch.optim.radam import radam
 from torch.optim.rmsprop import rmsprop
 from torch.optim.sgd import sgd
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from port_planner.base.errors import CaptureError
 from port_planner.ir.operators import OPTIMIZERS
+from port_planner.torch_compat.modes import OperatorMode, pytree
 
 SUPPORTED: dict[str, type[torch.optim.Optimizer]] = {name: getattr(torch.optim, name) for name in OPTIMIZERS}
 
@@ -434,15 +433,11 @@ _UPDATES: dict[str, Callable[[_Cell, Mapping[str, Any]], None]] = {
 }  # fmt: skip
 
 
-class _NumberReader(TorchDispatchMode):
+class _NumberReader(OperatorMode):
     """Collects the numbers among the arguments of each operator that computes."""
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # skipping means importing torch's compiler, 70 MiB
-
     def __init__(self) -> None:
-        TorchDispatchMode.__init__(self)
+        OperatorMode.__init__(self)  # type: ignore[no-untyped-call]
         self.numbers: list[float | int] = []
         self.quiet = False
         self.hyperparameters: list[torch.Tensor] = []

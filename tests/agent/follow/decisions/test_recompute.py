@@ -68,7 +68,7 @@ def test_it_is_void_when_a_source_changes_or_is_gone() -> None:
     assert not recipe.possible(record)
     source.version -= 1
     held = recipe.take_hold(record)
-    assert held[0]._cdata == untyped_storage(x)._cdata and record in (source.dependents or ())
+    assert held[0] is untyped_storage(x) and record in (source.dependents or ())
     del held, x
     assert not recipe.possible(record)
 

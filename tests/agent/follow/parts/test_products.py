@@ -219,8 +219,7 @@ def test_sums_in_32_bits_are_counted_where_a_processor_does_not_multiply_shorter
     machine: str, bf16: bool, amx: bool, sums: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(platform, "machine", lambda: machine)
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: bf16)
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": bf16, "amx_tile": amx})
     assert accumulated_bytes(256, 1000, torch.bfloat16) == (256 * 1000 * 4 if sums else 0)
     assert accumulated_bytes(256, 1000, torch.float32) == 0
 

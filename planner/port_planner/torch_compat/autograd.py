@@ -1,0 +1,80 @@
+"""Autograd's graph: names of its nodes, what they saved, tangents, and the wrappers of `torch.func`."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.autograd.graph import Node
+
+from port_planner.torch_compat.parts import require, use_part, uses
+
+ENGINE = "_engine_run_backward"
+"""What backward() and grad() of `torch.autograd` call for the pass itself, looked up there each time."""
+
+NODES_THAT_ASK_FOR_MODES = frozenset({
+    "CumprodBackward0", "LinalgDetBackward0", "LinalgEigBackward0", "LinalgEighBackward0", "MaskedFillBackward1",
+    "OrmqrBackward0", "ProdBackward0", "ProdBackward1",
+})  # fmt: skip
+"""Nodes whose formula asks `areAnyTensorSubclassLike`, which is true under any mode, and then takes another one."""
+ASK_WHAT_IS_SAVED = frozenset({"ProdBackward0", "ProdBackward1"})
+"""Those whose formula asks this of their operand alone, the others of their gradients, too."""
+
+_SAVED, _UNPACKED = "_raw_saved_", "_saved_"
+"""How the names of a node's saved tensors begin, as they were saved and as it will use them."""
+
+is_batch: Callable[[Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor
+is_wrapped: Callable[[Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
+unwrap_if_dead: Callable[[Tensor], Tensor] = torch._C._functorch.unwrap_if_dead
+"""Of `torch.func`: a batch of gradients (is_grads_batched), any wrapper, and what is left of one whose level has ended."""
+
+
+def saved_as_they_were(node: Node) -> Iterator[Any]:
+    """Yield what a node saved, each with `data` and the `unpack_hook` that a program may have set."""
+    for name in dir(node):
+        saved = getattr(node, name) if name.startswith(_SAVED) else ()
+        yield from saved if isinstance(saved, tuple) else (saved,)
+
+
+def saved_as_used(node: Node) -> list[Any]:
+    """Return what a node saved, as its formula will use it."""
+    return [getattr(node, name) for name in dir(node) if name.startswith(_UNPACKED)]
+
+
+@uses("torch.autograd.forward_ad._current_level", "tangents of norms and prod have other last digits without an error")
+def forward_differentiating() -> bool:
+    """Return whether the program is inside of a level of forward-mode differentiation."""
+    return forward_ad._current_level >= 0
+
+
+@uses("torch.Tensor._version", "what was saved on the host is not told from what came after it in the same memory")
+def version_of(tensor: Tensor) -> int:
+    """Return how often a tensor's memory was written, as autograd counts it."""
+    return int(tensor._version)
+
+
+def _nodes_are_as_known() -> None:
+    x, one = torch.eye(2, requires_grad=True), torch.ones(())
+    results = (
+        *(x.cumprod(0), torch.linalg.det(x), torch.linalg.eig(x)[0], torch.linalg.eigh(x)[0], x.prod(), x.prod(0)),
+        *(x.masked_fill(torch.eye(2) > 0, one.requires_grad_()), torch.ormqr(x, torch.ones(2), torch.eye(2))),
+    )
+    nodes = [node for node in (result.grad_fn for result in results) if node is not None]
+    other = {node.name() for node in nodes} ^ NODES_THAT_ASK_FOR_MODES
+    require(not other, f"nodes are called otherwise: {', '.join(sorted(other))}")
+    for node in nodes:
+        saved = list(saved_as_they_were(node))
+        readable = saved_as_used(node) and all(hasattr(one, "unpack_hook") and hasattr(one, "data") for one in saved)
+        require(saved and readable, f"what {node.name()} saved cannot be read")
+
+
+use_part(
+    f"autograd's names of nodes, {_SAVED} and {_UNPACKED}",
+    "formulas that ask whether a mode is on run without it, beside what they saved",
+    "gradients of prod, cumprod, det, eig, eigh, masked_fill and ormqr have other last digits without an error",
+    _nodes_are_as_known,
+)
+use_part(f"torch.autograd.{ENGINE}", "its end ends a segment", "steps are not recognised, nothing is planned")
+for _name in ("is_legacy_batchedtensor", "is_functorch_wrapped_tensor", "unwrap_if_dead"):
+    use_part(f"torch._C._functorch.{_name}", "formulas differ for what `torch.func` wraps", "following cannot begin")

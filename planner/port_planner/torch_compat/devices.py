@@ -1,0 +1,25 @@
+"""Devices that share the host's memory, and torch's allocator for them."""
+
+from typing import Any
+
+import torch
+
+from port_planner.torch_compat.parts import uses
+
+
+@uses("torch._C._construct_storage_from_data_pointer", "nothing pages to a GPU that shares the host's memory")
+def storage_over(address: int, device: torch.device, nbytes: int) -> Any:
+    """Return a device's storage over memory of the host's, which must outlive it."""
+    return torch._C._construct_storage_from_data_pointer(address, device, nbytes)
+
+
+@uses("torch.mps._host_alias_storage", "nothing pages to MPS")
+def host_alias(storage: torch.UntypedStorage) -> Any:
+    """Return the host's side of a storage of MPS."""
+    return torch.mps._host_alias_storage(storage)
+
+
+@uses("torch._C._accelerator_setAllocatorSettings", "pinned memory takes up to twice what a plan counts")
+def set_allocator(settings: str) -> None:
+    """Change how torch's allocator of an accelerator takes memory, in the words of its environment variable."""
+    torch._C._accelerator_setAllocatorSettings(settings)

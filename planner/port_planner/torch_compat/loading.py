@@ -1,0 +1,108 @@
+"""What torch imports that hardly any program needs, and how it is kept from that. Needs no torch itself."""
+
+import contextlib
+import importlib.util
+import sys
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from port_planner.torch_compat.parts import require, use_part, uses
+
+DYNAMO = "torch._dynamo"
+STANDS_ALONE = f"{DYNAMO}._trace_wrapped_higher_order_op"
+"""A submodule that needs nothing of its package; transformers imports it for its attention masks."""
+_META_KERNELS = "torch._meta_registrations"
+_CACHED_ON_FUNCTION = "__dynamo_disable"
+"""Where torch._disable_dynamo keeps what `disable` returned (torch/_compile.py)."""
+CALLBACK = "_callback_from_stance"
+"""What compiled code asks, of `compiler_frames`, how it is to run."""
+
+
+@uses(_META_KERNELS, "each process that computes takes 11 MiB more")
+@contextlib.contextmanager
+def without_meta_kernels() -> Iterator[None]:
+    """Have torch be imported in the block without what Python does for the meta device; who imports it afterwards has it."""
+    held = sys.modules[_META_KERNELS] = types.ModuleType(_META_KERNELS)
+    try:
+        yield
+        importlib.import_module("torch._prims.rng_prims")  # torch.Generator asks for it
+    finally:
+        del sys.modules[_META_KERNELS]
+    torch: Any = sys.modules["torch"]
+    if vars(torch).get("_meta_registrations") is held:
+        del torch._meta_registrations
+
+
+def _can_be_marked() -> None:
+    never_compile(lambda: None)
+
+
+@uses("torch._C._dynamo.eval_frame.set_code_exec_strategy", "the follower is compiled, too", _can_be_marked)
+def never_compile(function: Callable[..., Any]) -> None:
+    """Keep a function, and what it calls, out of torch.compile, as torch._dynamo.disable, without loading that.
+
+    Its wrapper would cost two calls each time; the mark on the code costs nothing.
+    """
+    from torch._C._dynamo import eval_frame
+
+    skip = eval_frame._FrameAction.SKIP
+    eval_frame.set_code_exec_strategy(function.__code__, eval_frame._FrameExecStrategy(skip, skip))
+
+
+def bind_dynamo(module: types.ModuleType) -> None:
+    """Put a module in the place of torch._dynamo."""
+    import torch
+
+    sys.modules[DYNAMO] = torch._dynamo = module
+
+
+def unbind_dynamo() -> None:
+    """Take what holds the place of torch._dynamo off torch."""
+    import torch
+
+    del torch._dynamo
+
+
+def forget_disabled(function: Callable[..., Any]) -> None:
+    """Have torch ask again how a function is called that is kept out of the compiler."""
+    if getattr(function, _CACHED_ON_FUNCTION, None) is function:
+        delattr(function, _CACHED_ON_FUNCTION)
+
+
+def mark_disabled(
+    call: Callable[..., Any], function: Callable[..., Any], reason: str | None, *, recursive: bool
+) -> None:
+    """Give `call` the attributes of what torch._dynamo.disable(function) returns (torch/_dynamo/eval_frame.py)."""
+    vars(call).update(
+        _torchdynamo_disable=True,
+        _torchdynamo_disable_msg=reason,
+        _torchdynamo_disable_recursive=recursive,
+        _torchdynamo_orig_callable=function,
+        _torchdynamo_wrapper_id=id(call),
+    )
+
+
+def compiler_frames() -> types.ModuleType | None:
+    """Return torch's module that runs compiled code, if anything may have been compiled."""
+    return sys.modules.get(f"{DYNAMO}.eval_frame")
+
+
+def compiling_disabled() -> bool | None:
+    """Return whether the compiler's configuration has it leave programs as they are; None where it is not loaded."""
+    config: Any = sys.modules.get(f"{DYNAMO}.config")
+    return None if config is None else bool(config.disable)
+
+
+def backend_of(callback: Any) -> str:
+    """Return the name of the backend that made compiled code."""
+    while hasattr(callback, "_torchdynamo_orig_backend"):
+        callback = callback._torchdynamo_orig_backend
+    return str(getattr(callback, "compiler_name", type(callback).__name__))
+
+
+def _has_its_place() -> None:
+    require(importlib.util.find_spec(STANDS_ALONE), f"no module {STANDS_ALONE}")
+
+
+use_part(DYNAMO, "its place is held until somebody compiles", "each process takes 70 MiB more", _has_its_place)

@@ -1,0 +1,69 @@
+"""What a private part of torch is, and the list of all of them."""
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+SEEN_IN = ("2.13", "2.14", "2.15")
+"""The versions of torch that the product was tested with."""
+
+_FAILURES = (AttributeError, ImportError, KeyError, RuntimeError, TypeError, ValueError)
+"""What comes of a part that is gone, or takes other arguments."""
+
+_Used = TypeVar("_Used", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class PrivatePart:
+    """A part of torch that it does not document; `probe` raises where it is missing or does something else."""
+
+    name: str
+    reason: str
+    breaks_without: str
+    probe: Callable[[], object]
+    seen_in: tuple[str, ...] = SEEN_IN
+
+    def trouble(self) -> str:
+        """Return why the torch that is there does not have the part as it was; empty where it has."""
+        try:
+            self.probe()
+        except _FAILURES as error:
+            return f"{type(error).__name__}: {error}"
+        return ""
+
+
+PARTS: list[PrivatePart] = []
+"""Those of the modules of this room that are imported."""
+
+
+def use_part(name: str, reason: str, breaks: str, probe: Callable[[], object] | None = None) -> None:
+    """Register a private part; without a probe it only has to be there under its name."""
+    PARTS.append(PrivatePart(name, reason, breaks, probe or (lambda: find(name))))
+
+
+def uses(name: str, breaks: str, probe: Callable[[], object] | None = None) -> Callable[[_Used], _Used]:
+    """Register the private part that the decorated function uses; the reason is the function's docstring."""
+
+    def register(function: _Used) -> _Used:
+        use_part(name, (function.__doc__ or "").partition("\n")[0], breaks, probe)
+        return function
+
+    return register
+
+
+def find(name: str) -> Any:
+    """Return what has this dotted name, in which `()` calls. Raises ImportError or AttributeError where nothing has it."""
+    module, _, rest = name.partition(".")
+    found: Any = importlib.import_module(module)
+    for part in rest.split("."):
+        module, attribute = f"{module}.{part}", part.removesuffix("()")
+        found = getattr(found, attribute) if hasattr(found, attribute) else importlib.import_module(module)
+        found = found() if part.endswith("()") else found
+    return found
+
+
+def require(holds: object, otherwise: str) -> None:
+    """Raise ValueError, for a probe, where something does not hold."""
+    if not holds:
+        raise ValueError(otherwise)

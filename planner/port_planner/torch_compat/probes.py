@@ -1,0 +1,46 @@
+"""Look for every private part in the torch that is there. As a program it prints one JSON object: version, parts, missing."""
+
+import importlib
+import json
+import sys
+import warnings
+from dataclasses import asdict, dataclass
+
+from port_planner.torch_compat.parts import PARTS
+
+MODULES = ("modes", "autograd", "tensors", "optimizers", "devices", "loading")
+
+
+@dataclass(frozen=True, slots=True)
+class MissingPart:
+    """A part that this torch does not have as it was, and what that breaks."""
+
+    name: str
+    trouble: str
+    breaks: str
+
+
+def missing_parts() -> list[MissingPart]:
+    """Import the room's modules and return what torch does not have of their parts."""
+    missing = []
+    for name in MODULES:
+        try:
+            importlib.import_module(f"port_planner.torch_compat.{name}")
+        except (ImportError, AttributeError) as error:
+            missing.append(MissingPart(f"torch_compat.{name}", str(error), "nothing that imports it runs"))
+    with warnings.catch_warnings(action="ignore"):
+        troubles = [(part, part.trouble()) for part in PARTS]
+    return [*missing, *(MissingPart(part.name, trouble, part.breaks_without) for part, trouble in troubles if trouble)]
+
+
+def main() -> None:
+    """Print what was found."""
+    import torch
+
+    missing = missing_parts()
+    found = {"version": str(torch.__version__), "parts": len(PARTS), "missing": [asdict(part) for part in missing]}
+    sys.stdout.write(json.dumps(found) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""Tensors and their storages: what reads their memory past the operators, and what kind of tensor one is."""
+
+from collections.abc import Callable, Mapping
+from types import CodeType
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from port_planner.torch_compat.parts import find, require, use_part, uses
+
+__all__ = ["FakeTensor", "FakeTensorMode"]
+
+STORAGE_METHODS: Mapping[str, tuple[str, ...]] = {
+    "pointer": ("share_memory_", "_share_filename_cpu_", "_share_fd_cpu_", "pin_memory", "_swap_data_ptr_"),
+    "address": ("data_ptr",),
+    "read": (
+        "tolist", "clone", "byteswap", "_byteswap", "_write_file", "__getitem__", "__iter__", "__copy__", "__deepcopy__",
+        "__reduce__", "cpu", "to", "type", "new", "bool", "byte", "char", "short", "int", "long", "half", "float", "double",
+        "bfloat16", "complex_float", "complex_double",
+    ),
+    "write": ("__setitem__", "copy_", "fill_", "_set_from_file"),
+    "size": ("nbytes", "size", "__len__"),
+    "resize": ("resize_",),
+}  # fmt: skip
+"""Methods of `UntypedStorage` that ask for its memory past the operators: they hand out its address for good or for once, read or write
+it while they run, would say 0 bytes of one that is away, or give it other memory. The others are in `decided/methods.txt`."""
+
+DLPACK_EXPORTS: tuple[tuple[Any, str], ...] = (
+    (torch._C, "_to_dlpack"), (torch._C, "_to_dlpack_versioned"), (torch.utils.dlpack, "to_dlpack"), (torch, "to_dlpack"),
+)  # fmt: skip
+"""Functions that hand a tensor's memory to whoever takes the capsule, for as long as that lives (`Tensor.__dlpack__` calls them)."""
+
+FILE_READS: tuple[Any, str] = (torch._C.PyTorchFileReader, "get_storage_from_record")
+FILE_WRITES: tuple[Any, str] = (torch._C.PyTorchFileWriter, "write_record")
+"""What `torch.load` and `torch.save` call for each storage."""
+
+SCRIPT_SAVES: tuple[tuple[Any, str], ...] = tuple(
+    (owner, name)
+    for owner in (getattr(torch._C, kind, None) for kind in ("ScriptModule", "ScriptFunction"))
+    for name in ("save", "save_to_buffer", "_save_for_mobile", "_save_to_buffer_for_mobile")
+    if hasattr(owner, name)
+)
+"""Owner and name of what writes scripted and traced modules and functions, constants included, as long as torch has these."""
+
+PASSES_ADDRESS_ON: CodeType = torch.TypedStorage._data_ptr.__code__
+"""The function that asks a storage for its address on behalf of who called it."""
+
+is_zero: Callable[[torch.Tensor], bool] = torch.Tensor._is_zerotensor
+"""Whether a tensor has no memory, but zeros that autograd made up."""
+
+
+@uses("torch.TypedStorage()._untyped_storage", "typed storages are not followed, or each use of one warns")
+def untyped(storage: torch.TypedStorage) -> torch.UntypedStorage:
+    """Return the storage in a typed one, whose method `untyped` warns."""
+    return storage._untyped_storage
+
+
+@uses("torch.nn.Module()._buffers", "a recorded step leaves other tensors in the places of a model's buffers")
+def set_buffer(module: torch.nn.Module, name: str, tensor: torch.Tensor) -> None:
+    """Make a tensor a module's buffer of this name, also where the module lost it."""
+    module._buffers[name] = tensor
+
+
+def _guarded_are_there() -> None:
+    for names in STORAGE_METHODS.values():
+        for name in names:
+            find(f"torch.UntypedStorage.{name}")
+
+
+def _code_is_storages() -> None:
+    require(PASSES_ADDRESS_ON.co_filename == torch.storage.__file__, "its code is another module's")
+
+
+use_part("torch.UntypedStorage's methods", "they read past operators", "wrong values silently", _guarded_are_there)
+use_part("torch._C._to_dlpack", "what it hands out stays", "others read memory that was given back")
+use_part("torch._C._to_dlpack_versioned", "what it hands out stays", "others read memory that was given back")
+use_part("torch._C.PyTorchFileReader.get_storage_from_record", "loads into what can leave", "loading takes the budget")
+use_part("torch._C.PyTorchFileWriter.write_record", "brings in what is saved", "torch.save writes empty storages")
+use_part(
+    "torch.TypedStorage._data_ptr", "torch.save compares addresses", "all is brought in at once", _code_is_storages
+)
+use_part("torch.Tensor._is_zerotensor", "has no memory to follow", "gradients of some operators end in an error")
+use_part("torch._subclasses.fake_tensor.FakeTensorMode", "sizes a pass without memory", "`finetune --explain` fails")

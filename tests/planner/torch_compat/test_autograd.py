@@ -1,0 +1,54 @@
+"""What nodes saved, tangents, versions, and the wrappers of torch.func."""
+
+import torch
+from torch.autograd import forward_ad
+
+from port_planner.torch_compat.autograd import (
+    ASK_WHAT_IS_SAVED,
+    ENGINE,
+    NODES_THAT_ASK_FOR_MODES,
+    forward_differentiating,
+    is_batch,
+    is_wrapped,
+    saved_as_they_were,
+    saved_as_used,
+    version_of,
+)
+
+
+def test_what_a_node_saved_is_read_as_it_was_and_as_it_is_used() -> None:
+    x = torch.randn(3, requires_grad=True)
+    node = x.prod().grad_fn
+    assert node is not None and node.name() in NODES_THAT_ASK_FOR_MODES & ASK_WHAT_IS_SAVED
+    pointers = {one.data.data_ptr() for one in saved_as_they_were(node) if isinstance(one.data, torch.Tensor)}
+    assert x.data_ptr() in pointers
+    assert any(isinstance(one, torch.Tensor) and torch.equal(one, x) for one in saved_as_used(node))
+
+
+def test_a_saved_tensor_that_a_program_packs_says_so() -> None:
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
+        node = torch.randn(3, requires_grad=True).prod().grad_fn
+    assert node is not None and any(one.unpack_hook is not None for one in saved_as_they_were(node))
+
+
+def test_a_level_of_forward_differentiation_is_seen() -> None:
+    assert not forward_differentiating()
+    with forward_ad.dual_level():
+        assert forward_differentiating()
+
+
+def test_versions_count_writes() -> None:
+    x = torch.zeros(2)
+    before = version_of(x)
+    x.add_(1)
+    assert version_of(x) == before + 1
+
+
+def test_wrappers_are_known() -> None:
+    seen: list[bool] = []
+    torch.func.vmap(lambda t: seen.append(is_wrapped(t)) or t)(torch.ones(2, 2))
+    assert seen == [True] and not is_wrapped(torch.ones(2)) and not is_batch(torch.ones(2))
+
+
+def test_backward_calls_the_engine_by_its_name() -> None:
+    assert callable(getattr(torch.autograd, ENGINE))

@@ -135,7 +135,7 @@ class StepRecorder(TorchDispatchMode):
 
     def add(self, tensor: torch.Tensor, role: Role, name: str) -> int:
         """Register a tensor that exists before the step; return its value index."""
-        key = storage_key(tensor.untyped_storage())
+        key = storage_identity(tensor.untyped_storage())
         if key not in self._places:
             index = self._new_storage(tensor, role, name)
             if role is not Role.CONSTANT:
@@ -149,7 +149,7 @@ class StepRecorder(TorchDispatchMode):
         """
         _require_strided(tensor)
         self._device_of(tensor)
-        key = storage_key(tensor.untyped_storage())
+        key = storage_identity(tensor.untyped_storage())
         place = self._places.get(key)
         if place is None:
             self._require_not_carried(tensor)
@@ -170,7 +170,7 @@ class StepRecorder(TorchDispatchMode):
 
     def _require_not_carried(self, tensor: torch.Tensor) -> None:
         """Raise CaptureError for a tensor that a step before this one made."""
-        if self.tape.results.hold(storage_key(tensor.untyped_storage())):
+        if self.tape.results.hold(storage_identity(tensor.untyped_storage())):
             kind = str(tensor.dtype).removeprefix("torch.")
             raise _carried(
                 f"the step reads a tensor of {kind} {list(tensor.shape)} that a step before it made and the program kept"
@@ -199,7 +199,7 @@ class StepRecorder(TorchDispatchMode):
         index = len(self.tape.storages)
         self.tape.storages.append(RecordedStorage(int(storage.nbytes()), role, name, self._device_of(tensor)))
         # A weak reference keeps torch from giving the same address to another storage, and holds no data.
-        self._places[storage_key(storage)] = _Place(index, StorageWeakRef(storage))
+        self._places[storage_identity(storage)] = _Place(index, StorageWeakRef(storage))
         return index
 
     def stand_in(self, value: int) -> torch.Tensor:
@@ -213,7 +213,7 @@ class StepRecorder(TorchDispatchMode):
             if base is None:
                 base = torch.empty(stored.nbytes // dtype.itemsize, dtype=dtype, device=_NO_MEMORY)
                 self._stand_in_bases[v.storage, dtype] = base
-                self._places[storage_key(base.untyped_storage())] = _Place(v.storage, base)
+                self._places[storage_identity(base.untyped_storage())] = _Place(v.storage, base)
             return base.as_strided(v.shape, v.stride, v.offset)
 
     def _device_of(self, tensor: torch.Tensor) -> str:
@@ -240,7 +240,7 @@ class StepRecorder(TorchDispatchMode):
     def came_back(self, storage: torch.UntypedStorage, key: int) -> None:
         """Take a storage for the one that was met under this key: it holds the same contents, and that one may be gone."""
         if key in self._places:
-            self._places[storage_key(storage)] = _Place(self._places[key].storage, StorageWeakRef(storage))
+            self._places[storage_identity(storage)] = _Place(self._places[key].storage, StorageWeakRef(storage))
 
     def add_scaled(self, target: torch.Tensor, other: torch.Tensor, factor: torch.Tensor) -> None:
         """Record `target.add_(other, alpha=factor.item())`, whose number a tensor without contents cannot tell."""
@@ -253,7 +253,7 @@ class StepRecorder(TorchDispatchMode):
     def known(self, tensor: torch.Tensor) -> bool:
         """Say whether the tensor's storage is on the tape already."""
         _require_strided(tensor)
-        return storage_key(tensor.untyped_storage()) in self._places
+        return storage_identity(tensor.untyped_storage()) in self._places
 
     # -- calls
 
@@ -337,7 +337,7 @@ class StepRecorder(TorchDispatchMode):
 
     def _of_the_same_size(self, tensor: torch.Tensor) -> bool:
         """Tell whether a tensor's storage has as many bytes as when it was met: what moved is the view, not the memory."""
-        place = self._places.get(storage_key(tensor.untyped_storage()))
+        place = self._places.get(storage_identity(tensor.untyped_storage()))
         return place is not None and self.tape.storages[place.storage].nbytes == tensor.untyped_storage().nbytes()
 
     def _spread_taint(self, op: RecordedOp) -> None:
@@ -376,7 +376,7 @@ class StepRecorder(TorchDispatchMode):
         padded, lengths, batch_first = args
         packed, batch_sizes = func(*args, **kwargs)
         self.tape.as_run = False
-        place = self._places.get(storage_key(lengths.untyped_storage()))
+        place = self._places.get(storage_identity(lengths.untyped_storage()))
         if place is not None and place.storage in self._tainted:
             item = torch.ops.aten._local_scalar_dense.default
             self._guard_each(lengths, "pack_padded_sequence", lambda number: self._item(item, (number,)))
@@ -415,7 +415,7 @@ class StepRecorder(TorchDispatchMode):
         Nothing is guarded that does not depend on the batch, the model or random numbers, nor what an operator's own code reads. Raises CaptureError for numbers that are not whole,
         and for too many.
         """
-        place = self._places.get(storage_key(tensor.untyped_storage())) if tensor.layout is torch.strided else None
+        place = self._places.get(storage_identity(tensor.untyped_storage())) if tensor.layout is torch.strided else None
         inside_operator = all(mode is not self for mode in current_modes())
         if not self.recording or place is None or place.storage not in self._tainted or inside_operator:
             return
@@ -508,7 +508,7 @@ NAMED_KINDS: dict[str, type] = {
 """torch's own named objects that may be arguments."""
 
 
-def storage_key(storage: torch.UntypedStorage) -> int:
+def storage_identity(storage: torch.UntypedStorage) -> int:
     """Return what a storage is known by: no other has it while a StorageWeakRef of this one is there."""
     return int(StorageWeakRef(storage).cdata)
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from port_planner.capture.recorder import StepRecorder, storage_key
+from port_planner.capture.recorder import StepRecorder, storage_identity
 from port_planner.ir.devices.kinds import CPU
 from port_planner.torch_compat.autograd import version_of
 from port_planner.torch_compat.modes import current_modes
@@ -30,7 +30,7 @@ class _Contents:
     """The bytes of a storage as they were when it was saved."""
 
     def __init__(self, storage: torch.UntypedStorage) -> None:
-        self.device, self.key = storage.device, storage_key(storage)
+        self.device, self.key = storage.device, storage_identity(storage)
         self.host = _bytes(storage).to(CPU, copy=True)
         self._back: weakref.ref[torch.UntypedStorage] | None = None
 
@@ -54,7 +54,7 @@ class SavedOnHost(torch.autograd.graph.saved_tensors_hooks):
     def __init__(self, stay: Iterable[torch.Tensor], is_short: Callable[[], bool]) -> None:
         """`is_short`: says whether the device is so full by now that what is saved leaves it."""
         self._is_short = is_short
-        self._stay = {storage_key(t.untyped_storage()) for t in stay}
+        self._stay = {storage_identity(t.untyped_storage()) for t in stay}
         self._known: weakref.WeakValueDictionary[tuple[int, int], _Contents] = weakref.WeakValueDictionary()
         self._alive: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         super().__init__(self._pack, self._unpack)
@@ -62,7 +62,9 @@ class SavedOnHost(torch.autograd.graph.saved_tensors_hooks):
     def _pack(self, tensor: torch.Tensor) -> _Saved | torch.Tensor:
         storage = tensor.untyped_storage()
         may_leave = (
-            tensor.device.type != CPU and storage.nbytes() >= SMALLEST_BYTES and storage_key(storage) not in self._stay
+            tensor.device.type != CPU
+            and storage.nbytes() >= SMALLEST_BYTES
+            and storage_identity(storage) not in self._stay
         )
         with _unrecorded():
             if not may_leave or tensor.is_conj() or tensor.is_neg() or not self._is_short():
@@ -72,7 +74,7 @@ class SavedOnHost(torch.autograd.graph.saved_tensors_hooks):
 
     def _contents(self, storage: torch.UntypedStorage, version: int) -> _Contents:
         """Return the copy of a storage as it is, made once."""
-        key = storage_key(storage)
+        key = storage_identity(storage)
         alive = self._alive.get(key)
         known = self._known.get((key, version)) if alive is not None and alive() is storage else None
         if known is None:

@@ -94,7 +94,7 @@ def compiling_disabled() -> bool | None:
     return None if config is None else bool(config.disable)
 
 
-def backend_of(callback: Any) -> str:
+def compiler_of(callback: Any) -> str:
     """Return the name of the backend that made compiled code."""
     while hasattr(callback, "_torchdynamo_orig_backend"):
         callback = callback._torchdynamo_orig_backend

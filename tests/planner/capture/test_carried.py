@@ -4,7 +4,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from port_planner.capture.carried import StepResults
-from port_planner.capture.recorder import storage_key
+from port_planner.capture.recorder import storage_identity
 
 
 def left_by(results: StepResults, *tensors: torch.Tensor) -> None:
@@ -12,7 +12,7 @@ def left_by(results: StepResults, *tensors: torch.Tensor) -> None:
 
 
 def address(tensor: torch.Tensor) -> int:
-    return storage_key(tensor.untyped_storage())
+    return storage_identity(tensor.untyped_storage())
 
 
 def test_what_a_step_made_is_known_again_by_its_storage() -> None:

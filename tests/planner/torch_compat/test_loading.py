@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 from port_planner.torch_compat.loading import (
     CALLBACK,
-    backend_of,
     compiler_frames,
+    compiler_of,
     compiling_disabled,
     forget_disabled,
     mark_disabled,
@@ -61,7 +61,7 @@ def test_the_compiler_has_what_programs_are_refused_by() -> None:
 
 def test_a_backend_is_named_as_it_was_asked_for() -> None:
     inner = SimpleNamespace(compiler_name="aot_eager")
-    assert backend_of(SimpleNamespace(_torchdynamo_orig_backend=inner)) == "aot_eager"
+    assert compiler_of(SimpleNamespace(_torchdynamo_orig_backend=inner)) == "aot_eager"
 
 
 def test_what_is_marked_is_not_compiled() -> None:

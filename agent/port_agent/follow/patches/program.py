@@ -27,7 +27,7 @@ from port_agent.follow.patches.signals import deferring_signal, rewrap_handlers,
 from port_agent.follow.patches.values_alone import compute_values_alone
 from port_agent.follow.patches.whole_nodes import running_whole
 from port_planner.torch_compat.autograd import ENGINE
-from port_planner.torch_compat.loading import CALLBACK, backend_of, compiler_frames, compiling_disabled
+from port_planner.torch_compat.loading import CALLBACK, compiler_frames, compiler_of, compiling_disabled
 from port_planner.torch_compat.modes import current_modes
 from port_planner.torch_compat.tensors import SCRIPT_SAVES
 
@@ -186,7 +186,7 @@ def _refuse_compiled(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def callback_from_stance(callback: Any) -> Any:
         if callback:
-            _check_backend(backend_of(callback))
+            _check_backend(compiler_of(callback))
         return original(callback)
 
     return callback_from_stance

@@ -56,7 +56,13 @@ named belong to their outer one. A room imports its own modules and those of low
 
 MODULES_IN_A_ROOM = 40
 
-FOR_AGENTS = ("port_planner.base", "port_planner.ir", "port_planner.operators", "port_planner.exactness", "port_planner.torch_compat")
+FOR_AGENTS = (
+    "port_planner.base",
+    "port_planner.ir",
+    "port_planner.operators",
+    "port_planner.exactness",
+    "port_planner.torch_compat",
+)
 """Rooms of planner that every room of agent may import: its language, torch's private parts, and what proves that tiles have the bits of the whole."""
 
 PLANNING_ROOMS = (

@@ -81,7 +81,7 @@ check-torch: ## another version of torch: make check-torch VERSION=2.14.1
 	$(TORCH)/bin/pip install -q -e . -c $(TORCH)/constraints.txt "pytest>=8" "hypothesis>=6.100" "transformers>=4.50" "peft>=0.17"; }
 	$(TORCH)/bin/python -m port_planner.torch_compat.probes
 	$(TORCH)/bin/pytest tests/planner/torch_compat tests/planner/ir/lowering/test_optimizer_scalars.py
-	$(TORCH)/bin/pytest -m "not long" tests/agent/follow/patches
+	$(TORCH)/bin/pytest -m "not long" tests/agent/intercept/patches
 	for kind in "--features --sample 12" "--operators --sample 24" "--operators --bundles --sample 12"; do \
 	$(TORCH)/bin/python -m benchmarks.zoo $$kind --results $(TORCH)/zoo.jsonl || exit 1; rm -f $(TORCH)/zoo.*; done
 

@@ -30,7 +30,7 @@ from port_agent.backend.base import Backend
 from port_agent.backend.cuda import CudaBackend
 from port_agent.backend.staging import Staging
 from port_agent.paging.pager import BURST, PageFile, Pager, Slot
-from port_agent.prepare.page_ways import PageWays, measured_page_ways
+from port_agent.prepare.page_routes import PageRoutes, measured_page_routes
 from port_agent.prepare.repeatable import OperatorDigests
 from port_agent.train.comparison import tensor_checksum
 from port_agent.train.step_values import StepValues
@@ -39,10 +39,10 @@ from port_planner.base.process_memory import resident_bytes
 from port_planner.base.units import format_bytes
 from port_planner.capture.step import Capture
 from port_planner.ir.costs import CostTable, DeviceCosts, Flash
-from port_planner.ir.devices.torch_device import repeat_kernels
 from port_planner.ir.graph import Phase
 from port_planner.ir.lowering.lower import lower
 from port_planner.ir.plan import Plan
+from port_planner.ir.torch_device import repeat_kernels
 from port_planner.profiling.operators import profile_operators
 from port_planner.search.plan_step import plan_step
 
@@ -200,11 +200,11 @@ def speeds(
     return {"host": found["pinned"], "file": (out, into)}
 
 
-def page_ways(backend: Backend, folder: Path, console: Console) -> PageWays | None:
+def page_ways(backend: Backend, folder: Path, console: Console) -> PageRoutes | None:
     """Print and return what pages take with and without copies; None, and nothing printed, for a device with memory of its own."""
     if not backend.unified:
         return None
-    found = measured_page_ways(backend, folder)
+    found = measured_page_routes(backend, folder)
     without = "not there" if found.shared_s is None else f"{1e3 * found.shared_s:.2f} ms"
     console.print(
         f"a page of {format_bytes(found.nbytes)} in shared memory: with copies {1e3 * found.copied_s:.2f} ms, without {without}: "

@@ -28,8 +28,8 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from port_agent.finetune.options import FinetuneOptions, MicroBatchOrder
-from port_agent.packing.grids import QuantizationGrid
+from port_agent.finetune.inputs.options import FinetuneOptions, MicroBatchOrder
+from port_agent.packing.quantized import Quantization
 
 TOKENS = 256
 RANK = 8
@@ -91,7 +91,7 @@ def main() -> int:
     parser.add_argument("cases", nargs="*", default=["qwen2.5-0.5b", "tinyllama-1.1b"], help=", ".join(SHAPES))
     parser.add_argument("--budgets", nargs="*", type=int, default=[450, 600], help="MiB of the whole process")
     parser.add_argument(
-        "--weights", nargs="+", default=[PLAIN_WEIGHTS, QuantizationGrid.NF4], choices=[PLAIN_WEIGHTS, *QuantizationGrid],
+        "--weights", nargs="+", default=[PLAIN_WEIGHTS, Quantization.NF4], choices=[PLAIN_WEIGHTS, *Quantization],
         help="of the base: as they are, or on a grid"
     )  # fmt: skip
     parser.add_argument("--no-plain", action="store_true", help="for a model that plain PyTorch has no room for")
@@ -134,7 +134,7 @@ def measure(case: str, folder: Path, arguments: argparse.Namespace) -> list[Row]
     )
     rows: list[Row] = []
     for name in [PLAIN_WEIGHTS] if arguments.full else arguments.weights:
-        base = None if name == PLAIN_WEIGHTS else QuantizationGrid(name)
+        base = None if name == PLAIN_WEIGHTS else Quantization(name)
         options = dataclasses.replace(asked, base=base)
         weights = "full, fp32" if arguments.full else name
         alike: list[Row] = []

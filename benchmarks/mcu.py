@@ -37,7 +37,7 @@ from benchmarks.mcu_networks.memory_table import (
     with_accuracy,
 )
 from benchmarks.mcu_networks.schemes import last_five, late_blocks
-from benchmarks.mcu_networks.target import Core, build_counter, build_image, missing_tools, run_image
+from benchmarks.mcu_networks.target import DaemonContext, build_counter, build_image, missing_tools, run_image
 from benchmarks.mcu_tasks import TASKS
 from benchmarks.tables import table_console
 from port_planner.mcu import CompiledModel, SparseScheme, UpdateOptions, UpdateRounding, compile_model
@@ -51,7 +51,7 @@ class Case:
     """One model on one core, with what of it is trained and the limit it is held to."""
 
     name: str
-    core: Core
+    core: DaemonContext
     module: nn.Module
     shape: tuple[int, int, int]
     ram_limit_bytes: int
@@ -71,7 +71,7 @@ class TensorRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredCosts:
     """One case measured; sizes in bytes, speeds in instructions per multiply-accumulate."""
 
     model: str
@@ -124,10 +124,10 @@ SPEED_LIMITS = (2.9, 5.4)
 POINTWISE_LIMIT = 1.8
 
 CASES = (
-    Case("digits 8x8", Core.M0, DigitsNet(), (1, 8, 8), 16_384),
-    Case("digits 8x8", Core.M4F, DigitsNet(), (1, 8, 8), 16_384),
-    Case("camera 80x80x3", Core.M4F, CameraNet(), (3, 80, 80), 180_000, SPEED_LIMITS),
-    Case("MobileNetV2-w0.35 96x96x3", Core.M4F, MobileNetV2(), (3, 96, 96), 256 * 1024, SPEED_LIMITS),
+    Case("digits 8x8", DaemonContext.M0, DigitsNet(), (1, 8, 8), 16_384),
+    Case("digits 8x8", DaemonContext.M4F, DigitsNet(), (1, 8, 8), 16_384),
+    Case("camera 80x80x3", DaemonContext.M4F, CameraNet(), (3, 80, 80), 180_000, SPEED_LIMITS),
+    Case("MobileNetV2-w0.35 96x96x3", DaemonContext.M4F, MobileNetV2(), (3, 96, 96), 256 * 1024, SPEED_LIMITS),
 )
 
 
@@ -152,10 +152,10 @@ def compile_case(case: Case) -> tuple[CompiledModel, np.ndarray]:
         case.module.train()(torch.from_numpy(data))
     graph = import_module(case.module.eval(), case.shape)
     scheme = late_blocks(graph) if isinstance(case.module, MobileNetV2) else last_five(graph)
-    return compile_model(case.module, data, name=case.name, scheme=scheme, simd=case.core is not Core.M0), data
+    return compile_model(case.module, data, name=case.name, scheme=scheme, simd=case.core is not DaemonContext.M0), data
 
 
-def measure(case: Case, folder: Path) -> Measured:
+def measure(case: Case, folder: Path) -> MeasuredCosts:
     """Build and run one case; counts are of one sample."""
     model, data = compile_case(case)
     image, counter = build_image(model, case.core, folder), build_counter(folder)
@@ -164,8 +164,8 @@ def measure(case: Case, folder: Path) -> Measured:
     training = run_image(image, sample, label, options=UpdateOptions(0.01), counter=counter)
     graph, arena = model.quantized.graph, model.memory.arena
     backward = backward_macs(graph, model.scheme)
-    inference = compile_model(case.module, data, scheme=SparseScheme({}), simd=case.core is not Core.M0)
-    return Measured(
+    inference = compile_model(case.module, data, scheme=SparseScheme({}), simd=case.core is not DaemonContext.M0)
+    return MeasuredCosts(
         case.name, case.core.name, model.scheme.describe(), arena.peak_bytes, arena.lower_bound_bytes,
         inference.memory.arena.peak_bytes, model.memory.parameters.size_bytes, training.stack_bytes,
         image.static_ram_bytes + training.stack_bytes, case.ram_limit_bytes, image.text_bytes, graph.macs, backward,
@@ -182,14 +182,14 @@ def pointwise_per_mac(folder: Path) -> float:
         body = [nn.Conv2d(1, 96, 1), nn.ReLU(), *[nn.Conv2d(96, 96, 1), nn.ReLU()] * layers]
         module = nn.Sequential(*body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(96, 2)).eval()
         model = compile_model(module, data, scheme=SparseScheme({}))
-        image, counter = build_image(model, Core.M4F, folder / str(layers)), build_counter(folder)
+        image, counter = build_image(model, DaemonContext.M4F, folder / str(layers)), build_counter(folder)
         totals.append(
             run_image(image, model.quantize_input(data[:1]), np.zeros(1, np.int64), counter=counter).instructions[0]
         )
     return (totals[1] - totals[0]) / (100 * 96 * 96)
 
 
-def print_results(rows: Sequence[Measured], pointwise: float, tensors: bool, console: Console) -> None:
+def print_results(rows: Sequence[MeasuredCosts], pointwise: float, tensors: bool, console: Console) -> None:
     """Print RAM and speed, then the figures of others."""
     console.print(_ram_table(rows))
     console.print(_speed_table(rows, pointwise))
@@ -206,7 +206,7 @@ def _named_table(title: str, *headings: str) -> Table:
     return table
 
 
-def _ram_table(rows: Sequence[Measured]) -> Table:
+def _ram_table(rows: Sequence[MeasuredCosts]) -> Table:
     table = _named_table(
         "RAM and flash on emulated cores, bytes",
         "arena",
@@ -227,7 +227,7 @@ def _ram_table(rows: Sequence[Measured]) -> Table:
     return table
 
 
-def _speed_table(rows: Sequence[Measured], pointwise: float) -> Table:
+def _speed_table(rows: Sequence[MeasuredCosts], pointwise: float) -> Table:
     table = _named_table("instructions per multiply-accumulate", "M MAC", "forward", "limit", "backward", "limit")
     for row in rows:
         forward, backward = row.speed_limits or (None, None)
@@ -243,12 +243,12 @@ def _limit(value: float | None) -> str:
     return "none" if value is None else f"{value:.1f}"
 
 
-def _exceeds(row: Measured) -> bool:
+def _exceeds(row: MeasuredCosts) -> bool:
     forward, backward = row.speed_limits or (float("inf"), float("inf"))
     return row.ram_bytes > row.ram_limit_bytes or row.forward_per_mac > forward or row.backward_per_mac > backward
 
 
-def _tensor_table(row: Measured) -> Table:
+def _tensor_table(row: MeasuredCosts) -> Table:
     table = Table(title=f"{row.model} on {row.core}: every tensor of the arena")
     for heading in ("tensor", "bytes", "offset", "alive in steps"):
         table.add_column(heading, justify="left" if heading == "tensor" else "right")

@@ -114,7 +114,7 @@ EVERYTHING = (
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Prepared:
+class CapturedJob:
     """One seed of one task: its data and the pretrained model, quantised."""
 
     split: Split
@@ -142,12 +142,12 @@ def paired_difference(accuracies: Sequence[float], reference: Sequence[float]) -
     return float(np.mean(differences)), error
 
 
-def prepare(task: Task, seed: int) -> Prepared:
+def prepare(task: Task, seed: int) -> CapturedJob:
     """Return one seed, pretrained and quantised with the first domain as calibration data."""
     split = task.split(seed)
     module = pretrain(task, split.before, seed)
     graph = import_module(module, split.before.inputs.shape[1:], task.name)
-    return Prepared(split, quantize(graph, split.before.inputs[:256]))
+    return CapturedJob(split, quantize(graph, split.before.inputs[:256]))
 
 
 def _rates(rate: float, epochs: int) -> list[float]:
@@ -180,7 +180,7 @@ Sparse = Callable[[Graph], SparseScheme]
 
 
 def run_method(
-    task: Task, prepared: Prepared, method: Method, rate: float, seed: int, sparse: Sparse = last_five
+    task: Task, prepared: CapturedJob, method: Method, rate: float, seed: int, sparse: Sparse = last_five
 ) -> float:
     """Return the accuracy of one method on one seed."""
     graph = prepared.model.graph
@@ -193,7 +193,7 @@ def run_method(
     return adapt_int8(compiled, prepared.split, method, rate, task.epochs, seed)
 
 
-def _best_rate(task: Task, tuning: dict[int, Prepared], method: Method, sparse: Sparse) -> float:
+def _best_rate(task: Task, tuning: dict[int, CapturedJob], method: Method, sparse: Sparse) -> float:
     def score(rate: float) -> float:
         found = [run_method(task, prepared, method, rate, seed, sparse) for seed, prepared in tuning.items()]
         return float(np.mean(found))
@@ -236,7 +236,7 @@ def compare_rules(
     ]
 
 
-def untrained_accuracy(prepared: Prepared) -> float:
+def untrained_accuracy(prepared: CapturedJob) -> float:
     """Return the int8 model's accuracy on the new domain before it learns."""
     compiled = compile_quantized(prepared.model, scheme=SparseScheme({}))
     return HostEngine(compiled, FAST).evaluate(
@@ -334,7 +334,7 @@ def _try_schemes(task: Task, seed: int, rate: float) -> dict[str, _Tried]:
     }
 
 
-def _scheme_accuracy(task: Task, prepared: Prepared, scheme: SparseScheme, rate: float, seed: int) -> float:
+def _scheme_accuracy(task: Task, prepared: CapturedJob, scheme: SparseScheme, rate: float, seed: int) -> float:
     compiled = compile_quantized(prepared.model, scheme=scheme)
     return adapt_int8(compiled, prepared.split, METHODS[1], rate, task.epochs, seed)
 

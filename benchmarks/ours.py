@@ -10,15 +10,15 @@ import torch
 
 from benchmarks.models import make_optimizer, workload
 from port_agent.energy.sources.power_models import power_with
-from port_agent.prepare.bench.bench import Bench
 from port_agent.prepare.making import bundle, device_costs
-from port_agent.prepare.making.draft import BundleDraft
+from port_agent.prepare.making.bundle_file import BundleFile
 from port_agent.prepare.making.packed_pages import with_packed_pages
-from port_agent.prepare.making.trial import Throttle
+from port_agent.prepare.measurement.dry_run import Throttle
+from port_agent.prepare.measurement.worker import MeasurementWorker
 from port_agent.prepare.pools import Pools
-from port_agent.prepare.slices.choosing import again_with_base, in_pieces
-from port_agent.prepare.slices.halves import in_halves
-from port_agent.prepare.slices.sliced import ComparingRoom, CutTarget, Sliced
+from port_agent.prepare.tiling.choice import again_with_base, choose_tiling
+from port_agent.prepare.tiling.split_gradients import with_split_gradients
+from port_agent.prepare.tiling.tiled_job import ComparisonLimits, CutTarget, TiledJob
 from port_agent.worker.options import TorchOptions
 from port_agent.worker.protocol import plain_values
 from port_agent.worker.start import start_worker, torch_worker
@@ -81,10 +81,10 @@ class Ours:
         change(self.job)
         whole = make_bundle.prepare(self.job)
         power = power_with(threads)
-        measured = Bench().measure(whole.graphs.values(), threads, power.compute_watts, lambda *_: None)
-        self.room = ComparingRoom(COMPARING_BYTES, folder, threads)
-        self.whole = Sliced(whole, measured, ())
-        sliced = in_halves(whole, measured, self.room, power.compute_watts, lambda *_: None)
+        measured = MeasurementWorker().measure(whole.graphs.values(), threads, power.compute_watts, lambda *_: None)
+        self.room = ComparisonLimits(COMPARING_BYTES, folder, threads)
+        self.whole = TiledJob(whole, measured, ())
+        sliced = with_split_gradients(whole, measured, self.room, power.compute_watts, lambda *_: None)
         self.halved, self.prepared, self.measured = sliced, sliced.prepared, sliced.measured
         self.device = device_costs.this_device(sliced.measured, folder, threads, power, lambda *_: None)
 
@@ -103,11 +103,11 @@ class Ours:
         planner = make_bundle.default_planner(strategy=strategy, time_limit_s=time_limit_s)
 
         def make(device: DeviceCosts) -> None:
-            sliced = in_pieces(
+            sliced = choose_tiling(
                 self.whole, self.halved, CutTarget(device, ram_bytes, self.room, lambda *_: None), planner, NO_LIMITS
             )
             options = bundle.MakeOptions(Pools(ram_bytes), (self.folder,), planner, throttle=throttle(limits))
-            draft = BundleDraft.beside(path, sliced.prepared, self.threads)
+            draft = BundleFile.beside(path, sliced.prepared, self.threads)
             bundle.make(path, draft, sliced.measured, device, options, lambda *_: None)
 
         try:

@@ -29,7 +29,7 @@ from benchmarks.tables import table_console
 from port_agent.packing import (
     Codec,
     Layout,
-    QuantizationGrid,
+    Quantization,
     codec,
     largest_bytes,
     multiply,
@@ -39,7 +39,7 @@ from port_agent.packing import (
     select,
     unpack,
 )
-from port_agent.packing.grids import NF4_LEVELS, GridMatrix, decode
+from port_agent.packing.quantized import NF4_LEVELS, QuantizedMatrix, decode
 
 LEVEL_NAMES = ("scalar", "baseline", "AVX2", "AVX-512")  # enum pack_level of packing.h
 RUNS = 7
@@ -70,7 +70,7 @@ def main() -> None:
     rows += dropout_rows(arguments.mib << 20)
     rows += condition_rows(arguments.mib << 20)
     rows += pool_rows(arguments.mib << 20)
-    rows += [row for grid in QuantizationGrid for row in grid_rows(grid, arguments.mib << 20)]
+    rows += [row for grid in Quantization for row in grid_rows(grid, arguments.mib << 20)]
     if arguments.json:
         print(json.dumps({"mib": arguments.mib, "rows": [asdict(row) for row in rows]}))
     else:
@@ -294,7 +294,7 @@ def bit_rows(size_bytes: int, kind: Codec) -> list[Row]:
     return rows
 
 
-def grid_rows(grid: QuantizationGrid, size_bytes: int) -> list[Row]:
+def grid_rows(grid: Quantization, size_bytes: int) -> list[Row]:
     """Return the rows of weights on a grid, decoded to bfloat16: torch's own operators, and every level of ours."""
     import torch
 
@@ -304,12 +304,12 @@ def grid_rows(grid: QuantizationGrid, size_bytes: int) -> list[Row]:
     codes = torch.randint(0, 256, (rows, columns * grid.code_bits // 8), dtype=torch.uint8, generator=draw)
     scales = torch.rand(rows, columns // grid.block, generator=draw)
     made = torch.empty(rows, columns, dtype=torch.bfloat16)
-    matrix = GridMatrix(grid, codes.data_ptr(), scales.data_ptr(), columns)
+    matrix = QuantizedMatrix(grid, codes.data_ptr(), scales.data_ptr(), columns)
     levels = torch.tensor(NF4_LEVELS)
 
     def with_torch() -> torch.Tensor:
         numbers = codes.view(torch.int8).float()
-        if grid is QuantizationGrid.NF4:
+        if grid is Quantization.NF4:
             numbers = levels[torch.stack([codes & 15, codes >> 4], -1).int()]
         return (numbers.view(rows, -1, grid.block) * scales[..., None]).view(rows, columns).to(torch.bfloat16)
 

@@ -28,7 +28,7 @@ import torch
 from benchmarks.mcu_tasks import DATA
 from benchmarks.ours import Ours
 from benchmarks.tables import table_console
-from port_agent.prepare.making.trial import TrialWorkers
+from port_agent.prepare.measurement.dry_run import DryRunWorkers
 from port_planner import make_bundle
 from port_planner.ir.bundle.pruning import Pruning
 from port_planner.ir.costs import Codec, CostTable, by_version
@@ -37,7 +37,7 @@ from port_planner.ir.lowering.lower import lower
 from port_planner.ir.plan import Plan
 from port_planner.job import TrainingJob
 from port_planner.problem.coarsen import coarsen
-from port_planner.search.recipes import pack_everything
+from port_planner.search.heuristics import pack_everything
 
 ROOM = 1 << 40
 """More than any machine has: nothing is packed for want of room."""
@@ -103,7 +103,7 @@ def measure(model: str, folder: Path, batch: int, steps: int, pruning: Pruning |
     ours = on_images(model, folder, batch, steps, pruning)
     graph, name = ours.prepared.graphs["step"], f"{model}-kept.port"
     kept = CostTable(ours.device, ours.measured.ops[0])
-    found = TrialWorkers(1).trial(written(ours, folder / name, kept, Plan()), (folder,), probe_packing=True)
+    found = DryRunWorkers(1).dry_run(written(ours, folder / name, kept, Plan()), (folder,), probe_packing=True)
     costs = replace(kept, packings=found.packings["step"])
     coarse = coarsen(graph, costs, ram_bytes=ROOM)
     plan = coarse.plan(pack_everything(coarse.problem), ROOM, "bittrain")

@@ -19,7 +19,7 @@ from benchmarks.models import case_of
 from benchmarks.ours import Ours
 from benchmarks.packing_footprint import on_images, written
 from port_agent.prepare.making.device_costs import slower_flash
-from port_agent.prepare.making.trial import TrialWorkers
+from port_agent.prepare.measurement.dry_run import DryRunWorkers
 from port_planner.ir.costs import CostTable
 from port_planner.ir.lowering.lower import lower
 from port_planner.ir.plan import Action, Plan
@@ -51,7 +51,7 @@ class Row:
     on_card: bool = False
 
     @property
-    def dearer(self) -> tuple[str, ...]:
+    def costlier(self) -> tuple[str, ...]:
         """What the plan with packing takes more of than the one without."""
         bare, packed = self.written_bytes
         slower = SPARING_TIME if self.on_card and _more(packed, bare) else 1.0
@@ -68,7 +68,7 @@ def _more(bare: float | None, packed: float | None, factor: float = 1.0) -> bool
 
 
 def main() -> None:
-    """Run the benchmark and print a line for each row, or JSON; exit with 1 where packing makes a plan dearer."""
+    """Run the benchmark and print a line for each row, or JSON; exit with 1 where packing makes a plan costlier."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("models", nargs="*", default=list(MODELS), help=f"of {', '.join(MODELS)}")
     parser.add_argument("--batch", type=int, default=16)
@@ -86,11 +86,11 @@ def main() -> None:
                 print("\n".join(line(row) for row in made), flush=True)
     if arguments.json:
         print(json.dumps([asdict(row) for row in rows]))
-    dearer = [
-        f"{row.model} at {row.share:.0%}: more {', '.join(row.dearer)} with packing" for row in rows if row.dearer
+    costlier = [
+        f"{row.model} at {row.share:.0%}: more {', '.join(row.costlier)} with packing" for row in rows if row.costlier
     ]
-    if dearer:
-        sys.exit("\n".join(dearer))
+    if costlier:
+        sys.exit("\n".join(costlier))
 
 
 def measure(model: str, folder: Path, arguments: argparse.Namespace) -> list[Row]:
@@ -99,7 +99,9 @@ def measure(model: str, folder: Path, arguments: argparse.Namespace) -> list[Row
     ours = on_images(model, folder, arguments.batch, 2) if images else Ours(model, folder, *case_of(model), steps=2)
     graph = ours.prepared.graphs["step"]
     without = CostTable(ours.device, ours.measured.ops[0])
-    found = TrialWorkers(1).trial(written(ours, folder / "kept.port", without, Plan()), (folder,), probe_packing=True)
+    found = DryRunWorkers(1).dry_run(
+        written(ours, folder / "kept.port", without, Plan()), (folder,), probe_packing=True
+    )
     watts = ours.device.compute_watts
     if arguments.card:
         card = slower_flash(ours.device, CARD_READ, CARD_WRITE)

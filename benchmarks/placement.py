@@ -32,7 +32,7 @@ from port_planner.base.units import format_bytes, format_seconds
 from port_planner.capture.step import Capture, Fill, capture_step
 from port_planner.ir.boards import Board, estimated_costs, load_board, op_work
 from port_planner.ir.costs import CostTable, DeviceCosts, Flash, OpCost
-from port_planner.ir.devices.kinds import CPU
+from port_planner.ir.device_kinds import CPU
 from port_planner.ir.graph import StepGraph
 from port_planner.ir.lowering.lower import lower
 from port_planner.ir.lowering.optimizer_scalars import StepScalars
@@ -82,7 +82,7 @@ def two_devices(graph: StepGraph, board: Board, *, unified: bool) -> DeviceProbl
 
 
 def is_worse(problem: DeviceProblem, found: DeviceChoice, goal: Goal) -> bool:
-    """Say whether a choice takes more joules or seconds than the device that is best at the goal."""
+    """Return whether a choice takes more joules or seconds than the device that is best at the goal."""
     best = min(on_one_device(problem).values(), key=lambda c: c.amount(goal))
     return any(found.amount(g) > best.amount(g) * (1 + TOLERANCE) for g in Goal)
 

@@ -28,7 +28,7 @@ from port_planner.base.errors import PortError
 from port_planner.ir.boards import estimated_costs, load_board
 from port_planner.ir.lowering.lower import lower
 from port_planner.ir.plan import Plan
-from port_planner.problem.model import Semantics
+from port_planner.problem.problem import Semantics
 from port_planner.search.plan_step import plan_step
 from port_planner.search.solve import Outcome, solve
 

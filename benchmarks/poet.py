@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from port_planner.base.errors import ExitCode, PortError
-from port_planner.problem.model import (
-    Fate,
+from port_planner.problem.problem import (
+    GapDecision,
     Paging,
     Problem,
     Rematerialization,
@@ -155,7 +155,7 @@ def solution_matrices(problem: Problem, schedule: Schedule) -> dict[str, dict[st
     in_ram: set[tuple[int, int]] = set()
     on_flash: set[tuple[int, int]] = set()
     page_in: list[tuple[int, int]] = []
-    chosen = {c.gap: c for c in schedule.choices if c.fate is not Fate.KEEP}
+    chosen = {c.gap: c for c in schedule.choices if c.decision is not GapDecision.KEEP}
     for i, tensor in enumerate(problem.tensors):
         in_ram |= {(t, i) for t in tensor.accesses if t != tensor.birth}
     reads: dict[int, list[int]] = {}
@@ -168,7 +168,7 @@ def solution_matrices(problem: Problem, schedule: Schedule) -> dict[str, dict[st
             in_ram |= {(t, gap.tensor) for t in range(gap.after + 1, gap.before)}
             continue
         in_ram |= {(t, gap.tensor) for t in range(choice.stage, gap.before)}
-        if choice.fate is Fate.RECOMPUTE:
+        if choice.decision is GapDecision.RECOMPUTE:
             recomputed.add((choice.stage, gap.tensor))
             in_ram.discard((choice.stage, gap.tensor))
         else:

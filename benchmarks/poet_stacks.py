@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.poet import parse_instance
 from port_planner.base.errors import ExitCode, PortError
-from port_planner.problem.model import Schedule
+from port_planner.problem.problem import Schedule
 from port_planner.problem.replay import replay
 
 

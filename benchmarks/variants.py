@@ -25,12 +25,12 @@ from benchmarks.ours import COMPARING_BYTES
 from benchmarks.tables import table_console
 from port_agent.energy.media import FlashPrices, medium_of, medium_under
 from port_agent.energy.sources.power_models import power_with
-from port_agent.prepare.bench.bench import Bench
 from port_agent.prepare.making import device_costs
-from port_agent.prepare.progress import Progress
-from port_agent.prepare.slices.choosing import in_pieces
-from port_agent.prepare.slices.halves import in_halves
-from port_agent.prepare.slices.sliced import ComparingRoom, CutTarget, Sliced
+from port_agent.prepare.measurement.progress import Progress
+from port_agent.prepare.measurement.worker import MeasurementWorker
+from port_agent.prepare.tiling.choice import choose_tiling
+from port_agent.prepare.tiling.split_gradients import with_split_gradients
+from port_agent.prepare.tiling.tiled_job import ComparisonLimits, CutTarget, TiledJob
 from port_planner import make_bundle
 from port_planner.base.units import format_bytes, format_joules, format_seconds
 from port_planner.ir.bundle.manifest import NO_LIMITS
@@ -76,13 +76,13 @@ def compare_variants(
     )
     prepared, watts = make_bundle.prepare(job), power_with(1)
     quiet: Progress = lambda *_: None  # noqa: E731
-    measured = Bench().measure(prepared.graphs.values(), 1, watts.compute_watts, quiet)
+    measured = MeasurementWorker().measure(prepared.graphs.values(), 1, watts.compute_watts, quiet)
     prices = FlashPrices()
     paged_to = medium_under(folder, prices) if medium is None else medium_of(medium, prices)
     device = device_costs.on_medium(device_costs.this_device(measured, folder, 1, watts, quiet), paged_to)
-    whole = Sliced(prepared, measured, ())
-    room = ComparingRoom(COMPARING_BYTES, folder, 1)
-    halved = in_halves(prepared, measured, room, watts.compute_watts, quiet)
+    whole = TiledJob(prepared, measured, ())
+    room = ComparisonLimits(COMPARING_BYTES, folder, 1)
+    halved = with_split_gradients(prepared, measured, room, watts.compute_watts, quiet)
     graph = next(iter(prepared.graphs.values()))
     costs = CostTable(device, measured.ops[0])
     kept = lower(graph, costs, Plan(), check_budget=False)
@@ -91,17 +91,17 @@ def compare_variants(
     rows = []
     for percent in percents:
         ram_bytes = least + (most - least) * percent // 100
-        cut = in_pieces(
+        cut = choose_tiling(
             whole, halved, CutTarget(device, ram_bytes, room, quiet), planner, NO_LIMITS, reordered=reordered
         )
-        what = f"{len(cut.in_pieces)} chains" if cut.in_pieces else "none" if cut is whole else "halves"
+        what = f"{len(cut.tiled_chains)} chains" if cut.tiled_chains else "none" if cut is whole else "halves"
         for label, sliced in (("whole", whole), (what, cut)):
             rows.append(_row(name, percent, label, sliced, device, ram_bytes, planner, kept.cost_joules))
     return rows
 
 
 def _row(
-    name: str, percent: int, label: str, sliced: Sliced, device: DeviceCosts, ram_bytes: int, planner: make_bundle.Planner,
+    name: str, percent: int, label: str, sliced: TiledJob, device: DeviceCosts, ram_bytes: int, planner: make_bundle.PlanFunction,
     kept_joules: float,
 ) -> Row:  # fmt: skip
     graph = next(iter(sliced.prepared.graphs.values()))

@@ -20,7 +20,7 @@ from rich.table import Table
 from benchmarks.models import CASES, DEMO, DEMO_SCRIPT, Workload, make_optimizer, workload
 from port_agent.energy.media import FlashPrices, medium_of
 from port_agent.prepare.making.device_costs import on_medium
-from port_agent.prepare.slices.choosing import QUICK_S
+from port_agent.prepare.tiling.choice import QUICK_S
 from port_planner.base.units import format_bytes, format_seconds
 from port_planner.capture.step import capture_step
 from port_planner.ir.boards import estimated_costs, load_board
@@ -32,7 +32,7 @@ from port_planner.ir.program import Program
 from port_planner.job_sources import load_job
 from port_planner.search.plan_step import plan_step
 from port_planner.search.wear import with_wear
-from port_planner.slices.choices import cut_fat, first_cuts
+from port_planner.tiling.tilings import first_tilings, tile_fat
 
 LORA = "gpt2-lora"
 CASES_WORN = (DEMO, "resnet18", "resnet50", "gpt2", "bert", LORA)
@@ -40,7 +40,7 @@ PERCENT = (30, 50, 70)
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class PlanningReport:
     """What one plan takes per step."""
 
     written_bytes: int
@@ -54,8 +54,8 @@ class Row:
 
     case: str
     percent: int
-    unpriced: Planned | None
-    priced: Planned | None
+    unpriced: PlanningReport | None
+    priced: PlanningReport | None
     lasts_steps: float | None
     """After so many steps of the priced plan the medium is worn out."""
 
@@ -97,12 +97,12 @@ def rows_of(case: str, board: str, medium: MediumKind, time_limit_s: float) -> I
         plan = plan_step(step, costs, ram_bytes=ram_bytes, time_limit_s=limit_s, strategy=strategy).plan
         return None if plan is None else lower(step, costs, plan)
 
-    def planned(device: DeviceCosts, ram_bytes: int) -> Planned | None:
-        cut = [cut_fat(graph, *way).applied(graph).graph for way in first_cuts(graph, ram_bytes - base)]
+    def planned(device: DeviceCosts, ram_bytes: int) -> PlanningReport | None:
+        cut = [tile_fat(graph, *way).applied(graph).graph for way in first_tilings(graph, ram_bytes - base)]
         quick = [(step, program_of(step, device, ram_bytes, QUICK_S, "greedy")) for step in (graph, *cut)]
         cheapest = min((p.cost_joules, k) for k, (_, p) in enumerate(quick) if p is not None)[1]
         program = program_of(quick[cheapest][0], device, ram_bytes, time_limit_s, "milp")
-        return None if program is None else Planned(program.written_bytes, program.seconds, program.joules)
+        return None if program is None else PlanningReport(program.written_bytes, program.seconds, program.joules)
 
     whole = lower(graph, CostTable(worn, estimated_costs(graph, on_board).ops), Plan()).peak_bytes - base
     for percent in PERCENT:

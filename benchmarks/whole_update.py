@@ -19,12 +19,12 @@ from rich.table import Table
 from benchmarks.models import CASES, make_optimizer, workload
 from port_agent.energy.media import FlashPrices, medium_of
 from port_agent.energy.sources.power_models import power_with
-from port_agent.prepare.bench.bench import Bench
 from port_agent.prepare.making import bundle, device_costs
-from port_agent.prepare.making.draft import BundleDraft
-from port_agent.prepare.making.trial import TrialError
+from port_agent.prepare.making.bundle_file import BundleFile
+from port_agent.prepare.measurement.dry_run import DryRunError
+from port_agent.prepare.measurement.worker import MeasurementWorker
 from port_agent.prepare.pools import Pools
-from port_agent.prepare.reference import with_reference
+from port_agent.prepare.reference import with_expected_results
 from port_agent.prepare.whole_updates import with_whole_update
 from port_agent.worker.options import TorchOptions
 from port_agent.worker.protocol import StepDone, TrainingFailed
@@ -34,8 +34,8 @@ from port_planner.base.units import format_bytes, format_seconds
 from port_planner.ir.bundle.manifest import WHOLE_UPDATE
 from port_planner.ir.costs import MediumKind
 from port_planner.job import TrainingJob
-from port_planner.make_bundle import Prepared
-from port_planner.profiling.operators import Measured
+from port_planner.make_bundle import CapturedJob
+from port_planner.profiling.operators import MeasuredCosts
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ def job_of(case: str, count: int) -> TrainingJob:
 
 
 def run(path: Path, folder: Path, count: int, peak_bytes: int) -> list[StepDone]:
-    """Run one update of a bundle and return its steps; raises TrialError where a bit is not plain PyTorch's."""
+    """Run one update of a bundle and return its steps; raises DryRunError where a bit is not plain PyTorch's."""
     options = TorchOptions(bundle=path, state_dir=folder, steps=count, checkpoint_every=count, verify=count)
     worker = start_worker(torch_worker(options), limit_bytes=peak_bytes, threads=1)
     steps, failure = [], ""
@@ -71,7 +71,7 @@ def run(path: Path, folder: Path, count: int, peak_bytes: int) -> list[StepDone]
             case TrainingFailed():
                 failure = event.message
     if worker.process.returncode:
-        raise TrialError(failure or f"the worker ended with exit code {worker.process.returncode}")
+        raise DryRunError(failure or f"the worker ended with exit code {worker.process.returncode}")
     return steps
 
 
@@ -80,19 +80,19 @@ def rows_of(case: str, count: int, ram_bytes: int, folder: Path) -> list[Row]:
     prepared = make_bundle.prepare(job_of(case, count))
     quiet = lambda stage, share: print(f"{stage} {share:.0%}   ", end="\r", file=sys.stderr)  # noqa: E731
     power = power_with(1)
-    measured = Bench().measure(prepared.graphs.values(), 1, power.compute_watts, quiet)
+    measured = MeasurementWorker().measure(prepared.graphs.values(), 1, power.compute_watts, quiet)
     device = device_costs.this_device(measured, folder, 1, power, quiet)
     device = device_costs.on_medium(device, medium_of(MediumKind.SD, FlashPrices()))
-    prepared = with_reference(prepared, count)
+    prepared = with_expected_results(prepared, count)
     quick = make_bundle.default_planner(strategy="greedy", time_limit_s=20.0)
     whole, costs = with_whole_update(prepared, measured, device, int(ram_bytes * 0.99), quick)
     if WHOLE_UPDATE not in whole.graphs:
         raise SystemExit("layer by layer costs no less here; choose a smaller --ram")
 
-    def row(how: str, prepared: Prepared, measured: Measured) -> Row:
+    def row(how: str, prepared: CapturedJob, measured: MeasuredCosts) -> Row:
         path = folder / f"{how}.port"
         options = bundle.MakeOptions(Pools(ram_bytes), (folder,), quick)
-        made = bundle.make(path, BundleDraft.beside(path, prepared, 1), measured, device, options, quiet)
+        made = bundle.make(path, BundleFile.beside(path, prepared, 1), measured, device, options, quiet)
         steps = run(path, folder / f"{how}.state", count, ram_bytes)
         return Row(
             how, sum(s.paged_in_bytes for s in steps), sum(s.paged_out_bytes for s in steps), sum(s.wall_s for s in steps),

@@ -39,10 +39,10 @@ def run_forked(
     module: str, function: str, *words: str, folder: Path = _ROOT, environment: Mapping[str, str] | None = None
 ) -> "subprocess.CompletedProcess[str]":
     """Return how the function ended, called with `words` as the first thing that a process in `folder` does."""
-    surroundings = dict(os.environ if environment is None else environment)
+    run_conditions = dict(os.environ if environment is None else environment)
     with tempfile.TemporaryDirectory() as place:
         said = [Path(place) / name for name in ("output", "errors")]
-        request = _Request(function, list(words), str(folder), surroundings, *map(str, said))
+        request = _Request(function, list(words), str(folder), run_conditions, *map(str, said))
         code = os.waitstatus_to_exitcode(_ask_for_fork(module, request))
         output, errors = (path.read_text(errors="replace") for path in said)
     return subprocess.CompletedProcess([module, *words], code, output, errors)

@@ -28,7 +28,7 @@ import torch
 from torch._C import DispatchKey, DispatchKeySet
 from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
-from port_planner.ir.devices.kinds import BACKEND_GROUP
+from port_planner.ir.device_kinds import BACKEND_GROUP
 
 if TYPE_CHECKING:  # torch may be loading this while the agent's own modules wait for torch
     from port_agent.backend.base import Event
@@ -237,7 +237,7 @@ _NOBODY = -1
 
 
 def _unseen(marks: dict[tuple[int, int], tuple[int, int]], span: tuple[int, int], stream: int, known: Clock) -> bool:
-    """Say whether some work on these bytes, marked by another stream than the one of this index, is not known to be done."""
+    """Return whether some work on these bytes, marked by another stream than the one of this index, is not known to be done."""
     return any(
         s != stream and number > known.get(s, 0)
         for (low, high), (s, number) in marks.items()
@@ -585,7 +585,7 @@ class SimBackend:
         _DEVICE.own_bits = own
 
     def idle(self) -> bool:
-        """Say whether the host knows that all that the device was given is done."""
+        """Return whether the host knows that all that the device was given is done."""
         return all(_DEVICE.host.get(stream.index, 0) >= stream.number for stream in (_COMPUTE, self.copies))
 
     def ahead(self) -> int:

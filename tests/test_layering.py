@@ -31,7 +31,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "port_planner.draw",
     ),
     ("port_planner.column_file",),
-    ("port_planner.milp", "port_planner.sparse", "port_planner.slices"),
+    ("port_planner.milp", "port_planner.sparse", "port_planner.tiling"),
     ("port_planner.search", "port_planner.exactness"),
     ("port_planner.mcu",),
     ("port_planner.batches", "port_planner.job_device", "port_planner.job_checks"),
@@ -42,7 +42,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("port_agent.energy.sources", "port_agent.peers", "port_agent.jobs", "port_agent.worker", "port_agent.backend"),
     ("port_agent.paging",),
     ("port_agent.energy", "port_agent.policy", "port_agent.train", "port_agent.mcu"),
-    ("port_agent.follow",),
+    ("port_agent.intercept",),
     ("port_agent.health", "port_agent.dashboard", "port_agent.prepare", "port_agent.finetune"),
     ("port_agent.federate",),
     ("port_agent.control",),
@@ -68,7 +68,7 @@ FOR_AGENTS = (
 PLANNING_ROOMS = (
     "port_agent.prepare",
     "port_agent.planning",
-    "port_agent.follow",
+    "port_agent.intercept",
     "port_agent.cli",
     "port_agent.mcu.project",
 )
@@ -103,7 +103,7 @@ def imports_of(module: str) -> frozenset[str]:
 
 
 def inside(module: str, room: str) -> bool:
-    """Say whether a module is a room or in it."""
+    """Return whether a module is a room or in it."""
     return module == room or module.startswith(room + ".")
 
 
@@ -155,6 +155,30 @@ def test_no_module_imports_itself_through_others() -> None:
         pytest.fail(f"a circle: {' <- '.join(error.args[1])}")
 
 
+def unit_of(module: str, room: str) -> str:
+    """Return the folder of a room that a module lies in; "" for one that lies in the room itself."""
+    rest = module.removeprefix(room).strip(".").split(".")
+    return rest[0] if len(rest) > 1 or SOURCES[module].name == "__init__.py" else ""
+
+
+def test_folders_inside_a_room_have_a_direction() -> None:
+    """A folder and its neighbour, or the room's own modules, do not import each other: else it is no folder."""
+    found: dict[tuple[str, str, str], str] = {}
+    for module in SOURCES:
+        for name in imports_of(module):
+            common = [a for a, b in zip(module.split("."), name.split("."), strict=False) if a == b]
+            same = next(
+                (n for n, (a, b) in enumerate(zip(module.split("."), name.split("."), strict=False)) if a != b),
+                len(common),
+            )
+            room = ".".join(module.split(".")[:same])
+            one, other = unit_of(module, room), unit_of(name, room)
+            if room and one != other:
+                found[room, one, other] = f"{module} imports {name}"
+    both = [(what, found[room, b, a]) for (room, a, b), what in found.items() if a < b and (room, b, a) in found]
+    assert not both
+
+
 def test_no_room_needs_a_list() -> None:
     sizes = Counter(path.parent for path in SOURCES.values() if path.name != "__init__.py")
     assert {str(room): size for room, size in sizes.items() if size > MODULES_IN_A_ROOM} == {}
@@ -167,7 +191,7 @@ def test_no_room_needs_a_list() -> None:
         "port_agent.cli",
         "port_agent.supervisor.http_api, port_agent.control.client, port_agent.control.http",
         "port_agent.facts, port_agent.facts.linux, port_agent.facts.macos, port_agent.facts.jetson",
-        "port_agent.policy.decide, port_agent.policy.config, port_agent.jobs.model, port_agent.jobs.store, port_agent.supervisor.timers, port_agent.system.cgroup, port_agent.health.conditions",
+        "port_agent.policy.decide, port_agent.policy.config, port_agent.jobs.job, port_agent.jobs.store, port_agent.supervisor.timers, port_agent.system.cgroup, port_agent.health.conditions",
         "port_planner.ir.bundle.bundle",
     ],
 )

@@ -10,14 +10,14 @@ PACKAGES = {"agent": "port_agent", "planner": "port_planner"}
 """Source roots, and the package in each."""
 
 TESTED_WITH = {
-    "tests/agent/facts/test_power_supply.py": ("agent/facts/model",),
-    "tests/agent/mcu/protocol/test_device.py": ("agent/mcu/errors",),
+    "tests/agent/facts/test_power_supply.py": ("agent/facts/readings",),
+    "tests/agent/mcu/protocol/test_device.py": ("agent/mcu/board/errors",),
     "tests/agent/peers/test_announcement.py": ("agent/peers/state",),
     "tests/planner/mcu/test_frontend.py": ("planner/mcu/zoo",),
 }
 """Modules that are tested together with another, by the test module that does it. It only ever gets shorter.
 
-Values without rules (`facts/model`, `peers/state`), errors and networks that only their users can judge (`mcu/errors`,
+Values without rules (`facts/readings`, `peers/state`), errors and networks that only their users can judge (`mcu/board/errors`,
 `mcu/zoo`).
 """
 

@@ -209,8 +209,8 @@ def _load() -> None:
 
     import port_agent.cli
     import port_agent.finetune.job.worker
-    import port_agent.follow.budget
-    import port_agent.prepare.within_budget
+    import port_agent.intercept.budget
+    import port_agent.prepare.measurement.within_budget
     import port_agent.train.run  # noqa: F401
     from port_agent.malloc import preload_mode
 

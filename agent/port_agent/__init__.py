@@ -8,35 +8,35 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from port_agent.follow.budget import Budget, NotFollowedError, Report, budget
+    from port_agent.intercept.budget import Budget, Report, UnsupportedError, budget
     from port_agent.planning.making import PlanReport, plan
     from port_agent.planning.request import PlanRequest, RequestError
     from port_planner.base.errors import PortError
     from port_planner.job import TrainingJob
 
 _HOMES = {
-    "Budget": "port_agent.follow.budget",
-    "NotFollowedError": "port_agent.follow.budget",
+    "Budget": "port_agent.intercept.budget",
+    "UnsupportedError": "port_agent.intercept.budget",
     "PlanReport": "port_agent.planning.making",
     "PlanRequest": "port_agent.planning.request",
     "PortError": "port_planner.base.errors",
-    "Report": "port_agent.follow.budget",
+    "Report": "port_agent.intercept.budget",
     "RequestError": "port_agent.planning.request",
     "TrainingJob": "port_planner.job",
-    "budget": "port_agent.follow.budget",
+    "budget": "port_agent.intercept.budget",
     "plan": "port_agent.planning.making",
 }
 """The public names, and the modules that have them."""
 
 __all__ = [
     "Budget",
-    "NotFollowedError",
     "PlanReport",
     "PlanRequest",
     "PortError",
     "Report",
     "RequestError",
     "TrainingJob",
+    "UnsupportedError",
     "budget",
     "plan",
 ]

@@ -20,17 +20,17 @@ from torch import Tensor, nn
 from benchmarks.follow_zoo import programs
 from benchmarks.follow_zoo.compare import AMPLE, Outcome, Verdict, digest_of, first_difference, said, seed, state
 from port_agent.energy.sources.power_models import power_with
-from port_agent.prepare.making.trial import TrialError, TrialWorkers
-from port_agent.prepare.reference import compared_steps, with_reference
+from port_agent.prepare.measurement.dry_run import DryRunError, DryRunWorkers
+from port_agent.prepare.reference import compared_steps, with_expected_results
 from port_planner import make_bundle
 from port_planner.base.errors import ExitCode, PortError
 from port_planner.ir.bundle.manifest import PlanChoice
 from port_planner.ir.costs import CostTable, DeviceCosts, Flash
 from port_planner.ir.plan import Plan
 from port_planner.job import TrainingJob
-from port_planner.make_bundle import InfeasibleError, Prepared
+from port_planner.make_bundle import CapturedJob, InfeasibleError
 from port_planner.plain_steps import plain_losses
-from port_planner.profiling.operators import Measured, profile_operators
+from port_planner.profiling.operators import MeasuredCosts, profile_operators
 
 FLASH = Flash("flash", 500e6, 500e6, 1e-4, 1e-9, 1e-9)
 PADDING = 5
@@ -127,7 +127,7 @@ def judge_bundle(name: str, make_job: Callable[[], TrainingJob], at: Callable[[s
         job = make_job()
         schedule_updates = STEPS // job.accumulate + 1
         prepared = make_bundle.prepare(job, updates=schedule_updates)
-        shown, prepared = (with_reference(prepared, steps) for steps in (compared_steps(job), STEPS))
+        shown, prepared = (with_expected_results(prepared, steps) for steps in (compared_steps(job), STEPS))
     except PortError as error:
         return Outcome(name, Verdict.REFUSED, " ".join(str(error).split()), "capture")
     at("profile")
@@ -144,7 +144,12 @@ def trained(job: TrainingJob) -> Any:
 
 
 def _trained_by_worker(
-    name: str, shown: Prepared, prepared: Prepared, measured: Measured, device: DeviceCosts, at: Callable[[str], object]
+    name: str,
+    shown: CapturedJob,
+    prepared: CapturedJob,
+    measured: MeasuredCosts,
+    device: DeviceCosts,
+    at: Callable[[str], object],
 ) -> Outcome:
     need, written, done = 0, 0, []
     for setting in ("ample", "half"):
@@ -153,8 +158,8 @@ def _trained_by_worker(
         try:
             ram_bytes, plans, costs = _planned(prepared, measured, device, ram_bytes)
             try:
-                choice = _trial(prepared, plans, costs, ram_bytes)
-            except TrialError as error:
+                choice = _dry_run(prepared, plans, costs, ram_bytes)
+            except DryRunError as error:
                 if error.exit_code != ExitCode.IMPOSSIBLE:
                     raise
                 verdict = Verdict.REFUSED  # by the worker, with a word: another branch, another shape
@@ -169,7 +174,7 @@ def _trained_by_worker(
 
 
 def _planned(
-    prepared: Prepared, measured: Measured, device: DeviceCosts, ram_bytes: int
+    prepared: CapturedJob, measured: MeasuredCosts, device: DeviceCosts, ram_bytes: int
 ) -> tuple[int, Mapping[str, Plan], Mapping[str, CostTable]]:
     """Plan a job for a budget, or for the least that one of its graphs after another says that it needs."""
     planner = make_bundle.default_planner(strategy="greedy", time_limit_s=1.0)
@@ -182,20 +187,22 @@ def _planned(
             ram_bytes = error.needed_bytes
 
 
-def _trial(prepared: Prepared, plans: Mapping[str, Plan], costs: Mapping[str, CostTable], ram_bytes: int) -> PlanChoice:
+def _dry_run(
+    prepared: CapturedJob, plans: Mapping[str, Plan], costs: Mapping[str, CostTable], ram_bytes: int
+) -> PlanChoice:
     """Write a bundle, train as many steps of it as were compared, and return what the manifest says of its plan."""
     with tempfile.TemporaryDirectory(prefix="zoo-bundle-") as folder:
         path = Path(folder) / "job.port"
         manifest = make_bundle.write(path, prepared, [plans], costs, [ram_bytes], threads=1)
-        TrialWorkers(1).trial(path, (Path(folder),), compared=len(prepared.reference.losses))
+        DryRunWorkers(1).dry_run(path, (Path(folder),), compared=len(prepared.reference.losses))
     return manifest.plans[0]
 
 
 def _seen_by_plan(
-    shown: Prepared, plans: Mapping[str, Plan], costs: Mapping[str, CostTable], ram_bytes: int
+    shown: CapturedJob, plans: Mapping[str, Plan], costs: Mapping[str, CostTable], ram_bytes: int
 ) -> Verdict:
     try:
-        _trial(shown, plans, costs, ram_bytes)
-    except TrialError:
+        _dry_run(shown, plans, costs, ram_bytes)
+    except DryRunError:
         return Verdict.REFUSED
     return Verdict.DIFFERS

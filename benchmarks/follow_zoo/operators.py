@@ -68,7 +68,7 @@ class _Calls(nn.Module):
                 self.calls.append(([self._kept(leaf) for leaf in leaves], spec))
 
     def _is_trained(self, leaves: list[Any], spec: pytree.TreeSpec) -> bool:
-        """Tell whether a call works as it is and its result has a gradient."""
+        """Return whether a call works as it is and its result has a gradient."""
         args, kwargs = pytree.tree_unflatten([t.detach().requires_grad_() if _trains(t) else t for t in leaves], spec)
         try:
             return any(_trains(t) for t in pytree.tree_leaves(self.function(*args, **kwargs)))

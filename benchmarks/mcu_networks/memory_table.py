@@ -30,15 +30,15 @@ from torch import nn
 from benchmarks.mcu_accuracy import MIXED, STOCHASTIC_ALL, STOCHASTIC_SPARSE, Row
 from port_planner.mcu.arena import lower_bound
 from port_planner.mcu.autodiff import SampleProgram, SparseScheme, differentiate, full_scheme, prune
-from port_planner.mcu.fates.board_problem import board_problem
-from port_planner.mcu.fates.choose import FitOptions, FittedMemory, fit_memory
-from port_planner.mcu.fates.core_costs import CoreCosts, core_costs
-from port_planner.mcu.fates.low_bytes import fit_low_bytes
-from port_planner.mcu.fates.page_costs import PageMedium
+from port_planner.mcu.board_problem import board_problem
+from port_planner.mcu.choose_plan import FitOptions, FittedMemory, fit_memory
+from port_planner.mcu.core_costs import CoreCosts, core_costs
 from port_planner.mcu.frontend import import_module
 from port_planner.mcu.ir import Graph
+from port_planner.mcu.low_bytes import fit_low_bytes
 from port_planner.mcu.memory import ArenaBudgetError, MemoryPlan, buffers_of, parameter_layout, plan_memory
-from port_planner.problem.model import Schedule
+from port_planner.mcu.page_costs import PageMedium
+from port_planner.problem.problem import Schedule
 from port_planner.problem.replay import replay
 
 FP32_BYTES = 4

@@ -12,7 +12,7 @@ from port_planner.column_file import ColumnFile
 from port_planner.job import JobError, own_code
 from port_planner.torch_compat.modes import pytree
 
-MOST_BUCKETS = 16
+MAX_BUCKETS = 16
 """Kinds of batches in one job: each is recorded, measured and planned on its own."""
 
 _Shapes = tuple[tuple[int, ...], ...]
@@ -39,7 +39,7 @@ class JoinedBatches:
         return -(-len(self.columns[0]) // self.batch_size)
 
 
-class _Joining:
+class _BatchJoiner:
     """Takes batches whose rows have the same shapes, and whose other leaves are the same; of the first it keeps those."""
 
     def __init__(self, number: int, leaves: list[Any], places: Sequence[int], folder: Path | None) -> None:
@@ -84,7 +84,7 @@ def as_columns(batches: Iterable[Any], folder: Path | None = None) -> tuple[Join
     other values, are of another kind; the kind with the most numbers comes first. Raises JobError where the steps of a bundle cannot
     take all batches or the disk does not, and ScriptError where iterating raises.
     """
-    kinds: dict[_Shapes, list[_Joining]] = {}
+    kinds: dict[_Shapes, list[_BatchJoiner]] = {}
     places, structure, numbers = list[int](), None, list[_Numbers]()
     for number, (leaves, own_structure) in enumerate(_iterated(batches), 1):
         if structure is None:
@@ -101,9 +101,9 @@ def as_columns(batches: Iterable[Any], folder: Path | None = None) -> tuple[Join
         alike = kinds.setdefault(tuple(tuple(leaves[i].shape[1:]) for i in places), [])
         kind = next((kind for kind in alike if kind.differing(leaves) is None), None)
         if kind is None:
-            kind = _Joining(number, leaves, places, folder)
+            kind = _BatchJoiner(number, leaves, places, folder)
             alike.append(kind)
-            if sum(map(len, kinds.values())) > MOST_BUCKETS:
+            if sum(map(len, kinds.values())) > MAX_BUCKETS:
                 raise _too_many(number, leaves, alike)
         kind.add(number, leaves)
     if structure is None:
@@ -112,18 +112,18 @@ def as_columns(batches: Iterable[Any], folder: Path | None = None) -> tuple[Join
     return tuple(sorted(found, key=_elements, reverse=True))
 
 
-def _too_many(number: int, leaves: Sequence[Any], alike: Sequence[_Joining]) -> JobError:
+def _too_many(number: int, leaves: Sequence[Any], alike: Sequence[_BatchJoiner]) -> JobError:
     """Return the error for one kind of batches too many; `alike`: those whose rows have the shapes of this one, the last of which it is."""
     before = alike[-2] if len(alike) > 1 else None
     i = None if before is None else before.differing(leaves)
     if before is None or i is None:
         return JobError(
-            f"the batches have more than {MOST_BUCKETS} shapes, and each takes a step of its own: pad them to as many (in the "
+            f"the batches have more than {MAX_BUCKETS} shapes, and each takes a step of its own: pad them to as many (in the "
             "collate_fn, to multiples of a length), or train with `port-agent exec`, which follows what changes"
         )
     return JobError(
         f"leaf {i} of batch {number} is {_shown(leaves[i])}, and {_shown(before.leaves[i])} in batch {before.number}: it has no row for "
-        f"each sample, so each of its values takes a step of its own, and there are more than {MOST_BUCKETS}. Train with `port-agent exec`, "
+        f"each sample, so each of its values takes a step of its own, and there are more than {MAX_BUCKETS}. Train with `port-agent exec`, "
         "which follows what changes"
     )
 

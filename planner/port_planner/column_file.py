@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from port_planner.base.tensor_bytes import tensor_pieces
+from port_planner.base.tensor_bytes import chunks_of_tensor
 from port_planner.job import JobError
 
-_PIECE_BYTES = 4 << 20
+_CHUNK_BYTES = 4 << 20
 
 _THERE = (list, tuple, range, str, bytes, bytearray, memoryview, array)
 """Sequences whose items are all there: torch reads them at once."""
@@ -56,7 +56,7 @@ class ColumnFile:
     def append(self, rows: torch.Tensor) -> None:
         """Add `rows`, [n, *row shape]; raise JobError where the disk takes no more."""
         try:
-            for piece in tensor_pieces(rows):
+            for piece in chunks_of_tensor(rows):
                 while piece:
                     piece = piece[self._file.write(piece) :]
         except OSError as error:
@@ -75,8 +75,8 @@ class ColumnFile:
     def pieces(self) -> Iterator[memoryview]:
         """Yield the bytes of all rows."""
         total = self._rows * self._row_bytes
-        for start in range(0, total, _PIECE_BYTES):
-            piece = memoryview(bytearray(min(_PIECE_BYTES, total - start)))
+        for start in range(0, total, _CHUNK_BYTES):
+            piece = memoryview(bytearray(min(_CHUNK_BYTES, total - start)))
             self._read(start, piece)
             yield piece
 
@@ -122,7 +122,7 @@ def as_column(values: Any, folder: Path | None = None) -> Column:
 
 
 def is_read_by_rows(values: Any) -> bool:
-    """Say whether values are neither there as numbers nor a column of ours: a sequence that reads each row when it is asked for it."""
+    """Return whether values are neither there as numbers nor a column of ours: a sequence that reads each row when it is asked for it."""
     return isinstance(values, Sequence) and not isinstance(values, _THERE)
 
 

@@ -130,7 +130,7 @@ def _check_hooks(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _of_a_library(hook: Any) -> bool:
-    """Tell whether a hook is an installed library's, or one by which a program is followed while it is planned."""
+    """Return whether a hook is an installed library's, or one by which a program is followed while it is planned."""
     code = getattr(hook, "__code__", None)
     return code is not None and not (of_the_program(code.co_filename) or code.co_filename.startswith("<"))
 

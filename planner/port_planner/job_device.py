@@ -4,8 +4,8 @@ from collections.abc import Iterable
 
 import torch
 
-from port_planner.ir.devices.kinds import CPU, accelerator_of
-from port_planner.ir.devices.torch_device import kinds_of, known_kinds
+from port_planner.ir.device_kinds import CPU, accelerator_of
+from port_planner.ir.torch_device import kinds_of, known_kinds
 from port_planner.job import JobError, TrainingJob
 
 

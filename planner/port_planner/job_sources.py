@@ -121,7 +121,7 @@ def _of_parts(
 
 
 def _takes_parts(loss_fn: Callable[..., Any]) -> bool:
-    """Say whether a loss cannot be called with a model and one thing more."""
+    """Return whether a loss cannot be called with a model and one thing more."""
     try:
         parameters = inspect.signature(loss_fn).parameters.values()
     except (TypeError, ValueError):  # code that is not Python's

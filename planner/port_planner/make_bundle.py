@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from port_planner.base.errors import CaptureError, ExitCode, PortError
-from port_planner.base.tensor_bytes import storage_pieces, tensor_pieces
-from port_planner.capture.carried import StepResults
+from port_planner.base.tensor_bytes import chunks_of_tensor, storage_chunks
+from port_planner.capture.cross_step_state import StepResults
 from port_planner.capture.recorder import Tape
 from port_planner.capture.step import Capture, Fill, Repetition, capture_evaluation, capture_step
 from port_planner.column_file import Column, ColumnFile
@@ -21,11 +21,11 @@ from port_planner.ir.bundle.data_order import epoch_order
 from port_planner.ir.bundle.manifest import (
     NO_LIMITS,
     BucketSize,
+    ExpectedResults,
     FileRange,
     Manifest,
     PlannedLimits,
     Recordings,
-    Reference,
     TensorLayout,
     WeightBlocks,
     graph_name,
@@ -44,16 +44,16 @@ from port_planner.ir.plan import Plan
 from port_planner.job import JobError, TrainingJob, own_code
 from port_planner.job_checks import JobSamples, checked_columns, checked_samples
 from port_planner.job_device import kind_of_job, on_device
-from port_planner.profiling.operators import Measured
+from port_planner.profiling.operators import MeasuredCosts
 from port_planner.search.pareto import choice_of
 from port_planner.search.plan_problem import plan_problem
 from port_planner.search.plan_step import PlanResult
 from port_planner.search.transferred import transferred
-from port_planner.slices.blocks import COLUMNS, ROWS, Block, Blocks
+from port_planner.tiling.blocks import COLUMNS, ROWS, Block, Blocks
 from port_planner.torch_compat.optimizers import note_step
 
 _RANDOM: tuple[str, ...] = ("torch's random numbers",)
-_MOST_NAMED = 3
+_MAX_NAMED = 3
 _NEIGHBOUR_S = 1.0
 """Of planning, at most, for a graph of a further shape."""
 _ROWS_AND_RANDOM = ("the rows of the batch", *_RANDOM)
@@ -80,24 +80,24 @@ class InfeasibleError(PortError):
         reasons = [*dict.fromkeys(self.left_whole)]
         if not reasons:
             return super().__str__()
-        more = f"; and {len(reasons) - _MOST_NAMED} more" if len(reasons) > _MOST_NAMED else ""
-        return f"{super().__str__()}. Whole, for in pieces it gives other bits here: {'; '.join(reasons[:_MOST_NAMED])}{more}"
+        more = f"; and {len(reasons) - _MAX_NAMED} more" if len(reasons) > _MAX_NAMED else ""
+        return f"{super().__str__()}. Whole, for in pieces it gives other bits here: {'; '.join(reasons[:_MAX_NAMED])}{more}"
 
 
 @dataclass(frozen=True, slots=True)
-class TensorPart:
+class TensorSlice:
     """Contents of a storage that are a part of a larger tensor, in row-major order; no copy is made until they are written."""
 
     tensor: torch.Tensor
 
 
 @dataclass(frozen=True)
-class Prepared:
+class CapturedJob:
     """A captured job: graphs by name, initial tensors, data columns."""
 
     job: TrainingJob
     graphs: Mapping[str, StepGraph]
-    tensors: Mapping[str, torch.Tensor | Fill | TensorPart]
+    tensors: Mapping[str, torch.Tensor | Fill | TensorSlice]
     layouts: Mapping[str, TensorLayout]
     optimizer: optimizer_scalars.OptimizerSpec
     data: Sequence[Column]
@@ -109,7 +109,7 @@ class Prepared:
     """Columns of the job's further buckets."""
     schedule: tuple[tuple[Mapping[str, Any], ...], ...] = ()
     recordings: Recordings = field(default_factory=Recordings)
-    reference: Reference = field(default_factory=Reference)
+    reference: ExpectedResults = field(default_factory=ExpectedResults)
     reordered: tuple[str, ...] = ()
     """Operators that do not give the same bits each time on the job's device."""
     files: Mapping[str, FileRange] = field(default_factory=dict)
@@ -141,7 +141,7 @@ def steps_and_updates(job: TrainingJob, epochs: int) -> tuple[int, int]:
     return steps, epochs * steps // job.accumulate
 
 
-def prepare(job: TrainingJob, *, updates: int = 0, followed: int = 0) -> Prepared:
+def prepare(job: TrainingJob, *, updates: int = 0, followed: int = 0) -> CapturedJob:
     """Capture every graph that the job's data will need: full batches, the last short one, evaluation.
 
     Each is recorded several times, on other rows. `updates`: for how many updates the scheduler's hyperparameters are
@@ -171,7 +171,7 @@ def prepare(job: TrainingJob, *, updates: int = 0, followed: int = 0) -> Prepare
     used = {s.key for g in graphs.values() for s in g.storages if s.persistent}
     constants = tuple(dict.fromkeys(c for capture in captures for c in capture.constants))
     result, unused = _result(job.model, used)
-    return Prepared(
+    return CapturedJob(
         job, graphs, {k: t for k, t in tensors.items() if k in used or k.startswith("constant/")},
         {k: v for k, v in layouts.items() if k in used}, spec, buckets[0].columns, eval_data, result, unused,
         [bucket.columns for bucket in buckets[1:]], schedule, Recordings(found.recorded, found.varied, constants), tapes=found.tapes,
@@ -196,7 +196,7 @@ def _record_steps(
     """Record a step for each shape of the job's batches, each several times."""
     kind, found = kind_of_job(job), _Recorded()
     for number, samples in enumerate(buckets):
-        data, size, loss_fn = samples.columns, samples.size, _told(job.loss_of(number))
+        data, size, loss_fn = samples.columns, samples.size, _watched_loss(job.loss_of(number))
         for rows in _batch_sizes(size, job.drop_last):
             full = rows == size.batch_size
             others = _other_batches(data, rows, job.seed)
@@ -228,13 +228,15 @@ def _record_evaluation(job: TrainingJob, data: Sequence[Column], found: _Recorde
     for rows in _batch_sizes(size, drop_last=False):
         others = [on_device(o, kind) for o in _other_batches(data, rows, job.seed)]
         batch = on_device((c[:rows] for c in data), kind)
-        capture = capture_evaluation(job.model, _told(job.loss_fn), batch, Repetition(others, results=found.results))
+        capture = capture_evaluation(
+            job.model, _watched_loss(job.loss_fn), batch, Repetition(others, results=found.results)
+        )
         found.graphs[graph_name("eval", rows, size)] = capture.graphs["eval"]
         found.captures.append(capture)
 
 
 def _is_shown(job: TrainingJob, bucket: int, size: BucketSize, followed: int) -> bool:
-    """Tell whether the first `followed` steps show a full batch of a bucket without gradients before it, and after an update.
+    """Return whether the first `followed` steps show a full batch of a bucket without gradients before it, and after an update.
 
     Of several buckets, the first steps are one of each, in their order.
     """
@@ -256,15 +258,15 @@ def _result(model: torch.nn.Module, used: Set[str]) -> tuple[tuple[str, ...], di
     return names, {n: state[n].detach() for n in names if not keys[n] & used}
 
 
-def _told(loss_fn: Callable[..., Any]) -> Callable[..., Any]:
+def _watched_loss(loss_fn: Callable[..., Any]) -> Callable[..., Any]:
     """Return a loss function whose errors say on which batch, with the user's own lines."""
 
-    def told(model: torch.nn.Module, *batch: torch.Tensor) -> Any:
+    def watched(model: torch.nn.Module, *batch: torch.Tensor) -> Any:
         columns = ", ".join(f"{str(c.dtype).removeprefix('torch.')} {list(c.shape)}" for c in batch)
         with own_code(f"loss_fn(model, *batch) on a batch of {columns}"):
             return loss_fn(model, *batch)
 
-    return told
+    return watched
 
 
 def _batch_sizes(size: BucketSize, drop_last: bool) -> list[int]:
@@ -282,7 +284,7 @@ def _check_same_updates(graphs: Mapping[str, StepGraph]) -> None:
         if differing:
             raise CaptureError(
                 f"batches of {_batch_shapes(graph)} do not update the same tensors as those of {_batch_shapes(graphs[first])}: "
-                f"{', '.join(differing[:_MOST_NAMED])}; train with `port-agent exec`, which follows what changes"
+                f"{', '.join(differing[:_MAX_NAMED])}; train with `port-agent exec`, which follows what changes"
             )
 
 
@@ -304,7 +306,7 @@ def _other_batches(data: Sequence[Column], rows: int, seed: int) -> list[tuple[t
 
 
 def _differ(data: Sequence[Column], rows: int, others: Sequence[tuple[torch.Tensor, ...]]) -> bool:
-    """Tell whether in every column some batch has other contents than the first rows."""
+    """Return whether in every column some batch has other contents than the first rows."""
     return all(any(not torch.equal(c[:rows], other[i]) for other in others) for i, c in enumerate(data))
 
 
@@ -361,7 +363,7 @@ def _schedule(job: TrainingJob, updates: int) -> tuple[tuple[Mapping[str, Any], 
     return tuple(tuple({k: row[g][k] for k in sorted(changing[g])} for g in range(len(before))) for row in rows)
 
 
-def with_blocks(prepared: Prepared, graphs: Mapping[str, StepGraph], blocks: Mapping[str, Blocks]) -> Prepared:
+def with_blocks(prepared: CapturedJob, graphs: Mapping[str, StepGraph], blocks: Mapping[str, Blocks]) -> CapturedJob:
     """Return a job whose `graphs` have tensors of the state, by key, in these blocks: along dimension 0, and 1 where there are some."""
     tensors, layouts = dict(prepared.tensors), dict(prepared.layouts)
     made = dict(prepared.blocks)
@@ -379,8 +381,8 @@ def with_blocks(prepared: Prepared, graphs: Mapping[str, StepGraph], blocks: Map
 
 
 def _block(
-    whole: torch.Tensor | Fill | TensorPart, layout: TensorLayout, block: Block
-) -> tuple[Fill | TensorPart, tuple[int, ...]]:
+    whole: torch.Tensor | Fill | TensorSlice, layout: TensorLayout, block: Block
+) -> tuple[Fill | TensorSlice, tuple[int, ...]]:
     """Return what a block begins with, and its shape."""
     shape = [*layout.shape]
     shape[block.dimension] = block.end - block.begin
@@ -388,17 +390,17 @@ def _block(
         return replace(whole, shape=tuple(shape)), tuple(shape)
     source = whole if isinstance(whole, torch.Tensor) else whole.tensor
     matrix = source.detach().as_strided(layout.shape, layout.stride, layout.offset)
-    return TensorPart(matrix.narrow(block.dimension, block.begin, block.end - block.begin)), tuple(shape)
+    return TensorSlice(matrix.narrow(block.dimension, block.begin, block.end - block.begin)), tuple(shape)
 
 
 # -- plan
 
 
-Planner = Callable[[StepGraph, CostTable, int], PlanResult]
+PlanFunction = Callable[[StepGraph, CostTable, int], PlanResult]
 
 
 def plan_all(
-    prepared: Prepared, measured: Measured, device: DeviceCosts, ram_bytes: int, planner: Planner,
+    prepared: CapturedJob, measured: MeasuredCosts, device: DeviceCosts, ram_bytes: int, planner: PlanFunction,
     limits: PlannedLimits = NO_LIMITS,
 ) -> tuple[dict[str, Plan], dict[str, CostTable]]:  # fmt: skip
     """Return a plan and a cost table for every graph: by `planner` for the first of each kind.
@@ -439,7 +441,7 @@ def default_planner(
     time_limit_s: float,
     progress: Any = None,
     limits: PlannedLimits = NO_LIMITS,
-) -> Planner:
+) -> PlanFunction:
     """Return the planner that the command line uses, for plans within `limits`; evaluation has no deadline."""
 
     def plan(graph: StepGraph, costs: CostTable, ram_bytes: int) -> PlanResult:
@@ -453,7 +455,7 @@ def default_planner(
 
 def write(
     path: Path,
-    prepared: Prepared,
+    prepared: CapturedJob,
     plans: Sequence[Mapping[str, Plan]],
     costs: Mapping[str, CostTable],
     budgets: Sequence[int],
@@ -475,7 +477,7 @@ def write(
 
 
 def describe(
-    prepared: Prepared,
+    prepared: CapturedJob,
     plans: Sequence[Mapping[str, Plan]],
     costs: Mapping[str, CostTable],
     budgets: Sequence[int],
@@ -514,15 +516,15 @@ def describe(
     )  # fmt: skip
 
 
-def _storage_chunks(tensor: torch.Tensor | TensorPart) -> Chunks:
+def _storage_chunks(tensor: torch.Tensor | TensorSlice) -> Chunks:
     """A storage's raw bytes."""
-    if isinstance(tensor, TensorPart):
+    if isinstance(tensor, TensorSlice):
         part = tensor.tensor
-        return Chunks("uint8", (part.numel() * part.itemsize,), lambda: tensor_pieces(part))
-    return Chunks("uint8", (tensor.untyped_storage().nbytes(),), lambda: storage_pieces(tensor))
+        return Chunks("uint8", (part.numel() * part.itemsize,), lambda: chunks_of_tensor(part))
+    return Chunks("uint8", (tensor.untyped_storage().nbytes(),), lambda: storage_chunks(tensor))
 
 
 def tensor_chunks(tensor: Column) -> Chunks:
     """Return a contiguous tensor, or a column in a file, for writing."""
-    pieces = tensor.pieces if isinstance(tensor, ColumnFile) else partial(tensor_pieces, tensor)
+    pieces = tensor.pieces if isinstance(tensor, ColumnFile) else partial(chunks_of_tensor, tensor)
     return Chunks(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), pieces)

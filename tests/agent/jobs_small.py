@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from port_agent.prepare.reference import with_reference
+from port_agent.prepare.reference import with_expected_results
 from port_planner import make_bundle
 from port_planner.ir.bundle.data_order import epoch_order
 from port_planner.ir.bundle.manifest import WHOLE_UPDATE
@@ -21,7 +21,7 @@ from port_planner.ir.lowering.lower import lower
 from port_planner.ir.plan import Action, Decision, Plan
 from port_planner.job import TrainingJob
 from port_planner.problem.whole_update import whole_update
-from port_planner.profiling.operators import Measured
+from port_planner.profiling.operators import MeasuredCosts
 from port_planner.search.pareto import full_batches
 from tests.agent.exactness import random_plan
 
@@ -110,7 +110,7 @@ def write_job(
 
     `remake`: with the graph of a whole update, cut into small pieces, that does or does not make again what a piece needs.
     """
-    prepared = with_reference(make_bundle.prepare(job, updates=30, followed=compared), compared)
+    prepared = with_expected_results(make_bundle.prepare(job, updates=30, followed=compared), compared)
     if remake is not None:
         names = [name for name, count in full_batches(prepared.graphs, job.accumulate).items() for _ in range(count)]
         update = whole_update([prepared.graphs[name] for name in names], room_bytes, remake=remake)
@@ -125,7 +125,7 @@ def write_job(
         scratch_targets=scratch_targets,
     )
     tables = tuple(tuple(OpCost(1e-4, 0, 1e-4) for _ in g.ops) for g in prepared.graphs.values())
-    measured = Measured(tables, 0, 0, packings=tuple(packings(g) for g in prepared.graphs.values()))
+    measured = MeasuredCosts(tables, 0, 0, packings=tuple(packings(g) for g in prepared.graphs.values()))
     plans, costs = make_bundle.plan_all(prepared, measured, device, 1 << 40, _keep_all)
     choices = []
     for seed in seeds:

@@ -8,10 +8,10 @@ import json
 import sys
 from pathlib import Path
 
-from port_agent.jobs.model import JobKind
+from port_agent.jobs.job import JobKind
 from port_agent.supervisor.context import DaemonSeams, Settings
 from port_agent.supervisor.daemon import Daemon
-from port_agent.supervisor.job.plans.choice import PlanFigures
+from port_agent.supervisor.job.plan_choice import PlanFigures
 from port_agent.supervisor.job.worker_kinds import BundleFacts, WorkerKind, no_environment
 from port_planner.base.errors import PortError
 
@@ -22,7 +22,7 @@ OFFER_EVERY_S = 0.2
 
 
 class BadBundleError(PortError):
-    """A test bundle that is no JSON."""
+    """A test bundle that is not a valid JSON."""
 
 
 def read_json_plans(bundle: Path) -> BundleFacts:

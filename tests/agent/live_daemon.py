@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from port_agent.control.client import ControlClient
-from port_agent.jobs.model import Job, JobState
+from port_agent.jobs.job import Job, JobState
 from port_agent.supervisor.context import DaemonSeams, Settings
 from port_agent.supervisor.daemon import Daemon
 from tests.agent.live import seams

@@ -13,11 +13,11 @@ from deploy.versions import SetupError, Store, rollback, write_stamp
 from port_agent.energy.attribution.one_job import Charge, EnergyPhase
 from port_agent.energy.ledger import Ledger, LedgerError, MeterGap
 from port_agent.energy.sources.base import Kind
-from port_agent.follow.decisions.kept_plans import KeptPlan, keep_plan, read_plan
-from port_agent.jobs.model import Job, JobSpec, JobState
+from port_agent.intercept.decisions.kept_plans import KeptPlan, keep_plan, read_plan
+from port_agent.jobs.job import Job, JobSpec, JobState
 from port_agent.jobs.store import JobStore
 from port_agent.peers.identity.keys import own_identity
-from port_agent.supervisor.inbox import Inboxes
+from port_agent.supervisor.job.inbox import Inboxes
 from port_planner.base.errors import PortError
 from port_planner.ir.bundle.bundle import Bundle
 from port_planner.ir.bundle.manifest import BundleError

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from port_agent.control.client import ControlError
-from port_agent.jobs.model import JobState
+from port_agent.jobs.job import JobState
 from port_agent.supervisor.daemon import IDLE_LOOK_S
 from port_agent.supervisor.job.worker_process import RequestedState, WorkerPhase
 from tests.agent.live_daemon import Live, process_state, running

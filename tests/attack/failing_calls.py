@@ -19,7 +19,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from port_agent.jobs.model import JobSpec, JobState
+from port_agent.jobs.job import JobSpec, JobState
 from port_agent.jobs.store import JobStore
 from port_planner.base.errors import PortError
 from tests.attack.outcome import AttackOutcome

@@ -22,7 +22,7 @@ OUTLASTS_EATER: dict[str, Any] = {**LONG_ENOUGH, "steps": 5000}
 """One for each round: forty seconds and more, of which the eater takes ten until the job must leave."""
 PATIENCE_S = 120.0
 HOUR_S, DAY_S = 3600, 86400
-EATEN_SHARE, LEAST_SHARE = 0.45, 0.7
+EATEN_SHARE, MIN_SHARE = 0.45, 0.7
 """Of what is available: how much is eaten at most, and how much must stay for training."""
 _EAT = """
 import sys, time
@@ -43,7 +43,7 @@ def available_bytes() -> int:
 def attack_memory(scratch: Path, rounds: int) -> AttackOutcome:
     """Have another process take memory until less is available than must be; a job leaves, and goes on to the bit."""
     before = available_bytes()
-    least = int(before * LEAST_SHARE)
+    least = int(before * MIN_SHARE)
     config = CONFIG.replace("min_available = 0", f"min_available = '{least >> 20}M'")
     harmed, took_s = [], []
     with daemon(scratch, config) as client:

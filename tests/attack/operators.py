@@ -39,7 +39,7 @@ from tests.attack.outcome import AttackOutcome
 
 _SAMPLES, _CALLS_OF_ONE = 8, 6
 """Samples run of each torch function, and calls kept of each operator."""
-_MOST_BYTES = 1 << 16
+_MAX_BYTES = 1 << 16
 """Of a tensor in a recorded call."""
 _MEMORY_BYTES = 3 << 30
 """Of a child: sizes that are huge are refused by the allocator, not by the machine."""
@@ -95,7 +95,7 @@ def _recorded(argument: Any) -> Any:
     """Return an argument as a call holds it; raise ValueError for one that no bundle can have."""
     if isinstance(argument, torch.Tensor):
         kind = str(argument.dtype).removeprefix("torch.")
-        if argument.layout is not torch.strided or kind not in ITEM_BYTES or argument.nbytes > _MOST_BYTES:
+        if argument.layout is not torch.strided or kind not in ITEM_BYTES or argument.nbytes > _MAX_BYTES:
             raise ValueError
         flat = argument.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
         return Operand(kind, tuple(argument.shape), tuple(torch.empty(argument.shape).stride()), flat)
@@ -277,7 +277,7 @@ def _dense(kind: str, shape: tuple[int, ...], contents: bytes) -> Operand:
     count = 1
     for n in shape:
         count *= n
-    if count * ITEM_BYTES[kind] > 16 * _MOST_BYTES:
+    if count * ITEM_BYTES[kind] > 16 * _MAX_BYTES:
         shape, count = (1,), 1
     nbytes = count * ITEM_BYTES[kind]
     contents = (contents or b"\1") * (nbytes // max(1, len(contents)) + 1)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from port_agent.control.client import ControlClient, ControlError
-from port_agent.jobs.model import JobState
+from port_agent.jobs.job import JobState
 from port_agent.supervisor.context import Settings
 from port_agent.supervisor.daemon import Daemon
 from port_planner.base.errors import PortError

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import planning
 from benchmarks.poet import InstanceError, parse_instance, read_instance, solution_matrices
-from port_planner.problem.model import ProblemError, Semantics
+from port_planner.problem.problem import ProblemError, Semantics
 from port_planner.search.solve import Outcome, solve
 from tests.benchmarks.instances import HEAVY, OWN, QUICK, best_known, checker, reference_path
 

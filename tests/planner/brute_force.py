@@ -6,13 +6,12 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 
-from port_planner.problem.model import (
+from port_planner.problem.problem import (
     Alternative,
     Choice,
-    Fate,
+    GapDecision,
     Packing,
     Paging,
-    PieceSaving,
     Problem,
     Rematerialization,
     Schedule,
@@ -21,6 +20,7 @@ from port_planner.problem.model import (
     StageChange,
     StageGroup,
     Tensor,
+    TileSaving,
 )
 from port_planner.problem.replay import ScheduleCost, replay
 
@@ -116,14 +116,14 @@ def with_variants(problem: Problem, seed: int) -> Problem:
 
 def _pieces(rng: random.Random, problem: Problem, stages: list[int], count: int) -> Alternative:
     """Return stages in so many pieces: what they touch is there piece by piece where it is whole neither before nor after."""
-    savings = list[PieceSaving]()
+    savings = list[TileSaving]()
     for i, tensor in enumerate(problem.tensors):
         touched = tuple(s for s in tensor.accesses if s in stages)
         around = [
             g for g in problem.gaps_of[i] if not problem.gaps[g].dead and {problem.gaps[g].after, problem.gaps[g].before} & set(touched)
         ]  # fmt: skip
         if touched and rng.random() < 0.8:
-            savings.append(PieceSaving(i, tensor.nbytes * (count - 1) // count, touched, tuple(around)))
+            savings.append(TileSaving(i, tensor.nbytes * (count - 1) // count, touched, tuple(around)))
     changes = [StageChange(s, rng.uniform(0, 0.5), rng.uniform(0, 1), 0, rng.randint(0, 1)) for s in stages]
     return Alternative(f"{count} pieces", tuple(changes), tuple(savings))
 
@@ -199,13 +199,13 @@ def _options(problem: Problem, g: int) -> Iterator[Choice | None]:
     yield None
     for s in range(gap.after + 1, gap.before + 1):
         if tensor.rematerializations[gap.version] is not None:
-            yield Choice(g, s, Fate.RECOMPUTE)
+            yield Choice(g, s, GapDecision.RECOMPUTE)
         if s >= gap.after + 2:
-            yield from (Choice(g, s, Fate.PAGE, paging.target) for paging in tensor.paging)
+            yield from (Choice(g, s, GapDecision.PAGE, paging.target) for paging in tensor.paging)
     if (packing := tensor.packing(gap.version)) is not None:
-        yield Choice(g, gap.before, Fate.PACK)
+        yield Choice(g, gap.before, GapDecision.PACK)
         if gap.before >= gap.after + 2:
-            yield from (Choice(g, gap.before, Fate.PACK_PAGE, paging.target) for paging in packing.paging)
+            yield from (Choice(g, gap.before, GapDecision.PACK_PAGE, paging.target) for paging in packing.paging)
 
 
 def with_intermediates(problem: Problem, choices: tuple[Choice, ...]) -> Schedule | None:
@@ -213,12 +213,14 @@ def with_intermediates(problem: Problem, choices: tuple[Choice, ...]) -> Schedul
     present = {(i, t) for i, tensor in enumerate(problem.tensors) for t in tensor.accesses if t != tensor.birth}
     chosen = {c.gap: c for c in choices}
     for g, gap in enumerate(problem.gaps):
-        if gap.dead or (g in chosen and chosen[g].fate in (Fate.PACK, Fate.PACK_PAGE)):
+        if gap.dead or (g in chosen and chosen[g].decision in (GapDecision.PACK, GapDecision.PACK_PAGE)):
             continue
         start = chosen[g].stage if g in chosen else gap.after + 1
         present |= {(gap.tensor, t) for t in range(start, gap.before)}
     rematerialized = {
-        (problem.gaps[c.gap].tensor, c.stage): problem.gaps[c.gap].version for c in choices if c.fate is Fate.RECOMPUTE
+        (problem.gaps[c.gap].tensor, c.stage): problem.gaps[c.gap].version
+        for c in choices
+        if c.decision is GapDecision.RECOMPUTE
     }
     todo = list(rematerialized.items())
     intermediates: dict[tuple[int, int], int] = {}

@@ -10,7 +10,7 @@ from port_planner.ir.costs import CostTable
 from port_planner.ir.graph import StepGraph
 from port_planner.ir.lowering.lower import lower
 from port_planner.ir.plan import Plan
-from port_planner.search.pareto import least_budget
+from port_planner.search.pareto import min_budget
 
 
 @cache
@@ -26,5 +26,5 @@ def captured(name: str = "resnet18") -> tuple[StepGraph, CostTable]:
 
 def budget(share: float, name: str = "resnet18") -> int:
     graph, costs = captured(name)
-    least, most = least_budget(graph, costs), lower(graph, costs, Plan()).peak_bytes
+    least, most = min_budget(graph, costs), lower(graph, costs, Plan()).peak_bytes
     return round(least + share * (most - least))

@@ -16,11 +16,11 @@ from port_planner.ir.costs import DeviceCosts, Flash, OpCost
 from port_planner.ir.graph import GraphError, Phase
 from port_planner.job import ScriptError, TrainingJob
 from port_planner.make_bundle import InfeasibleError, default_planner, plan_all, prepare, tensor_chunks, write
-from port_planner.profiling.operators import Measured
+from port_planner.profiling.operators import MeasuredCosts
 from port_planner.search.plan_step import PlanResult
 from tests.planner.tied_job import ROWS, job
 
-NO_TRAINING = Measured((), 0, 0)
+NO_TRAINING = MeasuredCosts((), 0, 0)
 DEVICE = DeviceCosts("test", 0, 1.0, 1.0, Flash("card", 1e8, 1e8, 1e-4, 1e-9, 1e-9))
 
 
@@ -112,8 +112,8 @@ def test_an_error_in_the_loss_shows_the_users_lines_alone() -> None:
     assert "recorder.py" not in text and "site-packages" not in text and caught.value.exit_code == 2
 
 
-def flat(graphs: Sequence[Any]) -> Measured:
-    return Measured(tuple(tuple(OpCost(1e-4, 0, 1e-4) for _ in graph.ops) for graph in graphs), 0, 0)
+def flat(graphs: Sequence[Any]) -> MeasuredCosts:
+    return MeasuredCosts(tuple(tuple(OpCost(1e-4, 0, 1e-4) for _ in graph.ops) for graph in graphs), 0, 0)
 
 
 def test_a_bundle_holds_what_was_prepared(tmp_path: Path) -> None:
@@ -152,10 +152,13 @@ def test_the_graph_that_does_not_fit_is_named_with_what_it_needs() -> None:
 
 
 def test_the_error_tells_what_is_whole_and_why_once_each_and_no_more_than_a_few() -> None:
-    error = InfeasibleError("no plan fits", 17)
-    assert str(error) == "no plan fits"
+    error = InfeasibleError("not a valid plan fits", 17)
+    assert str(error) == "not a valid plan fits"
     error.left_whole = ("mm in 6 blocks: row 3 differs", "mm in 6 blocks: row 3 differs")
-    assert str(error) == "no plan fits. Whole, for in pieces it gives other bits here: mm in 6 blocks: row 3 differs"
+    assert (
+        str(error)
+        == "not a valid plan fits. Whole, for in pieces it gives other bits here: mm in 6 blocks: row 3 differs"
+    )
     error.left_whole = tuple(f"chain {n}: row 0 differs" for n in range(5))
     assert str(error).endswith("chain 2: row 0 differs; and 2 more")
 

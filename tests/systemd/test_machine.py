@@ -30,7 +30,7 @@ VERSIONS = "/usr/lib/port-agent/port-agent-versions"
 
 
 @dataclass(frozen=True, slots=True)
-class Bench:
+class MeasurementWorker:
     """A prepared disk with snapshots of one suite."""
 
     suite: str
@@ -65,10 +65,10 @@ def content(images: Path, package: PackageBuilder, tmp_path_factory: pytest.Temp
 @pytest.fixture(scope="module", params=list(SUITES))
 def bench(
     request: pytest.FixtureRequest, images: Path, content: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Bench:
+) -> MeasurementWorker:
     """Return a disk with both snapshots, made by booting, installing and submitting once."""
     suite = request.param
-    made = Bench(
+    made = MeasurementWorker(
         suite, overlay(suite, tmp_path_factory.mktemp(suite) / "root.qcow2"), (images / "runtime.ext4", content)
     )
     with made.start(None) as machine:
@@ -96,21 +96,21 @@ def deb_path(suffix: str = "") -> str:
 
 
 @pytest.fixture
-def installed(bench: Bench) -> Iterator[Machine]:
+def installed(bench: MeasurementWorker) -> Iterator[Machine]:
     """Return a machine where the agent runs and has nothing to do."""
     with bench.start("installed") as machine:
         yield machine
 
 
 @pytest.fixture
-def busy(bench: Bench) -> Iterator[Machine]:
+def busy(bench: MeasurementWorker) -> Iterator[Machine]:
     """Return a machine where a worker is in the middle of its job."""
     with bench.start("training") as machine:
         yield machine
 
 
 @pytest.fixture(scope="module")
-def undisturbed(bench: Bench) -> str:
+def undisturbed(bench: MeasurementWorker) -> str:
     """Return the checksum of the weights that the job gives when nobody interferes."""
     with bench.start("training") as machine:
         training.wait_for_job(machine, "state", "== 'finished'", FINISH_S)
@@ -177,7 +177,7 @@ def not_main_pid(pid: str) -> str:
     return f'[ "$(systemctl show --property=MainPID --value port-agent)" != {pid} ]'
 
 
-def test_power_cut_loses_no_committed_step(bench: Bench, undisturbed: str) -> None:
+def test_power_cut_loses_no_committed_step(bench: MeasurementWorker, undisturbed: str) -> None:
     with bench.start("training") as machine:
         training.wait_for_job(machine, "step", ">= 100", IMPORT_S)
         committed = training.committed_step(machine)
@@ -192,7 +192,7 @@ def test_power_cut_loses_no_committed_step(bench: Bench, undisturbed: str) -> No
         assert training.trained_weights(machine) == undisturbed
 
 
-def test_upgrade_rollback_removal_and_purge_under_a_running_job(bench: Bench, busy: Machine) -> None:
+def test_upgrade_rollback_removal_and_purge_under_a_running_job(bench: MeasurementWorker, busy: Machine) -> None:
     if bench.suite == "bookworm":
         pytest.skip("the container tests do this under 252")
     step = training.job(busy)["step"]

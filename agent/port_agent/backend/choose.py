@@ -10,13 +10,13 @@ from port_agent.backend.base import Backend, DeviceAbsentError
 from port_agent.backend.cpu import CpuBackend
 from port_agent.backend.cuda import CudaBackend
 from port_agent.backend.mps import MpsBackend
-from port_planner.ir.devices.kinds import BACKEND_GROUP, CPU, CUDA, MPS
+from port_planner.ir.device_kinds import BACKEND_GROUP, CPU, CUDA, MPS
 
 _MADE_BY: Mapping[str, Callable[[], Backend]] = {CPU: CpuBackend, CUDA: CudaBackend, MPS: MpsBackend}
 
 
 def shares_host_memory(kind: str) -> bool:
-    """Tell whether what lies on a kind of device takes the host's memory; no for a device that the agent does not know."""
+    """Return whether what lies on a kind of device takes the host's memory; no for a device that the agent does not know."""
     try:
         return backend_of(kind).unified
     except DeviceAbsentError:

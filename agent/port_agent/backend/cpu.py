@@ -4,7 +4,7 @@ import torch
 
 from port_agent.backend.base import Event
 from port_agent.backend.raw_bytes import block
-from port_planner.ir.devices.kinds import CPU
+from port_planner.ir.device_kinds import CPU
 
 
 class Done:

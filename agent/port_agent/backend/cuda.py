@@ -12,7 +12,7 @@ import torch
 
 from port_agent.backend.base import DeviceAbsentError, Event
 from port_agent.backend.shared_memory import SharedMemory
-from port_planner.ir.devices.kinds import CUDA
+from port_planner.ir.device_kinds import CUDA
 from port_planner.torch_compat.devices import set_allocator
 
 _INTEGRATED_CONTEXT_BYTES = 667 << 20
@@ -144,8 +144,8 @@ def held_by(pid: int, card: str) -> int | None:
     """Return the bytes of a card's memory that the driver says a process holds; None where it does not say."""
     words = ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits", "-i", card]
     with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
-        said = subprocess.run(words, capture_output=True, text=True, check=True, timeout=_DRIVER_PATIENCE_S).stdout
-        held = {int(own): int(mib) << 20 for own, mib in (line.split(",") for line in said.splitlines())}
+        output = subprocess.run(words, capture_output=True, text=True, check=True, timeout=_DRIVER_PATIENCE_S).stdout
+        held = {int(own): int(mib) << 20 for own, mib in (line.split(",") for line in output.splitlines())}
         return held.get(pid)
     return None
 

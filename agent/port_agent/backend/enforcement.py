@@ -17,7 +17,7 @@ import torch
 from port_agent.backend.base import Backend
 from port_agent.backend.choose import backend_of
 from port_agent.system.cgroup import CgroupError, cgroup2_mount, own_path
-from port_agent.system.memory_belt import scope_command
+from port_agent.system.memory_limit import scope_command
 from port_agent.system.python_process import module_command, module_environment
 from port_planner.base.process_memory import available_bytes, resident_bytes
 
@@ -33,11 +33,11 @@ _PATIENCE_S = 60.0
 _FIRST_TO_GO = "1000"
 """Of the kernel's scores: where the whole machine gets short, the process that tries goes before anything of the user's."""
 _NO_LIMIT = 1 << 62
-_SPARE_BYTES = 512 << 20
+_HEADROOM_BYTES = 512 << 20
 """What must be free of the machine beside what is tried with."""
 
 
-class _NotTriedError(Exception):
+class _UntriedError(Exception):
     """A bound cannot be set here; says why."""
 
 
@@ -49,7 +49,7 @@ def enforced(backend: Backend) -> dict[str, str]:
 def _in_a_group(backend: Backend) -> dict[str, str]:
     """Try a control group whose limit leaves a process like this one little more than it holds."""
     limit = resident_bytes() + backend.outside_bytes() + PROBE_BYTES
-    if available_bytes() < limit + PROBE_BYTES + _SPARE_BYTES:
+    if available_bytes() < limit + PROBE_BYTES + _HEADROOM_BYTES:
         return {GROUP: "was not tried: too little memory is free"}
     scope = scope_command(limit)
     if not scope:
@@ -67,11 +67,11 @@ def tried(kind: str, bounds: tuple[str, ...], within: Sequence[str] = ()) -> dic
     return outcomes(bounds, done.stdout.splitlines(), done.returncode)
 
 
-def outcomes(bounds: tuple[str, ...], said: list[str], ended: int) -> dict[str, str]:
+def outcomes(bounds: tuple[str, ...], output: list[str], ended: int) -> dict[str, str]:
     """Return the outcome of each bound by the lines that a process has said, and the exit status that it ended with."""
-    if not said:
+    if not output:
         return dict.fromkeys(bounds, f"was not tried: the process that tries ended with {ended} before it began")
-    found = dict(zip(bounds, said[1:], strict=False))
+    found = dict(zip(bounds, output[1:], strict=False))
     left = [bound for bound in bounds if bound not in found]
     if left and ended in (-signal.SIGKILL, -signal.SIGABRT, 128 + signal.SIGKILL, 128 + signal.SIGABRT):
         found[left.pop(0)] = KILLED
@@ -86,16 +86,16 @@ def main(arguments: list[str]) -> int:
     backend = backend_of(kind)
     backend.allocate(_LIMIT_BYTES).fill_(1)
     backend.synchronize()
-    _say(_BEGUN)
+    _write(_BEGUN)
     for bound in bounds:
         try:
-            _say(TRIES[bound](backend))
-        except _NotTriedError as reason:
-            _say(f"was not tried: {reason}")
+            _write(TRIES[bound](backend))
+        except _UntriedError as reason:
+            _write(f"was not tried: {reason}")
     return 0
 
 
-def _say(line: str) -> None:
+def _write(line: str) -> None:
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
@@ -124,7 +124,7 @@ def _by_data(backend: Backend) -> str:
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[5])
     except (OSError, IndexError, ValueError) as error:
-        raise _NotTriedError("this system does not say what it counts") from error
+        raise _UntriedError("this system does not say what it counts") from error
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (pages * resource.getpagesize() + _LIMIT_BYTES, hard))
     try:
@@ -138,7 +138,7 @@ def _by_group(backend: Backend) -> str:
         group = cgroup2_mount(Path("/proc")) / own_path(Path("/proc")).lstrip("/")
         most, now = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
     except (CgroupError, OSError, ValueError) as error:
-        raise _NotTriedError("this one's limit cannot be read") from error
+        raise _UntriedError("this one's limit cannot be read") from error
     return _taken(backend, max(0, most - now) + PROBE_BYTES)
 
 

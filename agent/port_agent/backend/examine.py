@@ -15,9 +15,9 @@ from port_agent.backend.base import Backend, DeviceAbsentError
 from port_agent.backend.choose import backend_of
 from port_agent.backend.enforcement import ALLOCATOR, ALLOWED, PROBE_BYTES, enforced
 from port_planner.base.process_memory import resident_bytes
+from port_planner.ir.device_kinds import BACKEND_GROUP, CUDA, MPS
 from port_planner.ir.devices.exactness import REORDERED
-from port_planner.ir.devices.kinds import BACKEND_GROUP, CUDA, MPS
-from port_planner.ir.devices.torch_device import device_name
+from port_planner.ir.torch_device import device_name
 
 
 class DeviceReport(msgspec.Struct, frozen=True):

@@ -12,10 +12,10 @@ import torch
 from port_agent.backend.base import DeviceAbsentError, Event
 from port_agent.backend.cpu import DONE
 from port_agent.backend.raw_bytes import block
-from port_planner.ir.devices.kinds import MPS
+from port_planner.ir.device_kinds import MPS
 from port_planner.torch_compat.devices import host_alias
 
-_LEAST_FRACTION, _MOST_FRACTION = 1e-6, 2.0
+_MIN_FRACTION, _MAX_FRACTION = 1e-6, 2.0
 """Of the memory that Metal recommends, between which torch takes a limit; 0 would be none at all."""
 
 
@@ -63,7 +63,7 @@ class HighWater:
 
 def fraction_of(nbytes: int, recommended_bytes: int) -> float:
     """Return the fraction of the recommended memory that limits tensors to so many bytes, as torch takes it."""
-    return min(max(nbytes / recommended_bytes, _LEAST_FRACTION), _MOST_FRACTION)
+    return min(max(nbytes / recommended_bytes, _MIN_FRACTION), _MAX_FRACTION)
 
 
 class MpsBackend:

@@ -6,7 +6,7 @@ import torch
 
 from port_agent.malloc import active
 from port_planner.base.direct_io import BLOCK, padded
-from port_planner.ir.devices.kinds import CPU
+from port_planner.ir.device_kinds import CPU
 
 _PREPARED = active()
 

@@ -12,7 +12,7 @@ import torch
 from port_agent.backend.base import Backend, Event
 from port_agent.backend.staging import DeviceSide, Staging
 
-LEAST_BYTES = 64 << 10
+MIN_BYTES = 64 << 10
 """From so many bytes on: CUDA copies less from ordinary memory at once and without waiting (its notes on synchronisation behaviour)."""
 
 

@@ -57,7 +57,7 @@ def size(text: str) -> int:
 
     Raises ArgumentTypeError for anything else.
     """
-    count = _told(parse_bytes, text)
+    count = _parsed(parse_bytes, text)
     if count < 1:
         raise argparse.ArgumentTypeError(f"the size {shown(text)} is nothing; give at least one byte, such as 300M")
     return count
@@ -68,7 +68,7 @@ def duration(text: str) -> float:
 
     Raises ArgumentTypeError for anything else.
     """
-    seconds = _told(parse_duration, text)
+    seconds = _parsed(parse_duration, text)
     if seconds <= 0:
         raise argparse.ArgumentTypeError(f"the duration {shown(text)} is nothing; give more, such as 90s or 8h")
     return seconds
@@ -79,7 +79,7 @@ def deadline(text: str) -> float:
 
     Raises ArgumentTypeError for anything else.
     """
-    return _told(lambda text: parse_deadline(text, clock.time()), text)
+    return _parsed(lambda text: parse_deadline(text, clock.time()), text)
 
 
 def deadline_or_none(text: str) -> float | None:
@@ -95,7 +95,7 @@ def since(text: str) -> float:
 
     Raises ArgumentTypeError for anything else.
     """
-    return _told(lambda text: parse_since(text, clock.time()), text)
+    return _parsed(lambda text: parse_since(text, clock.time()), text)
 
 
 def hours(text: str) -> tuple[time, time]:
@@ -103,7 +103,7 @@ def hours(text: str) -> tuple[time, time]:
 
     Raises ArgumentTypeError for anything else.
     """
-    return _told(parse_hours, text)
+    return _parsed(parse_hours, text)
 
 
 def positive_number(text: str) -> float:
@@ -113,7 +113,7 @@ def positive_number(text: str) -> float:
     except ValueError:
         value = math.nan
     if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{shown(text)} is no number above zero; write it like 0.25 or 3")
+        raise argparse.ArgumentTypeError(f"{shown(text)} is not a valid number above zero; write it like 0.25 or 3")
     return value
 
 
@@ -129,7 +129,7 @@ def whole_number(least: int, most: int = MOST) -> Callable[[str], int]:
     def read(text: str) -> int:
         value = int(text) if re.fullmatch(_WHOLE, text.strip()) else least - 1
         if not least <= value <= most:
-            raise argparse.ArgumentTypeError(f"{shown(text)} is no whole number {wanted}")
+            raise argparse.ArgumentTypeError(f"{shown(text)} is not a valid whole number {wanted}")
         return value
 
     return read
@@ -280,7 +280,7 @@ def _refusing(action: str, path: str, remedy: str) -> Iterator[None]:
         raise argparse.ArgumentTypeError(f"cannot {action} {_named(path)}: {reason}; name {remedy}") from error
 
 
-def _told(parse: Callable[[str], T], text: str) -> T:
+def _parsed(parse: Callable[[str], T], text: str) -> T:
     """Return what `parse` returns.
 
     Argparse swallows the message of every error but its own.

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from port_agent.control.client import ControlClient
 
 Arguments = argparse.Namespace
-_MOST_BOARDS = 64
+_MAX_BOARDS = 64
 """Simulated boards of one job: each is a process."""
 
 
@@ -270,9 +270,9 @@ def _several_boards(arguments: Arguments, client: "ControlClient") -> list[list[
         if getattr(arguments, name):
             raise UsageError(f"--boards divides samples that are there, counted in epochs; leave --{name} away")
     if arguments.simulate:
-        if not arguments.boards.isdecimal() or not 1 <= int(arguments.boards) <= _MOST_BOARDS:
+        if not arguments.boards.isdecimal() or not 1 <= int(arguments.boards) <= _MAX_BOARDS:
             raise UsageError(
-                f"--boards is {shown(arguments.boards)}; with --simulate give a number, 1 to {_MOST_BOARDS}"
+                f"--boards is {shown(arguments.boards)}; with --simulate give a number, 1 to {_MAX_BOARDS}"
             )
         return [[] for _ in range(int(arguments.boards))]
     if arguments.boards == "all":
@@ -315,7 +315,7 @@ def _submit_divided(
 
 
 def _job_name(arguments: Arguments) -> str:
-    from port_agent.jobs.model import name_like
+    from port_agent.jobs.job import name_like
 
     return name_like(arguments.bundle.stem if arguments.bundle else arguments.kind)
 
@@ -484,8 +484,8 @@ def _path(arguments: Arguments) -> str:
 
 def _job_named(arguments: Arguments) -> str:
     """Return the number or name that was given; raises UsageError for what can be neither."""
-    from port_agent.jobs.model import NAME
+    from port_agent.jobs.job import NAME
 
     if not NAME.fullmatch(arguments.job):
-        raise UsageError(f"{shown(arguments.job)} is no number or name of a job; see `port-agent jobs`")
+        raise UsageError(f"{shown(arguments.job)} is not a valid number or name of a job; see `port-agent jobs`")
     return str(arguments.job)

@@ -26,7 +26,7 @@ from port_agent.cli.terminal import terminal
 from port_agent.control import places
 from port_agent.planning.pace import too_slow, wanted_pace
 from port_planner.base.units import format_bytes, format_joules, format_seconds
-from port_planner.ir.devices.kinds import CPU, accelerator_of
+from port_planner.ir.device_kinds import CPU, accelerator_of
 from port_planner.ir.devices.transfers import transfer_of
 
 if TYPE_CHECKING:
@@ -211,8 +211,8 @@ def operator_sums(graph: "StepGraph", costs: "CostTable", reordered: Sequence[st
         device, name = where_it_runs(graph, i), op.name.removeprefix("aten::")
         if (moved := transfer_of(graph, op)) is not None:
             device, name = graph.storages[moved.target].device, TRANSFER
-        variant = "whole" if op.piece is None else f"{op.piece.count} pieces"
-        sums = op.piece is not None and op.piece.reordered
+        variant = "whole" if op.tile is None else f"{op.tile.count} pieces"
+        sums = op.tile is not None and op.tile.reordered
         exactness = REORDERED if sums or op.name in reordered or name in reordered else BITWISE
         first = OperatorSum(name, device, variant, exactness, elsewhere_seconds=0.0 if costs.elsewhere else None)
         one = found.setdefault((name, device, variant, exactness), first)
@@ -298,7 +298,7 @@ def _profile(arguments: argparse.Namespace) -> int:
     from port_agent.prepare.this_machine import measure_board
     from port_agent.system.atomic_file import write_atomically
     from port_planner.ir.boards import format_board
-    from port_planner.profiling.sustained_writes import MOST_BYTES, WINDOW_BYTES
+    from port_planner.profiling.sustained_writes import MAX_BYTES, WINDOW_BYTES
 
     wanted = {"static_watts": arguments.static_watts, "compute_watts": arguments.compute_watts}
     given = {key: value for key, value in wanted.items() if value is not None}
@@ -308,7 +308,7 @@ def _profile(arguments: argparse.Namespace) -> int:
             share = lambda done: bar.update("calibrate", done)  # noqa: E731
             board, gaps = measure_board(
                 arguments.page_dir, arguments.threads, given=given, source=source, progress=share,
-                most_written_bytes=max(arguments.flash_writes or MOST_BYTES, WINDOW_BYTES),
+                max_written_bytes=max(arguments.flash_writes or MAX_BYTES, WINDOW_BYTES),
             )  # fmt: skip
     finally:
         source.close()

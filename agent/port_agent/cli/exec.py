@@ -1,7 +1,7 @@
 """`exec`: run a program as it is, inside a memory budget.
 
 This process checks what it was told, takes the limits and becomes the program (execve): signals, exit code, terminal and
-process id are the program's own. What happens inside is `port_agent.follow.exec.launch`.
+process id are the program's own. What happens inside is `port_agent.intercept.exec.launch`.
 """
 
 import argparse
@@ -15,16 +15,16 @@ from typing import NoReturn
 from port_agent.cli.arguments import UsageError, duration, readable_file, size, use_cores, whole_number, writable_file
 from port_agent.control import places
 from port_agent.energy.media import FlashPrices
-from port_agent.follow.consumption import wear_joules_per_byte
-from port_agent.follow.exec.exec_budget import ExecOptions
-from port_agent.follow.exec.launch import LaunchOptions, launch_words
 from port_agent.guard import guard_environment
-from port_agent.jobs.model import name_like
+from port_agent.intercept.consumption import wear_joules_per_byte
+from port_agent.intercept.exec.exec_budget import ExecOptions
+from port_agent.intercept.exec.launch import LaunchOptions, launch_words
+from port_agent.jobs.job import name_like
 from port_agent.malloc import PreloadMode, preload_environment, preload_mode, preload_trouble
 from port_agent.paging.page_space import PageSpace, check_not_in_ram, default_page_dir
 from port_agent.paging.pager import PageError
-from port_agent.supervisor.job.plans.choice import data_limit, memory_max
-from port_agent.system.memory_belt import limit_data, scope_command
+from port_agent.supervisor.job.plan_choice import data_limit, memory_max
+from port_agent.system.memory_limit import limit_data, scope_command
 
 _PYTHON = re.compile(r"python(\d+(\.\d+)?)?")
 
@@ -218,7 +218,7 @@ def _program(words: list[str]) -> tuple[bool, list[str]]:
         raise UsageError("no program; write it after --, as in: port-agent exec --ram 600M -- train.py --epochs 3")
     words = _without_python(words)
     if not words:
-        raise UsageError("python alone is no program; give a script, or -m and a module")
+        raise UsageError("python alone is not a valid program; give a script, or -m and a module")
     if words[0] == "-m":
         if len(words) == 1:
             raise UsageError("-m needs the name of a module")

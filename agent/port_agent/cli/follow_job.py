@@ -9,8 +9,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from port_agent.cli.terminal import terminal
-from port_agent.supervisor.job.plans.choice import resident_max
-from port_agent.system.memory_belt import hold_resident
+from port_agent.supervisor.job.plan_choice import resident_max
+from port_agent.system.memory_limit import hold_resident
 from port_agent.worker.protocol import (
     EvaluationDone,
     Event,
@@ -28,7 +28,7 @@ from port_agent.worker.start import Worker
 from port_planner.base.errors import ExitCode, PortError
 from port_planner.base.units import format_bytes, format_seconds
 from port_planner.ir.bundle.manifest import Manifest
-from port_planner.ir.devices.kinds import CPU
+from port_planner.ir.device_kinds import CPU
 
 
 class TrainingFailedError(PortError):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from port_agent.health.conditions import HealthItem
-from port_agent.jobs.model import Job, to_record
+from port_agent.jobs.job import Job, to_record
 from port_agent.jobs.store import HistoryEntry
 
 API_VERSION = 1

@@ -17,7 +17,7 @@ from port_planner.base.errors import ExitCode, PortError
 
 DEFAULT_RUNTIME_DIR = Path("/run/port-agent")
 _TIMEOUT_S = 30.0
-_PIECE_BYTES = 1 << 16
+_CHUNK_BYTES = 1 << 16
 
 
 class ControlError(PortError):
@@ -81,27 +81,27 @@ class ControlClient:
         """Write the answer to `file` and return its bytes."""
         answer = self._answer("GET", path, None)
         with file.open("wb") as out:
-            for piece in self._pieces(answer.read):
+            for piece in self._chunks(answer.read):
                 out.write(piece)
             return out.tell()
 
     def follow(self, path: str) -> Iterator[str]:
         """Yield pieces of text as they come, until the daemon ends the stream."""
         answer = self._answer("GET", path, None, forever=True)
-        for piece in self._pieces(answer.read1):
+        for piece in self._chunks(answer.read1):
             yield piece.decode("utf-8", "replace")
 
     def _json(self, method: str, path: str, body: bytes | None) -> Any:
         return json.loads(self._whole(self._answer(method, path, body)))
 
     def _whole(self, answer: http.client.HTTPResponse) -> bytes:
-        return b"".join(self._pieces(lambda _: answer.read()))
+        return b"".join(self._chunks(lambda _: answer.read()))
 
-    def _pieces(self, read: Callable[[int], bytes]) -> Iterator[bytes]:
+    def _chunks(self, read: Callable[[int], bytes]) -> Iterator[bytes]:
         """Yield what `read` gives; raises ControlError where the agent ends before its answer does."""
         while True:
             try:
-                piece = read(_PIECE_BYTES)
+                piece = read(_CHUNK_BYTES)
             except (OSError, http.client.HTTPException) as error:
                 raise ControlError(f"the agent at {self.path} ended in the middle of its answer; ask again") from error
             if not piece:

@@ -92,9 +92,9 @@ class HttpRequest:
         try:
             return msgspec.json.decode(content or b"{}", type=dict[str, object])
         except msgspec.ValidationError as error:
-            raise HttpError(400, f"the body is no JSON object: {error}") from error
+            raise HttpError(400, f"the body is not a valid JSON object: {error}") from error
         except (ValueError, RecursionError) as error:
-            raise HttpError(400, f"the body is no JSON: {error}") from error
+            raise HttpError(400, f"the body is not a valid JSON: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,11 +239,11 @@ async def _read_request(reader: asyncio.StreamReader) -> HttpRequest | None:
         raise HttpError(400, "send a Content-Length; chunked requests are not read")
     length = headers.get("content-length", "0")
     if not re.fullmatch(_LENGTH, length):
-        raise HttpError(400, f"Content-Length {length[:20]!r} is no number of bytes")
+        raise HttpError(400, f"Content-Length {length[:20]!r} is not a valid number of bytes")
     try:
         parts = urlsplit(words[1])
     except ValueError as error:
-        raise HttpError(400, f"{words[1][:60]!r} is no address: {error}") from error
+        raise HttpError(400, f"{words[1][:60]!r} is not a valid address: {error}") from error
     query = {name: values[-1] for name, values in parse_qs(parts.query, keep_blank_values=True).items()}
     return HttpRequest(words[0], unquote(parts.path), query, headers, reader, int(length))
 

@@ -12,7 +12,7 @@ import msgspec
 
 from port_agent.control.http import HttpError
 from port_agent.federate.orders import FederationSettings
-from port_agent.jobs.model import JobKind, JobRequestError, JobSpec
+from port_agent.jobs.job import JobKind, JobRequestError, JobSpec
 from port_agent.system.mounts import file_system, in_ram
 from port_agent.worker.shard import Shard
 from port_planner.base.units import shown

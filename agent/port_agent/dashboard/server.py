@@ -33,7 +33,7 @@ _HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-MOST_CONNECTIONS = 32
+MAX_CONNECTIONS = 32
 """A browser opens six; each takes a thread for as long as it is silent, half a minute at most."""
 _LOCAL_NAMES = ("127.0.0.1", "localhost")
 
@@ -91,12 +91,12 @@ class Dashboard:
 
 
 class _PageServer(ThreadingHTTPServer):
-    """A thread for each connection, at most `MOST_CONNECTIONS`: every user of this machine may connect."""
+    """A thread for each connection, at most `MAX_CONNECTIONS`: every user of this machine may connect."""
 
     daemon_threads = True
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
-        self._free = threading.BoundedSemaphore(MOST_CONNECTIONS)
+        self._free = threading.BoundedSemaphore(MAX_CONNECTIONS)
         super().__init__(address, handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Collection
 
 import msgspec
 
-from port_agent.energy.timeline import Interval
+from port_agent.energy.attribution.timeline import Interval
 
 _MIN_SAMPLES = 20
 _MAX_SAMPLES = 240

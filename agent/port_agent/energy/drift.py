@@ -47,7 +47,7 @@ class Correction:
         return seconds, joules
 
 
-class DriftWatch:
+class DriftMonitor:
     """Watches one job's steps.
 
     After a correction the window starts anew, measured against the corrected plan.

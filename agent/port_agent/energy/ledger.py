@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from port_agent.energy.attribution.one_job import Charge, EnergyPhase, StepEnergy
+from port_agent.energy.attribution.timeline import GpuShare
 from port_agent.energy.sources.base import Kind
-from port_agent.energy.timeline import GpuShare
 from port_agent.system.clock import local_clock_s
 from port_agent.system.database import (
     DamagedDatabaseError,

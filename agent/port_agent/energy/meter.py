@@ -16,8 +16,9 @@ from pathlib import Path
 
 from port_agent.energy.attribution.jobs import CpuClock, JobsAttributor
 from port_agent.energy.attribution.one_job import EnergyPhase, MeteredStep, PhaseCosts, StepEnergy
+from port_agent.energy.attribution.timeline import Interval
 from port_agent.energy.baseline import IDLE_LOAD, IdleBaseline, stored_baselines
-from port_agent.energy.drift import Correction, DriftWatch, Ratio
+from port_agent.energy.drift import Correction, DriftMonitor, Ratio
 from port_agent.energy.issues import EnergyIssue, IssueList
 from port_agent.energy.ledger import FILE_NAME, Ledger, MeterGap
 from port_agent.energy.ledger_writer import LedgerWriter
@@ -26,7 +27,6 @@ from port_agent.energy.sources.base import Kind, SourceInfo
 from port_agent.energy.sources.estimated import EstimatedSource, LoadProbe, PowerModel
 from port_agent.energy.sources.power_models import model_of
 from port_agent.energy.sources.registry import EnergyConfig, SourceChoice, configured_model, open_sources
-from port_agent.energy.timeline import Interval
 from port_agent.energy.totals import JobEnergy, Totals
 from port_agent.energy.wear import DiskCounter
 from port_agent.energy.wear_account import WearAccount
@@ -144,7 +144,7 @@ class EnergyMeter:
         self._sampler = Sampler(choice, self._issues, self._on_source, self._seams.reopen)
         wear = wear or WearAccount(self._seams.unix_time)
         self._writer = LedgerWriter(ledger, self._issues, wear, disk, self._seams.writer)
-        wear.tell(lambda unix, count: ledger.add_wear(unix, _OWN_WRITER, count))
+        wear.subscribe(lambda unix, count: ledger.add_wear(unix, _OWN_WRITER, count))
         self._baseline = IdleBaseline(stored_baselines(ledger.meta("baselines")))
         for source in choice.sources:
             if isinstance(source, EstimatedSource):
@@ -153,7 +153,7 @@ class EnergyMeter:
         self._attributor = JobsAttributor(costs, self._baseline.watts)
         self._events: deque[MeterEvent] = deque(maxlen=_MAX_EVENTS)
         self._totals = Totals()
-        self._drifts: dict[str, DriftWatch] = {}
+        self._drifts: dict[str, DriftMonitor] = {}
         self._plans: dict[str, int] = {}
         self._last_interval: Interval | None = None
         self._last_step: StepEnergy | None = None
@@ -222,7 +222,7 @@ class EnergyMeter:
             self._watch_drift(step)
 
     def _watch_drift(self, step: StepEnergy) -> None:
-        drift = self._drifts.setdefault(step.job, DriftWatch(step.job))
+        drift = self._drifts.setdefault(step.job, DriftMonitor(step.job))
         event = step.event
         measured = step.known_joules if step.kind is Kind.MEASURED else None
         correction = drift.add(event.plan, event.planned_s, event.wall_s, event.planned_joules, measured)
@@ -239,7 +239,7 @@ class EnergyMeter:
         self._sample_edge(now_s)
         self._attributor.start_job(job, now_s, cpu_s)
         self._totals.begin(job)
-        self._drifts[job], self._plans[job] = DriftWatch(job), 0
+        self._drifts[job], self._plans[job] = DriftMonitor(job), 0
 
     def on_worker_stop(self, job: str, now_s: float) -> None:
         """Note that the worker of `job` is gone, for whatever reason."""

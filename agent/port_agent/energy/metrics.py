@@ -29,8 +29,8 @@ def _snapshot_families(snapshot: MeterSnapshot) -> Iterator[MetricFamily]:
         ("idle_power_watts", "Power of the idle machine.", snapshot.baseline_watts),
         ("last_step_energy_joules", "Energy of the newest training step.", snapshot.last_step_joules),
         ("last_step_planned_energy_joules", "Energy the plan gave that step.", snapshot.last_step_planned_joules),
-        ("step_time_drift_ratio", "Measured over planned seconds per step.", snapshot.time_drift),
-        ("step_energy_drift_ratio", "Measured over planned joules per step.", snapshot.energy_drift),
+        ("step_time_drift_ratio", "MeasuredCosts over planned seconds per step.", snapshot.time_drift),
+        ("step_energy_drift_ratio", "MeasuredCosts over planned joules per step.", snapshot.energy_drift),
     ):
         yield gauge(name, meaning, value, where)
     for name, meaning, total in (

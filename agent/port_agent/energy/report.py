@@ -29,7 +29,7 @@ JOULES_PER_KWH = 3.6e6
 PHASES = tuple(phase.value for phase in EnergyPhase if phase is not EnergyPhase.UNMEASURED)
 _PHASE_ORDER = {phase.value: place for place, phase in enumerate(EnergyPhase)}
 _MAX_POINTS = 3000
-_MOST_IN_A_QUERY = {
+_MAX_IN_A_QUERY = {
     "since": LATEST_UNIX, "price_per_kwh": 1e9, "co2_grams_per_kwh": 1e9, "flash_bytes_per_day": LARGEST_BYTES,
     "flash_endurance_bytes": LARGEST_BYTES,
 }  # fmt: skip
@@ -203,7 +203,7 @@ def options_from_query(query: Mapping[str, str]) -> ReportOptions:
     Raises `ReportQueryError` for a bad one.
     """
     numbers: dict[str, float] = {}
-    for key, most in _MOST_IN_A_QUERY.items():
+    for key, most in _MAX_IN_A_QUERY.items():
         if key in query:
             try:
                 numbers[key] = float(query[key])
@@ -224,7 +224,9 @@ class ReportQueryError(PortError):
     exit_code = ExitCode.IMPOSSIBLE
 
     def __init__(self, key: str, value: str, most: float) -> None:
-        super().__init__(f"{key}={shown(value)} is no number from 0 to {most:g}; leave it away or give one of these")
+        super().__init__(
+            f"{key}={shown(value)} is not a valid number from 0 to {most:g}; leave it away or give one of these"
+        )
         self.key = key
         self.value = value
 
@@ -303,8 +305,8 @@ class _Reader:
         self._since = options.since_unix or 0.0
         self._now_unix = now_unix
 
-    def _period_s(self, most_points: int | None = None) -> int:
-        """Return the finest roll-up that still holds the report's whole time, in at most `most_points`."""
+    def _period_s(self, max_points: int | None = None) -> int:
+        """Return the finest roll-up that still holds the report's whole time, in at most `max_points`."""
         spans = {
             row["period_s"]: (row["first"], row["last"])
             for row in self._database.execute(
@@ -317,7 +319,7 @@ class _Reader:
             first, last = spans.get(period_s, (None, None))
             if first is None or DAY_S not in spans or first >= max(spans[DAY_S][0], self._since) + DAY_S:
                 continue  # the oldest of it has expired
-            if most_points is None or (last - first) / period_s <= most_points:
+            if max_points is None or (last - first) / period_s <= max_points:
                 return period_s
         return DAY_S
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 
+from port_agent.energy.attribution.timeline import Integrator, Interval
 from port_agent.energy.issues import IssueList
 from port_agent.energy.sources.base import Kind, PowerSource, SourceError, SourceInfo
 from port_agent.energy.sources.registry import SourceChoice
-from port_agent.energy.timeline import Integrator, Interval
 
 _RETRY_S = 60.0
 """How often sources are looked for again while the one in use fails."""

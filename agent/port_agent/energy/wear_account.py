@@ -65,6 +65,6 @@ class WearAccount:
         days = 1.0 + (1.0 - day_left_s(now_s) / DAY_S if before else 0.0)
         return (before + self.today_bytes()) / days
 
-    def tell(self, listener: Callable[[float, int], None]) -> None:
+    def subscribe(self, listener: Callable[[float, int], None]) -> None:
         """Have `listener` called with Unix time and bytes whenever something is counted."""
         self._listeners.append(listener)

@@ -3,8 +3,8 @@
 import sys
 from pathlib import Path
 
-from port_agent.facts.model import Answer, Facts, Fault, IdleSignal, Power, PowerReading, ThrottleReading
 from port_agent.facts.platform import OwnUse, Platform, SensorOptions
+from port_agent.facts.readings import Answer, Facts, Fault, IdleSignal, Power, PowerReading, ThrottleReading
 
 __all__ = [
     "Answer",

@@ -45,7 +45,7 @@ class CpuCluster:
 
 
 @dataclass(frozen=True, slots=True)
-class _Core:
+class _CpuCore:
     number: int
     name: str | None
     top_khz: int | None
@@ -69,9 +69,9 @@ def read_clusters(tree: Tree, usable: Collection[int] | None = None) -> tuple[Cp
         if (online is None or number in online) and (usable is None or number in usable):
             midr = tree.text(entry / "regs/identification/midr_el1", SENSOR)
             top_khz = tree.number(entry / "cpufreq/cpuinfo_max_freq", SENSOR)
-            cores.append(_Core(number, _arm_name(midr), top_khz, tree.number(entry / "cpu_capacity", SENSOR)))
+            cores.append(_CpuCore(number, _arm_name(midr), top_khz, tree.number(entry / "cpu_capacity", SENSOR)))
     cores.sort(key=lambda core: (-core.speed, core.number))
-    kinds: list[list[_Core]] = []
+    kinds: list[list[_CpuCore]] = []
     for core in cores:
         first = kinds[-1][0] if kinds else None
         if first is not None and core.name == first.name and core.speed >= _ALIKE * first.speed:
@@ -86,7 +86,7 @@ def clusters_text(clusters: tuple[CpuCluster, ...]) -> str:
     return " + ".join(cluster.text for cluster in clusters)
 
 
-def _cluster(kind: list[_Core]) -> CpuCluster:
+def _cluster(kind: list[_CpuCore]) -> CpuCluster:
     first = kind[0]
     top_hz = None if first.top_khz is None else first.top_khz * 1e3
     return CpuCluster(tuple(sorted(core.number for core in kind)), first.name, top_hz, first.capacity)

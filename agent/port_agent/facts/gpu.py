@@ -2,10 +2,10 @@
 
 import re
 
-from port_agent.facts.model import Answer, IdleSignal
 from port_agent.facts.platform import OwnUse, SensorOptions
+from port_agent.facts.readings import Answer, IdleSignal
 from port_agent.facts.sysfs import Tree
-from port_planner.ir.devices.kinds import CUDA
+from port_planner.ir.device_kinds import CUDA
 
 SENSOR = "gpu"
 _NODES = ("nvidia0", "nvhost-gpu", "nvmap")

@@ -9,8 +9,8 @@ import os
 import re
 from dataclasses import dataclass
 
-from port_agent.facts.model import Answer, IdleSignal
 from port_agent.facts.platform import OwnUse, SensorOptions
+from port_agent.facts.readings import Answer, IdleSignal
 from port_agent.facts.sysfs import Tree
 
 MIN_SAMPLE_S = 0.5

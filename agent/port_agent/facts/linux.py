@@ -11,8 +11,8 @@ from pathlib import Path
 
 from port_agent.facts import gpu, idle, power_supply, thermal
 from port_agent.facts.jetson import read_tegrastats
-from port_agent.facts.model import Answer, Facts, Fault, IdleSignal, ThrottleReading
 from port_agent.facts.platform import OwnUse, SensorOptions, answer, run_command
+from port_agent.facts.readings import Answer, Facts, Fault, IdleSignal, ThrottleReading
 from port_agent.facts.sysfs import Tree
 
 _LOGIN1 = ("org.freedesktop.login1", "/org/freedesktop/login1", "org.freedesktop.login1.Manager")
@@ -99,10 +99,10 @@ class LinuxPlatform:
                     faults.append(Fault(gpu.SENSOR, str(error)))
         self._slow_faults = tuple(faults)
 
-    def tripwire(self) -> tuple[str, ...]:
+    def plug_monitor(self) -> tuple[str, ...]:
         """Return the plugs' signature; faults of this quick look are left to `read`."""
         quick = Tree(self.tree.sys, self.tree.proc, self.tree.dev)
-        return power_supply.tripwire(quick)
+        return power_supply.plug_monitor(quick)
 
     def _idle_signals(self, options: SensorOptions, own: OwnUse, now_s: float) -> tuple[IdleSignal, ...]:
         percent = self._load.sample(self.tree, own.cpu_s, now_s)

@@ -10,10 +10,10 @@ import psutil
 
 from port_agent.facts.linux import free_disk
 from port_agent.facts.macos_power_events import PowerEvents
-from port_agent.facts.model import Answer, Facts, Fault, IdleSignal, Power, PowerReading, ThrottleReading
 from port_agent.facts.platform import OwnUse, SensorOptions, answer, run_command
+from port_agent.facts.readings import Answer, Facts, Fault, IdleSignal, Power, PowerReading, ThrottleReading
 from port_agent.facts.sysfs import Tree
-from port_planner.ir.devices.kinds import MPS
+from port_planner.ir.device_kinds import MPS
 
 _SOURCE = re.compile(r"Now drawing from '([^']*)'")
 _BATTERY = re.compile(r"-InternalBattery-\d+\s*(?:\(id=\d+\))?\s*(\d+)%;")
@@ -118,7 +118,7 @@ class MacPlatform:
             faults=self._tree.take_faults() + self._slow_faults,
         )
 
-    def tripwire(self) -> tuple[str, ...]:
+    def plug_monitor(self) -> tuple[str, ...]:
         """Return the power source, of the last event or else `refresh`: pmset is too slow to ask 20 times a second."""
         return (self._present_power().power.value,)
 

@@ -67,13 +67,13 @@ class PowerEvents:
             return
         name = self._power.IOPSGetProvidingPowerSourceType(information)  # of `information`, nothing to release
         text = ctypes.create_string_buffer(_LONGEST_NAME)
-        said = bool(name) and self._loops.CFStringGetCString(name, text, _LONGEST_NAME, _UTF8)
-        self._source = text.value.decode("utf-8", "replace") if said else None
+        output = bool(name) and self._loops.CFStringGetCString(name, text, _LONGEST_NAME, _UTF8)
+        self._source = text.value.decode("utf-8", "replace") if output else None
         self._loops.CFRelease(information)
 
 
 def _declared(power: ctypes.CDLL, loops: ctypes.CDLL) -> tuple[ctypes.CDLL, ctypes.CDLL]:
-    """Tell ctypes what the functions take and return; raises AttributeError for one that is not there."""
+    """Report ctypes what the functions take and return; raises AttributeError for one that is not there."""
     pointer = ctypes.c_void_p
 
     def declare(function: Callable[..., object], result: object, *arguments: object) -> None:

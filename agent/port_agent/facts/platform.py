@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from port_agent.facts.model import Answer, Facts
+from port_agent.facts.readings import Answer, Facts
 
 COMMAND_TIMEOUT_S = 5.0
 """vcgencmd, busctl, pmset and ioreg answer in milliseconds; past this they hang."""
@@ -45,7 +45,7 @@ class Platform(Protocol):
     async def refresh(self) -> None:
         """Ask the slow sensors (external commands); `read` then uses their last answer."""
 
-    def tripwire(self) -> tuple[str, ...]:
+    def plug_monitor(self) -> tuple[str, ...]:
         """Return a signature that changes when the power source may have changed; takes microseconds."""
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from port_agent.facts.model import Answer, Power, PowerReading
+from port_agent.facts.readings import Answer, Power, PowerReading
 from port_agent.facts.sysfs import Tree
 
 _PERIPHERAL_PREFIXES = ("hid-", "hidpp_", "sony_controller", "wacom_", "ps-controller")
@@ -106,7 +106,7 @@ def _read_supply(tree: Tree, entry: Path) -> Supply | None:
     return supply_from_uevent({"NAME": entry.name, **values})
 
 
-def tripwire(tree: Tree) -> tuple[str, ...]:
+def plug_monitor(tree: Tree) -> tuple[str, ...]:
     """Return a quick signature of the plugs, cheap enough for 20 reads a second.
 
     Only `online` of each supply is read: a battery's gauge can take milliseconds over I2C or the embedded controller.

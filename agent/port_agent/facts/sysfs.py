@@ -4,7 +4,7 @@ import errno
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from port_agent.facts.model import Fault
+from port_agent.facts.readings import Fault
 
 READ_LIMIT_BYTES = 65536
 """No sysfs attribute is larger than a page; /proc/stat of a 256-core machine is below this."""
@@ -46,7 +46,7 @@ class Tree:
             return None
 
     def number(self, path: Path, sensor: str, *, required: bool = False) -> int | None:
-        """Return the integer in `path`, or None; text that is no number is a fault."""
+        """Return the integer in `path`, or None; text that is not a valid number is a fault."""
         text = self.text(path, sensor, required=required)
         if text is None:
             return None

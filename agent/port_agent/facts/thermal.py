@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from port_agent.facts.model import Answer, ThrottleReading
+from port_agent.facts.readings import Answer, ThrottleReading
 from port_agent.facts.sysfs import Tree
 
 _PLAUSIBLE_C = range(-40, 151)

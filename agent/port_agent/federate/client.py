@@ -27,9 +27,9 @@ from port_agent.federate.orders import (
     CONTEXT_FILE,
     LOSS,
     MASKED_RANGE,
+    MAX_WEIGHT,
     MESSAGE_FILE,
     MODEL_FILE,
-    MOST_WEIGHT,
     REPLY_FILE,
     RESULT_FILE,
     SAMPLES,
@@ -80,7 +80,7 @@ class _Device:
         result = FitRes(
             Status(Code.OK, ""),
             ndarrays_to_parameters(list(trained.values())),
-            min(self._samples, MOST_WEIGHT),
+            min(self._samples, MAX_WEIGHT),
             {LOSS: self._loss},
         )
         return Message(recorddict_compat.fitres_to_recorddict(result, keep_input=True), reply_to=message)

@@ -31,7 +31,7 @@ ARRAYS, CONFIG = "arrays", "config"
 SAMPLES, LOSS = "num-examples", "loss"
 """The metrics of a reply."""
 
-MOST_WEIGHT = 1 << 16
+MAX_WEIGHT = 1 << 16
 """Samples that a device counts for at most in secure aggregation."""
 MASKED_RANGE = 16.0
 """Weights up to this size, of either sign, in steps of 8e-6: what a masked sum holds."""

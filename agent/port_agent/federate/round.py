@@ -32,8 +32,8 @@ from port_agent.federate.orders import (
     GLOBAL_FILE,
     LOSS,
     MASKED_RANGE,
+    MAX_WEIGHT,
     MESSAGES_FOLDER,
-    MOST_WEIGHT,
     SAMPLES,
     RoundEnded,
     RoundOrder,
@@ -44,7 +44,7 @@ from port_agent.system.helper_process import helper_exit_code, send_event
 from port_planner.base.errors import PortError
 
 _LEADER_NODE = 1
-_MOST_SAMPLES = 1 << 40
+_MAX_SAMPLES = 1 << 40
 """What a device may say that it trained on."""
 
 
@@ -117,7 +117,7 @@ class Round:
         context.state.array_records[MAIN_PARAMS_RECORD] = before
         share = max(order.min_share, 0.5)
         workflow = SecAggPlusWorkflow(
-            1.0, share, max_weight=MOST_WEIGHT, clipping_range=MASKED_RANGE, timeout=order.timeout_s
+            1.0, share, max_weight=MAX_WEIGHT, clipping_range=MASKED_RANGE, timeout=order.timeout_s
         )
         workflow(grid, context)
         after = context.state.array_records[MAIN_PARAMS_RECORD]
@@ -147,7 +147,7 @@ class Round:
         """Raise FlowerMessageError for a reply that is not what training these tensors gives."""
         try:
             samples = reply.content.metric_records["metrics"][SAMPLES]
-            if not isinstance(samples, int) or not 0 < samples < _MOST_SAMPLES:
+            if not isinstance(samples, int) or not 0 < samples < _MAX_SAMPLES:
                 raise FlowerMessageError(f"it trained on {samples} samples")
             if not self._order.final:
                 loss = reply.content.metric_records["metrics"][LOSS]

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import msgspec
 
-from port_agent.finetune.model_files import fingerprints
-from port_agent.finetune.options import FinetuneError, FinetuneOptions
-from port_agent.packing.grids import QuantizationGrid
+from port_agent.finetune.inputs.model_files import fingerprints
+from port_agent.finetune.inputs.options import FinetuneError, FinetuneOptions
+from port_agent.packing.quantized import Quantization
 from port_agent.system.atomic_file import write_atomically
 
 _NAME = "port_agent.json"
@@ -16,7 +16,7 @@ class BaseRecord(msgspec.Struct, frozen=True):
     """The model directory, the grid that its linear layers lay on, and which weights its files had (`fingerprints`)."""
 
     model: str
-    grid: QuantizationGrid | None
+    grid: Quantization | None
     files: dict[str, str]
 
     @classmethod

@@ -11,8 +11,8 @@ import msgspec
 import torch
 
 from port_agent.finetune.base_record import BaseRecord
-from port_agent.finetune.held_out import HeldOutLosses
-from port_agent.finetune.options import FinetuneError, FinetuneOptions
+from port_agent.finetune.evaluation import HeldOutLosses
+from port_agent.finetune.inputs.options import FinetuneError, FinetuneOptions
 from port_agent.system.atomic_file import atomic_stream
 
 _NAME, _ROUND_NAME, _LOSSES_SUFFIX = "checkpoint.pt", "round.pt", ".losses"
@@ -39,8 +39,8 @@ class Checkpoint:
         del settings["accumulate_by"]  # changes no bit
         if not options.autocast:
             del settings["autocast"]  # was no setting when older ones were written
-        asked = msgspec.json.encode(settings)
-        made_of = hashlib.sha256(asked)
+        encoded = msgspec.json.encode(settings)
+        made_of = hashlib.sha256(encoded)
         for sequence in sequences:
             made_of.update(repr(sequence).encode())
         made_of.update((round or "").encode())

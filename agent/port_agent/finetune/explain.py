@@ -10,19 +10,19 @@ from typing import Any
 import torch
 
 from port_agent.finetune.accumulation.choice import accumulation_of
+from port_agent.finetune.accumulation.head_loss import LearnedLoss, forward_pass, model_inputs
 from port_agent.finetune.base_record import BaseRecord
+from port_agent.finetune.budget_check import MOMENTS, WORKING_BYTES, rows_that_fit
 from port_agent.finetune.checkpoint import Checkpoint
-from port_agent.finetune.grid.file import FOLDER, grid_layers
-from port_agent.finetune.head_loss import LearnedLoss, forward_pass, model_inputs
-from port_agent.finetune.model import multiplied_bytes, outline, with_adapters
-from port_agent.finetune.model_files import weight_files
-from port_agent.finetune.options import FinetuneOptions
-from port_agent.finetune.room import MOMENTS, WORKING_BYTES, rows_that_fit
+from port_agent.finetune.inputs.model_files import weight_files
+from port_agent.finetune.inputs.options import FinetuneOptions
+from port_agent.finetune.quantized.file import FOLDER, quantized_layers
 from port_agent.finetune.steering import CHECKPOINT_S
-from port_agent.finetune.task import Task
-from port_agent.finetune.text.tokenizing import TokenizerHere, Tokenizing
+from port_agent.finetune.text.task import Task
+from port_agent.finetune.text.tokenizing import TokenizerHere, TokenizerProtocol
+from port_agent.finetune.trained_model import multiplied_bytes, outline, with_adapters
 from port_agent.finetune.training import count_updates
-from port_agent.follow.storages import SMALLEST_BYTES
+from port_agent.intercept.residency.storages import SMALLEST_BYTES
 from port_planner.base.code_pages import release_code_pages
 from port_planner.base.process_memory import resident_bytes
 from port_planner.base.units import format_bytes
@@ -58,9 +58,9 @@ class Explanation:
     trained_parameters: int
     trained_layers: tuple[str, ...]
     grid: str | None
-    grid_layers: int
-    grid_bytes: int
-    grid_is_there: bool
+    quantized_layers: int
+    quantized_bytes: int
+    is_quantized: bool
     records: int
     broken: int
     skipped: int
@@ -104,7 +104,7 @@ class Explanation:
     out: str
 
 
-def explain(options: FinetuneOptions, ram_bytes: int, tokenizer: Tokenizing | None = None) -> Explanation:
+def explain(options: FinetuneOptions, ram_bytes: int, tokenizer: TokenizerProtocol | None = None) -> Explanation:
     """Return what `finetune` would do within so much memory. Raises FinetuneError as it would, and OSError."""
     folder = Path(options.model)
     data = (tokenizer or TokenizerHere(options)).tokenized()
@@ -118,12 +118,12 @@ def explain(options: FinetuneOptions, ram_bytes: int, tokenizer: Tokenizing | No
     loaded_as = str(model.dtype).removeprefix("torch.")
     kind, parameters = model.config.model_type, sum(p.numel() for p in model.parameters())
     frozen = multiplied_bytes(model)
-    layers = {} if options.base is None else grid_layers(model, options.base)
-    grid_bytes = 0
+    layers = {} if options.base is None else quantized_layers(model, options.base)
+    quantized_bytes = 0
     if options.base is not None:
         items = sum(layer.weight.numel() for layer in layers.values())
-        grid_bytes = items * options.base.code_bits // 8 + items // options.base.block * torch.float32.itemsize
-        frozen += grid_bytes - sum(layer.weight.nbytes for layer in layers.values())
+        quantized_bytes = items * options.base.code_bits // 8 + items // options.base.block * torch.float32.itemsize
+        frozen += quantized_bytes - sum(layer.weight.nbytes for layer in layers.values())
     outlined = model
     if options.lora_rank is not None:
         with torch.device("meta"):
@@ -146,20 +146,20 @@ def explain(options: FinetuneOptions, ram_bytes: int, tokenizer: Tokenizing | No
     made = saved + 2 * logits  # and what the logits are computed from in 32 bits, some rows at a time
     if options.lora_rank is None:
         frozen = 0
-    room = beside - trained_bytes - made
-    resident = max(0, min(frozen, room))
-    paged = max(0, -room)
+    free_bytes = beside - trained_bytes - made
+    resident = max(0, min(frozen, free_bytes))
+    paged = max(0, -free_bytes)
     passes = 1 if accumulation.by_layers else options.accumulate
     weights_read = passes * (frozen - resident)
     head_bytes = 0 if options.lora_rank is None else _head_bytes(outlined)
-    if accumulation.by_layers and 2 * head_bytes > room:  # it is not kept, and read for each batch
+    if accumulation.by_layers and 2 * head_bytes > free_bytes:  # it is not kept, and read for each batch
         weights_read += (options.accumulate - 1) * head_bytes
-    grid_path = folder / FOLDER / f"{options.base}.safetensors"
+    quantized_path = folder / FOLDER / f"{options.base}.safetensors"
     checkpoint = Checkpoint(options, split.train, BaseRecord(options.model, options.base, {})).path
     return Explanation(
         model=str(folder), kind=kind, learns=task.kind.value, how=_HOW, parameters=parameters, loaded_as=loaded_as, files=tuple(path.name for path in files),
         files_bytes=sum(path.stat().st_size for path in files), trained_parameters=numbers, trained_layers=_ends(trained),
-        grid=options.base, grid_layers=len(layers), grid_bytes=grid_bytes, grid_is_there=grid_path.is_file(),
+        grid=options.base, quantized_layers=len(layers), quantized_bytes=quantized_bytes, is_quantized=quantized_path.is_file(),
         records=data.records, broken=data.broken, skipped=split.skipped, unwritten=split.unwritten, sequences=len(split.train), held_out=len(split.held_out),
         tokens=lengths.tokens, learned_tokens=lengths.learned, shortest=lengths.shortest, longest=longest, batch=options.batch,
         accumulate=options.accumulate, by_layers=accumulation.by_layers, accumulation_why=accumulation.why, updates=count_updates(options, len(split.train)), done=checkpoint.is_file(), ram_bytes=ram_bytes,

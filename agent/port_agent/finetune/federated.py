@@ -12,13 +12,13 @@ import safetensors.torch
 import torch
 from safetensors import SafetensorError
 
-from port_agent.finetune.job.file import FinetuneJob
-from port_agent.finetune.job.round_files import RoundFiles
-from port_agent.finetune.libraries import peft
-from port_agent.finetune.model import outline, with_adapters
-from port_agent.finetune.options import FinetuneError, FinetuneOptions
-from port_agent.finetune.task import Task
+from port_agent.finetune.inputs.libraries import peft
+from port_agent.finetune.inputs.options import FinetuneError, FinetuneOptions
+from port_agent.finetune.job_file import FinetuneJob
+from port_agent.finetune.round_files import RoundFiles
+from port_agent.finetune.text.task import Task
 from port_agent.finetune.text.tokenizing import TokenizerHere
+from port_agent.finetune.trained_model import outline, with_adapters
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,13 +17,13 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from port_agent.finetune.base_record import BaseRecord
-from port_agent.finetune.grid.file import ENCODED_ITEMS, grid_layers
-from port_agent.finetune.grid.linear import encode_weight
-from port_agent.finetune.model import FLOATS, is_transposed, outline
-from port_agent.finetune.model_files import check_model_files, check_not_there, tensor_entries, weight_files
-from port_agent.finetune.options import FinetuneError
-from port_agent.finetune.task import task_of
-from port_agent.packing.grids import QuantizationGrid
+from port_agent.finetune.inputs.model_files import check_model_files, check_not_there, tensor_entries, weight_files
+from port_agent.finetune.inputs.options import FinetuneError
+from port_agent.finetune.quantized.file import ENCODED_ITEMS, quantized_layers
+from port_agent.finetune.quantized.linear import encode_weight
+from port_agent.finetune.text.task import task_of
+from port_agent.finetune.trained_model import FLOATS, is_transposed, outline
+from port_agent.packing.quantized import Quantization
 from port_agent.system.atomic_file import atomic_directory
 from port_planner.base.units import format_bytes, shown
 from port_planner.ir.bundle.safetensors_io import TensorEntry
@@ -55,7 +55,7 @@ class MergeOutcome:
     out: str
     base: str
     merged: int
-    grid: QuantizationGrid | None
+    grid: Quantization | None
     nbytes: int
 
 
@@ -75,7 +75,7 @@ class _Change:
 
     module: str | None
     transposed: bool
-    grid: QuantizationGrid | None
+    grid: Quantization | None
 
 
 def merge_adapter(
@@ -107,10 +107,10 @@ def merge_adapter(
         )
     small = [path for path in sorted(model.iterdir()) if _goes_along(path)]
     nbytes = sum(path.stat().st_size for path in (*stored, *small))
-    _check_room(out, nbytes)
+    _check_free(out, nbytes)
     done = 0
 
-    def told(count: int) -> None:
+    def on_bytes(count: int) -> None:
         nonlocal done
         done += count
         progress(done / nbytes)
@@ -118,13 +118,13 @@ def merge_adapter(
     with atomic_directory(out) as building, safe_open(adapter.weights, "pt") as matrices:
         for path in small:
             shutil.copyfile(path, building / path.name)
-            told(path.stat().st_size)
+            on_bytes(path.stat().st_size)
         for path, (header, entries) in stored.items():
             mine = {n: (entries[n], c) for n, c in changes.items() if n in entries}
             with path.open("rb") as given, (building / path.name).open("wb") as made:
                 if hasattr(os, "posix_fallocate"):
                     os.posix_fallocate(made.fileno(), 0, path.stat().st_size)
-                _write(given, made, len(header), mine, _Deltas(matrices, adapter.scaling), told)
+                _write(given, made, len(header), mine, _Deltas(matrices, adapter.scaling), on_bytes)
     return MergeOutcome(str(out), str(model), len(adapter.modules), grid, nbytes)
 
 
@@ -170,14 +170,14 @@ def _is_odd(name: str, value: object) -> bool:
 
 
 def _changes(
-    folder: Path, adapter: _Adapter, grid: QuantizationGrid | None, stored: Mapping[str, TensorEntry]
+    folder: Path, adapter: _Adapter, grid: Quantization | None, stored: Mapping[str, TensorEntry]
 ) -> dict[str, _Change]:
     """Return what becomes of the stored weights by their names; those that stay are not there. Raises FinetuneError."""
     model = outline(folder, task_of(folder))
-    on_grid = set() if grid is None else set(grid_layers(model, grid))
+    is_quantized = set() if grid is None else set(quantized_layers(model, grid))
     head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
     changes = {}
-    for module in sorted({*adapter.modules, *on_grid}):
+    for module in sorted({*adapter.modules, *is_quantized}):
         layer = _layer(model, module, folder)
         if layer is head and head.weight is embeddings.weight:
             raise FinetuneError(
@@ -190,13 +190,13 @@ def _changes(
                 f"the weight of {module} {found} among the files of {folder}, as a layer of {list(layer.weight.shape)} floats; merge "
                 "the adapter with peft itself"
             )
-        if module in on_grid and layer.weight.dtype is not FLOATS[stored[name].dtype]:
+        if module in is_quantized and layer.weight.dtype is not FLOATS[stored[name].dtype]:
             raise FinetuneError(
                 f"{name} is stored as {stored[name].dtype} and was put on the {grid} grid as {layer.weight.dtype}; save the model in "
                 "one data type and train over that"
             )
         mine = module if module in adapter.modules else None
-        changes[name] = _Change(mine, is_transposed(layer), grid if module in on_grid else None)
+        changes[name] = _Change(mine, is_transposed(layer), grid if module in is_quantized else None)
     return changes
 
 
@@ -237,11 +237,11 @@ class _Deltas:
 
 def _write(
     given: BinaryIO, made: BinaryIO, begin: int, changes: Mapping[str, tuple[TensorEntry, _Change]], deltas: _Deltas,
-    told: Callable[[int], None],
+    on_bytes: Callable[[int], None],
 ) -> None:  # fmt: skip
     """Write a safetensors file anew with some of its weights changed; `begin`: where its tensors begin."""
     for entry, change in sorted(changes.values(), key=lambda found: found[0].data_offsets):
-        _copy(given, made, begin + entry.data_offsets[0] - given.tell(), told)
+        _copy(given, made, begin + entry.data_offsets[0] - given.tell(), on_bytes)
         delta, (rows, columns) = deltas.of(change), entry.shape
         step = max(1, ENCODED_ITEMS // columns)
         for start in range(0, rows, step):
@@ -251,22 +251,22 @@ def _write(
             weight = torch.frombuffer(block, dtype=FLOATS[entry.dtype]).view(-1, columns)
             if change.grid is not None:
                 codes, scales = encode_weight(change.grid, weight)
-                weight = torch.ops.port_agent.grid_decode(codes, scales, change.grid.value, weight.dtype)
+                weight = torch.ops.port_agent.dequantize(codes, scales, change.grid.value, weight.dtype)
             if delta is not None:
                 weight += delta[start:stop]
             made.write(weight.view(torch.uint8).numpy().data)
-            told(len(block))
+            on_bytes(len(block))
         del delta
-    _copy(given, made, os.fstat(given.fileno()).st_size - given.tell(), told)
+    _copy(given, made, os.fstat(given.fileno()).st_size - given.tell(), on_bytes)
 
 
-def _copy(given: BinaryIO, made: BinaryIO, count: int, told: Callable[[int], None]) -> None:
+def _copy(given: BinaryIO, made: BinaryIO, count: int, on_bytes: Callable[[int], None]) -> None:
     while count:
         block = bytearray(min(count, _COPY_BYTES))
         _read_into(given, block)
         made.write(block)
         count -= len(block)
-        told(len(block))
+        on_bytes(len(block))
 
 
 def _read_into(given: BinaryIO, block: bytearray) -> None:
@@ -279,7 +279,7 @@ def _goes_along(path: Path) -> bool:
     return path.is_file() and path.suffix in _COPIED_SUFFIXES and not of_others
 
 
-def _check_room(out: Path, nbytes: int) -> None:
+def _check_free(out: Path, nbytes: int) -> None:
     free = shutil.disk_usage(out.absolute().parent).free
     if free < nbytes:
         raise FinetuneError(

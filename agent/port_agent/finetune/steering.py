@@ -10,7 +10,7 @@ CHECKPOINT_S = 300.0
 """Between two checkpoints: what a cut costs at most, but for the update that is under way."""
 
 
-class LeaveTraining(BaseException):
+class TrainingExit(BaseException):
     """A fine-tuning is to end at once, wherever it is: like Ctrl-C, no error that a library may swallow."""
 
 
@@ -45,17 +45,17 @@ class Steering:
 
     @contextlib.contextmanager
     def updating(self) -> Iterator[None]:
-        """While weights and optimizer state belong to no one update: LeaveTraining comes before or after."""
+        """While weights and optimizer state belong to no one update: TrainingExit comes before or after."""
         yield
 
     def finish(self) -> None:
-        """From here on results are written: LeaveTraining comes before, or no more."""
+        """From here on results are written: TrainingExit comes before, or no more."""
 
     def finished(self, done: int, out: str) -> None:
         """All results are in `out`, after so many updates; the checkpoint is still there."""
 
     def checkpoint_due(self) -> bool:
-        """Tell whether a checkpoint is to be written after this update."""
+        """Return whether a checkpoint is to be written after this update."""
         return time.monotonic() - self._written >= CHECKPOINT_S
 
     def wrote(self, done: int, nbytes: int, seconds: float) -> None:
@@ -63,5 +63,5 @@ class Steering:
         self._written = time.monotonic()
 
     def has_time_to_write(self, nbytes: int) -> bool:
-        """Tell whether a last checkpoint of this size is worth it after LeaveTraining."""
+        """Return whether a last checkpoint of this size is worth it after TrainingExit."""
         return True

@@ -14,21 +14,21 @@ import torch
 
 from port_agent.finetune.accumulation.by_layers import ByLayers, NotByLayersError
 from port_agent.finetune.accumulation.choice import accumulation_of, cannot_run_by_layers
+from port_agent.finetune.accumulation.head_loss import EncoderInput, LabelLoss, LearnedLoss, kept_places
 from port_agent.finetune.accumulation.update import ClippedAdamW
 from port_agent.finetune.base_record import BaseRecord
+from port_agent.finetune.budget_check import MOMENTS, BudgetCheck
 from port_agent.finetune.checkpoint import Checkpoint, FinetuneProgress
 from port_agent.finetune.federated import FederatedRound
-from port_agent.finetune.head_loss import EncoderInput, LabelLoss, LearnedLoss, kept_places
-from port_agent.finetune.libraries import plain_model
-from port_agent.finetune.model import check_takes, load_model, multiplied_bytes
-from port_agent.finetune.options import FinetuneError, FinetuneOptions, MicroBatchOrder
-from port_agent.finetune.room import MOMENTS, Room
-from port_agent.finetune.steering import CHECKPOINT_S, LeaveTraining, Steering
-from port_agent.finetune.task import TaskKind
+from port_agent.finetune.inputs.libraries import plain_model
+from port_agent.finetune.inputs.options import FinetuneError, FinetuneOptions, MicroBatchOrder
+from port_agent.finetune.steering import CHECKPOINT_S, Steering, TrainingExit
 from port_agent.finetune.text.sequence_file import IGNORED, TokenSequence
 from port_agent.finetune.text.sequences import BUCKET_TOKENS, masked
-from port_agent.finetune.text.tokenizing import Tokenized, TokenizerHere, Tokenizing
-from port_agent.follow.budget import flash_written_bytes
+from port_agent.finetune.text.task import TaskKind
+from port_agent.finetune.text.tokenizing import TokenizedData, TokenizerHere, TokenizerProtocol
+from port_agent.finetune.trained_model import check_takes, load_model, multiplied_bytes
+from port_agent.intercept.budget import flash_written_bytes
 from port_agent.system.atomic_file import write_atomically
 from port_planner.base.errors import ExitCode
 
@@ -69,20 +69,20 @@ class FinetuneOutcome:
     labels: tuple[str, ...] = ()
 
 
-Say = Callable[[Update], None]
+ReportUpdate = Callable[[Update], None]
 
 
 def finetune(
     options: FinetuneOptions,
-    say: Say,
+    report: ReportUpdate,
     note: Callable[[str], None],
     steering: Steering | None = None,
     given: FederatedRound | None = None,
-    tokenizer: Tokenizing | None = None,
+    tokenizer: TokenizerProtocol | None = None,
 ) -> FinetuneOutcome:
     """Fine-tune, from a checkpoint if there is one; write the adapter or model to `options.out`, of a `given` round to where it goes.
 
-    `note` is told what else a person should know. `tokenizer`: one in this process where it is None. Raises FinetuneError, and LeaveTraining where `steering` does.
+    `note` is told what else a person should know. `tokenizer`: one in this process where it is None. Raises FinetuneError, and TrainingExit where `steering` does.
     """
     steering = steering or Steering()
     tokenizer = tokenizer or TokenizerHere(options)
@@ -97,39 +97,41 @@ def finetune(
             f"{split.unwritten} conversations are left away, which the tokenizer's chat template refuses, the first: {split.first_unwritten}"
         )
     base = BaseRecord.of(options)
-    room = Room(options)
+    budget = BudgetCheck(options)
     longest = split.lengths.longest
     largest = max((split.lengths.largest_token, *found.prompt))
 
     def check(model: Any) -> None:
         check_takes(model, max(longest, split.lengths.longest_source), largest)
         if options.base is not None:
-            room.check_least(
+            budget.check_least(
                 LearnedLoss(model, options.head_rows, task.kind, autocast=options.autocast), options.batch * longest
             )
 
     model = load_model(options, task, note, check)
     if given is not None:
         given.give(model)
-    run = _Run(options, found, base, model, room, steering, given, note)
+    run = _Finetuning(options, found, base, model, budget, steering, given, note)
     try:
-        with run.room.held():
-            return _run(run, tokenizer, say, note)
-    except LeaveTraining:
+        with run.budget.held():
+            return _run(run, tokenizer, report, note)
+    except TrainingExit:
         run.keep_if_time()
         raise
 
 
-def _run(run: "_Run", tokenizer: Tokenizing, say: Say, note: Callable[[str], None]) -> FinetuneOutcome:
+def _run(
+    run: "_Finetuning", tokenizer: TokenizerProtocol, report: ReportUpdate, note: Callable[[str], None]
+) -> FinetuneOutcome:
     options, model = run.options, run.model
-    run.check_room()
+    run.check_budget()
     if run.begin():
         note(f"goes on after {run.done} of {run.updates} updates")
     elif run.loss_before is not None and not run.task.labels:
         note(f"perplexity of held-out text before the first update: {math.exp(run.loss_before):.1f}")
     shown = run.prompt if options.sample is not None and run.given is None else None
     before = None if shown is None or run.done else _sample(model, tokenizer, shown)
-    run.train(say)
+    run.train(report)
     if run.done < run.updates:
         return FinetuneOutcome(run.done, left=True, out=str(run.checkpoint.path))
     after = None if shown is None else _sample(model, tokenizer, shown)
@@ -157,11 +159,11 @@ def count_updates(options: FinetuneOptions, sequences: int) -> int:
     return options.updates or max(1, options.epochs * sequences // (options.batch * options.accumulate))
 
 
-class _Run:
+class _Finetuning:
     """Model, optimizer, schedule and data of one fine-tuning."""
 
     def __init__(
-        self, options: FinetuneOptions, data: Tokenized, base: BaseRecord, model: Any, room: Room, steering: Steering,
+        self, options: FinetuneOptions, data: TokenizedData, base: BaseRecord, model: Any, budget: BudgetCheck, steering: Steering,
         given: FederatedRound | None, note: Callable[[str], None],
     ) -> None:  # fmt: skip
         self._note = note
@@ -174,7 +176,7 @@ class _Run:
             if task.labels
             else LearnedLoss(model, options.head_rows, task.kind, autocast=options.autocast)
         )
-        self.room = room
+        self.budget = budget
         self._by_layers: ByLayers | None = None
         """What runs the batches of an update together; None: they run one by one."""
         self._may_run_by_layers = True
@@ -201,20 +203,22 @@ class _Run:
         self._generator = torch.get_rng_state()
         """As it was when `done` updates were."""
 
-    def check_room(self) -> None:
+    def check_budget(self) -> None:
         """Raise FinetuneError where the budget of this process is too small for the longest batch."""
         longest = max(itertools.chain(self.train_on, self.held_out), key=lambda sequence: len(sequence.tokens))
         rows = self.options.batch * len(longest.tokens)
-        said = self.room.check(self._learned_loss, self.trained, self._as_tensors([longest])[0], rows, self._rows_met)
-        if said is not None:
-            self._note(said)
+        noted = self.budget.check(
+            self._learned_loss, self.trained, self._as_tensors([longest])[0], rows, self._rows_met
+        )
+        if noted is not None:
+            self._note(noted)
         self._choose_order()
 
     def _choose_order(self, flash_bytes: int = 0) -> None:
         """Run layer by layer from here on, if it is worth it; `flash_bytes`: see `accumulation_of`."""
         weights_bytes = multiplied_bytes(self.model) + (1 + MOMENTS) * sum(t.nbytes for t in self.trained)
         accumulation = accumulation_of(
-            plain_model(self.model), self.options, self.task, weights_bytes, self.room.tensor_bytes(), flash_bytes
+            plain_model(self.model), self.options, self.task, weights_bytes, self.budget.tensor_bytes(), flash_bytes
         )
         if accumulation.by_layers and isinstance(self._learned_loss, LearnedLoss):
             count = self.options.accumulate
@@ -237,7 +241,7 @@ class _Run:
         self._generator = torch.get_rng_state()
         return progress is not None
 
-    def train(self, say: Say) -> None:
+    def train(self, report: ReportUpdate) -> None:
         """Train until all updates are done or it is to leave, a checkpoint written then."""
         steering = self._steering
         with steering.watching():
@@ -253,7 +257,7 @@ class _Run:
                 with steering.updating():
                     self._update()
                 self.check_peak()
-                say(Update(self.done, self.updates, loss, tokens, time.monotonic() - begin))
+                report(Update(self.done, self.updates, loss, tokens, time.monotonic() - begin))
                 if steering.checkpoint_due() or steering.leaving:
                     self._keep()
                 written_bytes = flash_written_bytes() - written_bytes
@@ -261,7 +265,7 @@ class _Run:
                     self._choose_order(written_bytes)
 
     def finish(self) -> None:
-        """From here on results are written, whole; raises LeaveTraining before."""
+        """From here on results are written, whole; raises TrainingExit before."""
         self._steering.finish()
 
     def finished(self, out: str) -> None:
@@ -275,7 +279,7 @@ class _Run:
         Hardly more is only said.
         """
         try:
-            if (passed := self.room.check_peak()) is not None:
+            if (passed := self.budget.check_peak()) is not None:
                 self._note(passed)
         except FinetuneError as error:
             if self.done > self._kept:
@@ -438,7 +442,7 @@ def _encoder_input(sources: "list[array[int]]") -> EncoderInput | None:
     return tokens, there
 
 
-def _sample(model: Any, tokenizer: Tokenizing, prompt: Sequence[int]) -> str:
+def _sample(model: Any, tokenizer: TokenizerProtocol, prompt: Sequence[int]) -> str:
     """Return what the model writes after a prompt, the likeliest token each time."""
     tokens = torch.tensor([list(prompt)])
     model.eval()

@@ -32,7 +32,7 @@ from port_agent.system.helper_process import HelperCommand, HelperError, run_hel
 from port_planner.base.direct_io import bypass_page_cache
 from port_planner.base.errors import PortError
 from port_planner.base.units import format_bytes
-from port_planner.ir.devices.kinds import BACKEND_GROUP
+from port_planner.ir.device_kinds import BACKEND_GROUP
 
 FLASH_TEST_BYTES = 16 << 20
 """Enough to leave an SD card's buffer, little enough for its life: one 4 GB card survives this a million times."""
@@ -118,17 +118,17 @@ def _sensors(state_dir: Path, options: AgentOptions) -> Iterator[Check]:
 
 def check_idle_signals(idle_signals: tuple[IdleSignal, ...]) -> Iterator[Check]:
     """Say what each signal thinks of the device being left alone; one that answers is enough."""
-    heard = any(signal.idle is not Answer.UNKNOWN for signal in idle_signals)
+    known = any(signal.idle is not Answer.UNKNOWN for signal in idle_signals)
     for signal in idle_signals:
         finding = f"{signal.idle.value} ({signal.detail})"
         if signal.idle is not Answer.UNKNOWN:
             yield Check(f"idle: {signal.name}", Verdict.GOOD, finding)
-        elif heard:
+        elif known:
             yield Check(f"idle: {signal.name}", Verdict.NOTE, finding, "none needed: another of them answers")
-    if not heard:
-        said = "; ".join(f"{signal.name}: {signal.detail}" for signal in idle_signals) or "no sensor for it"
+    if not known:
+        detail = "; ".join(f"{signal.name}: {signal.detail}" for signal in idle_signals) or "no sensor for it"
         cure = "set idle_for = 0 under [when] in config.toml to train without asking; a kernel with psi=1 can tell"
-        yield Check("idle", Verdict.BAD, f"nothing tells whether the device is in use ({said})", cure)
+        yield Check("idle", Verdict.BAD, f"nothing tells whether the device is in use ({detail})", cure)
 
 
 def check_cores(sysfs_root: Path) -> Iterator[Check]:
@@ -178,7 +178,7 @@ def _nearest(path: Path) -> Path:
 
 
 def _missing(path: Path) -> bool:
-    """Say whether nothing is there; what may not be looked at is not missing."""
+    """Return whether nothing is there; what may not be looked at is not missing."""
     try:
         path.stat()
     except OSError as error:

@@ -56,7 +56,7 @@ class JobDirectories:
         shutil.rmtree(self.root / _REMAINS.format(job_id), ignore_errors=True)
 
     def taken_away(self, job_id: int) -> bool:
-        """Say whether a job was taken away and its files are not removed yet."""
+        """Return whether a job was taken away and its files are not removed yet."""
         return (self.root / _REMAINS.format(job_id)).is_dir()
 
     def remove_remains(self, but: Set[int]) -> None:

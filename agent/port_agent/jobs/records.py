@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from port_agent.jobs.model import Job, check_spec, from_record, to_record
+from port_agent.jobs.job import Job, check_spec, from_record, to_record
 from port_agent.system.checksum import values_checksum
 from port_planner.base.errors import PortError
 

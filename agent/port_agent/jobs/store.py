@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from port_agent.jobs.directories import JobDirectories
-from port_agent.jobs.model import Job, JobKind, JobNotFoundError, JobRequestError, JobSpec, JobState, check_spec
+from port_agent.jobs.job import Job, JobKind, JobNotFoundError, JobRequestError, JobSpec, JobState, check_spec
 from port_agent.jobs.records import DamagedRecordError, StoredRecord, seal, unseal
 from port_agent.system.database import (
     DamagedDatabaseError,
@@ -84,7 +84,7 @@ class SetAsideJob:
 
 
 @dataclass(slots=True)
-class _Pending:
+class _PendingWrites:
     """What is in memory and not yet on disk."""
 
     jobs: dict[int, Job] = field(default_factory=dict)
@@ -97,7 +97,7 @@ class _Pending:
     def __bool__(self) -> bool:
         return bool(self.jobs or self.forgotten or self.history or self.wear or self.settings)
 
-    def put_back(self, older: "_Pending") -> None:
+    def put_back(self, older: "_PendingWrites") -> None:
         """Take in what could not be written; what was changed meanwhile is newer and stays."""
         self.jobs = {**older.jobs, **self.jobs}
         self.manifests |= older.manifests
@@ -128,7 +128,7 @@ class JobStore:
         self._jobs: dict[int, Job] = {}
         self._settings: dict[str, str] = {}
         self._wear: dict[str, int] = {}
-        self._pending = _Pending()
+        self._pending = _PendingWrites()
         self._lock = threading.Lock()
         """Guards `_pending` for moments; `_disk` is held while the disk is written."""
         self._disk = threading.RLock()
@@ -306,7 +306,7 @@ class JobStore:
         """Write everything that is pending; returns whether the disk took it all."""
         with self._disk:
             with self._lock:
-                pending, self._pending = self._pending, _Pending()
+                pending, self._pending = self._pending, _PendingWrites()
             if self._write(pending):
                 return True
             with self._lock:
@@ -448,7 +448,7 @@ class JobStore:
         if not self._jobs:
             self._restore({}, {})
 
-    def _write(self, pending: _Pending) -> bool:
+    def _write(self, pending: _PendingWrites) -> bool:
         self._written += 1
         try:
             for job_id in pending.manifests:
@@ -529,7 +529,7 @@ def _take_number(connection: sqlite3.Connection, number: int) -> None:
     )
 
 
-def _write_transaction(connection: sqlite3.Connection, pending: _Pending, written: int) -> None:
+def _write_transaction(connection: sqlite3.Connection, pending: _PendingWrites, written: int) -> None:
     """Write everything or nothing; raises sqlite3.Error."""
     connection.execute("BEGIN IMMEDIATE")
     try:

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from port_agent.malloc.allocator import INTERFACE_VERSION, SMALLEST_BLOCK_BYTES
 
-TRIAL_TIMEOUT_S = 20.0
+DRY_RUN_TIMEOUT_S = 20.0
 """A Python that starts and ends takes 0.02 s here and a second on the slowest board."""
-_TRIAL = f"""
+_DRY_RUN = f"""
 import ctypes
 block = bytearray({SMALLEST_BLOCK_BYTES} * 2)
 process = ctypes.PyDLL(None)
@@ -68,24 +68,24 @@ def preload_trouble() -> str:
     # ld.so splits LD_PRELOAD at colons and LD_LIBRARY_PATH at colons and semicolons, without any way to quote.
     if ":" in str(path) or ";" in str(path):
         return f"its path has a colon or a semicolon, which the loader cannot take: {path}"
-    return _trial(path, path.stat().st_mtime_ns)
+    return _dry_run(path, path.stat().st_mtime_ns)
 
 
 @cache
-def _trial(path: Path, modified_ns: int) -> str:
+def _dry_run(path: Path, modified_ns: int) -> str:
     """Return why a process with the object preloaded does not work, or nothing."""
-    command = [sys.executable, "-I", "-S", "-c", _TRIAL]
+    command = [sys.executable, "-I", "-S", "-c", _DRY_RUN]
     environment = {**os.environ, **_preload_variables(path)}
     try:
         ran = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=TRIAL_TIMEOUT_S, check=False
+            command, env=environment, capture_output=True, text=True, timeout=DRY_RUN_TIMEOUT_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"{path}: {error}"
     if ran.returncode == 0:
         return ""
-    said = ran.stderr.strip().splitlines()
-    return f"{path} does not work on this machine: {said[0] if said else f'exit status {ran.returncode}'}"
+    output = ran.stderr.strip().splitlines()
+    return f"{path} does not work on this machine: {output[0] if output else f'exit status {ran.returncode}'}"
 
 
 def preload_environment(limit_bytes: int | None, *, hard_limit_bytes: int | None = None) -> dict[str, str]:

@@ -23,5 +23,5 @@ def begin_again_preloaded(limit_bytes: int) -> None:
                 os.environ[name] = value
     elif preload_mode() is PreloadMode.PRELOAD:
         added = preload_environment(limit_bytes)
-        told = json.dumps({name: os.environ.get(name) for name in added})
-        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **added, _BEFORE: told})
+        words = json.dumps({name: os.environ.get(name) for name in added})
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **added, _BEFORE: words})

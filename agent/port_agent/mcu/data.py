@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load
 
-from port_agent.mcu.errors import BoardJobError
-from port_agent.mcu.model import ModelDirectory
+from port_agent.mcu.board.errors import BoardJobError
+from port_agent.mcu.protocol.board_model import ModelDirectory
 from port_agent.system.atomic_file import write_atomically
 from port_agent.system.checksum import bytes_checksum
 from port_agent.system.directory_handle import read_sample_file

@@ -13,11 +13,11 @@ from typing import Annotated, Any
 import msgspec
 
 from port_agent.mcu.board.catalogue import find_board
+from port_agent.mcu.board.errors import BoardJobError
 from port_agent.mcu.board.firmware import build_firmware
 from port_agent.mcu.board.simulate import Simulator
 from port_agent.mcu.data import BoardSamples, keep_shard, load_samples, split_held_out, take_shard
-from port_agent.mcu.errors import BoardJobError
-from port_agent.mcu.model import ModelDirectory, read_model
+from port_agent.mcu.protocol.board_model import ModelDirectory, read_model
 from port_agent.mcu.protocol.effects import Rule
 from port_agent.mcu.protocol.link import Link
 from port_agent.mcu.protocol.ports import PortSelector
@@ -73,7 +73,9 @@ def read_job(path: Path) -> BoardJobSpec:
             f"cannot read the job {path}: {error.strerror}; name job.json or a model directory"
         ) from error
     except UnicodeDecodeError as error:
-        raise BoardJobError(f"cannot use the job {path}: it is no text; name job.json or a model directory") from error
+        raise BoardJobError(
+            f"cannot use the job {path}: it is not a valid text; name job.json or a model directory"
+        ) from error
     except (msgspec.MsgspecError, RecursionError) as error:
         raise BoardJobError(
             f"cannot use the job {path}: {error}; see agent/port_agent/mcu/job.py for its fields"

@@ -15,15 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from port_agent.mcu.board.catalogue import find_board
-from port_agent.mcu.errors import BoardJobError
-from port_agent.mcu.model import InputFormat, write_manifest
+from port_agent.mcu.board.errors import BoardJobError
+from port_agent.mcu.protocol.board_model import InputFormat, write_manifest
 from port_agent.mcu.trainer import TrainSettings
 from port_agent.system.atomic_file import write_atomically
 from port_planner.script_loading import load_script
 
 if TYPE_CHECKING:
+    from port_planner.mcu.choose_plan import FitOptions, FittedMemory
     from port_planner.mcu.compile import CompiledModel
-    from port_planner.mcu.fates.choose import FitOptions, FittedMemory
     from port_planner.mcu.host import UpdateOptions
     from port_planner.mcu.schemes.fit import FittedModel
     from port_planner.mcu.schemes.value import Valuation
@@ -190,9 +190,9 @@ def _update_options(project: Project) -> "UpdateOptions":
 
 
 def _limits(project: Project, ram_bytes: int, deadline_s: float | None, page: str | None) -> "FitOptions":
-    from port_planner.mcu.fates.choose import FitOptions
-    from port_planner.mcu.fates.core_costs import core_costs
-    from port_planner.mcu.fates.page_costs import PageMedium
+    from port_planner.mcu.choose_plan import FitOptions
+    from port_planner.mcu.core_costs import core_costs
+    from port_planner.mcu.page_costs import PageMedium
 
     medium = None if page is None else PageMedium(page)
     return FitOptions(ram_bytes, core_costs(find_board(project.board).figures), deadline_s, page=medium)

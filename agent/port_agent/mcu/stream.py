@@ -21,8 +21,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from port_agent.mcu.errors import BoardJobError, DisconnectedError
-from port_agent.mcu.model import ModelDirectory
+from port_agent.mcu.board.errors import BoardJobError, DisconnectedError
+from port_agent.mcu.protocol.board_model import ModelDirectory
 from port_agent.system.atomic_file import write_atomically
 
 Sample = tuple[NDArray[np.int8], int]

@@ -11,8 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from port_agent.mcu.data import BoardSamples
-from port_agent.mcu.errors import (
+from port_agent.mcu.board.errors import (
     BoardJobError,
     DeviceResetError,
     DisconnectedError,
@@ -23,7 +22,8 @@ from port_agent.mcu.errors import (
     PortNotFoundError,
     SequenceError,
 )
-from port_agent.mcu.model import ModelDirectory
+from port_agent.mcu.data import BoardSamples
+from port_agent.mcu.protocol.board_model import ModelDirectory
 from port_agent.mcu.protocol.device import Device
 from port_agent.mcu.protocol.effects import RestoreSource, Rule, TrainingOptions, TrainingState
 from port_agent.mcu.protocol.link import Link

@@ -13,11 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from port_agent.mcu.errors import McuError
+from port_agent.mcu.board.errors import McuError
 from port_agent.mcu.job import BoardJobSpec, open_job, read_job, with_settings
 from port_agent.mcu.snapshot import begin_round
 from port_agent.mcu.trainer import BoardEvaluation, BoardInterrupted, BoardTrainer, Event, Progress, SnapshotTaken
-from port_agent.worker.control import Control, LeftOnRequest, Tell
+from port_agent.worker.control import Control, Emit, LeftOnRequest
 from port_agent.worker.options import BoardOptions
 from port_agent.worker.protocol import (
     CheckpointWritten,
@@ -54,7 +54,7 @@ class _AttachedBoard:
         """Do nothing: a request is short, and `Control.waits_for_trainer` is asked after each."""
 
 
-def report(tell: Tell, total_steps: Callable[[], int]) -> Callable[[Event], None]:
+def report(emit: Emit, total_steps: Callable[[], int]) -> Callable[[Event], None]:
     """Return the listener that tells the supervisor what happens to a trainer."""
     cpu = time.process_time()
     best = -1.0
@@ -64,15 +64,15 @@ def report(tell: Tell, total_steps: Callable[[], int]) -> Callable[[Event], None
         match event:
             case Progress():
                 now = time.process_time()
-                tell(_step_done(event, now - cpu, total_steps()))
+                emit(_step_done(event, now - cpu, total_steps()))
                 cpu = now
             case BoardEvaluation():
                 is_best, best = event.accuracy > best, max(best, event.accuracy)
-                tell(EvaluationDone(step=event.step, loss=event.loss, metric=event.accuracy, best=is_best))
+                emit(EvaluationDone(step=event.step, loss=event.loss, metric=event.accuracy, best=is_best))
             case SnapshotTaken():
-                tell(CheckpointWritten(step=event.step, bytes=event.size_bytes, wall_s=event.wall_s))
+                emit(CheckpointWritten(step=event.step, bytes=event.size_bytes, wall_s=event.wall_s))
             case BoardInterrupted():
-                tell(DeviceInterrupted(reason=event.reason, step=event.resumed_at))
+                emit(DeviceInterrupted(reason=event.reason, step=event.resumed_at))
 
     return listen
 
@@ -86,24 +86,24 @@ def _step_done(event: Progress, cpu_s: float, total_steps: int) -> StepDone:
     )  # fmt: skip
 
 
-def train(control: Control, tell: Tell, spec: BoardJobSpec, state_dir: Path) -> None:
+def train(control: Control, emit: Emit, spec: BoardJobSpec, state_dir: Path) -> None:
     """Run the job to its end; raises LeftOnRequest when asked to leave."""
     board = _AttachedBoard()
     control.attach(board)
-    listen = report(tell, lambda: 0 if board.trainer is None else board.trainer.total_steps)
+    listen = report(emit, lambda: 0 if board.trainer is None else board.trainer.total_steps)
     trainer, simulator = open_job(spec, state_dir, listen, control.wait)
     board.trainer = trainer
     with simulator or contextlib.nullcontext():
-        _connect(control, tell, trainer)
-        tell(WorkerReady(pid=os.getpid(), step=trainer.position.step, total_steps=trainer.total_steps))
+        _connect(control, emit, trainer)
+        emit(WorkerReady(pid=os.getpid(), step=trainer.position.step, total_steps=trainer.total_steps))
         while not trainer.run(lambda: control.waits_for_trainer):
             _obey(control, trainer)
         checksum = trainer.write_result(spec.out)
         out = None if spec.out is None else str(spec.out)
-        tell(TrainingFinished(step=trainer.position.step, out=out, out_checksum=checksum))
+        emit(TrainingFinished(step=trainer.position.step, out=out, out_checksum=checksum))
 
 
-def _connect(control: Control, tell: Tell, trainer: BoardTrainer) -> None:
+def _connect(control: Control, emit: Emit, trainer: BoardTrainer) -> None:
     """Connect, waiting for the board to be plugged in.
 
     Raises LeftOnRequest when asked to leave meanwhile.
@@ -115,7 +115,7 @@ def _connect(control: Control, tell: Tell, trainer: BoardTrainer) -> None:
         except McuError as error:
             if error.exit_code == ExitCode.IMPOSSIBLE:
                 raise
-            tell(DeviceInterrupted(reason=str(error)))
+            emit(DeviceInterrupted(reason=str(error)))
             control.wait(_LOOK_FOR_BOARD_S)
     raise LeftOnRequest("left before the board was there")
 
@@ -139,12 +139,12 @@ def main(words: Sequence[str] | None = None) -> ExitCode:
     """Run one job; return its exit code."""
     options = BoardOptions.parse(words, program="port_agent.mcu.worker")
 
-    def work(control: Control, tell: Tell) -> None:
+    def work(control: Control, emit: Emit) -> None:
         spec = _job(options)
         if options.round is not None:
             options.state_dir.mkdir(parents=True, exist_ok=True)
             begin_round(options.state_dir, options.round)
-        train(control, tell, spec, options.state_dir)
+        train(control, emit, spec, options.state_dir)
 
     return serve(options.control_fd, work, leave_patience_s=LEAVE_S)
 

@@ -22,7 +22,7 @@ from port_agent.packing.codec import (
     select,
     unpack,
 )
-from port_agent.packing.grids import QuantizationGrid
+from port_agent.packing.quantized import Quantization
 from port_planner.ir.costs import Codec
 
 __all__ = [
@@ -32,7 +32,7 @@ __all__ = [
     "PackingError",
     "PackingOverflowError",
     "PackingUnavailableError",
-    "QuantizationGrid",
+    "Quantization",
     "UnsuitableDataError",
     "available",
     "largest_bytes",

@@ -19,7 +19,7 @@ _OVERFLOW, _UNSUITABLE, _CORRUPT = -1, -2, -3
 _NARROW_HEADER_BYTES = 16
 _PAIR_HEADER_BYTES = 8
 _BITMAP_ITEM_BYTES = (1, 2, 4, 8)
-_MOST_ITEMS = 2**48
+_MAX_ITEMS = 2**48
 """More than any address space holds; keeps every size below 2**63."""
 _UNSUITABLE_BECAUSE = {
     Codec.BITS: "a byte is neither 0 nor 1",
@@ -85,7 +85,7 @@ class Layout:
     """For INSIDE: the numbers between which an item's bit is set."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.count < _MOST_ITEMS:
+        if not 0 <= self.count < _MAX_ITEMS:
             raise PackingError(f"cannot pack {self.count} items; the number must lie between 0 and 2**48")
         if self.codec is Codec.BITMAP and self.item_bytes not in _BITMAP_ITEM_BYTES:
             raise PackingError(f"cannot pack items of {self.item_bytes} bytes; 1, 2, 4 and 8 are possible")

@@ -22,7 +22,7 @@ from port_agent.packing.codec import (
     packed_bytes,
     unpack,
 )
-from port_agent.packing.grids import GridMatrix, QuantizationGrid, decode, encode_on_grid
+from port_agent.packing.quantized import Quantization, QuantizedMatrix, decode, encode_quantized
 from port_planner.ir.costs import Codec
 
 ITEM_BYTES = (2, 4)
@@ -30,9 +30,9 @@ ITEM_BYTES = (2, 4)
 
 _HEADER_BYTES = 4
 _SCALE_BYTES = 4
-_FASTEST, _RAW_WINDOW, _MOST_MEMORY = 1, -15, 9
+_FASTEST, _RAW_WINDOW, _MAX_MEMORY = 1, -15, 9
 _BITMAP = 0xFFFFFFFF
-_ON_GRID = {QuantizationGrid.NF4: 0xFFFFFFFE, QuantizationGrid.INT8: 0xFFFFFFFD}
+_QUANTIZED = {Quantization.NF4: 0xFFFFFFFE, Quantization.INT8: 0xFFFFFFFD}
 _SPARSE = 0.8
 """Of a page's size: a bitmap that takes no more is smaller than the planes of the same page, and made at memory speed."""
 
@@ -53,16 +53,16 @@ def pack_page(address: int, nbytes: int, item_bytes: int, target: bytearray) -> 
     """
     if item_bytes not in ITEM_BYTES or nbytes % item_bytes or nbytes <= _HEADER_BYTES:
         return 0
-    forms: tuple[Callable[[int, int, int, bytearray], int], ...] = (_pack_grid, _pack_bitmap, _pack_planes)
+    forms: tuple[Callable[[int, int, int, bytearray], int], ...] = (_pack_quantized, _pack_bitmap, _pack_planes)
     return next((stored for form in forms if (stored := form(address, nbytes, item_bytes, target))), 0)
 
 
 def unpack_page(stored: memoryview, address: int, nbytes: int, item_bytes: int) -> None:
     """Restore a page at `address`. Raises DamagedPageError, before anything is written there, where it is none."""
     form = int.from_bytes(stored[:_HEADER_BYTES], "little")
-    grid = next((grid for grid, number in _ON_GRID.items() if number == form), None)
-    if grid is not None:
-        _unpack_grid(grid, stored, address, nbytes, item_bytes)
+    quantization = next((quantization for quantization, number in _QUANTIZED.items() if number == form), None)
+    if quantization is not None:
+        _unpack_quantized(quantization, stored, address, nbytes, item_bytes)
     elif form == _BITMAP:
         layout, body = Layout(Codec.BITMAP, nbytes // item_bytes, item_bytes), bytes(stored[_HEADER_BYTES:])
         try:
@@ -73,31 +73,33 @@ def unpack_page(stored: memoryview, address: int, nbytes: int, item_bytes: int) 
         _unpack_planes(stored, address, nbytes, item_bytes)
 
 
-def _pack_grid(address: int, nbytes: int, item_bytes: int, target: bytearray) -> int:
+def _pack_quantized(address: int, nbytes: int, item_bytes: int, target: bytearray) -> int:
     count = nbytes // item_bytes
-    for grid, number in _ON_GRID.items():
-        scales, size = count // grid.block * _SCALE_BYTES, _grid_bytes(grid, count)
-        if count % grid.block or size >= nbytes:
+    for quantization, number in _QUANTIZED.items():
+        scales, size = count // quantization.block * _SCALE_BYTES, _quantized_bytes(quantization, count)
+        if count % quantization.block or size >= nbytes:
             continue
         room = (ctypes.c_char * size).from_buffer(target)
         begin = ctypes.addressof(room) + _HEADER_BYTES
-        if encode_on_grid(grid, address, count, item_bytes, begin + scales, begin):
+        if encode_quantized(quantization, address, count, item_bytes, begin + scales, begin):
             target[:_HEADER_BYTES] = number.to_bytes(_HEADER_BYTES, "little")
             return size
     return 0
 
 
-def _grid_bytes(grid: QuantizationGrid, count: int) -> int:
-    return _HEADER_BYTES + count // grid.block * _SCALE_BYTES + count * grid.code_bits // 8
+def _quantized_bytes(quantization: Quantization, count: int) -> int:
+    return _HEADER_BYTES + count // quantization.block * _SCALE_BYTES + count * quantization.code_bits // 8
 
 
-def _unpack_grid(grid: QuantizationGrid, stored: memoryview, address: int, nbytes: int, item_bytes: int) -> None:
+def _unpack_quantized(
+    quantization: Quantization, stored: memoryview, address: int, nbytes: int, item_bytes: int
+) -> None:
     count = nbytes // item_bytes
-    if count % grid.block or len(stored) != _grid_bytes(grid, count):
+    if count % quantization.block or len(stored) != _quantized_bytes(quantization, count):
         raise DamagedPageError(len(stored), nbytes)
     body = bytes(stored[_HEADER_BYTES:])
     begin = _address(body)
-    matrix = GridMatrix(grid, begin + count // grid.block * _SCALE_BYTES, begin, count)
+    matrix = QuantizedMatrix(quantization, begin + count // quantization.block * _SCALE_BYTES, begin, count)
     decode(matrix, range(1), range(count), item_bytes, address)
 
 
@@ -119,7 +121,7 @@ def _pack_planes(address: int, nbytes: int, item_bytes: int, target: bytearray) 
     count = nbytes // item_bytes
     top, rest = ctypes.create_string_buffer(count), ctypes.create_string_buffer(nbytes - count)
     loaded_library().port_planes_split(0, address, count, item_bytes, top, rest)
-    coder = zlib.compressobj(_FASTEST, zlib.DEFLATED, _RAW_WINDOW, _MOST_MEMORY, zlib.Z_HUFFMAN_ONLY)
+    coder = zlib.compressobj(_FASTEST, zlib.DEFLATED, _RAW_WINDOW, _MAX_MEMORY, zlib.Z_HUFFMAN_ONLY)
     coded = coder.compress(top) + coder.flush()
     stored = _HEADER_BYTES + len(coded) + nbytes - count
     if stored >= nbytes:

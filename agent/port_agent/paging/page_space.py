@@ -20,7 +20,7 @@ from port_planner.base.units import format_bytes
 GROWTH_BYTES = 64 << 20
 """The file grows by this much at a time: one fallocate instead of one per region."""
 
-LEAST_FREE_BYTES = 16 << 20
+MIN_FREE_BYTES = 16 << 20
 """A medium without room for so much is full before it starts."""
 
 _PERSISTENT_TEMPORARY = Path("/var/tmp")
@@ -54,17 +54,17 @@ class PageSpace:
         self._readers = ForkedReaders()
         self._held: list[Region] = []
         """Given back while a child process may still read them."""
-        self._check_room(directory)
-        self._reserved = LEAST_FREE_BYTES
+        self._check_free(directory)
+        self._reserved = MIN_FREE_BYTES
 
-    def _check_room(self, directory: Path) -> None:
+    def _check_free(self, directory: Path) -> None:
         try:
-            self.file.reserve(LEAST_FREE_BYTES)
+            self.file.reserve(MIN_FREE_BYTES)
         except PageError as error:
             self.file.close()
             free = format_bytes(shutil.disk_usage(directory).free)
             raise PageError(
-                f"{directory} has {free} free, and {format_bytes(LEAST_FREE_BYTES)} of pages did not fit "
+                f"{directory} has {free} free, and {format_bytes(MIN_FREE_BYTES)} of pages did not fit "
                 f"({os.strerror(error.errno or 0)}); free space there or choose another --page-dir (page_dir=)",
                 error.errno,
             ) from error
@@ -100,7 +100,7 @@ class PageSpace:
             self._reclaim()
 
     def writable(self, region: Slot) -> bool:
-        """Tell whether a region may be overwritten: no child process that lives may read it."""
+        """Return whether a region may be overwritten: no child process that lives may read it."""
         return isinstance(region, Region) and not self._readers.may_read(region.era)
 
     def _reclaim(self) -> None:
@@ -157,7 +157,7 @@ class ForkedReaders:
         """The last era at whose end a child was forked without a pipe: too many files were open."""
 
     def may_read(self, era: int) -> bool:
-        """Tell whether a child lives that was forked in `era` or later, and so knows the regions taken in it."""
+        """Return whether a child lives that was forked in `era` or later, and so knows the regions taken in it."""
         if era <= self._unwatched:
             return True
         if not self._living:

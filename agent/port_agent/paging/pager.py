@@ -405,9 +405,9 @@ class Pager:
         if transfer.write:
             for start, checksum in _checksums(memory, place):
                 slot.sums[start // CHUNK], slot.packed_bytes[start // CHUNK] = checksum, 0
-            self._write_piece(slot.file, slot.offset + place, memory, bounced=_bounces(slot.file, address, size))
+            self._write_chunk(slot.file, slot.offset + place, memory, bounced=_bounces(slot.file, address, size))
             return size
-        self._read_piece(slot.file, slot.offset + place, address, size)
+        self._read_chunk(slot.file, slot.offset + place, address, size)
         for start, checksum in _checksums(memory, place):
             _verify(slot, start, checksum)
         return size
@@ -429,7 +429,7 @@ class Pager:
         if transfer.write:
             slot.packed_bytes[chunk] = length
             slot.sums[chunk] = xxhash.xxh3_64_intdigest(memoryview(self._packed)[:length])
-            self._write_piece(slot.file, slot.offset + place, memoryview(self._packed)[:length], bounced=True)
+            self._write_chunk(slot.file, slot.offset + place, memoryview(self._packed)[:length], bounced=True)
             return padded(length)
         whole = memoryview(self._bounce)[: padded(length)]
         _read_fully(slot.file, [whole], slot.offset + place)
@@ -440,7 +440,7 @@ class Pager:
             raise CorruptPageError(slot.file.path, slot.offset + place, f"{slot.file.path}: {error}") from error
         return padded(length)
 
-    def _write_piece(self, file: PageFile, offset: int, memory: memoryview, *, bounced: bool) -> None:
+    def _write_chunk(self, file: PageFile, offset: int, memory: memoryview, *, bounced: bool) -> None:
         size = len(memory)
         if bounced:
             self._bounce[:size] = memory
@@ -449,7 +449,7 @@ class Pager:
         while done < len(memory):
             done += os.pwrite(file.fd, memory[done:], offset + done)
 
-    def _read_piece(self, file: PageFile, offset: int, address: int, size: int) -> None:
+    def _read_chunk(self, file: PageFile, offset: int, address: int, size: int) -> None:
         if file.direct and address % BLOCK:
             whole = memoryview(self._bounce)[: padded(size)]
             _read_fully(file, [whole], offset)
@@ -470,7 +470,7 @@ def _transfer_error(error: OSError, transfer: Transfer) -> PageError:
 
 
 def _bounces(file: PageFile, address: int, size: int) -> bool:
-    """Say whether memory has to be copied to a buffer of whole, aligned blocks on its way to a file."""
+    """Return whether memory has to be copied to a buffer of whole, aligned blocks on its way to a file."""
     return file.direct and bool(address % BLOCK or size % BLOCK)
 
 

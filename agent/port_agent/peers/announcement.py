@@ -67,7 +67,7 @@ def from_text(data: bytes) -> Announcement:
     if values.get(b"f") != FORMAT.encode():
         raise AnnouncementError(f"format {values.get(b'f')!r}; this version reads {FORMAT}")
     if not is_short_id(device):
-        raise AnnouncementError(f"id {device[:20]!r} is no device id")
+        raise AnnouncementError(f"id {device[:20]!r} is not a valid device id")
     return Announcement(
         id=device,
         name=_shown(values, b"name", NAME_LIMIT) or device,

@@ -40,7 +40,7 @@ ANNOUNCE_EVERY_S = 15.0
 """A state is announced no sooner than this after the last; RFC 6762, section 8.4 allows ten updates a minute."""
 ADDRESS_LIMIT = 4
 """Addresses of one device that are kept."""
-MOST_CACHED = 1000
+MAX_CACHED = 1000
 """Records that zeroconf keeps, of 9 kB at most; a home's devices need a few dozen, and its own bound is ten times this."""
 _QUERY, _IN, _TEXT, _SERVER = 0, 1, 16, 33
 """Flags of a question, class IN, types TXT and SRV (RFC 1035, RFC 2782)."""
@@ -55,7 +55,7 @@ class Discovery:
         self._changed = asyncio.Event()
         self._port = 0
         self._announced = self._news
-        self.on_heard: Callable[[], None] = lambda: None
+        self.on_received: Callable[[], None] = lambda: None
         """Called after announcements were heard."""
         self.interfaces: tuple[Interface, ...] = ()
         """Where it announces and listens now."""
@@ -113,7 +113,9 @@ class Discovery:
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(node.async_close)
             await node.zeroconf.async_wait_for_start()
-            node.zeroconf.async_add_listener(_Ears(node.zeroconf, self._sightings, self.on_heard), None)
+            node.zeroconf.async_add_listener(
+                _AnnouncementListener(node.zeroconf, self._sightings, self.on_received), None
+            )
             browser = AsyncServiceBrowser(node.zeroconf, TYPE, handlers=[self._on_change])
             stack.push_async_callback(browser.async_cancel)
             stack.push_async_callback(_say_goodbye, node)
@@ -140,7 +142,7 @@ class Discovery:
             if new_ports != self._announced[0] or (news != self._announced and now_s >= announce_s):
                 self._announced, announce_s = news, now_s + ANNOUNCE_EVERY_S
                 await node.async_update_service(self._record(interfaces))
-            _ask(node.zeroconf, self._sightings.to_ask(now_s))
+            _query(node.zeroconf, self._sightings.to_query(now_s))
             moments = [look_s, self._sightings.next_s(), announce_s if news != self._announced else None]
             rest_s = min(moment for moment in moments if moment is not None) - now_s
             with contextlib.suppress(TimeoutError):
@@ -170,30 +172,30 @@ class Discovery:
             self._sightings.gone(label)
 
 
-class _Ears(RecordUpdateListener):
+class _AnnouncementListener(RecordUpdateListener):
     """Hears every announcement, also those that say nothing new: they tell that a device is still there."""
 
-    def __init__(self, zeroconf: Zeroconf, sightings: Sightings, on_heard: Callable[[], None]) -> None:
-        self._zeroconf, self._sightings, self._on_heard = zeroconf, sightings, on_heard
-        self._heard: dict[str, bytes] = {}
+    def __init__(self, zeroconf: Zeroconf, sightings: Sightings, on_received: Callable[[], None]) -> None:
+        self._zeroconf, self._sightings, self._on_received = zeroconf, sightings, on_received
+        self._received: dict[str, bytes] = {}
 
     def async_update_records(self, zc: Zeroconf, now: float, records: list[RecordUpdate]) -> None:
         """Note the announcements in a packet; `now` is in milliseconds."""
         for record in (update.new for update in records):
             label = _label(record.name)
             if label is not None and isinstance(record, DNSText) and not record.is_expired(now):
-                self._heard[label] = record.text
+                self._received[label] = record.text
 
     def async_update_records_complete(self) -> None:
         """Take them in, now that zeroconf knows the addresses in the packet too."""
-        for label, text in self._heard.items():
+        for label, text in self._received.items():
             info = AsyncServiceInfo(TYPE, f"{label}.{TYPE}")
             info.load_from_cache(self._zeroconf)
             addresses = tuple(info.parsed_scoped_addresses()[:ADDRESS_LIMIT])
-            self._sightings.heard(label, text, addresses, time.monotonic(), info.port or 0)
-        if self._heard:
-            self._on_heard()
-        self._heard.clear()
+            self._sightings.received(label, text, addresses, time.monotonic(), info.port or 0)
+        if self._received:
+            self._on_received()
+        self._received.clear()
         self._bound_cache()
 
     def _bound_cache(self) -> None:
@@ -202,12 +204,12 @@ class _Ears(RecordUpdateListener):
         Who is there stays among the sightings, and is heard again when asked.
         """
         cache = self._zeroconf.cache
-        if sum(map(len, cache.cache.values())) > MOST_CACHED:
+        if sum(map(len, cache.cache.values())) > MAX_CACHED:
             cache.async_remove_records([record for records in cache.cache.values() for record in records])
 
 
 async def _say_goodbye(node: AsyncZeroconf) -> None:
-    """Tell the others that this agent goes, and nothing else any more.
+    """Report the others that this agent goes, and nothing else any more.
 
     An answer that still waits its turn would follow the first goodbye and undo it; those after it are the same packet, which
     zeroconf ignores for a second.
@@ -223,7 +225,7 @@ def _label(name: str) -> str | None:
     return label if dot and rest == TYPE and is_short_id(label) else None
 
 
-def _ask(zeroconf: Zeroconf, labels: list[str]) -> None:
+def _query(zeroconf: Zeroconf, labels: list[str]) -> None:
     """Ask everybody for the announcements of these devices; the answers are heard by all."""
     if not labels:
         return

@@ -74,9 +74,9 @@ def _hears(ear: socket.socket, question: bytes) -> bool:
     while (left_s := end_s - time.monotonic()) > 0:
         ear.settimeout(left_s)
         try:
-            heard, _ = ear.recvfrom(9000)
+            received, _ = ear.recvfrom(9000)
         except TimeoutError:
             return False
-        if heard == question:
+        if received == question:
             return True
     return False

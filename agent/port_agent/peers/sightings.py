@@ -13,19 +13,19 @@ GONE_S = 150.0
 """A device that nobody heard of for this long is gone: after four questions without an answer."""
 FORGET_S = 1800.0
 """Until then it is asked for, ever more rarely: a switch that was off for a while takes nobody from the list for good."""
-ASK_AGAIN_S = 15.0
+QUERY_INTERVAL_S = 15.0
 LIMIT = 100
 """Agents at most; a flood of made-up ones costs no more memory than this, and those who are there stay."""
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """An agent that was heard of. `addresses` are what it claims; `heard_s` is on the monotonic clock."""
+    """An agent that was heard of. `addresses` are what it claims; `received_s` is on the monotonic clock."""
 
     announcement: Announcement
     addresses: tuple[str, ...]
-    heard_s: float
-    ask_s: float
+    received_s: float
+    query_s: float
     """When to ask whether it is still there."""
     port: int = 0
     """Where it listens for paired devices; 0 while it is paired with none."""
@@ -36,11 +36,11 @@ class Sightings:
 
     def __init__(self, own_id: str) -> None:
         self._own_id = own_id
-        self._after_s = 0.7 * TTL_S + int(own_id, 16) % ASK_AGAIN_S
+        self._after_s = 0.7 * TTL_S + int(own_id, 16) % QUERY_INTERVAL_S
         """Each device asks a little earlier or later: whoever is first gets an answer that all others hear too."""
         self._peers: dict[str, Peer] = {}
 
-    def heard(self, label: str, text: bytes, addresses: tuple[str, ...], now_s: float, port: int = 0) -> bool:
+    def received(self, label: str, text: bytes, addresses: tuple[str, ...], now_s: float, port: int = 0) -> bool:
         """Note an announcement that came under the name `label`; returns whether it is one and is kept."""
         try:
             announcement = from_text(text)
@@ -61,25 +61,25 @@ class Sightings:
         """Note that an agent said goodbye."""
         self._peers.pop(label, None)
 
-    def to_ask(self, now_s: float) -> list[str]:
+    def to_query(self, now_s: float) -> list[str]:
         """Return the ids to ask for now; those that stay silent come again, and in the end are forgotten."""
         self._forget(now_s, FORGET_S)
-        due = [label for label, peer in self._peers.items() if peer.ask_s <= now_s]
+        due = [label for label, peer in self._peers.items() if peer.query_s <= now_s]
         for label in due:
-            silent_s = now_s - self._peers[label].heard_s
-            wait_s = ASK_AGAIN_S if silent_s < GONE_S else silent_s / 2
-            self._peers[label] = replace(self._peers[label], ask_s=now_s + wait_s)
+            silent_s = now_s - self._peers[label].received_s
+            wait_s = QUERY_INTERVAL_S if silent_s < GONE_S else silent_s / 2
+            self._peers[label] = replace(self._peers[label], query_s=now_s + wait_s)
         return due
 
     def next_s(self) -> float | None:
         """Return the moment of the next question, None while nobody is known."""
-        return min((peer.ask_s for peer in self._peers.values()), default=None)
+        return min((peer.query_s for peer in self._peers.values()), default=None)
 
     def peers(self, now_s: float) -> tuple[Peer, ...]:
         """Return who is there now, by name."""
-        there = [peer for peer in self._peers.values() if now_s - peer.heard_s < GONE_S]
+        there = [peer for peer in self._peers.values() if now_s - peer.received_s < GONE_S]
         return tuple(sorted(there, key=lambda peer: (peer.announcement.name, peer.announcement.id)))
 
     def _forget(self, now_s: float, silent_s: float) -> None:
-        for label in [label for label, peer in self._peers.items() if now_s - peer.heard_s >= silent_s]:
+        for label in [label for label, peer in self._peers.items() if now_s - peer.received_s >= silent_s]:
             del self._peers[label]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-PART_BYTES = 768 << 10
+CHUNK_BYTES = 768 << 10
 """Of a file in one question or answer; below the limits of both."""
 
 
@@ -95,11 +95,11 @@ def file_bytes(file: Path) -> int:
     return file.stat().st_size if file.exists() else 0
 
 
-def read_part(file: Path, offset: int) -> bytes:
+def read_chunk(file: Path, offset: int) -> bytes:
     """Return the part of a file that begins at `offset`; raises OSError."""
     with file.open("rb") as stream:
         stream.seek(offset)
-        return stream.read(PART_BYTES)
+        return stream.read(CHUNK_BYTES)
 
 
 def _append(file: Path, data: bytes) -> None:

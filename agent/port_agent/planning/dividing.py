@@ -4,30 +4,30 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from port_agent.planning.machine import PlanningMachine
-from port_agent.planning.measuring import Captured, Costs, StepPieces
+from port_agent.planning.machine import PlanMachine
+from port_agent.planning.measuring import CapturedStep, Costs, StepTiling
 from port_agent.planning.request import PlanRequest
-from port_planner.ir.devices.kinds import CPU
+from port_planner.ir.device_kinds import CPU
 
 if TYPE_CHECKING:
-    from port_agent.prepare.progress import Progress
+    from port_agent.prepare.measurement.progress import Progress
     from port_planner.ir.costs import DeviceCosts
-    from port_planner.make_bundle import Prepared
-    from port_planner.profiling.operators import Measured
+    from port_planner.make_bundle import CapturedJob
+    from port_planner.profiling.operators import MeasuredCosts
 
 
 def divide_with_device(
-    request: PlanRequest, captured: Captured, costs: Costs, pieces: StepPieces, prepared: "Prepared", progress: "Progress"
-) -> "tuple[Prepared, Measured, DeviceCosts, Mapping[str, float]]":  # fmt: skip
+    request: PlanRequest, captured: CapturedStep, costs: Costs, pieces: StepTiling, prepared: "CapturedJob", progress: "Progress"
+) -> "tuple[CapturedJob, MeasuredCosts, DeviceCosts, Mapping[str, float]]":  # fmt: skip
     """Measure the operators on the other device, too, and divide them; the reference is then what they give one by one where they run.
 
     Raises PlacementError where that saves no time.
     """
-    from port_agent.prepare.bench.bench import Bench
     from port_agent.prepare.making import device_costs
-    from port_agent.prepare.placement.divide import divided, measured_links
+    from port_agent.prepare.measurement.worker import MeasurementWorker
+    from port_agent.prepare.placement.divide import measured_links, placed_job
+    from port_agent.prepare.placement.memories import PlacementMemory
     from port_agent.prepare.placement.reference import with_placed_reference
-    from port_agent.prepare.placement.room import PlacementRoom
     from port_agent.prepare.pools import with_transfer_ring
     from port_agent.prepare.repeatable import reordered_in
     from port_planner.job_device import kind_of_job
@@ -38,7 +38,9 @@ def divide_with_device(
     home = kind_of_job(captured.job)
     other = backend.kind if home == CPU else CPU
     graphs = {name: on_kind(graph, other) for name, graph in prepared.graphs.items()}
-    there = Bench(request.ram_bytes).measure(graphs.values(), threads, watts, progress, resident=False, elsewhere=True)
+    there = MeasurementWorker(request.ram_bytes).measure(
+        graphs.values(), threads, watts, progress, resident=False, elsewhere=True
+    )
     if request.board is not None and other == CPU:
         there, _ = device_costs.other_board(graphs, there, costs.here, request.board)
     on_cpu, on_device = (pieces.measured, there) if home == CPU else (there, pieces.sliced.measured)
@@ -46,28 +48,30 @@ def divide_with_device(
         on_device = costs.drawn.applied(prepared.graphs, on_device)
     links = measured_links(backend, watts)
     device = with_transfer_ring(costs.device, backend)
-    room = PlacementRoom(captured.pools, device)
-    found = divided(prepared, on_cpu, on_device, backend.kind, links, watts, room, time_limit_s=request.time_limit_s)
+    op_memory = PlacementMemory(captured.pools, device)
+    found = placed_job(
+        prepared, on_cpu, on_device, backend.kind, links, watts, op_memory, time_limit_s=request.time_limit_s
+    )
     reordered = reordered_in(found.prepared.graphs.values(), allowed=request.reordered)
     made = with_placed_reference(
         replace(found.prepared, reordered=reordered), prepared.graphs, found.kinds, backend.kind
     )
-    device = room.costs(next(iter(made.graphs.values())), found.measured.ops[0]).device
+    device = op_memory.costs(next(iter(made.graphs.values())), found.measured.ops[0]).device
     return made, found.measured, device, found.alone
 
 
 def divide_among_teams(
-    request: PlanRequest, captured: Captured, costs: Costs, machine: PlanningMachine, prepared: "Prepared", with_all: "Measured",
+    request: PlanRequest, captured: CapturedStep, costs: Costs, machine: PlanMachine, prepared: "CapturedJob", with_all: "MeasuredCosts",
     progress: "Progress",
-) -> "tuple[Prepared, Measured, Mapping[str, float]]":  # fmt: skip
+) -> "tuple[CapturedJob, MeasuredCosts, Mapping[str, float]]":  # fmt: skip
     """Measure the operators with each further team of threads and divide them; the reference is then what they give one by one so.
 
     `with_all`: what they take with the bundle's number of threads. Raises PlacementError where that saves nothing.
     """
-    from port_agent.prepare.bench.bench import Bench
     from port_agent.prepare.making import device_costs
+    from port_agent.prepare.measurement.worker import MeasurementWorker
     from port_agent.prepare.placement.reference import with_placed_reference
-    from port_agent.prepare.placement.teams import divided_by_teams, measured_times, on_cores_of
+    from port_agent.prepare.placement.teams import measured_times, on_cores_of, team_placement
     from port_planner.ir.devices.cpu_teams import CpuTeam
 
     threads, graphs = costs.choice.threads, prepared.graphs
@@ -76,13 +80,13 @@ def divide_among_teams(
     measured = [with_all]
     for team, power in zip(teams, powers[1:], strict=True):
         with on_cores_of(team):
-            found = Bench(request.ram_bytes).measure(
+            found = MeasurementWorker(request.ram_bytes).measure(
                 graphs.values(), team.threads, power.compute_watts, progress, resident=False
             )
         measured.append(device_costs.by_class(graphs, found, power))
     times = measured_times(threads, teams)
     watts = [power.compute_watts for power in powers]
-    made = divided_by_teams(
+    made = team_placement(
         prepared, measured, threads, teams, times, watts, powers[0].static_watts, time_limit_s=request.time_limit_s
     )
     kinds = {name: (CPU,) * len(graph.ops) for name, graph in graphs.items()}

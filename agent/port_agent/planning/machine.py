@@ -11,19 +11,19 @@ from port_agent.energy.sources.power_models import power_with
 from port_agent.planning.placement import names_teams, wanted_teams
 from port_agent.planning.request import PlanRequest, RequestError
 from port_planner.ir.boards import load_board
-from port_planner.ir.devices.kinds import CPU
+from port_planner.ir.device_kinds import CPU
 
 if TYPE_CHECKING:
     from port_agent.backend.base import Backend
     from port_agent.energy.sources.estimated import PowerModel
     from port_agent.energy.sources.registry import EnergyConfig
-    from port_agent.prepare.peers import PlanningPeers
+    from port_agent.prepare.peers import PlanPeers
     from port_agent.prepare.pools import Pools
     from port_planner.job import TrainingJob
 
 
 @dataclass(frozen=True, slots=True)
-class PlanningMachine:
+class PlanMachine:
     """What settings and request say of this one: its energy, where pages go, and what media lie there."""
 
     energy: "EnergyConfig"
@@ -77,12 +77,12 @@ def _check_placement(request: PlanRequest, place: str) -> None:
         )
 
 
-def planning_machine(request: PlanRequest) -> PlanningMachine:
+def plan_machine(request: PlanRequest) -> PlanMachine:
     """Return what is known of the machine without torch. Raises RequestError for what its settings forbid each other."""
     check_request(request)
     energy, _ = places.energy_settings(request.config)
     page_dir, *scratch_dirs = all_page_dirs(request)
-    return PlanningMachine(
+    return PlanMachine(
         energy, page_dir, _medium(request, energy, page_dir), _further_media(request, energy, scratch_dirs)
     )
 
@@ -146,8 +146,8 @@ def thread_counts(request: PlanRequest, *, set_by_script: bool, on_device: bool)
 
     from port_agent.facts.cpu_clusters import read_clusters
     from port_agent.facts.sysfs import Tree
-    from port_agent.prepare.threads import tried_counts
-    from port_agent.worker.thread_room import usable_core_numbers, usable_cores
+    from port_agent.prepare.threads import thread_choices
+    from port_agent.worker.thread_limit import usable_core_numbers, usable_cores
 
     if request.threads is not None:
         return (request.threads,)
@@ -156,14 +156,14 @@ def thread_counts(request: PlanRequest, *, set_by_script: bool, on_device: bool)
     if request.board is not None or on_device:
         return (1,)
     clusters = read_clusters(Tree(), usable_core_numbers())
-    return tried_counts(usable_cores(), [len(cluster.cores) for cluster in clusters])
+    return thread_choices(usable_cores(), [len(cluster.cores) for cluster in clusters])
 
 
-def planning_peers(request: PlanRequest) -> "PlanningPeers | None":
+def plan_peers(request: PlanRequest) -> "PlanPeers | None":
     """Return what paired devices may do here: solve where that was asked for, share where the agent's settings say so."""
     from port_agent.control.client import ControlError
     from port_agent.control.peer_exchange import PeerExchange
-    from port_agent.prepare.peers import PlanningPeers
+    from port_agent.prepare.peers import PlanPeers
 
     client = places.connect(request.runtime_dir)
     try:
@@ -172,6 +172,4 @@ def planning_peers(request: PlanRequest) -> "PlanningPeers | None":
         shares = False
     if not shares and request.solve_on is None:
         return None
-    return PlanningPeers(
-        PeerExchange(client, request.solve_on or ""), shares=shares, solves=request.solve_on is not None
-    )
+    return PlanPeers(PeerExchange(client, request.solve_on or ""), shares=shares, solves=request.solve_on is not None)

@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from port_agent.planning.dividing import divide_among_teams, divide_with_device
-from port_agent.planning.machine import PlanningMachine, planning_machine, planning_peers
+from port_agent.planning.machine import PlanMachine, plan_machine, plan_peers
 from port_agent.planning.measuring import (
-    Captured,
+    CapturedStep,
     Costs,
-    StepPieces,
+    StepTiling,
     captured_of,
     compared_steps_of,
     costs_of,
     sparse_of,
-    step_pieces,
+    step_tiling,
 )
 from port_agent.planning.pace import too_slow
 from port_agent.planning.request import PlanRequest
@@ -26,19 +26,19 @@ from port_agent.system.torch_loading import uncollected
 from port_planner.script_loading import imports_kept
 
 if TYPE_CHECKING:
-    from port_agent.prepare.making.bundle import Made
-    from port_agent.prepare.making.trial import TrialWorkers
-    from port_agent.prepare.peers import PlanningPeers
+    from port_agent.prepare.making.bundle import BundleReport
+    from port_agent.prepare.measurement.dry_run import DryRunWorkers
+    from port_agent.prepare.measurement.progress import Progress
+    from port_agent.prepare.peers import PlanPeers
     from port_agent.prepare.placement.device_watts import DeviceWatts
-    from port_agent.prepare.progress import Progress
     from port_agent.prepare.sparse import SparseJob
     from port_planner.deadline import Pace
     from port_planner.ir.bundle.manifest import Manifest
     from port_planner.ir.costs import CostTable, DeviceCosts
     from port_planner.ir.graph import StepGraph
     from port_planner.ir.plan import Plan
-    from port_planner.make_bundle import Prepared
-    from port_planner.profiling.operators import Measured
+    from port_planner.make_bundle import CapturedJob
+    from port_planner.profiling.operators import MeasuredCosts
 
 
 STAGES = ("capture", "profile", "flash", "analyse", "compare", "follow", "plan", "try")
@@ -82,48 +82,48 @@ def plan(request: PlanRequest, progress: "Progress" = lambda stage, share: None)
     DeadlineError where nothing fits, and further PortErrors with their remedies.
     """
     clock = StageClock(progress, STAGES[0])
-    machine = planning_machine(request)  # before torch: what it refuses takes no seconds
+    machine = plan_machine(request)  # before torch: what it refuses takes no seconds
     with uncollected():
-        from port_agent.follow.budget import NotFollowedError
-        from port_agent.prepare.within_budget import within_budget
+        from port_agent.intercept.budget import UnsupportedError
+        from port_agent.prepare.measurement.within_budget import within_budget
 
     with imports_kept():
         try:
-            with within_budget(request.ram_bytes, machine.page_dir) as make_room:
-                return _planned(request, clock, machine, make_room)
-        except NotFollowedError:
+            with within_budget(request.ram_bytes, machine.page_dir) as make_free:
+                return _planned(request, clock, machine, make_free)
+        except UnsupportedError:
             return _planned(request, clock, machine, lambda: None)
 
 
 def _planned(
-    request: PlanRequest, progress: StageClock, machine: PlanningMachine, make_room: Callable[[], None]
+    request: PlanRequest, progress: StageClock, machine: PlanMachine, make_free: Callable[[], None]
 ) -> PlanReport:
     """Capture, measure, choose what is trained where that was asked for, and plan.
 
-    `make_room`: gives back memory before a search, and what searches left before tensors come again.
+    `make_free`: gives back memory before a search, and what searches left before tensors come again.
     """
-    from port_agent.prepare.bench.bench import Bench
-    from port_agent.prepare.making.trial import TrialWorkers
-    from port_agent.prepare.slices.choosing import again_with_base
+    from port_agent.prepare.measurement.dry_run import DryRunWorkers
+    from port_agent.prepare.measurement.worker import MeasurementWorker
+    from port_agent.prepare.tiling.choice import again_with_base
 
-    peers = planning_peers(request)
-    with Bench(request.ram_bytes) as bench:
-        captured = captured_of(request, bench, progress)
-        costs = costs_of(request, captured, machine, bench, peers, progress)
-        make_room()
+    peers = plan_peers(request)
+    with MeasurementWorker(request.ram_bytes) as measurer:
+        captured = captured_of(request, measurer, progress)
+        costs = costs_of(request, captured, machine, measurer, peers, progress)
+        make_free()
         sparse = sparse_of(request, captured, costs, progress) if request.sparse_update else None
-        first: StepPieces | None = step_pieces(request, captured, costs, machine, bench, sparse, progress, make_room)
+        first: StepTiling | None = step_tiling(request, captured, costs, machine, measurer, sparse, progress, make_free)
 
-    def make(device: "DeviceCosts") -> "tuple[StepPieces, Made, Mapping[str, float]]":
+    def make(device: "DeviceCosts") -> "tuple[StepTiling, BundleReport, Mapping[str, float]]":
         nonlocal first
         pieces, first, found = first, None, replace(costs, device=device)
         if pieces is None:
-            with Bench(request.ram_bytes) as bench:
-                pieces = step_pieces(request, captured, found, machine, bench, sparse, progress, make_room)
-        make_room()
-        with closing(TrialWorkers(costs.choice.threads)) as workers:
+            with MeasurementWorker(request.ram_bytes) as measurer:
+                pieces = step_tiling(request, captured, found, machine, measurer, sparse, progress, make_free)
+        make_free()
+        with closing(DryRunWorkers(costs.choice.threads)) as workers:
             workers.load()
-            job = _Job(request, captured, found, machine, pieces, make_room)
+            job = _Job(request, captured, found, machine, pieces, make_free)
             return pieces, *_made(job, peers, progress, workers)
 
     pieces, made, by_device = again_with_base(make, costs.device)
@@ -131,7 +131,7 @@ def _planned(
     return PlanReport(
         bundle=request.out, manifest=made.manifest, measured_peak_bytes=made.measured_peak_bytes,
         measured_device_bytes=made.measured_device_bytes, sparse=sparse, step_s_by_threads=costs.choice.step_s,
-        left_whole=pieces.sliced.left_whole, stages=stages, peers=tuple(peers.told()) if peers is not None else (),
+        left_whole=pieces.sliced.left_whole, stages=stages, peers=tuple(peers.report()) if peers is not None else (),
         step_s_by_device=by_device, device_watts=costs.drawn, planning_s=sum(taken.wall_s for taken in stages.values()),
     )  # fmt: skip
 
@@ -141,25 +141,25 @@ class _Job:
     """What is known of a job when its plans are made."""
 
     request: PlanRequest
-    captured: Captured
+    captured: CapturedStep
     costs: Costs
-    machine: PlanningMachine
-    pieces: StepPieces
-    make_room: Callable[[], None]
+    machine: PlanMachine
+    pieces: StepTiling
+    make_free: Callable[[], None]
 
 
 def _made(
-    job: _Job, peers: "PlanningPeers | None", progress: "Progress", workers: "TrialWorkers"
-) -> "tuple[Made, Mapping[str, float]]":
+    job: _Job, peers: "PlanPeers | None", progress: "Progress", workers: "DryRunWorkers"
+) -> "tuple[BundleReport, Mapping[str, float]]":
     """Follow plain PyTorch's first steps, plan, try the plan beside them with `workers`, and write; raise what says why that cannot be.
 
     Where operators are divided, return seconds of a step by single device, too.
     """
-    from port_agent.prepare.device_room import in_device_room
+    from port_agent.prepare.device_headroom import within_device
     from port_agent.prepare.frozen_weights.files import with_weight_files
     from port_agent.prepare.making import bundle
-    from port_agent.prepare.making.draft import BundleDraft
-    from port_agent.prepare.reference import with_reference
+    from port_agent.prepare.making.bundle_file import BundleFile
+    from port_agent.prepare.reference import with_expected_results
     from port_agent.prepare.whole_updates import with_whole_update
     from port_planner import make_bundle
     from port_planner.deadline import DeadlineError
@@ -173,10 +173,10 @@ def _made(
     asked: dict[str, Any] = {"strategy": request.strategy, "time_limit_s": request.time_limit_s, "limits": limits}
     progress("follow", 0.0)
     prepared = with_weight_files(pieces.sliced.prepared)
-    follow = partial(with_reference, prepared, compared_steps_of(request, captured.job))
-    prepared = in_device_room(follow, "following plain PyTorch", captured.job, captured.backend, captured.pools)
+    follow = partial(with_expected_results, prepared, compared_steps_of(request, captured.job))
+    prepared = within_device(follow, "following plain PyTorch", captured.job, captured.backend, captured.pools)
     prepared, measured, device, by_device = _divided(job, prepared, progress)
-    job.make_room()
+    job.make_free()
     progress("plan", 0.0)
     if limits.step_s is None and limits.written_bytes is None:  # those are limits of one batch
         quick = make_bundle.default_planner(strategy="greedy", time_limit_s=request.time_limit_s)
@@ -188,8 +188,8 @@ def _made(
         captured.pools, (job.machine.page_dir, *job.machine.scratch_dirs), planner, request.frontier
     )
     estimated = request.board is not None
-    draft = BundleDraft.beside(
-        request.out, prepared, job.costs.choice.threads, estimated=estimated, limits=limits, make_room=job.make_room
+    draft = BundleFile.beside(
+        request.out, prepared, job.costs.choice.threads, estimated=estimated, limits=limits, make_free=job.make_free
     )
     try:
         made = bundle.make(request.out, draft, measured, device, options, progress, workers)
@@ -207,8 +207,8 @@ def _made(
 
 
 def _divided(
-    job: _Job, prepared: "Prepared", progress: "Progress"
-) -> "tuple[Prepared, Measured, DeviceCosts, Mapping[str, float]]":
+    job: _Job, prepared: "CapturedJob", progress: "Progress"
+) -> "tuple[CapturedJob, MeasuredCosts, DeviceCosts, Mapping[str, float]]":
     """Divide the operators where that was asked for; return seconds of a step by single device, too."""
     request, captured, costs, pieces = job.request, job.captured, job.costs, job.pieces
     if captured.teams:

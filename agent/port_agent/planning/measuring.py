@@ -5,54 +5,54 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from port_agent.planning.machine import PlanningMachine, all_page_dirs, computing_place, thread_counts
+from port_agent.planning.machine import PlanMachine, all_page_dirs, computing_place, thread_counts
 from port_agent.planning.pace import wanted_pace
 from port_agent.planning.placement import wanted_teams
 from port_agent.planning.request import PlanRequest
-from port_planner.ir.devices.kinds import CPU
+from port_planner.ir.device_kinds import CPU
 
 if TYPE_CHECKING:
     from port_agent.backend.base import Backend
-    from port_agent.prepare.bench.bench import Bench
-    from port_agent.prepare.peers import PlanningPeers
+    from port_agent.prepare.measurement.progress import Progress
+    from port_agent.prepare.measurement.worker import MeasurementWorker
+    from port_agent.prepare.peers import PlanPeers
     from port_agent.prepare.placement.device_watts import DeviceWatts
     from port_agent.prepare.pools import Pools
-    from port_agent.prepare.progress import Progress
-    from port_agent.prepare.slices.sliced import Sliced
     from port_agent.prepare.sparse import SparseJob
     from port_agent.prepare.threads import ThreadChoice
+    from port_agent.prepare.tiling.tiled_job import TiledJob
     from port_planner.deadline import Pace
     from port_planner.ir.bundle.manifest import PlannedLimits
     from port_planner.ir.costs import CostTable, DeviceCosts
     from port_planner.ir.devices.cpu_teams import CpuTeam
     from port_planner.job import TrainingJob
-    from port_planner.make_bundle import Prepared
-    from port_planner.profiling.operators import Measured
+    from port_planner.make_bundle import CapturedJob
+    from port_planner.profiling.operators import MeasuredCosts
 
 
 @dataclass(frozen=True, slots=True)
-class Captured:
+class CapturedStep:
     """The script's job and its recorded step. `counts`: numbers of threads to measure; `pace`: what a deadline leaves; `teams`: of threads, to
     divide operators among."""
 
     job: "TrainingJob"
     backend: "Backend"
     pools: "Pools"
-    prepared: "Prepared"
-    prepare: "Callable[[], Prepared]"
+    prepared: "CapturedJob"
+    prepare: "Callable[[], CapturedJob]"
     counts: tuple[int, ...]
     pace: "Pace | None"
     teams: "tuple[CpuTeam, ...]"
 
 
-def captured_of(request: PlanRequest, bench: "Bench", progress: "Progress") -> Captured:
-    """Load the script's job, move it where it computes, and record its step, while the `bench` loads torch."""
-    from port_agent.prepare.device_room import in_device_room
+def captured_of(request: PlanRequest, measurer: "MeasurementWorker", progress: "Progress") -> CapturedStep:
+    """Load the script's job, move it where it computes, and record its step, while the `measurer` loads torch."""
+    from port_agent.prepare.device_headroom import within_device
     from port_agent.prepare.repeatable import reordered_in
     from port_agent.prepare.threads import counts_set
     from port_planner import make_bundle
     from port_planner.ir.bundle.pruning import Pruning
-    from port_planner.ir.devices.torch_device import repeat_kernels
+    from port_planner.ir.torch_device import repeat_kernels
     from port_planner.job_device import kind_of_job
     from port_planner.job_sources import load_job
 
@@ -69,15 +69,15 @@ def captured_of(request: PlanRequest, bench: "Bench", progress: "Progress") -> C
     if request.place is not None and kind_of_job(job) != CPU:
         counts = counts[-1:]  # what is recorded on the device does not tell which number is fastest: all cores
     steps, updates = make_bundle.steps_and_updates(job, request.epochs)
-    bench.load(counts[0])
+    measurer.load(counts[0])
     if request.pruned_share is not None:
         job.pruning = Pruning(request.pruned_share, max(updates // 2, 1))
     prepare = partial(make_bundle.prepare, job, updates=updates, followed=compared_steps_of(request, job))
-    prepared = in_device_room(prepare, "recording the step", job, backend, pools)
+    prepared = within_device(prepare, "recording the step", job, backend, pools)
     reordered = reordered_in(prepared.graphs.values(), allowed=request.reordered)
     progress("capture", 1.0)
     pace = wanted_pace(request.deadline_at, request.charging, request.epochs, steps)
-    return Captured(job, backend, pools, replace(prepared, reordered=reordered), prepare, counts, pace, teams)
+    return CapturedStep(job, backend, pools, replace(prepared, reordered=reordered), prepare, counts, pace, teams)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +88,14 @@ class Costs:
     """
 
     choice: "ThreadChoice"
-    measured: "Measured"
+    measured: "MeasuredCosts"
     here: "DeviceCosts"
     device: "DeviceCosts"
     drawn: "DeviceWatts | None"
 
 
 def costs_of(
-    request: PlanRequest, captured: Captured, machine: PlanningMachine, bench: "Bench", peers: "PlanningPeers | None",
+    request: PlanRequest, captured: CapturedStep, machine: PlanMachine, measurer: "MeasurementWorker", peers: "PlanPeers | None",
     progress: "Progress",
 ) -> Costs:  # fmt: skip
     """Measure the operators, with the number of threads that is fastest, and the media; set that number."""
@@ -103,13 +103,15 @@ def costs_of(
 
     from port_agent.prepare.making import device_costs
     from port_agent.prepare.making.packed_pages import with_packed_pages
-    from port_agent.prepare.page_ways import measured_page_ways
+    from port_agent.prepare.page_routes import measured_page_routes
     from port_agent.prepare.placement.device_watts import measured_device_watts
     from port_agent.prepare.pools import with_own_memory
     from port_agent.prepare.threads import fastest
 
     graphs = captured.prepared.graphs
-    choice = fastest(graphs, captured.counts, lambda count: machine.power(count).compute_watts, progress, peers, bench)
+    choice = fastest(
+        graphs, captured.counts, lambda count: machine.power(count).compute_watts, progress, peers, measurer
+    )
     power = machine.power(choice.threads)
     measured = device_costs.by_class(graphs, choice.measured, power)
     torch.set_num_threads(choice.threads)
@@ -122,7 +124,7 @@ def costs_of(
     if captured.backend.kind != CPU:
         device = with_own_memory(device, captured.backend, captured.pools)
         if captured.backend.unified:
-            device = measured_page_ways(captured.backend, machine.page_dir).applied(device)
+            device = measured_page_routes(captured.backend, machine.page_dir).applied(device)
     device = with_packed_pages(device, captured.prepared.initial_tensors)
     drawn = measured_device_watts(captured.backend, machine.energy, captured.pools.computing_bytes)
     if drawn is not None and request.place is None:
@@ -130,13 +132,13 @@ def costs_of(
     return Costs(choice, measured, here, device, drawn)
 
 
-def sparse_of(request: PlanRequest, captured: Captured, costs: Costs, progress: "Progress") -> "SparseJob":
+def sparse_of(request: PlanRequest, captured: CapturedStep, costs: Costs, progress: "Progress") -> "SparseJob":
     """Choose what is trained, and record the step again.
 
     It is what the device that the model lies on can train alone: operators that are divided then take no more time.
     """
-    from port_agent.prepare.device_room import in_device_room
-    from port_agent.prepare.placement.room import of_the_cpu
+    from port_agent.prepare.device_headroom import within_device
+    from port_agent.prepare.placement.memories import of_the_cpu
     from port_agent.prepare.sparse import StepLimits, train_less
     from port_planner.job_device import kind_of_job
 
@@ -148,30 +150,30 @@ def sparse_of(request: PlanRequest, captured: Captured, costs: Costs, progress: 
         train_less, captured.prepared, costs.measured, device, StepLimits(room_bytes, step_s, request.step_joules),
         prepare=captured.prepare, threads=costs.choice.threads, steps=request.probe_steps, progress=progress,
     )  # fmt: skip
-    return in_device_room(choose, "choosing what is trained", captured.job, captured.backend, captured.pools)
+    return within_device(choose, "choosing what is trained", captured.job, captured.backend, captured.pools)
 
 
 @dataclass(frozen=True, slots=True)
-class StepPieces:
+class StepTiling:
     """The step as it is planned: `sliced` with what its operators cost here, `measured` on the device planned for."""
 
-    sliced: "Sliced"
-    measured: "Measured"
+    sliced: "TiledJob"
+    measured: "MeasuredCosts"
     limits: "PlannedLimits"
 
 
-def step_pieces(
-    request: PlanRequest, captured: Captured, costs: Costs, machine: PlanningMachine, bench: "Bench",
-    sparse: "SparseJob | None", progress: "Progress", make_room: Callable[[], None],
-) -> StepPieces:  # fmt: skip
+def step_tiling(
+    request: PlanRequest, captured: CapturedStep, costs: Costs, machine: PlanMachine, measurer: "MeasurementWorker",
+    sparse: "SparseJob | None", progress: "Progress", make_free: Callable[[], None],
+) -> StepTiling:  # fmt: skip
     """Put operators in pieces, where that gives the same bits and costs less; room is made once frozen weights were looked through."""
-    from port_agent.prepare.frozen_weights.grids import with_grid_weights
+    from port_agent.prepare.frozen_weights.quantized import with_quantized_weights
     from port_agent.prepare.further_shapes import with_further_shapes
     from port_agent.prepare.making import device_costs
-    from port_agent.prepare.slices.choosing import QUICK_S, in_pieces
-    from port_agent.prepare.slices.comparing import costs_of_rewritten
-    from port_agent.prepare.slices.halves import in_halves
-    from port_agent.prepare.slices.sliced import ComparingRoom, CutTarget, Sliced
+    from port_agent.prepare.tiling.choice import QUICK_S, choose_tiling
+    from port_agent.prepare.tiling.comparing import costs_of_rewritten
+    from port_agent.prepare.tiling.split_gradients import with_split_gradients
+    from port_agent.prepare.tiling.tiled_job import ComparisonLimits, CutTarget, TiledJob
     from port_planner import make_bundle
     from port_planner.ir.costs import CostTable
 
@@ -182,32 +184,32 @@ def step_pieces(
     threads = costs.choice.threads
     power = machine.power(threads)
     limits = limits_of(request, captured.pace, CostTable(costs.device, whole.ops[0]))
-    sliced = Sliced(prepared, whole, ())
+    sliced = TiledJob(prepared, whole, ())
     if request.board is None and request.place is None:  # of another board's kernels nothing is known here
-        room = ComparingRoom(request.ram_bytes, machine.page_dir, threads, bench)
-        prepared, whole = with_grid_weights(
+        op_memory = ComparisonLimits(request.ram_bytes, machine.page_dir, threads, measurer)
+        prepared, whole = with_quantized_weights(
             prepared, whole, costs.device, captured.pools.computing_bytes,
             make_bundle.default_planner(strategy="greedy", time_limit_s=QUICK_S, limits=limits),
-            lambda coded: costs_of_rewritten(coded.graphs, costs.choice.measured, room, power.compute_watts, progress),
+            lambda coded: costs_of_rewritten(coded.graphs, costs.choice.measured, op_memory, power.compute_watts, progress),
         )  # fmt: skip
-        make_room()
-        sliced = Sliced(prepared, whole, ())
+        make_free()
+        sliced = TiledJob(prepared, whole, ())
         planner = make_bundle.default_planner(
             strategy=request.strategy, time_limit_s=min(request.time_limit_s, QUICK_S), limits=limits
         )
-        halved = in_halves(prepared, whole, room, power.compute_watts, progress)
-        sliced = in_pieces(
-            sliced, halved, CutTarget(costs.device, captured.pools.computing_bytes, room, progress), planner, limits,
+        halved = with_split_gradients(prepared, whole, op_memory, power.compute_watts, progress)
+        sliced = choose_tiling(
+            sliced, halved, CutTarget(costs.device, captured.pools.computing_bytes, op_memory, progress), planner, limits,
             reordered=request.reordered,
         )  # fmt: skip
-        sliced = with_further_shapes(sliced, costs.device, captured.pools.computing_bytes, room, progress)
+        sliced = with_further_shapes(sliced, costs.device, captured.pools.computing_bytes, op_memory, progress)
     graphs = sliced.prepared.graphs
     measured = device_costs.by_class(graphs, sliced.measured, power)
     if costs.drawn is not None and request.place is None:
         measured = costs.drawn.applied(graphs, sliced.measured)
     if request.board is not None:
         measured, _ = device_costs.other_board(sliced.prepared.graphs, measured, costs.here, request.board)
-    return StepPieces(sliced, measured, limits)
+    return StepTiling(sliced, measured, limits)
 
 
 def compared_steps_of(request: PlanRequest, job: "TrainingJob") -> int:

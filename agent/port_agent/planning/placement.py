@@ -5,9 +5,9 @@ import re
 from port_agent.facts.cpu_clusters import CpuCluster, clusters_text, read_clusters
 from port_agent.facts.sysfs import Tree
 from port_agent.planning.request import RequestError
-from port_agent.worker.thread_room import usable_core_numbers, usable_cores
-from port_planner.ir.devices.cpu_teams import MOST_TEAMS, CpuTeam
-from port_planner.ir.devices.kinds import CPU
+from port_agent.worker.thread_limit import usable_core_numbers, usable_cores
+from port_planner.ir.device_kinds import CPU
+from port_planner.ir.devices.cpu_teams import MAX_TEAMS, CpuTeam
 
 _TEAM = re.compile(rf"{CPU}:(\d+)(?:x([\w-]+))?")
 _ANY_NAME = re.compile(r"cluster(\d+)")
@@ -15,7 +15,7 @@ _ANY_NAME = re.compile(r"cluster(\d+)")
 
 
 def names_teams(place: str | None) -> bool:
-    """Say whether operators are to be divided among teams of threads, and not between two devices."""
+    """Return whether operators are to be divided among teams of threads, and not between two devices."""
     return place is not None and place.startswith(f"{CPU}:")
 
 
@@ -25,9 +25,9 @@ def wanted_teams(place: str | None) -> tuple[CpuTeam, ...]:
         return ()
     clusters = read_clusters(Tree(), usable_core_numbers())
     teams = tuple(dict.fromkeys(_team(part, clusters) for part in place.split(",")))
-    if not 2 <= len(teams) <= MOST_TEAMS:
+    if not 2 <= len(teams) <= MAX_TEAMS:
         raise RequestError(
-            f"--place {place}: operators are divided among 2 to {MOST_TEAMS} teams, such as cpu:1,cpu:{usable_cores()}"
+            f"--place {place}: operators are divided among 2 to {MAX_TEAMS} teams, such as cpu:1,cpu:{usable_cores()}"
         )
     return teams
 

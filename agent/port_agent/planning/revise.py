@@ -12,14 +12,14 @@ import msgspec
 from port_agent.control.client import ControlClient
 from port_agent.control.peer_exchange import PeerExchange
 from port_agent.prepare.peer_plans import PeerPlans
-from port_agent.supervisor.job.plans.revising import RevisedPlans, RevisionRequest
+from port_agent.supervisor.job.plan_revision import RevisedPlans, RevisionRequest
 from port_agent.system.helper_process import helper_exit_code, requests, send_event
 from port_planner.ir.bundle.bundle import Bundle
 from port_planner.ir.bundle.revision import write_revision
 from port_planner.search.pareto import choice_of
 from port_planner.search.revise import revise, solved_here
 
-_LEAST_NICE = 19
+_MIN_NICE = 19
 
 
 def make_revision(request: RevisionRequest) -> RevisedPlans:
@@ -36,13 +36,13 @@ def make_revision(request: RevisionRequest) -> RevisedPlans:
     new = revision.choices[request.plan]
     return RevisedPlans(
         old.joules + old.wear_joules, new.joules + new.wear_joules, old.written_bytes, new.written_bytes,
-        tuple(peers.told()) if peers is not None else (),
+        tuple(peers.report()) if peers is not None else (),
     )  # fmt: skip
 
 
 def main() -> int:
     """Do what is requested and send what it saves; returns the exit code."""
-    os.nice(_LEAST_NICE)
+    os.nice(_MIN_NICE)
     request = next(requests(msgspec.json.Decoder(RevisionRequest)))
     return helper_exit_code(lambda: send_event(make_revision(request)))
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from port_agent.facts.model import Power
+from port_agent.facts.readings import Power
 from port_agent.policy.decide import DAYS, MIB, Policy, ResourceLimits, TimeWindow
 from port_planner.base.errors import ExitCode, PortError
 from port_planner.base.times import parse_hours
@@ -146,7 +146,7 @@ def _peer_name(value: object) -> str:
     from port_agent.peers.announcement import NAME_LIMIT, clean  # few set a name: not worth resident memory
 
     if not isinstance(value, str) or clean(value, NAME_LIMIT) != value:
-        raise _ValueError(f"{value!r} is no name of at most {NAME_LIMIT} printable characters")
+        raise _ValueError(f"{value!r} is not a valid name of at most {NAME_LIMIT} printable characters")
     return value
 
 

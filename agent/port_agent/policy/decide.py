@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, time, timedelta
 from enum import IntEnum
 
-from port_agent.facts.model import Answer, Facts, IdleSignal, Power
+from port_agent.facts.readings import Answer, Facts, IdleSignal, Power
 from port_planner.base.units import format_bytes, format_seconds
 
 MIB = 1 << 20

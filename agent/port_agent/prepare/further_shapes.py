@@ -2,56 +2,56 @@
 
 from collections.abc import Set
 
-from port_agent.prepare.progress import Progress
-from port_agent.prepare.slices.comparing import cut_in
-from port_agent.prepare.slices.sliced import ComparingRoom, Sliced, keys_in_blocks
+from port_agent.prepare.measurement.progress import Progress
+from port_agent.prepare.tiling.comparing import tiled_with
+from port_agent.prepare.tiling.tiled_job import ComparisonLimits, TiledJob, blocked_keys
 from port_planner.ir.bundle.manifest import first_shapes, kind_of_graph
 from port_planner.ir.costs import CostTable, DeviceCosts
-from port_planner.ir.devices.kinds import CPU
+from port_planner.ir.device_kinds import CPU
 from port_planner.ir.graph import StepGraph, operands, structure
 from port_planner.ir.lowering.lower import lower
 from port_planner.ir.plan import Plan
-from port_planner.slices.chains import touched_bytes
-from port_planner.slices.choices import Cut, cut_fat
+from port_planner.tiling.chains import touched_bytes
+from port_planner.tiling.tilings import Tiling, tile_fat
 
 
 def with_further_shapes(
-    sliced: Sliced, device: DeviceCosts, ram_bytes: int, room: ComparingRoom, progress: Progress
-) -> Sliced:
+    tiled: TiledJob, device: DeviceCosts, ram_bytes: int, allowed: ComparisonLimits, progress: Progress
+) -> TiledJob:
     """Return the job with graphs of further shapes in pieces as those of the first are, compared and measured, but for what has room whole.
 
-    Raises TrialError where a process that compares or measures fails.
+    Raises DryRunError where a process that compares or measures fails.
     """
-    graphs, measured = sliced.prepared.graphs, sliced.measured
+    graphs, measured = tiled.prepared.graphs, tiled.measured
     first = {kind: name for name, kind in first_shapes(graphs).items()}
-    cuts, apart = dict[str, Cut](), keys_in_blocks(sliced)
+    tilings, apart = dict[str, Tiling](), blocked_keys(tiled)
     for (name, graph), ops in zip(graphs.items(), measured.ops, strict=True):
         like = first[kind_of_graph(name)]
-        if name == like or like not in sliced.cuts or graph.device != CPU:
+        if name == like or like not in tiled.tilings or graph.device != CPU:
             continue
         kept = lower(graph, CostTable(device, ops), Plan(), check_budget=False)
         if kept.peak_bytes > ram_bytes:
-            cuts[name] = cut_like(graph, sliced.uncut[like], sliced.cuts[like], apart)
-    if not cuts:
-        return sliced
-    (found,) = cut_in(sliced, [cuts], room, device.compute_watts, progress)
+            tilings[name] = tiled_like(graph, tiled.untiled[like], tiled.tilings[like], apart)
+    if not tilings:
+        return tiled
+    (found,) = tiled_with(tiled, [tilings], allowed, device.compute_watts, progress)
     return found
 
 
-def cut_like(graph: StepGraph, other: StepGraph, cut: Cut, apart: Set[str] = frozenset()) -> Cut:
+def tiled_like(graph: StepGraph, other: StepGraph, tiling: Tiling, apart: Set[str] = frozenset()) -> Tiling:
     """Return the cut of `other`, a graph of another shape, for this one: the same chains where both have the same values, else chains as fat.
 
-    `apart`: as for `cut_fat`.
+    `apart`: as for `tile_fat`.
     """
     if _same_places(graph, other):
-        return cut
-    ends = [op for chain, _ in cut.counted for op in (chain.ops[0], chain.ops[-1])]
+        return tiling
+    ends = [op for chain, _ in tiling.counted for op in (chain.ops[0], chain.ops[-1])]
     fat = min((touched_bytes(other, op) for op in ends), default=0)
-    return cut_fat(graph, max(fat - 1, 0), max((count for _, count in cut.counted), default=1), apart)
+    return tile_fat(graph, max(fat - 1, 0), max((count for _, count in tiling.counted), default=1), apart)
 
 
 def _same_places(one: StepGraph, other: StepGraph) -> bool:
-    """Say whether the operators of two graphs take and give the same values, by number."""
+    """Return whether the operators of two graphs take and give the same values, by number."""
     if one.once(structure) != other.once(structure) or len(one.values) != len(other.values):
         return False
     return all(

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from port_agent.peers.connection.messages import QUESTION_LIMIT_BYTES
-from port_agent.peers.exchange.answers import NotAnsweredError, PeerContent, Subject
+from port_agent.peers.exchange.answers import NotAnsweredError, PeerContent, Topic
 from port_planner.base.units import format_bytes
 from port_planner.ir.costs import CostTable
 from port_planner.ir.graph import StepGraph
@@ -28,7 +28,7 @@ from port_planner.search.plan_step import PlanResult, better_of
 from port_planner.search.solve import Outcome
 
 if TYPE_CHECKING:
-    from port_planner.make_bundle import Planner  # which needs torch, and a process that only plans again does not
+    from port_planner.make_bundle import PlanFunction  # which needs torch, and a process that only plans again does not
 
 _PROMPT_S = 5.0
 """A paired device says within milliseconds whether it has a plan; one that says nothing is waited for once."""
@@ -39,13 +39,13 @@ ProblemOf = Callable[[StepGraph, CostTable, int], PlanProblem]
 class PeerLine(Protocol):
     """The way to paired devices; each raises NotAnsweredError."""
 
-    def shared(self, subject: Subject, name: str) -> PeerContent:
+    def shared(self, topic: Topic, name: str) -> PeerContent:
         """Return what paired devices share under a name."""
 
     def solved(self, name: str, problem: bytes, seconds: float) -> PeerContent:
         """Return the answer to a planning problem."""
 
-    def share(self, subject: Subject, name: str, content: bytes) -> None:
+    def share(self, topic: Topic, name: str, content: bytes) -> None:
         """Let paired devices have a content."""
 
     def accuse(self, device: str, reason: str) -> None:
@@ -55,7 +55,7 @@ class PeerLine(Protocol):
 class PeerPlans:
     """What paired devices do for one run of planning.
 
-    `shares`: plans are taken from them and given to them. `solves`: plans are solved there. `told` is for the user.
+    `shares`: plans are taken from them and given to them. `solves`: plans are solved there. `report` is for the user.
     """
 
     def __init__(self, line: PeerLine, *, shares: bool, solves: bool) -> None:
@@ -67,12 +67,12 @@ class PeerPlans:
         self._solved: dict[str, int] = {}
         """How many plans each device solved."""
 
-    def told(self) -> list[str]:
+    def report(self) -> list[str]:
         """Return what paired devices did, and why they did no more."""
         solved = [f"{count} plan{'s' * (count > 1)} solved on {name}" for name, count in self._solved.items()]
         return [*solved, *self._notes]
 
-    def planner(self, local: "Planner", problem_of: ProblemOf) -> "Planner":
+    def planner(self, local: "PlanFunction", problem_of: ProblemOf) -> "PlanFunction":
         """Return a planner that takes plans of paired devices where they are as good as can be told, and else `local`'s.
 
         Quick plans are made here.
@@ -89,7 +89,7 @@ class PeerPlans:
                 return shared
             found = (self._solved_plan(problem) if self._solves else None) or local(graph, costs, ram_bytes)
             if self._shares and found.plan is not None:
-                self._share(Subject.PLAN, problem.name, pack_answer(found))
+                self._share(Topic.PLAN, problem.name, pack_answer(found))
             return found
 
         return plan
@@ -104,7 +104,7 @@ class PeerPlans:
     def _shared_plan(self, problem: PlanProblem) -> PlanResult | None:
         began_s = time.monotonic()
         try:
-            found = self._line.shared(Subject.PLAN, problem.name)
+            found = self._line.shared(Topic.PLAN, problem.name)
         except NotAnsweredError as error:  # mostly: nobody planned the same step for this budget yet
             if time.monotonic() - began_s > _PROMPT_S:
                 self._asks = False
@@ -157,9 +157,9 @@ class PeerPlans:
     def _note(self, text: str) -> None:
         self._notes[text] = None
 
-    def _share(self, subject: Subject, name: str, content: bytes) -> None:
+    def _share(self, topic: Topic, name: str, content: bytes) -> None:
         try:
-            self._line.share(subject, name, content)
+            self._line.share(topic, name, content)
         except NotAnsweredError as error:
             self._note(f"not shared: {error}")
 

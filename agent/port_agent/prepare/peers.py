@@ -9,15 +9,15 @@ from pathlib import Path
 
 from port_agent.energy.sources.power_models import machine_name
 from port_agent.malloc import PreloadMode, preload_mode
-from port_agent.peers.exchange.answers import NotAnsweredError, PeerContent, Subject
+from port_agent.peers.exchange.answers import NotAnsweredError, PeerContent, Topic
 from port_agent.prepare.peer_plans import PeerLine, PeerPlans
 from port_planner.profiling import kept_costs
 from port_planner.profiling.cpu_cache import last_level_bytes
-from port_planner.profiling.operators import Measured
+from port_planner.profiling.operators import MeasuredCosts
 from port_planner.profiling.shared_costs import SharedCostsError, pack_shared, shared_name, unpack_shared
 
 
-class PlanningPeers(PeerPlans):
+class PlanPeers(PeerPlans):
     """What paired devices do for one run of planning, costs besides plans where `shares`."""
 
     def __init__(self, line: PeerLine, *, shares: bool, solves: bool) -> None:
@@ -30,7 +30,7 @@ class PlanningPeers(PeerPlans):
         if not self._shares:
             return b""
         try:
-            found = self._line.shared(Subject.COSTS, _costs_name(threads))
+            found = self._line.shared(Topic.COSTS, _costs_name(threads))
             unpack_shared(found.content, time.time())
         except NotAnsweredError as error:
             self._note(f"operator costs measured here: {error}")
@@ -41,7 +41,7 @@ class PlanningPeers(PeerPlans):
         self._costs_of = found
         return found.content
 
-    def judge_costs(self, threads: int, measured: Measured) -> None:
+    def judge_costs(self, threads: int, measured: MeasuredCosts) -> None:
         """Say what became of the costs that `costs` gave, and share what was measured here."""
         given = self._costs_of
         if given is not None and measured.disputed:
@@ -53,7 +53,7 @@ class PlanningPeers(PeerPlans):
         if self._shares:
             kept = kept_costs.read_costs(kept_costs.operators_folder(), _costs_context(threads), time.time())
             if kept:
-                self._share(Subject.COSTS, _costs_name(threads), pack_shared(kept))
+                self._share(Topic.COSTS, _costs_name(threads), pack_shared(kept))
 
 
 def _costs_context(threads: int) -> str:

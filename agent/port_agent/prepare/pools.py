@@ -11,13 +11,13 @@ from port_agent.backend.transfer_ring import TransferRing
 from port_agent.paging.pager import BURST
 from port_planner.base.errors import ExitCode, PortError
 from port_planner.ir.costs import DeviceCosts, Flash
-from port_planner.ir.devices.kinds import CPU
-from port_planner.profiling.operators import LEAST_MEDIUM_JOULES
+from port_planner.ir.device_kinds import CPU
+from port_planner.profiling.operators import MIN_MEDIUM_JOULES
 
 _HOST_NAME = "host memory"
 _SAMPLE_BYTES, _LATENCY_BYTES = 16 << 20, 4096
 _REPEATS = 3
-_LEAST_SECONDS = 1e-6
+_MIN_SECONDS = 1e-6
 """Of a sample, however fast: clocks tell no less."""
 
 
@@ -73,7 +73,7 @@ def with_own_memory(device: DeviceCosts, backend: Backend, pools: Pools) -> Devi
         host_base_bytes=host_base,
         scratch_targets=(*device.scratch_targets, measured_host(backend, pools.computing_bytes - outside)),
     )
-    return with_host_room(beside, pools.ram_bytes)
+    return with_host_headroom(beside, pools.ram_bytes)
 
 
 def with_transfer_ring(device: DeviceCosts, backend: Backend) -> DeviceCosts:
@@ -81,20 +81,20 @@ def with_transfer_ring(device: DeviceCosts, backend: Backend) -> DeviceCosts:
     return device if backend.unified else replace(device, host_base_bytes=device.host_base_bytes + BUFFERS * BURST)
 
 
-def with_host_room(device: DeviceCosts, ram_bytes: int) -> DeviceCosts:
+def with_host_headroom(device: DeviceCosts, ram_bytes: int) -> DeviceCosts:
     """Return the same where pages may take what the host's budget leaves them."""
-    room = max(0, ram_bytes - device.host_base_bytes)
-    targets = (t if t.capacity_bytes is None else replace(t, capacity_bytes=room) for t in device.scratch_targets)
+    free_bytes = max(0, ram_bytes - device.host_base_bytes)
+    targets = (t if t.capacity_bytes is None else replace(t, capacity_bytes=free_bytes) for t in device.scratch_targets)
     return replace(device, scratch_targets=tuple(targets))
 
 
-def measured_host(backend: Backend, room_bytes: int) -> Flash:
+def measured_host(backend: Backend, free_bytes: int) -> Flash:
     """Return the host's memory as a paging target of the device: the measured speed of copies, and no room yet.
 
-    Its joules per byte are an estimate: those of the thriftiest medium, of which a copy is a part. `room_bytes`: what tensors may
+    Its joules per byte are an estimate: those of the thriftiest medium, of which a copy is a part. `free_bytes`: what tensors may
     take of the device's memory.
     """
-    sample = min(_SAMPLE_BYTES, max(2 * _LATENCY_BYTES, (room_bytes - backend.allocated_bytes()) // 2))
+    sample = min(_SAMPLE_BYTES, max(2 * _LATENCY_BYTES, (free_bytes - backend.allocated_bytes()) // 2))
     sizes = (sample, _LATENCY_BYTES)
     out, into = ([_seconds(backend, size, out=way) for size in sizes] for way in (True, False))
     return Flash(
@@ -102,14 +102,14 @@ def measured_host(backend: Backend, room_bytes: int) -> Flash:
         _rate(sample, into),
         _rate(sample, out),
         min(out[1], into[1]),
-        LEAST_MEDIUM_JOULES,
-        LEAST_MEDIUM_JOULES,
+        MIN_MEDIUM_JOULES,
+        MIN_MEDIUM_JOULES,
         capacity_bytes=0,
     )
 
 
 def _rate(nbytes: int, seconds: list[float]) -> float:
-    return (nbytes - _LATENCY_BYTES) / max(seconds[0] - seconds[1], _LEAST_SECONDS)
+    return (nbytes - _LATENCY_BYTES) / max(seconds[0] - seconds[1], _MIN_SECONDS)
 
 
 def _seconds(backend: Backend, nbytes: int, *, out: bool) -> float:

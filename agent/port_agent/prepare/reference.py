@@ -18,13 +18,13 @@ from port_agent.prepare.repeatable import not_repeated
 from port_agent.train.comparison import processor, tensor_checksum
 from port_planner.base.errors import CaptureError
 from port_planner.capture.step import bind_buffers, record_again
-from port_planner.ir.bundle.manifest import Recordings, Reference
-from port_planner.ir.devices.kinds import CPU
-from port_planner.ir.devices.torch_device import generator_states, restore_generators
+from port_planner.ir.bundle.manifest import ExpectedResults, Recordings
+from port_planner.ir.device_kinds import CPU
 from port_planner.ir.graph import Role, storage_key
+from port_planner.ir.torch_device import generator_states, restore_generators
 from port_planner.job import TrainingJob
 from port_planner.job_device import kind_of_job
-from port_planner.make_bundle import Prepared
+from port_planner.make_bundle import CapturedJob
 from port_planner.plain_steps import Pass, plain_losses, plain_pass
 
 
@@ -36,7 +36,7 @@ def compared_steps(job: TrainingJob) -> int:
     return job.accumulate + 1 + len(job.buckets)
 
 
-def with_reference(prepared: Prepared, steps: int) -> Prepared:
+def with_expected_results(prepared: CapturedJob, steps: int) -> CapturedJob:
     """Return what was prepared with the losses and the state of plain PyTorch after so many batches.
 
     They are recorded again, each phase of accumulation, where `prepare` left that to them. On a device they run twice. Raises what the
@@ -55,7 +55,7 @@ def with_reference(prepared: Prepared, steps: int) -> Prepared:
 class _Recording:
     """Runs steps as the program does, and records them again where a recording of their bucket and rows was not compared yet."""
 
-    def __init__(self, prepared: Prepared) -> None:
+    def __init__(self, prepared: CapturedJob) -> None:
         self._tapes = prepared.tapes
         self._counts = dict.fromkeys(prepared.tapes, 0)
         place = ", the batch's place in an update" if prepared.job.accumulate > 1 else ""
@@ -76,7 +76,7 @@ class _Recording:
         return replace(recordings, count=count, varied=(*recordings.varied, self._varied))
 
 
-def _plain(prepared: Prepared, steps: int, run: Pass) -> Reference:
+def _plain(prepared: CapturedJob, steps: int, run: Pass) -> ExpectedResults:
     """Train for so many batches with the job's own code, note losses and state, and put everything back."""
     job, recorded = prepared.job, prepared.layouts
     with _put_back(job):
@@ -90,7 +90,7 @@ def _plain(prepared: Prepared, steps: int, run: Pass) -> Reference:
             )
         state = itertools.chain(_dropped_optimizer_state(job), _model_state(job))
         checksums = {key: tensor_checksum(tensor) for key, tensor in state if key in recorded}
-    return Reference(losses, torch.get_num_threads(), processor(kind_of_job(job)), checksums)
+    return ExpectedResults(losses, torch.get_num_threads(), processor(kind_of_job(job)), checksums)
 
 
 def _model_state(job: TrainingJob) -> Iterator[tuple[str, torch.Tensor]]:

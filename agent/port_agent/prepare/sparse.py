@@ -7,23 +7,23 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from port_agent.prepare.bench.bench import Bench
-from port_agent.prepare.progress import Progress
+from port_agent.prepare.measurement.progress import Progress
+from port_agent.prepare.measurement.worker import MeasurementWorker
 from port_planner.base.units import format_bytes, format_joules, format_seconds
 from port_planner.ir.costs import CostTable, DeviceCosts
 from port_planner.ir.lowering.lower import lower
 from port_planner.ir.plan import Plan
 from port_planner.job import TrainingJob
-from port_planner.make_bundle import InfeasibleError, Prepared
-from port_planner.profiling.operators import Measured
+from port_planner.make_bundle import CapturedJob, InfeasibleError
+from port_planner.profiling.operators import MeasuredCosts
 from port_planner.sparse.bytes import TrainedBytes, trained_parameters
 from port_planner.sparse.choose import Contributions, Layer, TrainableChoice, analyse, choose_trainable, layers_of
 from port_planner.sparse.probe import ProbeResult, TrainingProbe, job_probe
 
-Prepare = Callable[[], Prepared]
+Prepare = Callable[[], CapturedJob]
 """Captures the job as its model is now, frozen parameters left out."""
 
-_SPARE = 0.02
+_HEADROOM_SHARE = 0.02
 """Share of the budget that is not given away, for what a trial run finds unplanned."""
 _TRIES = 5
 
@@ -58,8 +58,8 @@ class SparseJob:
     `full_bytes`: the same with every parameter trained. `predicted` is the loss that the additive analysis expects.
     """
 
-    prepared: Prepared
-    measured: Measured
+    prepared: CapturedJob
+    measured: MeasuredCosts
     trained: frozenset[str]
     contributions: Contributions
     needed_bytes: int
@@ -77,8 +77,8 @@ class SparseJob:
 
 
 def train_less(
-    full: Prepared,
-    measured: Measured,
+    full: CapturedJob,
+    measured: MeasuredCosts,
     device: DeviceCosts,
     limits: StepLimits,
     *,
@@ -102,12 +102,14 @@ def train_less(
     table = analyse(layers, _counted(probe, layers, progress))
     everything = frozenset(names)
     probe(everything)
-    budget = limit = int(limits.ram_bytes * (1 - _SPARE))
+    budget = limit = int(limits.ram_bytes * (1 - _HEADROOM_SHARE))
     for _ in range(_TRIES):
         found = _chosen(table, needed, limit, probe, limits)
         _freeze(job, found.parameters)
         prepared = prepare()
-        fresh = Bench().measure(prepared.graphs.values(), threads, device.compute_watts, lambda stage, share: None)
+        fresh = MeasurementWorker().measure(
+            prepared.graphs.values(), threads, device.compute_watts, lambda stage, share: None
+        )
         real = _kept_bytes(prepared, _tables(prepared, fresh, device))
         if real <= budget:
             return SparseJob(
@@ -118,8 +120,8 @@ def train_less(
         limit = min(found.needed_bytes - 1, found.needed_bytes * budget // real)
     raise InfeasibleError(
         f"the chosen parameters need {format_bytes(real)} when they are captured by themselves, more than the "
-        f"{format_bytes(budget)} of the budget; raise --ram to {format_bytes(real / (1 - _SPARE))}",
-        int(real / (1 - _SPARE)),
+        f"{format_bytes(budget)} of the budget; raise --ram to {format_bytes(real / (1 - _HEADROOM_SHARE))}",
+        int(real / (1 - _HEADROOM_SHARE)),
     )
 
 
@@ -134,12 +136,12 @@ def _chosen(
     )
     if cheapest > limit:
         least = int(
-            cheapest * limits.ram_bytes * (1 - _SPARE) / limit
+            cheapest * limits.ram_bytes * (1 - _HEADROOM_SHARE) / limit
         )  # by how much the last capture exceeded its count
         raise InfeasibleError(
             f"training the cheapest layer alone needs {format_bytes(least)}, --ram is {format_bytes(limits.ram_bytes)}; raise "
-            f"--ram to {format_bytes(least / (1 - _SPARE))}, use a smaller batch, or leave out --sparse-update to page",
-            int(least / (1 - _SPARE)),
+            f"--ram to {format_bytes(least / (1 - _HEADROOM_SHARE))}, use a smaller batch, or leave out --sparse-update to page",
+            int(least / (1 - _HEADROOM_SHARE)),
         )
     if limits.seconds is not None or limits.joules is not None:
         nothing: frozenset[str] = frozenset()
@@ -175,11 +177,11 @@ def _freeze(job: TrainingJob, trained: frozenset[str]) -> None:
                 parameter.requires_grad_(names[parameter] in trained)
 
 
-def _tables(prepared: Prepared, measured: Measured, device: DeviceCosts) -> dict[str, CostTable]:
+def _tables(prepared: CapturedJob, measured: MeasuredCosts, device: DeviceCosts) -> dict[str, CostTable]:
     return {name: CostTable(device, ops) for name, ops in zip(prepared.graphs, measured.ops, strict=True)}
 
 
-def _kept_bytes(prepared: Prepared, costs: Mapping[str, CostTable]) -> int:
+def _kept_bytes(prepared: CapturedJob, costs: Mapping[str, CostTable]) -> int:
     """Return the planner's own peak of every graph when nothing is paged or computed twice."""
     return max(
         lower(graph, costs[name], Plan(), check_budget=False).peak_bytes for name, graph in prepared.graphs.items()

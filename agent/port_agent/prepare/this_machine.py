@@ -18,8 +18,8 @@ from port_agent.prepare.loads import calibrate
 from port_planner.base.units import format_bytes
 from port_planner.ir.boards import Board, Number
 from port_planner.ir.costs import Flash
-from port_planner.profiling.operators import LEAST_MEDIUM_JOULES, MEDIUM_WATTS, FlashError, measure_flash
-from port_planner.profiling.sustained_writes import MOST_BYTES, SustainedWrite, measure_sustained
+from port_planner.profiling.operators import MEDIUM_WATTS, MIN_MEDIUM_JOULES, FlashError, measure_flash
+from port_planner.profiling.sustained_writes import MAX_BYTES, SustainedWrite, measure_sustained
 from port_planner.profiling.timing import shortest_run_s
 
 _REPEATS = 10
@@ -30,11 +30,11 @@ _SMALL_BOARD_WATTS = {"static_watts": 2.0, "compute_watts": 4.0}
 
 def measure_board(
     page_dir: Path, threads: int, *, given: dict[str, float], source: PowerSource | None, progress: Callable[[float], None],
-    most_written_bytes: int = MOST_BYTES, root: Path = Path("/"),
+    max_written_bytes: int = MAX_BYTES, root: Path = Path("/"),
 ) -> tuple[Board, tuple[str, ...]]:  # fmt: skip
     """Return this machine as a board, and what the meter could not tell.
 
-    Writes at most `most_written_bytes` to find the speed of sustained writing: the board's; the speed at first stands beside it.
+    Writes at most `max_written_bytes` to find the speed of sustained writing: the board's; the speed at first stands beside it.
 
     Watts are those `given` (`static_watts`, `compute_watts`), else what calibration under `source` finds, else assumed. Where
     the meter measures only a part of the machine, its name in the file's sources says which. A Jetson's figures are those of the
@@ -51,7 +51,7 @@ def measure_board(
         elif key not in numbers:
             numbers[key] = Number(fallback, "W", "assumed", "a small board; measure it and give it on the command line")
     flash = measure_flash(page_dir, compute_watts=numbers["compute_watts"].value)
-    writes = _sustained(page_dir, most_written_bytes)
+    writes = _sustained(page_dir, max_written_bytes)
 
     def measured(value: float, unit: str) -> Number:
         return Number(value, unit, "measured", now)
@@ -74,9 +74,9 @@ def measure_board(
     ), gaps
 
 
-def _sustained(page_dir: Path, most_written_bytes: int) -> SustainedWrite:
+def _sustained(page_dir: Path, max_written_bytes: int) -> SustainedWrite:
     try:
-        return measure_sustained(page_dir, most_bytes=most_written_bytes)
+        return measure_sustained(page_dir, max_bytes=max_written_bytes)
     except OSError as error:
         raise FlashError(
             f"sustained writing could not be measured under {page_dir}: {error.strerror}; free space there or choose another "
@@ -103,7 +103,7 @@ def _in_mode(mode: str | None) -> str:
 def _transfers(flash: Flash) -> dict[str, Number]:
     source = (
         "CPU time of a transfer, measured, at compute_watts; and the medium's "
-        f"{MEDIUM_WATTS:g} W at this bandwidth, at least {LEAST_MEDIUM_JOULES:g} J/B"
+        f"{MEDIUM_WATTS:g} W at this bandwidth, at least {MIN_MEDIUM_JOULES:g} J/B"
     )
     return {
         "read_joules_per_byte": Number(flash.read_joules_per_byte, "J/B", "derived", source),

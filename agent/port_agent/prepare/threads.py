@@ -11,11 +11,11 @@ from itertools import accumulate
 
 import torch
 
-from port_agent.prepare.bench.bench import Bench
-from port_agent.prepare.peers import PlanningPeers
-from port_agent.prepare.progress import Progress, part_of
+from port_agent.prepare.measurement.progress import Progress, part_of
+from port_agent.prepare.measurement.worker import MeasurementWorker
+from port_agent.prepare.peers import PlanPeers
 from port_planner.ir.graph import StepGraph
-from port_planner.profiling.operators import Measured
+from port_planner.profiling.operators import MeasuredCosts
 
 _WORTH_A_THREAD = 0.97
 """A further thread is taken for a step that gets shorter by more than the noise of its measurement; a core left free runs the page thread."""
@@ -26,7 +26,7 @@ class ThreadChoice:
     """The number of threads that was taken, what was measured with it, and seconds of a step's operators by threads tried."""
 
     threads: int
-    measured: Measured
+    measured: MeasuredCosts
     step_s: Mapping[int, float]
 
 
@@ -46,7 +46,7 @@ def counts_set() -> Iterator[list[int]]:
         torch.set_num_threads = set_count
 
 
-def tried_counts(cores: int, clusters: Sequence[int] = ()) -> tuple[int, ...]:
+def thread_choices(cores: int, clusters: Sequence[int] = ()) -> tuple[int, ...]:
     """Return the numbers of threads that are measured, ascending: halves of all cores, one core less, and all.
 
     `clusters`: how many cores there are of each kind, the fastest first; the fastest alone, with the next, and so on are measured, too:
@@ -58,18 +58,20 @@ def tried_counts(cores: int, clusters: Sequence[int] = ()) -> tuple[int, ...]:
 
 def fastest(
     graphs: Mapping[str, StepGraph], counts: tuple[int, ...], watts: Callable[[int], float], progress: Progress,
-    peers: PlanningPeers | None = None, bench: Bench | None = None,
+    peers: PlanPeers | None = None, measurer: MeasurementWorker | None = None,
 ) -> ThreadChoice:  # fmt: skip
     """Profile the operators with each of `counts` threads and choose the one whose main step is shortest.
 
-    `bench`: where they are measured. `watts`: what the machine draws for computing with so many threads. Where two are as fast, fewer threads are taken. `peers`
+    `measurer`: where they are measured. `watts`: what the machine draws for computing with so many threads. Where two are as fast, fewer threads are taken. `peers`
     may know what operators cost.
-    Raises TrialError where profiling fails.
+    Raises DryRunError where profiling fails.
     """
-    bench, found = bench or Bench(), dict[int, Measured]()
+    measurer, found = measurer or MeasurementWorker(), dict[int, MeasuredCosts]()
     for done, count in enumerate(counts):
         shared = peers.costs(count) if peers is not None else b""
-        found[count] = bench.measure(graphs.values(), count, watts(count), part_of(progress, done, len(counts)), shared)
+        found[count] = measurer.measure(
+            graphs.values(), count, watts(count), part_of(progress, done, len(counts)), shared
+        )
         if peers is not None:
             peers.judge_costs(count, found[count])
     step_s = {count: sum(op.seconds for op in measured.ops[0]) for count, measured in found.items()}

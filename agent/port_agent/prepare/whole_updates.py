@@ -9,15 +9,15 @@ from port_planner.ir.graph import StepGraph, operands
 from port_planner.ir.lowering.lower import lower
 from port_planner.ir.operands.verify import verify_operands
 from port_planner.ir.program import Program
-from port_planner.make_bundle import Planner, Prepared
+from port_planner.make_bundle import CapturedJob, PlanFunction
 from port_planner.problem.whole_update import WholeUpdate, whole_update
-from port_planner.profiling.operators import Measured
+from port_planner.profiling.operators import MeasuredCosts
 from port_planner.search.pareto import full_batches
 
 
 def with_whole_update(
-    prepared: Prepared, measured: Measured, device: DeviceCosts, ram_bytes: int, quick: Planner
-) -> tuple[Prepared, Measured]:
+    prepared: CapturedJob, measured: MeasuredCosts, device: DeviceCosts, ram_bytes: int, quick: PlanFunction
+) -> tuple[CapturedJob, MeasuredCosts]:
     """Return the same with the graph of a whole update and its costs, if `quick` plans of it cost less energy and wear.
 
     The worker runs it wherever all micro-batches of an update are there; the others stay for the rest.

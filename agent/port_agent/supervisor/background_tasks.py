@@ -9,8 +9,8 @@ import shutil
 import time
 from pathlib import Path
 
-from port_agent.jobs.model import Job, JobState
-from port_agent.supervisor.context import Core
+from port_agent.jobs.job import Job, JobState
+from port_agent.supervisor.context import DaemonContext
 
 _HOUSEKEEPING_S = 600.0
 _STALE_UPLOAD_S = 3600.0
@@ -22,8 +22,8 @@ _IDLE_REFRESH_FACTOR = 10
 class BackgroundTasks:
     """The background work of one supervisor."""
 
-    def __init__(self, core: Core) -> None:
-        self._core = core
+    def __init__(self, context: DaemonContext) -> None:
+        self._context = context
         self.pending = asyncio.Event()
         """Set when the store has something to write."""
         self.sensors_changed = asyncio.Event()
@@ -31,40 +31,40 @@ class BackgroundTasks:
 
     def plan(self) -> None:
         """Have the periodic work done from time to time."""
-        self._core.timers.every(_HOUSEKEEPING_S, "housekeeping", self.keep_house)
+        self._context.timers.every(_HOUSEKEEPING_S, "housekeeping", self.keep_house)
 
     def plan_inbox_scans(self, alive: list[Job]) -> None:
         """Look into inboxes only while some job waits for data: each look is a wake-up."""
-        timers = self._core.timers
+        timers = self._context.timers
         wanted = any(job.spec.waits_for_data for job in alive)
         if wanted and not timers.has("inbox"):
-            timers.every(self._core.seams.inbox_scan_s, "inbox", self.scan_inboxes)
+            timers.every(self._context.seams.inbox_scan_s, "inbox", self.scan_inboxes)
         elif not wanted and timers.has("inbox"):
             timers.cancel("inbox")
 
     async def scan_inboxes(self) -> None:
         """Look for new files of every job that waits for data."""
-        core = self._core
-        for job in core.store.all():
+        context = self._context
+        for job in context.store.all():
             if job.state.is_over or not job.spec.waits_for_data:
                 continue
-            state = core.inboxes.scan(job.spec.name, core.store.job_dir(job.id))
-            now_s, wall_s = core.clock.monotonic_s(), core.clock.wall_s()
+            state = context.inboxes.scan(job.spec.name, context.store.job_dir(job.id))
+            now_s, wall_s = context.clock.monotonic_s(), context.clock.wall_s()
             if state.forgotten:
-                core.health.report(
+                context.health.report(
                     "inbox-forgotten", now_s, wall_s, key=job.spec.name, lasts_s=_SHOWN_A_DAY_S,
                     job=job.label, reason=state.forgotten,
                 )  # fmt: skip
             if state.error:
-                core.health.report("inbox", now_s, wall_s, key=job.spec.name, reason=state.error)
+                context.health.report("inbox", now_s, wall_s, key=job.spec.name, reason=state.error)
             else:
-                core.health.clear("inbox", job.spec.name)
+                context.health.clear("inbox", job.spec.name)
             if state.new and job.state is JobState.WAITING_DATA:
-                core.wake.set()
+                context.wake.set()
 
     async def flush_when_pending(self) -> None:
         """Write jobs and history in a thread for ever: an fsync can take half a second on an SD card."""
-        store, loop = self._core.store, asyncio.get_running_loop()
+        store, loop = self._context.store, asyncio.get_running_loop()
 
         def wake() -> None:
             loop.call_soon_threadsafe(self.pending.set)
@@ -76,15 +76,15 @@ class BackgroundTasks:
             had_trouble = store.trouble is not None
             await asyncio.to_thread(store.flush)
             if (store.trouble is not None) is not had_trouble:
-                self._core.wake.set()
+                self._context.wake.set()
 
     async def refresh_slow_sensors(self) -> None:
         """Ask the sensors that are external commands, for ever."""
-        core = self._core
+        context = self._context
         while True:
-            await core.admission.platform.refresh()
-            busy = bool(core.runners.busy()) or any(not job.state.is_over for job in core.store.all())
-            rest_s = core.admission.platform.refresh_every_s * (1 if busy else _IDLE_REFRESH_FACTOR)
+            await context.admission.platform.refresh()
+            busy = bool(context.runners.busy()) or any(not job.state.is_over for job in context.store.all())
+            rest_s = context.admission.platform.refresh_every_s * (1 if busy else _IDLE_REFRESH_FACTOR)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(rest_s):
                     await self.sensors_changed.wait()
@@ -92,21 +92,21 @@ class BackgroundTasks:
 
     async def keep_house(self) -> None:
         """Delete the scratch of jobs that are over, jobs beyond the history's limits, and forgotten uploads."""
-        core = self._core
+        context = self._context
         done = (JobState.FINISHED, JobState.CANCELLED)
-        idle = [job for job in core.store.all() if job.state in done and self._is_at_rest(job)]
-        await asyncio.to_thread(_shed_scratch, [core.store.job_dir(job.id) for job in idle])
-        over = sorted(filter(self._is_at_rest, core.store.all()), key=lambda job: job.finished_at or 0.0)
-        sizes = await asyncio.to_thread(_sizes, {job.id: core.store.job_dir(job.id) for job in over})
-        for job_id in too_old(over, sizes, core.config.options.keep_jobs, core.config.options.keep_results_bytes):
-            if self._is_at_rest(core.store.get(job_id)):  # a failed job may have been resumed meanwhile
-                core.store.forget(job_id)
-        await asyncio.to_thread(_clean_uploads, core.settings.state_dir / "uploads")
+        idle = [job for job in context.store.all() if job.state in done and self._is_at_rest(job)]
+        await asyncio.to_thread(_shed_scratch, [context.store.job_dir(job.id) for job in idle])
+        over = sorted(filter(self._is_at_rest, context.store.all()), key=lambda job: job.finished_at or 0.0)
+        sizes = await asyncio.to_thread(_sizes, {job.id: context.store.job_dir(job.id) for job in over})
+        for job_id in too_old(over, sizes, context.config.options.keep_jobs, context.config.options.keep_results_bytes):
+            if self._is_at_rest(context.store.get(job_id)):  # a failed job may have been resumed meanwhile
+                context.store.forget(job_id)
+        await asyncio.to_thread(_clean_uploads, context.settings.state_dir / "uploads")
 
     def _is_at_rest(self, job: Job) -> bool:
         """Return whether a job is over, its worker is gone, and no other device waits for it, or has something of it."""
         at_home = job.away is None and job.spec.guest is None
-        return job.state.is_over and at_home and self._core.runners.of_job(job.id) is None
+        return job.state.is_over and at_home and self._context.runners.of_job(job.id) is None
 
 
 def too_old(over: list[Job], sizes: dict[int, int], keep_jobs: int, keep_bytes: int) -> list[int]:

@@ -14,12 +14,12 @@ from port_agent.energy.meter import EnergyMeter
 from port_agent.energy.wear_account import WearAccount
 from port_agent.facts import Platform
 from port_agent.health.conditions import HealthBoard
-from port_agent.jobs.model import JobKind
+from port_agent.jobs.job import JobKind
 from port_agent.jobs.store import JobStore
 from port_agent.policy.config import Config
 from port_agent.policy.usual_times import UsualTimes
 from port_agent.supervisor.admission import Admission
-from port_agent.supervisor.inbox import Inboxes
+from port_agent.supervisor.job.inbox import Inboxes
 from port_agent.supervisor.job.runners import Runners
 from port_agent.supervisor.job.worker_kinds import DEFAULT_KINDS, WorkerKind
 from port_agent.supervisor.peers.peers import Peers
@@ -57,7 +57,7 @@ class DaemonSeams:
 
 
 @dataclass(slots=True)
-class Core:
+class DaemonContext:
     """A supervisor's parts."""
 
     settings: Settings

@@ -18,7 +18,7 @@ from port_agent.energy.sources.registry import EnergyConfig
 from port_agent.energy.wear_account import WearAccount
 from port_agent.facts import Answer, OwnUse, Platform
 from port_agent.health.conditions import HealthBoard
-from port_agent.jobs.model import JobState, Movable
+from port_agent.jobs.job import JobState, Migratable
 from port_agent.jobs.store import JobStore
 from port_agent.malloc import release_free_memory
 from port_agent.policy.config import Config, ConfigError, load_config, restart_needed
@@ -26,22 +26,22 @@ from port_agent.policy.decide import PolicyDecision, device_in_use
 from port_agent.policy.usual_times import UsualTimes
 from port_agent.supervisor.admission import Admission
 from port_agent.supervisor.background_tasks import BackgroundTasks
-from port_agent.supervisor.context import PAUSE_SETTING, USUAL_TIMES_SETTING, Core, DaemonSeams, Settings
+from port_agent.supervisor.context import PAUSE_SETTING, USUAL_TIMES_SETTING, DaemonContext, DaemonSeams, Settings
 from port_agent.supervisor.dispatch import Dispatcher, granted_limits
 from port_agent.supervisor.heartbeat import HeartbeatSource
 from port_agent.supervisor.http_api import ControlServer, ServerSettings
-from port_agent.supervisor.inbox import Inboxes
+from port_agent.supervisor.job.inbox import Inboxes
 from port_agent.supervisor.job.runner import LAST_COMMIT_S, Runner
 from port_agent.supervisor.job.runners import WORKER_LOCKS, Runners
 from port_agent.supervisor.metering import report_issues
 from port_agent.supervisor.old_worker import clear_old_workers
-from port_agent.supervisor.peers.answers import FederatedSurroundings
+from port_agent.supervisor.peers.answers import FederatedContext
 from port_agent.supervisor.peers.discovery import public_state
 from port_agent.supervisor.peers.peers import Peers
+from port_agent.supervisor.plug_monitor import PlugMonitor
 from port_agent.supervisor.service import Service
-from port_agent.supervisor.stall_watch import StallWatch
+from port_agent.supervisor.stall_monitor import StallMonitor
 from port_agent.supervisor.timers import Timers
-from port_agent.supervisor.tripwire import Tripwire
 from port_agent.system.cgroup import CgroupError, delegated_tree
 from port_agent.system.locks import LockFile, lock_instance
 from port_agent.system.sd_notify import Notifier
@@ -49,8 +49,8 @@ from port_agent.system.uevents import UeventListener
 from port_planner.base.errors import PortError
 
 if TYPE_CHECKING:
-    from port_agent.supervisor.moving.guests import Guests
-    from port_agent.supervisor.moving.moves import JobMoves
+    from port_agent.supervisor.migration_guests import Guests
+    from port_agent.supervisor.migrations import Migrations
 
 IDLE_LOOK_S = 30.0
 """How often to look while there is nothing to do: often enough for health items and `status`."""
@@ -99,46 +99,46 @@ class Daemon:
     def stop(self) -> None:
         """Ask the loop to end: the worker leaves, everything is written."""
         self._stopping = True
-        self._core.wake.set()
+        self._context.wake.set()
 
     def retry_storage(self) -> None:
         """Try at once to write what the disk refused, instead of in a few seconds."""
         self._next_flush_s = 0.0
-        self._core.wake.set()
+        self._context.wake.set()
 
     async def tidy(self) -> None:
         """Do the housekeeping now instead of in a few minutes."""
         await self._background.keep_house()
 
     @property
-    def core(self) -> Core:
+    def context(self) -> DaemonContext:
         """The parts, for tests that look inside."""
-        return self._core
+        return self._context
 
     # --- start and stop
 
     async def _serve(self) -> None:
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_DISK_THREADS))
-        self._core = core = self._build(load_config(self._settings.config))
-        self._background = BackgroundTasks(core)
-        self._dispatcher = Dispatcher(core)
-        self._stall_watch = StallWatch(core.health, core.clock)
+        self._context = context = self._build(load_config(self._settings.config))
+        self._background = BackgroundTasks(context)
+        self._dispatcher = Dispatcher(context)
+        self._stall_watch = StallMonitor(context.health, context.clock)
         self._recover()
         self._listen_to_signals()
         server = self._control_server()
         try:
             await server.start()
         except OSError as error:
-            core.store.close()
+            context.store.close()
             raise RuntimeDirError(self._settings.runtime_dir, error.strerror or str(error)) from error
         self._notifier.send(READY=1, STATUS="starting")
         self.ready.set()
         release_free_memory()
-        core.peers.apply(core.config.options)
-        core.peers.go_on_federating()
-        core.timers.set_windows(core.config.policy.windows)
+        context.peers.apply(context.config.options)
+        context.peers.go_on_federating()
+        context.timers.set_windows(context.config.policy.windows)
         self._background.plan()
-        listener = UeventListener.open(core.wake.set)
+        listener = UeventListener.open(context.wake.set)
         try:
             await clear_old_workers(
                 partial(LockFile, path) for path in sorted(self._settings.state_dir.glob(WORKER_LOCKS))
@@ -155,15 +155,15 @@ class Daemon:
             if listener is not None:
                 listener.close()
             self._notifier.send(STOPPING=1)
-            core.timers.stop()
+            context.timers.stop()
             await server.stop()
             if "_moves" in self.__dict__:
-                await self._moves.stop()
-            await asyncio.gather(self._end_workers(), core.peers.stop())
-            core.runners.host.attachments.close()
+                await self._migrations.stop()
+            await asyncio.gather(self._end_workers(), context.peers.stop())
+            context.runners.host.attachments.close()
             self._close()
 
-    def _build(self, config: Config) -> Core:
+    def _build(self, config: Config) -> DaemonContext:
         settings, seams = self._settings, self._seams
         clock, health, wake = seams.clock, HealthBoard(), asyncio.Event()
         store = JobStore(settings.state_dir)
@@ -172,7 +172,7 @@ class Daemon:
         def runner(lock: Callable[[], LockFile]) -> Runner:
             return Runner(store, inboxes, health, clock, seams.kinds, lock, wake.set)
 
-        core = Core(
+        context = DaemonContext(
             settings=settings,
             seams=seams,
             config=config,
@@ -194,68 +194,68 @@ class Daemon:
                 store,
                 lambda name: self._heartbeat.heartbeat(name),
                 lambda: self._heartbeat.objection(),
-                FederatedSurroundings(lambda: self._heartbeat.not_federating(), self._stop_worker, wake.set),
-                lambda asker, request: self._guests.answer(asker, request),
+                FederatedContext(lambda: self._heartbeat.not_federating(), self._stop_worker, wake.set),
+                lambda client, request: self._guests.answer(client, request),
             ),
             wear=WearAccount(clock.wall_s, store),
             usual_times=UsualTimes.from_json(store.setting(USUAL_TIMES_SETTING)),
         )
-        self._heartbeat = HeartbeatSource(core)
+        self._heartbeat = HeartbeatSource(context)
         with contextlib.suppress(PortError, OSError):  # nobody can tell; `doctor` looks at the state directory
             energy = EnergyConfig.from_table(config.energy)
             prices = FlashPrices(energy.flash_endurance_bytes, energy.flash_price, energy.price_per_kwh)
-            core.medium, core.used_life = medium_under(settings.state_dir, prices), used_life(settings.state_dir)
+            context.medium, context.used_life = medium_under(settings.state_dir, prices), used_life(settings.state_dir)
         try:
-            core.meter = open_meter(settings.state_dir, config.energy, wear=core.wear)
-            core.runners.set_meter(core.meter)
+            context.meter = open_meter(settings.state_dir, config.energy, wear=context.wear)
+            context.runners.set_meter(context.meter)
         except (PortError, OSError) as error:
             health.report("no-meter", clock.monotonic_s(), clock.wall_s(), reason=str(error))
         try:
             tree = delegated_tree()
             tree.clean()
-            core.runners.set_tree(tree)
+            context.runners.set_tree(tree)
         except CgroupError as error:
             health.report("no-memory-limit", clock.monotonic_s(), clock.wall_s(), reason=error.reason)
-        return core
+        return context
 
     @cached_property
     def _guests(self) -> "Guests":
-        from port_agent.supervisor.moving.guests import Guests  # few jobs move: not worth resident memory
+        from port_agent.supervisor.migration_guests import Guests  # few jobs move: not worth resident memory
 
-        return Guests(self._core)
+        return Guests(self._context)
 
     @cached_property
-    def _moves(self) -> "JobMoves":
-        from port_agent.supervisor.moving.moves import JobMoves
+    def _migrations(self) -> "Migrations":
+        from port_agent.supervisor.migrations import Migrations
 
-        return JobMoves(self._core)
+        return Migrations(self._context)
 
-    def _move_jobs(self) -> None:
+    def _migrate_jobs(self) -> None:
         """Have jobs go to paired devices and come back, and end those of devices that are paired no more."""
-        jobs = self._core.store.all()
+        jobs = self._context.store.all()
         if any(
-            job.away is not None or (job.spec.movable is not Movable.NEVER and not job.state.is_over) for job in jobs
+            job.away is not None or (job.spec.movable is not Migratable.NEVER and not job.state.is_over) for job in jobs
         ):
-            self._moves.look()
+            self._migrations.look()
         if any(job.spec.guest is not None for job in jobs):
-            self._guests.drop_unpaired({str(row["id"]) for row in self._core.peers.fleet.rows()})
+            self._guests.drop_unpaired({str(row["id"]) for row in self._context.peers.fleet.rows()})
 
     def _stop_worker(self, job_id: int) -> None:
         """Have a job's worker leave at once: nobody waits for what it does."""
-        runner = self._core.runners.of_job(job_id)
+        runner = self._context.runners.of_job(job_id)
         if runner is not None:
             runner.leave("its round is over")
 
     def _control_server(self) -> ControlServer:
-        core, options = self._core, self._core.config.options
+        context, options = self._context, self._context.config.options
         settings = ServerSettings(
             self._settings.runtime_dir, self._settings.state_dir, options.control_group, options.metrics_listen
         )
 
         def report(reason: str) -> None:
-            core.health.report("config", core.clock.monotonic_s(), core.clock.wall_s(), reason=reason)
+            context.health.report("config", context.clock.monotonic_s(), context.clock.wall_s(), reason=reason)
 
-        return ControlServer(Service(core), settings, report)
+        return ControlServer(Service(context), settings, report)
 
     def _platform(self, config: Config) -> Platform:
         if self._seams.platform is not None:
@@ -265,20 +265,20 @@ class Daemon:
 
     def _recover(self) -> None:
         """Put the jobs of an earlier life back in line."""
-        core, now_s = self._core, self._core.clock.monotonic_s()
-        for job in core.store.all():
+        context, now_s = self._context, self._context.clock.monotonic_s()
+        for job in context.store.all():
             if job.state is JobState.RUNNING:
-                core.store.save(replace(job, state=JobState.QUEUED, reason="the agent was restarted"))
+                context.store.save(replace(job, state=JobState.QUEUED, reason="the agent was restarted"))
             if job.spec.deadline_at is not None and not job.state.is_over:
-                core.timers.set_deadline(job.id, job.spec.deadline_at)
-        for aside in core.store.set_aside.values():
-            core.health.report(
-                "job-set-aside", now_s, core.clock.wall_s(), key=str(aside.id), id=aside.id,
+                context.timers.set_deadline(job.id, job.spec.deadline_at)
+        for aside in context.store.set_aside.values():
+            context.health.report(
+                "job-set-aside", now_s, context.clock.wall_s(), key=str(aside.id), id=aside.id,
                 job=f"{aside.id} ({aside.name})" if aside.name else str(aside.id),
                 reason=aside.reason, directory=aside.directory,
             )  # fmt: skip
-        if core.store.recovered_from is not None:
-            core.health.report("database", now_s, core.clock.wall_s(), aside=core.store.recovered_from)
+        if context.store.recovered_from is not None:
+            context.health.report("database", now_s, context.clock.wall_s(), aside=context.store.recovered_from)
 
     def _listen_to_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -287,7 +287,7 @@ class Daemon:
         loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
 
     async def _end_workers(self) -> None:
-        runners = self._core.runners
+        runners = self._context.runners
         runners.leave("the agent stops", LAST_COMMIT_S)
         end = time.monotonic() + STOP_PATIENCE_S
         while runners.busy():
@@ -296,114 +296,114 @@ class Daemon:
             await asyncio.sleep(0.01)
 
     def _close(self) -> None:
-        core = self._core
-        core.store.on_pending = lambda: None
+        context = self._context
+        context.store.on_pending = lambda: None
         self._count_wear()
-        if core.meter is not None:
+        if context.meter is not None:
             with contextlib.suppress(PortError):  # a ledger that cannot be written was a health item all along
-                core.meter.close(core.clock.monotonic_s())
-        core.store.close()
+                context.meter.close(context.clock.monotonic_s())
+        context.store.close()
 
     # --- the loop
 
     async def _loop(self) -> None:
-        core = self._core
-        tripwire = Tripwire(lambda: core.admission.platform.tripwire(), core.wake.set)
+        context = self._context
+        plug_monitor = PlugMonitor(lambda: context.admission.platform.plug_monitor(), context.wake.set)
         while not self._stopping:
-            core.wake.clear()
+            context.wake.clear()
             self._look()
             rest_s = self._rest_s()
             self._stall_watch.rests(rest_s)
-            if core.runners.training:
-                tripwire.arm()
-            await _wait(core.wake, rest_s)
-            tripwire.disarm()
+            if context.runners.training:
+                plug_monitor.arm()
+            await _wait(context.wake, rest_s)
+            plug_monitor.disarm()
 
     def _look(self) -> None:
         """Look, decide, act once."""
-        core = self._core
-        now_s = core.clock.monotonic_s()
+        context = self._context
+        now_s = context.clock.monotonic_s()
         self._stall_watch.looked()
-        if jump_s := core.admission.clock_jump_s():
-            core.timers.clock_changed()
-            core.move_pause(jump_s)
-            core.usual_times.skip(core.clock.wall_s())
+        if jump_s := context.admission.clock_jump_s():
+            context.timers.clock_changed()
+            context.move_pause(jump_s)
+            context.usual_times.skip(context.clock.wall_s())
         self._count_wear()
         self._watch_store(now_s)
-        if core.paused_until() is None and core.store.setting(PAUSE_SETTING) is not None:
-            core.store.remember(PAUSE_SETTING, None)
-        own = OwnUse(bool(core.runners.busy()), core.runners.own_cpu_s())
-        decision = core.admission.look(
-            core.config.policy, own, core.wear.today_bytes(), core.paused_until() is not None
+        if context.paused_until() is None and context.store.setting(PAUSE_SETTING) is not None:
+            context.store.remember(PAUSE_SETTING, None)
+        own = OwnUse(bool(context.runners.busy()), context.runners.own_cpu_s())
+        decision = context.admission.look(
+            context.config.policy, own, context.wear.today_bytes(), context.paused_until() is not None
         )
         self._learn_times(decision, now_s)
         self._tick_meter(now_s)
         self._dispatcher.act(decision)
-        self._move_jobs()
+        self._migrate_jobs()
         self._notify(decision)
 
     def _learn_times(self, decision: PolicyDecision, now_s: float) -> None:
         """Take in whether training may run now, whoever has a job; write it down now and then."""
-        core = self._core
-        granted = granted_limits(core.config.policy, decision.state)
+        context = self._context
+        granted = granted_limits(context.config.policy, decision.state)
         speed = min(1.0, granted.cpu_percent / 100.0) if decision.state.trains else 0.0
-        core.usual_times.look(core.clock.wall_s(), speed)
+        context.usual_times.look(context.clock.wall_s(), speed)
         if now_s >= self._next_times_s:
             self._next_times_s = now_s + _TIMES_WRITTEN_S
-            core.store.remember(USUAL_TIMES_SETTING, core.usual_times.to_json())
+            context.store.remember(USUAL_TIMES_SETTING, context.usual_times.to_json())
 
     def _tick_meter(self, now_s: float) -> None:
-        core = self._core
-        if core.meter is None:
+        context = self._context
+        if context.meter is None:
             return
-        left_alone = {Answer.YES: False, Answer.NO: True}.get(device_in_use(core.admission.facts.idle_signals))
-        core.meter.tick(now_s, machine_idle=left_alone)
-        for event in core.meter.take_events():
+        left_alone = {Answer.YES: False, Answer.NO: True}.get(device_in_use(context.admission.facts.idle_signals))
+        context.meter.tick(now_s, machine_idle=left_alone)
+        for event in context.meter.take_events():
             if event.correction is not None:
-                core.runners.correct(event.correction)
+                context.runners.correct(event.correction)
             else:
-                core.store.note(core.clock.wall_s(), None, event.code, event.text)
-        report_issues(core.meter.health(), core.health, core.clock)
+                context.store.note(context.clock.wall_s(), None, event.code, event.text)
+        report_issues(context.meter.health(), context.health, context.clock)
 
     def _rest_s(self) -> float:
         """Return how long nothing needs to be looked at, if nobody wakes the loop."""
-        core, now_s = self._core, self._core.clock.monotonic_s()
-        alive = [job for job in core.store.all() if not job.state.is_over]
+        context, now_s = self._context, self._context.clock.monotonic_s()
+        alive = [job for job in context.store.all() if not job.state.is_over]
         rest_s = IDLE_LOOK_S
-        if core.runners.busy():
+        if context.runners.busy():
             rest_s = self._seams.training_look_s
         elif any(job.state is JobState.QUEUED for job in alive):
             rest_s = self._seams.waiting_look_s
-        retries = [at - now_s for _, at in core.retry_at_s.values()]
+        retries = [at - now_s for _, at in context.retry_at_s.values()]
         if self._notifier.watchdog_s is not None:
             rest_s = min(rest_s, self._notifier.watchdog_s / 2)
         self._background.plan_inbox_scans(alive)
-        core.peers.show(public_state(core.runners, has_work=bool(alive)))
+        context.peers.show(public_state(context.runners, has_work=bool(alive)))
         return max(0.0, min([rest_s, *(left for left in retries if left > 0)]))
 
     # --- around the loop
 
     def _watch_store(self, now_s: float) -> None:
         """Retry what the disk refused, and say so while it does."""
-        core = self._core
-        if core.store.trouble is not None and now_s >= self._next_flush_s:
+        context = self._context
+        if context.store.trouble is not None and now_s >= self._next_flush_s:
             self._next_flush_s = now_s + _STORE_RETRY_S
             self._background.pending.set()
-        if core.store.trouble is not None:
-            trouble = core.store.trouble
-            core.health.report(
-                "state-unwritable", now_s, core.clock.wall_s(), reason=str(trouble), path=core.settings.state_dir
+        if context.store.trouble is not None:
+            trouble = context.store.trouble
+            context.health.report(
+                "state-unwritable", now_s, context.clock.wall_s(), reason=str(trouble), path=context.settings.state_dir
             )
-            core.runners.leave("the state directory cannot be written")
+            context.runners.leave("the state directory cannot be written")
         else:
-            core.health.clear("state-unwritable")
+            context.health.clear("state-unwritable")
 
     def _count_wear(self) -> None:
-        self._core.wear.add(self._core.runners.take_written_bytes())
+        self._context.wear.add(self._context.runners.take_written_bytes())
 
     def _notify(self, decision: PolicyDecision) -> None:
-        """Tell systemd that the loop lives, and in a line what it does."""
-        busy = self._core.runners.busy().values()
+        """Report systemd that the loop lives, and in a line what it does."""
+        busy = self._context.runners.busy().values()
         runs = [f"{runner.phase.value}: job {job.label}" for runner, job in busy if runner.phase is not None]
         text = "; ".join(runs or decision.reasons)
         if self._notifier.watchdog_s is not None:
@@ -414,25 +414,25 @@ class Daemon:
 
     def _reload(self) -> None:
         """Read the configuration again; raises ConfigError while the old one stays in force."""
-        core, now_s, wall_s = self._core, self._core.clock.monotonic_s(), self._core.clock.wall_s()
+        context, now_s, wall_s = self._context, self._context.clock.monotonic_s(), self._context.clock.wall_s()
         try:
-            config = load_config(core.settings.config)
+            config = load_config(context.settings.config)
         except ConfigError as error:
-            core.health.report("config", now_s, wall_s, reason=str(error))
+            context.health.report("config", now_s, wall_s, reason=str(error))
             raise
-        before, core.config = core.config, config
-        core.health.clear("config")
+        before, context.config = context.config, config
+        context.health.clear("config")
         if before.options.sensor_roots != config.options.sensor_roots:
-            core.admission.platform = self._platform(config)
+            context.admission.platform = self._platform(config)
             self._background.sensors_changed.set()
-        waiting = restart_needed(core.started_with, config)
+        waiting = restart_needed(context.started_with, config)
         if waiting:
-            core.health.report("restart-needed", now_s, wall_s, settings=", ".join(waiting))
+            context.health.report("restart-needed", now_s, wall_s, settings=", ".join(waiting))
         else:
-            core.health.clear("restart-needed")
-        core.timers.set_windows(core.config.policy.windows)
-        core.peers.apply(config.options)
-        core.wake.set()
+            context.health.clear("restart-needed")
+        context.timers.set_windows(context.config.policy.windows)
+        context.peers.apply(config.options)
+        context.wake.set()
 
     def _on_hangup(self) -> None:
         with contextlib.suppress(ConfigError):  # it has become a health item

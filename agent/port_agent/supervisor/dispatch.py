@@ -4,12 +4,12 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from port_agent.jobs.model import Job, JobKind, JobState, may_run, order
+from port_agent.jobs.job import Job, JobKind, JobState, may_run, order
 from port_agent.policy.decide import Policy, PolicyDecision, ResourceLimits, State, window_closes_in_s
-from port_agent.supervisor.context import Core
+from port_agent.supervisor.context import DaemonContext
 from port_agent.supervisor.job.board_places import THIS_COMPUTER, plugged_in
-from port_agent.supervisor.job.plans.revising import PeerSolving
-from port_agent.supervisor.job.run_state import Surroundings
+from port_agent.supervisor.job.plan_revision import PeerSolving
+from port_agent.supervisor.job.run_state import RunConditions
 from port_agent.supervisor.job.runner import LAST_COMMIT_S, Runner
 from port_agent.supervisor.job.sharing import Claim, CpuShare, admit, cpu_shares
 from port_agent.system.clock import local_time
@@ -28,8 +28,8 @@ class Dispatcher:
     As the device's conditions and the user say, within what the policy grants to all of them together.
     """
 
-    def __init__(self, core: Core) -> None:
-        self._core = core
+    def __init__(self, context: DaemonContext) -> None:
+        self._context = context
         self._fitting: dict[int, tuple[tuple[int | None, int | None, frozenset[str] | None], bool]] = {}
         """By job id: the memory limit, the job's ceiling and the devices for which it was looked whether it may start, and the answer."""
         self._least: dict[int, tuple[int | None, float]] = {}
@@ -37,8 +37,8 @@ class Dispatcher:
 
     def act(self, decision: PolicyDecision) -> None:
         """Do what `decision` and the state of the jobs ask for; called at every look."""
-        runners = self._core.runners
-        runners.host.attachments.tell_cancelled()
+        runners = self._context.runners
+        runners.host.attachments.report_cancelled()
         going = {}
         for place, (runner, job) in runners.busy().items():
             runner.watch_silence()
@@ -49,7 +49,7 @@ class Dispatcher:
         runners.tidy()
 
     def _end_or_pause(self, runner: Runner, job: Job, decision: PolicyDecision) -> bool:
-        """Tell a worker to stop where the user or the decision says so; return whether it was told."""
+        """Report a worker to stop where the user or the decision says so; return whether it was told."""
         if job.state is JobState.CANCELLED:
             runner.cancel()
         elif job.state is JobState.PAUSED:
@@ -59,8 +59,8 @@ class Dispatcher:
         elif decision.state is State.LEAVE:
             runner.leave("; ".join(decision.reasons), 0.0 if "memory" in decision.codes else LAST_COMMIT_S)
         elif runner.waited_s > BOARD_PATIENCE_S:
-            place = self._core.runners.place_of(job)
-            self._core.without_board[job.id] = plugged_in(place)
+            place = self._context.runners.place_of(job)
+            self._context.without_board[job.id] = plugged_in(place)
             runner.leave(runner.waits_for or "")
         else:
             return False
@@ -68,45 +68,45 @@ class Dispatcher:
 
     def _share(self, going: Mapping[str, Job], decision: PolicyDecision) -> None:
         """Let those train, in line, for whom the granted memory lasts; `going` are the jobs that may go on, by place."""
-        whole, runners = self._surroundings(decision), self._core.runners
+        whole, runners = self._conditions(decision), self._context.runners
         line = self._line(going)
         claims = [Claim(job.id, runners.place_of(job), job.spec.priority) for job in line]
-        admitted = admit(claims, self._least_bytes, whole.memory_bytes)
+        admitted = admit(claims, self._min_bytes, whole.memory_bytes)
         shares = cpu_shares(admitted, whole.limits.cpu_percent)
         needs = {place: runner.held_bytes for place, (runner, _) in runners.busy().items()}
-        needs |= {place: self._least_bytes(claim) for place, claim in admitted.items()}
+        needs |= {place: self._min_bytes(claim) for place, claim in admitted.items()}
 
-        def around(place: str) -> Surroundings:
+        def conditions(place: str) -> RunConditions:
             return replace(whole, taken_bytes=self._taken_bytes(place, needs), cpu=shares.get(place, CpuShare()))
 
         for place, job in going.items():
             claim = admitted.get(place)
             if claim is not None and claim.job_id != job.id:
-                first = self._core.store.get(claim.job_id)
+                first = self._context.store.get(claim.job_id)
                 runners.at(place).leave_after_checkpoint(f"job {first.label} has a higher priority")
             elif claim is None and not runners.at(place).has_plans:
                 runners.at(place).leave_after_checkpoint("its memory is needed by jobs before it in line")
             else:
-                self._go_on(runners.at(place), self._assured(around(place), claim))
-        if self._core.store.trouble is None:  # else what they would learn could not be kept
-            self._start_waiting(line, around)
+                self._go_on(runners.at(place), self._assured(conditions(place), claim))
+        if self._context.store.trouble is None:  # else what they would learn could not be kept
+            self._start_waiting(line, conditions)
 
-    def _assured(self, around: Surroundings, claim: Claim | None) -> Surroundings:
+    def _assured(self, conditions: RunConditions, claim: Claim | None) -> RunConditions:
         """Return what a job that goes on has around it: if admitted, the least that it needs, though others that leave still hold it."""
-        granted = around.limits.memory_limit(around.total_memory_bytes)
+        granted = conditions.limits.memory_limit(conditions.total_memory_bytes)
         if claim is None or granted is None:
-            return around
-        return replace(around, taken_bytes=min(around.taken_bytes, granted - int(self._least_bytes(claim))))
+            return conditions
+        return replace(conditions, taken_bytes=min(conditions.taken_bytes, granted - int(self._min_bytes(claim))))
 
-    def _start_waiting(self, line: Sequence[Job], around: Callable[[str], Surroundings]) -> None:
+    def _start_waiting(self, line: Sequence[Job], conditions: Callable[[str], RunConditions]) -> None:
         """Start the first job of each free place that can start; say of those before it why they cannot."""
-        runners = self._core.runners
+        runners = self._context.runners
         taken = {place: job.spec.priority for place, (_, job) in runners.busy().items()}
         for job in line:
             place = runners.place_of(job)
-            if job.spec.priority <= taken.get(place, -math.inf) or not self._fits(job, around(place)):
+            if job.spec.priority <= taken.get(place, -math.inf) or not self._fits(job, conditions(place)):
                 continue
-            if place not in taken and runners.at(place).start(job, around(place)):
+            if place not in taken and runners.at(place).start(job, conditions(place)):
                 taken[place] = job.spec.priority
 
     def _taken_bytes(self, place: str, needs: Mapping[str, float]) -> int:
@@ -117,59 +117,59 @@ class Dispatcher:
         """
         others = {other: need for other, need in needs.items() if other != place}
         if place != THIS_COMPUTER and THIS_COMPUTER in others:
-            others[THIS_COMPUTER] = max(others[THIS_COMPUTER], self._core.runners.host.held_bytes)
+            others[THIS_COMPUTER] = max(others[THIS_COMPUTER], self._context.runners.host.held_bytes)
         return int(sum(need for need in others.values() if math.isfinite(need)))
 
-    def _go_on(self, runner: Runner, around: Surroundings) -> None:
-        core = self._core
+    def _go_on(self, runner: Runner, conditions: RunConditions) -> None:
+        context = self._context
         runner.resume()
-        closes_s = window_closes_in_s(core.config.policy, local_time(core.clock.wall_s()))
+        closes_s = window_closes_in_s(context.config.policy, local_time(context.clock.wall_s()))
         if closes_s is not None and closes_s < BEFORE_CLOSING_S:
             runner.checkpoint_within(BEFORE_CLOSING_S)
-        pressure = core.admission.facts.memory_pressure_percent
-        under_pressure = pressure is not None and pressure > core.config.policy.memory_pressure_percent
-        runner.adapt(around, under_pressure)
+        pressure = context.admission.facts.memory_pressure_percent
+        under_pressure = pressure is not None and pressure > context.config.policy.memory_pressure_percent
+        runner.adapt(conditions, under_pressure)
 
-    def _fits(self, job: Job, around: Surroundings) -> bool:
+    def _fits(self, job: Job, conditions: RunConditions) -> bool:
         """Return whether `job` would start; where it would not, a health item says why.
 
         A worker that leaves for one that cannot would leave again at every look.
         """
-        asked = (around.memory_bytes, job.memory_ceiling_bytes, around.devices)
+        wanted = (conditions.memory_bytes, job.memory_ceiling_bytes, conditions.devices)
         known = self._fitting.get(job.id)
-        if known is None or known[0] != asked:
-            known = self._fitting[job.id] = (asked, self._core.runners.host.fits(job, around))
+        if known is None or known[0] != wanted:
+            known = self._fitting[job.id] = (wanted, self._context.runners.host.fits(job, conditions))
         return known[1]
 
-    def _least_bytes(self, claim: Claim) -> float:
+    def _min_bytes(self, claim: Claim) -> float:
         """Return the memory without which the job cannot run."""
-        job = self._core.store.get(claim.job_id)
+        job = self._context.store.get(claim.job_id)
         known = self._least.get(job.id)
         if known is None or known[0] != job.memory_ceiling_bytes or job.spec.kind is not JobKind.TRAIN:
-            known = (job.memory_ceiling_bytes, self._core.runners.host.least_bytes(job))
+            known = (job.memory_ceiling_bytes, self._context.runners.host.least_bytes(job))
             self._least[job.id] = known
         return known[1]
 
     def _line(self, going: Mapping[str, Job]) -> list[Job]:
         """Return the jobs that run or could run now, best first; an equal does not push aside one that runs."""
         running = {job.id for job in going.values()}
-        places = set(self._core.runners.busy()) - set(going)
-        free = [job for job in self._candidates() if self._core.runners.place_of(job) not in places]
+        places = set(self._context.runners.busy()) - set(going)
+        free = [job for job in self._candidates() if self._context.runners.place_of(job) not in places]
         return sorted(free, key=lambda job: (-job.spec.priority, job.id not in running))
 
     def _candidates(self) -> list[Job]:
         """Return the jobs that could run now, best first."""
-        core, now_s = self._core, self._core.clock.monotonic_s()
+        context, now_s = self._context, self._context.clock.monotonic_s()
         ready = []
-        for job in core.store.all():
+        for job in context.store.all():
             waited = False
-            if job.spec.kind is JobKind.ATTACHED and not core.runners.host.attachments.answers(job.id):
+            if job.spec.kind is JobKind.ATTACHED and not context.runners.host.attachments.answers(job.id):
                 continue
             if job.state is JobState.BACKOFF:
                 waited = now_s >= self._retry_at(job, now_s)
             else:
-                core.retry_at_s.pop(job.id, None)
-            has_data = bool(core.inboxes.state(job.spec.name).new) if job.spec.waits_for_data else False
+                context.retry_at_s.pop(job.id, None)
+            has_data = bool(context.inboxes.state(job.spec.name).new) if job.spec.waits_for_data else False
             if self._lacks_board(job):
                 continue
             if may_run(job, has_data=has_data, waited=waited):
@@ -178,25 +178,25 @@ class Dispatcher:
 
     def _lacks_board(self, job: Job) -> bool:
         """Return whether a job's board was missing and no serial device has come or gone since."""
-        core = self._core
-        missed = core.without_board.get(job.id)
+        context = self._context
+        missed = context.without_board.get(job.id)
         if missed is None or job.state is JobState.RUNNING:
             return False
-        if not job.state.is_over and plugged_in(core.runners.place_of(job)) == missed:
+        if not job.state.is_over and plugged_in(context.runners.place_of(job)) == missed:
             return True
-        del core.without_board[job.id]
+        del context.without_board[job.id]
         return False
 
     def _retry_at(self, job: Job, now_s: float) -> float:
         """Return when a job's backoff ends; counted from when this process first saw the failure."""
-        known = self._core.retry_at_s.get(job.id)
+        known = self._context.retry_at_s.get(job.id)
         if known is None or known[0] != job.failures:
             known = (job.failures, now_s + (job.retry_after_s or 0.0))
-            self._core.retry_at_s[job.id] = known
+            self._context.retry_at_s[job.id] = known
         return known[1]
 
-    def _surroundings(self, decision: PolicyDecision) -> Surroundings:
-        return surroundings(self._core, granted_limits(self._core.config.policy, decision.state))
+    def _conditions(self, decision: PolicyDecision) -> RunConditions:
+        return run_conditions(self._context, granted_limits(self._context.config.policy, decision.state))
 
 
 def granted_limits(policy: Policy, state: State) -> ResourceLimits:
@@ -204,18 +204,18 @@ def granted_limits(policy: Policy, state: State) -> ResourceLimits:
     return policy.in_use if state is State.TRAIN_GENTLY else policy.not_in_use
 
 
-def surroundings(core: Core, limits: ResourceLimits) -> Surroundings:
+def run_conditions(context: DaemonContext, limits: ResourceLimits) -> RunConditions:
     """Return what a run would find now, with these limits."""
-    policy, options, readings = core.config.policy, core.config.options, core.admission.facts
+    policy, options, readings = context.config.policy, context.config.options, context.admission.facts
     warm = readings.temperature_c is not None and readings.temperature_c > policy.max_temperature_c - WARM_MARGIN_C
-    return Surroundings(
+    return RunConditions(
         limits=limits,
         total_memory_bytes=readings.total_memory_bytes,
         warm=warm,
         flash_budget_bytes_per_day=policy.flash_write_budget_bytes_per_day,
-        flash_written_today_bytes=core.wear.today_bytes(),
+        flash_written_today_bytes=context.wear.today_bytes(),
         give_up_after=options.max_failures_without_progress,
         job_log_bytes=options.job_log_bytes,
         devices=readings.devices,
-        solving=PeerSolving(options.solve_on, str(core.settings.runtime_dir)) if options.solve_on else None,
+        solving=PeerSolving(options.solve_on, str(context.settings.runtime_dir)) if options.solve_on else None,
     )

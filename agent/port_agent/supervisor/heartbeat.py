@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from datetime import date
 
 from port_agent.energy.sources.base import Kind
-from port_agent.facts.model import Answer, Power
+from port_agent.facts.readings import Answer, Power
 from port_agent.peers.announcement import BOARD_LIMIT, NAME_LIMIT, clean
 from port_agent.peers.connection.messages import Heartbeat
-from port_agent.supervisor.context import Core
-from port_agent.supervisor.job.plans.revising import SOLVER_BYTES
+from port_agent.supervisor.context import DaemonContext
+from port_agent.supervisor.job.plan_revision import SOLVER_BYTES
 from port_agent.supervisor.peers.discovery import board_name, public_state
 from port_agent.system.clock import local_time
 from port_planner.base.units import format_bytes
@@ -20,23 +20,23 @@ _CHARGING = {Power.EXTERNAL: True, Power.ASSUMED: True, Power.BATTERY: False}
 class HeartbeatSource:
     """Says what the device does; remembers what the meter stood at when the day began."""
 
-    core: Core
+    context: DaemonContext
     board: str = ""
     _day: date | None = None
     _began_joules: float = 0.0
 
     def heartbeat(self, name: str) -> Heartbeat:
         """Return what the others are told now."""
-        core = self.core
+        context = self.context
         self.board = self.board or clean(board_name(), BOARD_LIMIT)
-        alive = any(not job.state.is_over for job in core.store.all())
-        run = core.runners.shown.status()
-        meter = core.meter.snapshot() if core.meter is not None else None
+        alive = any(not job.state.is_over for job in context.store.all())
+        run = context.runners.shown.status()
+        meter = context.meter.snapshot() if context.meter is not None else None
         return Heartbeat(
             name=clean(name, NAME_LIMIT),
             board=self.board,
-            state=public_state(core.runners, has_work=alive).value,
-            charging=_CHARGING.get(core.admission.facts.power),
+            state=public_state(context.runners, has_work=alive).value,
+            charging=_CHARGING.get(context.admission.facts.power),
             job=clean(run.name, NAME_LIMIT) if run is not None else None,
             progress=min(1.0, run.step / run.total_steps) if run is not None and run.total_steps else None,
             today_joules=self._today(meter.total_joules) if meter is not None and meter.source else None,
@@ -45,12 +45,12 @@ class HeartbeatSource:
 
     def objection(self) -> str:
         """Return why nothing is solved for others now, or nothing: what keeps this device from training, or its own work."""
-        decision, facts = self.core.admission.decision, self.core.admission.facts
+        decision, facts = self.context.admission.decision, self.context.admission.facts
         if decision is None:
             return "it has just started"
         if not decision.state.trains:
             return "; ".join(decision.reasons)
-        if self.core.runners.busy():
+        if self.context.runners.busy():
             return "it has work of its own"
         free = facts.available_memory_bytes
         if free is not None and free < SOLVER_BYTES:
@@ -59,7 +59,7 @@ class HeartbeatSource:
 
     def not_federating(self) -> str:
         """Return why this device takes part in no round now, or nothing."""
-        decision, facts = self.core.admission.decision, self.core.admission.facts
+        decision, facts = self.context.admission.decision, self.context.admission.facts
         if decision is None:
             return "it has just started"
         if not decision.state.trains:
@@ -68,7 +68,7 @@ class HeartbeatSource:
 
     def _today(self, total_joules: float) -> float:
         """Return the joules since midnight, or since the agent started where that is later."""
-        today = local_time(self.core.clock.wall_s()).date()
+        today = local_time(self.context.clock.wall_s()).date()
         if self._day is None:
             self._day = today
         elif self._day != today:

@@ -37,10 +37,10 @@ from port_agent.control.requests import (
     job_spec,
     solving_seconds,
 )
-from port_agent.jobs.model import JobNotFoundError, JobRequestError
+from port_agent.jobs.job import JobNotFoundError, JobRequestError
 from port_agent.jobs.store import StoreError
 from port_agent.peers.connection.messages import ANSWER_LIMIT_BYTES, QUESTION_LIMIT_BYTES
-from port_agent.peers.exchange.answers import NotAnsweredError, Subject
+from port_agent.peers.exchange.answers import NotAnsweredError, Topic
 from port_agent.peers.pairing.code import LIFETIME_S, read_code
 from port_agent.supervisor.attached_boards import AttachedBoards
 from port_agent.supervisor.peers.fleet import ANY_PEER
@@ -58,11 +58,11 @@ _TOKEN_BYTES = 16
 _SHARED = r"/v1/shared/(costs|plan)/([0-9a-f]{64})"
 _TOKEN = re.compile(rf"[0-9a-f]{{{2 * _TOKEN_BYTES}}}")
 
-MOST_CLIENTS = 48
+MAX_CLIENTS = 48
 """At once: commands, pages and followed logs of a few users. Each holds up to 40 kB and a descriptor."""
 _GONE_S = 0.5
 """How often to look whether the client still waits for another device's answer: Ctrl-C ends the solver there."""
-MOST_SCRAPERS = 8
+MAX_SCRAPERS = 8
 """Connections to the metrics port, which every user of this machine may open."""
 
 Route = tuple[str, re.Pattern[str], Callable[..., Awaitable[HttpResponse]]]
@@ -109,7 +109,7 @@ class ControlServer:
                 os.chown(self._path, -1, grp.getgrnam(self._settings.group).gr_gid)
             except (KeyError, PermissionError) as error:
                 self._report(f"control.group: the socket cannot be given to {self._settings.group!r}: {error}")
-        self._listeners.append(Listener(sock, self._handle, self._refuse, most=MOST_CLIENTS))
+        self._listeners.append(Listener(sock, self._handle, self._refuse, most=MAX_CLIENTS))
         if self._settings.metrics_listen is not None:
             self._serve_metrics(*self._settings.metrics_listen)
 
@@ -121,7 +121,7 @@ class ControlServer:
         except OSError as error:
             self._report(f"metrics.listen: cannot listen on {host}:{port}: {error.strerror}")
         else:
-            listener = Listener(sock, self._handle_metrics_only, lambda writer: "", most=MOST_SCRAPERS)
+            listener = Listener(sock, self._handle_metrics_only, lambda writer: "", most=MAX_SCRAPERS)
             self._listeners.append(listener)
 
     async def stop(self) -> None:
@@ -247,13 +247,13 @@ class ControlServer:
     async def _logs(self, request: HttpRequest, name: str) -> HttpResponse:
         lines = request.query.get("lines", "200")
         if not _COUNT.fullmatch(lines):
-            raise HttpError(400, f"lines={shown(lines)} is no number of lines")
+            raise HttpError(400, f"lines={shown(lines)} is not a valid number of lines")
         if request.query.get("follow") != "1":
             return HttpResponse(200, self._service.log(name, int(lines)).encode(), _TEXT)
         return HttpResponse(200, b"", _TEXT, _encoded(self._service.follow_log(name, int(lines))))
 
     async def _result(self, request: HttpRequest, name: str) -> HttpResponse:
-        return HttpResponse(200, b"", "application/octet-stream", _pieces(await self._service.result(name)))
+        return HttpResponse(200, b"", "application/octet-stream", _chunks(await self._service.result(name)))
 
     async def _doctor(self, request: HttpRequest) -> HttpResponse:
         fields = await request.json()
@@ -275,8 +275,8 @@ class ControlServer:
     async def _attach(self, request: HttpRequest) -> HttpResponse:
         if request.peer is None:
             raise HttpError(403, "a program attaches over the control socket")
-        asked = read_request(await request.json_text())
-        job, converse = await self._service.attach(asked, request.peer)
+        wanted = read_request(await request.json_text())
+        job, converse = await self._service.attach(wanted, request.peer)
         headers = {"Connection": "Upgrade", "Upgrade": UPGRADE, JOB_HEADER: f"{job.id} {job.spec.name}"}
         return HttpResponse(101, headers=headers, takes_over=converse)
 
@@ -288,7 +288,7 @@ class ControlServer:
 
     async def _feed(self, request: HttpRequest, name: str, file: str) -> HttpResponse:
         if not _FILE_NAME.fullmatch(file):
-            raise HttpError(400, f"{file!r} is no plain file name")
+            raise HttpError(400, f"{file!r} is not a valid plain file name")
         with self._service.inbox(name) as inbox:
             arriving = f".{_new_token()}.part"
             await _receive(request, inbox, arriving, self._service.kept_free_bytes)
@@ -333,10 +333,10 @@ class ControlServer:
         return json_response({"v": API_VERSION})
 
     async def _pair(self, request: HttpRequest) -> HttpResponse:
-        asked, peers = decode_control_request(await request.json(), PairingRequest), self._service.other_devices
-        if asked.code is None:
-            return json_response({"v": API_VERSION, **await peers.show_code(asked.lifetime_s or LIFETIME_S)}, 201)
-        name = await peers.type_code(read_code(asked.code), asked.host, asked.port)
+        wanted, peers = decode_control_request(await request.json(), PairingRequest), self._service.other_devices
+        if wanted.code is None:
+            return json_response({"v": API_VERSION, **await peers.show_code(wanted.lifetime_s or LIFETIME_S)}, 201)
+        name = await peers.type_code(read_code(wanted.code), wanted.host, wanted.port)
         return json_response({"v": API_VERSION, "name": name}, 201)
 
     async def _pairing_outcome(self, request: HttpRequest) -> HttpResponse:
@@ -359,33 +359,31 @@ class ControlServer:
         return json_response({"v": API_VERSION, "federations": self._service.other_devices.federations.rows()})
 
     async def _federate(self, request: HttpRequest) -> HttpResponse:
-        asked = decode_control_request(await request.json(), FederationStart)
+        wanted = decode_control_request(await request.json(), FederationStart)
         return json_response(
-            {"v": API_VERSION, **self._service.other_devices.federations.start(asked.job, asked.settings)}, 201
+            {"v": API_VERSION, **self._service.other_devices.federations.start(wanted.job, wanted.settings)}, 201
         )
 
     async def _stop_federation(self, request: HttpRequest, name: str) -> HttpResponse:
         return json_response({"v": API_VERSION, **await self._service.other_devices.federations.stop_leading(name)})
 
-    async def _ask_shared(self, request: HttpRequest, subject: str, name: str) -> HttpResponse:
-        return await self._asked(request, Subject(subject), name)
+    async def _ask_shared(self, request: HttpRequest, topic: str, name: str) -> HttpResponse:
+        return await self._asked(request, Topic(topic), name)
 
-    async def _share(self, request: HttpRequest, subject: str, name: str) -> HttpResponse:
+    async def _share(self, request: HttpRequest, topic: str, name: str) -> HttpResponse:
         content = await _content(request, ANSWER_LIMIT_BYTES)
-        await self._service.other_devices.answers.keep(Subject(subject), name, content)
+        await self._service.other_devices.answers.keep(Topic(topic), name, content)
         return json_response({"v": API_VERSION, "bytes": len(content)}, 201)
 
     async def _ask_solving(self, request: HttpRequest, name: str) -> HttpResponse:
         problem = await _content(request, QUESTION_LIMIT_BYTES)
-        return await self._asked(
-            request, Subject.SOLVE, name, problem, solving_seconds(request.query.get("seconds", ""))
-        )
+        return await self._asked(request, Topic.SOLVE, name, problem, solving_seconds(request.query.get("seconds", "")))
 
     async def _asked(
-        self, request: HttpRequest, subject: Subject, name: str, problem: bytes = b"", seconds: float = 0.0
+        self, request: HttpRequest, topic: Topic, name: str, problem: bytes = b"", seconds: float = 0.0
     ) -> HttpResponse:
         fleet = self._service.other_devices.fleet
-        asking = asyncio.create_task(fleet.ask(request.query.get("on", ANY_PEER), subject, name, problem, seconds))
+        asking = asyncio.create_task(fleet.ask(request.query.get("on", ANY_PEER), topic, name, problem, seconds))
         try:
             while not (await asyncio.wait({asking}, timeout=_GONE_S))[0]:
                 if request.reader.at_eof():
@@ -404,14 +402,14 @@ async def _receive(request: HttpRequest, directory: DirectoryHandle, name: str, 
 
     What ends early, or takes what is to stay free, leaves nothing.
     """
-    _check_room(directory, request.length, kept_free_bytes)
+    check_free(directory, request.length, kept_free_bytes)
     file = directory.create(name)
     whole = False
     try:
         with file:
             async for piece in request.body():
                 await asyncio.to_thread(file.write, piece)  # a full write-back cache would hold up the loop
-                _check_room(directory, request.length - request.consumed, kept_free_bytes)
+                check_free(directory, request.length - request.consumed, kept_free_bytes)
             file.flush()
             await asyncio.to_thread(os.fsync, file.fileno())
         whole = True
@@ -420,7 +418,7 @@ async def _receive(request: HttpRequest, directory: DirectoryHandle, name: str, 
             directory.remove(name)
 
 
-def _check_room(directory: DirectoryHandle, length: int, kept_free_bytes: int) -> None:
+def check_free(directory: DirectoryHandle, length: int, kept_free_bytes: int) -> None:
     """Raise HttpError where `length` bytes more would take what is to stay free.
 
     Others write meanwhile, too.
@@ -451,7 +449,7 @@ async def _encoded(texts: AsyncIterator[str]) -> AsyncIterator[bytes]:
         yield text.encode()
 
 
-async def _pieces(path: Path) -> AsyncIterator[bytes]:
+async def _chunks(path: Path) -> AsyncIterator[bytes]:
     with path.open("rb") as file:
         while piece := file.read(1 << 16):
             yield piece

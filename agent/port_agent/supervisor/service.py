@@ -19,7 +19,7 @@ from port_agent.control.http import SocketPeer
 from port_agent.control.requests import JobChange
 from port_agent.energy.metrics import meter_families
 from port_agent.health.conditions import HealthItem
-from port_agent.jobs.model import (
+from port_agent.jobs.job import (
     AwayPhase,
     Job,
     JobKind,
@@ -27,13 +27,13 @@ from port_agent.jobs.model import (
     JobRequestError,
     JobSpec,
     JobState,
-    Movable,
+    Migratable,
     check_spec,
     order,
 )
 from port_agent.policy.config import describe_config, restart_needed
-from port_agent.supervisor.context import PAUSE_SETTING, Core
-from port_agent.supervisor.dispatch import surroundings
+from port_agent.supervisor.context import PAUSE_SETTING, DaemonContext
+from port_agent.supervisor.dispatch import run_conditions
 from port_agent.supervisor.job.attachments import user_id, user_name
 from port_agent.supervisor.job.log import read_log, read_more
 from port_agent.supervisor.job.promise import left_s, promise, promised_plan
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 Conversation = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 BUNDLE_NAME = "bundle.port"
-MOST_UPLOADS = 16
+MAX_UPLOADS = 16
 """Each lies on the disk until a job takes it, an hour at most."""
 _FLUSH_PATIENCE_S = 5.0
 """How long a report waits for the newest figures to be on disk."""
@@ -87,7 +87,7 @@ async def _result_is_damaged(job: Job) -> bool:
 
 def _check_reachable(bundle: Path) -> None:
     """Raise PortError where a fine-tuning would run with this agent's rights, and these do not suffice."""
-    from port_agent.finetune.job.file import FinetuneJob
+    from port_agent.finetune.job_file import FinetuneJob
 
     if os.geteuid() != 0:  # as root it has the rights of who submits, and looks at nothing with its own
         FinetuneJob.read(bundle).check_reachable(f"this agent's user {user_name(os.geteuid())}")
@@ -107,51 +107,51 @@ class Service:
     on disk, or raises `StoreError` when the disk refuses (it still holds).
     """
 
-    def __init__(self, core: Core) -> None:
-        self._core = core
+    def __init__(self, context: DaemonContext) -> None:
+        self._context = context
 
     # --- looking
 
     def status(self) -> AgentStatus:
         """Return everything that one screen shows."""
-        return agent_status(self._core)
+        return agent_status(self._context)
 
     def peers(self) -> Row:
         """Return the other agents, and what they see of this one."""
-        return self._core.peers.describe()
+        return self._context.peers.describe()
 
     @property
     def other_devices(self) -> Peers:
         """Pairing with other devices."""
-        return self._core.peers
+        return self._context.peers
 
     def peer_rows(self) -> list[dict[str, object]] | None:
         """Return the other agents, or None while discovery is off."""
-        return self._core.peers.rows()
+        return self._context.peers.rows()
 
     def health(self) -> tuple[HealthItem, ...]:
         """Return what is wrong now, the worst first."""
-        return tuple(self._core.health.items(self._core.clock.monotonic_s()))
+        return tuple(self._context.health.items(self._context.clock.monotonic_s()))
 
     def metrics(self) -> str:
         """Return all metrics in Prometheus' text format."""
-        families = [*agent_families(self.status(), self._core.store.all())]
-        if self._core.meter is not None:
-            families += meter_families(self._core.meter)
+        families = [*agent_families(self.status(), self._context.store.all())]
+        if self._context.meter is not None:
+            families += meter_families(self._context.meter)
         return exposition(families)
 
     def jobs(self, *, with_all_over: bool) -> tuple[JobSummary, ...]:
         """Return the jobs that go on and the newest of those that are over, or all of these as well."""
-        jobs = self._core.store.all()
+        jobs = self._context.store.all()
         if not with_all_over:
             over = [job for job in jobs if job.state.is_over][-_OVER_SHOWN:]
             jobs = [job for job in jobs if not job.state.is_over or job in over]
-        aside = (set_aside_summary(job) for job in self._core.store.set_aside.values())
-        return (*(job_summary(self._core, job) for job in jobs), *aside)
+        aside = (set_aside_summary(job) for job in self._context.store.set_aside.values())
+        return (*(job_summary(self._context, job) for job in jobs), *aside)
 
     async def job(self, name: str) -> JobDetail:
         """Return everything about a job."""
-        return await self._detail(self._core.store.find(name))
+        return await self._detail(self._context.store.find(name))
 
     def log(self, name: str, lines: int) -> str:
         """Return the last lines of a job's log."""
@@ -159,14 +159,14 @@ class Service:
 
     def follow_log(self, name: str, lines: int) -> AsyncIterator[str]:
         """Return the last lines of a job's log, and what is added until the job is over."""
-        return self._follow(self._core.store.find(name), lines)
+        return self._follow(self._context.store.find(name), lines)
 
     async def result(self, name: str) -> Path:
         """Return the file with the trained weights.
 
         Raises `JobRequestError` while there is none and where it is not what the worker wrote, OSError.
         """
-        job = self._core.store.find(name)
+        job = self._context.store.find(name)
         file = _result_file(job)
         if file is None and job.spec.kind is JobKind.FINETUNE and job.result is not None:
             raise JobRequestError(f"the result of job {job.label} is the directory {job.result}", job.id)
@@ -184,20 +184,20 @@ class Service:
         from port_agent.energy.ledger import FILE_NAME  # a report is asked for now and then: not worth resident memory
         from port_agent.energy.report import report_from_query
 
-        if self._core.meter is None:
+        if self._context.meter is None:
             raise MeterUnavailableError()
-        written = self._core.meter.flush(self._core.clock.monotonic_s())
+        written = self._context.meter.flush(self._context.clock.monotonic_s())
         with contextlib.suppress(PortError, TimeoutError):  # a disk that refuses is a health item
             async with asyncio.timeout(_FLUSH_PATIENCE_S):
                 await asyncio.shield(asyncio.wrap_future(written))
-        return await asyncio.to_thread(report_from_query, self._core.settings.state_dir / FILE_NAME, query)
+        return await asyncio.to_thread(report_from_query, self._context.settings.state_dir / FILE_NAME, query)
 
     async def examine(self, *, flash_test: bool) -> "list[Check]":
         """Return what `doctor` finds; takes a few seconds."""
         from port_agent.health.doctor import examine  # needed once in a while: not worth resident memory
 
-        core = self._core
-        return await asyncio.to_thread(examine, core.settings.state_dir, core.config, flash_test=flash_test)
+        context = self._context
+        return await asyncio.to_thread(examine, context.settings.state_dir, context.config, flash_test=flash_test)
 
     # --- jobs
 
@@ -209,13 +209,13 @@ class Service:
         Without a deadline it has the one that its bundle was planned for, if that is still ahead.
         Raises `JobRequestError` for a job that cannot be run, `PortError` for a bundle that is broken.
         """
-        core = self._core
+        context = self._context
         if spec.kind is JobKind.FINETUNE:
             if peer is None:
                 raise JobRequestError("a fine-tuning is submitted over the control socket, which says whose it is")
             spec = replace(spec, owner=user_name(peer.uid))
         facts = await asyncio.to_thread(self._read_bundle, spec, upload)
-        if spec.deadline_at is None and (facts.deadline_at or 0.0) > core.clock.wall_s():
+        if spec.deadline_at is None and (facts.deadline_at or 0.0) > context.clock.wall_s():
             spec = check_spec(replace(spec, deadline_at=facts.deadline_at))
 
         def prepare(directory: Path) -> None:
@@ -223,14 +223,14 @@ class Service:
                 upload.rename(directory / BUNDLE_NAME)
                 sync_directory(directory)
             if spec.waits_for_data:
-                core.inboxes.create(spec.name)
+                context.inboxes.create(spec.name)
 
-        job = await asyncio.to_thread(core.store.add, spec, core.clock.wall_s(), prepare)
-        job = self._promised(core.store.get(job.id), facts)
+        job = await asyncio.to_thread(context.store.add, spec, context.clock.wall_s(), prepare)
+        job = self._promised(context.store.get(job.id), facts)
         self._note(job, "submitted", f"priority {spec.priority}")
         if spec.deadline_at is not None:
-            core.timers.set_deadline(job.id, spec.deadline_at)
-        core.wake.set()
+            context.timers.set_deadline(job.id, spec.deadline_at)
+        context.wake.set()
         return await self._detail(job)
 
     async def attach(self, request: AttachRequest, peer: SocketPeer) -> tuple[Job, Conversation]:
@@ -238,7 +238,7 @@ class Service:
 
         Raises `JobRequestError` for a name that is none.
         """
-        attachments = self._core.runners.host.attachments
+        attachments = self._context.runners.host.attachments
         job = await attachments.attach(request, peer)
 
         async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -249,12 +249,12 @@ class Service:
     def owner(self, name: str) -> int | None:
         """Return the user id of whose program or fine-tuning a job is, or None for a job that belongs to nobody."""
         try:
-            job = self._core.store.find(name)
+            job = self._context.store.find(name)
         except JobRequestError:  # none, or set aside: who asks is told by what is asked
             return None
         if job.spec.kind is JobKind.FINETUNE and job.spec.owner is not None:
             return user_id(job.spec.owner)
-        program = self._core.runners.host.attachments.get(job.id)
+        program = self._context.runners.host.attachments.get(job.id)
         return None if program is None else program.uid
 
     def uploads(self) -> DirectoryHandle:
@@ -265,7 +265,7 @@ class Service:
         self._uploads.mkdir(exist_ok=True)
         directory = DirectoryHandle.open(self._uploads)
         waiting = sum(1 for _ in directory.files())
-        if waiting >= MOST_UPLOADS:
+        if waiting >= MAX_UPLOADS:
             directory.close()
             raise JobRequestError(f"{waiting} uploads wait for their job; submit them, or wait until they are deleted")
         return directory
@@ -280,20 +280,20 @@ class Service:
 
         Raises `JobRequestError` if it takes none, and OSError.
         """
-        job = self._core.store.find(name)
+        job = self._context.store.find(name)
         if not job.spec.waits_for_data:
             raise JobRequestError(f"job {job.label} takes no data from an inbox; submit it with --inbox", job.id)
-        self._core.inboxes.create(job.spec.name)
-        return self._core.inboxes.open(job.spec.name)
+        self._context.inboxes.create(job.spec.name)
+        return self._context.inboxes.open(job.spec.name)
 
     @property
     def kept_free_bytes(self) -> int:
         """How much of the disk nothing that arrives may take."""
-        return self._core.config.policy.min_free_disk_bytes
+        return self._context.config.policy.min_free_disk_bytes
 
     async def pause_job(self, name: str) -> JobSummary:
         """Hold a job until `resume_job`; its worker gives the memory back. Raises `JobRequestError`."""
-        job = self._core.store.find(name)
+        job = self._context.store.find(name)
         if job.state.is_over:
             raise JobRequestError(f"job {job.label} is over ({job.state.name.lower()}); nothing to pause", job.id)
         _check_here(job)
@@ -301,24 +301,24 @@ class Service:
 
     async def resume_job(self, name: str) -> JobSummary:
         """Let a paused, waiting or given-up job go on, or one write its damaged result again; raises `JobRequestError`."""
-        job = self._core.store.find(name)
+        job = self._context.store.find(name)
         if job.spec.kind is JobKind.ATTACHED and job.state.is_over:
             raise JobRequestError(f"job {job.label} was a program of {job.spec.owner}; start it again there", job.id)
         _check_here(job)
         rewrites = job.state is JobState.FINISHED and await _result_is_damaged(job)
         if job.state in (JobState.FINISHED, JobState.CANCELLED) and not rewrites:
             raise JobRequestError(f"job {job.label} is {job.state.name.lower()}; submit it again", job.id)
-        self._core.without_board.pop(job.id, None)
+        self._context.without_board.pop(job.id, None)
         if job.state in (JobState.QUEUED, JobState.RUNNING, JobState.WAITING_DATA):
-            self._core.wake.set()
+            self._context.wake.set()
             await self._settle()
-            return job_summary(self._core, job)
+            return job_summary(self._context, job)
         if job.state is JobState.FAILED:
-            self._core.inboxes.drop_round(self._core.store.job_dir(job.id), job.rounds + 1)
-        in_round = (self._core.store.job_dir(job.id) / "rounds" / str(job.rounds + 1)).is_dir()
+            self._context.inboxes.drop_round(self._context.store.job_dir(job.id), job.rounds + 1)
+        in_round = (self._context.store.job_dir(job.id) / "rounds" / str(job.rounds + 1)).is_dir()
         waits = job.spec.waits_for_data and not in_round
         state = JobState.WAITING_DATA if waits else JobState.QUEUED
-        self._core.health.clear("job-given-up", str(job.id))
+        self._context.health.clear("job-given-up", str(job.id))
         return await self._change(replace(job, state=state, reason="", failures=0, finished_at=None), "resumed")
 
     async def cancel_job(self, name: str) -> JobSummary:
@@ -326,20 +326,20 @@ class Service:
 
         One that could not be restored is removed with its files.
         """
-        aside = next((one for one in self._core.store.set_aside.values() if name == str(one.id)), None)
+        aside = next((one for one in self._context.store.set_aside.values() if name == str(one.id)), None)
         if aside is not None:
-            self._core.store.forget(aside.id)
-            self._core.health.clear("job-set-aside", str(aside.id))
+            self._context.store.forget(aside.id)
+            self._context.health.clear("job-set-aside", str(aside.id))
             await self._settle()
             return set_aside_summary(aside)
-        job = self._core.store.find(name)
+        job = self._context.store.find(name)
         if job.state.is_over:
             raise JobRequestError(f"job {job.label} is already over ({job.state.name.lower()})", job.id)
-        self._core.timers.set_deadline(job.id, None)
-        self._core.inboxes.forget(job.spec.name)
+        self._context.timers.set_deadline(job.id, None)
+        self._context.inboxes.forget(job.spec.name)
         for code in _ENDS_WITH_JOB:
-            self._core.health.clear(code, str(job.id))
-        now = self._core.clock.wall_s()
+            self._context.health.clear(code, str(job.id))
+        now = self._context.clock.wall_s()
         over = replace(job, state=JobState.CANCELLED, reason="cancelled by you", finished_at=now)
         return await self._change(over, "cancelled")
 
@@ -349,14 +349,14 @@ class Service:
         `force`: at once and without that device's word, from the checkpoint that lies here; what it trains is not wanted any
         more. Raises `JobRequestError`.
         """
-        job = self._core.store.find(name)
+        job = self._context.store.find(name)
         if job.state is not JobState.AWAY or job.away is None:
             raise JobRequestError(f"job {job.label} is on this device ({job.state.name.lower()})", job.id)
         if force:
             away = replace(job.away, phase=AwayPhase.CLOSING)
             return await self._change(
                 replace(
-                    job, state=JobState.QUEUED, reason="", away=away, spec=replace(job.spec, movable=Movable.NEVER)
+                    job, state=JobState.QUEUED, reason="", away=away, spec=replace(job.spec, movable=Migratable.NEVER)
                 ),
                 f"recalled by force from {job.away.name}",
             )
@@ -365,53 +365,53 @@ class Service:
 
     async def change_job(self, name: str, change: JobChange) -> JobSummary:
         """Change priority or deadline of a job."""
-        job = self._core.store.find(name)
+        job = self._context.store.find(name)
         job = replace(job, spec=check_spec(change.apply(job.spec)))
         if change.moves_deadline:
-            self._core.timers.set_deadline(job.id, job.spec.deadline_at)
-            self._core.health.clear("deadline-missed", str(job.id))
+            self._context.timers.set_deadline(job.id, job.spec.deadline_at)
+            self._context.health.clear("deadline-missed", str(job.id))
         return await self._change(job, str(change))
 
     # --- the whole agent
 
     async def pause_all(self, for_s: float | None) -> float | None:
         """Train nothing for a time, or until `resume_all`; returns the end in Unix time, None for good."""
-        until = math.inf if for_s is None else self._core.clock.wall_s() + for_s
-        self._core.store.remember(PAUSE_SETTING, repr(until))
-        self._core.wake.set()
+        until = math.inf if for_s is None else self._context.clock.wall_s() + for_s
+        self._context.store.remember(PAUSE_SETTING, repr(until))
+        self._context.wake.set()
         await self._settle()
         return None if math.isinf(until) else until
 
     async def resume_all(self) -> None:
         """End the pause of everything."""
-        self._core.store.remember(PAUSE_SETTING, None)
-        self._core.wake.set()
+        self._context.store.remember(PAUSE_SETTING, None)
+        self._context.wake.set()
         await self._settle()
 
     def reload(self) -> SettingsInForce:
         """Apply the configuration files; raises `ConfigError` while the old settings stay in force."""
-        self._core.reload()
-        waiting = restart_needed(self._core.started_with, self._core.config)
-        return SettingsInForce(describe_config(self._core.config), tuple(waiting))
+        self._context.reload()
+        waiting = restart_needed(self._context.started_with, self._context.config)
+        return SettingsInForce(describe_config(self._context.config), tuple(waiting))
 
     # --- inside
 
     @property
     def _uploads(self) -> Path:
-        return self._core.settings.state_dir / "uploads"
+        return self._context.settings.state_dir / "uploads"
 
     def _promised(self, job: Job, facts: BundleFacts) -> Job:
         """Return the job with what is promised for it, where its bundle says enough and a plan fits."""
-        core, wall_s = self._core, self._core.clock.wall_s()
-        around = surroundings(core, core.config.policy.not_in_use)
-        plan = promised_plan(job.spec, facts, around, wall_s)
+        context, wall_s = self._context, self._context.clock.wall_s()
+        conditions = run_conditions(context, context.config.policy.not_in_use)
+        plan = promised_plan(job.spec, facts, conditions, wall_s)
         if plan is None:
-            core.runners.host.fits(job, around)  # where none does, that becomes a health item
+            context.runners.host.fits(job, conditions)  # where none does, that becomes a health item
             return job
-        line = order([other for other in core.store.all() if not other.state.is_over])
+        line = order([other for other in context.store.all() if not other.state.is_over])
         before_s = sum(left_s(other) for other in itertools.takewhile(lambda other: other.id != job.id, line))
-        job = replace(job, promise=promise(job.spec, facts, plan, around, core.usual_times, wall_s, before_s))
-        core.store.save(job)
+        job = replace(job, promise=promise(job.spec, facts, plan, conditions, context.usual_times, wall_s, before_s))
+        context.store.save(job)
         return job
 
     def _read_bundle(self, spec: JobSpec, upload: Path | None) -> BundleFacts:
@@ -419,7 +419,7 @@ class Service:
         if not path:
             return BundleFacts()
         try:
-            facts = self._core.seams.kinds[spec.kind].read_bundle(path)
+            facts = self._context.seams.kinds[spec.kind].read_bundle(path)
             if spec.kind is JobKind.FINETUNE:
                 _check_reachable(Path(path))
             return facts
@@ -431,15 +431,15 @@ class Service:
             raise JobRequestError(f"the agent cannot read the bundle {path}: {error.strerror}") from error
 
     def _directory(self, name: str) -> Path:
-        return self._core.store.job_dir(self._core.store.find(name).id)
+        return self._context.store.job_dir(self._context.store.find(name).id)
 
     async def _detail(self, job: Job) -> JobDetail:
-        store = self._core.store
+        store = self._context.store
         history = await asyncio.to_thread(store.history, job.id, _HISTORY_SHOWN)
-        inbox = self._core.inboxes.root / job.spec.name if job.spec.waits_for_data else None
+        inbox = self._context.inboxes.root / job.spec.name if job.spec.waits_for_data else None
         return JobDetail(
             job,
-            job_summary(self._core, job),
+            job_summary(self._context, job),
             tuple(history),
             store.job_dir(job.id),
             inbox,
@@ -448,16 +448,16 @@ class Service:
 
     def _metered_step_joules(self, job: Job) -> float | None:
         """Return what a step of the job took on average since the agent started, idle power included."""
-        used = None if self._core.meter is None else self._core.meter.job_energy().get(str(job.id))
+        used = None if self._context.meter is None else self._context.meter.job_energy().get(str(job.id))
         return used.gross_joules / used.steps if used is not None and used.steps else None
 
     async def _follow(self, job: Job, lines: int) -> AsyncIterator[str]:
-        directory = self._core.store.job_dir(job.id)
+        directory = self._context.store.job_dir(job.id)
         text, position = read_log(directory, lines)
         yield text
         while True:
             try:
-                ended = self._core.store.get(job.id).state.is_over
+                ended = self._context.store.get(job.id).state.is_over
             except JobNotFoundError:
                 return  # over, and tidied away between two looks
             text, position = read_more(directory, position)
@@ -468,19 +468,19 @@ class Service:
             await asyncio.sleep(_FOLLOW_POLL_S)
 
     async def _change(self, job: Job, what: str) -> JobSummary:
-        self._core.store.save(job)
+        self._context.store.save(job)
         self._note(job, "request", what)
-        self._core.wake.set()
+        self._context.wake.set()
         await self._settle()
-        return job_summary(self._core, job)
+        return job_summary(self._context, job)
 
     def _note(self, job: Job, kind: str, text: str) -> None:
-        self._core.store.note(self._core.clock.wall_s(), job.id, kind, text)
+        self._context.store.note(self._context.clock.wall_s(), job.id, kind, text)
 
     async def _settle(self) -> None:
         """Wait until what was asked for is on disk.
 
         Raises `StoreError` when the disk refuses (it still holds).
         """
-        if not await asyncio.to_thread(self._core.store.flush) and self._core.store.trouble is not None:
-            raise self._core.store.trouble
+        if not await asyncio.to_thread(self._context.store.flush) and self._context.store.trouble is not None:
+            raise self._context.store.trouble

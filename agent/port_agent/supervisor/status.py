@@ -6,57 +6,57 @@ from collections.abc import Sequence
 from port_agent.control.answers import AgentStatus, DeviceState, FlashLife, IdleSignalState, JobSummary
 from port_agent.energy.wear import outlook
 from port_agent.facts import Facts
-from port_agent.jobs.model import Job, JobState
+from port_agent.jobs.job import Job, JobState
 from port_agent.jobs.store import SetAsideJob
 from port_agent.policy.decide import next_window
-from port_agent.supervisor.context import Core
-from port_agent.supervisor.job.plans.choice import eta_s
+from port_agent.supervisor.context import DaemonContext
+from port_agent.supervisor.job.plan_choice import eta_s
 from port_agent.supervisor.job.worker_process import RequestedState
 from port_agent.system.clock import local_time
 
 _SHOWN_WAITING = 5
 
 
-def agent_status(core: Core) -> AgentStatus:
+def agent_status(context: DaemonContext) -> AgentStatus:
     """Return everything that one screen shows."""
-    decision, wall_s, now_s = core.admission.decision, core.clock.wall_s(), core.clock.monotonic_s()
-    runs = core.runners.statuses()
+    decision, wall_s, now_s = context.admission.decision, context.clock.wall_s(), context.clock.monotonic_s()
+    runs = context.runners.statuses()
     running = {run.id for run in runs}
-    alive = [job for job in core.store.all() if not job.state.is_over]
-    state, reasons = _headline(core, alive)
-    opens = next_window(core.config.policy, local_time(wall_s))
-    paused = core.paused_until()
+    alive = [job for job in context.store.all() if not job.state.is_over]
+    state, reasons = _headline(context, alive)
+    opens = next_window(context.config.policy, local_time(wall_s))
+    paused = context.paused_until()
     return AgentStatus(
         time=wall_s,
-        uptime_s=now_s - core.started_s,
+        uptime_s=now_s - context.started_s,
         state=state,
         may_train=decision is not None and decision.state.trains,
         reasons=tuple(reasons),
         conditions=decision.reasons if decision else (),
         codes=decision.codes if decision else (),
         paused_until=None if paused is None or math.isinf(paused) else paused,
-        job=core.runners.shown.status(),
+        job=context.runners.shown.status(),
         running=runs,
-        waiting=tuple(job_summary(core, job) for job in alive if job.id not in running),
-        facts=device_state(core.admission.facts),
-        flash_written_today_bytes=core.wear.today_bytes(),
-        flash_budget_bytes=core.config.policy.flash_write_budget_bytes_per_day,
-        flash_life=_flash_life(core),
+        waiting=tuple(job_summary(context, job) for job in alive if job.id not in running),
+        facts=device_state(context.admission.facts),
+        flash_written_today_bytes=context.wear.today_bytes(),
+        flash_budget_bytes=context.config.policy.flash_write_budget_bytes_per_day,
+        flash_life=_flash_life(context),
         next_window=opens.timestamp() if opens else None,
-        usual_day_s=core.usual_times.usual_day_s(),
-        energy=core.meter.snapshot().as_dict() if core.meter else None,
-        health=tuple(core.health.items(now_s)),
+        usual_day_s=context.usual_times.usual_day_s(),
+        energy=context.meter.snapshot().as_dict() if context.meter else None,
+        health=tuple(context.health.items(now_s)),
     )
 
 
-def _flash_life(core: Core) -> FlashLife | None:
-    medium = core.medium
+def _flash_life(context: DaemonContext) -> FlashLife | None:
+    medium = context.medium
     if medium is None or medium.endurance_bytes is None:
         return None
-    rate = core.wear.daily_bytes()
-    left = int(medium.endurance_bytes * (1.0 - (core.used_life or 0.0)))
-    years = outlook(round(rate), 1.0, medium.endurance_bytes, core.used_life or 0.0).years_left
-    return FlashLife(medium.kind.value, medium.endurance_bytes, medium.assumed, core.used_life, left, rate, years)
+    rate = context.wear.daily_bytes()
+    left = int(medium.endurance_bytes * (1.0 - (context.used_life or 0.0)))
+    years = outlook(round(rate), 1.0, medium.endurance_bytes, context.used_life or 0.0).years_left
+    return FlashLife(medium.kind.value, medium.endurance_bytes, medium.assumed, context.used_life, left, rate, years)
 
 
 def device_state(facts: Facts) -> DeviceState:
@@ -78,10 +78,10 @@ def device_state(facts: Facts) -> DeviceState:
     )
 
 
-def job_summary(core: Core, job: Job) -> JobSummary:
+def job_summary(context: DaemonContext, job: Job) -> JobSummary:
     """Return one line about a job."""
-    retry = core.retry_at_s.get(job.id)
-    waits_s = None if retry is None else max(0.0, retry[1] - core.clock.monotonic_s())
+    retry = context.retry_at_s.get(job.id)
+    waits_s = None if retry is None else max(0.0, retry[1] - context.clock.monotonic_s())
     return JobSummary(
         id=job.id,
         name=job.spec.name,
@@ -111,14 +111,14 @@ def set_aside_summary(job: SetAsideJob) -> JobSummary:
     )  # fmt: skip
 
 
-def _headline(core: Core, alive: Sequence[Job]) -> tuple[str, list[str]]:
+def _headline(context: DaemonContext, alive: Sequence[Job]) -> tuple[str, list[str]]:
     """Return the state in a word, and why."""
-    shown, decision = core.runners.shown, core.admission.decision
+    shown, decision = context.runners.shown, context.admission.decision
     conditions = list(decision.reasons) if decision else ["starting"]
     if shown.shown_phase is not None and shown.requested is not None:
-        asked = {RequestedState.PAUSE: "paused", RequestedState.LEAVE: "leaving"}
-        missing = [runner.waits_for for runner in core.runners if runner.waits_for]
-        return asked.get(shown.requested, shown.shown_phase), [*missing, *conditions]
+        wanted = {RequestedState.PAUSE: "paused", RequestedState.LEAVE: "leaving"}
+        missing = [runner.waits_for for runner in context.runners if runner.waits_for]
+        return wanted.get(shown.requested, shown.shown_phase), [*missing, *conditions]
     if not alive:
         return "idle", ["no jobs; `port-agent submit job.port` adds one"]
     if decision is not None and decision.state.trains:

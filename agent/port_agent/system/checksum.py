@@ -4,7 +4,7 @@ import json
 import zlib
 from pathlib import Path
 
-_PIECE_BYTES = 1 << 20
+_CHUNK_BYTES = 1 << 20
 
 
 class RunningChecksum:
@@ -36,6 +36,6 @@ def file_checksum(path: Path) -> str:
     """Return the checksum of a file, read at the medium's speed; raises OSError."""
     running = RunningChecksum()
     with path.open("rb") as file:
-        while piece := file.read(_PIECE_BYTES):
+        while piece := file.read(_CHUNK_BYTES):
             running.update(piece)
     return running.text()

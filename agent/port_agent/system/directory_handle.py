@@ -58,7 +58,7 @@ class DirectoryHandle:
         descriptor = os.open(_entry(name), _REGULAR_FILE, dir_fd=self.descriptor)
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
-            raise OSError(errno.EINVAL, "is no regular file", name)
+            raise OSError(errno.EINVAL, "is not a valid regular file", name)
         return os.fdopen(descriptor, "rb")
 
     def rename(self, name: str, to: str) -> None:
@@ -74,7 +74,7 @@ class DirectoryHandle:
         os.link(_entry(name), name, src_dir_fd=self.descriptor, dst_dir_fd=target.descriptor, follow_symlinks=False)
         if not stat.S_ISREG(os.stat(name, dir_fd=target.descriptor, follow_symlinks=False).st_mode):
             target.remove(name)
-            raise OSError(errno.ELOOP, "is no regular file", name)
+            raise OSError(errno.ELOOP, "is not a valid regular file", name)
 
     def files(self) -> Iterator[tuple[str, os.stat_result]]:
         """Yield name and status of each regular file; links, devices and pipes are passed over.
@@ -125,5 +125,5 @@ def read_sample_file(path: Path) -> BinaryIO:
 def _entry(name: str) -> str:
     """Return `name` if it is one entry of a directory; raises OSError for a path."""
     if "/" in name or "\0" in name or name in ("", ".", ".."):
-        raise OSError(errno.EINVAL, "is no plain name of a file", name)
+        raise OSError(errno.EINVAL, "is not a valid plain name of a file", name)
     return name

@@ -18,12 +18,12 @@ def file_system(path: Path, proc: Path = Path("/proc")) -> str:
 
 
 def in_ram(directory: Path) -> bool:
-    """Say whether what is kept in `directory` is kept in RAM."""
+    """Return whether what is kept in `directory` is kept in RAM."""
     return file_system(directory) in _IN_RAM
 
 
 def worn_by_writing(path: Path, proc: Path = Path("/proc")) -> bool:
-    """Say whether what is written to `path` wears a medium: all but RAM, compressed or not."""
+    """Return whether what is written to `path` wears a medium: all but RAM, compressed or not."""
     kind, source = _kind_and_source(path, proc)
     return kind not in _IN_RAM and not source.startswith(_COMPRESSED_RAM)
 

@@ -1,4 +1,4 @@
-"""Tell systemd how we are: READY, STATUS, WATCHDOG over the notify socket."""
+"""Report systemd how we are: READY, STATUS, WATCHDOG over the notify socket."""
 
 import os
 import socket

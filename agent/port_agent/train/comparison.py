@@ -8,10 +8,10 @@ import torch
 import xxhash
 
 from port_planner.base.errors import ExitCode, PortError
-from port_planner.base.tensor_bytes import tensor_pieces
-from port_planner.ir.bundle.manifest import Reference
-from port_planner.ir.devices.kinds import CPU
-from port_planner.ir.devices.torch_device import device_name
+from port_planner.base.tensor_bytes import chunks_of_tensor
+from port_planner.ir.bundle.manifest import ExpectedResults
+from port_planner.ir.device_kinds import CPU
+from port_planner.ir.torch_device import device_name
 
 Pieces = Callable[[str], Iterable[memoryview]]
 """Gives the bytes of a storage by its key, in row-major order."""
@@ -31,10 +31,10 @@ def processor(kind: str = CPU) -> str:
 
 def tensor_checksum(tensor: torch.Tensor) -> str:
     """Return the XXH3-64 of a tensor's bytes in row-major order."""
-    return _checksum(tensor_pieces(tensor))
+    return _checksum(chunks_of_tensor(tensor))
 
 
-def compare_step(reference: Reference, step: int, loss: float, pieces: Pieces, kind: str = CPU) -> None:
+def compare_step(reference: ExpectedResults, step: int, loss: float, pieces: Pieces, kind: str = CPU) -> None:
     """Compare the loss of step `step`, counted from 1, and after the last of the reference the state.
 
     `kind`: of the device that it was computed on. Raises MismatchError.
@@ -61,7 +61,7 @@ def compare_step(reference: Reference, step: int, loss: float, pieces: Pieces, k
         )
 
 
-def _whose(reference: Reference) -> str:
+def _whose(reference: ExpectedResults) -> str:
     return "its operators one by one on their devices" if reference.placed else "plain PyTorch"
 
 
@@ -72,7 +72,7 @@ def _checksum(pieces: Iterable[memoryview]) -> str:
     return total.hexdigest()
 
 
-def _mismatch(reference: Reference, here: str, difference: str) -> MismatchError:
+def _mismatch(reference: ExpectedResults, here: str, difference: str) -> MismatchError:
     if reference.processor in ("", here):
         return MismatchError(
             f"{difference}: the step does something that the bundle does not have, such as a hook on the optimizer or on "

@@ -19,14 +19,14 @@ from port_agent.backend.raw_bytes import whole_bytes
 from port_agent.backend.transfer_ring import TransferRing
 from port_agent.malloc import active
 from port_agent.paging.pager import CorruptPageError, Pager, PagerStats
-from port_agent.train.packing.step import PackingStats, StepPacking
 from port_agent.train.state.checkpoint import StateStore
+from port_agent.train.step_packing import PackingStats, StepPacking
 from port_agent.train.step_paging import Scratch, StepPaging
 from port_agent.train.step_values import GraphChangedError, StepValues, check_layout
 from port_agent.train.transfers import StepTransfers, TransferWaits
 from port_agent.train.update_stream import SlicedUpdate, UpdateThread
 from port_planner.base.errors import PortError
-from port_planner.ir.devices.kinds import CPU
+from port_planner.ir.device_kinds import CPU
 from port_planner.ir.devices.transfers import transfer_of
 from port_planner.ir.graph import Op, Phase, Role
 from port_planner.ir.lowering.packables import PackedReading, packed_reading
@@ -40,7 +40,7 @@ KEPT_BYTES = 1 << 20
 """So much of what forward and backward change in place (running statistics) is kept for `undo`; ResNet-50 has 0.4 MB."""
 
 _PHASES = {Code.RERUN: "recompute", Code.PACK: "pack", Code.UNPACK: "unpack"}
-"""What is no operator of the recorded step, under the names of step events."""
+"""What is not a valid operator of the recorded step, under the names of step events."""
 
 _AHEAD = 16
 """A device has at most twice so many operators to do when a step is to pause: those take less than a tenth of a second unless one

@@ -12,7 +12,7 @@ from port_agent.backend.raw_bytes import placed
 from port_agent.backend.transfer_ring import TransferRing
 from port_agent.paging.pager import BURST, Pager
 from port_agent.train.executor import Executor, Gate, StepContents, no_gate
-from port_agent.train.packing.probe import PackingProbe
+from port_agent.train.packing_probe import PackingProbe
 from port_agent.train.programs import Programs
 from port_agent.train.state.checkpoint import StateStore
 from port_agent.train.state.resident_state import Persistents, initial_contents

@@ -3,20 +3,20 @@
 from collections.abc import Mapping
 from typing import Any
 
-from port_agent.train.packing.drift import PackingDrift
-from port_agent.train.packing.step import PackingStats
+from port_agent.train.packing_drift import PackingDrift
+from port_agent.train.step_packing import PackingStats
 from port_agent.train.step_values import GraphChangedError
 from port_planner.base.errors import PortError
 from port_planner.ir.bundle.bundle import Bundle
 from port_planner.ir.costs import CostTable, by_version
 from port_planner.ir.lowering.lower import lower
-from port_planner.ir.lowering.packed_rooms import with_packed_rooms
+from port_planner.ir.lowering.packed_sizes import with_packed_sizes
 from port_planner.ir.lowering.verify import verify_lowered
 from port_planner.ir.operands.verify import verify_operands
 from port_planner.ir.plan import Plan
 from port_planner.ir.program import PlanError, Program, host_bytes_of
 
-Rooms = Mapping[tuple[int, int], int | None]
+PackedSizes = Mapping[tuple[int, int], int | None]
 """By storage and version: the bytes that its packed form needs; None: it is not to be packed."""
 
 
@@ -27,8 +27,8 @@ class Programs:
         self._bundle, self.plan_index = bundle, plan_index
         self._made: dict[tuple[int, str], Program] = {}
         self._drifts: dict[str, PackingDrift] = {}
-        self._rooms: dict[str, dict[tuple[int, int], int | None]] = {}
-        """By graph: what packed forms were found to need where it is more than was measured, or much less (`with_packed_rooms`)."""
+        self._sizes: dict[str, dict[tuple[int, int], int | None]] = {}
+        """By graph: what packed forms were found to need where it is more than was measured, or much less (`with_packed_sizes`)."""
 
     def of(self, name: str) -> Program:
         """Return the program of one graph under the present plan; a plan over its budget is refused here.
@@ -39,7 +39,7 @@ class Programs:
         if key not in self._made:
             if name not in self._bundle.graphs:
                 raise GraphChangedError(f"the bundle has no graph {name!r} for this batch; plan the job again")
-            program = lower(self._bundle.graphs[name], *self._plan(name, self._rooms.get(name)))
+            program = lower(self._bundle.graphs[name], *self._plan(name, self._sizes.get(name)))
             verify_operands(program.graph)
             verify_lowered(program)
             self._made[key] = program
@@ -68,8 +68,8 @@ class Programs:
         if not program.packings:
             return
         if name not in self._drifts:
-            rooms = {key: c.reserved_bytes for key, c in by_version(self._bundle.costs[name].packings).items()}
-            self._drifts[name] = PackingDrift(program.graph, {**rooms, **self._rooms.get(name, {})})
+            sizes = {key: c.reserved_bytes for key, c in by_version(self._bundle.costs[name].packings).items()}
+            self._drifts[name] = PackingDrift(program.graph, {**sizes, **self._sizes.get(name, {})})
         self._drifts[name].note(packing.overflows, packing.sizes)
 
     def adapt(self) -> str:
@@ -81,43 +81,43 @@ class Programs:
         changed = {"denser": 0, "sparser": 0}
         for name, drift in self._drifts.items():
             for what, found in (("denser", drift.take()), ("sparser", drift.take_sparser())):
-                if found and self._use_rooms(name, found, must_pay=what == "sparser"):
+                if found and self._use_sizes(name, found, must_pay=what == "sparser"):
                     changed[what] += len(found)
-        told = " and ".join(f"{count} tensors are {what}" for what, count in changed.items() if count)
-        return f"{told} than when the plan was made" if told else ""
+        options = " and ".join(f"{count} tensors are {what}" for what, count in changed.items() if count)
+        return f"{options} than when the plan was made" if options else ""
 
     def progress(self) -> dict[str, Any]:
         """Return what a commit says of the rooms that were found."""
-        rooms = [[name, *key, nbytes] for name, found in self._rooms.items() for key, nbytes in found.items()]
-        return {"packed_rooms": rooms} if rooms else {}
+        sizes = [[name, *key, nbytes] for name, found in self._sizes.items() for key, nbytes in found.items()]
+        return {"packed_rooms": sizes} if sizes else {}
 
     def restore(self, progress: Mapping[str, Any]) -> None:
         """Take up the rooms of a commit."""
-        self._rooms = {}
+        self._sizes = {}
         for name, storage, version, nbytes in progress.get("packed_rooms", ()):
-            self._rooms.setdefault(name, {})[storage, version] = nbytes
-        for name in self._rooms:
+            self._sizes.setdefault(name, {})[storage, version] = nbytes
+        for name in self._sizes:
             self._forget(name)
 
-    def _use_rooms(self, name: str, found: Rooms, *, must_pay: bool) -> bool:
-        """Say whether one graph goes on with other rooms for these: where they fit and, if they must pay, anything else is decided."""
-        before = self._rooms.get(name, {})
-        rooms = {**before, **found}
+    def _use_sizes(self, name: str, found: PackedSizes, *, must_pay: bool) -> bool:
+        """Return whether one graph goes on with other rooms for these: where they fit and, if they must pay, anything else is decided."""
+        before = self._sizes.get(name, {})
+        sizes = {**before, **found}
         try:
-            costs, plan = self._plan(name, rooms)
+            costs, plan = self._plan(name, sizes)
             if must_pay and plan.decisions == self._plan(name, before)[1].decisions:
                 return False
             lower(self._bundle.graphs[name], costs, plan)
         except PlanError:
             return False
-        self._rooms[name] = rooms
+        self._sizes[name] = sizes
         self._forget(name)
         return True
 
-    def _plan(self, name: str, rooms: Rooms | None) -> tuple[CostTable, Plan]:
+    def _plan(self, name: str, sizes: PackedSizes | None) -> tuple[CostTable, Plan]:
         """Return the present plan of one graph, and its costs, with other rooms for packed forms where there are such."""
         costs, plan = self._bundle.costs[name], self._bundle.plans[self.plan_index][name]
-        return with_packed_rooms(self._bundle.graphs[name], costs, plan, rooms) if rooms else (costs, plan)
+        return with_packed_sizes(self._bundle.graphs[name], costs, plan, sizes) if sizes else (costs, plan)
 
     def _forget(self, name: str) -> None:
         self._made = {key: program for key, program in self._made.items() if key[1] != name}

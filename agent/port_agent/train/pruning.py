@@ -36,7 +36,7 @@ class WeightPruning:
 
     def _prune(self, persistents: Persistents, key: str) -> None:
         threshold = self.thresholds[key]
-        persistents.for_each_piece(key, lambda piece: _zero_up_to(piece, threshold), changes=True)
+        persistents.for_each_chunk(key, lambda piece: _zero_up_to(piece, threshold), changes=True)
 
 
 def _zero_up_to(piece: torch.Tensor, threshold: float) -> None:
@@ -51,7 +51,7 @@ def magnitude_below(persistents: Persistents, key: str, share: float) -> float:
         bits = piece.cpu().float().abs().view(torch.int32)
         counts.add_(torch.bincount(bits >> _CLASS_BITS, minlength=_CLASSES))
 
-    persistents.for_each_piece(key, count, changes=False)
+    persistents.for_each_chunk(key, count, changes=False)
     highest = int((counts.cumsum(0) >= share * int(counts.sum())).nonzero()[0])
     bits = torch.tensor(((highest + 1) << _CLASS_BITS) - 1, dtype=torch.int32)
     return float(bits.view(torch.float32))

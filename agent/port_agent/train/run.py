@@ -14,7 +14,7 @@ from port_agent.train.result import check_result
 from port_agent.train.state.checkpoint import Commit
 from port_agent.train.trainer import Evaluation, StepEvent, Trainer, step_message
 from port_agent.worker.blas_buffer import release_blas_buffer
-from port_agent.worker.control import Control, LeftOnRequest, Tell
+from port_agent.worker.control import Control, Emit, LeftOnRequest
 from port_agent.worker.options import TorchOptions
 from port_agent.worker.protocol import (
     COSTS_IN_A_LINE,
@@ -38,22 +38,22 @@ class StateInUseError(PortError):
     """Another run holds the state directory."""
 
 
-def train(told: TorchOptions, control: Control, tell: Tell) -> None:
+def train(given: TorchOptions, control: Control, emit: Emit) -> None:
     """Train as the worker's command line says, obeying `control`.
 
     Raises LeftOnRequest when it left as asked.
     """
     release_code_pages()
     release_blas_buffer()
-    bundle = Bundle(told.bundle)
-    if told.revision is not None:
-        bundle = revised(bundle, read_revision(told.revision))
-    trainer = Trainer(bundle, told)
-    lock = _lock_state(told.state_dir)
+    bundle = Bundle(given.bundle)
+    if given.revision is not None:
+        bundle = revised(bundle, read_revision(given.revision))
+    trainer = Trainer(bundle, given)
+    lock = _lock_state(given.state_dir)
     trainer.executors.gate = lambda: control.gate(trainer.finishes_first)
     control.attach(trainer)
     try:
-        _Run(trainer, told, control, tell).train()
+        _TrainingRun(trainer, given, control, emit).train()
     finally:
         trainer.close()
         lock.close()
@@ -72,58 +72,58 @@ def _lock_state(directory: Path) -> LockFile:
     return lock
 
 
-class _Run:
+class _TrainingRun:
     """One run of a trainer: what its supervisor is told of it, and what it asks for between two steps."""
 
-    def __init__(self, trainer: Trainer, told: TorchOptions, control: Control, tell: Tell) -> None:
-        self.trainer, self.told, self.control, self.tell = trainer, told, control, tell
+    def __init__(self, trainer: Trainer, given: TorchOptions, control: Control, emit: Emit) -> None:
+        self.trainer, self.given, self.control, self.emit = trainer, given, control, emit
 
     def train(self) -> None:
         """Train to the end.
 
         Raises LeftOnRequest where it left as asked, after which the last commit stands, and others as `Trainer.train` does.
         """
-        if self.told.out:
-            check_result(self.trainer.bundle, self.told.out)
+        if self.given.out:
+            check_result(self.trainer.bundle, self.given.out)
         self._begin()
         try:
-            self.trainer.train(self._stepped, self._committed, self._finished, self.tell)
+            self.trainer.train(self._stepped, self._committed, self._finished, self.emit)
         except LeftOnRequest:
             if self.control.leaving:
-                self.tell(WorkerLeaving(step=self.trainer.step))
+                self.emit(WorkerLeaving(step=self.trainer.step))
             _keep_no_freed_blocks()
             with contextlib.suppress(PageError):  # the commit before stands
                 self.trainer.commit_finished_steps(self.control.leave_within_s, self._committed)
             raise
 
     def _begin(self) -> None:
-        trainer, tell = self.trainer, self.tell
+        trainer, emit = self.trainer, self.emit
         _limit_cache(trainer, new_plan=True)
         commit = trainer.start()
         start_peak = peak_resident_bytes()
         release_code_pages()
-        tell(
+        emit(
             WorkerReady(
                 pid=os.getpid(), step=commit.step, total_steps=trainer.total_steps, plan=trainer.programs.plan_index,
                 planned_peak_bytes=trainer.programs.peak_bytes, resident_bytes=resident_bytes(), start_peak_bytes=start_peak,
             )
         )  # fmt: skip
         if trainer.store.damage:
-            tell(StateRecovered(step=commit.step, reason=trainer.store.damage))
+            emit(StateRecovered(step=commit.step, reason=trainer.store.damage))
         with contextlib.suppress(OSError):
             reset_peak()
         if commit.step == 0:
-            _evaluate(trainer, tell)
+            _evaluate(trainer, emit)
 
     def _committed(self, commit: Commit, wall_s: float) -> None:
-        self.tell(CheckpointWritten(step=commit.step, bytes=self.trainer.commit_bytes, wall_s=wall_s))
+        self.emit(CheckpointWritten(step=commit.step, bytes=self.trainer.commit_bytes, wall_s=wall_s))
 
     def _stepped(self, event: StepEvent) -> None:
         trainer = self.trainer
-        self.tell(step_message(event, trainer.device_peak_bytes, trainer.device_excess_bytes))
+        self.emit(step_message(event, trainer.device_peak_bytes, trainer.device_excess_bytes))
         _limit_cache(trainer)
         if event.step % trainer.batching.per_epoch == 0:
-            evaluation = _evaluate(trainer, self.tell)
+            evaluation = _evaluate(trainer, self.emit)
             if evaluation and evaluation.best:
                 _keep_best(trainer)
         if self.control.take_checkpoint():
@@ -143,27 +143,27 @@ class _Run:
         reason = trainer.programs.adapt() if switch is None else switch.reason
         if switch is not None or reason:
             _limit_cache(trainer, new_plan=True)
-            self.tell(PlanSwitched(plan=trainer.programs.plan_index, reason=reason))
+            self.emit(PlanSwitched(plan=trainer.programs.plan_index, reason=reason))
 
     def _finished(self) -> None:
-        trainer, told, tell = self.trainer, self.told, self.tell
+        trainer, given, emit = self.trainer, self.given, self.emit
         untouched = untouched_block_bytes()
         for name, probe in trainer.executors.probes.items():
             costs = probe.costs()
             for start in range(0, len(costs), COSTS_IN_A_LINE):
-                tell(PackingProbed(graph=name, costs=costs[start : start + COSTS_IN_A_LINE]))
-        digest = trainer.digest() if told.digest else None
-        checksum = trainer.save_weights(told.out) if told.out else None
-        tell(
+                emit(PackingProbed(graph=name, costs=costs[start : start + COSTS_IN_A_LINE]))
+        digest = trainer.digest() if given.digest else None
+        checksum = trainer.save_weights(given.out) if given.out else None
+        emit(
             TrainingFinished(
-                step=trainer.step, out=str(told.out) if told.out else None, out_checksum=checksum, digest=digest,
+                step=trainer.step, out=str(given.out) if given.out else None, out_checksum=checksum, digest=digest,
                 peak_rss_bytes=peak_resident_bytes(), untouched_block_bytes=untouched,
             )
         )  # fmt: skip
 
 
 def _limit_cache(trainer: Trainer, *, new_plan: bool = False) -> None:
-    """Tell the allocator how much of the budget blocks may take, freed ones kept for reuse included.
+    """Report the allocator how much of the budget blocks may take, freed ones kept for reuse included.
 
     That is what the plan has for them, or what live ones alone took at their peak: part of that is in the plan's base.
     """
@@ -184,10 +184,10 @@ def _keep_no_freed_blocks() -> None:
         allocator.trim()
 
 
-def _evaluate(trainer: Trainer, tell: Tell) -> Evaluation | None:
+def _evaluate(trainer: Trainer, emit: Emit) -> Evaluation | None:
     evaluation = trainer.evaluate()
     if evaluation is not None:
-        tell(
+        emit(
             EvaluationDone(
                 step=evaluation.step, loss=evaluation.loss, metric=evaluation.metric, best=evaluation.best,
                 paged_in_bytes=evaluation.paging.read_bytes, paged_out_bytes=evaluation.paging.written_bytes,

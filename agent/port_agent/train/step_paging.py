@@ -143,7 +143,7 @@ class StepPaging:
             self._held[s] = contents
 
     def _must_be_copied(self, s: int) -> bool:
-        """Say whether the host lacks a storage's contents; of a persistent one it has them from now on."""
+        """Return whether the host lacks a storage's contents; of a persistent one it has them from now on."""
         if not self.storages[s].persistent:
             return True
         current, key = self._staging().copies.current, self.storages[s].key
@@ -153,7 +153,7 @@ class StepPaging:
         return True
 
     def _must_be_written(self, s: int) -> bool:
-        """Say whether flash lacks a storage's contents; of one that this step does not change, they are there from now on."""
+        """Return whether flash lacks a storage's contents; of one that this step does not change, they are there from now on."""
         key = self.storages[s].key
         if self._newer is None or not self.storages[s].persistent or s in self._changes:
             return True
@@ -230,7 +230,7 @@ class StepPaging:
                 transfer.join()
                 self.pager.arrived(transfer)
 
-            return self._moving_slice(into, partial(_settle, transfer), wait)
+            return self._moving_slice(into, partial(_wait_all, transfer), wait)
 
         return read
 
@@ -250,14 +250,14 @@ class StepPaging:
         def write(contents: torch.Tensor, start: int) -> Wait:
             self.check(s, contents)
             transfer = self.pager.send(target, contents, start)
-            return self._moving_slice(contents, partial(_settle, transfer), transfer.join)
+            return self._moving_slice(contents, partial(_wait_all, transfer), transfer.join)
 
         return write
 
-    def _moving_slice(self, memory: torch.Tensor, settle: Wait, wait: Wait) -> Wait:
-        """Return `wait`; until it was called the memory is held, and `settle`d where the step is left before."""
+    def _moving_slice(self, memory: torch.Tensor, first_wait: Wait, wait: Wait) -> Wait:
+        """Return `wait`; until it was called the memory is held, and `first_wait`d where the step is left before."""
         number = next(self._numbers)
-        self._moving[number] = memory, settle
+        self._moving[number] = memory, first_wait
 
         def waited() -> None:
             wait()
@@ -274,9 +274,9 @@ class StepPaging:
     def take_writes(self) -> None:
         """Take over the writes that the step before left under way: this program waits for them."""
         if self.store is not None:
-            keys = {self.storages[s].key: s for s in self.program.carried}
-            under_way = self.store.under_way
-            self._writes |= {keys[k]: under_way.pop(k) for k in keys.keys() & under_way.keys()}
+            keys = {self.storages[s].key: s for s in self.program.cross_step}
+            pending = self.store.pending
+            self._writes |= {keys[k]: pending.pop(k) for k in keys.keys() & pending.keys()}
 
     def leave_writes(self) -> None:
         """Leave the writes that the step does not wait for to the next one, or to the next commit.
@@ -287,7 +287,7 @@ class StepPaging:
             changed = self._changes - self.program.starts_on_host
             self.pager.staging.copies.current -= {self.storages[s].key for s in changed}
         if self._writes:
-            self._store().under_way |= {self.storages[s].key: t for s, t in self._writes.items()}
+            self._store().pending |= {self.storages[s].key: t for s, t in self._writes.items()}
             self._writes.clear()
             self._held.clear()
 
@@ -306,11 +306,11 @@ class StepPaging:
         Says whether a persistent storage could not be written.
         """
         for transfer in (*self._writes.values(), *(t for t, _ in self._reads.values())):
-            _settle(transfer)
+            _wait_all(transfer)
         for _, copied in (*self._leaving.values(), *self._arriving.values()):
             copied.synchronize()
-        for _, settle in self._moving.values():
-            settle()
+        for _, first_wait in self._moving.values():
+            first_wait()
         self._moving.clear()
         self._leaving.clear()
         self._held.clear()
@@ -321,7 +321,7 @@ class StepPaging:
         return lost
 
 
-def _settle(transfer: Transfer) -> None:
+def _wait_all(transfer: Transfer) -> None:
     """Return once a transfer is over, however it ended, and what it read has landed."""
     transfer.finished.wait()
     if transfer.landed is not None:

@@ -13,13 +13,13 @@ from port_agent.backend.cpu import CpuBackend
 from port_agent.backend.raw_bytes import whole_bytes
 from port_agent.train.state.finite import NonFiniteError
 from port_planner.base.errors import ExitCode, PortError
-from port_planner.ir.devices.kinds import CPU
+from port_planner.ir.device_kinds import CPU
 from port_planner.ir.graph import Argument, Op, StepGraph, Value
 from port_planner.ir.run_op import Fetcher, call, compiled, fetcher, view
 from port_planner.ir.torch_operators import (
     CONNECTIONIST,
-    MOST_COORDINATE,
-    MOST_REPEATS,
+    MAX_COORDINATE,
+    MAX_REPEATS,
     REPEATS,
     check_arguments,
     dtype,
@@ -166,7 +166,7 @@ def _within_reach(op: Op, fetch: Callable[[], torch.Tensor]) -> Callable[[], tor
         grid = fetch()
         if grid.numel():
             least, most = (bound.item() for bound in torch.aminmax(grid))
-            if not -MOST_COORDINATE <= least <= most <= MOST_COORDINATE:
+            if not -MAX_COORDINATE <= least <= most <= MAX_COORDINATE:
                 raise NonFiniteError(
                     f"{op.name} is given coordinates from {least} to {most}, which no image has; the last good checkpoint is "
                     "kept: look for such values in the data, or lower the learning rate and plan again"
@@ -185,7 +185,7 @@ def _countable(op: Op, fetch: Callable[[], torch.Tensor]) -> Callable[[], torch.
     def checked() -> torch.Tensor:
         repeats = fetch()
         counted = repeats.cpu()  # Apple's GPU has no numbers of 64 bits to add them in
-        if counted.numel() and (counted.min() < 0 or counted.sum(dtype=torch.float64) > MOST_REPEATS):
+        if counted.numel() and (counted.min() < 0 or counted.sum(dtype=torch.float64) > MAX_REPEATS):
             raise IndexError(f"{op.name} is given {counted.min().item()} to {counted.max().item()} repeats")
         return repeats
 

@@ -32,7 +32,7 @@ from port_agent.train.state.given_weights import GivenWeights
 from port_agent.train.state.resident_state import Persistents, initial_contents
 from port_agent.worker.options import TorchOptions
 from port_agent.worker.protocol import StateRecovered, StepDone
-from port_agent.worker.thread_room import check_thread_room
+from port_agent.worker.thread_limit import check_thread_limit
 from port_planner.base.process_memory import peak_resident_bytes, resident_bytes
 from port_planner.ir.bundle.bundle import Bundle
 from port_planner.ir.bundle.manifest import (
@@ -46,11 +46,11 @@ from port_planner.ir.bundle.manifest import (
     train_part,
 )
 from port_planner.ir.costs import Flash
-from port_planner.ir.devices.kinds import CPU
-from port_planner.ir.devices.torch_device import generator_states, repeat_kernels, restore_generators
+from port_planner.ir.device_kinds import CPU
 from port_planner.ir.graph import Phase, Role, storage_key
 from port_planner.ir.lowering.optimizer_scalars import OptimizerSpec, StepScalars
 from port_planner.ir.program import Program
+from port_planner.ir.torch_device import generator_states, repeat_kernels, restore_generators
 from port_planner.ir.torch_operators import dtype
 
 _PARAMETER = storage_key(Role.PARAMETER, "")
@@ -117,7 +117,7 @@ class Trainer:
 
     def __init__(self, bundle: Bundle, options: TorchOptions) -> None:
         self.bundle, self.options, self.manifest = bundle, options, bundle.manifest
-        check_thread_room(max(self.manifest.threads, *(team.threads for team in self.manifest.teams), 1))
+        check_thread_limit(max(self.manifest.threads, *(team.threads for team in self.manifest.teams), 1))
         torch.set_num_threads(self.manifest.threads)
         page_dirs = (options.page_dir or options.state_dir, *options.scratch_dirs)
         for folder in (options.state_dir, *page_dirs):

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Set
 import torch
 
 from port_agent.backend.base import Backend, Event
-from port_agent.backend.transfer_ring import LEAST_BYTES, RingCopy, TransferRing
+from port_agent.backend.transfer_ring import MIN_BYTES, RingCopy, TransferRing
 from port_agent.train.step_values import StepValues
-from port_planner.ir.devices.kinds import CPU
+from port_planner.ir.device_kinds import CPU
 from port_planner.ir.devices.transfers import StorageTransfer
 
 
@@ -34,7 +34,7 @@ class StepTransfers:
 
     def _copy(self, target: torch.Tensor, source: torch.Tensor) -> Event:
         """Begin to copy: small contents as they are, others through the ring where there is one."""
-        if self.ring is None or source.numel() < LEAST_BYTES:
+        if self.ring is None or source.numel() < MIN_BYTES:
             return self.backend.copy(target, source, self.backend.reached())
         if target.device.type == CPU:
             return self.ring.out_of_device(target, source)

@@ -20,7 +20,7 @@ from port_planner.ir.program import Program
 from port_planner.ir.run_op import Fetcher, compiled, fetcher
 
 
-class _Abandoned(Exception):
+class _AbandonError(Exception):
     """The step is over before its time; nobody asks for the result."""
 
 
@@ -64,7 +64,7 @@ class UpdateThread:
     def _gate(self) -> None:
         self._may_run.wait()
         if self._closed:
-            raise _Abandoned
+            raise _AbandonError
 
 
 class SlicedUpdate:

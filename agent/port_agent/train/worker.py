@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from port_agent.system.torch_loading import load_torch
-from port_agent.worker.control import Control, Tell
+from port_agent.worker.control import Control, Emit
 from port_agent.worker.options import TorchOptions
 from port_agent.worker.serve import serve
 from port_planner.base.errors import ExitCode
@@ -32,11 +32,11 @@ def run(control_fd: int | None, options_of: Callable[[Control], TorchOptions]) -
     """Load torch, train what `options_of` says by then, and return the exit code."""
     threading.stack_size(_STACK_BYTES)
 
-    def work(control: Control, tell: Tell) -> None:
+    def work(control: Control, emit: Emit) -> None:
         load_torch()
         from port_agent.train.run import train
 
-        train(options_of(control), control, tell)
+        train(options_of(control), control, emit)
 
     return serve(control_fd, work)
 

@@ -25,7 +25,7 @@ from port_planner.base.errors import PortError
 ORPHAN_COMMIT_S = 1.0
 """For a last commit where the supervisor is gone: the next one waits two seconds for the worker that was left behind."""
 
-Tell = Callable[[Event], None]
+Emit = Callable[[Event], None]
 """Sends an event to the supervisor."""
 
 
@@ -51,8 +51,8 @@ class Control:
     `leave_patience_s` is given, when a trainer has not left by then.
     """
 
-    def __init__(self, tell: Tell, abandon: Callable[[], None], leave_patience_s: float | None = None) -> None:
-        self._tell, self._abandon, self._leave_patience_s = tell, abandon, leave_patience_s
+    def __init__(self, emit: Emit, abandon: Callable[[], None], leave_patience_s: float | None = None) -> None:
+        self._emit, self._abandon, self._leave_patience_s = emit, abandon, leave_patience_s
         self._trainer: Training | None = None
         self._changed = threading.Condition()
         self._paused = self._news = self._checkpoint = False
@@ -108,11 +108,11 @@ class Control:
         """
         with self._changed:
             if self._paused and not self.leaving:
-                self._tell(WorkerPaused(step=self._step()))
+                self._emit(WorkerPaused(step=self._step()))
                 while self._paused and not self.leaving:
                     self._changed.wait()
                 if not self.leaving:
-                    self._tell(WorkerResumed(step=self._step()))
+                    self._emit(WorkerResumed(step=self._step()))
             if self.leaving and not finishes_first(self.leave_within_s):
                 raise LeftOnRequest("left on request")
 

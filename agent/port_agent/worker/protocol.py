@@ -3,7 +3,7 @@
 Frozen events and commands, one JSON object a line, both ways.
 
 A line carries the version beside the message: `{"v":1,"event":"paused","step":7}`. Fields that the reader does not
-know are skipped; a line that is no message of this version is refused with ProtocolError, and the reader goes on.
+know are skipped; a line that is not a valid message of this version is refused with ProtocolError, and the reader goes on.
 Figures that are not finite (a loss that ran away) travel as null.
 """
 
@@ -23,7 +23,7 @@ COSTS_IN_A_LINE = 1000
 
 
 class ProtocolError(PortError):
-    """A line that is no message of this version."""
+    """A line that is not a valid message of this version."""
 
 
 class FailureCause(StrEnum):

@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from port_agent.worker.channel import Channel
-from port_agent.worker.control import Control, LeftOnRequest, Tell
+from port_agent.worker.control import Control, Emit, LeftOnRequest
 from port_agent.worker.protocol import Event, FailureCause, TrainingFailed
 from port_planner.base.errors import ExitCode, PortError
 
-Work = Callable[[Control, Tell], None]
+Work = Callable[[Control, Emit], None]
 """Trains until it is done; raises LeftOnRequest when it left as asked, and any error it cannot go on with."""
 
 _CAUSES: Mapping[int, FailureCause] = {
@@ -41,21 +41,21 @@ def serve(control_fd: int | None, work: Work, *, leave_patience_s: float | None 
     """
     channel = Channel(control_fd) if control_fd is not None else None
 
-    def tell(event: Event) -> None:
+    def emit(event: Event) -> None:
         if channel is not None:
             channel.send(event)
 
-    control = Control(tell, abandon=lambda: os._exit(ExitCode.LEFT), leave_patience_s=leave_patience_s)
+    control = Control(emit, abandon=lambda: os._exit(ExitCode.LEFT), leave_patience_s=leave_patience_s)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the front end decides
     signal.signal(signal.SIGTERM, lambda *_: control.leave())
     if channel is not None:
         channel.listen(control.handle, control.leave)
     try:
-        work(control, tell)
+        work(control, emit)
     except LeftOnRequest:
         return ExitCode.LEFT
     except Exception as error:  # whatever ends the work is said in one line, to whoever waits for it
-        return _failed(error, tell if channel is not None else None)
+        return _failed(error, emit if channel is not None else None)
     return ExitCode.DONE
 
 
@@ -82,10 +82,10 @@ def _sentence(error: Exception) -> str:
     return f"{type(error).__name__}: {error}{where}; plan the job again, and report this if it stays"
 
 
-def _failed(error: Exception, tell: Tell | None) -> ExitCode:
+def _failed(error: Exception, emit: Emit | None) -> ExitCode:
     cause = failure_cause(error)
-    if tell is None:
+    if emit is None:
         sys.stderr.write(f"port-agent worker: {_sentence(error)}\n")
     else:
-        tell(TrainingFailed(code=type(error).__name__, message=_sentence(error), cause=cause))
+        emit(TrainingFailed(code=type(error).__name__, message=_sentence(error), cause=cause))
     return next((ExitCode(code) for code, meant in _CAUSES.items() if meant is cause), ExitCode.FAILED)

@@ -19,7 +19,7 @@ class Shard:
         """Return the shard that a text such as 2/3 names; raises ValueError for anything else."""
         found = _TEXT.fullmatch(text)
         if found is None or int(found[1]) > int(found[2]):
-            raise ValueError(f"{text!r} is no shard; write it as 2/3: the second of three")
+            raise ValueError(f"{text!r} is not a valid shard; write it as 2/3: the second of three")
         return cls(int(found[1]), int(found[2]))
 
     def __str__(self) -> str:

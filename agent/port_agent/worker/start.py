@@ -26,7 +26,7 @@ class Worker:
         self.process.wait()
 
     def send(self, command: Command) -> None:
-        """Tell it what is wanted."""
+        """Report it what is wanted."""
         self.channel.send(command)
 
 

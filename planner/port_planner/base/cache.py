@@ -47,8 +47,8 @@ def read_cached(folder: Path | None, name: str, kind: type[_Content]) -> _Conten
     return None if folder is None else read_sealed(folder / name, kind)
 
 
-def write_cached(folder: Path | None, name: str, content: object, *, most_files: int) -> None:
-    """Keep a content under a name, in place of what was there; of more than `most_files` those not written for longest go."""
+def write_cached(folder: Path | None, name: str, content: object, *, max_files: int) -> None:
+    """Keep a content under a name, in place of what was there; of more than `max_files` those not written for longest go."""
     if folder is None:
         return
     with contextlib.suppress(OSError):
@@ -56,5 +56,5 @@ def write_cached(folder: Path | None, name: str, content: object, *, most_files:
         draft = folder / f".{name}.{os.getpid()}"
         draft.write_bytes(sealed(content))
         draft.replace(folder / name)
-        for old in sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime)[:-most_files]:
+        for old in sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime)[:-max_files]:
             old.unlink()

@@ -53,7 +53,7 @@ class CaptureError(PortError):
 
 @cache
 def of_the_program(filename: str) -> bool:
-    """Tell whether a source file is the user's.
+    """Return whether a source file is the user's.
 
     That is neither of this project nor of Python and what is installed for it.
     """

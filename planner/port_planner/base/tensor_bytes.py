@@ -4,30 +4,30 @@ from collections.abc import Iterator
 
 import torch
 
-_PIECE_BYTES = 1 << 20
+_CHUNK_BYTES = 1 << 20
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Tell whether two tensors have one data type, one shape and the same bits: zeros have a sign, and a NaN is itself."""
+    """Return whether two tensors have one data type, one shape and the same bits: zeros have a sign, and a NaN is itself."""
     alike = one.dtype == other.dtype and one.shape == other.shape
     return alike and torch.equal(_flat_bytes(one), _flat_bytes(other))
 
 
-def tensor_pieces(tensor: torch.Tensor) -> Iterator[memoryview]:
+def chunks_of_tensor(tensor: torch.Tensor) -> Iterator[memoryview]:
     """Yield the bytes of a tensor in row-major order.
 
     Each piece is a copy: under a memory budget what numpy sees stays resident, and the whole tensor may not fit.
     """
     flat = _flat_bytes(tensor)
-    for start in range(0, flat.numel(), _PIECE_BYTES):
-        yield flat[start : start + _PIECE_BYTES].to("cpu", copy=True).numpy().data
+    for start in range(0, flat.numel(), _CHUNK_BYTES):
+        yield flat[start : start + _CHUNK_BYTES].to("cpu", copy=True).numpy().data
 
 
-def storage_pieces(tensor: torch.Tensor) -> Iterator[memoryview]:
-    """Yield the bytes of the storage that a tensor lies in, as `tensor_pieces` does."""
+def storage_chunks(tensor: torch.Tensor) -> Iterator[memoryview]:
+    """Yield the bytes of the storage that a tensor lies in, as `chunks_of_tensor` does."""
     storage = tensor.untyped_storage()
     empty = torch.empty(0, dtype=torch.uint8, device=tensor.device)
-    return tensor_pieces(empty.set_(storage, 0, (storage.nbytes(),), (1,)))
+    return chunks_of_tensor(empty.set_(storage, 0, (storage.nbytes(),), (1,)))
 
 
 def _flat_bytes(tensor: torch.Tensor) -> torch.Tensor:

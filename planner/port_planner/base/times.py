@@ -73,7 +73,7 @@ def parse_hours(text: str) -> tuple[time, time]:
     try:
         return _time_of_day(begin.strip()), _time_of_day("00:00" if end.strip() == "24:00" else end.strip())
     except ValueError as error:
-        raise HoursError(f"{shown(text)} is no time span; {_HOW_HOURS}") from error
+        raise HoursError(f"{shown(text)} is not a valid time span; {_HOW_HOURS}") from error
 
 
 def _span(text: str) -> float | None:
@@ -82,7 +82,7 @@ def _span(text: str) -> float | None:
     A bare number says nothing, not even a year.
     """
     if _BARE_NUMBER.fullmatch(text.strip()):
-        raise MomentError(f"{shown(text)} is no moment, it has no unit; {_HOW}")
+        raise MomentError(f"{shown(text)} is not a valid moment, it has no unit; {_HOW}")
     try:
         return parse_duration(text)
     except DurationRangeError as error:
@@ -97,7 +97,7 @@ def _clock(text: str) -> time | None:
     try:
         return _time_of_day(text.strip())
     except ValueError as error:
-        raise MomentError(f"{shown(text)} is no time of day; {_HOW}") from error
+        raise MomentError(f"{shown(text)} is not a valid time of day; {_HOW}") from error
 
 
 def _time_of_day(text: str) -> time:
@@ -114,4 +114,4 @@ def _date(text: str) -> float:
             raise ValueError("outside the calendar")
         return moment.timestamp()
     except (ValueError, OverflowError) as error:
-        raise MomentError(f"{shown(text)} is no moment; {_HOW}") from error
+        raise MomentError(f"{shown(text)} is not a valid moment; {_HOW}") from error

@@ -108,7 +108,7 @@ def _duration_of_text(text: str) -> float:
     found = _DURATION_PARTS.findall(body)
     units = [_DURATION_UNITS_S[unit] for _, unit in found]
     if not found or _DURATION_PARTS.sub("", body) or sorted(set(units), reverse=True) != units:
-        raise DurationError(f"{shown(text)} is no duration; {_HOW_DURATIONS}")
+        raise DurationError(f"{shown(text)} is not a valid duration; {_HOW_DURATIONS}")
     return sign * float(sum(Decimal(part) * unit for (part, _), unit in zip(found, units, strict=True)))
 
 

@@ -29,7 +29,7 @@ from port_planner.ir.operators import only_checks
 
 
 @dataclass(frozen=True, slots=True)
-class UpdateRecipe:
+class UpdateOps:
     """What follows the gradients; keys and values of the maps are value indices of the tape.
 
     `gradients`: parameter -> its gradient. `accumulators`: parameter -> the buffer that sums gradients of micro-batches.
@@ -45,7 +45,7 @@ class UpdateRecipe:
 
 
 def assemble(
-    tape: Tape, batch: tuple[int, ...], loss: int, aux: tuple[int, ...], recipe: UpdateRecipe | None, kind: str
+    tape: Tape, batch: tuple[int, ...], loss: int, aux: tuple[int, ...], update_ops: UpdateOps | None, kind: str
 ) -> tuple[StepGraph, dict[str, torch.Tensor]]:
     """Return the graph of `kind` and the contents of its constants.
 
@@ -55,14 +55,14 @@ def assemble(
     tape = Tape(list(tape.storages), list(tape.values), ops, tape.draws_from)
     _copy_changed_constants(tape)
     kept = {tape.values[v].storage for v in (loss, *aux)}
-    gradients = set() if recipe is None else {tape.values[g].storage for g in recipe.gradients.values()}
+    gradients = set() if update_ops is None else {tape.values[g].storage for g in update_ops.gradients.values()}
     merge_recomputed(tape, kept | gradients)
     as_kernels_compute(tape)
     merged = _accumulate_in_place(tape, kept, gradients)
-    recipe = None if recipe is None else _following(recipe, merged)
-    ops = tape.ops if recipe is None else _with_updates(tape, recipe, kind)
+    update_ops = None if update_ops is None else _following(update_ops, merged)
+    ops = tape.ops if update_ops is None else _with_updates(tape, update_ops, kind)
     ops = _alive(tape, ops, kept)
-    return _renumber(tape, ops, batch, loss, aux, recipe.scalars if recipe and kind in ("step", "last") else 0)
+    return _renumber(tape, ops, batch, loss, aux, update_ops.scalars if update_ops and kind in ("step", "last") else 0)
 
 
 def _copy_changed_constants(tape: Tape) -> None:
@@ -136,44 +136,44 @@ def _accumulate_in_place(tape: Tape, kept: set[int], gradients: set[int]) -> dic
     return merged
 
 
-def _following(recipe: UpdateRecipe, merged: Mapping[int, int]) -> UpdateRecipe:
+def _following(update_ops: UpdateOps, merged: Mapping[int, int]) -> UpdateOps:
     """Return the recipe with its ops writing where merged gradients now lie: tied weights, clipped."""
 
     def follow(op: RecordedOp) -> RecordedOp:
         return replace(op, writes=tuple(sorted({merged.get(s, s) for s in op.writes})))
 
-    updates = {parameter: tuple(map(follow, ops)) for parameter, ops in recipe.updates.items()}
-    return replace(recipe, updates=updates, clipping=tuple(map(follow, recipe.clipping)))
+    updates = {parameter: tuple(map(follow, ops)) for parameter, ops in update_ops.updates.items()}
+    return replace(update_ops, updates=updates, clipping=tuple(map(follow, update_ops.clipping)))
 
 
 # -- updates
 
 
-def _with_updates(tape: Tape, recipe: UpdateRecipe, kind: str) -> list[RecordedOp]:
+def _with_updates(tape: Tape, update_ops: UpdateOps, kind: str) -> list[RecordedOp]:
     """Return the tape's ops with each parameter's update as soon as nothing needs its old value any more."""
     last = _last_touch(tape)
     after: dict[int, list[RecordedOp]] = defaultdict(list)
     tail: list[RecordedOp] = []
     updating = kind in ("step", "last")
-    clipping = recipe.clipping if updating else ()
+    clipping = update_ops.clipping if updating else ()
     scaling = {next(_operand_values(op)): op for op in clipping if op.writes}
-    on_storage = Counter(tape.values[gradient].storage for gradient in recipe.gradients.values())
+    on_storage = Counter(tape.values[gradient].storage for gradient in update_ops.gradients.values())
     moved: set[int] = set()
     touching: dict[int, list[int]] = defaultdict(list)
     for i, op in enumerate(tape.ops):
         for s in _touched(tape, op):
             touching[s].append(i)
-    for parameter, gradient in recipe.gradients.items():
+    for parameter, gradient in update_ops.gradients.items():
         storage = tape.values[gradient].storage
         final = max(last.get(storage, 0), 0)
         source = gradient
-        if recipe.accumulators:
-            source = recipe.accumulators[parameter]
+        if update_ops.accumulators:
+            source = update_ops.accumulators[parameter]
             after[final].append(_add_into(tape, source, gradient, first=kind == "first"))
         if not updating:
             continue
         after[final] += [op for op in clipping if not op.writes and source in _operand_values(op)]
-        update = list(recipe.updates[parameter])
+        update = list(update_ops.updates[parameter])
         if clipping:
             tail += [scaling[source], *update]
             continue
@@ -184,7 +184,7 @@ def _with_updates(tape: Tape, recipe: UpdateRecipe, kind: str) -> list[RecordedO
             moved.add(summed)
             update.insert(0, replace(tape.ops[summed], phase=Phase.UPDATE))
         after[ready] += update
-    whole = [op for op in clipping if not op.writes and not _reads_gradient(tape, op, recipe)]
+    whole = [op for op in clipping if not op.writes and not _reads_gradient(tape, op, update_ops)]
     ops: list[RecordedOp] = []
     for i, op in enumerate(tape.ops):
         if i not in moved:
@@ -193,8 +193,8 @@ def _with_updates(tape: Tape, recipe: UpdateRecipe, kind: str) -> list[RecordedO
     return [*ops, *whole, *tail]
 
 
-def _reads_gradient(tape: Tape, op: RecordedOp, recipe: UpdateRecipe) -> bool:
-    sources = recipe.accumulators or recipe.gradients
+def _reads_gradient(tape: Tape, op: RecordedOp, update_ops: UpdateOps) -> bool:
+    sources = update_ops.accumulators or update_ops.gradients
     return bool({tape.values[v].storage for v in sources.values()} & _touched(tape, op))
 
 

@@ -10,7 +10,7 @@ to what they do, and nothing takes the surplus weight gradient: the bias gradien
 from dataclasses import replace
 
 from port_planner.capture.recorder import RecordedOp, Tape
-from port_planner.ir.devices.kinds import CPU
+from port_planner.ir.device_kinds import CPU
 from port_planner.ir.graph import Ref, Value
 
 BACKWARD = "aten::convolution_backward"
@@ -26,7 +26,7 @@ def as_kernels_compute(tape: Tape) -> None:
 
 
 def _on_cpu(tape: Tape, op: RecordedOp) -> bool:
-    """Say whether the CPU's kernels compute it; what others do with a mask is theirs, and recorded as it is."""
+    """Return whether the CPU's kernels compute it; what others do with a mask is theirs, and recorded as it is."""
     source = op.args[INPUT]
     return isinstance(source, Ref) and tape.storages[tape.values[source.value].storage].device == CPU
 

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from port_planner.base.errors import CaptureError
-from port_planner.capture.constancy import other_generators_untouched
 from port_planner.capture.recorder import OPTIMIZER_REMEDY, RecordedOp, StepRecorder, Tape
+from port_planner.capture.rerecord_check import other_generators_untouched
 from port_planner.capture.rewritten_steps import rewritten_step
 from port_planner.ir.graph import Argument, Phase, Ref, Role, Scalar, references
 from port_planner.ir.lowering.optimizer_scalars import RecordedNumbers, Schedule, restored
@@ -28,7 +28,7 @@ from port_planner.torch_compat.optimizers import is_scheduled_step
 
 _REMEDY = f"a bundle cannot repeat that; {OPTIMIZER_REMEDY}"
 
-_LEAST_UPDATES = 3
+_MIN_UPDATES = 3
 """So many are compared at least: the first makes the state, the second uses it, the third shows that nothing goes on changing."""
 
 _ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
@@ -75,7 +75,7 @@ def record_update(
     changes of the groups in each update to come. Raises CaptureError where the update depends on the contents of tensors or on
     how often it was made, mixes parameters, or keeps what is not a tensor that it changes in place.
     """
-    rows = [schedule[min(i, len(schedule) - 1)] if schedule else () for i in range(max(len(schedule), _LEAST_UPDATES))]
+    rows = [schedule[min(i, len(schedule) - 1)] if schedule else () for i in range(max(len(schedule), _MIN_UPDATES))]
     shadow = _Shadow(optimizer, stand_ins)
     tracked = [shadow.step(recorder, row, names) for row in rows[:2]]
     first, second = (
@@ -138,7 +138,7 @@ def _tabulated(
         before = shadow.memory(row)
         tracked = shadow.step(recorder, row, names)
         settled = before == shadow.memory(row)
-        if i < _LEAST_UPDATES:
+        if i < _MIN_UPDATES:
             remembered.append(shadow.plain_memory())
         numbers: list[float] = []
         for p in stand_ins:
@@ -148,7 +148,7 @@ def _tabulated(
             numbers += form.floats
         for column, number in zip(columns, numbers, strict=True):
             column.append(number)
-        if settled and all(later == row for later in rows[i:]) and i + 1 >= _LEAST_UPDATES:
+        if settled and all(later == row for later in rows[i:]) and i + 1 >= _MIN_UPDATES:
             break
     return columns, settled, remembered
 
@@ -239,7 +239,7 @@ class _Shadow:
         for op in ops:
             strange = [s for s in _touched(tape, op) if s < storages and s not in known]
             if op.random or strange or any(tape.storages[s].role is Role.CONSTANT for s in _touched(tape, op)):
-                what = "draws random numbers" if op.random else "uses a tensor that is no state of a parameter"
+                what = "draws random numbers" if op.random else "uses a tensor that is not a valid state of a parameter"
                 raise CaptureError(f"{op.line or self.name}: {self.name} {what} ({op.name}): {_REMEDY}")
         return self._by_parameter(recorder, ops)
 
@@ -279,7 +279,7 @@ class _Shadow:
         ]
 
     def _by_parameter(self, recorder: StepRecorder, ops: Sequence[RecordedOp]) -> dict[torch.Tensor, list[RecordedOp]]:
-        """Tell which parameter each operator is for, by what it reads and writes; raise CaptureError for one of two."""
+        """Report which parameter each operator is for, by what it reads and writes; raise CaptureError for one of two."""
         tape, above = recorder.tape, dict[int, int]()
         shared = self._shared_gradients(recorder)
         if any(storage in shared for op in ops for storage in op.writes):

@@ -20,9 +20,9 @@ from port_planner.base.errors import of_the_program
 from port_planner.torch_compat.optimizers import is_scheduled_step
 
 _PLAIN = (bool, int, float, str, type(None))
-_MOST_ITEMS = 64
+_MAX_ITEMS = 64
 """Of a list or dictionary that is looked at: a longer one is data."""
-_MOST_MET = 256
+_MAX_MET = 256
 """Functions and objects that one reaches the other through: what is behind more of them is a library in all but its name."""
 _TRAINERS = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
 """What an object that trains has, whatever its loss reads."""
@@ -57,8 +57,8 @@ def _attributes(value: Any) -> dict[str, Any]:
 
 
 def _met(value: Any, seen: set[int]) -> bool:
-    """Say whether a function or an object was looked at before, or too many were."""
-    if id(value) in seen or len(seen) > _MOST_MET:
+    """Return whether a function or an object was looked at before, or too many were."""
+    if id(value) in seen or len(seen) > _MAX_MET:
         return True
     seen.add(id(value))
     return False
@@ -90,7 +90,7 @@ def _variables(named: dict[str, Any], seen: set[int]) -> Iterator[tuple[str, Any
         if isinstance(value, _PLAIN):
             yield name, value
         elif isinstance(value, list | tuple | deque | dict):
-            if len(value) <= _MOST_ITEMS:
+            if len(value) <= _MAX_ITEMS:
                 yield from _items(name, value, seen)
         elif isinstance(value, FunctionType | MethodType | functools.partial):
             yield from _seen_by(value, seen)
@@ -142,7 +142,7 @@ def _content(cell: Any) -> Any:
 
 
 def _is_own(value: Any) -> bool:
-    """Say whether a value is an object of the program's own classes, which is no module of the model."""
+    """Return whether a value is an object of the program's own classes, which is no module of the model."""
     return _is_own_class(type(value)) and not isinstance(value, type | torch.nn.Module) and hasattr(value, "__dict__")
 
 

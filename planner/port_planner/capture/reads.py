@@ -25,8 +25,8 @@ _READS: tuple[tuple[Any, str], ...] = (
 
 
 @contextmanager
-def reads_told(told: Callable[[torch.Tensor, str], None]) -> Iterator[None]:
-    """Call `told(tensor, method)` before each such method runs in the block; of a storage, with its bytes as a tensor.
+def watch_reads(on_read: Callable[[torch.Tensor, str], None]) -> Iterator[None]:
+    """Call `on_read(tensor, method)` before each such method runs in the block; of a storage, with its bytes as a tensor.
 
     What it raises is raised where the program reads.
     """
@@ -34,9 +34,9 @@ def reads_told(told: Callable[[torch.Tensor, str], None]) -> Iterator[None]:
     kernels = torch.library.Library("aten", "IMPL")
     try:
         kernels.impl("one_hot", _one_hot, "AutogradCPU")
-        PackedSequence.__new__ = staticmethod(_telling_sizes(PackedSequence.__new__, told))  # type: ignore[method-assign]
+        PackedSequence.__new__ = staticmethod(_watching_sizes(PackedSequence.__new__, on_read))  # type: ignore[method-assign]
         for owner, name in _READS:
-            setattr(owner, name, _telling(getattr(owner, name), name, told))
+            setattr(owner, name, _watching(getattr(owner, name), name, on_read))
         yield
     finally:
         remove_kernels(kernels)
@@ -47,22 +47,24 @@ def reads_told(told: Callable[[torch.Tensor, str], None]) -> Iterator[None]:
                 setattr(owner, name, method)
 
 
-def _telling(method: Callable[..., Any], name: str, told: Callable[[torch.Tensor, str], None]) -> Callable[..., Any]:
+def _watching(
+    method: Callable[..., Any], name: str, on_read: Callable[[torch.Tensor, str], None]
+) -> Callable[..., Any]:
     @functools.wraps(method)
     def telling(read: Any, *args: Any, **kwargs: Any) -> Any:
-        told(read if isinstance(read, torch.Tensor) else _bytes_of(read), name)
+        on_read(read if isinstance(read, torch.Tensor) else _bytes_of(read), name)
         return method(read, *args, **kwargs)
 
     return telling
 
 
-def _telling_sizes(make: Callable[..., Any], told: Callable[[torch.Tensor, str], None]) -> Callable[..., Any]:
-    """Tell of the numbers of rows that a packed sequence has at each step in time: layers that take it read them where they lie."""
+def _watching_sizes(make: Callable[..., Any], on_read: Callable[[torch.Tensor, str], None]) -> Callable[..., Any]:
+    """Report of the numbers of rows that a packed sequence has at each step in time: layers that take it read them where they lie."""
 
     @functools.wraps(make)
     def telling(cls: type, data: Any, batch_sizes: Any = None, *args: Any, **kwargs: Any) -> Any:
         if isinstance(batch_sizes, torch.Tensor):
-            told(batch_sizes, PackedSequence.__name__)
+            on_read(batch_sizes, PackedSequence.__name__)
         return make(cls, data, batch_sizes, *args, **kwargs)
 
     return telling

@@ -16,13 +16,13 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from port_planner.base.errors import CaptureError, program_line
-from port_planner.capture.carried import StepResults
-from port_planner.ir.devices.kinds import CPU
-from port_planner.ir.devices.torch_device import generator_states, kind_of
+from port_planner.capture.cross_step_state import StepResults
+from port_planner.ir.device_kinds import CPU
 from port_planner.ir.graph import Argument, Named, Phase, Ref, Role, Value
 from port_planner.ir.lowering.optimizer_scalars import SETTLED_STEP
 from port_planner.ir.operators import ADD_SCALED, GUARD, OPTIMIZERS, only_checks
 from port_planner.ir.run_op import flatten
+from port_planner.ir.torch_device import generator_states, kind_of
 from port_planner.ir.torch_operators import COMPLEX
 from port_planner.operators import operator_of
 from port_planner.torch_compat.modes import TorchDispatchMode, current_modes, pytree, without_modes
@@ -30,9 +30,9 @@ from port_planner.torch_compat.modes import TorchDispatchMode, current_modes, py
 _DIGEST_BYTES = 16
 
 _NO_MEMORY = "meta"
-_MOST_READ = 256
+_MAX_READ = 256
 """Numbers of one tensor that are guarded one by one in each step."""
-_MOST_LINES = 3
+_MAX_LINES = 3
 """Of the program, that are named."""
 _STEP_COUNT = SETTLED_STEP
 """What an optimizer is told where it reads a number off a tensor, its count of steps: what follows from it is no constant."""
@@ -40,7 +40,7 @@ _STEP_COUNT = SETTLED_STEP
 OPTIMIZER_REMEDY = f"use one of {', '.join(OPTIMIZERS)}, or train with `port-agent exec`"
 """What helps where an optimizer's update cannot be repeated without its code."""
 
-_CARRIED_REMEDY = (
+_CROSS_STEP_REMEDY = (
     "a bundle and its checkpoints have none of that. Keep it in a buffer of the model, or train with `port-agent exec`, which follows the "
     "program itself"
 )
@@ -108,7 +108,7 @@ class Tape:
 def _carried(what: str) -> CaptureError:
     """Return what says that a step leaves something to later ones, and in which line."""
     place = program_line()
-    return CaptureError(f"{place}{': ' if place else ''}{what}: {_CARRIED_REMEDY}")
+    return CaptureError(f"{place}{': ' if place else ''}{what}: {_CROSS_STEP_REMEDY}")
 
 
 class StepRecorder(TorchDispatchMode):
@@ -152,7 +152,7 @@ class StepRecorder(TorchDispatchMode):
         key = storage_identity(tensor.untyped_storage())
         place = self._places.get(key)
         if place is None:
-            self._require_not_carried(tensor)
+            self._require_no_cross_step(tensor)
             index = self._new_storage(tensor, Role.CONSTANT, f"constant{len(self.tape.storages)}")
             with without_modes():
                 empty, storage = torch.empty(0, dtype=torch.uint8, device=tensor.device), tensor.untyped_storage()
@@ -168,7 +168,7 @@ class StepRecorder(TorchDispatchMode):
             self.tape.values.append(value)
         return index
 
-    def _require_not_carried(self, tensor: torch.Tensor) -> None:
+    def _require_no_cross_step(self, tensor: torch.Tensor) -> None:
         """Raise CaptureError for a tensor that a step before this one made."""
         if self.tape.results.hold(storage_identity(tensor.untyped_storage())):
             kind = str(tensor.dtype).removeprefix("torch.")
@@ -180,9 +180,9 @@ class StepRecorder(TorchDispatchMode):
         """Raise CaptureError where the program holds tensors of several steps before this one, that are none of the model's."""
         lines = self.tape.results.gathered(self._places.keys())
         if lines is not None:
-            made = f", made at {', '.join(lines[:_MOST_LINES])}" if lines else ""
+            made = f", made at {', '.join(lines[:_MAX_LINES])}" if lines else ""
             raise CaptureError(
-                f"the program keeps tensors of several steps{made}, which a later one may read: {_CARRIED_REMEDY}. What is only to be shown, "
+                f"the program keeps tensors of several steps{made}, which a later one may read: {_CROSS_STEP_REMEDY}. What is only to be shown, "
                 "return beside the loss: loss_fn may return (loss, aux)"
             )
 
@@ -251,7 +251,7 @@ class StepRecorder(TorchDispatchMode):
         self.tape.ops.append(op)
 
     def known(self, tensor: torch.Tensor) -> bool:
-        """Say whether the tensor's storage is on the tape already."""
+        """Return whether the tensor's storage is on the tape already."""
         _require_strided(tensor)
         return storage_identity(tensor.untyped_storage()) in self._places
 
@@ -336,7 +336,7 @@ class StepRecorder(TorchDispatchMode):
             return out.copy_(result)
 
     def _of_the_same_size(self, tensor: torch.Tensor) -> bool:
-        """Tell whether a tensor's storage has as many bytes as when it was met: what moved is the view, not the memory."""
+        """Return whether a tensor's storage has as many bytes as when it was met: what moved is the view, not the memory."""
         place = self._places.get(storage_identity(tensor.untyped_storage()))
         return place is not None and self.tape.storages[place.storage].nbytes == tensor.untyped_storage().nbytes()
 
@@ -423,7 +423,7 @@ class StepRecorder(TorchDispatchMode):
 
     def _guard_each(self, tensor: torch.Tensor, method: str, item: Callable[[torch.Tensor], Any]) -> None:
         """Guard each number of a tensor by an `item` that is recorded. Raises CaptureError as `read` does."""
-        if tensor.is_floating_point() or tensor.is_complex() or tensor.numel() > _MOST_READ:
+        if tensor.is_floating_point() or tensor.is_complex() or tensor.numel() > _MAX_READ:
             raise CaptureError(
                 f"{program_line()} reads {tensor.numel()} numbers of a tensor in Python (.{method}()), which depend on the batch, the model or "
                 "random numbers; what follows from them would be frozen into the plan. Compute it by torch's operators, return it as an extra "

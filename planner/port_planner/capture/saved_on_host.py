@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from port_planner.capture.recorder import StepRecorder, storage_identity
-from port_planner.ir.devices.kinds import CPU
+from port_planner.ir.device_kinds import CPU
 from port_planner.torch_compat.autograd import version_of
 from port_planner.torch_compat.modes import current_modes
 
@@ -16,7 +16,7 @@ SMALLEST_BYTES = 64 << 10
 """Storages below this stay: a copy takes as long as the device needs for a thousand times as many bytes."""
 
 
-class _Saved(NamedTuple):
+class _SavedView(NamedTuple):
     """A view that was saved: of which contents, and where in them."""
 
     contents: "_Contents"
@@ -59,7 +59,7 @@ class SavedOnHost(torch.autograd.graph.saved_tensors_hooks):
         self._alive: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         super().__init__(self._pack, self._unpack)
 
-    def _pack(self, tensor: torch.Tensor) -> _Saved | torch.Tensor:
+    def _pack(self, tensor: torch.Tensor) -> _SavedView | torch.Tensor:
         storage = tensor.untyped_storage()
         may_leave = (
             tensor.device.type != CPU
@@ -70,7 +70,7 @@ class SavedOnHost(torch.autograd.graph.saved_tensors_hooks):
             if not may_leave or tensor.is_conj() or tensor.is_neg() or not self._is_short():
                 return tensor.detach()
             contents = self._contents(storage, version_of(tensor))
-            return _Saved(contents, tensor.dtype, tensor.shape, tensor.stride(), int(tensor.storage_offset()))
+            return _SavedView(contents, tensor.dtype, tensor.shape, tensor.stride(), int(tensor.storage_offset()))
 
     def _contents(self, storage: torch.UntypedStorage, version: int) -> _Contents:
         """Return the copy of a storage as it is, made once."""
@@ -82,7 +82,7 @@ class SavedOnHost(torch.autograd.graph.saved_tensors_hooks):
             self._alive[key] = weakref.ref(storage)
         return known
 
-    def _unpack(self, saved: _Saved | torch.Tensor) -> torch.Tensor:
+    def _unpack(self, saved: _SavedView | torch.Tensor) -> torch.Tensor:
         if isinstance(saved, torch.Tensor):
             return saved
         with _unrecorded():

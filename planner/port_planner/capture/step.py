@@ -14,24 +14,24 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from port_planner.base.errors import CaptureError
-from port_planner.capture.assemble import UpdateRecipe, assemble
-from port_planner.capture.carried import StepResults
-from port_planner.capture.constancy import (
+from port_planner.capture.assemble import UpdateOps, assemble
+from port_planner.capture.cross_step_state import StepResults
+from port_planner.capture.own_optimizer import record_update, with_slots
+from port_planner.capture.python_state import changed, python_state
+from port_planner.capture.reads import watch_reads
+from port_planner.capture.recorder import RecordedOp, StepRecorder, Tape
+from port_planner.capture.rerecord_check import (
     constants_of,
     other_generators_untouched,
     require_same,
     require_same_but_for_sums,
 )
-from port_planner.capture.own_optimizer import record_update, with_slots
-from port_planner.capture.python_state import changed, python_state
-from port_planner.capture.reads import reads_told
-from port_planner.capture.recorder import RecordedOp, StepRecorder, Tape
 from port_planner.ir.bundle.manifest import TensorLayout
-from port_planner.ir.devices.torch_device import generator_states, kinds_of, restore_generators
 from port_planner.ir.graph import PERSISTENT, Phase, Ref, Role, StepGraph, storage_key, verify_graph
 from port_planner.ir.lowering import optimizer_scalars
 from port_planner.ir.lowering.optimizer_scalars import OptimizerSpec, Schedule, hyperparameters
 from port_planner.ir.operators import check_operator
+from port_planner.ir.torch_device import generator_states, kinds_of, restore_generators
 from port_planner.torch_compat.modes import pytree, without_modes
 from port_planner.torch_compat.optimizers import skip_fused_check
 from port_planner.torch_compat.tensors import set_buffer
@@ -129,12 +129,12 @@ def capture_step(
         tape, storages=[*tape.storages], values=[*tape.values], ops=[*tape.ops]
     )  # the update is not part of it
     with without_modes():
-        recipe, spec = session.update(optimizer, spec, grads, clip_grad_norm, schedule, accumulating=accumulate > 1)
+        update_ops, spec = session.update(optimizer, spec, grads, clip_grad_norm, schedule, accumulating=accumulate > 1)
     kinds = ("step",) if accumulate == 1 else ("first", "last") if accumulate == 2 else ("first", "next", "last")
     graphs = {}
     tensors: dict[str, torch.Tensor | Fill] = {}
     for kind in kinds:
-        graph, data = assemble(tape, session.batch_values, session.loss, session.aux, recipe, kind)
+        graph, data = assemble(tape, session.batch_values, session.loss, session.aux, update_ops, kind)
         graphs[kind] = _verified(graph)
         tensors |= data
     tensors |= {k: t for k, t in session.persistent.items() if k not in tensors}
@@ -334,7 +334,7 @@ class _Session:
         self.recorder.require_nothing_gathered()
         self.recorder.tape.draws_from = self.recorder.generators()
         self.loss_fn, self.before = loss_fn, python_state(self.model, loss_fn)
-        with self.recorder, reads_told(self.recorder.read):
+        with self.recorder, watch_reads(self.recorder.read):
             result = loss_fn(self.model, *self.batch)
         loss, aux = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
@@ -355,7 +355,7 @@ class _Session:
             raise CaptureError("the loss does not depend on any parameter that requires a gradient; nothing to train")
         recorder = self.recorder
         recorder.phase = Phase.BACKWARD
-        with recorder, reads_told(recorder.read):
+        with recorder, watch_reads(recorder.read):
             loss.backward()
         self._note_changing()
         found = {p: recorder.value_of(p.grad) for group in groups for p in group if p.grad is not None}
@@ -403,7 +403,7 @@ class _Session:
         clip: float | None,
         schedule: Schedule,
         accumulating: bool,
-    ) -> tuple[UpdateRecipe, OptimizerSpec]:
+    ) -> tuple[UpdateOps, OptimizerSpec]:
         """Record what follows the gradients: clipping and the optimizer's operators for each parameter."""
         recorder = self.recorder
         recorder.phase = Phase.UPDATE
@@ -425,12 +425,12 @@ class _Session:
         else:
             updates, spec = self._own_ops(optimizer, spec, stand_ins, schedule)
             scalars = len(spec.recorded.numbers) if spec.recorded is not None else 0
-        recipe = UpdateRecipe(
+        update_ops = UpdateOps(
             {recorder.value_of(p): g for p, g in gradient.items()},
             {recorder.value_of(p): a for p, a in accumulators.items()},
             updates, tuple(clipping), scalars,
         )  # fmt: skip
-        return recipe, spec
+        return update_ops, spec
 
     def _accumulators(self, gradient: dict[torch.Tensor, int]) -> dict[torch.Tensor, int]:
         recorder = self.recorder

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from port_planner.base.units import format_bytes, format_joules, format_seconds
 from port_planner.ir.bundle.bundle import Bundle
 from port_planner.ir.costs import CostTable
-from port_planner.ir.graph import Op, Piece, Role, StepGraph
+from port_planner.ir.graph import Op, Role, StepGraph, Tile
 from port_planner.ir.lowering.lower import lower
 from port_planner.ir.plan import Action, Decision, Plan
 from port_planner.ir.program import Program
 
-MOST_LANES = 120
+MAX_LANES = 120
 """Tensors that have a line of their own; the others are in the curve of memory alone."""
 
 
@@ -57,10 +57,10 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class PieceRun:
+class TileRun:
     """Operators `start` to `stop` (exclusive) that compute one piece of a chain."""
 
-    piece: Piece
+    tile: Tile
     start: int
     stop: int
 
@@ -84,7 +84,7 @@ class Drawing:
     base_bytes: int = 0
     """Of the memory, the process itself."""
     unshown: int = 0
-    runs: tuple[PieceRun, ...] = ()
+    runs: tuple[TileRun, ...] = ()
     """Where operators run in pieces."""
 
 
@@ -98,7 +98,7 @@ def bundle_drawing(bundle: Bundle, index: int) -> Drawing:
     return replace(picture, budget_bytes=budget, title=title, figures=figures)
 
 
-def drawing(graph: StepGraph, costs: CostTable, plan: Plan, *, most: int = MOST_LANES) -> Drawing:
+def drawing(graph: StepGraph, costs: CostTable, plan: Plan, *, most: int = MAX_LANES) -> Drawing:
     """Return the drawing of `plan`, with the `most` tensors that are large for long and live through more than one op."""
     program = lower(graph, costs, plan)
     ordered = program.graph
@@ -126,7 +126,7 @@ def drawing(graph: StepGraph, costs: CostTable, plan: Plan, *, most: int = MOST_
 
 
 def _figures(program: Program, plan: Plan) -> tuple[tuple[str, str], ...]:
-    in_pieces = len(program.graph.pieces)
+    tiled = len(program.graph.pieces)
     figures = [
         ("peak", format_bytes(program.peak_bytes)),
         ("a step takes", format_seconds(program.seconds)),
@@ -136,23 +136,23 @@ def _figures(program: Program, plan: Plan) -> tuple[tuple[str, str], ...]:
         ("read from flash", format_bytes(program.read_bytes)),
         ("written to flash", format_bytes(program.written_bytes)),
         ("found by", plan.strategy),
-        *([("in pieces", "1 chain" if in_pieces == 1 else f"{in_pieces} chains")] if in_pieces else []),
+        *([("in pieces", "1 chain" if tiled == 1 else f"{tiled} chains")] if tiled else []),
     ]
     return tuple(figures)
 
 
 def _name(op: Op) -> str:
     name = op.name.removeprefix("aten::")
-    return name if op.piece is None else f"{name}, piece {op.piece.index + 1} of {op.piece.count}"
+    return name if op.tile is None else f"{name}, piece {op.tile.index + 1} of {op.tile.count}"
 
 
-def _runs(graph: StepGraph) -> Iterator[PieceRun]:
+def _runs(graph: StepGraph) -> Iterator[TileRun]:
     start = 0
-    for together, ops in itertools.groupby(graph.ops, key=lambda op: op.piece and replace(op.piece, reordered=False)):
-        pieces = [op.piece for op in ops]
-        stop = start + len(pieces)
+    for together, ops in itertools.groupby(graph.ops, key=lambda op: op.tile and replace(op.tile, reordered=False)):
+        tiles = [op.tile for op in ops]
+        stop = start + len(tiles)
         if together is not None:
-            yield PieceRun(replace(together, reordered=any(piece and piece.reordered for piece in pieces)), start, stop)
+            yield TileRun(replace(together, reordered=any(tile and tile.reordered for tile in tiles)), start, stop)
         start = stop
 
 

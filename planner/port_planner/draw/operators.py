@@ -17,7 +17,7 @@ class Spot:
     """Calls of one operator that touch as many bytes, workspace included: how many, and seconds of them all."""
 
     name: str
-    in_pieces: bool
+    tiled: bool
     nbytes: int
     calls: int
     seconds: float
@@ -28,7 +28,7 @@ def spots_of(graph: StepGraph, costs: CostTable) -> list[Spot]:
     found: dict[tuple[str, bool, int], list[float]] = defaultdict(list)
     for i, (op, cost) in enumerate(zip(graph.ops, costs.ops, strict=True)):
         touched = sum(graph.storages[s].nbytes for s in {*graph.reads[i], *graph.creates[i]}) + cost.workspace_bytes
-        found[op.name.removeprefix("aten::"), op.piece is not None, touched].append(cost.seconds)
+        found[op.name.removeprefix("aten::"), op.tile is not None, touched].append(cost.seconds)
     spots = [Spot(*key, len(seconds), sum(seconds)) for key, seconds in found.items()]
     return sorted(spots, key=lambda spot: (spot.seconds, spot.name))
 
@@ -38,7 +38,7 @@ _RADIUS = 3, 15
 """Pixels: of the least and of what takes all the time of the step; areas are shares of it."""
 _NAMED, _APART = 12, 14
 """Of the spots that take longest, so many have their name beside them, unless another name is so many pixels near."""
-_LEAST_BYTES, _LEAST_S = 1024, 1e-6
+_MIN_BYTES, _MIN_S = 1024, 1e-6
 _BYTES_STEP, _SECONDS_STEP = 32, 10
 """Between two lines of the grid."""
 _SHORT_S = 1e-3
@@ -47,15 +47,15 @@ _SHORT_S = 1e-3
 def operators_svg(spots: Sequence[Spot], title: str) -> str:
     """Return an SVG of seconds of a call over bytes that it touches, on scales of factors; areas are shares of the step's time."""
     total = sum(spot.seconds for spot in spots) or 1.0
-    xs = _Scale.around([max(spot.nbytes, _LEAST_BYTES) for spot in spots], _BYTES_STEP)
-    ys = _Scale.around([max(spot.seconds / spot.calls, _LEAST_S) for spot in spots], _SECONDS_STEP)
+    xs = _Scale.around([max(spot.nbytes, _MIN_BYTES) for spot in spots], _BYTES_STEP)
+    ys = _Scale.around([max(spot.seconds / spot.calls, _MIN_S) for spot in spots], _SECONDS_STEP)
     right, bottom = _WIDTH - _MARGIN, _HEIGHT - _MARGIN
 
     def x(nbytes: float) -> float:
-        return _LEFT + (right - _LEFT) * xs.share(max(nbytes, _LEAST_BYTES))
+        return _LEFT + (right - _LEFT) * xs.share(max(nbytes, _MIN_BYTES))
 
     def y(seconds: float) -> float:
-        return bottom - (bottom - _TOP) * ys.share(max(seconds, _LEAST_S))
+        return bottom - (bottom - _TOP) * ys.share(max(seconds, _MIN_S))
 
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" class="plan" viewBox="0 0 {_WIDTH} {_HEIGHT}"><style>{STYLE}</style>',
@@ -80,10 +80,10 @@ def operators_svg(spots: Sequence[Spot], title: str) -> str:
         each, share = spot.seconds / spot.calls, spot.seconds / total
         calls = "1 call" if spot.calls == 1 else f"{spot.calls:,} calls"
         words = (
-            f"{spot.name}{' in pieces' if spot.in_pieces else ''}: {calls} of {format_seconds(each)}, {share:.1%} of the step, "
+            f"{spot.name}{' in pieces' if spot.tiled else ''}: {calls} of {format_seconds(each)}, {share:.1%} of the step, "
             f"{format_bytes(spot.nbytes)} each"
         )
-        kind, radius = ("piece" if spot.in_pieces else "KEEP"), _RADIUS[0] + (_RADIUS[1] - _RADIUS[0]) * share**0.5
+        kind, radius = ("piece" if spot.tiled else "KEEP"), _RADIUS[0] + (_RADIUS[1] - _RADIUS[0]) * share**0.5
         left, top = x(spot.nbytes), y(each)
         parts.append(
             f'<circle class="{kind}" cx="{left:.1f}" cy="{top:.1f}" r="{radius:.1f}" fill-opacity="0.6">'

@@ -26,14 +26,14 @@ _LINE = 12
 """Pixels from one line of words to the next."""
 _LETTER = 6.3
 """Pixels of a letter of the labels, about."""
-_LEAST_LEFT, _RIGHT, _TOP, _AXIS = 130, 24, 74, 44
-_LEAST_BAR = 0.8
+_MIN_LEFT, _RIGHT, _TOP, _AXIS = 130, 24, 74, 44
+_MIN_BAR = 0.8
 _RUN, _PALER = 5, 0.45
 """Of a piece on the axis: pixels of its height, the opacity of every other one."""
-IN_PIECES = "operators in pieces"
+TILED = "operators in pieces"
 _TICKS = 6
 _PHASE_LETTERS = 8
-_LEAST_SPAN = 20
+_MIN_SPAN = 20
 """Updates that lie between operators of the backward pass have no band of their own."""
 
 
@@ -50,7 +50,7 @@ class _Svg:
     @cached_property
     def left(self) -> float:
         labels = [len(_label(name, nbytes)) for name, nbytes in self.picture.lanes]
-        return max(_LEAST_LEFT, max(labels, default=0) * _LETTER + 12)
+        return max(_MIN_LEFT, max(labels, default=0) * _LETTER + 12)
 
     @property
     def lanes_top(self) -> float:
@@ -94,13 +94,13 @@ class _Svg:
             at += 34 + len(shade.value) * _LETTER
         if self.picture.runs:
             yield f'<rect class="piece" x="{at:.0f}" y="37" width="11" height="{_RUN}"/>'
-            yield f'<text x="{at + 16:.0f}" y="43">{IN_PIECES}</text>'
-            at += 34 + len(IN_PIECES) * _LETTER
+            yield f'<text x="{at + 16:.0f}" y="43">{TILED}</text>'
+            at += 34 + len(TILED) * _LETTER
         if self.picture.unshown:
             yield f'<text class="faint" x="{at:.0f}" y="43">{self.picture.unshown:,} tensors besides are in the memory alone</text>'
 
     def _phases(self, bottom: float) -> Iterator[str]:
-        wide = [span for span in self.picture.phases if self.x(span.stop) - self.x(span.start) > _LEAST_SPAN]
+        wide = [span for span in self.picture.phases if self.x(span.stop) - self.x(span.start) > _MIN_SPAN]
         for number, span in enumerate(wide):
             left, right = self.x(span.start), self.x(span.stop)
             if number % 2 == 0:
@@ -121,7 +121,7 @@ class _Svg:
             yield f'<text x="{self.left - 8:.1f}" y="{top + _LANE - 4}" text-anchor="end">{html.escape(label)}</text>'
             for bar in bars[lane]:
                 left = self.x(bar.start)
-                width = max(self.x(bar.stop) - left, _LEAST_BAR)
+                width = max(self.x(bar.stop) - left, _MIN_BAR)
                 yield (
                     f'<rect class="{bar.shade.name}" x="{left:.1f}" y="{top + 2}" width="{width:.1f}" height="{_LANE - 4}" '
                     f'rx="1.5"><title>{html.escape(self._words(bar))}</title></rect>'
@@ -180,15 +180,15 @@ class _Svg:
     def _runs(self) -> Iterator[str]:
         """Yield a block on the axis for each piece of a chain, every other one paler."""
         for run in self.picture.runs:
-            left, piece = self.x(run.start), run.piece
-            width = max(self.x(run.stop) - left, _LEAST_BAR)
+            left, tile = self.x(run.start), run.tile
+            width = max(self.x(run.stop) - left, _MIN_BAR)
             words = (
-                f"{piece.what}: piece {piece.index + 1} of {piece.count}{', summed in another order' if piece.reordered else ''}\n"
+                f"{tile.what}: piece {tile.index + 1} of {tile.count}{', summed in another order' if tile.reordered else ''}\n"
                 f"from {self._operator(run.start)} to {self._operator(run.stop - 1)}"
             )
             yield (
                 f'<rect class="piece" x="{left:.1f}" y="{_TOP + _CURVE + 1}" width="{width:.1f}" height="{_RUN}" '
-                f'fill-opacity="{1 if piece.index % 2 == 0 else _PALER}"><title>{html.escape(words)}</title></rect>'
+                f'fill-opacity="{1 if tile.index % 2 == 0 else _PALER}"><title>{html.escape(words)}</title></rect>'
             )
 
     def _axis(self) -> Iterator[str]:

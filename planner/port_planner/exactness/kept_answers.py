@@ -13,7 +13,7 @@ import torch
 
 from port_planner.base.cache import cache_folder, read_cached, write_cached
 from port_planner.exactness.arithmetic import arithmetic
-from port_planner.profiling.kept_costs import MOST_FILES, context, operator_key
+from port_planner.profiling.kept_costs import MAX_FILES, context, operator_key
 
 _METHOD = "sums that cancel"
 """How is compared: what was found by another method does not count."""
@@ -43,7 +43,7 @@ class AnswerFile(Generic[_Answer]):
 
     def add(self, fresh: Mapping[str, _Answer]) -> None:
         """Keep these, too."""
-        write_cached(self._folder, self._name, {**self.read(), **fresh}, most_files=MOST_FILES)
+        write_cached(self._folder, self._name, {**self.read(), **fresh}, max_files=MAX_FILES)
 
 
 class KeptAnswers:

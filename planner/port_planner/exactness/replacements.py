@@ -25,10 +25,10 @@ from port_planner.ir.operators import only_checks
 from port_planner.ir.run_op import call, fill, fill_all, view
 from port_planner.ir.torch_operators import dtype, function_of
 from port_planner.operators import base_name, operator_of
-from port_planner.operators.row import Carry, Product, Reads
+from port_planner.operators.row import CutDimension, Product, Reads
 from port_planner.profiling.operators import give_back
-from port_planner.slices.rewriting import Replacement, Rewritten, form_of
-from port_planner.slices.sums import CLOSE
+from port_planner.tiling.rewriting import Replacement, RewrittenGraph, form_of
+from port_planner.tiling.sums import CLOSE
 
 _HALF = ("bfloat16", "float16")
 """Types of numbers that hide in which order they were added."""
@@ -39,7 +39,7 @@ class LayoutError(PortError):
 
 
 @dataclass(frozen=True, slots=True)
-class Differing:
+class Difference:
     """A replacement that did not give the bits of the original, and where that showed.
 
     `place`: among the operators that were replaced, of the one whose result is another; None where that is not known of one.
@@ -55,7 +55,7 @@ class Differing:
         return None if self.place is None else self.replacement.old[self.place]
 
 
-def differing(graph: StepGraph, rewritten: Rewritten) -> tuple[Differing, ...]:
+def differing(graph: StepGraph, rewritten: RewrittenGraph) -> tuple[Difference, ...]:
     """Return the replacements that do not give the original's bits here, with the present number of threads.
 
     Of those alike (same operators, shapes and layouts) one is run.
@@ -72,9 +72,9 @@ def differing(graph: StepGraph, rewritten: Rewritten) -> tuple[Differing, ...]:
     return tuple(found)
 
 
-def compared_bytes(graph: StepGraph, rewritten: Rewritten, replacement: Replacement) -> int:
+def compared_bytes(graph: StepGraph, rewritten: RewrittenGraph, replacement: Replacement) -> int:
     """Return the most bytes of tensors that comparing a replacement holds at once; kernels may take more while they run."""
-    compared = _Compared(graph, rewritten, replacement)
+    compared = _ComparedValue(graph, rewritten, replacement)
     given = sum(graph.storages[s].nbytes for s in compared.given)
     before, expected = _run_bytes(graph, replacement.old, set(compared.given), compared.wanted, ())
     there = {compared.lies_at[s] for s in compared.given}
@@ -114,10 +114,10 @@ def _run_bytes(
     return most, now
 
 
-class _Compared:
+class _ComparedValue:
     """What a replacement is given, and what of its results is looked at: in the graph, and where that lies in the rewritten one."""
 
-    def __init__(self, graph: StepGraph, rewritten: Rewritten, replacement: Replacement) -> None:
+    def __init__(self, graph: StepGraph, rewritten: RewrittenGraph, replacement: Replacement) -> None:
         self.given = _inputs(graph, replacement.old)
         results = {s for i in replacement.old for s in (*graph.creates[i], *graph.ops[i].writes)}
         self.wanted = {
@@ -131,9 +131,9 @@ class _Compared:
         self.wanted_there = {self.lies_at[s] for s in (*(self.wanted - self.split), *self.parts)}
 
 
-def _difference(graph: StepGraph, rewritten: Rewritten, replacement: Replacement) -> Differing | None:
+def _difference(graph: StepGraph, rewritten: RewrittenGraph, replacement: Replacement) -> Difference | None:
     """Return in which storage, and how, the new ops' results differ; None where they do not."""
-    compared = _Compared(graph, rewritten, replacement)
+    compared = _ComparedValue(graph, rewritten, replacement)
     edges = _edges(rewritten, replacement)
     contents = {s: made_up(graph, s, replacement.old, edges) for s in compared.given}
     found = _difference_of(graph, rewritten, replacement, compared, contents)
@@ -154,8 +154,8 @@ def _difference(graph: StepGraph, rewritten: Rewritten, replacement: Replacement
 
 
 def _difference_of(
-    graph: StepGraph, rewritten: Rewritten, replacement: Replacement, compared: _Compared, contents: dict[int, torch.Tensor]
-) -> Differing | None:  # fmt: skip
+    graph: StepGraph, rewritten: RewrittenGraph, replacement: Replacement, compared: _ComparedValue, contents: dict[int, torch.Tensor]
+) -> Difference | None:  # fmt: skip
     """Return the same for these contents of what is given."""
     wanted, split, lies_at = compared.wanted, compared.split, compared.lies_at
     expected = _run(graph, replacement.old, contents, wanted)
@@ -163,10 +163,10 @@ def _difference_of(
     try:
         actual = _run(rewritten.graph, replacement.new, given_there, compared.wanted_there, rewritten.sources)
     except (RuntimeError, IndexError, LayoutError) as error:  # torch refuses a call with the first two
-        return Differing(replacement, str(error).partition("\n")[0])
+        return Difference(replacement, str(error).partition("\n")[0])
     for s in sorted(wanted - split | {*compared.parts}):
         if lies_at[s] not in actual:
-            return Differing(replacement, f"{rewritten.graph.label(s)} is not made")
+            return Difference(replacement, f"{rewritten.graph.label(s)} is not made")
         source = rewritten.sources.get(s)
         place = _maker(graph, replacement, s if source is None else source.storage)
         bits = expected[s] if source is None else _part(source, expected)
@@ -175,10 +175,10 @@ def _difference_of(
             apart = _apart(bits, found, _sum(graph, s, replacement))
             if not apart <= CLOSE:  # no number is not close
                 where = f"{rewritten.graph.label(s)} differs by {apart:.1e} of its largest number"
-                return Differing(replacement, where, place)
+                return Difference(replacement, where, place)
         elif not torch.equal(bits, found):
             count = int(torch.count_nonzero(bits != found))
-            return Differing(
+            return Difference(
                 replacement, f"{rewritten.graph.label(s)} differs in {count} of {bits.numel()} bytes", place
             )
     return None
@@ -210,7 +210,7 @@ def _numbers_of(op: Op, product: Product) -> list[int]:
     return [k for k in (*product.dims, product.addend) if k is not None and isinstance(op.args[k], Ref)]
 
 
-def _adds_otherwise(graph: StepGraph, rewritten: Rewritten, replacement: Replacement) -> Differing | None:
+def _adds_otherwise(graph: StepGraph, rewritten: RewrittenGraph, replacement: Replacement) -> Difference | None:
     """Return which product of the original adds in another order in a piece of its rows; None where none does.
 
     Among other operators its results may not show that: what they are added to hides it.
@@ -219,11 +219,11 @@ def _adds_otherwise(graph: StepGraph, rewritten: Rewritten, replacement: Replace
         for start, rows in _row_pieces(graph, i, rewritten, replacement.new):
             if not _is_alike_by_rows(graph, graph.ops[i], start, rows):
                 where = f"{graph.ops[i].name} adds in another order where {rows} rows are a piece"
-                return Differing(replacement, where, place)
+                return Difference(replacement, where, place)
     return None
 
 
-def _row_pieces(graph: StepGraph, i: int, rewritten: Rewritten, new: Sequence[int]) -> list[tuple[int, int]]:
+def _row_pieces(graph: StepGraph, i: int, rewritten: RewrittenGraph, new: Sequence[int]) -> list[tuple[int, int]]:
     """Return the beginning and the size of pieces, one of each size, in which the new ops compute rows of a product in half precision."""
     op = graph.ops[i]
     product = _half_product(graph, op)
@@ -235,8 +235,8 @@ def _row_pieces(graph: StepGraph, i: int, rewritten: Rewritten, new: Sequence[in
         return []
     found, start, whole = dict[int, int](), 0, extents[outermost]
     for k in new:
-        piece = rewritten.graph.ops[k]
-        sizes = _extents(rewritten.graph, piece, product) if base_name(piece.name) == base_name(op.name) else {}
+        tile = rewritten.graph.ops[k]
+        sizes = _extents(rewritten.graph, tile, product) if base_name(tile.name) == base_name(op.name) else {}
         rows = sizes.get(outermost, whole)
         if rows < whole and {**sizes, outermost: whole} == extents:
             found.setdefault(rows, min(start % whole, whole - rows))
@@ -251,7 +251,7 @@ def _extents(graph: StepGraph, op: Op, product: Product) -> dict[str, int]:
 
 
 def _is_alike_by_rows(graph: StepGraph, op: Op, start: int, rows: int) -> bool:
-    """Tell whether these rows of a product have the same bits when they are computed for themselves."""
+    """Return whether these rows of a product have the same bits when they are computed for themselves."""
     product = operator_of(op.name).product
     if product is None:
         raise ValueError(f"{op.name} is no product")
@@ -270,19 +270,21 @@ def _is_alike_by_rows(graph: StepGraph, op: Op, start: int, rows: int) -> bool:
 # -- where vectors end
 
 
-def _apart_at_ends(graph: StepGraph, ops: Sequence[int], replacement: Replacement) -> Differing | None:
+def _apart_at_ends(graph: StepGraph, ops: Sequence[int], replacement: Replacement) -> Difference | None:
     """Return which operator gives other numbers where threads' shares end: few, which those made up may not show; None where none does."""
     threads = torch.get_num_threads()
     for op in (graph.ops[i] for i in ops):
         known = operator_of(op.name)
-        elementwise = known.cut is not None and known.cut.carry is Carry.ELEMENTS and known.reads is not Reads.SHAPES
+        elementwise = (
+            known.cut is not None and known.cut.dimension is CutDimension.ELEMENTS and known.reads is not Reads.SHAPES
+        )
         if threads == 1 or not elementwise:
             continue
         sizes = {math.prod(graph.values[v].shape) for v in operands(op)} - {1}
         if len(sizes) <= 1 and all(in_whole_vectors(size, threads) for size in sizes):
             continue
         if rounds_apart(function_of(op), *fill_all(op, partial(_layout, graph))):
-            return Differing(replacement, f"{op.name} rounds apart where a thread's share ends within a vector")
+            return Difference(replacement, f"{op.name} rounds apart where a thread's share ends within a vector")
     return None
 
 
@@ -300,7 +302,7 @@ def _sum(graph: StepGraph, s: int, replacement: Replacement) -> Value:
     return next(graph.values[v] for v in made if graph.values[v].storage == s)
 
 
-def _edges(rewritten: Rewritten, replacement: Replacement) -> list[int]:
+def _edges(rewritten: RewrittenGraph, replacement: Replacement) -> list[int]:
     """Return the first and the last row of every part of a tensor that the new ops take: what a slip would show at."""
     taken = {s for i in replacement.new for s in rewritten.graph.reads[i]} & rewritten.sources.keys()
     parts = [rewritten.sources[s] for s in sorted(taken)]

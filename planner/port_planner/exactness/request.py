@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 import torch
 
-from port_planner.exactness.replacements import Differing, compared_bytes, differing
+from port_planner.exactness.replacements import Difference, compared_bytes, differing
 from port_planner.ir.bundle.codec import pack_graph, unpack_graph
 from port_planner.ir.graph import StepGraph, Value
-from port_planner.slices.rewriting import Replacement, Rewritten
+from port_planner.tiling.rewriting import Replacement, RewrittenGraph
 
-Pair = tuple[StepGraph, Rewritten]
+Pair = tuple[StepGraph, RewrittenGraph]
 """A graph and what it was rewritten to."""
 
 
@@ -47,9 +47,9 @@ def pack_request(pairs: Iterable[Pair], threads: int) -> bytes:
     return msgspec.msgpack.encode(_Request([pack_graph(graph) for graph in graphs], packed, threads))
 
 
-def read_differing(path: Path) -> tuple[tuple[Differing, ...], ...]:
+def read_differing(path: Path) -> tuple[tuple[Difference, ...], ...]:
     """Read what `pack_differing` returned: of each pair, what differs."""
-    return msgspec.msgpack.decode(path.read_bytes(), type=tuple[tuple[Differing, ...], ...])
+    return msgspec.msgpack.decode(path.read_bytes(), type=tuple[tuple[Difference, ...], ...])
 
 
 class ComparisonRequest:
@@ -61,26 +61,26 @@ class ComparisonRequest:
         graphs = [unpack_graph(graph) for graph in request.graphs]
         self.threads = request.threads
         self.pairs: list[Pair] = [
-            (graphs[p.graph], Rewritten(unpack_graph(p.other), p.replacements, p.sources, p.moved))
+            (graphs[p.graph], RewrittenGraph(unpack_graph(p.other), p.replacements, p.sources, p.moved))
             for p in request.pairs
         ]
 
-    def parted(self, room_bytes: int) -> tuple[list[Pair], list[Pair]]:
+    def parted(self, free_bytes: int) -> tuple[list[Pair], list[Pair]]:
         """Return the pairs with the replacements for which so many bytes of tensors are room enough, and with the others."""
         fitting, others = list[Pair](), list[Pair]()
         for graph, rewritten in self.pairs:
-            small = frozenset(r for r in rewritten.replacements if compared_bytes(graph, rewritten, r) <= room_bytes)
+            small = frozenset(r for r in rewritten.replacements if compared_bytes(graph, rewritten, r) <= free_bytes)
             for part, taken in ((fitting, True), (others, False)):
                 chosen = tuple(r for r in rewritten.replacements if (r in small) is taken)
                 part.append((graph, replace(rewritten, replacements=chosen)))
         return fitting, others
 
-    def differing(self, pairs: Iterable[Pair]) -> list[tuple[Differing, ...]]:
+    def differing(self, pairs: Iterable[Pair]) -> list[tuple[Difference, ...]]:
         """Return of each of these pairs what differs."""
         torch.set_num_threads(self.threads)
         return [differing(*pair) for pair in pairs]
 
 
-def pack_differing(found: Sequence[tuple[Differing, ...]]) -> bytes:
+def pack_differing(found: Sequence[tuple[Difference, ...]]) -> bytes:
     """Return what `read_differing` reads."""
     return msgspec.msgpack.encode(found)

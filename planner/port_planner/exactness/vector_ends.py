@@ -17,10 +17,10 @@ from port_planner.base.tensor_bytes import same_bits
 from port_planner.operators.row import VECTOR
 from port_planner.torch_compat.modes import pytree
 
-LEAST_SHARE = 32768
+MIN_SHARE = 32768
 """Elements from which kernels take a further thread."""
 
-_LEAST_SHARES = (2048, 16384, LEAST_SHARE)
+_MIN_SHARES = (2048, 16384, MIN_SHARE)
 """The same of the vector math library, of GELU, which then takes all threads at once, and of the others."""
 
 _SAMPLES = 1 << 15
@@ -36,15 +36,15 @@ _FACTORS = {"below": 0.3, "above": 1.7}
 
 
 def in_whole_vectors(elements: int, threads: int) -> bool:
-    """Tell whether every thread's share of a contiguous tensor, but for the last, ends with a whole pair of vectors."""
-    taken = {min(threads, math.ceil(elements / least)) for least in _LEAST_SHARES}
-    if elements > min(_LEAST_SHARES):
+    """Return whether every thread's share of a contiguous tensor, but for the last, ends with a whole pair of vectors."""
+    taken = {min(threads, math.ceil(elements / least)) for least in _MIN_SHARES}
+    if elements > min(_MIN_SHARES):
         taken.add(threads)
     return all(count <= 1 or math.ceil(elements / count) % VECTOR == 0 for count in taken)
 
 
 def rounds_apart(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    """Tell whether an elementwise operator, so called, rounds apart here in vectors and number by number.
+    """Return whether an elementwise operator, so called, rounds apart here in vectors and number by number.
 
     That is seen on made-up numbers, once in a process for each form of call. Which NaN one is does not count. Tensors of one element go
     with all of the others.

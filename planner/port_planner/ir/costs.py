@@ -138,7 +138,7 @@ class Codec(enum.Enum):
 
     @property
     def comes_back(self) -> bool:
-        """Say whether the items can be had of their packed form again."""
+        """Return whether the items can be had of their packed form again."""
         return self not in (Codec.SIGN, Codec.INSIDE)
 
 
@@ -204,6 +204,6 @@ class Speeds(msgspec.Struct, frozen=True, array_like=True):
     write_bytes_per_s: _Rate | None = None
 
     def differ_from(self, other: "Speeds", share: float) -> bool:
-        """Say whether one of them is off by more than `share` of the other, or known here only."""
+        """Return whether one of them is off by more than `share` of the other, or known here only."""
         pairs = zip(msgspec.structs.astuple(self), msgspec.structs.astuple(other), strict=True)
         return any(a is not None and (b is None or abs(a / b - 1) > share) for a, b in pairs)

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from port_planner.base.bounds import Count, Text
 from port_planner.base.errors import ExitCode, PortError
-from port_planner.ir.devices.kinds import CPU, MAX_NAME, accelerator_of
+from port_planner.ir.device_kinds import CPU, MAX_NAME, accelerator_of
 from port_planner.ir.operators import draws_by_shape
 from port_planner.operators import base_name
 
@@ -118,7 +118,7 @@ class Value:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Tile:
     """Which part of a chain of operators an op computes: piece `index` of `count` of chain number `chain`, which is `what`.
 
     `reordered`: the op sums over pieces, in another order than the whole, as was allowed; of a chain, whether one of its ops does.
@@ -138,7 +138,7 @@ class Op:
     `name` is the aten overload, such as `aten::addmm`, `aten::add.Tensor`.
 
     `outputs` holds one value index per tensor returned (None where nothing reads it). `writes` are the storages it
-    changes in place, `random` says that it draws from the default generator. `piece`: of an op that runs in pieces; it
+    changes in place, `random` says that it draws from the default generator. `tile`: of an op that runs in pieces; it
     changes nothing of what is computed. `team`: the number of the CPU's team of threads that computes it, 0: all threads of the bundle.
     """
 
@@ -149,7 +149,7 @@ class Op:
     writes: tuple[int, ...]
     phase: Phase
     random: bool = False
-    piece: Piece | None = None
+    tile: Tile | None = None
     team: int = 0
 
 
@@ -246,13 +246,13 @@ class StepGraph:
         return frozenset(self.values[v].storage for v in (self.loss, *self.aux))
 
     @cached_property
-    def pieces(self) -> tuple[Piece, ...]:
+    def pieces(self) -> tuple[Tile, ...]:
         """The chains of operators that run in pieces, each by its first piece, in order."""
-        found: dict[int, Piece] = {}
-        for piece in (op.piece for op in self.ops if op.piece is not None):
-            known = found.setdefault(piece.chain, replace(piece, index=0))
-            if piece.reordered and not known.reordered:
-                found[piece.chain] = replace(known, reordered=True)
+        found: dict[int, Tile] = {}
+        for tile in (op.tile for op in self.ops if op.tile is not None):
+            known = found.setdefault(tile.chain, replace(tile, index=0))
+            if tile.reordered and not known.reordered:
+                found[tile.chain] = replace(known, reordered=True)
         return tuple(found.values())
 
     def label(self, s: int) -> str:
@@ -324,7 +324,7 @@ def structure(graph: StepGraph) -> Structure:
     The operators of equal structures have the same places, and so have the storages: a plan of one can be read as one of the other.
     """
     ops = tuple(
-        (op.name, op.phase, op.random, op.writes, read, created, op.piece and (op.piece.index, op.piece.count), op.team)
+        (op.name, op.phase, op.random, op.writes, read, created, op.tile and (op.tile.index, op.tile.count), op.team)
         for op, read, created in zip(graph.ops, graph.reads, graph.creates, strict=True)
     )
     storages = tuple((s.role, s.persistent and s.name, s.device) for s in graph.storages)
@@ -424,7 +424,7 @@ def view_bytes(dtype: str, shape: tuple[int, ...], stride: tuple[int, ...], offs
 
 
 def _fills(value: Value, nbytes: int) -> bool:
-    """Say whether a view reaches over all of a storage of so many bytes, from its beginning on."""
+    """Return whether a view reaches over all of a storage of so many bytes, from its beginning on."""
     return value.offset == 0 and view_bytes(value.dtype, value.shape, value.stride, value.offset) == nbytes
 
 

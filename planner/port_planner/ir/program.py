@@ -34,7 +34,7 @@ class BudgetError(PlanError):
         )
 
 
-class DearPlanError(PlanError):
+class CostlyPlanError(PlanError):
     """A plan that costs more than it may."""
 
 
@@ -102,7 +102,7 @@ class Program:
     that are in the host's memory alone then, beside a device with its own.
     `replayed`: random ops whose generator state must be kept because they run again. `slice_written`: update group ->
     storages that are resident whole when it starts and are away when it ends, written slice by slice.
-    `carried`: persistent storages whose write may still be under way when the step ends; the next one waits for it.
+    `cross_step`: persistent storages whose write may still be under way when the step ends; the next one waits for it.
     `seconds`, `stall_seconds`: of a step among others like it, with the writes of the one before it still under way.
     `packings`: what is packed, one entry per gap in the order of packing; `packing_seconds`: of both directions.
     `written_to`: bytes by paging target. `wear_joules`: what the written bytes cost of the media's life, as the energy that buys as much (`Flash`).
@@ -114,7 +114,7 @@ class Program:
     slice_counts: tuple[tuple[int, int], ...]
     slice_written: tuple[tuple[int, tuple[int, ...]], ...]
     starts_on_flash: frozenset[int]
-    carried: frozenset[int]
+    cross_step: frozenset[int]
     replayed: frozenset[int]
     peak_bytes: int
     peak_op: int

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from port_planner.ir.devices.torch_device import known_kinds
 from port_planner.ir.graph import Argument, GraphError, Named, Op, Ref, StepGraph, references
 from port_planner.ir.operators import ADD_SCALED, MAXIMUM_OUT, OperatorError, check_operator
+from port_planner.ir.torch_device import known_kinds
 from port_planner.operators import base_name, operator_of
 
 _DTYPES: dict[str, torch.dtype] = {
@@ -35,7 +35,7 @@ _NAMED: dict[str, dict[str, Any]] = {
 COMPLEX = "complex"
 """The kind of an argument that names a complex number, as Python spells it."""
 
-MOST_COORDINATE = 1e30
+MAX_COORDINATE = 1e30
 """Still finite in float32 when it is scaled to pixels."""
 CONNECTIONIST = "_ctc_loss"
 """Its labels, the second of four tensors or lists, become addresses whatever they are, in all its overloads."""
@@ -46,7 +46,7 @@ RECURRENT = "aten::mkldnn_rnn_layer"
 """A layer of an LSTM by oneDNN."""
 _WITH_WORKSPACE = 4
 """Tensors that such a layer gives, the last for its backward pass."""
-MOST_REPEATS = 2**48
+MAX_REPEATS = 2**48
 """More than any address space holds, and far from where a sum of 64 bits begins anew."""
 
 
@@ -86,7 +86,7 @@ def function_of(op: Op) -> Callable[..., Any]:
 
 
 def shaped_by_contents(op: Op) -> bool:
-    """Say whether the shape of what an operator gives depends on more than its operands' shapes: rows that a mask chooses, say."""
+    """Return whether the shape of what an operator gives depends on more than its operands' shapes: rows that a mask chooses, say."""
     tags: Sequence[torch.Tag] = resolve(op.name).tags  # type: ignore[attr-defined]
     return torch.Tag.dynamic_output_shape in tags
 

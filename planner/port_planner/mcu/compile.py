@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from torch import nn
 
 from port_planner.mcu.autodiff import SparseScheme, full_scheme
+from port_planner.mcu.choose_plan import FitOptions, FittedMemory
 from port_planner.mcu.emit import GeneratedModel, emit_model
-from port_planner.mcu.fates.choose import FitOptions, FittedMemory
-from port_planner.mcu.fates.low_bytes import fit_low_bytes
 from port_planner.mcu.frontend import import_module
+from port_planner.mcu.low_bytes import fit_low_bytes
 from port_planner.mcu.memory import MemoryPlan, plan_memory
 from port_planner.mcu.quantize import Int8Array, QuantizedGraph, quantize
 

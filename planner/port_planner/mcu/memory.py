@@ -21,10 +21,10 @@ from port_planner.mcu.autodiff import (
     training_program,
     writes,
 )
-from port_planner.mcu.bands import BandGroup
 from port_planner.mcu.ir import Graph, KernelCall, row_bytes, scratch_bytes
 from port_planner.mcu.pages import CHECKSUMS, BoardPaging, MediumLayout, Page, medium_layout, parameter_name
 from port_planner.mcu.step_table import RepeatedOps, home, table_rows, tensor_of
+from port_planner.mcu.tiles import TileGroup
 
 
 class ArenaBudgetError(PortError):
@@ -287,7 +287,7 @@ def plan_memory(
     simd: bool = True,
     rounds: int = 400,
     repeated: RepeatedOps | None = None,
-    groups: Sequence[BandGroup] = (),
+    groups: Sequence[TileGroup] = (),
     pages: PageUse | None = None,
 ) -> MemoryPlan:
     """Return the memory plan of a scheme; None plans inference only.

@@ -174,8 +174,8 @@ class PageVerifier:
             self.coming[row.page] = row.output, self.pages[row.page]
             held.pop(row.output, None)
         else:
-            under_way = self.leaving if row.source else self.coming
-            residency, contents = under_way.pop(row.page, ("", ("", 0)))
+            pending = self.leaving if row.source else self.coming
+            residency, contents = pending.pop(row.page, ("", ("", 0)))
             if residency != (row.source or row.output):
                 raise BoardPageError(
                     index, row, f"waits for {row.source or row.output}, under way is {residency or 'nothing'}"

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 
 from port_planner.base.errors import PortError
 from port_planner.mcu.autodiff import PAGE_KINDS, SampleProgram, Step, StepKind, TableRow, gradient_of, reads, writes
-from port_planner.mcu.bands import BandGroup, BandVerifier, GroupRows, group_rows, group_tensors
 from port_planner.mcu.ir import Graph, KernelCall, OpKind, scratch_bytes
 from port_planner.mcu.pages import (
     PARAMETER_USERS,
@@ -27,6 +26,7 @@ from port_planner.mcu.pages import (
     verify_parameters,
     with_transfer_beside,
 )
+from port_planner.mcu.tiles import GroupRows, TileGroup, TileVerifier, group_rows, group_tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ def table_rows(
     repeated: RepeatedOps | None = None,
     *,
     simd: bool = True,
-    groups: Sequence[BandGroup] = (),
+    groups: Sequence[TileGroup] = (),
     paging: BoardPaging | None = None,
     chooses: bool = False,
 ) -> StepTable:
@@ -76,7 +76,7 @@ def table_rows(
 
     `chooses`: weight updates are dynamic, with room for what each group of channels matters.
 
-    Raises TableError, BandError or BoardPageError where that does not compute what the program does.
+    Raises TableError, TileError or BoardPageError where that does not compute what the program does.
     """
     wanted, moved = repeated or RepeatedOps(), paging or BoardPaging()
     place, starts = _Residencies(program, simd, moved, chooses), {group.start: group for group in groups}
@@ -210,7 +210,7 @@ class _Residencies:
             again=again, parameters=self._parameters(op.name),
         )  # fmt: skip
 
-    def group(self, program: SampleProgram, group: BandGroup) -> GroupRows:
+    def group(self, program: SampleProgram, group: TileGroup) -> GroupRows:
         """Return the rows of a group of operators that run in bands."""
         read, written = group_tensors(program, group)
         place = {name: self._found(name) for name in (*read, *written)}
@@ -231,8 +231,8 @@ def tensor_of(residency: str) -> str:
     return residency.rpartition("@")[0] or residency
 
 
-def verify_table(program: SampleProgram, rows: Sequence[TableRow], groups: Sequence[BandGroup] = ()) -> None:
-    """Raise TableError, BandError, BoardPageError unless the rows do what the program does, operand for operand.
+def verify_table(program: SampleProgram, rows: Sequence[TableRow], groups: Sequence[TileGroup] = ()) -> None:
+    """Raise TableError, TileError, BoardPageError unless the rows do what the program does, operand for operand.
 
     Both are run on symbols. What a row reads must be the tensor that the program's step reads, written as often;
     an operator that runs again must read what it read the first time, with weights that were not updated since.
@@ -278,7 +278,7 @@ def verify_table(program: SampleProgram, rows: Sequence[TableRow], groups: Seque
 
 def _verify_group(
     program: SampleProgram,
-    group: BandGroup,
+    group: TileGroup,
     rows: Sequence[TableRow],
     span: tuple[int, int],
     wanted: dict[str, int],
@@ -293,7 +293,7 @@ def _verify_group(
     read, written = group_tensors(program, group)
     now = {name: (tensor, count) for name, (tensor, count) in held.items()}
     whole = {name: tensor for name, (tensor, count) in now.items() if tensor in read and count == wanted[tensor]}
-    BandVerifier(program, group, whole).run(tuple(rows[span[0] : index]))
+    TileVerifier(program, group, whole).run(tuple(rows[span[0] : index]))
     targets = {row.target for row in rows[span[0] : index] if row.target and not row.target.startswith("band:")}
     for tensor in written:
         wanted[tensor] = wanted.get(tensor, 0) + 1

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from port_planner.milp.highs import LinearModel, Vector
-from port_planner.problem.model import Fate, Gap, Packing, Problem, Rematerialization, Schedule
+from port_planner.problem.problem import Gap, GapDecision, Packing, Problem, Rematerialization, Schedule
 from port_planner.problem.replay import page_out_ready, transfers_fit
 
 Term = tuple[int, float]
@@ -229,8 +229,8 @@ def _fixed_gaps(problem: Problem) -> set[int]:
     alive = [g for g, gap in enumerate(problem.gaps) if not gap.dead]
     if problem.ram_bytes is None:
         return set(alive)
-    load += kept_bytes(problem, alive) + _most_by_variants(problem)
-    in_pieces = {g for group in problem.groups for one in group.alternatives for n in one.savings for g in n.gaps}
+    load += kept_bytes(problem, alive) + _max_by_variants(problem)
+    tiled = {g for group in problem.groups for one in group.alternatives for n in one.savings for g in n.gaps}
     tight = load > problem.ram_bytes
     streamed = {(i, slicing.stage) for slicing in problem.slicings if tight[slicing.stage] for i in slicing.members}
     tight_before = np.concatenate(([0], np.cumsum([*tight, *tight])))
@@ -249,7 +249,7 @@ def _fixed_gaps(problem: Problem) -> set[int]:
         )
         ends = {(gap.tensor, gap.after), (gap.tensor, gap.before % size)}
         short = tight_before[gap.before] > tight_before[gap.after + 1] or not ends.isdisjoint(streamed)
-        if not movable or not (short or g in in_pieces):
+        if not movable or not (short or g in tiled):
             fixed.add(g)
     return fixed
 
@@ -265,7 +265,7 @@ def kept_bytes(problem: Problem, gaps: Iterable[int]) -> Vector:
     return kept[: problem.size] + kept[problem.size :]
 
 
-def _most_by_variants(problem: Problem) -> Vector:
+def _max_by_variants(problem: Problem) -> Vector:
     """Return the most bytes that the alternatives of all groups may add to each stage."""
     most = np.zeros(problem.size)
     for group in problem.groups:
@@ -294,7 +294,7 @@ def define_returns(f: Columns) -> None:
             joules = f.rematerialization_joules(rematerialization)
             columns.recompute = {s: f.model.column(f"x({g},{s})", joules, integral=True) for s in stages}
         if f.breadth.paging:
-            extra = known.stage if known is not None and known.fate is Fate.PAGE else gap.before
+            extra = known.stage if known is not None and known.decision is GapDecision.PAGE else gap.before
             pages = [s for s in stages if f.breadth.early_pages or s in (gap.before, extra)]
             _define_pages(f, g, columns, pages)
         packing = f.problem.tensors[gap.tensor].packing(gap.version)

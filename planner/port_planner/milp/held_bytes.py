@@ -80,9 +80,9 @@ class HeldRows:
         columns = np.fromiter(self._held, np.int32, len(self._held))
         factors = np.fromiter(self._held.values(), np.float64, len(self._held)) / self._byte_scale
         held = array("i", columns.tobytes()), array("d", factors.tobytes())
-        most_held = float(factors @ self._upper[columns])
+        max_held = float(factors @ self._upper[columns])
         for further, (load, name) in self._offered.items():
-            most = most_held + sum(a * self._model.upper[v] for v, a in further if a > 0)
+            most = max_held + sum(a * self._model.upper[v] for v, a in further if a > 0)
             if load + most <= self._limit * (1 + _ROUNDING):
                 continue
             if any(v in self._held for v, _ in further):

@@ -34,7 +34,7 @@ def eq9_wear(f: Columns) -> None:
     terms = [
         (v, f.problem.tensors[i].nbytes / f.byte_scale)
         for (i, _, target), v in f.page_out.items()
-        if f.problem.room(target) is None
+        if f.problem.limit_bytes(target) is None
     ]
     for g, columns in f.gaps.items():
         packing = f.problem.tensors[f.problem.gaps[g].tensor].packing(f.problem.gaps[g].version)

@@ -12,7 +12,7 @@ from port_planner.milp.held_bytes import HeldBytes, HeldRows
 from port_planner.milp.highs import Vector
 from port_planner.milp.time_rows import add_overlap_loads
 from port_planner.milp.variant_rows import spared_terms, variant_loads
-from port_planner.problem.model import Gap, Rematerialization, Semantics
+from port_planner.problem.problem import Gap, Rematerialization, Semantics
 from port_planner.problem.replay import gaps_around, page_out_ready, read_window, write_window
 
 
@@ -68,12 +68,12 @@ def eq6_target_memory(f: Columns) -> None:
     for g, columns in f.gaps.items():
         gap, tensor = problem.gaps[g], problem.tensors[problem.gaps[g].tensor]
         for (s, target), v in columns.page.items():
-            if problem.room(target) is not None and not tensor.persistent:
+            if problem.limit_bytes(target) is not None and not tensor.persistent:
                 for t in {t % problem.size for t in range(gap.after, s)}:
                     held[target, t].append((v, tensor.nbytes / f.byte_scale))
     copies = eq6_copies(f)
     for target, t in sorted({*held, *((target, 0) for target in copies)}):
-        room = (problem.room(target) or 0) / f.byte_scale
+        room = (problem.limit_bytes(target) or 0) / f.byte_scale
         total, most = copies.get(target, (None, 0.0))
         terms = held[target, t] + ([] if total is None else [(total, 1.0)])
         if sum(nbytes for _, nbytes in held[target, t]) + most > room:
@@ -93,7 +93,7 @@ def eq6_copies(f: Columns) -> dict[int, tuple[int, float]]:
             gaps_of[problem.gaps[g].tensor].append(g)
     held: dict[int, list[Term]] = defaultdict(list)
     for i, gaps in gaps_of.items():
-        for target in sorted({d for g in gaps for _, d in f.gaps[g].page if problem.room(d) is not None}):
+        for target in sorted({d for g in gaps for _, d in f.gaps[g].page if problem.limit_bytes(d) is not None}):
             copy = f.model.column(f"n({i},{target})")
             held[target].append((copy, problem.tensors[i].nbytes / f.byte_scale))
             for g in gaps:

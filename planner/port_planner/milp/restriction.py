@@ -26,7 +26,7 @@ _Columns = npt.NDArray[np.intp]
 
 
 @dataclass(frozen=True, slots=True)
-class Restricted:
+class RestrictedModel:
     """What is left to decide: `model`, whose columns are `columns` of the whole one; the others have their `values`."""
 
     model: LinearModel
@@ -70,7 +70,7 @@ class Restriction:
         own = self._row == row
         return float(self._factor[own] @ values[self._column[own]])
 
-    def bounded(self, columns: Sequence[int], lower: Vector, upper: Vector) -> Restricted:
+    def bounded(self, columns: Sequence[int], lower: Vector, upper: Vector) -> RestrictedModel:
         """Return what is left of the model where `columns` have these bounds and the others their own."""
         part = _Part(
             self._row, self._column, self._factor, self._lower.copy(), self._upper.copy(), self._row_lower, self._row_upper,
@@ -81,7 +81,7 @@ class Restriction:
             pass
         return self._left(part)
 
-    def _left(self, part: "_Part") -> Restricted:
+    def _left(self, part: "_Part") -> RestrictedModel:
         used = np.zeros(len(self._cost), dtype=bool)
         used[part.column] = True
         # Columns in no row take their cheapest value; one without a cheapest is left for the solver to say so.
@@ -98,7 +98,7 @@ class Restriction:
             impossible=self._impossible | {f"row {row}": missed for row, missed in part.missed.items()},
             offset=float(self._cost @ values),
         )  # fmt: skip
-        return Restricted(model, columns, values)
+        return RestrictedModel(model, columns, values)
 
 
 class _Part:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from port_planner.milp.columns import Columns, Term
-from port_planner.problem.model import Rematerialization
+from port_planner.problem.problem import Rematerialization
 
-MOST_POINTS = 4
+MAX_POINTS = 4
 """Stages of a gap from which on it may be back early: more make the relaxation larger, and hardly higher."""
 
 
@@ -40,7 +40,7 @@ class _Idle:
 
 
 @dataclass(slots=True)
-class _Need:
+class _RematInput:
     """An input that a rematerialization finds in none but these gaps."""
 
     tensor: int
@@ -49,7 +49,7 @@ class _Need:
 
 def eq3_sources(f: Columns) -> None:
     """x[g] or m[i,h] <= sum of a[h,s] and m[u,h] over the gaps h of each input u in which it may be found, s the last stage of g in h."""
-    needs: dict[int, list[_Need]] = {}
+    needs: dict[int, list[_RematInput]] = {}
     spans, waiting = dict[int, _Span](), list[int]()
     for g, columns in f.gaps.items():
         gap = f.problem.gaps[g]
@@ -78,7 +78,7 @@ def eq3_sources(f: Columns) -> None:
             f.model.row(f"eq3_sources({f.model.names[column]},{need.tensor})", terms, -np.inf, 0.0)
 
 
-def _widen(needs: list[_Need], spans: dict[int, _Span], waiting: list[int]) -> None:
+def _widen(needs: list[_RematInput], spans: dict[int, _Span], waiting: list[int]) -> None:
     """Note in which stages tensors may be wanted as intermediates, and which of them must be looked at (again)."""
     for idle in (idle for need in needs for idle in need.idle):
         known = spans.get(idle.gap)
@@ -88,10 +88,10 @@ def _widen(needs: list[_Need], spans: dict[int, _Span], waiting: list[int]) -> N
             waiting.append(idle.gap)
 
 
-def _needs(f: Columns, how: Rematerialization, span: _Span) -> list[_Need]:
+def _needs(f: Columns, how: Rematerialization, span: _Span) -> list[_RematInput]:
     """Return the inputs that are not there anyway at one stage of a span at least."""
     found = ((u, _idle(f, u, version, span)) for u, version in how.inputs)
-    return [_Need(u, idle) for u, idle in found if idle is not None]
+    return [_RematInput(u, idle) for u, idle in found if idle is not None]
 
 
 def _idle(f: Columns, tensor: int, version: int, span: _Span) -> list[_Idle] | None:
@@ -125,7 +125,7 @@ def _define_presence(f: Columns, idle: list[_Idle]) -> dict[tuple[int, int], int
             points[one.gap].add(one.unrolled)
     for h, stages in points.items():
         columns, before, ordered = f.gaps[h], f.problem.gaps[h].before, sorted(stages)
-        count = min(len(ordered), MOST_POINTS)
+        count = min(len(ordered), MAX_POINTS)
         chosen = [ordered[len(ordered) * (k + 1) // count - 1] for k in range(count)]
         previous = columns.keep
         for s, end in itertools.pairwise([*chosen, before]):

@@ -11,7 +11,7 @@ import numpy as np
 
 from port_planner.milp.highs import INFINITY, HighsSession, LinearModel, SolverRun
 
-_LEAST_TERMS = 32
+_MIN_TERMS = 32
 """Of a row: shorter ones are as fast as they are, and a solver finds cuts in them."""
 
 _CHANGED = 1 / 2
@@ -31,7 +31,7 @@ def run_relaxed(model: LinearModel, time_limit_s: float) -> SolverRun:
 
 def telescoped(model: LinearModel) -> LinearModel:
     """Return the same model with such rows; its own columns come first, and further ones are not integral."""
-    told = LinearModel(
+    summed = LinearModel(
         list(model.names), list(model.cost), list(model.lower), list(model.upper), list(model.integral),
         impossible=dict(model.impossible), offset=model.offset,
     )  # fmt: skip
@@ -40,17 +40,17 @@ def telescoped(model: LinearModel) -> LinearModel:
     sums = dict[int, int]()
     for row, name in enumerate(model.row_names):
         if row not in changes and row not in followed:
-            told.row(name, _terms(model, row), model.row_lower[row], model.row_upper[row])
+            summed.row(name, _terms(model, row), model.row_lower[row], model.row_upper[row])
             continue
-        sums[row] = told.column(f"sum({name})", upper=model.row_upper[row])
-        told.lower[sums[row]] = -INFINITY
+        sums[row] = summed.column(f"sum({name})", upper=model.row_upper[row])
+        summed.lower[sums[row]] = -INFINITY
         if row in changes:
             before, changed = changes[row]
             terms = [*changed, (sums[before], 1.0)]
         else:
             terms = _terms(model, row)
-        told.row(name, [*terms, (sums[row], -1.0)], 0.0, 0.0)
-    return told
+        summed.row(name, [*terms, (sums[row], -1.0)], 0.0, 0.0)
+    return summed
 
 
 def _terms(model: LinearModel, row: int) -> list[tuple[int, float]]:
@@ -66,7 +66,7 @@ def _changes(model: LinearModel) -> dict[int, tuple[int, list[tuple[int, float]]
     had, has_now = np.zeros(model.columns), np.zeros(model.columns, bool)
     for row in range(model.rows):
         begin, end = model.row_start[row], model.row_start[row + 1]
-        if end - begin < _LEAST_TERMS or model.row_lower[row] != -INFINITY:
+        if end - begin < _MIN_TERMS or model.row_lower[row] != -INFINITY:
             continue
         columns, factors = index[begin:end], value[begin:end]
         has_now[columns] = True

@@ -15,7 +15,7 @@ import numpy as np
 from port_planner.milp.columns import Columns, GapColumns, Term
 from port_planner.milp.held_bytes import HeldBytes
 from port_planner.milp.variant_rows import variant_seconds
-from port_planner.problem.model import Gap, Paging, Problem
+from port_planner.problem.problem import Gap, Paging, Problem
 from port_planner.problem.replay import read_window, write_window
 
 BUCKETS = 32
@@ -229,5 +229,5 @@ def eq7_write_behind(f: Columns) -> None:
 def eq7_exposed_stall(f: Columns) -> None:
     """stall >= exposed reads and writes of a link + its stalls of the pieces."""
     for link, exposed in f.exposed.items():
-        pieces = [(v, -1.0) for (other, _), v in f.bucket_stalls.items() if other == link]
-        f.model.row(f"eq7_exposed_stall{_of_link(link)}", exposed + pieces, 0.0, np.inf)
+        tiles = [(v, -1.0) for (other, _), v in f.bucket_stalls.items() if other == link]
+        f.model.row(f"eq7_exposed_stall{_of_link(link)}", exposed + tiles, 0.0, np.inf)

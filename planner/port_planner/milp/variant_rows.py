@@ -40,18 +40,18 @@ def eq11_one_variant(f: Columns) -> None:
         f.model.row(f"eq11_one_variant({c})", terms, 1.0, 1.0)
 
 
-def eq12_in_pieces(f: Columns) -> None:
+def eq12_tiled(f: Columns) -> None:
     """b[c, k, n] <= v[c, k] and <= sum of x and y at the end of each of its gaps: their product, of which memory rows take more is better."""
     for (c, k, n), b in f.savings.items():
         if b == f.variants[c, k]:
             continue
-        f.model.row(f"eq12_in_pieces({c},{k},{n})", [(b, 1.0), (f.variants[c, k], -1.0)], -np.inf, 0.0)
+        f.model.row(f"eq12_tiled({c},{k},{n})", [(b, 1.0), (f.variants[c, k], -1.0)], -np.inf, 0.0)
         for g in f.problem.groups[c].alternatives[k].savings[n].gaps:
             end, columns = f.problem.gaps[g].before, f.gaps[g]
             back = [v for s, v in columns.recompute.items() if s == end]
             back += [v for (s, _), v in columns.page.items() if s == end]
             terms = [(b, 1.0), *((v, -1.0) for v in back)]
-            f.model.row(f"eq12_in_pieces({c},{k},{n},{g})", terms, -np.inf, 0.0)
+            f.model.row(f"eq12_tiled({c},{k},{n},{g})", terms, -np.inf, 0.0)
 
 
 def spared_terms(f: Columns) -> dict[tuple[int, int], list[Term]]:

@@ -90,7 +90,7 @@ class Cost(enum.Enum):
     ATTENTION_BACKWARD = enum.auto()
 
 
-class Carry(enum.Enum):
+class CutDimension(enum.Enum):
     """How an operator carries a dimension through."""
 
     ELEMENTS = enum.auto()
@@ -110,10 +110,10 @@ PRODUCT_ROWS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class CutRule:
+class TileRule:
     """What may be cut of an operator, and the least number of rows of a piece that keeps its bits."""
 
-    carry: Carry
+    dimension: CutDimension
     least: int = 1
     multiple: int = 1
     """Elements of a piece must be a multiple of this: vector code computes the last elements another way."""
@@ -178,9 +178,9 @@ class Operator:
     product: Product | None = None
     cost: Cost = Cost.BYTES
 
-    cut: CutRule | None = None
+    cut: TileRule | None = None
     """How it runs in pieces with the same bits."""
-    cut_of_sum: CutRule | None = None
+    cut_of_sum: TileRule | None = None
     """How it runs in pieces, `cut` operands each, whose results are added up: outputs that are not as long along the dimension are such sums."""
     sliced: tuple[str, ...] = ()
     """Overloads that compute each element from the elements at the same place only, and may stand in an update that runs slice by slice."""

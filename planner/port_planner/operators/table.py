@@ -6,21 +6,21 @@ from port_planner.operators.row import (
     PRODUCT_ROWS,
     VECTOR,
     ArgumentCheck,
-    Carry,
     Cost,
-    CutRule,
+    CutDimension,
     Filling,
     Operator,
     Product,
     Reads,
     Result,
+    TileRule,
 )
 
 _PLAIN = ("",)
 """The overload without a suffix."""
-_ELEMENTS = CutRule(Carry.ELEMENTS)
-_VECTORS = CutRule(Carry.ELEMENTS, multiple=VECTOR)
-_ROOTS = CutRule(Carry.ELEMENTS, multiple=VECTOR, rounded=True)
+_ELEMENTS = TileRule(CutDimension.ELEMENTS)
+_VECTORS = TileRule(CutDimension.ELEMENTS, multiple=VECTOR)
+_ROOTS = TileRule(CutDimension.ELEMENTS, multiple=VECTOR, rounded=True)
 
 _NOTES = "torch 2.13, use_deterministic_algorithms"
 _ATTENTION = "pytorch#182551"
@@ -103,24 +103,24 @@ ROWS: Mapping[str, Operator] = {
         weight=2,
         product=Product({1: "mk", 2: "kn"}, (("k", 1, 2),), addend=0),
         cost=Cost.PRODUCT,
-        cut=CutRule(Carry.FIRST, least=PRODUCT_ROWS, cut=(1,)),
+        cut=TileRule(CutDimension.FIRST, least=PRODUCT_ROWS, cut=(1,)),
     ),
     "baddbmm": Operator(factors=(1, 2), cost=Cost.PRODUCT),
     "bmm": Operator(
         factors=(0, 1),
         product=Product({0: "bmk", 1: "bkn"}, (("k", 0, 1),)),
         cost=Cost.PRODUCT,
-        cut=CutRule(Carry.FIRST, cut=(0, 1)),
+        cut=TileRule(CutDimension.FIRST, cut=(0, 1)),
     ),
     "convolution": Operator(
         product=Product({0: "nc", 1: "oc"}, (("c", 0, 1),), addend=2),
         cost=Cost.CONVOLUTION,
-        cut=CutRule(Carry.FIRST, least=2, cut=(0,)),
+        cut=TileRule(CutDimension.FIRST, least=2, cut=(0,)),
     ),
     "convolution_backward": Operator(
         product=Product({0: "no", 1: "nc", 2: "oc"}, (("o", 0, 2), ("n", 0, 1))),
         cost=Cost.CONVOLUTION_BACKWARD,
-        cut_of_sum=CutRule(Carry.FIRST, least=2, cut=(0, 1)),
+        cut_of_sum=TileRule(CutDimension.FIRST, least=2, cut=(0, 1)),
     ),
     "linalg_lu_solve": Operator(pivots=1),
     "mm": Operator(
@@ -128,8 +128,8 @@ ROWS: Mapping[str, Operator] = {
         weight=1,
         product=Product({0: "mk", 1: "kn"}, (("k", 0, 1),)),
         cost=Cost.PRODUCT,
-        cut=CutRule(Carry.FIRST, least=PRODUCT_ROWS, cut=(0,)),
-        cut_of_sum=CutRule(Carry.FIRST, least=PRODUCT_ROWS, cut=(0, 1)),
+        cut=TileRule(CutDimension.FIRST, least=PRODUCT_ROWS, cut=(0,)),
+        cut_of_sum=TileRule(CutDimension.FIRST, least=PRODUCT_ROWS, cut=(0, 1)),
     ),
     "_native_multi_head_attention _transformer_encoder_layer_fwd": Operator(allowed=False, casts_inside=True),
     (
@@ -143,21 +143,26 @@ ROWS: Mapping[str, Operator] = {
         cuda_only=True, check=ArgumentCheck.ATTENTION, cost=Cost.ATTENTION_BACKWARD, reordered_on_cuda=_ATTENTION
     ),
     "_scaled_dot_product_flash_attention_for_cpu": Operator(
-        check=ArgumentCheck.ATTENTION, cost=Cost.ATTENTION, cut=CutRule(Carry.EVERY)
+        check=ArgumentCheck.ATTENTION, cost=Cost.ATTENTION, cut=TileRule(CutDimension.EVERY)
     ),
     "_scaled_dot_product_flash_attention_for_cpu_backward": Operator(
-        check=ArgumentCheck.ATTENTION, cost=Cost.ATTENTION_BACKWARD, cut=CutRule(Carry.EVERY)
+        check=ArgumentCheck.ATTENTION, cost=Cost.ATTENTION_BACKWARD, cut=TileRule(CutDimension.EVERY)
     ),
     "_trilinear": Operator(casts_inside=True),
     # Rows, norms, recurrent layers.
-    "amax mean": Operator(cut=CutRule(Carry.ROWS, axis=1)),
+    "amax mean": Operator(cut=TileRule(CutDimension.ROWS, axis=1)),
     "batch_norm_update_stats": Operator(allowed=False, hidden_writes=(1, 2)),
     "_batch_norm_with_update _batch_norm_with_update_functional": Operator(allowed=False, other_tangents=True),
     "cudnn_batch_norm": Operator(cuda_only=True, check=ArgumentCheck.BATCH_NORM, hidden_writes=(3, 4)),
     "cudnn_batch_norm_backward": Operator(cuda_only=True, check=ArgumentCheck.CUDNN_BATCH_NORM_BACKWARD),
-    "_log_softmax _softmax": Operator(result=Result.ROWS, cut=CutRule(Carry.ROWS, least=2, axis=1), row_operands=1),
+    "_log_softmax _softmax": Operator(
+        result=Result.ROWS, cut=TileRule(CutDimension.ROWS, least=2, axis=1), row_operands=1
+    ),
     "_log_softmax_backward_data _softmax_backward_data": Operator(
-        check=ArgumentCheck.SAME_SHAPES, result=Result.ROWS, cut=CutRule(Carry.ROWS, least=2, axis=2), row_operands=2
+        check=ArgumentCheck.SAME_SHAPES,
+        result=Result.ROWS,
+        cut=TileRule(CutDimension.ROWS, least=2, axis=2),
+        row_operands=2,
     ),
     "miopen_batch_norm": Operator(allowed=False, hidden_writes=(3, 4)),
     "mkldnn_rnn_layer mkldnn_rnn_layer_backward": Operator(check=ArgumentCheck.LSTM),
@@ -167,14 +172,16 @@ ROWS: Mapping[str, Operator] = {
     "native_batch_norm_backward": Operator(check=ArgumentCheck.BATCH_NORM, result=Result.NORMALIZED),
     "_native_batch_norm_legit": Operator(allowed=False, hidden_writes=(3, 4), other_tangents=True),
     "native_group_norm prod": Operator(other_tangents=True),
-    "native_layer_norm": Operator(result=Result.NORMALIZED, cut=CutRule(Carry.FIRST, cut=(0,)), other_tangents=True),
+    "native_layer_norm": Operator(
+        result=Result.NORMALIZED, cut=TileRule(CutDimension.FIRST, cut=(0,)), other_tangents=True
+    ),
     "native_layer_norm_backward": Operator(
         check=ArgumentCheck.LAYER_NORM_BACKWARD,
         result=Result.NORMALIZED,
-        cut_of_sum=CutRule(Carry.FIRST, cut=(0, 1, 3, 4)),
+        cut_of_sum=TileRule(CutDimension.FIRST, cut=(0, 1, 3, 4)),
     ),
-    "_safe_softmax": Operator(result=Result.ROWS, cut=CutRule(Carry.ROWS, least=2, axis=1)),
-    "sum": Operator(cut=CutRule(Carry.ROWS, axis=1), cut_of_sum=CutRule(Carry.FIRST, cut=(0,))),
+    "_safe_softmax": Operator(result=Result.ROWS, cut=TileRule(CutDimension.ROWS, least=2, axis=1)),
+    "sum": Operator(cut=TileRule(CutDimension.ROWS, axis=1), cut_of_sum=TileRule(CutDimension.FIRST, cut=(0,))),
     "_weight_norm_interface _weight_norm_interface_backward": Operator(check=ArgumentCheck.WEIGHT_NORM),
     # Images and signals.
     "_adaptive_avg_pool2d_backward": Operator(
@@ -244,7 +251,7 @@ ROWS: Mapping[str, Operator] = {
     "multi_margin_loss_backward multilabel_margin_loss_backward": Operator(check=ArgumentCheck.MARGIN_LOSS),
     "nll_loss2d_backward": Operator(check=ArgumentCheck.NLL_LOSS, shape_only=1),
     "nll_loss_backward": Operator(
-        check=ArgumentCheck.NLL_LOSS, shape_only=1, indices=(1, 2), cut=CutRule(Carry.FIRST, cut=(1, 2))
+        check=ArgumentCheck.NLL_LOSS, shape_only=1, indices=(1, 2), cut=TileRule(CutDimension.FIRST, cut=(1, 2))
     ),
     "nll_loss_forward": Operator(indices=(0, 1)),
     "_pdist_backward": Operator(check=ArgumentCheck.DISTANCES_OF_PAIRS),

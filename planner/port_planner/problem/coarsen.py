@@ -13,14 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from port_planner.ir.costs import CostTable, Flash, PackingCost, by_version
-from port_planner.ir.devices.kinds import CPU
+from port_planner.ir.device_kinds import CPU
 from port_planner.ir.graph import Role, StepGraph, Storage
 from port_planner.ir.lowering.rematerialize import effective_operands, rematerializable
 from port_planner.ir.lowering.update_slices import SLICE_BYTES, slice_bounds, update_groups
 from port_planner.ir.plan import MIN_DECIDED_BYTES, Action, Decision, Plan
 from port_planner.ir.program import UpdateGroup
-from port_planner.problem.model import (
-    Fate,
+from port_planner.problem.problem import (
+    GapDecision,
     Packing,
     Paging,
     Problem,
@@ -35,13 +35,13 @@ from port_planner.problem.model import (
 MAX_REMATERIALIZATION_OPS = 8
 """A storage with more writers than this is not worth rematerializing (an accumulated gradient, say)."""
 
-PLANNED_ROOM = 15 / 16
+PLANNED_SHARE = 15 / 16
 """Share of the host's memory for pages that plans are made for: what is left may be lost between them (`host_pages`)."""
 
 Counts = npt.NDArray[np.int64]
 
 _ACTIONS = {
-    Fate.PAGE: Action.PAGE, Fate.RECOMPUTE: Action.RECOMPUTE, Fate.PACK: Action.PACK, Fate.PACK_PAGE: Action.PACK_PAGE
+    GapDecision.PAGE: Action.PAGE, GapDecision.RECOMPUTE: Action.RECOMPUTE, GapDecision.PACK: Action.PACK, GapDecision.PACK_PAGE: Action.PACK_PAGE
 }  # fmt: skip
 
 
@@ -69,13 +69,13 @@ class Coarse:
     def _choice_decisions(self, schedule: Schedule) -> list[Decision]:
         found = []
         for choice in schedule.choices:
-            if choice.fate is Fate.KEEP:
+            if choice.decision is GapDecision.KEEP:
                 continue
             gap = self.problem.gaps[choice.gap]
             storage = self.storages[gap.tensor]
             before = self.ranges[choice.stage % self.problem.size][0]
             after = self._last_use(storage, gap.after)
-            found.append(Decision(storage, after, before, _ACTIONS[choice.fate], choice.target))
+            found.append(Decision(storage, after, before, _ACTIONS[choice.decision], choice.target))
         return found
 
     def _intermediate_decisions(self, schedule: Schedule) -> list[Decision]:
@@ -108,7 +108,7 @@ def coarsen(
     if order:
         graph = graph.reordered(order)
         costs = costs.reordered(order)
-    return _Coarsening(graph, costs, order, min_bytes).run(ram_bytes, deadline_s, write_limit_bytes)
+    return _CoarseBuilder(graph, costs, order, min_bytes).run(ram_bytes, deadline_s, write_limit_bytes)
 
 
 def _round_trip(d: int, target: Flash, nbytes: int) -> Paging:
@@ -118,7 +118,7 @@ def _round_trip(d: int, target: Flash, nbytes: int) -> Paging:
     )  # fmt: skip
 
 
-class _Coarsening:
+class _CoarseBuilder:
     """Builds one Coarse.
 
     Stages, then which storages are tensors, then their rematerializations and the fixed load.
@@ -164,13 +164,13 @@ class _Coarsening:
         for s, uses in enumerate(graph.uses):
             if uses and self.large[s] and not self._inside_one_stage(s):
                 self._add(s)
-        self.recipes: dict[int, list[list[int] | None]] = {}
+        self.remats: dict[int, list[list[int] | None]] = {}
         k = 0
         while k < len(self.storages):
             s = self.storages[k]
-            self.recipes[s] = [self._recipe(s, t) for t in self._write_stages(s)]
-            for recipe in self.recipes[s]:
-                for u in {u for r in recipe or () for u in effective_operands(graph, r)}:
+            self.remats[s] = [self._remat(s, t) for t in self._write_stages(s)]
+            for remat in self.remats[s]:
+                for u in {u for r in remat or () for u in effective_operands(graph, r)}:
                     if u != s and graph.storages[u].role is not Role.CONSTANT:
                         self._add(u)
             k += 1
@@ -183,7 +183,7 @@ class _Coarsening:
     def _write_stages(self, s: int) -> list[int]:
         return sorted({int(self.stage_of[w]) for w in self.graph.writers[s]})
 
-    def _recipe(self, s: int, stage: int) -> list[int] | None:
+    def _remat(self, s: int, stage: int) -> list[int] | None:
         """Return the ops that rematerialize `s` as it is after `stage`, or None."""
         after = self.ranges[stage][1]
         if not rematerializable(self.graph, s, after):
@@ -201,7 +201,7 @@ class _Coarsening:
             deadline_s, Semantics.ELASTIC, device.static_watts, tuple(t.name for t in device.targets), write_limit_bytes, slicings,
             name="captured step",
             target_bytes=tuple(
-                None if t.capacity_bytes is None else int(PLANNED_ROOM * t.capacity_bytes) for t in device.targets
+                None if t.capacity_bytes is None else int(PLANNED_SHARE * t.capacity_bytes) for t in device.targets
             ),
             links=tuple(t.link for t in device.targets),
         )  # fmt: skip
@@ -215,9 +215,7 @@ class _Coarsening:
         writes = tuple(self._write_stages(s))
         if not storage.persistent and (not writes or writes[0] != accesses[0]):
             writes = (accesses[0], *writes)  # batch and constants: their contents count as written at first sight
-        rematerializations: list[Rematerialization | None] = [
-            self._rematerialize(s, recipe) for recipe in self.recipes[s]
-        ]
+        rematerializations: list[Rematerialization | None] = [self._rematerialize(s, remat) for remat in self.remats[s]]
         unknown: list[Rematerialization | None] = [None] * (len(writes) - len(rematerializations))
         return Tensor(
             graph.label(s), graph.sizes[s], accesses, writes, storage.persistent, tuple(unknown + rematerializations),
@@ -254,13 +252,13 @@ class _Coarsening:
         media = ((d, t) for d, t in enumerate(self.costs.device.targets) if t.capacity_bytes is None)
         return tuple(_round_trip(d, target, cost.reserved_bytes) for d, target in media)
 
-    def _rematerialize(self, s: int, recipe: list[int] | None) -> Rematerialization | None:
-        if recipe is None:
+    def _rematerialize(self, s: int, remat: list[int] | None) -> Rematerialization | None:
+        if remat is None:
             return None
         graph, work = self.graph, 0
         inputs: set[tuple[int, int]] = set()
         made: set[int] = set()
-        for r in recipe:
+        for r in remat:
             for u in effective_operands(graph, r):
                 if u in made or u == s or u not in self.tensor_of:
                     continue
@@ -273,10 +271,10 @@ class _Coarsening:
             work = max(work, self.costs.ops[r].workspace_bytes + sum(graph.storages[u].nbytes for u in fresh))
         if len({u for u, _ in inputs}) < len(inputs):
             return None
-        joules = self._joules(recipe)
-        own = sum(self._joules((r,)) / self._rematerialized_by(r) for r in recipe)
+        joules = self._joules(remat)
+        own = sum(self._joules((r,)) / self._rematerialized_by(r) for r in remat)
         return Rematerialization(
-            sum(self.costs.ops[r].seconds for r in recipe),
+            sum(self.costs.ops[r].seconds for r in remat),
             joules,
             tuple(sorted(inputs)),
             work,
@@ -289,7 +287,7 @@ class _Coarsening:
         return max(sum(s in self.tensor_of and self._lies_idle(s) for s in touched), 1)
 
     def _lies_idle(self, s: int) -> bool:
-        """Say whether a plan may decide about `s` between two of its uses."""
+        """Return whether a plan may decide about `s` between two of its uses."""
         stages = sorted({int(self.stage_of[u]) for u in self.graph.uses[s]})
         return self.large[s] and any(b > a + 1 for a, b in itertools.pairwise(stages))
 
@@ -416,9 +414,9 @@ class _Coarsening:
             if not members or size < 2 * SLICE_BYTES:
                 continue
             count = -(-size // SLICE_BYTES)
-            piece = max(stop - start for start, stop in slice_bounds(group.nbytes, count))
+            tile = max(stop - start for start, stop in slice_bounds(group.nbytes, count))
             saved = self._sliced_savings(group)
-            buffers = piece * (2 * len(members) + len(group.temporaries))
+            buffers = tile * (2 * len(members) + len(group.temporaries))
             others = sum(self.graph.storages[s].nbytes for s in group.storages if s in self.tensor_of)
             others -= sum(self.graph.storages[self.storages[m]].nbytes for m in members)
             found.append(Slicing(stage, members, saved, buffers, others))

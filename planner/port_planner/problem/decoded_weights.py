@@ -47,7 +47,7 @@ class CodedWeight:
 
 def with_decoded(graph: StepGraph, weights: Mapping[str, CodedWeight]) -> StepGraph:
     """Return the graph with these weights, by their storages' keys, decoded; its other storages, values and operators as they are."""
-    made = _Decoding(graph, weights)
+    made = _WeightDecoder(graph, weights)
     return made.graph()
 
 
@@ -62,7 +62,7 @@ def decoded_bytes(graph: StepGraph) -> dict[str, tuple[int, int]]:
     return found
 
 
-class _Decoding:
+class _WeightDecoder:
     def __init__(self, graph: StepGraph, weights: Mapping[str, CodedWeight]) -> None:
         self.before, self.storages, self.values, self.ops = (
             graph,

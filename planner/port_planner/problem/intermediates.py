@@ -1,6 +1,6 @@
 """Which intermediates the rematerializations of a schedule really read."""
 
-from port_planner.problem.model import Choice, Fate, Problem, Schedule
+from port_planner.problem.problem import Choice, GapDecision, Problem, Schedule
 
 
 def prune_intermediates(problem: Problem, choices: tuple[Choice, ...], wanted: set[tuple[int, int]]) -> Schedule:
@@ -12,7 +12,7 @@ def prune_intermediates(problem: Problem, choices: tuple[Choice, ...], wanted: s
     todo = [
         (problem.gaps[c.gap].tensor, problem.gaps[c.gap].version, c.stage % problem.size)
         for c in choices
-        if c.fate is Fate.RECOMPUTE
+        if c.decision is GapDecision.RECOMPUTE
     ]
     back = {(i, s) for i, _, s in todo}
     kept: set[tuple[int, int]] = set()
@@ -27,7 +27,7 @@ def prune_intermediates(problem: Problem, choices: tuple[Choice, ...], wanted: s
 
 
 def _present(problem: Problem, chosen: dict[int, Choice], tensor: int, stage: int) -> bool:
-    """Say whether a tensor is resident at `stage`.
+    """Return whether a tensor is resident at `stage`.
 
     In use there, kept through an idle gap, or back already.
     """
@@ -38,4 +38,4 @@ def _present(problem: Problem, chosen: dict[int, Choice], tensor: int, stage: in
         return False
     at = stage if stage > problem.gaps[g].after else stage + problem.size
     choice = chosen.get(g)
-    return choice is None or (choice.fate not in (Fate.PACK, Fate.PACK_PAGE) and at >= choice.stage)
+    return choice is None or (choice.decision not in (GapDecision.PACK, GapDecision.PACK_PAGE) and at >= choice.stage)

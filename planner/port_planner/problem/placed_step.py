@@ -8,7 +8,7 @@ transfers change none.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from port_planner.ir.devices.kinds import CPU
+from port_planner.ir.device_kinds import CPU
 from port_planner.ir.devices.transfers import all_bytes, transfer_op
 from port_planner.ir.graph import (
     Argument,
@@ -61,10 +61,10 @@ def homes_of(graph: StepGraph, kinds: Sequence[str], known: Mapping[str, str]) -
 
 def placed_step(graph: StepGraph, kinds: Sequence[str], known: Mapping[str, str] = {}) -> PlacedStep:
     """Return a step whose operators run on these `kinds` of devices, one per operator; `known` and errors as of `homes_of`."""
-    return _Placing(graph, kinds, homes_of(graph, kinds, known)).placed()
+    return _TransferPlacer(graph, kinds, homes_of(graph, kinds, known)).placed()
 
 
-class _Placing:
+class _TransferPlacer:
     """Goes through a step and puts a transfer before each operator that needs what lies elsewhere."""
 
     def __init__(self, graph: StepGraph, kinds: Sequence[str], homes: Sequence[str]) -> None:

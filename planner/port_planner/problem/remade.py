@@ -24,13 +24,13 @@ class Remade:
     """The operators of one micro-batch that run again, and where."""
 
     def __init__(
-        self, graph: StepGraph, piece_of: Sequence[int], rank_of: Sequence[int], updated: Mapping[str, int] = _NEVER
+        self, graph: StepGraph, tile_of: Sequence[int], rank_of: Sequence[int], updated: Mapping[str, int] = _NEVER
     ) -> None:
-        """`piece_of`, `rank_of`: the piece of every operator, and its place in the sequence.
+        """`tile_of`, `rank_of`: the piece of every operator, and its place in the sequence.
 
         `updated`: after which place a parameter, by its key, has its new value.
         """
-        self._graph, self._piece_of, self._rank_of, self._updated = graph, piece_of, rank_of, updated
+        self._graph, self._tile_of, self._rank_of, self._updated = graph, tile_of, rank_of, updated
         backward = (i for i, op in enumerate(graph.ops) if op.phase is Phase.BACKWARD)
         self._backward = sorted(backward, key=lambda i: rank_of[i])
         self._valid_until = [self._last_place(s) for s in range(len(graph.storages))]
@@ -43,8 +43,8 @@ class Remade:
         found: dict[int, tuple[int, ...]] = {}
         done: dict[int, set[int]] = {}
         for i in self._backward:
-            piece = self._piece_of[i]
-            there = done.setdefault(piece, set())
+            tile = self._tile_of[i]
+            there = done.setdefault(tile, set())
             again = self._needed_by(i, there)
             if again:
                 found[i] = tuple(sorted(again))
@@ -66,8 +66,8 @@ class Remade:
         return again
 
     def _missing(self, s: int, op: int) -> bool:
-        """Say whether a tensor of another piece's forward pass is made again for `op` rather than waiting for it."""
-        if not self._can[s] or self._piece_of[self._graph.uses[s][0]] == self._piece_of[op]:
+        """Return whether a tensor of another piece's forward pass is made again for `op` rather than waiting for it."""
+        if not self._can[s] or self._tile_of[self._graph.uses[s][0]] == self._tile_of[op]:
             return False
         return self._rank_of[op] <= self._valid_until[s] and not self._waits(s, self._cuts)
 
@@ -77,7 +77,7 @@ class Remade:
         return min((self._updated.get(storage.key, math.inf) for storage in read), default=math.inf)
 
     def _waits(self, s: int, cuts: Sequence[int]) -> bool:
-        """Say whether the forward pass itself uses a tensor on both sides of a cut."""
+        """Return whether the forward pass itself uses a tensor on both sides of a cut."""
         first = self._graph.uses[s][0]
         last = max(u for u in self._graph.uses[s] if self._graph.ops[u].phase is Phase.FORWARD)
         return bisect_right(cuts, first) < bisect_right(cuts, last)
@@ -93,15 +93,15 @@ class Remade:
         begins: dict[int, int] = {}
         for i in self._backward:
             for s in graph.reads[i]:
-                first, piece = graph.uses[s][0], self._piece_of[i]
-                if self._can[s] and self._piece_of[first] != piece:
-                    begins[piece] = min(begins.get(piece, first), first)
+                first, tile = graph.uses[s][0], self._tile_of[i]
+                if self._can[s] and self._tile_of[first] != tile:
+                    begins[tile] = min(begins.get(tile, first), first)
         cuts, lowest = set[int](), 1
         for first in sorted(set(begins.values()) - {0}):
             cuts.add(min(range(lowest, first + 1), key=lambda i: (waiting[i], -i)))
             lowest = first + 1
         forward = [i for i, op in enumerate(graph.ops) if op.phase is Phase.FORWARD]
-        cuts |= {b for a, b in itertools.pairwise(forward) if self._piece_of[a] != self._piece_of[b]}
+        cuts |= {b for a, b in itertools.pairwise(forward) if self._tile_of[a] != self._tile_of[b]}
         return sorted(cuts)
 
     def _waiting_bytes(self) -> list[int]:
@@ -126,7 +126,7 @@ class Remade:
         return all(graph.storages[u].role in _AS_THEY_WERE or self._settled(u) for u in needed)
 
     def _settled(self, s: int) -> bool:
-        """Say whether what reads a temporary finds what it is in the end, its writers excepted."""
+        """Return whether what reads a temporary finds what it is in the end, its writers excepted."""
         graph = self._graph
         if graph.storages[s].role is not Role.TEMPORARY or s in graph.kept:
             return False

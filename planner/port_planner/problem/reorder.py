@@ -48,7 +48,7 @@ def dependencies(graph: StepGraph) -> list[set[int]]:
 
 
 def respects(graph: StepGraph, order: tuple[int, ...]) -> bool:
-    """Say whether `order` is a permutation of the ops in which nothing runs before what it depends on."""
+    """Return whether `order` is a permutation of the ops in which nothing runs before what it depends on."""
     return sorted(order) == list(range(len(graph.ops))) and _follows(order, dependencies(graph))
 
 
@@ -76,8 +76,8 @@ def reorder(graph: StepGraph) -> tuple[int, ...]:
 
 
 def _reorder(graph: StepGraph) -> tuple[int, ...]:
-    pieces, dependent = _pieces(graph), dependencies(graph)
-    flat = tuple(i for piece in _schedule(graph, pieces, dependent) for i in piece)
+    tiles, dependent = _pieces(graph), dependencies(graph)
+    flat = tuple(i for tile in _schedule(graph, tiles, dependent) for i in tile)
     recorded = range(len(graph.ops))
     if flat == tuple(recorded) or sorted(flat) != [*recorded] or not _follows(flat, dependent):
         return ()
@@ -87,64 +87,64 @@ def _reorder(graph: StepGraph) -> tuple[int, ...]:
 def _pieces(graph: StepGraph) -> list[list[int]]:
     """Return the ops in runs that must stay together: update groups, and every other op alone."""
     group_of = {i: g for g, group in enumerate(update_groups(graph)) for i in range(group.first, group.last + 1)}
-    pieces: list[list[int]] = []
+    tiles: list[list[int]] = []
     for i in range(len(graph.ops)):
         g = group_of.get(i)
-        if pieces and g is not None and group_of.get(pieces[-1][-1]) == g:
-            pieces[-1].append(i)
+        if tiles and g is not None and group_of.get(tiles[-1][-1]) == g:
+            tiles[-1].append(i)
         else:
-            pieces.append([i])
-    return pieces
+            tiles.append([i])
+    return tiles
 
 
-def _schedule(graph: StepGraph, pieces: list[list[int]], before: list[set[int]]) -> list[list[int]]:
-    piece_of = {i: p for p, piece in enumerate(pieces) for i in piece}
-    needs = [{piece_of[j] for i in piece for j in before[i]} - {p} for p, piece in enumerate(pieces)]
-    forward = [p for p, piece in enumerate(pieces) if graph.ops[piece[0]].phase is Phase.FORWARD]
+def _schedule(graph: StepGraph, tiles: list[list[int]], before: list[set[int]]) -> list[list[int]]:
+    tile_of = {i: p for p, tile in enumerate(tiles) for i in tile}
+    needs = [{tile_of[j] for i in tile for j in before[i]} - {p} for p, tile in enumerate(tiles)]
+    forward = [p for p, tile in enumerate(tiles) if graph.ops[tile[0]].phase is Phase.FORWARD]
     for a, b in itertools.pairwise(forward):
         needs[b].add(a)
-    followers: list[list[int]] = [[] for _ in pieces]
+    followers: list[list[int]] = [[] for _ in tiles]
     for p, found in enumerate(needs):
         for q in found:
             followers[q].append(p)
     waiting = [len(found) for found in needs]
-    left = _use_counts(graph, pieces)
-    ready = [(_net(graph, pieces[p], left), p) for p, count in enumerate(waiting) if not count]
+    left = _use_counts(graph, tiles)
+    ready = [(_net(graph, tiles[p], left), p) for p, count in enumerate(waiting) if not count]
     heapq.heapify(ready)
     done: list[list[int]] = []
     while ready:
         key, p = heapq.heappop(ready)
-        now = _net(graph, pieces[p], left)
+        now = _net(graph, tiles[p], left)
         if now != key:  # others have run since: what this one frees has changed
             heapq.heappush(ready, (now, p))
             continue
-        done.append(pieces[p])
-        for s in _touched(graph, pieces[p]):
+        done.append(tiles[p])
+        for s in _touched(graph, tiles[p]):
             left[s] -= 1
         for q in followers[p]:
             waiting[q] -= 1
             if not waiting[q]:
-                heapq.heappush(ready, (_net(graph, pieces[q], left), q))
+                heapq.heappush(ready, (_net(graph, tiles[q], left), q))
     return done
 
 
-def _touched(graph: StepGraph, piece: list[int]) -> set[int]:
-    return {s for i in piece for s in (*graph.reads[i], *graph.creates[i])}
+def _touched(graph: StepGraph, tile: list[int]) -> set[int]:
+    return {s for i in tile for s in (*graph.reads[i], *graph.creates[i])}
 
 
-def _use_counts(graph: StepGraph, pieces: list[list[int]]) -> dict[int, int]:
+def _use_counts(graph: StepGraph, tiles: list[list[int]]) -> dict[int, int]:
     counts: dict[int, int] = defaultdict(int)
-    for piece in pieces:
-        for s in _touched(graph, piece):
+    for tile in tiles:
+        for s in _touched(graph, tile):
             counts[s] += 1
     return counts
 
 
-def _net(graph: StepGraph, piece: list[int], left: dict[int, int]) -> int:
-    """Return the bytes that running `piece` adds to what is resident (negative: it frees)."""
-    fresh = {s for i in piece for s in graph.creates[i]}
+def _net(graph: StepGraph, tile: list[int], left: dict[int, int]) -> int:
+    """Return the bytes that running `tile` adds to what is resident (negative: it frees)."""
+    fresh = {s for i in tile for s in graph.creates[i]}
     added = sum(graph.storages[s].nbytes for s in fresh)
-    for s in _touched(graph, piece):
+    for s in _touched(graph, tile):
         if left[s] == 1 and graph.storages[s].role is Role.TEMPORARY and s not in graph.kept:
             added -= graph.storages[s].nbytes
     return added

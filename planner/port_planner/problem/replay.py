@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from port_planner.problem.model import Choice, Fate, Gap, Packing, Paging, Problem, Schedule, Semantics
+from port_planner.problem.problem import Choice, Gap, GapDecision, Packing, Paging, Problem, Schedule, Semantics
 
 Bytes = npt.NDArray[np.float64]
 
@@ -74,7 +74,7 @@ def write_window(problem: Problem, gap: Gap, seconds: float) -> list[tuple[int, 
 
 
 def transfers_fit(problem: Problem, gap: Gap, paging: Paging, stage: int) -> bool:
-    """Say whether a tensor can be written and read back by `stage` with its buffer free in between."""
+    """Return whether a tensor can be written and read back by `stage` with its buffer free in between."""
     if problem.semantics is not Semantics.REAL:
         return True
     reads = {s for s, _ in read_window(problem, gap, stage, paging.seconds_in)}
@@ -117,7 +117,9 @@ class _Replay:
         links = max(problem.links, default=0) + 1
         self.transfers = np.zeros((links, size))
         self.transfer_total = np.zeros(links)
-        self.paged_bytes = {d: np.zeros(size) for d in range(len(problem.targets)) if problem.room(d) is not None}
+        self.paged_bytes = {
+            d: np.zeros(size) for d in range(len(problem.targets)) if problem.limit_bytes(d) is not None
+        }
         """Target that is memory -> bytes that its pages take at each stage."""
         self.homes: dict[int, int] = {}
         """Persistent tensor -> the target that it was paged to first."""
@@ -162,18 +164,22 @@ class _Replay:
         paged: dict[tuple[int, int, int], bool] = {}
         for g, gap in enumerate(problem.gaps):
             found = chosen.get(g)
-            if found is not None and not (gap.after < found.stage <= gap.before) and found.fate is not Fate.KEEP:
+            if (
+                found is not None
+                and not (gap.after < found.stage <= gap.before)
+                and found.decision is not GapDecision.KEEP
+            ):
                 self._fail(f"gap {g} of tensor {gap.tensor} returns at stage {found.stage}, outside it")
-            elif found is None or found.fate is Fate.KEEP:
+            elif found is None or found.decision is GapDecision.KEEP:
                 if not gap.dead:
                     self._reside(gap.tensor, gap.after + 1, gap.before)
             elif gap.dead:
                 self._fail(f"gap {g} of tensor {gap.tensor} is dead; only intermediates may touch it")
-            elif found.fate is Fate.PAGE:
+            elif found.decision is GapDecision.PAGE:
                 self._page(gap, found, paged, chosen)
-            elif found.fate is Fate.PACK:
+            elif found.decision is GapDecision.PACK:
                 self._pack(gap)
-            elif found.fate is Fate.PACK_PAGE:
+            elif found.decision is GapDecision.PACK_PAGE:
                 self._pack_and_page(gap, found, chosen)
             else:
                 self._reside(gap.tensor, found.stage, gap.before)
@@ -240,7 +246,7 @@ class _Replay:
         first = problem.rewritten(gap.tensor, choice.target) or (key not in paged and not unchanged)
         paged[key] = True
         if tensor.persistent:
-            self._settle(gap.tensor, choice.target)
+            self._sync(gap.tensor, choice.target)
         elif held is not None:
             held[[s % problem.size for s in range(gap.after, choice.stage)]] += tensor.nbytes
         if first:
@@ -254,7 +260,7 @@ class _Replay:
         if problem.semantics is not Semantics.POET:
             self._charge_transfers(gap, choice, tensor.nbytes, cost.seconds_in, cost.seconds_out if first else None)
 
-    def _settle(self, i: int, target: int) -> None:
+    def _sync(self, i: int, target: int) -> None:
         """Give a persistent tensor its copy in a target that is memory, unless it has one; no other target may have pages of it."""
         home = self.homes.setdefault(i, target)
         if home != target and not {home, target}.isdisjoint(self.paged_bytes):
@@ -291,7 +297,9 @@ class _Replay:
         self.spared = np.zeros(self.problem.size)
         self.spared_before = np.zeros(self.problem.size)
         gaps = self.problem.gaps
-        paged = {c.gap for c in self.schedule.choices if c.fate is Fate.PAGE and c.stage == gaps[c.gap].before}
+        paged = {
+            c.gap for c in self.schedule.choices if c.decision is GapDecision.PAGE and c.stage == gaps[c.gap].before
+        }
         for k in self.schedule.sliced:
             slicing = self.problem.slicings[k]
             members = sum(self.problem.tensors[i].nbytes for i in slicing.members)
@@ -304,8 +312,8 @@ class _Replay:
     def _place_variants(self) -> None:
         """Change the stages of each group to those of its alternative, and note what that holds in pieces."""
         groups, gaps = self.problem.groups, self.problem.gaps
-        moved = (Fate.PAGE, Fate.RECOMPUTE)
-        apart = {c.gap for c in self.schedule.choices if c.fate in moved and c.stage == gaps[c.gap].before}
+        moved = (GapDecision.PAGE, GapDecision.RECOMPUTE)
+        apart = {c.gap for c in self.schedule.choices if c.decision in moved and c.stage == gaps[c.gap].before}
         if len(dict(self.schedule.variants)) < len(self.schedule.variants):
             self._fail("a group of stages is decided twice")
         for c, k in self.schedule.variants:
@@ -430,7 +438,7 @@ class _Replay:
         if problem.ram_bytes is not None and result.peak_bytes > problem.ram_bytes * (1 + 1e-9):
             self._fail(f"stage {result.peak_stage} needs {result.peak_bytes} B, the budget is {problem.ram_bytes} B")
         for d, held in self.paged_bytes.items():
-            room = problem.room(d) or 0
+            room = problem.limit_bytes(d) or 0
             if held.max(initial=0.0) > room * (1 + 1e-9):
                 self._fail(f"pages take {round(held.max())} B of {problem.targets[d]}, which has {room} B for them")
         if problem.deadline_s is not None and result.seconds > problem.deadline_s * (1 + 1e-9):
@@ -450,7 +458,7 @@ def gaps_around(problem: Problem, tensor: int, stage: int) -> list[int]:
 def _rematerialized_at(problem: Problem, gap: Gap, chosen: dict[int, Choice]) -> int | None:
     """Return the stage at which the tensor was rematerialized in the gap before this one, if it was."""
     for g in problem.gaps_of[gap.tensor]:
-        if problem.gaps[g].before == gap.after and g in chosen and chosen[g].fate is Fate.RECOMPUTE:
+        if problem.gaps[g].before == gap.after and g in chosen and chosen[g].decision is GapDecision.RECOMPUTE:
             return chosen[g].stage
     return None
 

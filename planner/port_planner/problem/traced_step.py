@@ -14,7 +14,16 @@ import numpy.typing as npt
 
 from port_planner.ir.costs import DeviceCosts
 from port_planner.ir.traced import Departure, TracedOp, TracedStep
-from port_planner.problem.model import Fate, Paging, Problem, Rematerialization, Schedule, Semantics, Stage, Tensor
+from port_planner.problem.problem import (
+    GapDecision,
+    Paging,
+    Problem,
+    Rematerialization,
+    Schedule,
+    Semantics,
+    Stage,
+    Tensor,
+)
 
 SMALLEST_DECIDED_BYTES = 64 * 1024
 """Smaller storages are charged as they are: transfers below 1 MiB lose most of the bandwidth, and nothing is gained."""
@@ -46,10 +55,10 @@ class TracedProblem:
         for choice in schedule.choices:
             gap = self.problem.gaps[choice.gap]
             again = self.problem.tensors[gap.tensor].rematerializations
-            if choice.fate is Fate.RECOMPUTE and (made := again[gap.version]) is not None:
+            if choice.decision is GapDecision.RECOMPUTE and (made := again[gap.version]) is not None:
                 stage = choice.stage % self.problem.size
                 if any((u, stage) in wanted for u, _ in made.inputs):
-                    choice = replace(choice, fate=Fate.PAGE)
+                    choice = replace(choice, decision=GapDecision.PAGE)
             choices.append(choice)
         return Schedule(tuple(choices))
 
@@ -58,7 +67,7 @@ class TracedProblem:
         flash, read_bytes = self.device.flash, 0
         for choice in schedule.choices:
             tensor = self.problem.tensors[self.problem.gaps[choice.gap].tensor]
-            if choice.fate is Fate.PAGE and any(paging.seconds_in > 0 for paging in tensor.paging):
+            if choice.decision is GapDecision.PAGE and any(paging.seconds_in > 0 for paging in tensor.paging):
                 read_bytes += tensor.nbytes
         return read_bytes / flash.read_bytes_per_s + written_bytes / flash.write_bytes_per_s
 
@@ -66,12 +75,12 @@ class TracedProblem:
         """Return what leaves after which operator, in the order of the operators."""
         found = []
         for choice in schedule.choices:
-            if choice.fate is Fate.KEEP:
+            if choice.decision is GapDecision.KEEP:
                 continue
             gap = self.problem.gaps[choice.gap]
             storage, last = self.storages[gap.tensor], self.ranges[gap.after][1]
             after = max(u for u in self._uses[storage] if u <= last)
-            found.append(Departure(after, storage, choice.fate is Fate.RECOMPUTE))
+            found.append(Departure(after, storage, choice.decision is GapDecision.RECOMPUTE))
         return tuple(sorted(found))
 
 
@@ -84,10 +93,10 @@ def traced_problem(
     write_limit_bytes: float | None = None,
 ) -> TracedProblem:
     """Return the problem of running `step` with `tensor_bytes` of its storages resident."""
-    return _Tracing(step, device, tensor_bytes).run(deadline_s, write_limit_bytes)
+    return _TraceBuilder(step, device, tensor_bytes).run(deadline_s, write_limit_bytes)
 
 
-class _Tracing:
+class _TraceBuilder:
     """Builds one problem: stages, tensors, what the rest takes."""
 
     def __init__(self, step: TracedStep, device: DeviceCosts, tensor_bytes: int) -> None:
@@ -134,7 +143,7 @@ class _Tracing:
         yield first, len(self.touched) - 1
 
     def _decided(self, s: int) -> bool:
-        """Tell whether a storage is large, idle somewhere, and begins and ends in view."""
+        """Return whether a storage is large, idle somewhere, and begins and ends in view."""
         storage, uses = self.step.storages[s], self.uses[s]
         if not self.large[s] or not uses:
             return False
@@ -217,11 +226,11 @@ class _Tracing:
         return Rematerialization(op.seconds, joules, tuple(sorted(inputs)), op.workspace_bytes)
 
     def _changes_within(self, s: int, op: int) -> bool:
-        """Tell whether a storage changes after `op` within its stage: those contents are nobody's afterwards."""
+        """Return whether a storage changes after `op` within its stage: those contents are nobody's afterwards."""
         return any(op < w <= self.ranges[self.stage_of[op]][1] for w in self.writers[s])
 
     def _stays(self, s: int) -> bool:
-        """Tell whether a storage is small, unchanged and there all the time."""
+        """Return whether a storage is small, unchanged and there all the time."""
         return not self.large[s] and self.step.storages[s].persistent and not self.writers[s]
 
     def _stage_costs(self) -> Iterator[Stage]:

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 
-from port_planner.problem.model import Alternative, Problem, StageGroup
+from port_planner.problem.problem import Alternative, Problem, StageGroup
 
 
 def undominated(problem: Problem, group: StageGroup) -> tuple[int, ...]:
@@ -18,13 +18,13 @@ def undominated(problem: Problem, group: StageGroup) -> tuple[int, ...]:
     return tuple(kept)
 
 
-def least_extra_joules(problem: Problem) -> float:
+def min_extra_joules(problem: Problem) -> float:
     """Return what the cheapest alternatives of all groups take more than the first ones, joules: no more than 0."""
     return sum(min(one.joules for one in group.alternatives) for group in problem.groups)
 
 
 def _dominates(problem: Problem, one: Alternative, other: Alternative) -> bool:
-    """Say whether in every schedule `one` may stand for `other`: it takes no more time, memory or joules.
+    """Return whether in every schedule `one` may stand for `other`: it takes no more time, memory or joules.
 
     A shorter stage hides less of a transfer: the static power of what is then waited for counts with its joules.
     """
@@ -43,7 +43,7 @@ def _by_stage(one: Alternative) -> dict[int, tuple[float, float, float]]:
 
 
 def _saves_as_much(one: Alternative, other: Alternative) -> bool:
-    """Say whether `one` holds no more of any tensor, wherever `other` saves some of it."""
+    """Return whether `one` holds no more of any tensor, wherever `other` saves some of it."""
     saved = defaultdict[tuple[int, int], list[tuple[int, frozenset[int]]]](list)
     for saving in one.savings:
         for stage in saving.stages:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from port_planner.ir.devices.kinds import CPU
+from port_planner.ir.device_kinds import CPU
 from port_planner.ir.graph import (
     Argument,
     Named,
@@ -31,7 +31,7 @@ from port_planner.ir.operators import draws_by_shape
 from port_planner.problem.remade import Remade
 from port_planner.problem.reorder import dependencies
 
-_ROOM_SHARE = 0.5
+_FREE_SHARE = 0.5
 """Of the room for tensors, what a piece's weights and one micro-batch's own tensors may take; the rest is for what waits."""
 
 _SHARED = frozenset({Role.PARAMETER, Role.BUFFER, Role.STATE, Role.CONSTANT})
@@ -60,7 +60,7 @@ class WholeUpdate:
     origin: tuple[tuple[int, int], ...]
 
 
-def whole_update(graphs: Sequence[StepGraph], room_bytes: int, *, remake: bool) -> WholeUpdate | None:
+def whole_update(graphs: Sequence[StepGraph], free_bytes: int, *, remake: bool) -> WholeUpdate | None:
     """Return the update that micro-batches with these graphs make, for so much room for tensors.
 
     `remake`: what the backward pass needs of the forward pass is made again in each piece, whatever else is planned. Random
@@ -77,19 +77,19 @@ def whole_update(graphs: Sequence[StepGraph], room_bytes: int, *, remake: bool) 
         return None
     places = [_places(graph) for graph in graphs]
     order = _late(graphs[-1], places[-1])
-    pieces = _Pieces(graphs[-1], places[-1], order, len(graphs), room_bytes).of_places()
-    piece_of = [[pieces[p] for p in place] for place in places]
+    tiles = _Segments(graphs[-1], places[-1], order, len(graphs), free_bytes).of_places()
+    tile_of = [[tiles[p] for p in place] for place in places]
     rank = {p: k for k, p in enumerate(order)}
     ranks = [[rank[p] for p in place] for place in places]
     sequence = sorted(
         ((m, i) for m, graph in enumerate(graphs) for i in range(len(graph.ops))),
-        key=lambda at: (piece_of[at[0]][at[1]], at[0], ranks[at[0]][at[1]], at[1]),
+        key=lambda at: (tile_of[at[0]][at[1]], at[0], ranks[at[0]][at[1]], at[1]),
     )
     again: list[Mapping[int, Sequence[int]]] = [{} for _ in graphs]
     if remake:
         updated = _updated_after(graphs[-1], ranks[-1])
-        again = [Remade(*found, updated).before() for found in zip(graphs, piece_of, ranks, strict=True)]
-    update = _Merging(graphs).merged(sequence, piece_of, again)
+        again = [Remade(*found, updated).before() for found in zip(graphs, tile_of, ranks, strict=True)]
+    update = _GraphMerger(graphs).merged(sequence, tile_of, again)
     return update if _reads_the_same(graphs, update) else None
 
 
@@ -104,7 +104,7 @@ def _updated_after(graph: StepGraph, ranks: Sequence[int]) -> dict[str, int]:
 
 
 def _reads_the_same(graphs: Sequence[StepGraph], update: WholeUpdate) -> bool:
-    """Say whether every operator, made again or not, finds what all micro-batches share as it does one by one.
+    """Return whether every operator, made again or not, finds what all micro-batches share as it does one by one.
 
     By how often each storage was changed before. The copies that sums begin with are left out on both sides.
     """
@@ -214,14 +214,14 @@ class _Span:
     live_bytes: int = 0
 
 
-class _Pieces:
+class _Segments:
     """Cuts a micro-batch into pieces so that few bytes move: weights once per piece if it fits, what waits for a later one for each."""
 
     def __init__(
-        self, graph: StepGraph, places: Sequence[int], order: Sequence[int], count: int, room_bytes: int
+        self, graph: StepGraph, places: Sequence[int], order: Sequence[int], count: int, free_bytes: int
     ) -> None:
         self._graph, self._order, self._count = graph, order, count
-        self._room_bytes = int(_ROOM_SHARE * room_bytes)
+        self._free_bytes = int(_FREE_SHARE * free_bytes)
         rank = {p: k for k, p in enumerate(order)}
         self._touched: list[set[int]] = [set() for _ in order]
         self._turn = len(order)
@@ -306,12 +306,12 @@ class _Pieces:
     def _moved(self, span: _Span) -> int:
         """Return about how many bytes a piece moves: its weights once where they fit beside a micro-batch, else for each."""
         waiting = _BOTH_WAYS * self._count * span.waiting_bytes
-        if span.weights_bytes + span.sums_bytes + span.live_bytes + span.saved_bytes <= self._room_bytes:
+        if span.weights_bytes + span.sums_bytes + span.live_bytes + span.saved_bytes <= self._free_bytes:
             return span.weights_bytes + waiting
         return self._count * (span.weights_bytes + _BOTH_WAYS * span.sums_bytes) + waiting
 
 
-class _Merging:
+class _GraphMerger:
     """Puts the operators of micro-batches into one graph, in any sequence that depends on nothing later."""
 
     def __init__(self, graphs: Sequence[StepGraph]) -> None:
@@ -330,7 +330,7 @@ class _Merging:
     def merged(
         self,
         sequence: Sequence[tuple[int, int]],
-        piece_of: Sequence[Sequence[int]],
+        tile_of: Sequence[Sequence[int]],
         again: Sequence[Mapping[int, Sequence[int]]],
     ) -> WholeUpdate:
         """Return the graph; `again`: what runs again before an operator of a micro-batch.
@@ -342,8 +342,8 @@ class _Merging:
         origin: list[tuple[int, int]] = []
         here = (-1, -1)
         for m, i in sequence:
-            if (m, piece_of[m][i]) != here:
-                here = (m, piece_of[m][i])
+            if (m, tile_of[m][i]) != here:
+                here = (m, tile_of[m][i])
                 self._anew.clear()
             made = [(r, self._once_more(m, r)) for r in again[m].get(i, ())]
             for place, op in (*made, (i, self._summed(m, self._graphs[m].ops[i]))):

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from port_planner.ir.devices.kinds import CPU
-from port_planner.ir.devices.torch_device import device_name, synchronize
+from port_planner.ir.device_kinds import CPU
 from port_planner.ir.graph import Argument, Op, Ref, Scalar, StepGraph, Value, operands, view_bytes
 from port_planner.ir.run_op import fill_all, flatten
+from port_planner.ir.torch_device import device_name, synchronize
 from port_planner.ir.torch_operators import dtype, function_of
 from port_planner.operators import base_name, operator_of, overload_name
 
@@ -139,7 +139,7 @@ def signature(call: Call) -> Any:
 
 
 def runs_alike(call: Call) -> bool:
-    """Say whether a call runs on its device and gives tensors that lie as they did where the step was recorded."""
+    """Return whether a call runs on its device and gives tensors that lie as they did where the step was recorded."""
     try:
         result = call.ready()[0]()
         synchronize(call.graph.device)

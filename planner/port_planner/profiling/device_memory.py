@@ -2,8 +2,8 @@
 
 from types import ModuleType
 
-from port_planner.ir.devices.kinds import CPU
-from port_planner.ir.devices.torch_device import module_of, synchronize
+from port_planner.ir.device_kinds import CPU
+from port_planner.ir.torch_device import module_of, synchronize
 
 _STATISTICS = ("reset_peak_memory_stats", "max_memory_allocated", "memory_allocated")
 """What a device's module of torch must have; that of Apple's GPU has no peak."""

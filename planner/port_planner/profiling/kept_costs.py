@@ -23,11 +23,11 @@ _CLOCK_SKEW_S = 86400.0
 """So far in the future a measurement may lie: clocks are set back, and a file system's differs from the system's."""
 
 _FORMAT = 2
-MOST_FILES = 32
+MAX_FILES = 32
 """Those not written for longest go; a file holds some 100 KB."""
 
 
-class Kept(msgspec.Struct, frozen=True, array_like=True):
+class KeptCost(msgspec.Struct, frozen=True, array_like=True):
     """What one operator took, and when that was measured (seconds since 1970)."""
 
     seconds: float
@@ -37,11 +37,11 @@ class Kept(msgspec.Struct, frozen=True, array_like=True):
 
 def context(threads: int, cache_bytes: int, *, workspace_seen: bool) -> str:
     """Return what costs depend on besides the operator, as the name of a file."""
-    told = [
+    fields = [
         _FORMAT, str(torch.__version__), torch.__config__.show(), torch.backends.cpu.get_cpu_capability(), _processor(), threads,
         cache_bytes, workspace_seen, *_some_cores(),
     ]  # fmt: skip
-    return hashlib.sha256(msgspec.json.encode(told)).hexdigest()[:32]
+    return hashlib.sha256(msgspec.json.encode(fields)).hexdigest()[:32]
 
 
 def _some_cores() -> list[int]:
@@ -60,22 +60,22 @@ def operators_folder() -> Path | None:
     return cache_folder("operators")
 
 
-def read_costs(folder: Path | None, name: str, now: float) -> dict[str, Kept]:
+def read_costs(folder: Path | None, name: str, now: float) -> dict[str, KeptCost]:
     """Return the costs kept under a context that are young enough; none where they cannot be read."""
-    kept = read_cached(folder, name, dict[str, Kept]) or {}
+    kept = read_cached(folder, name, dict[str, KeptCost]) or {}
     return {key: cost for key, cost in kept.items() if is_young(cost, now)}
 
 
-def is_young(cost: Kept, now: float) -> bool:
+def is_young(cost: KeptCost, now: float) -> bool:
     """Return whether a cost is as good as measured `now` (seconds since 1970)."""
     return -_CLOCK_SKEW_S <= now - cost.measured_at < KEPT_DAYS * 86400
 
 
-def keep_costs(folder: Path | None, name: str, fresh: Mapping[str, Kept]) -> None:
+def keep_costs(folder: Path | None, name: str, fresh: Mapping[str, KeptCost]) -> None:
     """Add costs to those kept under a context, in one piece; a cache that cannot be written keeps none."""
     if fresh:
         kept = {**read_costs(folder, name, time.time()), **fresh}
-        write_cached(folder, name, kept, most_files=MOST_FILES)
+        write_cached(folder, name, kept, max_files=MAX_FILES)
 
 
 def _processor() -> str:

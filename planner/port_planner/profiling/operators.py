@@ -4,7 +4,7 @@ Seconds and workspace per operator, flash bandwidth, base memory.
 
 Operators with the same name, shapes and arguments, on operands as cold, are measured once. Where a step computes on a device,
 its operators are measured there, each waited for; only the processor's own cache is emptied between two runs. Run as a process of its own
-(`port_agent.prepare.bench.process`), so that the memory it reports is that of a bare worker; with the budget-aware
+(`port_agent.prepare.measurement.process`), so that the memory it reports is that of a bare worker; with the budget-aware
 allocator preloaded, workspace counts whatever a kernel takes, oneDNN's scratch included.
 """
 
@@ -28,14 +28,14 @@ from port_planner.base.direct_io import bypass_page_cache
 from port_planner.base.errors import PortError
 from port_planner.base.process_memory import resident_bytes
 from port_planner.ir.costs import CostTable, DeviceCosts, Flash, OpCost, PackingCost
-from port_planner.ir.devices.kinds import CPU
-from port_planner.ir.devices.torch_device import (
+from port_planner.ir.device_kinds import CPU
+from port_planner.ir.graph import StepGraph
+from port_planner.ir.operators import only_checks
+from port_planner.ir.torch_device import (
     generator_states,
     repeat_kernels,
     restore_generators,
 )
-from port_planner.ir.graph import StepGraph
-from port_planner.ir.operators import only_checks
 from port_planner.profiling import kept_costs, neighbours, shared_costs
 from port_planner.profiling.calls import Call, runs_alike, signature
 from port_planner.profiling.cpu_cache import Sweep, cold_operands, last_level_bytes
@@ -51,12 +51,12 @@ _FLASH_SAMPLE_BYTES = 64 << 20
 _CHUNK = 1 << 20
 MEDIUM_WATTS = 0.15
 """What a medium draws while it transfers: 30 mA at 5 V, MEMORY_POWER of POET's reference implementation (SD card)."""
-LEAST_MEDIUM_JOULES = 2e-9
+MIN_MEDIUM_JOULES = 2e-9
 """Per byte, however fast: NVMe drives draw 5 to 6 W at 3 GB/s (data sheets)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredCosts:
     """Costs per op of each graph, and what the process itself holds.
 
     `base_bytes`: resident before any tensor; `retained_bytes`: what stays resident after every op has run once and all
@@ -89,7 +89,7 @@ class Measured:
         for ops, packings, other in itertools.zip_longest(self.ops, self.packings, self.elsewhere, fillvalue=()):
             yield CostTable(device, ops, packings, other)
 
-    def at_pace(self, pace: float) -> "Measured":
+    def at_pace(self, pace: float) -> "MeasuredCosts":
         """Return the same with every operator taking `pace` times as long, and as many joules."""
         tables = tuple(
             tuple(replace(c, seconds=c.seconds * pace, joules=c.joules * pace) for c in table) for table in self.ops
@@ -99,15 +99,15 @@ class Measured:
 
 def profile_operators(
     graphs: Iterable[StepGraph], *, compute_watts: float, progress: Progress | None = None, kept_in: Path | None = None,
-    shared: Mapping[str, kept_costs.Kept] = {}, resident: bool = True, elsewhere: bool = False, ram_bytes: float = math.inf,
-) -> Measured:  # fmt: skip
+    shared: Mapping[str, kept_costs.KeptCost] = {}, resident: bool = True, elsewhere: bool = False, ram_bytes: float = math.inf,
+) -> MeasuredCosts:  # fmt: skip
     """Run every distinct operator of `graphs` a few times on made-up data and return its cost.
 
     Of a program's steps on several shapes, those between others are not measured (`neighbours`), but for what is known of them.
     Those whose cost lies in the folder `kept_in` (`kept_costs`) run once, for what they leave resident. So do those that another
-    machine of this kind measured (`shared`), once its dearest were measured here and are alike; these are not kept. Not
+    machine of this kind measured (`shared`), once its costliest were measured here and are alike; these are not kept. Not
     `resident`: what is left resident is not looked at, and operators of known cost do not run. `elsewhere`: the graphs were recorded on
-    another device than they name; operators that do not run here are `Measured.absent`, and cost nothing. What is left resident is not looked at. An operator that
+    another device than they name; operators that do not run here are `MeasuredCosts.absent`, and cost nothing. What is left resident is not looked at. An operator that
     does not fit into `ram_bytes`, this process included, runs on a part of its rows, and costs as many times more; that is not kept.
     """
     graphs, resident = tuple(graphs), resident and not elsewhere  # what is absent cannot run for what it would leave
@@ -120,7 +120,7 @@ def profile_operators(
     sweep, generators = Sweep(cache_bytes), generator_states({g.device for g in graphs})
     name = kept_costs.context(torch.get_num_threads(), cache_bytes, workspace_seen=HostWorkspaceMeter().sees)
     kept = kept_costs.read_costs(kept_in, name, time.time())
-    fresh: dict[str, kept_costs.Kept] = {}
+    fresh: dict[str, kept_costs.KeptCost] = {}
     keys = {kind: kept_costs.operator_key(kind) for kind in _distinct(calls)}
     by_key = {keys[kind]: call for kind, call in distinct.items()}
     limit_bytes = ram_bytes - base - sweep.nbytes - _LOADED_BYTES
@@ -152,7 +152,7 @@ def profile_operators(
     restore_generators(generators)
     taken_over = 0 if disputed else len(given) - len(checked)
     absent = tuple(tuple(i for i, c in enumerate(table) if keys.get(signature(c)) in lacking) for table in calls)
-    return Measured(
+    return MeasuredCosts(
         tables, base, max(0, loaded - base), max(0, loaded - running), taken_over=taken_over, disputed=disputed,
         absent=absent if elsewhere else (),
     )  # fmt: skip
@@ -186,13 +186,15 @@ def _distinct(calls: Sequence[Iterable[Call]], but: Set[int] = frozenset()) -> d
     return {signature(c): c for table in tables for c in table if not only_checks(c.op.name)}
 
 
-def _measure(calls: Mapping[str, Call], sweep: Sweep, progress: Progress | None = None) -> dict[str, kept_costs.Kept]:
+def _measure(
+    calls: Mapping[str, Call], sweep: Sweep, progress: Progress | None = None
+) -> dict[str, kept_costs.KeptCost]:
     """Return what calls take, by their keys."""
-    found: dict[str, kept_costs.Kept] = {}
+    found: dict[str, kept_costs.KeptCost] = {}
     for group in _together(calls):
         for key, (seconds, workspace_bytes) in zip(group, timed([calls[k] for k in group], sweep), strict=True):
             parts = calls[key].parts
-            found[key] = kept_costs.Kept(parts * seconds, parts * workspace_bytes, time.time())
+            found[key] = kept_costs.KeptCost(parts * seconds, parts * workspace_bytes, time.time())
         give_back()
         if progress:
             progress(len(found), len(calls))
@@ -213,7 +215,7 @@ def _together(calls: Mapping[str, Call]) -> Iterator[list[str]]:
         yield group
 
 
-def _priced(cost: kept_costs.Kept, compute_watts: float) -> OpCost:
+def _priced(cost: kept_costs.KeptCost, compute_watts: float) -> OpCost:
     return OpCost(cost.seconds, cost.workspace_bytes, cost.seconds * compute_watts)
 
 
@@ -263,7 +265,7 @@ def medium_joules(bytes_per_s: float) -> float:
 
     As POET derives it: watts over bandwidth.
     """
-    return max(MEDIUM_WATTS / bytes_per_s, LEAST_MEDIUM_JOULES)
+    return max(MEDIUM_WATTS / bytes_per_s, MIN_MEDIUM_JOULES)
 
 
 def measure_flash(

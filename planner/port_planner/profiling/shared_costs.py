@@ -9,12 +9,12 @@ from typing import Annotated
 import msgspec
 
 from port_planner.base.errors import ExitCode, PortError
-from port_planner.profiling.kept_costs import Kept, is_young
+from port_planner.profiling.kept_costs import KeptCost, is_young
 
-MOST_COSTS = 20_000
+MAX_COSTS = 20_000
 """Operators; those of a machine that planned many models are some thousands."""
 CHECKED = 5
-"""So many of the dearest operators are measured here, and must take about as long, before the others are believed."""
+"""So many of the costliest operators are measured here, and must take about as long, before the others are believed."""
 _BELIEVED = 4.0
 """Two machines of one kind differ by cooling and clock, not by more; nor does a busy one."""
 _STRAYS = 1
@@ -39,7 +39,7 @@ class _Record(msgspec.Struct, array_like=True):
     measured_at: float
 
 
-_DECODER = msgspec.msgpack.Decoder(Annotated[dict[_Key, _Record], msgspec.Meta(max_length=MOST_COSTS)])
+_DECODER = msgspec.msgpack.Decoder(Annotated[dict[_Key, _Record], msgspec.Meta(max_length=MAX_COSTS)])
 
 
 def shared_name(context: str, board: str) -> str:
@@ -47,13 +47,13 @@ def shared_name(context: str, board: str) -> str:
     return hashlib.sha256(msgspec.json.encode([context, board])).hexdigest()
 
 
-def pack_shared(costs: Mapping[str, Kept]) -> bytes:
+def pack_shared(costs: Mapping[str, KeptCost]) -> bytes:
     """Return costs as bytes, the newest where there are more than are read."""
-    newest = sorted(costs.items(), key=lambda item: -item[1].measured_at)[:MOST_COSTS]
+    newest = sorted(costs.items(), key=lambda item: -item[1].measured_at)[:MAX_COSTS]
     return msgspec.msgpack.encode(dict(newest))
 
 
-def unpack_shared(content: bytes, now: float) -> dict[str, Kept]:
+def unpack_shared(content: bytes, now: float) -> dict[str, KeptCost]:
     """Return the costs that are young enough; raises SharedCostsError for bytes that are none."""
     try:
         records = _DECODER.decode(content)
@@ -61,25 +61,25 @@ def unpack_shared(content: bytes, now: float) -> dict[str, Kept]:
         raise SharedCostsError(f"no costs of operators ({len(content)} bytes): {error}") from error
     if not all(math.isfinite(r.seconds) and math.isfinite(r.measured_at) for r in records.values()):
         raise SharedCostsError("costs of operators with a number that is none")
-    costs = {key: Kept(r.seconds, r.workspace_bytes, r.measured_at) for key, r in records.items()}
+    costs = {key: KeptCost(r.seconds, r.workspace_bytes, r.measured_at) for key, r in records.items()}
     return {key: cost for key, cost in costs.items() if is_young(cost, now)}
 
 
-def to_check(costs: Mapping[str, Kept]) -> frozenset[str]:
+def to_check(costs: Mapping[str, KeptCost]) -> frozenset[str]:
     """Return the keys of those to be measured here before the others are believed."""
     return frozenset(sorted(costs, key=lambda key: -costs[key].seconds)[:CHECKED])
 
 
-def disputed(pairs: Iterable[tuple[Kept, Kept]]) -> str:
+def disputed(pairs: Iterable[tuple[KeptCost, KeptCost]]) -> str:
     """Return how costs (said, measured here) contradict each other, or nothing where no more than a stray one does."""
     apart = [found for found in itertools.starmap(_contradiction, pairs) if found]
     return apart[0] if len(apart) > _STRAYS else ""
 
 
-def _contradiction(said: Kept, here: Kept) -> str:
-    apart = abs(said.seconds - here.seconds) > _NOISE_S
-    if apart and not here.seconds / _BELIEVED <= said.seconds <= here.seconds * _BELIEVED:
-        return f"an operator is said to take {said.seconds:.3g} s and takes {here.seconds:.3g} s here"
-    if abs(said.workspace_bytes - here.workspace_bytes) > max(_NOISE_BYTES, here.workspace_bytes // 2):
-        return f"an operator is said to need {said.workspace_bytes} bytes of workspace and needs {here.workspace_bytes} here"
+def _contradiction(other: KeptCost, here: KeptCost) -> str:
+    apart = abs(other.seconds - here.seconds) > _NOISE_S
+    if apart and not here.seconds / _BELIEVED <= other.seconds <= here.seconds * _BELIEVED:
+        return f"an operator is said to take {other.seconds:.3g} s and takes {here.seconds:.3g} s here"
+    if abs(other.workspace_bytes - here.workspace_bytes) > max(_NOISE_BYTES, here.workspace_bytes // 2):
+        return f"an operator is said to need {other.workspace_bytes} bytes of workspace and needs {here.workspace_bytes} here"
     return ""

@@ -16,13 +16,13 @@ from port_planner.base.direct_io import bypass_page_cache
 
 WINDOW_BYTES = 64 << 20
 """Written between two looks at the speed."""
-MOST_BYTES = 4 << 30
+MAX_BYTES = 4 << 30
 """Written in all: a five-thousandth of what a card of 20 TB endures."""
-MOST_SECONDS = 120.0
+MAX_SECONDS = 120.0
 KEPT_SHARE = 0.05
 """Of the free space that is left alone, at least."""
 _STEADY_WINDOWS = 4
-_LEAST_WINDOWS = 24
+_MIN_WINDOWS = 24
 """1.5 GiB, unless the speed has fallen before: the cache of a card may be larger than what it took so far."""
 _STEADY_SPREAD = 0.15
 _FALLEN = 1.3
@@ -41,7 +41,7 @@ class SustainedWrite:
 
 
 def measure_sustained(
-    directory: Path, *, most_bytes: int = MOST_BYTES, progress: Callable[[float], None] = lambda share: None
+    directory: Path, *, max_bytes: int = MAX_BYTES, progress: Callable[[float], None] = lambda share: None
 ) -> SustainedWrite:
     """Write to a file without a name in `directory`, past the page cache, until the speed is steady.
 
@@ -62,20 +62,20 @@ def measure_sustained(
             os.fsync(descriptor)
             return time.perf_counter() - began
 
-        return until_steady(write, most_bytes=min(most_bytes, max(room, 2 * WINDOW_BYTES)), progress=progress)
+        return until_steady(write, max_bytes=min(max_bytes, max(room, 2 * WINDOW_BYTES)), progress=progress)
 
 
 def until_steady(
-    write: Callable[[int], float], *, most_bytes: int, progress: Callable[[float], None] = lambda share: None
+    write: Callable[[int], float], *, max_bytes: int, progress: Callable[[float], None] = lambda share: None
 ) -> SustainedWrite:
     """Return what `write`, which writes so many bytes and returns the seconds that it took, comes to.
 
-    It ends when the last windows took as long as each other, at `most_bytes`, or after `MOST_SECONDS`.
+    It ends when the last windows took as long as each other, at `max_bytes`, or after `MAX_SECONDS`.
     """
     seconds: list[float] = []
-    while (len(seconds) + 1) * WINDOW_BYTES <= most_bytes and sum(seconds) < MOST_SECONDS and not is_steady(seconds):
+    while (len(seconds) + 1) * WINDOW_BYTES <= max_bytes and sum(seconds) < MAX_SECONDS and not is_steady(seconds):
         seconds.append(write(WINDOW_BYTES))
-        progress(len(seconds) * WINDOW_BYTES / most_bytes)
+        progress(len(seconds) * WINDOW_BYTES / max_bytes)
     last = statistics.median(seconds[-_STEADY_WINDOWS:])
     return SustainedWrite(
         WINDOW_BYTES / seconds[0], WINDOW_BYTES / last, len(seconds) * WINDOW_BYTES, is_steady(seconds)
@@ -88,5 +88,5 @@ def is_steady(seconds: Sequence[float]) -> bool:
     if len(newest) < _STEADY_WINDOWS:
         return False
     pace = statistics.median(newest)
-    full = len(seconds) >= _LEAST_WINDOWS or min(newest) > _FALLEN * seconds[0]
+    full = len(seconds) >= _MIN_WINDOWS or min(newest) > _FALLEN * seconds[0]
     return full and max(newest) - min(newest) <= _STEADY_SPREAD * pace

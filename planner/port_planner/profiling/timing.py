@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 import torch
 
-from port_planner.ir.devices.kinds import CPU
-from port_planner.ir.devices.torch_device import synchronize
+from port_planner.ir.device_kinds import CPU
+from port_planner.ir.torch_device import synchronize
 from port_planner.profiling.cpu_cache import Sweep
 from port_planner.profiling.device_memory import DeviceWorkspaceMeter
 
@@ -110,7 +110,7 @@ class HostWorkspaceMeter:
 
     @property
     def sees(self) -> bool:
-        """Say whether workspace is seen at all."""
+        """Return whether workspace is seen at all."""
         return self._calls is not None
 
     def start(self) -> None:

@@ -1,6 +1,6 @@
 """The anytime ladder.
 
-Greedy, narrow models, the LP bound of the full model, the full model with dear columns fixed.
+Greedy, narrow models, the LP bound of the full model, the full model with expensive columns fixed.
 
 Every rung is judged by the replay, never by the solver's own word; the best valid schedule so far is kept.
 """
@@ -16,14 +16,14 @@ import numpy as np
 from port_planner.milp.columns import Breadth
 from port_planner.milp.conflict import shortfalls
 from port_planner.milp.highs import HighsSession, Progress, SolverRun, SolverStatus, Vector
-from port_planner.milp.model import Formulation
+from port_planner.milp.milp_model import Formulation
 from port_planner.milp.telescoped import run_relaxed
-from port_planner.problem.model import Problem, Schedule, Semantics
+from port_planner.problem.problem import Problem, Schedule, Semantics
 from port_planner.problem.replay import replay
 from port_planner.search.greedy.search import EMPHASES, Greedy, greedy, greedy_variants
+from port_planner.search.heuristics import cheap_segments, simple_schedules
 from port_planner.search.incumbent import OPTIMAL_GAP, Climb, GainRate, Judge
 from port_planner.search.neighbourhood import neighbourhood_search
-from port_planner.search.recipes import cheap_segments, simple_schedules
 
 FULL_MODEL_COLUMNS = 400_000
 """Above this many columns not even the LP of the full model is worth its time."""
@@ -51,7 +51,7 @@ LARGE_ENOUGH = 0.005
 LARGE_GAPS = 1000
 """With more gaps than this a captured step is searched with a narrow window: building the model counts too."""
 
-LEAST_GAIN = 5e-3
+MIN_GAIN = 5e-3
 """A captured step's costs were measured, and scatter by far more: a search that gains less of them with a twelfth of its time ends."""
 
 SEARCH_COLUMNS = 20_000
@@ -111,18 +111,18 @@ def _climb_abstract(state: Climb, total: float) -> None:
         full_model(state, total)
     near = large and state.cost - state.bound < LARGE_ENOUGH * state.cost
     if not state.proven and not state.infeasible and not near and state.left > 0.1 * total:
-        search_pieces(state, RUNGS[0][0], state.left)
+        search_windows(state, RUNGS[0][0], state.left)
 
 
 def _climb_captured(state: Climb, total: float) -> None:
     """Captured steps: transfers that stall make the LP weak, so the time goes to pieces; a model of the whole is for what nothing else solved."""
     narrow = captured_breadth(state.problem)
     if state.paging and state.recompute:
-        offer_recipes(state, 0.3 * total)
+        offer_heuristics(state, 0.3 * total)
     if state.schedule is None:
         guided(state, replace(narrow, timeless=True), 0.02, 0.4 * total)
     if not state.proven and state.schedule is not None:
-        search_pieces(state, narrow, state.left, LEAST_GAIN)
+        search_windows(state, narrow, state.left, MIN_GAIN)
 
 
 def captured_breadth(problem: Problem) -> Breadth:
@@ -130,22 +130,22 @@ def captured_breadth(problem: Problem) -> Breadth:
     return Breadth(3, 1, early_pages=False) if len(problem.gaps) > LARGE_GAPS else Breadth(8, 2, early_pages=False)
 
 
-def offer_recipes(state: Climb, seconds: float) -> None:
+def offer_heuristics(state: Climb, seconds: float) -> None:
     """Offer what variants of the greedy search and recipes give, for `seconds` of CPU time or until they gain next to nothing.
 
     Baselines' among them. Variants gain most where there is a schedule; where there is none yet, recipes find one first.
     """
-    stop_at, rate = state.left - seconds, GainRate(state, seconds, LEAST_GAIN)
+    stop_at, rate = state.left - seconds, GainRate(state, seconds, MIN_GAIN)
     variants = ((variant, "variant") for variant in greedy_variants(state.problem, cheap_segments(state.problem)))
     first = [] if state.schedule is None else itertools.islice(variants, len(EMPHASES))
-    for schedule, rung in itertools.chain(first, _recipes(state.problem), variants):
+    for schedule, rung in itertools.chain(first, _heuristics(state.problem), variants):
         if schedule is not None:
             state.offer(schedule, rung)
         if (state.schedule is not None or rung == "variant") and (state.left < stop_at or rate.too_low):
             return
 
 
-def _recipes(problem: Problem) -> Iterator[tuple[Schedule | None, str]]:
+def _heuristics(problem: Problem) -> Iterator[tuple[Schedule | None, str]]:
     """Yield what the greedy search finds without one of its means, and simple schedules; None where it finds nothing."""
     for partial in ({"packing": False}, {"recompute": False}, {"paging": False}):
         yield greedy(problem, **partial).schedule, "greedy without " + next(iter(partial))
@@ -170,9 +170,9 @@ def _returns(problem: Problem, breadth: Breadth) -> int:
     return sum(length if breadth.window is None else min(length, breadth.window + 1) for length in lengths)
 
 
-def search_pieces(state: Climb, breadth: Breadth, seconds: float, least_gain: float = 0.0) -> None:
+def search_windows(state: Climb, breadth: Breadth, seconds: float, min_gain: float = 0.0) -> None:
     """Improve the best schedule piece by piece."""
-    neighbourhood_search(state, _formulation(state, breadth), seconds, least_gain)
+    neighbourhood_search(state, _formulation(state, breadth), seconds, min_gain)
 
 
 SMALLEST = Breadth(0, 0, early_pages=False, inputs=False, sources=True, timeless=True, optimistic=True)
@@ -222,9 +222,11 @@ def guided(state: Climb, breadth: Breadth, share: float, seconds: float, *, fix_
     if relaxed.status is not SolverStatus.OPTIMAL:
         return
     lowest = relaxed.bound * formulation.joule_scale
-    room = min(max(share * lowest, 0.1 * share * (state.cost - lowest)), state.cost - lowest)
+    slack = min(max(share * lowest, 0.1 * share * (state.cost - lowest)), state.cost - lowest)
     fixed, value = (
-        (certain_columns(formulation, relaxed), 1.0) if fix_ones else (dear_columns(formulation, relaxed, room), 0.0)
+        (certain_columns(formulation, relaxed), 1.0)
+        if fix_ones
+        else (expensive_columns(formulation, relaxed, slack), 0.0)
     )
     session = HighsSession(formulation.model)
     session.bound_columns(fixed, np.full(len(fixed), value), np.full(len(fixed), value))
@@ -275,7 +277,7 @@ def scaled_progress(state: Climb, formulation: Formulation) -> Progress | None:
 def full_model(state: Climb, total: float) -> None:
     """Bound the full model by its LP, then search it among the columns that the LP does not rule out.
 
-    A column whose reduced cost exceeds `room` is in no schedule cheaper than bound + room. So the search starts with
+    A column whose reduced cost exceeds `limit_bytes` is in no schedule cheaper than bound + room. So the search starts with
     little room and few columns, and widens until the best schedule lies within the room: then it is the optimum.
     """
     breadth = Breadth(exact_stages=state.problem.size <= EXACT_STAGES)
@@ -293,13 +295,13 @@ def full_model(state: Climb, total: float) -> None:
     if relaxed.reduced_costs is None:
         return
     if not state.proven and state.left > 0.02 * total:
-        search_room(state, formulation, relaxed, state.cost - lowest)
+        search_slack(state, formulation, relaxed, state.cost - lowest)
 
 
-def search_room(state: Climb, formulation: Formulation, relaxed: SolverRun, room: float) -> None:
-    """Search the full model among the columns within `room` joules of the LP bound."""
+def search_slack(state: Climb, formulation: Formulation, relaxed: SolverRun, slack: float) -> None:
+    """Search the full model among the columns within `limit_bytes` joules of the LP bound."""
     model, lowest = formulation.model, relaxed.bound * formulation.joule_scale
-    fixed = dear_columns(formulation, relaxed, room)
+    fixed = expensive_columns(formulation, relaxed, slack)
     free = sum(model.integral) - len(fixed)
     if free > SEARCH_COLUMNS:
         return
@@ -307,10 +309,10 @@ def search_room(state: Climb, formulation: Formulation, relaxed: SolverRun, room
     session.bound_columns(fixed, np.zeros(len(fixed)), np.zeros(len(fixed)))
     run = search(state, formulation, session, state.left, OPTIMAL_GAP, f"full, {free} columns")
     if run is not None and run.status is SolverStatus.INFEASIBLE:
-        state.infeasible = not math.isfinite(room)
-        state.raise_bound(min(lowest + room, state.cost))
+        state.infeasible = not math.isfinite(slack)
+        state.raise_bound(min(lowest + slack, state.cost))
     elif run is not None:
-        state.raise_bound(min(run.bound * formulation.joule_scale, lowest + room, state.cost))
+        state.raise_bound(min(run.bound * formulation.joule_scale, lowest + slack, state.cost))
 
 
 def certain_columns(formulation: Formulation, relaxed: SolverRun) -> list[int]:
@@ -322,12 +324,12 @@ def certain_columns(formulation: Formulation, relaxed: SolverRun) -> list[int]:
     ]
 
 
-def dear_columns(formulation: Formulation, relaxed: SolverRun, room: float) -> list[int]:
-    """Return the columns that no schedule cheaper than the LP bound plus `room` joules uses."""
-    if relaxed.reduced_costs is None or not math.isfinite(room):
+def expensive_columns(formulation: Formulation, relaxed: SolverRun, slack: float) -> list[int]:
+    """Return the columns that no schedule cheaper than the LP bound plus `limit_bytes` joules uses."""
+    if relaxed.reduced_costs is None or not math.isfinite(slack):
         return []
-    limit = room / formulation.joule_scale * (1 + 1e-6) + 1e-9
+    limit = slack / formulation.joule_scale * (1 + 1e-6) + 1e-9
     integral = np.array(formulation.model.integral, dtype=bool)
     values: Vector = relaxed.values if relaxed.values is not None else np.zeros(len(integral))
-    dear = integral & (relaxed.reduced_costs > limit) & (values < 1e-6)
-    return [int(c) for c in np.flatnonzero(dear)]
+    expensive = integral & (relaxed.reduced_costs > limit) & (values < 1e-6)
+    return [int(c) for c in np.flatnonzero(expensive)]

@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from port_planner.problem.model import Problem, Schedule, Semantics
+from port_planner.problem.problem import Problem, Schedule, Semantics
 from port_planner.search.anytime import climb
+from port_planner.search.heuristics import by_time, chain_schedules, pack_everything, page_everything, sqrt_segments
 from port_planner.search.incumbent import Climb, Judge
-from port_planner.search.recipes import by_time, chain_schedules, pack_everything, page_everything, sqrt_segments
 
 Baseline = Callable[[Problem, float, Judge], Climb]
 

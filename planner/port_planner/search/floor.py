@@ -17,14 +17,14 @@ from port_planner.ir.lowering.update_slices import SLICE_BYTES, update_groups
 from port_planner.ir.plan import Action, Decision, Plan
 from port_planner.ir.program import BudgetError, UpdateGroup, idle_gaps
 from port_planner.operators import base_name
-from port_planner.slices.blocks import of_a_block
+from port_planner.tiling.blocks import of_a_block
 
 PAGED_FROM_BYTES = (64 << 10, 4 << 10, 1)
 """Plans near the floor page what has at least so many bytes, the largest first: each page takes a transfer of its own."""
 
 STRATEGY = "floor"
 
-MOST_NAMED = 3
+MAX_NAMED = 3
 """Tensors that stand in a sentence."""
 
 MOSTLY = 0.5
@@ -99,13 +99,13 @@ class Floor:
         smaller = f"make the layer {layer} smaller" if layer else f"make {weight} smaller"
         if any(held.kind is not HolderKind.WEIGHT for held in theirs):
             smaller = f"freeze {weight} (requires_grad_(False)) or {smaller}"
-        most = " and ".join(str(held) for held in theirs[:MOST_NAMED])
+        most = " and ".join(str(held) for held in theirs[:MAX_NAMED])
         return f"{smaller}: most of it is {most}, which {'are' if len(theirs) > 1 else 'is'} needed whole there"
 
     @property
     def held(self) -> str:
         """The largest of what is resident there, with their bytes."""
-        return ", ".join(f"{held} {format_bytes(held.nbytes)}" for held in self.holders[:MOST_NAMED])
+        return ", ".join(f"{held} {format_bytes(held.nbytes)}" for held in self.holders[:MAX_NAMED])
 
     def __str__(self) -> str:
         return (
@@ -195,5 +195,5 @@ def _around_the_step(graph: StepGraph, s: int) -> Iterator[tuple[int, int]]:
 
 
 def _inside(groups: list[UpdateGroup], a: int, b: int) -> bool:
-    """Say whether a gap lies within an update that runs in slices."""
+    """Return whether a gap lies within an update that runs in slices."""
     return any(group.first <= a < b <= group.last for group in groups)

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from port_planner.milp.conflict import Shortfall
 from port_planner.milp.highs import Progress
-from port_planner.problem.model import Problem, Schedule
+from port_planner.problem.problem import Problem, Schedule
 from port_planner.problem.replay import ScheduleCost, replay
-from port_planner.problem.variants import least_extra_joules
+from port_planner.problem.variants import min_extra_joules
 from port_planner.search.greedy.search import Greedy
 
 OPTIMAL_GAP = 1e-4
@@ -47,7 +47,7 @@ class Climb:
     began: tuple[float, float] = field(default_factory=lambda: (time.perf_counter(), time.process_time()))
 
     def __post_init__(self) -> None:
-        self.bound = least_extra_joules(self.problem)
+        self.bound = min_extra_joules(self.problem)
 
     @property
     def left(self) -> float:
@@ -83,7 +83,7 @@ class Climb:
             self.report()
 
     def report(self) -> None:
-        """Tell whoever watches."""
+        """Report whoever watches."""
         if self.progress is not None:
             self.progress(self.cost, self.bound)
 
@@ -91,9 +91,9 @@ class Climb:
 class GainRate:
     """What a search gains while its time passes, of the whole step's cost."""
 
-    def __init__(self, state: Climb, seconds: float, least_gain: float) -> None:
-        """`seconds` of CPU time are the search's; a twelfth of them should lower the step's cost by a share `least_gain`."""
-        self._state, self._period, self._least_gain = state, LOOKED_AT * seconds, least_gain
+    def __init__(self, state: Climb, seconds: float, min_gain: float) -> None:
+        """`seconds` of CPU time are the search's; a twelfth of them should lower the step's cost by a share `min_gain`."""
+        self._state, self._period, self._min_gain = state, LOOKED_AT * seconds, min_gain
         self._looked, self._was = state.left, state.cost
 
     @property
@@ -103,7 +103,7 @@ class GainRate:
         if self._looked - state.left <= self._period:
             return False
         gained, self._looked, self._was = self._was - state.cost, state.left, state.cost
-        return gained < self._least_gain * (state.problem.base_joules + state.cost)
+        return gained < self._min_gain * (state.problem.base_joules + state.cost)
 
 
 def objective(problem: Problem, evaluation: ScheduleCost) -> float:

@@ -12,40 +12,40 @@ from collections.abc import Iterator
 import numpy as np
 
 from port_planner.milp.highs import HighsSession, SolverStatus
-from port_planner.milp.model import Formulation
+from port_planner.milp.milp_model import Formulation
 from port_planner.milp.restriction import Restriction
 from port_planner.milp.telescoped import run_relaxed
-from port_planner.problem.model import Schedule
+from port_planner.problem.problem import Schedule
 from port_planner.search.incumbent import Climb, GainRate
 
-FIRST_PIECE = 20
-SMALLEST_PIECE = 10
-PIECE_GAP = 5e-3
-PIECE_SECONDS = 0.5
+FIRST_WINDOW = 20
+MIN_WINDOW = 10
+WINDOW_GAP = 5e-3
+WINDOW_SECONDS = 0.5
 """A piece that takes longer is too large: the next ones are smaller."""
 
 
-def neighbourhood_search(state: Climb, formulation: Formulation, seconds: float, least_gain: float = 0.0) -> None:
+def neighbourhood_search(state: Climb, formulation: Formulation, seconds: float, min_gain: float = 0.0) -> None:
     """Improve the best schedule piece by piece for at most `seconds` of CPU time.
 
-    It ends where a twelfth of them lowered the step's cost by less than a share `least_gain`.
+    It ends where a twelfth of them lowered the step's cost by less than a share `min_gain`.
     """
     if state.schedule is None or formulation.start_values(state.schedule) is None:
         return
     search = _Search(state, formulation)
     stop_at = state.left - seconds
-    quiet, rate = 0, GainRate(state, seconds, least_gain)
+    quiet, rate = 0, GainRate(state, seconds, min_gain)
     for gaps in search.pieces():
         if rate.too_low:
             return
         if state.left <= max(stop_at, 0.05) or state.proven or quiet > search.patience():
             return
-        status, improved, used = search.improve(gaps, min(PIECE_SECONDS, state.left - stop_at))
+        status, improved, used = search.improve(gaps, min(WINDOW_SECONDS, state.left - stop_at))
         quiet = 0 if improved else quiet + 1
         if status is not SolverStatus.OPTIMAL:
-            search.piece = max(int(search.piece * 0.7), SMALLEST_PIECE)
-        elif used < 0.2 * PIECE_SECONDS and not improved:
-            search.piece = int(search.piece * 1.2) + 1
+            search.tile = max(int(search.tile * 0.7), MIN_WINDOW)
+        elif used < 0.2 * WINDOW_SECONDS and not improved:
+            search.tile = int(search.tile * 1.2) + 1
 
 
 class _Search:
@@ -54,7 +54,7 @@ class _Search:
     def __init__(self, state: Climb, formulation: Formulation) -> None:
         self.state, self.formulation = state, formulation
         self.restriction = Restriction(formulation.model)
-        self.piece = FIRST_PIECE
+        self.tile = FIRST_WINDOW
         self.integral = formulation.decisions()
         self.owner = self._owners()
         self.hiding = dict.fromkeys(formulation.hiding, 0.0)
@@ -70,7 +70,7 @@ class _Search:
         limit = self.restriction.limit_row(row, np.inf)
         values = np.array([start[c] for c in self.integral])
         left = self.restriction.bounded(self.integral, values, values)
-        run = run_relaxed(left.model, state.wall(max(state.left, PIECE_SECONDS)))
+        run = run_relaxed(left.model, state.wall(max(state.left, WINDOW_SECONDS)))
         if run.values is not None:
             limit = max(limit, self.restriction.row_value(row, left.whole(run.values)))
         self.restriction.limit_row(row, limit)
@@ -85,7 +85,7 @@ class _Search:
 
     def patience(self) -> int:
         """Return after how many pieces without improvement to stop: every order seen once."""
-        return 4 * (2 * len(self.formulation.gaps) // self.piece + 2)
+        return 4 * (2 * len(self.formulation.gaps) // self.tile + 2)
 
     def pieces(self) -> Iterator[list[int]]:
         """Yield pieces of gaps forever, overlapping by half, in four orders."""
@@ -98,8 +98,8 @@ class _Search:
             for order in (sizes, ends, starts, _shuffled(gaps)):
                 at = 0
                 while at < len(order):
-                    yield order[at : at + self.piece]
-                    at += self.piece // 2
+                    yield order[at : at + self.tile]
+                    at += self.tile // 2
 
     def improve(self, gaps: list[int], seconds: float) -> tuple[SolverStatus, bool, float]:
         """Solve for the decisions of `gaps`; return how it ended, whether it helped, and its seconds."""
@@ -114,7 +114,7 @@ class _Search:
         left = self.restriction.bounded(self.integral, np.where(mask, 0.0, values), np.where(mask, 1.0, values))
         session = HighsSession(left.model)
         session.start_from(left.start(start | self.hiding))
-        run = session.run(state.wall(seconds), gap=PIECE_GAP)
+        run = session.run(state.wall(seconds), gap=WINDOW_GAP)
         before = state.cost
         if run.values is not None:
             found = left.whole(run.values)

@@ -30,7 +30,7 @@ class Point:
     written_bytes: int
 
     def dominates(self, other: "Point") -> bool:
-        """Say whether this plan is at least as good in memory, time, energy and wear, and better in one."""
+        """Return whether this plan is at least as good in memory, time, energy and wear, and better in one."""
         pairs = tuple(zip(self.figures, other.figures, strict=True))
         return all(a <= b * (1 + 1e-9) for a, b in pairs) and any(a < b * (1 - 1e-9) for a, b in pairs)
 
@@ -52,7 +52,7 @@ def non_dominated(points: Iterable[Point]) -> list[Point]:
     return sorted(kept, key=lambda p: (-p.peak_bytes, p.seconds))
 
 
-def least_budget(graph: StepGraph, costs: CostTable) -> int:
+def min_budget(graph: StepGraph, costs: CostTable) -> int:
     """Return about the smallest budget, the worker's base included, for which there is a plan."""
     problem = coarsen(graph, costs, ram_bytes=None).problem
     return smallest_budget(problem) + costs.device.base_bytes
@@ -64,7 +64,7 @@ def budgets(graph: StepGraph, costs: CostTable, ram_bytes: int, count: int = 4) 
     None: from what keeping everything takes.
     """
     most = min(ram_bytes, lower(graph, costs, Plan()).peak_bytes)
-    least = min(least_budget(graph, costs), most)
+    least = min(min_budget(graph, costs), most)
     if count < 2 or least >= most:
         return [most]
     return [round(most - (most - least) * k / (count - 1)) for k in range(count)]

@@ -34,12 +34,12 @@ from port_planner.search.plan_step import PlanLimits, PlanResult, plan_within, w
 
 _FORMAT = 2
 """Format 1 counted a write for each weight that left RAM, changed or not: its figures are others."""
-MOST_SEARCHED = 6_000
+MAX_SEARCHED = 6_000
 """Operators of a step that is searched: of more (GPT-2's update over eight micro-batches has 14,000) one look at the planning model
 takes longer than the whole time for planning, and in that of a minute found nothing better than the first plan."""
-MOST_RAW_BYTES = 64 << 20
+MAX_RAW_BYTES = 64 << 20
 """Of a problem, unpacked: one of 6,000 operators, the most that are searched, takes 2 MB."""
-MOST_ANSWER_BYTES = 1 << 20
+MAX_ANSWER_BYTES = 1 << 20
 _MESSAGE_LIMIT = 1000
 _AGREEMENT = 1e-9
 """Relative: the same arithmetic on the same numbers, in Python on either device."""
@@ -81,11 +81,11 @@ class PlanProblem:
     def name(self) -> str:
         """The content hash of all but what operators cost: plans for equal names fit each other's steps."""
         packings = [[p.storage, p.version, p.codec.value] for p in self.costs.packings]
-        told = [
+        fields = [
             _FORMAT, pack_graph(anonymous(self.graph)), self.ram_bytes, self.deadline_s, self.write_limit_bytes,
             self.time_limit_s, self.strategy, len(self.costs.device.targets), packings,
         ]  # fmt: skip
-        return hashlib.sha256(msgspec.msgpack.encode(told)).hexdigest()
+        return hashlib.sha256(msgspec.msgpack.encode(fields)).hexdigest()
 
     def solved(self, progress: Progress | None = None, rivals: Iterable[Plan] = ()) -> PlanResult:
         """Return what planning gives here, or one of the `rivals` where that costs less; raises StrategyError."""
@@ -100,7 +100,7 @@ def plan_problem(
 ) -> PlanProblem:
     """Return what is solved for a graph of a bundle; evaluation has no deadline."""
     training = any(op.phase is not Phase.FORWARD for op in graph.ops)
-    searched = strategy if len(graph.ops) <= MOST_SEARCHED else "greedy"
+    searched = strategy if len(graph.ops) <= MAX_SEARCHED else "greedy"
     return PlanProblem(
         graph, costs, ram_bytes, limits.step_s if training else None, limits.written_bytes, time_limit_s, searched
     )
@@ -146,10 +146,10 @@ def unpack_problem(content: bytes) -> PlanProblem:
     """
     decompressor = zlib.decompressobj()
     try:
-        raw = decompressor.decompress(content, MOST_RAW_BYTES)
+        raw = decompressor.decompress(content, MAX_RAW_BYTES)
         if not decompressor.eof or decompressor.unused_data:
             raise WireError(
-                f"a problem that is cut off, goes on behind its end, or has more than {MOST_RAW_BYTES} bytes"
+                f"a problem that is cut off, goes on behind its end, or has more than {MAX_RAW_BYTES} bytes"
             )
         record = msgspec.msgpack.decode(raw, type=_ProblemRecord)
     except (zlib.error, msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
@@ -180,8 +180,8 @@ def pack_answer(result: PlanResult) -> bytes:
 
 def plan_in(content: bytes) -> Plan | str:
     """Return the plan of an answer, or why there is none; raises WrongPlanError for what is no answer."""
-    if len(content) > MOST_ANSWER_BYTES:
-        raise WrongPlanError(f"an answer of {len(content)} bytes; a plan has {MOST_ANSWER_BYTES} at most")
+    if len(content) > MAX_ANSWER_BYTES:
+        raise WrongPlanError(f"an answer of {len(content)} bytes; a plan has {MAX_ANSWER_BYTES} at most")
     try:
         record = msgspec.msgpack.decode(content, type=_AnswerRecord)
         return record.message if record.plan is None else unpack_plan(record.plan)
@@ -214,6 +214,6 @@ def judged(problem: PlanProblem, plan: Plan, *, same_costs: bool) -> Plan:
 def _compare(claimed: Plan, found: Plan) -> None:
     """Raise WrongPlanError where a plan's figures are not what its program takes."""
     for figure in ("peak_bytes", "seconds", "joules", "overhead_joules"):
-        said, is_so = getattr(claimed, figure), getattr(found, figure)
-        if not math.isclose(said, is_so, rel_tol=_AGREEMENT, abs_tol=_AGREEMENT):
-            raise WrongPlanError(f"the plan says {figure} {said:g}, and its program takes {is_so:g}")
+        claimed_value, is_so = getattr(claimed, figure), getattr(found, figure)
+        if not math.isclose(claimed_value, is_so, rel_tol=_AGREEMENT, abs_tol=_AGREEMENT):
+            raise WrongPlanError(f"the plan says {figure} {claimed_value:g}, and its program takes {is_so:g}")

@@ -18,7 +18,7 @@ from port_planner.ir.plan import MIN_DECIDED_BYTES, Plan
 from port_planner.ir.program import BudgetError, PlanError, Program
 from port_planner.milp.highs import Progress
 from port_planner.problem.coarsen import Coarse, coarsen
-from port_planner.problem.model import Problem, Schedule
+from port_planner.problem.problem import Problem, Schedule
 from port_planner.problem.reorder import peak_bytes, reorder
 from port_planner.problem.replay import ScheduleCost
 from port_planner.search.anytime import relaxation_bound
@@ -26,7 +26,7 @@ from port_planner.search.floor import Floor, floor_of, floor_plans
 from port_planner.search.greedy.search import Greedy, greedy
 from port_planner.search.incumbent import OPTIMAL_GAP, objective
 from port_planner.search.solve import Outcome, Solution, relative_gap, solve
-from port_planner.search.wear import SPARING_TIME, dearest_wear, visible_share, with_wear
+from port_planner.search.wear import SPARING_TIME, costliest_wear, visible_share, with_wear
 
 TIGHTENINGS = 4
 """How often a smaller budget is planned for where a program needs more than the coarse problem counted."""
@@ -34,7 +34,7 @@ TIGHTENINGS = 4
 WORTH_REORDERING = 0.01
 """Share of the peak that another order must save before it is tried: trying costs two greedy searches."""
 
-MOST_HOLDERS = 8
+MAX_HOLDERS = 8
 """Tensors that a refusal names."""
 
 DECIDED_SHARE = 1 / 256
@@ -62,7 +62,7 @@ class PlanLimits:
     write_limit_bytes: int | None = None
 
     def passed_by(self, program: Program) -> bool:
-        """Say whether a program takes longer or writes more."""
+        """Return whether a program takes longer or writes more."""
         late = self.deadline_s is not None and program.seconds > self.deadline_s * (1 + _ROUNDING)
         return late or (self.write_limit_bytes is not None and program.written_bytes > self.write_limit_bytes)
 
@@ -119,12 +119,12 @@ def plan_within(
     `rivals`: plans of the same step, from other strategies say; where one of them is valid and costs less energy and
     wear, it is the answer.
     """
-    asked = _Asked(graph, costs, limits, time_limit_s, strategy, progress, tuple(rivals))
-    return _packing(asked) if costs.packings and strategy in LADDER else _within(asked)
+    request = _PlanRequest(graph, costs, limits, time_limit_s, strategy, progress, tuple(rivals))
+    return _packing(request) if costs.packings and strategy in LADDER else _within(request)
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _PlanRequest:
     """A plan that is looked for: of which step, within what, for how many seconds of CPU time, and how."""
 
     graph: StepGraph
@@ -142,49 +142,49 @@ class _Asked:
     """Limits that the bound is for, where they are wider than those of the plan."""
 
     @property
-    def quick(self) -> "_Asked":
+    def quick(self) -> "_PlanRequest":
         """The same by greedy search alone."""
         return replace(self, strategy="greedy", progress=None)
 
 
-def _packing(asked: _Asked) -> PlanResult:
+def _packing(request: _PlanRequest) -> PlanResult:
     """Return a plan that takes no more joules, seconds or written bytes than what greedy search finds without packing.
 
     A fate more must not cost more: the search meets other plans first, and not always the better ones. Where flash wears out, a plan
     that spares it may take a little longer.
     """
     begin = time.process_time()
-    graph, costs = asked.graph, asked.costs
-    bare = _within(replace(asked.quick, costs=replace(costs, packings=())))
+    graph, costs = request.graph, request.costs
+    bare = _within(replace(request.quick, costs=replace(costs, packings=())))
     if bare.plan is None:
-        return _within(asked)
+        return _within(request)
     takes = lower(graph, costs, bare.plan)
-    as_bare = replace(asked.limits, write_limit_bytes=takes.written_bytes)
-    order = None if asked.strategy == "greedy" else bare.plan.order
-    limited = replace(asked, limits=as_bare, rivals=(*asked.rivals, bare.plan), order=order)
-    if dearest_wear(costs.device):
+    as_bare = replace(request.limits, write_limit_bytes=takes.written_bytes)
+    order = None if request.strategy == "greedy" else bare.plan.order
+    limited = replace(request, limits=as_bare, rivals=(*request.rivals, bare.plan), order=order)
+    if costliest_wear(costs.device):
         found = _sparing(limited)
     else:
         in_time = replace(as_bare, deadline_s=takes.seconds)
-        found = _plan(replace(limited, limits=in_time, unpacked_known=True, bounded=asked.limits))
+        found = _plan(replace(limited, limits=in_time, unpacked_known=True, bounded=request.limits))
     plan = found.plan if _takes_no_more(graph, costs, found.plan, takes) else with_figures(bare.plan, costs, takes)
-    if order is not None and (plan is None or plan.order != order or dearest_wear(costs.device)):
+    if order is not None and (plan is None or plan.order != order or costliest_wear(costs.device)):
         found = replace(found, bound_joules=None)  # it is one for another order, or for cheaper wear
-    return _bounded(asked, replace(found, plan=plan), begin)
+    return _bounded(request, replace(found, plan=plan), begin)
 
 
-def _bounded(asked: _Asked, found: PlanResult, begin: float) -> PlanResult:
+def _bounded(request: _PlanRequest, found: PlanResult, begin: float) -> PlanResult:
     """Return what was found within narrower limits than are asked for, with a bound for these."""
     plan, bound, outcome = found.plan, found.bound_joules, Outcome.FEASIBLE
     if plan is None:
         return found
-    if bound is None and asked.strategy != "greedy":
-        limits = asked.limits
+    if bound is None and request.strategy != "greedy":
+        limits = request.limits
         coarse = coarsen(
-            asked.graph, asked.costs, ram_bytes=limits.ram_bytes, deadline_s=limits.deadline_s,
+            request.graph, request.costs, ram_bytes=limits.ram_bytes, deadline_s=limits.deadline_s,
             write_limit_bytes=limits.write_limit_bytes, order=plan.order,
         )  # fmt: skip
-        bound = relaxation_bound(coarse.problem, asked.time_limit_s)
+        bound = relaxation_bound(coarse.problem, request.time_limit_s)
     gap = relative_gap(plan.overhead_joules, bound)
     if gap is not None and gap <= OPTIMAL_GAP:
         outcome = Outcome.OPTIMAL
@@ -195,11 +195,11 @@ def _bounded(asked: _Asked, found: PlanResult, begin: float) -> PlanResult:
 
 
 def _takes_no_more(graph: StepGraph, costs: CostTable, plan: Plan | None, other: Program) -> bool:
-    """Say whether there is a plan, and its program takes no more of anything than another, but for the time that sparing flash may take."""
+    """Return whether there is a plan, and its program takes no more of anything than another, but for the time that sparing flash may take."""
     if plan is None:
         return False
     program = lower(graph, costs, plan)
-    slower = SPARING_TIME if program.written_bytes < other.written_bytes and dearest_wear(costs.device) else 1.0
+    slower = SPARING_TIME if program.written_bytes < other.written_bytes and costliest_wear(costs.device) else 1.0
     pairs = (
         (program.cost_joules, other.cost_joules), (program.seconds, slower * other.seconds),
         (program.written_bytes, other.written_bytes),
@@ -207,31 +207,31 @@ def _takes_no_more(graph: StepGraph, costs: CostTable, plan: Plan | None, other:
     return all(mine <= others * (1 + _ROUNDING) for mine, others in pairs)
 
 
-def _within(asked: _Asked) -> PlanResult:
+def _within(request: _PlanRequest) -> PlanResult:
     """Return a plan within the limits, one that spares flash where it wears out."""
-    return _sparing(asked) if dearest_wear(asked.costs.device) else _in_time(asked)
+    return _sparing(request) if costliest_wear(request.costs.device) else _in_time(request)
 
 
-def _sparing(asked: _Asked) -> PlanResult:
+def _sparing(request: _PlanRequest) -> PlanResult:
     """Return a plan that spares flash which wears out, and takes little longer than one that does not look at wear."""
     begin = time.process_time()
-    graph, costs, limits = asked.graph, asked.costs, asked.limits
+    graph, costs, limits = request.graph, request.costs, request.limits
     share = visible_share(costs.device, base_joules(costs), sum(s.nbytes for s in graph.storages))
     unworn, seen_costs = (replace(costs, device=with_wear(costs.device, part)) for part in (0.0, share))
-    careless = _in_time(replace(asked.quick, costs=unworn))
+    careless = _in_time(replace(request.quick, costs=unworn))
     if careless.plan is None:
-        careless = _in_time(replace(asked, costs=unworn, time_limit_s=asked.time_limit_s / 3))
+        careless = _in_time(replace(request, costs=unworn, time_limit_s=request.time_limit_s / 3))
     if careless.plan is None:
         return careless
     slowest_s = SPARING_TIME * careless.plan.seconds
     limits = replace(limits, deadline_s=slowest_s if limits.deadline_s is None else min(slowest_s, limits.deadline_s))
     spent = time.process_time() - begin
-    unhurried = replace(asked, costs=seen_costs, limits=replace(limits, deadline_s=None))
-    seen = _plan(replace(unhurried, time_limit_s=asked.time_limit_s - spent))
-    quick = seen if asked.strategy == "greedy" else _plan(unhurried.quick)
-    known = tuple(plan for plan in (careless.plan, quick.plan, seen.plan, *asked.rivals) if plan is not None)
+    unhurried = replace(request, costs=seen_costs, limits=replace(limits, deadline_s=None))
+    seen = _plan(replace(unhurried, time_limit_s=request.time_limit_s - spent))
+    quick = seen if request.strategy == "greedy" else _plan(unhurried.quick)
+    known = tuple(plan for plan in (careless.plan, quick.plan, seen.plan, *request.rivals) if plan is not None)
     if seen.plan is None or seen.plan.seconds > slowest_s:
-        seen = _plan(replace(unhurried, limits=limits, time_limit_s=asked.time_limit_s / 2, rivals=known))
+        seen = _plan(replace(unhurried, limits=limits, time_limit_s=request.time_limit_s / 2, rivals=known))
     found = better_of(graph, costs, limits, found=_restated(graph, costs, seen), rivals=known)
     return replace(found, seconds=time.process_time() - begin)
 
@@ -245,14 +245,14 @@ def _restated(graph: StepGraph, costs: CostTable, found: PlanResult) -> PlanResu
     return replace(found, plan=plan, outcome=Outcome.FEASIBLE, gap=gap)
 
 
-def _in_time(asked: _Asked) -> PlanResult:
+def _in_time(request: _PlanRequest) -> PlanResult:
     """Return a plan that keeps the deadline, if there is one."""
-    graph, costs, limits, time_limit_s = asked.graph, asked.costs, asked.limits, asked.time_limit_s
-    untimed, deadline_s = replace(asked, limits=replace(limits, deadline_s=None)), limits.deadline_s
+    graph, costs, limits, time_limit_s = request.graph, request.costs, request.limits, request.time_limit_s
+    untimed, deadline_s = replace(request, limits=replace(limits, deadline_s=None)), limits.deadline_s
     begin = time.process_time()
     free = _plan(untimed if deadline_s is None else replace(untimed, time_limit_s=time_limit_s / 3))
     if free.plan is None and limits.write_limit_bytes is None:
-        free = _confirmed(replace(asked.quick, rivals=()), free)
+        free = _confirmed(replace(request.quick, rivals=()), free)
     if deadline_s is None or free.plan is None or free.plan.seconds <= deadline_s:
         return free
     hurried = [
@@ -262,21 +262,21 @@ def _in_time(asked: _Asked) -> PlanResult:
             found := _plan(replace(untimed, costs=_paying(costs, watts), time_limit_s=time_limit_s / 9, rivals=()))
         ).plan
     ]
-    known = (*hurried, free.plan, *asked.rivals)
+    known = (*hurried, free.plan, *request.rivals)
     left = max(time_limit_s - (time.process_time() - begin), 0.2 * time_limit_s)
-    result = _plan(replace(asked, time_limit_s=left, rivals=known))
+    result = _plan(replace(request, time_limit_s=left, rivals=known))
     spent = time.process_time() - begin
     if result.plan is not None:
         return replace(result, seconds=spent)
     return _too_slow(graph, costs, limits.ram_bytes, deadline_s, known, spent)
 
 
-def _confirmed(asked: _Asked, failed: PlanResult) -> PlanResult:
+def _confirmed(request: _PlanRequest, failed: PlanResult) -> PlanResult:
     """Return a failure with a budget for which there is a plan, found by trying it."""
     for _ in range(TIGHTENINGS):
         if failed.needed_bytes is None:
             break
-        tried = _plan(replace(asked, limits=PlanLimits(failed.needed_bytes)))
+        tried = _plan(replace(request, limits=PlanLimits(failed.needed_bytes)))
         if tried.plan is not None or tried.needed_bytes is None or tried.needed_bytes <= failed.needed_bytes:
             break
         failed = replace(tried, seconds=failed.seconds + tried.seconds)
@@ -310,23 +310,23 @@ def _measured(graph: StepGraph, costs: CostTable, plan: Plan, ram_bytes: int) ->
         return None
 
 
-def _plan(asked: _Asked) -> PlanResult:
+def _plan(request: _PlanRequest) -> PlanResult:
     """Return a plan within the limits; above the step's floor there is one unless time or writes are limited."""
     begin = time.process_time()
-    graph, costs, limits = asked.graph, asked.costs, asked.limits
+    graph, costs, limits = request.graph, request.costs, request.limits
     floor = floor_of(graph, costs)
     if limits.ram_bytes < floor.nbytes:
         return _below(floor, limits, costs.device.budget_option, begin)
     decided = min(MIN_DECIDED_BYTES, int(DECIDED_SHARE * (limits.ram_bytes - costs.device.base_bytes)))
-    found = _coarse_plan(asked, decided)
+    found = _coarse_plan(request, decided)
     # Keeping everything fits at times where the coarse problem, which counts from above, has no room for it.
     keep_all = dict.fromkeys((Plan(), Plan(order=reorder(graph))))
-    found = better_of(graph, costs, limits, found=found, rivals=(*keep_all, *asked.rivals))
-    left = asked.time_limit_s - (time.process_time() - begin)
-    if found.plan is None and asked.strategy in LADDER and left > 0:
-        finer = _coarse_plan(replace(asked.quick, time_limit_s=left), 0)
+    found = better_of(graph, costs, limits, found=found, rivals=(*keep_all, *request.rivals))
+    left = request.time_limit_s - (time.process_time() - begin)
+    if found.plan is None and request.strategy in LADDER and left > 0:
+        finer = _coarse_plan(replace(request.quick, time_limit_s=left), 0)
         found = finer if finer.plan is not None else found
-    if found.plan is None and asked.strategy in LADDER:
+    if found.plan is None and request.strategy in LADDER:
         found = better_of(graph, costs, limits, found=found, rivals=floor_plans(graph, limits.ram_bytes))
     return found
 
@@ -341,15 +341,15 @@ def _below(floor: Floor, limits: PlanLimits, option: str, begin: float) -> PlanR
     held = tuple((str(held), held.nbytes) for held in floor.holders)
     seconds = time.process_time() - begin
     return PlanResult(
-        Outcome.INFEASIBLE, None, None, None, seconds, message, floor.nbytes, floor.op, held[:MOST_HOLDERS]
+        Outcome.INFEASIBLE, None, None, None, seconds, message, floor.nbytes, floor.op, held[:MAX_HOLDERS]
     )
 
 
-def _coarse_plan(asked: _Asked, min_bytes: int) -> PlanResult:
+def _coarse_plan(request: _PlanRequest, min_bytes: int) -> PlanResult:
     """Return the plan of a problem in which storages of at least `min_bytes` are decided about."""
     begin = time.process_time()
-    graph, costs, limits, ram_bytes = asked.graph, asked.costs, asked.limits, asked.limits.ram_bytes
-    start, order = None, asked.order
+    graph, costs, limits, ram_bytes = request.graph, request.costs, request.limits, request.limits.ram_bytes
+    start, order = None, request.order
     if order is None:
         start = _best_start(graph, costs, ram_bytes)
         order = () if start is None else start.coarse.order
@@ -365,12 +365,12 @@ def _coarse_plan(asked: _Asked, min_bytes: int) -> PlanResult:
                 order=order, min_bytes=min_bytes,
             ), None  # fmt: skip
             judge = ProgramJudge(costs, coarse, ram_bytes, overruns)
-        left = (1 - FINISHING) * asked.time_limit_s - (time.process_time() - begin)
-        bounded = asked.bounded or limits
+        left = (1 - FINISHING) * request.time_limit_s - (time.process_time() - begin)
+        bounded = request.bounded or limits
         wider = replace(coarse.problem, deadline_s=bounded.deadline_s, write_limit_bytes=bounded.write_limit_bytes)
         solution = solve(
-            coarse.problem, time_limit_s=left, strategy=asked.strategy, progress=asked.progress, judge=judge, first=found_first,
-            unpacked_known=asked.unpacked_known, bounded=wider,
+            coarse.problem, time_limit_s=left, strategy=request.strategy, progress=request.progress, judge=judge, first=found_first,
+            unpacked_known=request.unpacked_known, bounded=wider,
         )  # fmt: skip
         if solution.schedule is not None or not overruns or left <= 0 or target <= (least := _least(coarse, solution)):
             break
@@ -386,7 +386,7 @@ def _coarse_plan(asked: _Asked, min_bytes: int) -> PlanResult:
     else:
         if target < ram_bytes:
             solution = replace(solution, bound_joules=None, outcome=Outcome.FEASIBLE)  # a bound for less memory
-        plan = coarse.plan(schedule, ram_bytes, asked.strategy)
+        plan = coarse.plan(schedule, ram_bytes, request.strategy)
         found = _success(costs, plan, judge.program(schedule), solution, begin)
     return found
 
@@ -420,7 +420,7 @@ def fine_bound(graph: StepGraph, costs: CostTable, *, ram_bytes: int, time_limit
 class ProgramJudge:
     """Lowers a schedule to the program an executor would follow, and measures that.
 
-    What is plainly dearer than the cheapest that it saw is an error and not measured.
+    What is plainly costlier than the cheapest that it saw is an error and not measured.
     """
 
     costs: CostTable
@@ -434,9 +434,9 @@ class ProgramJudge:
     def __call__(self, problem: Problem, schedule: Schedule) -> ScheduleCost:
         """Return what the program of a schedule costs, and what is wrong with it."""
         result = ScheduleCost()
-        most_joules = math.inf if self.cheapest is None else self.cheapest[1].cost_joules
+        max_joules = math.inf if self.cheapest is None else self.cheapest[1].cost_joules
         try:
-            program = self.program(schedule, most_joules)
+            program = self.program(schedule, max_joules)
         except PlanError as error:
             result.errors.append(str(error))
             if isinstance(error, BudgetError):
@@ -455,17 +455,17 @@ class ProgramJudge:
             result.errors.append(
                 f"{program.written_bytes} B are written, the limit is {problem.write_limit_bytes:.0f} B"
             )
-        if result.valid and program.cost_joules < most_joules:
+        if result.valid and program.cost_joules < max_joules:
             self.cheapest = schedule, program
         return result
 
-    def program(self, schedule: Schedule, most_joules: float = math.inf) -> Program:
+    def program(self, schedule: Schedule, max_joules: float = math.inf) -> Program:
         """Return the program of a schedule; raise PlanError where there is none, or none that costs no more."""
         if self.cheapest is not None and self.cheapest[0] is schedule:
             return self.cheapest[1]
         coarse = self.coarse
         plan = replace(coarse.plan(schedule, self.ram_bytes, "candidate"), order=())  # the coarse graph is in it
-        return lower(coarse.graph, coarse.costs, plan, most_joules=most_joules)
+        return lower(coarse.graph, coarse.costs, plan, max_joules=max_joules)
 
 
 def best_order(graph: StepGraph, costs: CostTable, ram_bytes: int) -> tuple[int, ...]:
@@ -572,7 +572,7 @@ def _failure(coarse: Coarse, solution: Solution, overruns: Sequence[BudgetError]
 def _too_little(
     coarse: Coarse, solution: Solution, seconds: float, needed: int, op: int, held: Iterable[tuple[str, int]]
 ) -> PlanResult:
-    holders = tuple(sorted(held, key=lambda h: -h[1])[:MOST_HOLDERS])
+    holders = tuple(sorted(held, key=lambda h: -h[1])[:MAX_HOLDERS])
     names = ", ".join(f"{name} {format_bytes(size)}" for name, size in holders[:3])
     message = (
         f"no plan fits: op {op} ({coarse.graph.ops[op].name}) needs {format_bytes(needed)} with {names} resident; "

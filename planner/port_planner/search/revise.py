@@ -16,7 +16,7 @@ from port_planner.search.pareto import choice_of, full_batches, point_of
 from port_planner.search.plan_problem import PlanProblem, plan_problem
 from port_planner.search.plan_step import PlanResult
 
-SPARE = 0.01
+HEADROOM_SHARE = 0.01
 """Share of a plan's budget that stays free, as when the bundle was made."""
 SEARCH_S = 20.0
 OUT_OF_PROPORTION = 1.25
@@ -51,7 +51,7 @@ def at_speeds(costs: CostTable, speeds: Speeds) -> CostTable:
 
 
 def in_proportion(before: CostTable, after: CostTable) -> bool:
-    """Say whether compute, reads and writes became slower by about one factor, so that the best plan is the one it was."""
+    """Return whether compute, reads and writes became slower by about one factor, so that the best plan is the one it was."""
     old, new = before.device.flash, after.device.flash
     pace = sum(c.seconds for c in after.ops) / sum(c.seconds for c in before.ops)
     factors = (
@@ -79,7 +79,7 @@ def revise(bundle: Bundle, speeds: Speeds, search_s: float = SEARCH_S, solve: So
             limits = replace(limits, written_bytes=choice.written_bytes, step_s=None)
         strategy, seconds = ("greedy", 1.0) if number else ("milp", search_s)
         for name in searched:
-            ram_bytes = int(choice.ram_bytes * (1 - SPARE))
+            ram_bytes = int(choice.ram_bytes * (1 - HEADROOM_SHARE))
             problem = plan_problem(bundle.graphs[name], costs[name], ram_bytes, strategy, seconds, limits)
             new[name] = solve(problem, new[name]).plan or new[name]
         plans.append(new)

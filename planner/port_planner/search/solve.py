@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from port_planner.base.errors import ExitCode, PortError
 from port_planner.milp.conflict import Shortfall
 from port_planner.milp.highs import Progress
-from port_planner.problem.model import Problem, Schedule
+from port_planner.problem.problem import Problem, Schedule
 from port_planner.problem.replay import ScheduleCost, replay
 from port_planner.search.anytime import climb
 from port_planner.search.baselines import BASELINES, BITTRAIN

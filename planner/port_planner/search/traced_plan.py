@@ -13,11 +13,11 @@ import msgspec
 
 from port_planner.ir.costs import DeviceCosts
 from port_planner.ir.traced import TracedPlan, TracedRequest, pack_traced_plan
-from port_planner.problem.model import Problem, Schedule
+from port_planner.problem.problem import Problem, Schedule
 from port_planner.problem.replay import ScheduleCost, replay
 from port_planner.problem.traced_step import TracedProblem, traced_problem
 from port_planner.search.solve import solve
-from port_planner.search.wear import SPARING_TIME, dearest_wear, visible_share, with_wear
+from port_planner.search.wear import SPARING_TIME, costliest_wear, visible_share, with_wear
 
 _NICENESS = 19
 """Of the process: the program goes first."""
@@ -29,7 +29,7 @@ def traced_plans(request: TracedRequest) -> Iterator[TracedPlan]:
     The first does not look at wear; those that do take at most `SPARING_TIME` of its seconds.
     """
     device, step = request.device, request.step
-    wears = dearest_wear(device) > 0
+    wears = costliest_wear(device) > 0
     charged = _problem(request, device, request.deadline_s)
     share, deadline_s, least = 0.0, request.deadline_s, float("inf")
     better = ("milp",) if request.search_s > 0 else ("greedy",) if wears else ()

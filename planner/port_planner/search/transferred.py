@@ -1,7 +1,7 @@
 """Plans of a step for batches of another shape, transferred from a step of the same program that has one.
 
 The same operators have the same places in both (`port_planner.ir.graph.structure`), so every decision can be read as one of the other step. What a
-smaller step may have room for is left out, the dearest first. A transferred plan is lowered like any other and believed for what its program
+smaller step may have room for is left out, the costliest first. A transferred plan is lowered like any other and believed for what its program
 takes, and only where that is next to nothing beyond the step itself: no search finds one that costs noticeably less.
 """
 
@@ -32,7 +32,7 @@ def transferred(graph: StepGraph, costs: CostTable, limits: PlanLimits, plan: Pl
     kept = _program(graph, costs, limits, Plan())
     if kept is not None:
         return with_figures(Plan(ram_bytes=limits.ram_bytes), costs, kept, 0.0)
-    most_joules = WORTH_SEARCHING * base_joules(costs)
+    max_joules = WORTH_SEARCHING * base_joules(costs)
     by_storage = defaultdict[int, list[Decision]](list)
     for decision in plan.decisions:
         if decision.action is not Action.INTERMEDIATE:
@@ -40,16 +40,16 @@ def transferred(graph: StepGraph, costs: CostTable, limits: PlanLimits, plan: Pl
     ordered = graph.reordered(plan.order) if plan.order else graph
     ordered_costs = costs.reordered(plan.order) if plan.order else costs
     joules = {s: _joules(ordered, ordered_costs, decisions) for s, decisions in by_storage.items()}
-    dear = sorted(joules, key=lambda s: -joules[s] / max(ordered.sizes[s], 1))
+    expensive = sorted(joules, key=lambda s: -joules[s] / max(ordered.sizes[s], 1))
     for share in LEFT_OUT:
-        out = dear[: int(share * len(dear))]
-        if sum(joules.values()) - sum(joules[s] for s in out) > most_joules:
+        out = expensive[: int(share * len(expensive))]
+        if sum(joules.values()) - sum(joules[s] for s in out) > max_joules:
             return None
         less = replace(_without(plan, frozenset(out)), ram_bytes=limits.ram_bytes)
         program = _program(graph, costs, limits, less)
         if program is not None:
             found = with_figures(less, costs, program)
-            return found if found.overhead_joules <= most_joules else None
+            return found if found.overhead_joules <= max_joules else None
     return None
 
 

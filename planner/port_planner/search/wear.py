@@ -13,7 +13,7 @@ SPARING_TIME = 1.25
 its transfer, and a step would take several times as long for the last few: who wants that sets a limit of bytes written."""
 
 
-def dearest_wear(device: DeviceCosts) -> float:
+def costliest_wear(device: DeviceCosts) -> float:
     """Return joules per byte that writing wears off the medium where that costs most; 0: none wears out."""
     return max(target.wear_joules_per_byte for target in device.targets)
 
@@ -31,4 +31,4 @@ def visible_share(device: DeviceCosts, step_joules: float, storage_bytes: int) -
 
     The step takes `step_joules` with nothing moved, and has so many bytes of storages. The device has flash that wears out.
     """
-    return min(1.0, WEAR_WEIGHT * step_joules / (dearest_wear(device) * storage_bytes))
+    return min(1.0, WEAR_WEIGHT * step_joules / (costliest_wear(device) * storage_bytes))

@@ -11,7 +11,7 @@ from port_planner.ir.costs import CostTable
 from port_planner.ir.graph import StepGraph
 from port_planner.ir.plan import Plan
 from port_planner.milp.highs import HighsSession
-from port_planner.milp.model import Formulation
+from port_planner.milp.milp_model import Formulation
 from port_planner.problem.coarsen import Coarse, coarsen
 from port_planner.search.anytime import captured_breadth
 

@@ -27,7 +27,7 @@ class Option:
     """One way to take an item: what it gains and the least it adds to the cost, whatever else is chosen."""
 
     gain: float
-    least_cost: float = 0.0
+    min_cost: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def _hull(item: Sequence[Option]) -> list[tuple[float, float]]:
 
     It relaxes "one option or none" to fractions.
     """
-    points = sorted([(0.0, 0.0), *((max(0.0, o.least_cost), o.gain) for o in item if o.gain > 0)])
+    points = sorted([(0.0, 0.0), *((max(0.0, o.min_cost), o.gain) for o in item if o.gain > 0)])
     hull: list[tuple[float, float]] = []
     for cost, gain in points:
         if hull and gain <= hull[-1][1]:
@@ -109,7 +109,7 @@ def choose_best(problem: ChoiceProblem, count: int, node_limit: int = NODE_LIMIT
 
     Options without gain are left out.
 
-    Depth-first branch and bound; the bound on the gain is the fractional relaxation over `least_cost`.
+    Depth-first branch and bound; the bound on the gain is the fractional relaxation over `min_cost`.
     """
     empty: Selection = (-1,) * len(problem.items)
     search = _Search(problem, count, node_limit)

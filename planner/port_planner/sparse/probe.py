@@ -14,8 +14,8 @@ from torch import nn
 
 from port_planner.column_file import as_column
 from port_planner.ir.bundle.data_order import batch_rows, epoch_order
-from port_planner.ir.devices.torch_device import generator_states, kinds_of, restore_generators
 from port_planner.ir.lowering import optimizer_scalars
+from port_planner.ir.torch_device import generator_states, kinds_of, restore_generators
 from port_planner.job import TrainingJob
 
 LossFunction = Callable[[nn.Module, Any], Any]

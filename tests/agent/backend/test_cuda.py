@@ -38,8 +38,8 @@ def test_pinned_memory_is_taken_as_it_is_asked_for_and_given_back(capfd: pytest.
     pin_as_asked()
     asked = torch._C._accelerator_getAllocatorSettings()
     torch._C._accelerator_setAllocatorSettings(f"pinned_max_round_threshold_mb:7,{asked}")
-    said = capfd.readouterr().err
-    assert "(7) > pinned_max_cached_size_mb (0)" in said and "never rounded up" in said
+    output = capfd.readouterr().err
+    assert "(7) > pinned_max_cached_size_mb (0)" in output and "never rounded up" in output
 
 
 SAYS = """#!/bin/sh
@@ -50,16 +50,16 @@ printf '%s\\n' "$SAID"
 
 @pytest.mark.process
 @pytest.mark.parametrize(
-    ("said", "held"),
+    ("output", "held"),
     [("4711, 512\n4712, 20", 512 << 20), ("4712, 20", None), ("4711, [N/A]", None), ("[Not Supported]", None)],
 )
 def test_what_the_driver_says_of_a_process_is_asked_of_the_card_that_torch_uses(
-    said: str, held: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    output: str, held: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = tmp_path / "nvidia-smi"
     program.write_text(SAYS)
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    monkeypatch.setenv("SAID", said)
+    monkeypatch.setenv("SAID", output)
     assert held_by(4711, "GPU-8f3b-1") == held
     assert held_by(4711, "GPU-another") is None

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from port_agent.backend.enforcement import ALLOCATOR, ALLOWED, DATA, GROUP, KILLED, REFUSED, outcomes, tried
-from port_planner.ir.devices.kinds import CPU
+from port_planner.ir.device_kinds import CPU
 from tests.simulated_device import NAME, UNSEEN, installed
 
 BOUNDS = (ALLOCATOR, DATA)

@@ -3,8 +3,8 @@
 import os
 import sys
 
-import port_agent.follow.budget
-import port_agent.prepare.within_budget  # noqa: F401
+import port_agent.intercept.budget
+import port_agent.prepare.measurement.within_budget  # noqa: F401
 from port_agent.cli import main
 from tests.simulated_device import register
 

@@ -38,7 +38,7 @@ CASES = [
     *[(("submit", "job.port", "--epochs", text), "give 1 or more") for text in COUNTS],
     *[(("mcu", "train", "job", "--snapshot-every", text), "give 1 or more") for text in COUNTS],
     (("mcu", "train", "job", "--shard", "4/3"), "write it as 2/3"),
-    (("mcu", "train", "job", "--lr", "inf"), "no number above zero"),
+    (("mcu", "train", "job", "--lr", "inf"), "not a valid number above zero"),
     (("priority", "1", "101"), "from -100 to 100"),
     (("dashboard", "--port", "65536"), "from 0 to 65535"),
     (("train", "job.port", "\x1b[2J"), r"unrecognized arguments: \\x1b\[2J"),

@@ -90,7 +90,7 @@ def test_feeding_a_job_that_waits_for_data(tmp_path: Path, capsys: pytest.Captur
         assert main(["feed", "birds", str(tmp_path / "morning.txt"), *place]) == 0
         assert "1 files, 11 bytes" in capsys.readouterr().out
         until(lambda: client.get("/v1/jobs/birds")["rounds"] >= 1)
-        with pytest.raises(ControlError, match="no plain file name"):
+        with pytest.raises(ControlError, match="not a valid plain file name"):
             client.upload("/v1/inbox/birds/.hidden", tmp_path / "morning.txt")
 
 

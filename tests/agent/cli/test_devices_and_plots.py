@@ -11,9 +11,9 @@ from port_agent.prepare.making.device_costs import other_board
 from port_planner.base.errors import ExitCode
 from port_planner.ir.boards import BoardError, load_board
 from port_planner.ir.costs import OpCost
-from port_planner.ir.graph import Phase, Piece
+from port_planner.ir.graph import Phase, Tile
 from port_planner.problem.placed_step import placed_step
-from port_planner.profiling.operators import Measured
+from port_planner.profiling.operators import MeasuredCosts
 from port_planner.search.placement.operator_devices import together_of
 from tests.agent.jobs_small import small_bundle
 from tests.planner.estimated_steps import captured
@@ -22,7 +22,7 @@ from tests.planner.steps import costs_of, tiny_step
 
 def test_costs_of_another_board_are_scaled_and_say_estimated() -> None:
     graph, costs = captured()
-    measured = Measured((costs.ops,), costs.device.base_bytes, 0)
+    measured = MeasuredCosts((costs.ops,), costs.device.base_bytes, 0)
     times = {}
     for name in ("pi4b", "jetson-orin"):
         scaled, device = other_board({"step": graph}, measured, costs.device, name)
@@ -51,14 +51,14 @@ def test_variants_of_an_operator_are_apart_and_what_is_reordered_says_so() -> No
     graph, costs = captured()
     first = graph.ops[0]
     pieces = tuple(
-        replace(op, piece=Piece(0, "all", i % 4, 4)) if op.name == first.name else op for i, op in enumerate(graph.ops)
+        replace(op, tile=Tile(0, "all", i % 4, 4)) if op.name == first.name else op for i, op in enumerate(graph.ops)
     )
-    cut = replace(graph, ops=(replace(first, piece=None), *pieces[1:]))
+    cut = replace(graph, ops=(replace(first, tile=None), *pieces[1:]))
     sums = [one for one in operator_sums(cut, costs, (first.name,)) if f"aten::{one.name}" == first.name]
     assert {one.variant for one in sums} == {"whole", "4 pieces"}
     assert {one.exactness for one in sums} == {REORDERED}
     assert {one.exactness for one in operator_sums(graph, costs)} == {BITWISE}
-    summed = replace(first, piece=Piece(0, "all", 0, 4, reordered=True))
+    summed = replace(first, tile=Tile(0, "all", 0, 4, reordered=True))
     apart = [
         one
         for one in operator_sums(replace(cut, ops=(summed, *pieces[1:])), costs)

@@ -17,10 +17,10 @@ import pytest
 from port_agent.cli import main
 from port_agent.cli.energy import _ask
 from port_agent.energy.attribution.one_job import Charge, EnergyPhase
+from port_agent.energy.attribution.timeline import GpuShare
 from port_agent.energy.ledger import FILE_NAME, Ledger
 from port_agent.energy.report import ReportOptions, ReportQueryError, read_report, report_from_dict, report_from_query
 from port_agent.energy.sources.base import Kind
-from port_agent.energy.timeline import GpuShare
 from port_planner.base.errors import PortError
 from tests.agent.energy.simulated import write_afternoon
 
@@ -84,8 +84,8 @@ def test_no_agent_says_how_to_start_one(capsys: pytest.CaptureFixture[str], tmp_
     ("words", "code", "said"),
     [
         (["--html", "/nonexistent/report.html"], 2, "cannot write /nonexistent/report.html: No such file"),
-        (["--price", "-1"], 2, "'-1' is no number above zero"),
-        (["--co2", "nan"], 2, "'nan' is no number above zero"),
+        (["--price", "-1"], 2, "'-1' is not a valid number above zero"),
+        (["--co2", "nan"], 2, "'nan' is not a valid number above zero"),
         (["--endurance", "lots"], 2, "cannot read the size 'lots'"),
         (["--json", "--csv"], 2, "not allowed with argument --json"),
         (["--job", "99"], 0, "no figures of job 99"),
@@ -170,7 +170,7 @@ def test_report_over_the_wire_is_the_same(state_dir: Path) -> None:
 
 
 def test_bad_query_is_refused(state_dir: Path) -> None:
-    with pytest.raises(ReportQueryError, match="since='soon' is no number"):
+    with pytest.raises(ReportQueryError, match="since='soon' is not a valid number"):
         report_from_query(state_dir / FILE_NAME, {"since": "soon"})
 
 

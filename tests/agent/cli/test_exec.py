@@ -9,7 +9,7 @@ import pytest
 from port_agent.cli import main
 from port_agent.energy.media import FlashPrices
 from port_planner.base.errors import ExitCode
-from tests.agent.follow.programs import followed, written
+from tests.agent.intercept.programs import followed, written
 
 
 @pytest.mark.parametrize(
@@ -19,9 +19,9 @@ from tests.agent.follow.programs import followed, written
         (("--ram", "0", "--", "train.py"), "at least one byte"),
         (("--", "train.py"), "--ram --tensors is required"),
         (("--ram", "1G", "--tensors", "4K", "--", "train.py"), "not allowed with"),
-        (("--ram", "1G"), "no program"),
+        (("--ram", "1G"), "not a valid program"),
         (("--ram", "1G", "--", "-m"), "name of a module"),
-        (("--ram", "1G", "--", "python"), "python alone is no program"),
+        (("--ram", "1G", "--", "python"), "python alone is not a valid program"),
         (("--ram", "1G", "--", "python", "-u", "train.py"), "-u is not a program"),
         (("--ram", "1G", "--", "/nowhere/bin/python3", "train.py"), "/nowhere/bin/python3 may be another Python than"),
         (("--ram", "1G", "--", "-x"), "-x is not a program"),
@@ -33,7 +33,7 @@ from tests.agent.follow.programs import followed, written
         ),
         (("--ram", "1G", "--cpus", "9999", "--", "train.py"), "--cpus 9999"),
         (("--ram", "1G", "--write-limit", "0", "--", "train.py"), "at least one byte"),
-        (("--ram", "1G", "--step-deadline", "soon", "--", "train.py"), "'soon' is no duration"),
+        (("--ram", "1G", "--step-deadline", "soon", "--", "train.py"), "'soon' is not a valid duration"),
         (("--ram", "1G", "--writes-per-step", "x", "--", "train.py"), "cannot read the size 'x'"),
         (
             ("--ram", "1G", "--gpu-ram", "4G", "--", "train.py"),

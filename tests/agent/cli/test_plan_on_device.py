@@ -11,11 +11,11 @@ import pytest
 
 from port_agent.cli import main
 from port_agent.health.conditions import HealthBoard
-from port_agent.jobs.model import JobKind, JobSpec, JobState
+from port_agent.jobs.job import JobKind, JobSpec, JobState
 from port_agent.jobs.store import JobStore
 from port_agent.policy.decide import ResourceLimits
-from port_agent.supervisor.inbox import Inboxes
-from port_agent.supervisor.job.run_state import Surroundings
+from port_agent.supervisor.job.inbox import Inboxes
+from port_agent.supervisor.job.run_state import RunConditions
 from port_agent.supervisor.job.runner import Runner
 from port_agent.supervisor.job.worker_kinds import WorkerKind, read_training_bundle, torch_environment
 from port_agent.system.clock import SystemClock
@@ -131,7 +131,7 @@ def test_a_device_that_turns_out_full_is_a_clean_failure_and_the_smaller_plan(
         )  # fmt: skip
         spec = JobSpec("full", "job.port", steps=3)
         number = store.add(spec, 0.0, lambda folder: (folder / "job.port").write_bytes(bundle.read_bytes())).id
-        around = Surroundings(ResourceLimits(memory_bytes=2 << 30), 4 << 30, devices=frozenset())
+        around = RunConditions(ResourceLimits(memory_bytes=2 << 30), 4 << 30, devices=frozenset())
         assert runner.start(store.get(number), around)
         async with asyncio.timeout(PATIENCE_S):
             while runner.job is not None:

@@ -9,7 +9,7 @@ import pytest
 from port_agent.control.client import ControlClient
 from port_agent.control.peer_exchange import PeerExchange
 from port_agent.peers.connection.messages import ANSWER_LIMIT_BYTES
-from port_agent.peers.exchange.answers import NotAnsweredError, Subject
+from port_agent.peers.exchange.answers import NotAnsweredError, Topic
 from port_planner.search.plan_problem import PlanProblem, pack_answer, pack_problem
 from tests.agent.paired_agents import history, paired_agents, row
 from tests.planner.estimated_steps import budget, captured
@@ -24,12 +24,12 @@ def test_what_one_shares_the_other_has_and_a_plan_is_the_same_as_here(tmp_path: 
     graph, costs = captured()
     problem = PlanProblem(graph, costs, budget(0.4), time_limit_s=5.0)
     with paired_agents(tmp_path, ALLOWED, "") as (attic, cellar):
-        PeerExchange(attic, "").share(Subject.PLAN, NAME, b"x" * ANSWER_LIMIT_BYTES)
+        PeerExchange(attic, "").share(Topic.PLAN, NAME, b"x" * ANSWER_LIMIT_BYTES)
         ask = PeerExchange(cellar, "attic")
-        found = ask.shared(Subject.PLAN, NAME)
+        found = ask.shared(Topic.PLAN, NAME)
         assert (found.name, found.content) == ("attic", b"x" * ANSWER_LIMIT_BYTES)
         with pytest.raises(NotAnsweredError, match="attic: it has no such costs"):
-            ask.shared(Subject.COSTS, NAME)
+            ask.shared(Topic.COSTS, NAME)
         answer = ask.solved(problem.name, pack_problem(problem), problem.time_limit_s)
         assert answer.content == pack_answer(problem.solved())
         assert "cellar: a plan to solve" in history(attic) and ": solved, " in history(attic)
@@ -46,18 +46,18 @@ def test_what_one_shares_the_other_has_and_a_plan_is_the_same_as_here(tmp_path: 
         with pytest.raises(NotAnsweredError, match="attic: it is not connected"):
             ask.solved(NAME, b"a problem", 1.0)
         with pytest.raises(NotAnsweredError, match="no paired device is connected"):
-            PeerExchange(cellar, "any").shared(Subject.PLAN, NAME)
+            PeerExchange(cellar, "any").shared(Topic.PLAN, NAME)
 
 
 @pytest.mark.process
 def test_nothing_is_shared_or_solved_unless_the_owner_says_so(tmp_path: Path) -> None:
     with paired_agents(tmp_path, "", "") as (attic, cellar):
         with pytest.raises(NotAnsweredError, match=r"nothing is shared .* set share = true under"):
-            PeerExchange(attic, "").share(Subject.PLAN, NAME, b"a plan")
+            PeerExchange(attic, "").share(Topic.PLAN, NAME, b"a plan")
         for on in ("any", "attic"):
             ask = PeerExchange(cellar, on)
             with pytest.raises(NotAnsweredError, match="attic: it shares nothing"):
-                ask.shared(Subject.PLAN, NAME)
+                ask.shared(Topic.PLAN, NAME)
             with pytest.raises(NotAnsweredError, match="attic: it solves for no other device"):
                 ask.solved(NAME, b"a problem", 1.0)
         with pytest.raises(NotAnsweredError, match="no paired device is called 'loft'; paired are: attic"):
@@ -67,7 +67,7 @@ def test_nothing_is_shared_or_solved_unless_the_owner_says_so(tmp_path: Path) ->
 
 def test_without_an_agent(tmp_path: Path) -> None:
     with pytest.raises(NotAnsweredError, match="no agent is running"):
-        PeerExchange(ControlClient(tmp_path), "any").shared(Subject.PLAN, NAME)
+        PeerExchange(ControlClient(tmp_path), "any").shared(Topic.PLAN, NAME)
 
 
 def solves(root: Path) -> bool:

@@ -13,7 +13,7 @@ from port_agent.control.requests import (
     job_spec,
     solving_seconds,
 )
-from port_agent.jobs.model import JobKind, JobRequestError, JobSpec
+from port_agent.jobs.job import JobKind, JobRequestError, JobSpec
 
 
 def test_a_job_with_an_uploaded_bundle(tmp_path: Path) -> None:
@@ -41,7 +41,7 @@ def test_a_job_of_a_board_takes_its_arguments() -> None:
         ({}, "missing required field `name`"),
         ({"name": "a", "owner": "root"}, "unknown settings of a job: owner"),
         ({"name": "a", "guest": {"owner": "x"}}, "unknown settings of a job: guest"),
-        ({"name": "a", "kind": "attached"}, "no job kind 'attached'"),
+        ({"name": "a", "kind": "attached"}, "not a valid job kind 'attached'"),
         ({"name": "a", "color": "red"}, "unknown settings of a job: color"),
         ({"name": "a", "steps": True}, r"Expected `int . null`, got `bool` - at `\$.steps`"),
         ({"name": "a", "steps": "5"}, r"Expected `int . null`, got `str` - at `\$.steps`"),
@@ -57,7 +57,7 @@ def test_a_job_of_a_board_takes_its_arguments() -> None:
         ({"name": "a", "page_dirs": ["/nowhere/at/all"]}, "cannot write into the page directory /nowhere/at/all"),
         ({"name": "a", "page_dirs": ["tests"]}, "cannot write into the page directory tests"),
         ({"name": "a", "kind": "mcu", "page_dirs": ["/"]}, "only a job of kind train pages"),
-        ({"name": "a", "kind": "cloud"}, "no job kind 'cloud'"),
+        ({"name": "a", "kind": "cloud"}, "not a valid job kind 'cloud'"),
         ({"name": "a", "kind": "finetune"}, "a fine-tuning's bundle is uploaded"),
         ({"name": "a", "kind": "finetune", "bundle": "/etc/shadow"}, "a fine-tuning's bundle is uploaded"),
         ({"name": "a", "kind": "finetune", "arguments": ["--user", "root"]}, "a fine-tuning's bundle is uploaded"),

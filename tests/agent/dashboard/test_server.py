@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from port_agent.dashboard.server import MOST_CONNECTIONS, Dashboard, DashboardError
+from port_agent.dashboard.server import MAX_CONNECTIONS, Dashboard, DashboardError
 from tests.agent.dashboard.browser import chromium, dump_dom, screenshot
 from tests.agent.dashboard.conftest import FakeAgent
 
@@ -62,11 +62,11 @@ def test_nothing_else_is_served(dashboard: Dashboard, path: str) -> None:
 def test_silent_connections_take_so_many_threads_and_no_more(dashboard: Dashboard) -> None:
     before = threading.active_count()
     with contextlib.ExitStack() as held:
-        for _ in range(2 * MOST_CONNECTIONS):
+        for _ in range(2 * MAX_CONNECTIONS):
             held.enter_context(socket.create_connection(("127.0.0.1", dashboard.port)))
         last = held.enter_context(socket.create_connection(("127.0.0.1", dashboard.port)))
         assert last.recv(1) == b""  # closed at once
-        assert threading.active_count() - before == MOST_CONNECTIONS
+        assert threading.active_count() - before == MAX_CONNECTIONS
 
 
 def test_only_reading(dashboard: Dashboard) -> None:

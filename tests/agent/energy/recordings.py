@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from port_agent.energy.sources.base import Coverage, Kind, Reading, SelfTest, SourceError, SourceInfo
+from port_agent.energy.sources.base import Coverage, Kind, SelfTest, SensorReading, SourceError, SourceInfo
 
 LOCAL = Path(__file__).with_name("fixtures")
 SHARED = Path(__file__).resolve().parents[3] / "../shared/fixtures"
@@ -29,15 +29,15 @@ class ScriptedSource:
 
     def __init__(self, name: str = "scripted", kind: Kind = Kind.MEASURED, period_s: float = 1.0) -> None:
         self.info = SourceInfo(name, kind, Coverage.BOARD, "what the test says", 0.001, period_s)
-        self.value: float | Reading | str | None = 0.0
+        self.value: float | SensorReading | str | None = 0.0
         self.closed = False
 
-    def read(self, now_s: float) -> Reading | None:
+    def read(self, now_s: float) -> SensorReading | None:
         """Return what the test wants."""
         if isinstance(self.value, str):
             raise SourceError(self.info.name, self.value, "plug it in again")
         if isinstance(self.value, float | int):
-            return Reading(now_s, watts=float(self.value))
+            return SensorReading(now_s, watts=float(self.value))
         return self.value
 
     def self_test(self, now_s: float) -> SelfTest:

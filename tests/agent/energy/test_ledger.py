@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from port_agent.energy.attribution.one_job import Charge, EnergyPhase, MeteredStep, StepEnergy
+from port_agent.energy.attribution.timeline import GpuShare
 from port_agent.energy.ledger import DAY_S, KEEP_ROWS, MINUTE_S, Ledger, LedgerError, MeterGap, open_for_reading
 from port_agent.energy.report import GpuAmount, ReportOptions, read_report
 from port_agent.energy.sources.base import Kind
-from port_agent.energy.timeline import GpuShare
 
 NOON = 1_760_011_200.0
 """A whole day plus twelve hours (UTC)."""

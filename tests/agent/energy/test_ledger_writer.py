@@ -38,7 +38,7 @@ class Later:
             self.answer()
 
 
-class Bench:
+class MeasurementWorker:
     def __init__(self, folder: Path, *, disk: DiskCounter | None = None, executor: object = None) -> None:
         self.path, self.issues, self.wear = folder / "energy.sqlite", IssueList(), WearAccount(lambda: NOON)
         self.ledger = Ledger(self.path, NOON)
@@ -53,7 +53,7 @@ class Bench:
 
 
 def test_without_a_thread_it_is_written_when_it_is_asked_for(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
+    bench = MeasurementWorker(tmp_path)
     bench.ledger.set_meta("hello", "there")
     written = bench.writer.begin(NOON + 1)
     assert written.done() and written.result() > 0 and bench.meta("hello") == "there"
@@ -63,7 +63,7 @@ def test_without_a_thread_it_is_written_when_it_is_asked_for(tmp_path: Path) -> 
 
 def test_a_disk_that_is_slow_holds_one_batch_and_the_next_gathers(tmp_path: Path) -> None:
     later = Later()
-    bench = Bench(tmp_path, executor=later)
+    bench = MeasurementWorker(tmp_path, executor=later)
     bench.ledger.set_meta("first", "1")
     one = bench.writer.begin(NOON + 1)
     bench.ledger.set_meta("second", "2")
@@ -79,7 +79,7 @@ def test_a_disk_that_is_slow_holds_one_batch_and_the_next_gathers(tmp_path: Path
 
 
 def test_what_the_disk_refused_is_written_with_the_next_batch(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
+    bench = MeasurementWorker(tmp_path)
     bench.ledger._database.execute("PRAGMA query_only = ON")
     bench.ledger.set_meta("kept", "yes")
     refused = bench.writer.begin(NOON + 1)
@@ -95,7 +95,7 @@ def test_what_the_disk_refused_is_written_with_the_next_batch(tmp_path: Path) ->
 
 
 def test_closing_waits_for_what_is_under_way_and_writes_the_rest(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, executor=Later())
+    bench = MeasurementWorker(tmp_path, executor=Later())
     bench.ledger.set_meta("first", "1")
     bench.writer.begin(NOON + 1)
     bench.ledger.set_meta("second", "2")
@@ -108,7 +108,7 @@ def test_a_gauge_that_fails_costs_no_count_of_what_was_written(tmp_path: Path) -
     real = disk(tmp_path / "root", tmp_path)
     (real / "device").mkdir()
     (real / "device/life_time").write_text("0x01 0x02\n")
-    bench = Bench(tmp_path, disk=DiskCounter(tmp_path, tmp_path / "root"))
+    bench = MeasurementWorker(tmp_path, disk=DiskCounter(tmp_path, tmp_path / "root"))
     bench.writer.begin(NOON + 1)
     assert bench.meta("flash_used_life") is not None
     (real / "device/life_time").write_text("torn")

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from port_agent.energy.ledger import Ledger, LedgerError
 from port_agent.energy.meter import EnergyMeter, MeterSeams, open_meter
 from port_agent.energy.report import ReportOptions, csv_rows, read_report, report_from_dict
-from port_agent.energy.sources.base import Kind, PowerSource, Reading
+from port_agent.energy.sources.base import Kind, PowerSource, SensorReading
 from port_agent.energy.sources.estimated import CpuTime, EstimatedSource, LoadProbe, PowerModel
 from port_agent.energy.sources.ina3221 import Ina3221Source
 from port_agent.energy.sources.jetson_rails import BoardTotal
@@ -34,7 +34,7 @@ MODEL = PowerModel("test board", 2.0, 6.0)
 T0_UNIX = 1_760_000_000.0
 
 
-class Bench:
+class MeasurementWorker:
     """A meter with a clock of its own, its ledger, and the loop the supervisor would run."""
 
     def __init__(
@@ -89,7 +89,7 @@ def trapezoid(watts: list[float]) -> float:
     return sum((a + b) / 2 for a, b in itertools.pairwise(watts))
 
 
-def replay(bench: Bench, lines: list[str], show: Callable[[Mapping[str, float]], None]) -> Iterator[int]:
+def replay(bench: MeasurementWorker, lines: list[str], show: Callable[[Mapping[str, float]], None]) -> Iterator[int]:
     """Show each line's rails to the sensor tree, one per second, and give its number after the tick."""
     for number, line in enumerate(lines):
         show({rail.name: rail.watts for rail in parse_line(line).rails})
@@ -115,7 +115,7 @@ AGX = {"VDD_GPU_SOC": 1, "VDD_CPU_CV": 2, "VIN_SYS_5V0": 3}
 def check_replay(tmp_path: Path, text: str, rails: Mapping[str, int]) -> None:
     """Replay a recording while a job trains, and hold ledger and phases against the trapezoid over the log."""
     folder = hwmon(tmp_path, "1-0040", {number: (rail, 5000, 0) for rail, number in rails.items()})
-    bench = Bench(tmp_path, Ina3221Source(tmp_path))
+    bench = MeasurementWorker(tmp_path, Ina3221Source(tmp_path))
     lines = text.splitlines(keepends=True)
     for number in replay(bench, lines, rails_into(folder, rails)):
         if number == 0:
@@ -160,7 +160,7 @@ def test_agx_orin_llm_then_idle(tmp_path: Path, shared: Callable[[str], str]) ->
 def test_rapl_wrap_in_the_middle(tmp_path: Path) -> None:
     start_uj = RANGE_UJ - 95_000_000
     zone(tmp_path, "intel-rapl:0", "package-0", start_uj)
-    bench = Bench(tmp_path, RaplSource(tmp_path))
+    bench = MeasurementWorker(tmp_path, RaplSource(tmp_path))
     for number in range(21):
         zone(tmp_path, "intel-rapl:0", "package-0", (start_uj + number * 10_000_000) % RANGE_UJ)
         bench.tick(30.0)
@@ -174,7 +174,7 @@ def test_rapl_wrap_in_the_middle(tmp_path: Path) -> None:
 def test_dying_sensor_is_a_gap_and_a_health_item_and_never_a_zero(tmp_path: Path) -> None:
     folder = hwmon(tmp_path, "1-0040", {1: ("VDD_IN", 5000, 1000)})
     estimate = EstimatedSource(MODEL, LoadProbe(lambda: CpuTime(0.0, 0.0)))
-    bench = Bench(tmp_path, Ina3221Source(tmp_path), estimate)
+    bench = MeasurementWorker(tmp_path, Ina3221Source(tmp_path), estimate)
     bench.meter.on_worker_start("job", bench.now_s)
     for number in range(5):
         bench.tick()
@@ -209,7 +209,7 @@ def test_dying_sensor_is_a_gap_and_a_health_item_and_never_a_zero(tmp_path: Path
 def test_suspension_is_a_reported_gap(tmp_path: Path, clock_counts_sleep: bool) -> None:
     source = ScriptedSource()
     source.value = 5.0
-    bench = Bench(tmp_path, source)
+    bench = MeasurementWorker(tmp_path, source)
     bench.tick(30)
     bench.tick(30)
     if clock_counts_sleep:
@@ -228,7 +228,7 @@ def test_suspension_is_a_reported_gap(tmp_path: Path, clock_counts_sleep: bool) 
 def test_battery_that_charges_hands_over_to_the_next_source(tmp_path: Path) -> None:
     battery, package = ScriptedSource("battery"), ScriptedSource("rapl")
     battery.value, package.value = 20.0, 7.0
-    bench = Bench(tmp_path, battery, package)
+    bench = MeasurementWorker(tmp_path, battery, package)
     bench.tick(30)
     bench.tick(30)
     battery.value = None
@@ -242,7 +242,7 @@ def test_battery_that_charges_hands_over_to_the_next_source(tmp_path: Path) -> N
 def test_idle_baseline_is_measured_kept_and_subtracted(tmp_path: Path) -> None:
     source = ScriptedSource()
     source.value = 3.0
-    bench = Bench(tmp_path, source)
+    bench = MeasurementWorker(tmp_path, source)
     for _ in range(30):
         bench.tick(30)
     assert bench.meter.snapshot().baseline_watts == 3.0
@@ -255,7 +255,7 @@ def test_idle_baseline_is_measured_kept_and_subtracted(tmp_path: Path) -> None:
 
     again = ScriptedSource()
     again.value = 8.0
-    second = Bench(tmp_path, again, now_s=bench.now_s + 5)
+    second = MeasurementWorker(tmp_path, again, now_s=bench.now_s + 5)
     second.tick(1)
     assert second.meter.snapshot().baseline_watts == 3.0
     second.meter.on_worker_start("job", second.now_s)
@@ -289,7 +289,7 @@ def test_ledger_closes_on_random_days(tmp_path: Path, loads: list[tuple[str, flo
     folder = Path(tempfile.mkdtemp(dir=tmp_path))
     source = ScriptedSource()
     source.value = 3.0
-    bench = Bench(folder, source)
+    bench = MeasurementWorker(folder, source)
     for action, watts, count, wall_s in loads:
         source.value = "dead" if action == "dead" else watts
         if action in ("step", "pause", "dead") and not bench.meter.snapshot().job:
@@ -320,7 +320,7 @@ def test_ledger_closes_on_random_days(tmp_path: Path, loads: list[tuple[str, flo
 def test_drift_raises_one_event_with_factors(tmp_path: Path) -> None:
     source = ScriptedSource()
     source.value = 6.0
-    bench = Bench(tmp_path, source)
+    bench = MeasurementWorker(tmp_path, source)
     bench.meter.on_worker_start("job", bench.now_s)
     for number in range(150):
         bench.tick()
@@ -356,13 +356,13 @@ def test_what_the_account_counts_is_in_the_ledger_and_the_ledgers_own_writes_in_
 def test_killed_agent_leaves_a_whole_ledger_and_a_gap(tmp_path: Path) -> None:
     source = ScriptedSource()
     source.value = 5.0
-    bench = Bench(tmp_path, source)
+    bench = MeasurementWorker(tmp_path, source)
     for _ in range(23):
         bench.tick(30)  # flushes after 30 s, 330 s and 630 s
     flushed = bench.rows("SELECT SUM(gross_joules) FROM rollup WHERE period_s = 60")[0][0]
     assert 2500 < flushed < 22 * 150
     del bench.meter  # as SIGKILL would: no close
-    second = Bench(tmp_path, ScriptedSource(), now_s=bench.now_s + 60)
+    second = MeasurementWorker(tmp_path, ScriptedSource(), now_s=bench.now_s + 60)
     second.meter.close(second.now_s + 1)
     (gap,) = [row for row in second.rows("SELECT * FROM gap") if row["source"] == "agent"]
     assert "without closing" in gap["reason"]
@@ -401,7 +401,7 @@ class SlowCard(ThreadPoolExecutor):
 def test_a_slow_card_holds_up_neither_ticks_nor_figures(tmp_path: Path) -> None:
     source, card = ScriptedSource(), SlowCard()
     source.value = 5.0
-    bench = Bench(tmp_path, source, writer=card)
+    bench = MeasurementWorker(tmp_path, source, writer=card)
     for _ in range(40):
         bench.tick(30)  # asks for three flushes while the first one hangs
     assert bench.rows("SELECT COUNT(*) FROM rollup")[0][0] == 0
@@ -418,7 +418,7 @@ def test_a_slow_card_holds_up_neither_ticks_nor_figures(tmp_path: Path) -> None:
 def test_a_card_that_refuses_is_a_health_item_and_loses_nothing(tmp_path: Path) -> None:
     source, card = ScriptedSource(), SlowCard()
     source.value = 5.0
-    bench = Bench(tmp_path, source, writer=card)
+    bench = MeasurementWorker(tmp_path, source, writer=card)
     database = bench.meter._ledger._database
     database.execute(f"PRAGMA max_page_count = {database.execute('PRAGMA page_count').fetchone()[0]}")
     card.answers.set()
@@ -445,7 +445,7 @@ def test_a_card_that_refuses_is_a_health_item_and_loses_nothing(tmp_path: Path) 
 def test_looks_for_sensors_again_after_a_minute(tmp_path: Path) -> None:
     dead, revived = ScriptedSource(), ScriptedSource("revived")
     dead.value, revived.value = "gone", 4.0
-    bench = Bench(tmp_path, dead, reopen=lambda: SourceChoice((revived,), ()))
+    bench = MeasurementWorker(tmp_path, dead, reopen=lambda: SourceChoice((revived,), ()))
     for _ in range(5):
         bench.tick(30)
     assert dead.closed
@@ -456,7 +456,7 @@ def test_estimate_never_replaces_a_measured_source_that_died(tmp_path: Path) -> 
     dead = ScriptedSource()
     dead.value = "gone"
     estimate = ScriptedSource("estimated", Kind.ESTIMATED)
-    bench = Bench(tmp_path, dead, reopen=lambda: SourceChoice((estimate,), ()))
+    bench = MeasurementWorker(tmp_path, dead, reopen=lambda: SourceChoice((estimate,), ()))
     for _ in range(20):
         bench.tick(10)
     assert bench.meter.snapshot().watts is None
@@ -477,12 +477,12 @@ def test_opens_on_this_machine_with_some_source(tmp_path: Path) -> None:
 def test_what_a_recorded_jetsons_gpu_took_is_charged_to_the_job_at_work(tmp_path: Path) -> None:
     totals = [parse_line(line).total for line in local("agx_orin_edge.log").splitlines(keepends=True)]
     source = ScriptedSource("tegrastats")
-    bench = Bench(tmp_path, source)
+    bench = MeasurementWorker(tmp_path, source)
     half = len(totals) // 2
 
     def draw(total: BoardTotal) -> None:
         bench.now_s += 1.0
-        source.value = Reading(bench.now_s, watts=total.watts, gpu=total.gpu_reading)
+        source.value = SensorReading(bench.now_s, watts=total.watts, gpu=total.gpu_reading)
         bench.meter.tick(bench.now_s)
 
     bench.meter.on_worker_start("7", bench.now_s)

@@ -22,7 +22,7 @@ STEP = StepDone(
 )
 
 
-class Bench:
+class MeasurementWorker:
     """A meter on a source whose watts a test writes, ticked once a second."""
 
     def __init__(self, folder: Path, kind: Kind) -> None:
@@ -45,13 +45,13 @@ class Bench:
 
 
 @pytest.fixture(params=Kind)
-def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
-    made = Bench(tmp_path, request.param)
+def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MeasurementWorker]:
+    made = MeasurementWorker(tmp_path, request.param)
     yield made
     made.meter.close(made.now_s)
 
 
-def test_metrics_have_units_and_parse(bench: Bench) -> None:
+def test_metrics_have_units_and_parse(bench: MeasurementWorker) -> None:
     bench.meter.on_worker_start('odd "name"\n', bench.now_s)
     bench.tick(5.0)
     bench.meter.on_event('odd "name"\n', STEP, bench.now_s)
@@ -69,7 +69,7 @@ def test_metrics_have_units_and_parse(bench: Bench) -> None:
     assert all(f"# TYPE {name} " in text for name in names)
 
 
-def test_what_is_not_known_is_left_out_and_not_zero(bench: Bench) -> None:
+def test_what_is_not_known_is_left_out_and_not_zero(bench: MeasurementWorker) -> None:
     names = {line.split("{")[0] for line in bench.lines()}
     assert not names & {
         "port_agent_power_watts",
@@ -81,7 +81,7 @@ def test_what_is_not_known_is_left_out_and_not_zero(bench: Bench) -> None:
     assert any(line.startswith("port_agent_power_watts{") for line in bench.lines()), "nothing drawn is a figure"
 
 
-def test_a_source_that_fails_is_counted_as_an_issue_and_a_gap(bench: Bench) -> None:
+def test_a_source_that_fails_is_counted_as_an_issue_and_a_gap(bench: MeasurementWorker) -> None:
     bench.meter.on_worker_start("1", bench.now_s)
     bench.tick(5.0), bench.tick(5.0)
     assert "port_agent_energy_issues 0.0" in bench.lines()

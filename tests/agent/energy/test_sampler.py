@@ -4,15 +4,15 @@ from collections.abc import Callable
 
 import pytest
 
+from port_agent.energy.attribution.timeline import Interval
 from port_agent.energy.issues import IssueList
 from port_agent.energy.sampler import Sampler
-from port_agent.energy.sources.base import Kind, Reading
+from port_agent.energy.sources.base import Kind, SensorReading
 from port_agent.energy.sources.registry import SourceChoice, SourceReport
-from port_agent.energy.timeline import Interval
 from tests.agent.energy.recordings import ScriptedSource
 
 
-class Bench:
+class MeasurementWorker:
     """A sampler that is asked once a second."""
 
     def __init__(self, *sources: ScriptedSource, reopen: Callable[[], SourceChoice] | None = None) -> None:
@@ -24,7 +24,7 @@ class Bench:
         return self.sampler.sample(self.now_s, 1.0)
 
 
-def scripted(name: str, value: float | Reading | str | None, **of: object) -> ScriptedSource:
+def scripted(name: str, value: float | SensorReading | str | None, **of: object) -> ScriptedSource:
     source = ScriptedSource(name, **of)  # type: ignore[arg-type]
     source.value = value
     return source
@@ -32,7 +32,7 @@ def scripted(name: str, value: float | Reading | str | None, **of: object) -> Sc
 
 def test_the_first_that_has_something_to_measure_is_read() -> None:
     battery, chip = scripted("battery", None), scripted("chip", 4.0)
-    bench = Bench(battery, chip)
+    bench = MeasurementWorker(battery, chip)
     assert bench.sample() is None and bench.used == ["chip"] and bench.sampler.current is chip
     interval = bench.sample()
     assert interval is not None and (interval.joules, interval.source) == (4.0, "chip")
@@ -44,7 +44,7 @@ def test_the_first_that_has_something_to_measure_is_read() -> None:
 
 def test_who_has_nothing_to_measure_is_asked_again_after_its_period() -> None:
     slow, chip = scripted("slow", None, period_s=10.0), scripted("chip", 4.0)
-    bench = Bench(slow, chip)
+    bench = MeasurementWorker(slow, chip)
     bench.sample()
     slow.value = 9.0
     for _ in range(9):
@@ -56,7 +56,7 @@ def test_who_has_nothing_to_measure_is_asked_again_after_its_period() -> None:
 
 def test_a_source_that_fails_is_a_gap_and_an_issue_and_no_other_stands_in() -> None:
     chip, estimate = scripted("chip", 4.0), scripted("estimated", 3.0, kind=Kind.ESTIMATED)
-    bench = Bench(chip, estimate)
+    bench = MeasurementWorker(chip, estimate)
     bench.sample(), bench.sample()
     chip.value = "torn off"
     gap = bench.sample()
@@ -82,7 +82,7 @@ def test_sources_are_looked_for_again_once_a_minute_while_they_fail() -> None:
         return SourceChoice((opened[-1],), ())
 
     first = scripted("chip", "gone")
-    bench = Bench(first, reopen=reopen)
+    bench = MeasurementWorker(first, reopen=reopen)
     for _ in range(60):
         bench.sample()
     assert not opened and not first.closed
@@ -103,7 +103,7 @@ def test_a_dead_sensor_is_kept_where_only_an_estimate_is_found_and_that_is_given
         return SourceChoice((estimates[-1],), ())
 
     dead = scripted("chip", "gone")
-    bench = Bench(dead, reopen=reopen)
+    bench = MeasurementWorker(dead, reopen=reopen)
     for _ in range(200):
         interval = bench.sample()
         assert interval is None or interval.joules is None
@@ -116,14 +116,16 @@ def test_a_dead_sensor_is_kept_where_only_an_estimate_is_found_and_that_is_given
 
 def test_an_estimate_is_replaced_by_whatever_is_found() -> None:
     found = scripted("chip", 5.0)
-    bench = Bench(scripted("estimated", "no model", kind=Kind.ESTIMATED), reopen=lambda: SourceChoice((found,), ()))
+    bench = MeasurementWorker(
+        scripted("estimated", "not a valid model", kind=Kind.ESTIMATED), reopen=lambda: SourceChoice((found,), ())
+    )
     for _ in range(62):
         bench.sample()
     assert bench.sampler.current is found
 
 
 def test_what_interrupts_is_a_gap_up_to_the_next_reading() -> None:
-    bench = Bench(scripted("chip", 4.0))
+    bench = MeasurementWorker(scripted("chip", 4.0))
     bench.sample()
     bench.sampler.interrupt("the clock was set")
     gap, after = bench.sample(), bench.sample()
@@ -147,6 +149,6 @@ def test_a_source_that_was_broken_when_it_was_opened_is_said_and_all_are_given_b
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0])
 def test_no_time_is_no_interval(seconds: float) -> None:
-    bench = Bench(scripted("chip", 4.0))
+    bench = MeasurementWorker(scripted("chip", 4.0))
     bench.sample()
     assert bench.sample(seconds) is None

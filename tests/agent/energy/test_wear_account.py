@@ -46,7 +46,7 @@ def test_the_day_ends_at_local_midnight(honolulu: None) -> None:
 
 def test_whoever_keeps_figures_is_told_at_once() -> None:
     account, heard = WearAccount(lambda: 1_700_000_000.0), []
-    account.tell(lambda unix, count: heard.append((unix, count)))
+    account.subscribe(lambda unix, count: heard.append((unix, count)))
     account.add(5)
     account.add(0)
     account.add(-3)

@@ -62,13 +62,13 @@ def test_a_mac_from_command_to_facts(tmp_path: Path, monkeypatch: pytest.MonkeyP
     fake_program(tmp_path, "ioreg", "echo '\"HIDIdleTime\" = 12000000000'")
     platform = MacPlatform()
     assert platform.read(OPTIONS, OwnUse(), 0.0).power is Power.UNKNOWN  # nobody was asked yet
-    before = platform.tripwire()
+    before = platform.plug_monitor()
     asyncio.run(platform.refresh())
     facts = platform.read(OPTIONS, OwnUse(), 1.0)
     assert (facts.power, facts.battery_percent) == (Power.BATTERY, 94)
     assert facts.throttle.now is Answer.YES
     assert {signal.name: signal.idle for signal in facts.idle_signals}["input"] is Answer.NO
-    assert platform.tripwire() != before
+    assert platform.plug_monitor() != before
     assert facts.faults == () and facts.total_memory_bytes
     fake_program(tmp_path, "pmset", "exit 3")
     asyncio.run(platform.refresh())

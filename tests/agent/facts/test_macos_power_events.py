@@ -110,10 +110,10 @@ def test_the_source_is_known_at_once_and_with_every_change(events: PowerEvents, 
 
 def test_the_tripwire_trips_without_asking_pmset(events: PowerEvents, library: Path) -> None:
     mac, platform = ctypes.CDLL(str(library)), MacPlatform(events)
-    before = platform.tripwire()
+    before = platform.plug_monitor()
     assert platform.read(OPTIONS, OwnUse(), 0.0).power is Power.EXTERNAL
     mac.stand_in_change(b"Battery Power")
-    assert platform.tripwire() != before
+    assert platform.plug_monitor() != before
     facts = platform.read(OPTIONS, OwnUse(), 1.0)
     assert (facts.power, facts.power_detail) == (Power.BATTERY, "Battery Power")
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from port_agent.facts.model import Power
-from port_agent.facts.power_supply import parse_uevent, read_power, supply_from_uevent, tripwire
+from port_agent.facts.power_supply import parse_uevent, plug_monitor, read_power, supply_from_uevent
+from port_agent.facts.readings import Power
 from port_agent.facts.sysfs import Tree
 from tests.agent.trees import LAPTOP_BATTERY, MAINS, MOUSE, recorded, supply_tree, write_tree
 
@@ -71,9 +71,9 @@ def test_an_unreadable_supply_is_a_fault_and_not_a_guess(tmp_path: Path) -> None
 
 def test_tripwire_changes_with_the_plug(tmp_path: Path) -> None:
     tree = Tree(sys=supply_tree(tmp_path, ACAD=MAINS.format(online=1), BAT0=battery("Charging")))
-    before = tripwire(tree)
+    before = plug_monitor(tree)
     supply_tree(tmp_path, ACAD=MAINS.format(online=0))
-    assert tripwire(tree) != before
+    assert plug_monitor(tree) != before
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from port_agent.facts.model import Fault
+from port_agent.facts.readings import Fault
 from port_agent.facts.sysfs import READ_LIMIT_BYTES, Tree
 
 

@@ -57,7 +57,7 @@ class Device:
         until(self.answers)
 
     def answers(self) -> bool:
-        """Say whether it is on and ready."""
+        """Return whether it is on and ready."""
         try:
             return bool(self.client.get("/v1/status"))
         except ControlError:

@@ -99,14 +99,14 @@ class Led:
             say.write(msgspec.json.encode(msgspec.to_builtins(order, str_keys=True)) + b"\n")
             say.flush()
             for line in process.stdout:
-                said = json.loads(line)
-                if said["event"] == "send":
-                    brought = json.dumps(self._brought(said["file"], said["node"])).encode()
+                message = json.loads(line)
+                if message["event"] == "send":
+                    brought = json.dumps(self._brought(message["file"], message["node"])).encode()
                     with contextlib.suppress(BrokenPipeError):  # it had enough
                         say.write(brought + b"\n")
                         say.flush()
-                elif said["event"] == "ended":
-                    ended = said
+                elif message["event"] == "ended":
+                    ended = message
             assert ended, process.stderr.read().decode()[-2000:]
         return ended
 

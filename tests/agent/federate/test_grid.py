@@ -40,16 +40,16 @@ def test_replies_are_taken_from_who_was_asked_for_what_was_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 7, 1, 3
-    heard, said = Lines(), io.StringIO()
-    monkeypatch.setattr("sys.stdin", heard)
+    received, said = Lines(), io.StringIO()
+    monkeypatch.setattr("sys.stdin", received)
     monkeypatch.setattr("sys.stdout", said)
     grid = PeerGrid(7, [5, 6], 2, tmp_path, lambda reply: None)
     own, foreign = (message_bytes(Message(RecordDict(), reply_to=message(node))) for node in (5, 5))
     (tmp_path / "own").write_bytes(own)
     (tmp_path / "foreign").write_bytes(foreign)
-    heard.put(node=5, file="5-99", reply=str(tmp_path / "own"))  # to a message of an earlier round
-    heard.put(node=6, file="6-2", reply=str(tmp_path / "foreign"))
-    heard.put(node=5, file="5-1", reply=str(tmp_path / "own"))
+    received.put(node=5, file="5-99", reply=str(tmp_path / "own"))  # to a message of an earlier round
+    received.put(node=6, file="6-2", reply=str(tmp_path / "foreign"))
+    received.put(node=5, file="5-1", reply=str(tmp_path / "own"))
     replies = grid.send_and_receive([message(5), message(6)], timeout=5.0)
     assert [reply.metadata.src_node_id for reply in replies] == [5]
     assert grid.lost == {6: "it comes in the name of node 5"}

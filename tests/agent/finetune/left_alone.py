@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from port_agent.finetune.options import FinetuneOptions
+from port_agent.finetune.inputs.options import FinetuneOptions
 from port_agent.finetune.training import Update, finetune
 
 WEIGHTS = "adapter_model.safetensors"

@@ -7,8 +7,8 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from port_agent.finetune.base_record import BaseRecord
-from port_agent.finetune.options import FinetuneError, FinetuneOptions
-from port_agent.packing import QuantizationGrid
+from port_agent.finetune.inputs.options import FinetuneError, FinetuneOptions
+from port_agent.packing import Quantization
 from tests.agent.finetune.tiny_model import make_model
 
 
@@ -18,11 +18,11 @@ def base(tmp_path: Path) -> Path:
 
 
 def test_it_is_read_as_it_was_written(base: Path, tmp_path: Path) -> None:
-    record = BaseRecord.of(FinetuneOptions(str(base), "", "", base=QuantizationGrid.INT8))
+    record = BaseRecord.of(FinetuneOptions(str(base), "", "", base=Quantization.INT8))
     assert BaseRecord.read(tmp_path) is None
     record.write(tmp_path)
     assert BaseRecord.read(tmp_path) == record
-    assert (record.model, record.grid, list(record.files)) == (str(base), QuantizationGrid.INT8, ["model.safetensors"])
+    assert (record.model, record.grid, list(record.files)) == (str(base), Quantization.INT8, ["model.safetensors"])
     record.check(base)
     (tmp_path / "port_agent.json").write_bytes(b'{"model": 3}')
     with pytest.raises(FinetuneError, match=r"port_agent\.json, which says what .* is damaged"):

@@ -8,23 +8,23 @@ import torch
 
 from port_agent.finetune.base_record import BaseRecord
 from port_agent.finetune.checkpoint import Checkpoint, FinetuneProgress
-from port_agent.finetune.options import FinetuneError, FinetuneOptions
+from port_agent.finetune.inputs.options import FinetuneError, FinetuneOptions
 
 BASE = BaseRecord("model", None, {})
 
 
 @pytest.fixture
-def asked(tmp_path: Path) -> FinetuneOptions:
+def encoded(tmp_path: Path) -> FinetuneOptions:
     return FinetuneOptions("model", "data", str(tmp_path / "out"))
 
 
-def test_it_puts_everything_back(asked: FinetuneOptions) -> None:
+def test_it_puts_everything_back(encoded: FinetuneOptions) -> None:
     weight = torch.nn.Parameter(torch.ones(3))
     optimizer = torch.optim.AdamW([weight])
     weight.grad = torch.ones(3)
     optimizer.step()
     kept, kept_generator = weight.detach().clone(), torch.get_rng_state()
-    checkpoint = Checkpoint(asked, [1], BASE)
+    checkpoint = Checkpoint(encoded, [1], BASE)
     checkpoint.write(FinetuneProgress(7, 2.5), [weight], {"optimizer": optimizer}, kept_generator)
     optimizer.step()
     torch.rand(3)
@@ -35,17 +35,17 @@ def test_it_puts_everything_back(asked: FinetuneOptions) -> None:
     assert checkpoint.read([weight], {}) is None and not checkpoint.path.parent.exists()
 
 
-def test_what_it_is_of_does_not_depend_on_how_it_is_shown(asked: FinetuneOptions) -> None:
-    Checkpoint(asked, [1], BASE).write(FinetuneProgress(1, None), [], {}, torch.get_rng_state())
-    shown = replace(asked, json=True, sample="words")
+def test_what_it_is_of_does_not_depend_on_how_it_is_shown(encoded: FinetuneOptions) -> None:
+    Checkpoint(encoded, [1], BASE).write(FinetuneProgress(1, None), [], {}, torch.get_rng_state())
+    shown = replace(encoded, json=True, sample="words")
     assert Checkpoint(shown, [1], BASE).read([], {}) == FinetuneProgress(1, None)
-    for other in (Checkpoint(asked, [2], BASE), Checkpoint(replace(asked, seed=1), [1], BASE)):
+    for other in (Checkpoint(encoded, [2], BASE), Checkpoint(replace(encoded, seed=1), [1], BASE)):
         with pytest.raises(FinetuneError, match=r"of other settings or other data; give another --out, or remove it"):
             other.read([], {})
 
 
-def test_a_damaged_one_is_refused(asked: FinetuneOptions) -> None:
-    checkpoint = Checkpoint(asked, [], BASE)
+def test_a_damaged_one_is_refused(encoded: FinetuneOptions) -> None:
+    checkpoint = Checkpoint(encoded, [], BASE)
     checkpoint.write(FinetuneProgress(1, None), [torch.ones(9)], {}, torch.get_rng_state())
     checkpoint.path.write_bytes(checkpoint.path.read_bytes()[:100])
     with pytest.raises(FinetuneError, match=r"is damaged .* remove it to begin anew"):
@@ -53,8 +53,8 @@ def test_a_damaged_one_is_refused(asked: FinetuneOptions) -> None:
 
 
 @pytest.mark.slow
-def test_no_flipped_bit_goes_unseen(asked: FinetuneOptions) -> None:
-    checkpoint = Checkpoint(asked, [], BASE)
+def test_no_flipped_bit_goes_unseen(encoded: FinetuneOptions) -> None:
+    checkpoint = Checkpoint(encoded, [], BASE)
     checkpoint.write(FinetuneProgress(3, 2.5), [torch.ones(9)], {}, torch.get_rng_state())
     content = checkpoint.path.read_bytes()
     refused = 0

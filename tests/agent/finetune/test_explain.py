@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
+from port_agent.finetune.accumulation.head_loss import LearnedLoss
 from port_agent.finetune.explain import explain
-from port_agent.finetune.head_loss import LearnedLoss
-from port_agent.finetune.model import load_model
-from port_agent.finetune.options import FinetuneError, FinetuneOptions, MicroBatchOrder
-from port_agent.finetune.task import Task, TaskKind
+from port_agent.finetune.inputs.options import FinetuneError, FinetuneOptions, MicroBatchOrder
+from port_agent.finetune.text.task import Task, TaskKind
+from port_agent.finetune.trained_model import load_model
 from port_agent.finetune.training import finetune
-from port_agent.packing import QuantizationGrid
+from port_agent.packing import Quantization
 from tests.agent.finetune.tiny_model import make_data, make_model
 
 MIB = 1 << 20
@@ -34,7 +34,7 @@ def note(text: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "changed",
-    [{}, {"targets": ("up_proj", "o_proj"), "lora_rank": 4}, {"lora_rank": None}, {"base": QuantizationGrid.NF4}],
+    [{}, {"targets": ("up_proj", "o_proj"), "lora_rank": 4}, {"lora_rank": None}, {"base": Quantization.NF4}],
 )
 def test_its_figures_are_those_of_the_model_as_it_is_trained(changed: dict[str, Any], asked: FinetuneOptions) -> None:
     options = replace(asked, **changed)
@@ -50,8 +50,8 @@ def test_its_figures_are_those_of_the_model_as_it_is_trained(changed: dict[str, 
     assert (found.read_bytes, found.written_bytes) == (0, 0) and found.resident_frozen_bytes == found.frozen_bytes
     if options.base is not None:
         on_grid = sum(b.nbytes for name, b in model.named_buffers() if name.endswith((".codes", ".scales")))
-        assert (found.grid_layers, found.grid_bytes, found.grid_is_there) == (14, on_grid, False)
-        assert explain(options, 2000 * MIB).grid_is_there
+        assert (found.quantized_layers, found.quantized_bytes, found.is_quantized) == (14, on_grid, False)
+        assert explain(options, 2000 * MIB).is_quantized
 
 
 @pytest.mark.slow
@@ -83,13 +83,19 @@ def test_updates_and_sequences_are_those_of_the_training(asked: FinetuneOptions,
 
 @pytest.mark.slow
 def test_what_does_not_fit_is_read_again_and_written(asked: FinetuneOptions) -> None:
-    room = explain(asked, 2000 * MIB)
-    needed = room.process_bytes + room.working_bytes + room.trained_bytes + room.saved_bytes + 2 * room.logits_bytes
+    free_bytes = explain(asked, 2000 * MIB)
+    needed = (
+        free_bytes.process_bytes
+        + free_bytes.working_bytes
+        + free_bytes.trained_bytes
+        + free_bytes.saved_bytes
+        + 2 * free_bytes.logits_bytes
+    )
     plenty, tight, too_tight = (explain(asked, needed + extra) for extra in (64 * MIB, -32 * MIB, -128 * MIB))
     assert plenty.written_bytes == 0
     for found in (tight, too_tight):  # the process itself has a little more or less each time
-        fewer_rows = 2 * (room.logits_bytes - found.logits_bytes)
-        over = found.process_bytes + needed - fewer_rows - room.process_bytes - found.ram_bytes
+        fewer_rows = 2 * (free_bytes.logits_bytes - found.logits_bytes)
+        over = found.process_bytes + needed - fewer_rows - free_bytes.process_bytes - found.ram_bytes
         assert found.written_bytes == over > 0
         assert found.read_bytes == over + 2 * found.frozen_bytes and found.resident_frozen_bytes == 0
 

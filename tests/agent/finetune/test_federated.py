@@ -11,13 +11,13 @@ import torch
 
 from port_agent.federate.tensors import FederatedTensorError, federated_tensors
 from port_agent.finetune.federated import FederatedRound, federated_job
-from port_agent.finetune.job.file import FinetuneJob
-from port_agent.finetune.job.round_files import RoundFiles, open_round
-from port_agent.finetune.model import load_model
-from port_agent.finetune.options import FinetuneError, FinetuneOptions
-from port_agent.finetune.task import Task, TaskKind
+from port_agent.finetune.inputs.options import FinetuneError, FinetuneOptions
+from port_agent.finetune.job_file import FinetuneJob
+from port_agent.finetune.round_files import RoundFiles, open_round
+from port_agent.finetune.text.task import Task, TaskKind
+from port_agent.finetune.trained_model import load_model
 from port_agent.finetune.training import FinetuneOutcome, finetune
-from port_agent.packing import QuantizationGrid
+from port_agent.packing import Quantization
 from port_agent.worker.options import FinetuneWorkerOptions
 from tests.agent.finetune.tiny_model import make_data, make_model
 
@@ -63,7 +63,7 @@ def test_a_federation_begins_with_an_adapter_as_peft_makes_them(
 def test_devices_with_another_base_are_not_averaged(asked: FinetuneOptions, submitted: bytes, tmp_path: Path) -> None:
     (tmp_path / "one.port").write_bytes(submitted)
     line, _, adapter = submitted.partition(b"\n")
-    other = replace(asked, base=QuantizationGrid.NF4)
+    other = replace(asked, base=Quantization.NF4)
     (tmp_path / "other.port").write_bytes(job_of(other).encoded()[:-1] + b',"sequences":5}\n' + adapter)
     assert (
         federated_tensors(tmp_path / "one.port").fingerprint != federated_tensors(tmp_path / "other.port").fingerprint

@@ -17,14 +17,14 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from port_agent.finetune.base_record import BaseRecord
-from port_agent.finetune.grid.file import put_on_grid
-from port_agent.finetune.grid.linear import GridConv1D, GridLinear
-from port_agent.finetune.libraries import Conv1D
+from port_agent.finetune.inputs.libraries import Conv1D
+from port_agent.finetune.inputs.options import FinetuneError, FinetuneOptions
 from port_agent.finetune.merge import MergeOutcome, merge_adapter
-from port_agent.finetune.model import load_model
-from port_agent.finetune.options import FinetuneError, FinetuneOptions
-from port_agent.finetune.task import Task, TaskKind
-from port_agent.packing import QuantizationGrid
+from port_agent.finetune.quantized.file import quantize_model
+from port_agent.finetune.quantized.linear import QuantizedConv1D, QuantizedLinear
+from port_agent.finetune.text.task import Task, TaskKind
+from port_agent.finetune.trained_model import load_model
+from port_agent.packing import Quantization
 from tests.agent.finetune.tiny_model import make_model
 
 SHAPE = {"vocab_size": 66, "bos_token_id": 0, "eos_token_id": 1}
@@ -56,7 +56,7 @@ def make_base(folder: Path, kind: str, shard_size: str = "100MB") -> Path:
 
 
 def make_adapter(
-    folder: Path, base: Path, kind: str, *, targets: tuple[str, ...] = (), grid: QuantizationGrid | None = None
+    folder: Path, base: Path, kind: str, *, targets: tuple[str, ...] = (), grid: Quantization | None = None
 ) -> Path:
     """Write an adapter whose matrices are all random."""
     targets = targets or tuple(CONFIGS[kind][2].split(","))
@@ -117,20 +117,20 @@ def test_it_has_the_bytes_of_pefts_own_merge(kind: str, shard_size: str, tmp_pat
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "grid", "merged", "layers"),
-    [("llama", QuantizationGrid.NF4, 7, 15), ("llama", QuantizationGrid.INT8, 7, 15), ("gpt2", QuantizationGrid.NF4, 8, 8)],
+    [("llama", Quantization.NF4, 7, 15), ("llama", Quantization.INT8, 7, 15), ("gpt2", Quantization.NF4, 8, 8)],
 )  # fmt: skip
 def test_over_a_grid_it_is_the_grids_weights_with_the_adapter(
-    kind: str, grid: QuantizationGrid, merged: int, layers: int, tmp_path: Path
+    kind: str, grid: Quantization, merged: int, layers: int, tmp_path: Path
 ) -> None:
     base = make_base(tmp_path / "base", kind)
     adapter = make_adapter(tmp_path / "adapter", base, kind, grid=grid)
     shutil.rmtree(base / ".port-agent")  # the codes are computed again
     outcome, notes = merge(adapter, tmp_path / "out")
     loaded = transformers.AutoModelForCausalLM.from_pretrained(base, dtype="auto")
-    put_on_grid(loaded, base, grid, lambda text: None)
-    for name, layer in [(n, m) for n, m in loaded.named_modules() if isinstance(m, GridLinear | GridConv1D)]:
+    quantize_model(loaded, base, grid, lambda text: None)
+    for name, layer in [(n, m) for n, m in loaded.named_modules() if isinstance(m, QuantizedLinear | QuantizedConv1D)]:
         plain: Any = (
-            Conv1D(layer.nf, layer.nx) if isinstance(layer, GridConv1D)
+            Conv1D(layer.nf, layer.nx) if isinstance(layer, QuantizedConv1D)
             else torch.nn.Linear(layer.in_features, layer.out_features)
         )  # fmt: skip
         plain.weight, plain.bias = torch.nn.Parameter(layer.decoded()), layer.bias
@@ -293,6 +293,6 @@ def test_a_model_that_is_loaded_in_another_data_type_and_lay_on_a_grid_is_refuse
     base = make_base(tmp_path / "base", "llama")
     path = base / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"dtype": "float32"}))
-    adapter = make_adapter(tmp_path / "adapter", base, "llama", grid=QuantizationGrid.NF4)
+    adapter = make_adapter(tmp_path / "adapter", base, "llama", grid=Quantization.NF4)
     with pytest.raises(FinetuneError, match=r"stored as BF16 and was put on the nf4 grid as torch\.float32"):
         merge(adapter, tmp_path / "out")

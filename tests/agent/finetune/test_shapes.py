@@ -13,12 +13,12 @@ from torch.nn import functional as F
 from transformers import AutoModelForSequenceClassification
 
 from port_agent import budget
-from port_agent.finetune.head_loss import EncoderInput
-from port_agent.finetune.options import FinetuneOptions
-from port_agent.finetune.task import TaskKind
+from port_agent.finetune.accumulation.head_loss import EncoderInput
+from port_agent.finetune.inputs.options import FinetuneOptions
 from port_agent.finetune.text.sequence_file import IGNORED
+from port_agent.finetune.text.task import TaskKind
 from port_agent.finetune.training import LABELS, finetune
-from port_agent.packing import QuantizationGrid
+from port_agent.packing import Quantization
 from tests.agent.finetune.tiny_model import TEXT, make_model
 
 KINDS = ("llama", "qwen2", "qwen3", "gemma2", "gemma3_text", "mistral", "phi3", "smollm3", "gpt2", "gpt_neox")
@@ -62,8 +62,8 @@ def pairs() -> str:
     return "".join(json.dumps({"prompt": prompt, "completion": completion}) + "\n" for prompt, completion in texts)
 
 
-VARIANTS: dict[str, tuple[int | None, QuantizationGrid | None]] = {
-    "lora": (4, None), "full": (None, None), "nf4": (4, QuantizationGrid.NF4),
+VARIANTS: dict[str, tuple[int | None, Quantization | None]] = {
+    "lora": (4, None), "full": (None, None), "nf4": (4, Quantization.NF4),
 }  # fmt: skip
 IN_EVERY_VARIANT = ("llama", "gpt2", "t5")
 """Layers of their own: linear ones, transposed ones, an encoder. The others have adapters alone in each check, all in the long one."""
@@ -84,7 +84,7 @@ def _cases() -> list[Any]:
 @pytest.mark.sample(8)
 @pytest.mark.parametrize(("kind", "rank", "base"), _cases())
 def test_it_has_the_bits_of_plain_pytorch(
-    kind: str, rank: int | None, base: QuantizationGrid | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    kind: str, rank: int | None, base: Quantization | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     autocast: bool = False,
 ) -> None:  # fmt: skip
     make_model(tmp_path / "model", 128 if base else 32, kind)
@@ -116,10 +116,10 @@ def test_under_autocast_it_has_the_bits_of_plain_pytorch_under_it(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "rank", "base"), [("bert", 4, None), ("roberta", None, None), ("distilbert", 4, QuantizationGrid.NF4)]
+    ("kind", "rank", "base"), [("bert", 4, None), ("roberta", None, None), ("distilbert", 4, Quantization.NF4)]
 )
 def test_an_encoder_that_finds_masked_tokens_has_the_bits_of_plain_pytorch(
-    kind: str, rank: int | None, base: QuantizationGrid | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, rank: int | None, base: Quantization | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     test_it_has_the_bits_of_plain_pytorch(kind, rank, base, tmp_path, monkeypatch)
 

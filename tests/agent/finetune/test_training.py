@@ -16,19 +16,19 @@ import pytest
 import torch
 import transformers
 
-from port_agent.finetune import head_loss
+from port_agent.finetune.accumulation import head_loss
 from port_agent.finetune.accumulation.choice import Accumulation
-from port_agent.finetune.grid.file import put_on_grid
-from port_agent.finetune.grid.linear import GridConv1D, GridLinear
-from port_agent.finetune.head_loss import LearnedLoss
-from port_agent.finetune.libraries import Conv1D
-from port_agent.finetune.model import load_model
-from port_agent.finetune.options import FinetuneError, FinetuneOptions, MicroBatchOrder
-from port_agent.finetune.room import Room
-from port_agent.finetune.steering import LeaveTraining
+from port_agent.finetune.accumulation.head_loss import LearnedLoss
+from port_agent.finetune.budget_check import BudgetCheck
+from port_agent.finetune.inputs.libraries import Conv1D
+from port_agent.finetune.inputs.options import FinetuneError, FinetuneOptions, MicroBatchOrder
+from port_agent.finetune.quantized.file import quantize_model
+from port_agent.finetune.quantized.linear import QuantizedConv1D, QuantizedLinear
+from port_agent.finetune.steering import TrainingExit
+from port_agent.finetune.trained_model import load_model
 from port_agent.finetune.training import FinetuneOutcome, Update, exit_code, finetune
-from port_agent.follow.budget import budget, flash_written_bytes
-from port_agent.packing import QuantizationGrid
+from port_agent.intercept.budget import budget, flash_written_bytes
+from port_agent.packing import Quantization
 from port_planner.base.errors import ExitCode
 from tests.agent.finetune.tiny_model import TEXT, make_data, make_model
 
@@ -43,10 +43,10 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> FinetuneOptions:
 
 
 def run(
-    options: FinetuneOptions, say: Callable[[Update], None] = lambda update: None
+    options: FinetuneOptions, report: Callable[[Update], None] = lambda update: None
 ) -> tuple[FinetuneOutcome, list[str]]:
     notes: list[str] = []
-    return finetune(options, say, notes.append), notes
+    return finetune(options, report, notes.append), notes
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -94,15 +94,15 @@ def test_stopped_and_gone_on_it_is_the_same_to_the_bit(
     mine: list[float] = []
     stops = [2, 5]
 
-    def say(update: Update) -> None:
+    def report(update: Update) -> None:
         mine.append(update.loss)
         if update.done in stops:
             os.kill(os.getpid(), signal.SIGTERM)
 
     for stop in stops:
-        outcome, _ = run(parted, say)
+        outcome, _ = run(parted, report)
         assert outcome.left and outcome.updates == stop and exit_code(outcome) == ExitCode.LEFT
-    outcome, notes = run(parted, say)
+    outcome, notes = run(parted, report)
     assert not outcome.left and any("goes on after 5 of" in note for note in notes)
     assert mine == losses
     whole, again = files(tmp_path / "whole"), files(tmp_path / "parted")
@@ -124,7 +124,7 @@ def test_an_evaluation_that_is_cut_again_and_again_goes_on_where_it_was(
             if not torch.is_grad_enabled():
                 evaluated += 1
                 if cut_every and evaluated % cut_every == 0:
-                    raise LeaveTraining
+                    raise TrainingExit
             return loss
 
     monkeypatch.setattr("port_agent.finetune.training.LearnedLoss", Counted)
@@ -133,7 +133,7 @@ def test_an_evaluation_that_is_cut_again_and_again_goes_on_where_it_was(
     parted, windows = None, 0
     while parted is None and windows < 4 * texts:
         windows += 1
-        with contextlib.suppress(LeaveTraining):
+        with contextlib.suppress(TrainingExit):
             parted, _ = run(replace(options, out=str(tmp_path / "parted")))
     assert texts > 1 and parted is not None and windows > texts
     assert (parted.loss_before, parted.loss_after) == (whole.loss_before, whole.loss_after)
@@ -200,12 +200,12 @@ def test_on_flash_that_wears_out_layers_are_computed_once_more(tmp_path: Path, m
     options = FinetuneOptions(str(model), str(data), "", sequence_tokens=64, updates=6, held_out=0.0)
     monkeypatch.setattr("port_agent.finetune.accumulation.choice._SPARED_BYTES", 64 << 10)
     written: dict[MicroBatchOrder | None, list[int]] = {None: [0], MicroBatchOrder.BATCHES: [0]}
-    said: list[str] = []
+    noted: list[str] = []
     for order, totals in written.items():
         asked = replace(options, out=str(tmp_path / str(order)), accumulate_by=order)
         with budget(tensors="512K", page_dir=tmp_path, wear_joules=1e-6):
-            said += run(asked, lambda _, totals=totals: totals.append(flash_written_bytes()))[1]
-    assert any("the batch of an update runs" in note and "to flash" in note for note in said), said
+            noted += run(asked, lambda _, totals=totals: totals.append(flash_written_bytes()))[1]
+    assert any("the batch of an update runs" in note and "to flash" in note for note in noted), noted
     spared, plain = (totals[-1] - totals[3] for totals in written.values())
     assert spared == 0 < plain
     results = [(tmp_path / str(order) / "adapter_model.safetensors").read_bytes() for order in written]
@@ -232,13 +232,13 @@ def test_under_autocast_a_budget_changes_no_bit(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "grid"),
     [
-        ("llama", QuantizationGrid.NF4),
-        pytest.param("llama", QuantizationGrid.INT8, marks=pytest.mark.long),
-        ("gpt2", QuantizationGrid.NF4),
+        ("llama", Quantization.NF4),
+        pytest.param("llama", Quantization.INT8, marks=pytest.mark.long),
+        ("gpt2", Quantization.NF4),
     ],
 )
 def test_a_base_on_a_grid_trains_as_plain_layers_over_its_weights(
-    kind: str, grid: QuantizationGrid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, grid: Quantization, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, data = make_model(tmp_path / "model", 128, kind), make_data(tmp_path / "data.jsonl")
     options = FinetuneOptions(
@@ -249,18 +249,20 @@ def test_a_base_on_a_grid_trains_as_plain_layers_over_its_weights(
     _, notes = run(options, lambda update: losses["grid"].append(update.loss))
     assert any(f"lie on the {grid.value} grid" in note for note in notes)
 
-    def put_plain_layers(module: Any, folder: Path, grid: QuantizationGrid, note: Callable[[str], None]) -> None:
-        put_on_grid(module, folder, grid, note)
-        for name, layer in [(n, m) for n, m in module.named_modules() if isinstance(m, GridLinear | GridConv1D)]:
+    def put_plain_layers(module: Any, folder: Path, grid: Quantization, note: Callable[[str], None]) -> None:
+        quantize_model(module, folder, grid, note)
+        for name, layer in [
+            (n, m) for n, m in module.named_modules() if isinstance(m, QuantizedLinear | QuantizedConv1D)
+        ]:
             with torch.device("meta"):  # draws no number
                 plain: Any = (
-                    Conv1D(layer.nf, layer.nx) if isinstance(layer, GridConv1D)
+                    Conv1D(layer.nf, layer.nx) if isinstance(layer, QuantizedConv1D)
                     else torch.nn.Linear(layer.in_features, layer.out_features)
                 )  # fmt: skip
             plain.weight, plain.bias = torch.nn.Parameter(layer.decoded()), layer.bias
             module.set_submodule(name, plain)
 
-    monkeypatch.setattr("port_agent.finetune.model.put_on_grid", put_plain_layers)
+    monkeypatch.setattr("port_agent.finetune.trained_model.quantize_model", put_plain_layers)
     run(replace(options, out=str(tmp_path / "plain")), lambda update: losses["plain"].append(update.loss))
     assert losses["grid"] == losses["plain"] and len(losses["grid"]) == 10
     weights = "adapter_model.safetensors"
@@ -316,7 +318,7 @@ def test_numbers_of_rows_that_are_compared_before_are_those_that_come(
     told: list[set[int]] = []
     came: set[int] = set()
     chosen = head_loss.chosen_log_probabilities
-    monkeypatch.setattr(Room, "check", lambda self, loss, trained, tokens, rows, met: told.append(met()))
+    monkeypatch.setattr(BudgetCheck, "check", lambda self, loss, trained, tokens, rows, met: told.append(met()))
     monkeypatch.setattr(
         head_loss,
         "chosen_log_probabilities",

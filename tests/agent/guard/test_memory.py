@@ -15,7 +15,7 @@ import pytest
 from port_agent.guard import GuardCounters, active_guard, guard_environment
 from port_agent.guard.memory import INTERFACE_VERSION
 from port_agent.malloc import PreloadMode, preload_mode
-from tests.agent.follow.programs import followed, plain, written
+from tests.agent.intercept.programs import followed, plain, written
 
 HEADER = Path(__file__).resolve().parents[3] / "agent/port_agent/guard/guard.h"
 LIMIT = ("--tensors", "3M", "--guard-only")

@@ -121,8 +121,8 @@ def test_before_the_first_start_there_is_no_state_directory(tmp_path: Path, opti
 
 def test_one_voice_that_answers_is_enough() -> None:
     silent = IdleSignal("load", Answer.UNKNOWN, "one reading so far")
-    heard = list(check_idle_signals((silent, IdleSignal("pressure", Answer.YES, "cpu 0 %"))))
-    assert [check.verdict for check in heard] == [Verdict.NOTE, Verdict.GOOD]
+    known = list(check_idle_signals((silent, IdleSignal("pressure", Answer.YES, "cpu 0 %"))))
+    assert [check.verdict for check in known] == [Verdict.NOTE, Verdict.GOOD]
     (nothing,) = check_idle_signals((silent,))
     assert nothing.verdict is Verdict.BAD and "one reading so far" in nothing.finding and "idle_for = 0" in nothing.cure
 
@@ -163,10 +163,12 @@ def test_memory_that_no_count_sees_is_said_to_be_bounded_by_the_plan() -> None:
         "enforced": {"a limit of torch's allocator": "refuses more", "RLIMIT_DATA": "lets more be taken"}, "bounded": True,
     }  # fmt: skip
     check = check_device(report)
-    said = check.finding
-    assert "Orin, shares the host's memory (--ram is for both)" in said and "resident memory do not count" in said
-    assert "plans bound it; tried: a limit of torch's allocator refuses more, RLIMIT_DATA lets more be taken; " in said
-    assert check.verdict is Verdict.GOOD and "33 operators do not repeat" in said
+    detail = check.finding
+    assert "Orin, shares the host's memory (--ram is for both)" in detail and "resident memory do not count" in detail
+    assert (
+        "plans bound it; tried: a limit of torch's allocator refuses more, RLIMIT_DATA lets more be taken; " in detail
+    )
+    assert check.verdict is Verdict.GOOD and "33 operators do not repeat" in detail
     assert check_device({**report, "bounded": False}).verdict is Verdict.BAD, "nothing would stop a step there"
 
 

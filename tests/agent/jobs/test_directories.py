@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from port_agent.jobs.directories import JobDirectories
-from port_agent.jobs.model import Job, JobSpec
+from port_agent.jobs.job import Job, JobSpec
 from port_agent.jobs.records import seal
 
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from port_agent.jobs.model import Job, JobRequestError, JobSpec, to_record
+from port_agent.jobs.job import Job, JobRequestError, JobSpec, to_record
 from port_agent.jobs.records import DamagedRecordError, seal, unseal
 
 JOB = Job(7, JobSpec(name="birds", bundle="bundle.port", deadline_at=1.8e9), 10.5, step=12, reason='said "no"')

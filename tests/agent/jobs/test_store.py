@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from port_agent.jobs import store as store_module
-from port_agent.jobs.model import (
+from port_agent.jobs.job import (
     JobKind,
     JobRequestError,
     JobSpec,
@@ -83,7 +83,7 @@ def test_names_of_living_jobs_are_unique(tmp_path: Path) -> None:
         store.add(SPEC, 2.0)
     store.save(replace(first, state=JobState.CANCELLED))
     assert store.add(SPEC, 3.0).id == store.find("birds").id
-    with pytest.raises(JobRequestError, match="no job"):
+    with pytest.raises(JobRequestError, match="not a valid job"):
         store.find("nobody")
     store.close()
 
@@ -187,14 +187,14 @@ def test_a_job_without_a_sound_record_is_set_aside_and_the_rest_runs(tmp_path: P
     store.close()
     edit_row(tmp_path, 2, "{}")
     (tmp_path / "jobs/2/manifest.json").write_text("{}")
-    (tmp_path / "jobs/2/weights").write_text("dear")
+    (tmp_path / "jobs/2/weights").write_text("expensive")
     for _ in range(2):
         again = JobStore(tmp_path)
         assert again.all() == [jobs[0], jobs[2]]
         assert "damaged" in again.set_aside[2].reason
         with pytest.raises(JobRequestError, match=r"set aside .* cancel 2"):
             again.get(2)
-        assert (tmp_path / "jobs/2/weights").read_text() == "dear"
+        assert (tmp_path / "jobs/2/weights").read_text() == "expensive"
         again.close()
     again = JobStore(tmp_path)
     assert again.add(replace(SPEC, name="next"), 9.0).id == 4
@@ -282,7 +282,7 @@ FULL_DISK = """
 import sys
 from pathlib import Path
 from dataclasses import replace
-from port_agent.jobs.model import JobSpec, JobState
+from port_agent.jobs.job import JobSpec, JobState
 from port_agent.jobs.store import JobStore, StoreError
 root = Path(sys.argv[1])
 store = JobStore(root)
@@ -313,7 +313,7 @@ READ_ONLY = """
 import subprocess, sys
 from pathlib import Path
 from dataclasses import replace
-from port_agent.jobs.model import JobSpec
+from port_agent.jobs.job import JobSpec
 from port_agent.jobs.store import JobStore, StoreError
 root = Path(sys.argv[1])
 store = JobStore(root)

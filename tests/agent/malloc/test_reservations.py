@@ -16,7 +16,7 @@ MIB = 1 << 20
 RESERVING = """
 import mmap, resource, signal, sys
 from port_agent.malloc import active
-from port_agent.system.memory_belt import limit_data
+from port_agent.system.memory_limit import limit_data
 from tests.waiting import until
 allocator = active()
 if not allocator.allow_reservations():

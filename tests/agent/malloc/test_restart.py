@@ -34,8 +34,8 @@ def ran(folder: Path, environment: dict[str, str]) -> list[str]:
 def test_a_command_becomes_itself_with_the_allocator_and_its_children_see_the_environment_as_it_was(
     before: dict[str, str], tmp_path: Path
 ) -> None:
-    said, variables = ran(tmp_path, before)
-    assert said == f"['a word', '--option'] {1 << 26}"
+    words, variables = ran(tmp_path, before)
+    assert words == f"['a word', '--option'] {1 << 26}"
     assert variables == str(before)
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from port_agent.mcu.board.errors import BoardJobError
 from port_agent.mcu.data import BoardSamples, keep_shard, load_samples, split_held_out, take_shard
-from port_agent.mcu.errors import BoardJobError
-from port_agent.mcu.model import InputFormat, ModelDirectory, read_model, write_manifest
+from port_agent.mcu.protocol.board_model import InputFormat, ModelDirectory, read_model, write_manifest
 from port_agent.worker.shard import Shard
 from tests.agent.mcu.small_model import write_model
 
@@ -33,7 +33,7 @@ def test_floats_are_quantised_half_up_and_channels_last(floating: ModelDirectory
 
 
 def test_floats_without_a_scale_are_refused(model: Path) -> None:
-    with pytest.raises(BoardJobError, match=r"no model\.json"):
+    with pytest.raises(BoardJobError, match=r"not a valid model\.json"):
         read_model(model).quantize(np.zeros((1, 24), np.float32))
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from port_agent.mcu.errors import BoardJobError
+from port_agent.mcu.board.errors import BoardJobError
 from port_agent.mcu.job import BoardJobSpec, load_data, make_link, read_job, with_settings
-from port_agent.mcu.model import read_model
+from port_agent.mcu.protocol.board_model import read_model
 from port_agent.mcu.protocol.effects import Rule
 from port_agent.mcu.trainer import TrainSettings
 from tests.agent.mcu.small_model import make_samples, write_model

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from port_agent.mcu.board.catalogue import find_board
+from port_agent.mcu.board.errors import BuildError, PagesFailedError
 from port_agent.mcu.board.firmware import Firmware, build_firmware, page_medium, slot_bytes
 from port_agent.mcu.board.simulate import Simulator
 from port_agent.mcu.data import BoardSamples
-from port_agent.mcu.errors import BuildError, PagesFailedError
-from port_agent.mcu.model import read_model
+from port_agent.mcu.protocol.board_model import read_model
 from port_agent.mcu.protocol.device import Device
 from port_agent.mcu.protocol.link import Link
 from port_agent.mcu.protocol.ports import PortSelector
@@ -29,13 +29,13 @@ from port_agent.mcu.snapshot import SNAPSHOT_NAME, read_snapshot
 from port_agent.mcu.trainer import BoardInterrupted, BoardTrainer, Event, Progress, TrainSettings, sample_order
 from port_planner.mcu import CompiledModel, HostEngine, UpdateOptions, compile_model
 from port_planner.mcu.autodiff import StepKind, TableRow, reads
+from port_planner.mcu.choose_plan import FitOptions
 from port_planner.mcu.compile import recompile
 from port_planner.mcu.emit import emit_model
-from port_planner.mcu.fates.choose import FitOptions
-from port_planner.mcu.fates.page_costs import PageMedium
 from port_planner.mcu.frontend import import_module
 from port_planner.mcu.host import EngineState
 from port_planner.mcu.memory import PageUse, plan_memory
+from port_planner.mcu.page_costs import PageMedium
 from port_planner.mcu.pages import BoardPaging, PageMove
 from tests.agent.mcu.simulated_board import QUICK, require_board_tools
 from tests.planner.mcu.networks import every_layer

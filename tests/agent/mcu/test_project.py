@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from port_agent.mcu.errors import BoardJobError
+from port_agent.mcu.board.errors import BoardJobError
 from port_agent.mcu.project import JOB, Project, hold_project, load_project, refuse_wear, write_project
-from port_planner.mcu.fates.core_costs import core_costs
-from port_planner.mcu.fates.page_costs import PageMedium, page_costs
+from port_planner.mcu.core_costs import core_costs
+from port_planner.mcu.page_costs import PageMedium, page_costs
 from port_planner.script_loading import imports_kept
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "imu_gestures"

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from port_agent.mcu.board.errors import DisconnectedError
 from port_agent.mcu.data import load_samples
-from port_agent.mcu.errors import DisconnectedError
-from port_agent.mcu.model import InputFormat, ModelDirectory, read_model, write_manifest
+from port_agent.mcu.protocol.board_model import InputFormat, ModelDirectory, read_model, write_manifest
 from port_agent.mcu.stream import Recorded, open_stream, record
 from tests.agent.mcu.small_model import write_model
 

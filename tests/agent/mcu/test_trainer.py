@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from port_agent.mcu.board.errors import DisconnectedError
 from port_agent.mcu.board.firmware import Firmware, build_firmware
 from port_agent.mcu.board.simulate import Simulator
 from port_agent.mcu.data import BoardSamples
-from port_agent.mcu.errors import DisconnectedError
-from port_agent.mcu.model import read_model
+from port_agent.mcu.protocol.board_model import read_model
 from port_agent.mcu.protocol.device import Device
 from port_agent.mcu.protocol.framing import FrameDecoder, cobs_encode, encode_frame
 from port_agent.mcu.protocol.link import Link
@@ -175,7 +175,7 @@ def test_a_hundred_thousand_junk_frames_in_qemu(board: str, built: Callable[[str
 
 
 @dataclass
-class Bench:
+class MeasurementWorker:
     """A job on a simulated board whose power and line a test can cut."""
 
     simulator: Simulator
@@ -199,7 +199,7 @@ class Bench:
     def reference(self, folder: Path, firmware: Firmware) -> bytes:
         """Return the parameters of the same job, undisturbed, on the process."""
         with Simulator(firmware, folder / "reference", storage=False) as simulator:
-            bench = Bench(simulator, folder / "reference", self.samples, self.settings)
+            bench = MeasurementWorker(simulator, folder / "reference", self.samples, self.settings)
             trainer = bench.trainer(simulator.port)
             trainer.start()
             assert trainer.run(lambda: False)
@@ -212,15 +212,19 @@ def pause_briefly(seconds: float) -> None:
     threading.Event().wait(min(seconds, 0.02))
 
 
-def make_bench(simulator: Simulator, folder: Path, count: int, epochs: int, snapshot_every: int = 100) -> Bench:
+def make_bench(
+    simulator: Simulator, folder: Path, count: int, epochs: int, snapshot_every: int = 100
+) -> MeasurementWorker:
     rows, labels = make_samples(count)
     samples = BoardSamples(np.frombuffer(b"".join(rows), np.int8).reshape(count, -1), np.array(labels))
-    return Bench(simulator, folder, samples, TrainSettings(epochs, 0.02, seed=3, snapshot_every=snapshot_every))
+    return MeasurementWorker(
+        simulator, folder, samples, TrainSettings(epochs, 0.02, seed=3, snapshot_every=snapshot_every)
+    )
 
 
 def train_over_faults(
     simulator: Simulator, tmp_path: Path, steps: int, rate: float, patience: Patience
-) -> tuple[bytes, Bench, int]:
+) -> tuple[bytes, MeasurementWorker, int]:
     bench = make_bench(simulator, tmp_path, 500, steps // 500, snapshot_every=1000)
     with FaultyLine(simulator.port, tmp_path / "line", rate, seed=5) as line:
         trainer = bench.trainer(line.port, patience=patience)
@@ -253,7 +257,9 @@ def test_noisy_line_in_qemu(board: str, built: Callable[[str], Firmware], tmp_pa
     assert weights == bench.reference(tmp_path, built("posix"))
 
 
-def train_through_kills(simulator: Simulator, tmp_path: Path, kills: int, patience: Patience) -> tuple[Bench, int]:
+def train_through_kills(
+    simulator: Simulator, tmp_path: Path, kills: int, patience: Patience
+) -> tuple[MeasurementWorker, int]:
     """Train while the power is cut at random moments; return the bench and the kills that happened."""
     bench = make_bench(simulator, tmp_path, 400, max(1, kills // 4), snapshot_every=60)
     rng = random.Random(9)
@@ -310,7 +316,7 @@ def test_fifty_qemu_kills_resume_bit_exact(board: str, built: Callable[[str], Fi
 
 def train_through_unplugs(
     simulator: Simulator, line: FaultyLine, tmp_path: Path, unplugs: int, patience: Patience
-) -> tuple[Bench, list[Event]]:
+) -> tuple[MeasurementWorker, list[Event]]:
     """Train while the line is pulled and plugged again at random moments, often in the middle of a request."""
     bench = make_bench(simulator, tmp_path, 400, max(1, unplugs // 2), snapshot_every=10_000)
     rng = random.Random(4)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from port_agent import packing
-from port_agent.packing.grids import GridMatrix, QuantizationGrid, decode
 from port_agent.packing.pages import DamagedPageError, pack_page, unpack_page
+from port_agent.packing.quantized import Quantization, QuantizedMatrix, decode
 
 pytestmark = pytest.mark.skipif(not packing.available(), reason="packing was not built (no compiler)")
 
@@ -46,29 +46,29 @@ def test_weights_come_back_from_fewer_bytes(count: int, item_bytes: int) -> None
 
 
 @pytest.mark.parametrize("item_bytes", [2, 4])
-@pytest.mark.parametrize("grid", QuantizationGrid)
-def test_weights_on_a_grid_take_their_codes_and_scales_alone(grid: QuantizationGrid, item_bytes: int) -> None:
+@pytest.mark.parametrize("quantization", Quantization)
+def test_weights_on_a_grid_take_their_codes_and_scales_alone(quantization: Quantization, item_bytes: int) -> None:
     """Scales at random, as a job chose them: of bfloat16 items the scale itself is nowhere to be read."""
     draw, blocks = np.random.default_rng(3), 200
-    codes = draw.integers(0, 256, blocks * grid.block * grid.code_bits // 8, np.uint8)
-    if grid is QuantizationGrid.INT8:
+    codes = draw.integers(0, 256, blocks * quantization.block * quantization.code_bits // 8, np.uint8)
+    if quantization is Quantization.INT8:
         codes = np.maximum(codes.view(np.int8), -127).view(np.uint8)
-        codes[:: grid.block] = 127
+        codes[:: quantization.block] = 127
     else:
-        codes[:: grid.block // 2] = 0xF0  # the first two are -1 and 1 times the scale
+        codes[:: quantization.block // 2] = 0xF0  # the first two are -1 and 1 times the scale
     scales = (10.0 ** draw.uniform(-3, 1, blocks)).astype(np.float32)
     scales[7] = 0.0
-    made = np.zeros(blocks * grid.block * item_bytes, np.uint8)
-    matrix = GridMatrix(grid, codes.ctypes.data, scales.ctypes.data, blocks * grid.block)
-    decode(matrix, range(1), range(blocks * grid.block), item_bytes, made.ctypes.data)
-    made.view(np.uint16 if item_bytes == 2 else np.uint32)[7 * grid.block : 8 * grid.block] = 0
+    made = np.zeros(blocks * quantization.block * item_bytes, np.uint8)
+    matrix = QuantizedMatrix(quantization, codes.ctypes.data, scales.ctypes.data, blocks * quantization.block)
+    decode(matrix, range(1), range(blocks * quantization.block), item_bytes, made.ctypes.data)
+    made.view(np.uint16 if item_bytes == 2 else np.uint32)[7 * quantization.block : 8 * quantization.block] = 0
     packed = stored(made, item_bytes)
-    assert len(packed) == 4 + blocks * (4 + grid.block * grid.code_bits // 8)
+    assert len(packed) == 4 + blocks * (4 + quantization.block * quantization.code_bits // 8)
     assert restored(packed, made.size, item_bytes) == made.tobytes()
     for damaged in (packed[:-1], packed + b"\0"):
         with pytest.raises(DamagedPageError):
             unpack_page(memoryview(damaged), made.ctypes.data, made.size, item_bytes)
-    made[9 * grid.block * item_bytes] ^= 1  # one bit of one weight beside the grid
+    made[9 * quantization.block * item_bytes] ^= 1  # one bit of one weight beside the grid
     assert len(stored(made, item_bytes)) != len(packed)
     assert not stored(made, item_bytes) or restored(stored(made, item_bytes), made.size, item_bytes) == made.tobytes()
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from port_agent.paging.page_space import LEAST_FREE_BYTES, ForkedReaders, PageSpace, check_not_in_ram, default_page_dir
+from port_agent.paging.page_space import MIN_FREE_BYTES, ForkedReaders, PageSpace, check_not_in_ram, default_page_dir
 from port_agent.paging.pager import PageError
 
 
@@ -22,9 +22,9 @@ def test_regions_are_used_again_by_size(tmp_path: Path) -> None:
 
 def test_the_file_grows_as_it_must(tmp_path: Path) -> None:
     space = PageSpace(tmp_path)
-    space.take(LEAST_FREE_BYTES)
+    space.take(MIN_FREE_BYTES)
     space.take(1)
-    assert os.fstat(space.file.fd).st_size > LEAST_FREE_BYTES
+    assert os.fstat(space.file.fd).st_size > MIN_FREE_BYTES
     space.close()
 
 

@@ -463,7 +463,7 @@ def test_whatever_goes_wrong_reaches_who_waits_and_the_thread_goes_on(
         raise MemoryError("none left")
 
     with monkeypatch.context() as patched:
-        patched.setattr(Pager, "_write_piece", fail)
+        patched.setattr(Pager, "_write_chunk", fail)
         with pytest.raises(MemoryError, match="none left"):
             pager.wait(pager.write(slot, source.data_ptr(), source))
     pager.wait(pager.write(slot, source.data_ptr(), source))

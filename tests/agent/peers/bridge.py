@@ -129,7 +129,7 @@ class Agent:
         return told
 
     def sees(self, name: str) -> bool:
-        """Say whether discovery shows another agent."""
+        """Return whether discovery shows another agent."""
         return any(peer["name"] == name for peer in self.told()["peers"] or ())
 
     def connected(self) -> set[str]:

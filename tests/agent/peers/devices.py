@@ -9,7 +9,7 @@ from pathlib import Path
 from port_agent.peers.connection.link import PeerLink
 from port_agent.peers.connection.messages import Heartbeat
 from port_agent.peers.connection.tls import TlsEngine, dialing_context, listening_context
-from port_agent.peers.exchange.answers import Asker, NotAnsweredError, Subject
+from port_agent.peers.exchange.answers import NotAnsweredError, PeerClient, Topic
 from port_agent.peers.fleet.paired import PairedDevice, device_of
 from port_agent.peers.identity.keys import Identity, key_file, read_identity
 from port_agent.peers.identity.make import new_key_and_certificate
@@ -31,30 +31,30 @@ class Contents(dict[str, bytes]):
         self.begun = 0
         self.stopped = 0
 
-    async def shared(self, subject: Subject, name: str) -> bytes:
-        content = self.get(f"{subject} {name}")
+    async def shared(self, topic: Topic, name: str) -> bytes:
+        content = self.get(f"{topic} {name}")
         if content is None:
-            raise NotAnsweredError(f"no {subject} of this name")
+            raise NotAnsweredError(f"no {topic} of this name")
         return content
 
     def check_solving(self) -> None:
         if self.refusal:
             raise NotAnsweredError(self.refusal)
 
-    async def federate(self, asker: str, request: bytes) -> bytes:
-        return asker.encode() + request
+    async def federate(self, client: str, request: bytes) -> bytes:
+        return client.encode() + request
 
-    async def move(self, asker: Asker, request: bytes) -> bytes:
-        return asker.id.encode() + request
+    async def move(self, client: PeerClient, request: bytes) -> bytes:
+        return client.id.encode() + request
 
-    async def solve(self, asker: str, problem: bytes, seconds: float) -> bytes:
+    async def solve(self, client: str, problem: bytes, seconds: float) -> bytes:
         self.begun += 1
         try:
             await asyncio.sleep(self.solving_s)
         except asyncio.CancelledError:
             self.stopped += 1
             raise
-        self.solved.append((asker, seconds))
+        self.solved.append((client, seconds))
         return problem[::-1]
 
 

@@ -9,7 +9,7 @@ from port_planner.base.errors import PortError
 
 DEEP = b"\x91" * 100_000
 """Lists in lists."""
-TEXTS: "PeerCodec[str]" = PeerCodec(str, PortError, "no text")
+TEXTS: "PeerCodec[str]" = PeerCodec(str, PortError, "not a valid text")
 
 
 @pytest.mark.parametrize("content", [b"", b"\x01", b"\xa1\xff", DEEP], ids=["none", "number", "no UTF-8", "deep"])

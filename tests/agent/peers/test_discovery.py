@@ -247,12 +247,12 @@ def test_no_network_is_no_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_flood_of_records_is_not_kept() -> None:
     """Of other services too: zeroconf caches whatever it hears, as long as the sender says."""
     cache = DNSCache()
-    ears = discovery._Ears(SimpleNamespace(cache=cache), Sightings("0" * 16), lambda: None)  # type: ignore[arg-type]
+    ears = discovery._AnnouncementListener(SimpleNamespace(cache=cache), Sightings("0" * 16), lambda: None)  # type: ignore[arg-type]
     most = 0
     for packet in range(200):
         names = (f"host-{packet}-{number}._printer._tcp.local." for number in range(50))
         cache.async_add_records([DNSText(name, 16, 1, 1 << 31, bytes(200)) for name in names])
         ears.async_update_records_complete()
         most = max(most, sum(map(len, cache.cache.values())))
-    assert 50 < most <= discovery.MOST_CACHED
-    assert len(cache._expirations) <= discovery.MOST_CACHED
+    assert 50 < most <= discovery.MAX_CACHED
+    assert len(cache._expirations) <= discovery.MAX_CACHED

@@ -109,7 +109,7 @@ def note(process: Path, peaks: dict[str, int]) -> None:
 
 
 def in_round(leader: Device, number: int) -> bool:
-    """Say whether a round trains on all three devices."""
+    """Return whether a round trains on all three devices."""
     found = leader.federation()
     return bool(found["done"] == number - 1 and len(found["training"]) == 3)
 

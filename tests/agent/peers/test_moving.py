@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from port_agent.jobs.model import JobState
+from port_agent.jobs.job import JobState
 from tests.agent.federate.agents import pair_all, running
 from tests.agent.live_daemon import BUNDLE
 from tests.agent.peers.bridge import Host, Network, network

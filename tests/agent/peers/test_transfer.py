@@ -10,12 +10,12 @@ import pytest
 
 from port_agent.peers import transfer as transfer_module
 from port_agent.peers.transfer import (
-    PART_BYTES,
+    CHUNK_BYTES,
     FileTransfer,
     IncomingFile,
     file_bytes,
     file_hash,
-    read_part,
+    read_chunk,
     sha256_of,
 )
 
@@ -97,10 +97,10 @@ def test_hashes_are_found_once_as_long_as_a_file_is_the_same(tmp_path: Path, mon
 
 
 def test_a_part_is_read_from_where_it_begins(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(bytes(PART_BYTES) + b"rest")
-    assert len(read_part(tmp_path / "file", 0)) == PART_BYTES
-    assert read_part(tmp_path / "file", PART_BYTES) == b"rest"
-    assert file_bytes(tmp_path / "file") == PART_BYTES + 4 and file_bytes(tmp_path / "none") == 0
+    (tmp_path / "file").write_bytes(bytes(CHUNK_BYTES) + b"rest")
+    assert len(read_chunk(tmp_path / "file", 0)) == CHUNK_BYTES
+    assert read_chunk(tmp_path / "file", CHUNK_BYTES) == b"rest"
+    assert file_bytes(tmp_path / "file") == CHUNK_BYTES + 4 and file_bytes(tmp_path / "none") == 0
 
 
 @pytest.fixture

@@ -106,7 +106,7 @@ def _divide_the_costs(folder: Path) -> None:
             for key, cost in kept.items()
         }
         changed = {key: msgspec.structs.replace(cost, seconds=seconds[key]) for key, cost in kept.items()}
-        write_cached(folder, path.name, changed, most_files=kept_costs.MOST_FILES)
+        write_cached(folder, path.name, changed, max_files=kept_costs.MAX_FILES)
 
 
 @pytest.mark.long
@@ -133,7 +133,7 @@ def test_what_is_trained_is_chosen_and_then_divided(tmp_path: Path) -> None:
     for path, costs in kept().items():
         seconds = {key: 0.01 if key in on_cpu else 1e-7 if key[0] in "02468ace" else 1.0 for key in costs}
         changed = {key: msgspec.structs.replace(cost, seconds=seconds[key]) for key, cost in costs.items()}
-        write_cached(folder, path.name, changed, most_files=kept_costs.MOST_FILES)
+        write_cached(folder, path.name, changed, max_files=kept_costs.MAX_FILES)
     done = run(*PLACED, "-o", "placed.port")
     assert done.returncode == 0, done.stderr
     facts, facts_alone = (json.loads(one.stdout) for one in (done, alone))
@@ -190,4 +190,4 @@ def _divide_the_threads(folder: Path) -> None:
         kept = read_cached(folder, path.name, dict[str, kept_costs.Kept]) or {}
         seconds = {key: 0.1 if (key[0] in "02468ace") == bool(number) else 0.01 for key in kept}
         changed = {key: msgspec.structs.replace(cost, seconds=seconds[key]) for key, cost in kept.items()}
-        write_cached(folder, path.name, changed, most_files=kept_costs.MOST_FILES)
+        write_cached(folder, path.name, changed, max_files=kept_costs.MAX_FILES)

@@ -35,13 +35,13 @@ def test_pages_go_to_several_media_and_the_numbers_stay(tmp_path: Path) -> None:
         words = ["train.py", "--ram", ram, "-o", "job.port", "--strategy", "greedy", "--flash-write", "50M", "--json"]
         done = run(tmp_path, "plan", *words, *media)
         assert done.returncode == 0, done.stderr
-        told = json.loads(done.stdout)
-        written = [medium["written_bytes"] for medium in told["media"]]
+        report = json.loads(done.stdout)
+        written = [medium["written_bytes"] for medium in report["media"]]
         assert written == [0] if not media else min(written) > 8 << 20
         done = run(
             tmp_path, "train", "job.port", "--steps", "3", "--state-dir", f"state-{ram}", "--json", "--digest", *media
         )
         assert done.returncode == 0, done.stderr
         digests.append(json.loads(done.stdout.splitlines()[-1])["digest"])
-        ram = f"{(told['floor_bytes'] >> 20) + _ABOVE_FLOOR_MIB}M"  # the process takes more where its code lies in large folios
+        ram = f"{(report['floor_bytes'] >> 20) + _ABOVE_FLOOR_MIB}M"  # the process takes more where its code lies in large folios
     assert digests[0] == digests[1]

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from port_agent.supervisor.job.plans.revising import PeerSolving, RevisedPlans, RevisionRequest
+from port_agent.supervisor.job.plan_revision import PeerSolving, RevisedPlans, RevisionRequest
 from port_planner.ir.bundle.bundle import Bundle
 from port_planner.ir.bundle.revision import read_revision, revision_path
 from port_planner.ir.costs import Speeds
@@ -31,7 +31,7 @@ def test_a_process_of_its_own_writes_it_and_says_what_it_saves(tmp_path: Path) -
     assert revision.speeds == Speeds(1.0, 1e5, 1e5) and revision.bundle_id == Bundle(bundle).id
     choice = revision.choices[1]
     assert revised.new_joules == choice.joules + choice.wear_joules < revised.old_joules
-    bundle.write_bytes(b"no bundle")
+    bundle.write_bytes(b"not a valid bundle")
     failed = process(request)
     assert failed.returncode == 1 and b"is not a bundle" in failed.stderr and failed.stderr.count(b"\n") == 1
 
@@ -47,7 +47,7 @@ def test_a_paired_device_solves(tmp_path: Path) -> None:
     bundle = tmp_path / "job.port"
     bundle.write_bytes(small_bundle().read_bytes())
     with paired_agents(tmp_path, "solve = true", "") as (attic, cellar):
-        told, refused = (
+        report, refused = (
             msgspec.json.decode(
                 process(
                     RevisionRequest(
@@ -59,8 +59,8 @@ def test_a_paired_device_solves(tmp_path: Path) -> None:
             )
             for agent in (cellar, attic)
         )  # fmt: skip
-    assert told.peers == ("1 plan solved on attic",)
+    assert report.peers == ("1 plan solved on attic",)
     assert refused.peers == (
         "solved here: cellar: it solves for no other device (solve = true under [peers] there would)",
     )
-    assert told.new_joules == refused.new_joules
+    assert report.new_joules == refused.new_joules

@@ -36,8 +36,8 @@ def test_nothing_is_shared_or_solved_unless_the_owner_says_so(tmp_path: Path) ->
     [
         ("discover = 1", "neither true nor false"),
         ("discovr = true", "did you mean peers.discover"),
-        (r'name = "a\u001b[31m"', "no name of at most 40 printable"),
-        (f'name = "{"x" * 41}"', "no name of at most 40 printable"),
+        (r'name = "a\u001b[31m"', "not a valid name of at most 40 printable"),
+        (f'name = "{"x" * 41}"', "not a valid name of at most 40 printable"),
         ("name = 7", "no name"),
     ],
 )

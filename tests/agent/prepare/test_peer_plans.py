@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from port_agent.peers.connection.messages import QUESTION_LIMIT_BYTES
-from port_agent.peers.exchange.answers import Subject
+from port_agent.peers.exchange.answers import Topic
 from port_agent.prepare import peer_plans
 from port_agent.prepare.peer_plans import PeerPlans
 from port_planner.ir.bundle.manifest import NO_LIMITS
@@ -37,7 +37,7 @@ def planned(others: Others, *, shares: bool = False, solves: bool = True) -> tup
     problem_of = partial(plan_problem, strategy="milp", time_limit_s=4.0, limits=NO_LIMITS)
     peers = PeerPlans(others, shares=shares, solves=solves)
     graph, costs = captured()
-    return peers.planner(local, problem_of)(graph, costs, budget(0.4)), peers.told(), here
+    return peers.planner(local, problem_of)(graph, costs, budget(0.4)), peers.report(), here
 
 
 @cache
@@ -55,15 +55,15 @@ def own() -> Plan:
 @pytest.mark.slow
 def test_a_plan_solved_elsewhere_is_the_one_of_here() -> None:
     others = Others(honest)
-    result, told, here = planned(others)
+    result, report, here = planned(others)
     assert result.plan == replace(own(), bound_joules=None) and result.outcome is Outcome.FEASIBLE
-    assert (told, here, others.accused) == (["1 plan solved on attic"], 0, [])
+    assert (report, here, others.accused) == (["1 plan solved on attic"], 0, [])
 
 
 def test_a_refusal_is_told_and_the_plan_is_made_here() -> None:
-    result, told, here = planned(Others())
+    result, report, here = planned(Others())
     assert result.plan == own() and here == 1
-    assert told == ["solved here: attic: on battery 64 %"]
+    assert report == ["solved here: attic: on battery 64 %"]
 
 
 def lying(problem: PlanProblem) -> bytes:
@@ -91,10 +91,10 @@ WRONG: dict[str, Solve] = {
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_wrong_plan_is_caught_told_and_accused_and_planning_goes_on(wrong: str) -> None:
     others = Others(WRONG[wrong])
-    result, told, here = planned(others)
+    result, report, here = planned(others)
     assert result.plan == own() and here == 1
     assert len(others.accused) == 1 and others.accused[0].startswith("ID: ")
-    assert told[0].startswith("attic gave a wrong answer and is cut off for a while: ")
+    assert report[0].startswith("attic gave a wrong answer and is cut off for a while: ")
 
 
 @pytest.mark.slow
@@ -103,9 +103,9 @@ def test_a_poor_plan_is_no_offence_and_is_not_taken() -> None:
         return pack_answer(replace(problem, strategy="page-all").solved())
 
     others = Others(poor)
-    result, told, here = planned(others)
+    result, report, here = planned(others)
     assert result.plan == own() and here == 1 and others.accused == []
-    assert told == ["a plan of attic was not taken: one made here in a moment costs less"]
+    assert report == ["a plan of attic was not taken: one made here in a moment costs less"]
 
 
 @pytest.mark.slow
@@ -113,12 +113,12 @@ def test_a_plan_that_is_shared_is_taken_by_the_next_and_a_wrong_one_is_not() -> 
     others = Others(honest)
     first, _, _ = planned(others, shares=True)
     ((key, content),) = others.contents.items()
-    assert key[0] is Subject.PLAN
-    second, told, here = planned(others, shares=True, solves=False)
-    assert second.plan == first.plan and here == 0 and told == ["a plan of attic for the same step and budget"]
+    assert key[0] is Topic.PLAN
+    second, report, here = planned(others, shares=True, solves=False)
+    assert second.plan == first.plan and here == 0 and report == ["a plan of attic for the same step and budget"]
     assert others.asked == 1
     others.contents[key] = content[: len(content) // 2]
-    third, told, here = planned(others, shares=True, solves=False)
+    third, report, here = planned(others, shares=True, solves=False)
     assert third.plan == own() and here == 1 and len(others.accused) == 1
     assert others.contents[key] != content[: len(content) // 2], "one's own is shared in return"
 
@@ -130,7 +130,7 @@ def test_a_step_that_is_not_searched_is_planned_here() -> None:
     peers = PeerPlans(others, shares=True, solves=True)
     result = peers.planner(lambda g, c, ram: problem_of(g, c, ram).solved(), problem_of)(graph, costs, budget(0.4))
     assert result.plan is not None and others.asked == 0 and others.contents == {}
-    assert peers.told() == ["planned here in a moment: a step of 211 operators is not searched"]
+    assert peers.report() == ["planned here in a moment: a step of 211 operators is not searched"]
 
 
 @pytest.mark.slow
@@ -143,7 +143,7 @@ def test_who_says_nothing_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) ->
     planner = peers.planner(lambda g, c, ram: replace(problem_of(g, c, ram), strategy="greedy").solved(), problem_of)
     for ram in (budget(0.4), budget(0.4)):
         planner(graph, costs, ram)
-    assert peers.told() == ["no plans asked for any more: attic: it has no such plan"], (
+    assert peers.report() == ["no plans asked for any more: attic: it has no such plan"], (
         "the second was there to be asked for"
     )
 
@@ -151,6 +151,6 @@ def test_who_says_nothing_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_problem_that_is_too_long_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_plans, "QUESTION_LIMIT_BYTES", 100)
     others = Others(honest)
-    result, told, here = planned(others)
-    assert result.plan == own() and here == 1 and others.asked == 0 and "more than the 100 B" in told[0]
+    result, report, here = planned(others)
+    assert result.plan == own() and here == 1 and others.asked == 0 and "more than the 100 B" in report[0]
     assert QUESTION_LIMIT_BYTES == 1 << 20

@@ -5,9 +5,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from port_agent.prepare.bench.bench import Bench
-from port_agent.prepare.peers import PlanningPeers
-from port_planner.profiling.kept_costs import Kept
+from port_agent.prepare.measurement.worker import MeasurementWorker
+from port_agent.prepare.peers import PlanPeers
+from port_planner.profiling.kept_costs import KeptCost
 from port_planner.profiling.shared_costs import pack_shared, unpack_shared
 from tests.agent.prepare.other_device import Others
 from tests.planner.steps import tiny_step
@@ -21,10 +21,10 @@ def test_costs_are_given_taken_over_and_contradicted(tmp_path: Path, monkeypatch
     others = Others()
 
     def profiled() -> list[str]:
-        peers = PlanningPeers(others, shares=True, solves=False)
-        measured = Bench().measure(graphs.values(), 1, 1.0, lambda stage, share: None, peers.costs(1))
+        peers = PlanPeers(others, shares=True, solves=False)
+        measured = MeasurementWorker().measure(graphs.values(), 1, 1.0, lambda stage, share: None, peers.costs(1))
         peers.judge_costs(1, measured)
-        return peers.told()
+        return peers.report()
 
     assert profiled() == ["operator costs measured here: attic: it has no such costs"]
     ((key, content),) = others.contents.items()
@@ -32,7 +32,7 @@ def test_costs_are_given_taken_over_and_contradicted(tmp_path: Path, monkeypatch
     (told,) = profiled()
     assert told.startswith("costs of ") and "operators from attic, a sample of them measured here too" in told
     costs = unpack_shared(content, 2e9) or unpack_shared(content, _measured_at(content))
-    lies = {name: Kept(60.0, cost.workspace_bytes, cost.measured_at) for name, cost in costs.items()}
+    lies = {name: KeptCost(60.0, cost.workspace_bytes, cost.measured_at) for name, cost in costs.items()}
     for wrong, words in ((pack_shared(lies), "is said to take 60 s"), (content[:-1], "no costs of operators")):
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / f"other {len(others.accused)}"))
         others.contents[key] = wrong

@@ -7,7 +7,7 @@ import pytest
 from port_agent.backend.cpu import CpuBackend
 from port_agent.backend.staging import BUFFERS
 from port_agent.paging.pager import BURST
-from port_agent.prepare.pools import PoolError, Pools, pools_of, with_host_room, with_own_memory
+from port_agent.prepare.pools import PoolError, Pools, pools_of, with_host_headroom, with_own_memory
 from port_planner.ir.costs import DeviceCosts, Flash
 from tests.simulated_device import CONTEXT_BYTES, SimBackend
 
@@ -38,7 +38,7 @@ def test_the_hosts_memory_is_a_target_of_a_device_with_its_own() -> None:
     assert host.capacity_bytes == 900 * MIB - found.host_base_bytes
     assert host.read_bytes_per_s > 1e8 and host.write_bytes_per_s > 1e8 and 0 < host.latency_s < 1.0
     assert found.budget_option == "--gpu-ram" and DEVICE.budget_option == "--ram"
-    none = with_host_room(found, 100 * MIB).host
+    none = with_host_headroom(found, 100 * MIB).host
     assert none is not None and none.capacity_bytes == 0, "the process alone takes more than that"
 
 

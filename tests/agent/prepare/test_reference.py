@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from port_agent.prepare.reference import compared_steps, with_reference
+from port_agent.prepare.reference import compared_steps, with_expected_results
 from port_agent.train.trainer import Trainer
 from port_planner.base.errors import CaptureError, PortError
 from port_planner.ir.bundle.bundle import Bundle
@@ -47,7 +47,7 @@ def same(a: Any, b: Any) -> bool:
 def test_it_is_plain_training_to_the_bit(accumulate: int) -> None:
     job = make_job(accumulate=accumulate, clip_grad_norm=0.5)
     steps = compared_steps(job)
-    reference = with_reference(prepare(job), steps).reference
+    reference = with_expected_results(prepare(job), steps).reference
     assert [float.fromhex(text) for text in reference.losses] == list(plain_losses(job, list(job.data), steps))
     assert {key.partition("/")[0] for key in reference.checksums} == {"parameter", "buffer", "state"}
     assert reference.threads == torch.get_num_threads()
@@ -66,7 +66,7 @@ def trained_before() -> TrainingJob:
 def test_the_job_is_as_it_was(trained: bool) -> None:
     job = trained_before() if trained else make_job()
     prepared, before = prepare(job), everything(job)
-    with_reference(prepared, 3)
+    with_expected_results(prepared, 3)
     assert same(before, everything(job))
 
 
@@ -76,7 +76,7 @@ def test_what_was_prepared_is_as_it_was() -> None:
     prepared = prepare(trained_before())
     before = copy.deepcopy({k: t for k, t in prepared.tensors.items() if isinstance(t, torch.Tensor)})
     assert any(key.startswith("state/") for key in before)
-    after = with_reference(prepared, 2).tensors
+    after = with_expected_results(prepared, 2).tensors
     assert all(torch.equal(value, after[key]) for key, value in before.items())  # type: ignore[arg-type]
 
 
@@ -85,10 +85,10 @@ def test_steps_that_are_followed_are_recordings() -> None:
     job = make_job(accumulate=2, clip_grad_norm=0.5)
     prepared = prepare(job, followed=compared_steps(job))
     assert len(prepared.tapes) == 1
-    with_recordings = with_reference(prepared, compared_steps(job))
+    with_recordings = with_expected_results(prepared, compared_steps(job))
     assert with_recordings.recordings.count == 1 + 2  # of the three that are followed, the first is as before
     assert "the weights and states, by an update, the batch's place in an update" in with_recordings.recordings.varied
-    assert with_recordings.reference == with_reference(prepare(job), compared_steps(job)).reference
+    assert with_recordings.reference == with_expected_results(prepare(job), compared_steps(job)).reference
 
 
 @pytest.mark.slow
@@ -104,7 +104,7 @@ def test_what_differs_after_an_update_is_named_with_its_line() -> None:
     job.loss_fn = loss_fn
     prepared = prepare(job, followed=2)
     with pytest.raises(CaptureError, match=r"test_reference\.py:\d+.*ran where"):
-        with_reference(prepared, 2)
+        with_expected_results(prepared, 2)
 
 
 def changed_by_gradients(change: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> TrainingJob:
@@ -136,7 +136,7 @@ def test_what_differs_in_a_later_batch_of_an_update_is_named(
     job = changed_by_gradients(change)
     prepared = prepare(job, followed=compared_steps(job))
     with pytest.raises(CaptureError, match=message):
-        with_reference(prepared, compared_steps(job))
+        with_expected_results(prepared, compared_steps(job))
 
 
 class Tied(nn.Module):
@@ -167,7 +167,7 @@ def test_gradients_that_are_summed_in_any_way_are_the_same_step(accumulate: int,
     job = made()
     prepared = prepare(job, followed=compared_steps(job))
     assert prepared.tapes
-    recordings = with_reference(prepared, compared_steps(job)).recordings
+    recordings = with_expected_results(prepared, compared_steps(job)).recordings
     assert recordings.varied[-1].endswith("the batch's place in an update")
     losses = list[float]()
     write_job(tmp_path / "job.port", made(), compared=compared_steps(job))
@@ -194,7 +194,7 @@ def test_first_steps_of_further_shapes_are_recordings(accumulate: int, left: set
     steps = compared_steps(job)
     prepared = prepare(job, followed=steps)
     assert {rows for _, rows in prepared.tapes} == left  # others do not begin an update there
-    recordings = with_reference(prepared, steps).recordings
+    recordings = with_expected_results(prepared, steps).recordings
     assert recordings.count >= 2 and "by an update, of further shapes" in recordings.varied[-1]
     assert prepare(job, followed=1).tapes == {}
 
@@ -211,13 +211,13 @@ def test_what_differs_in_a_further_shape_is_named_with_its_line() -> None:
     job.loss_fn = loss_fn
     prepared = prepare(job, followed=compared_steps(job))
     with pytest.raises(CaptureError, match=r"test_reference\.py:\d+.*ran where"):
-        with_reference(prepared, compared_steps(job))
+        with_expected_results(prepared, compared_steps(job))
 
 
 @pytest.mark.slow
 def test_no_steps_are_no_comparison() -> None:
     prepared = prepare(make_job())
-    assert with_reference(prepared, 0) is prepared
+    assert with_expected_results(prepared, 0) is prepared
 
 
 # -- what a recording cannot have: equal, or refused before anything trains on it

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from port_agent.prepare import reference
-from port_agent.prepare.reference import with_reference
+from port_agent.prepare.reference import with_expected_results
 from port_agent.prepare.repeatable import OperatorDigests, UnrepeatableError, not_repeated, reordered_in
 from port_planner import make_bundle
 from port_planner.ir.devices import exactness
@@ -44,7 +44,7 @@ def test_an_operator_of_the_table_is_refused_by_name_unless_it_is_allowed(monkey
 
 
 def test_plain_pytorch_that_repeats_is_the_reference() -> None:
-    prepared = with_reference(make_bundle.prepare(small_job()), 2)
+    prepared = with_expected_results(make_bundle.prepare(small_job()), 2)
     assert len(prepared.reference.losses) == 2 and "sim beside" in prepared.reference.processor
 
 
@@ -58,7 +58,7 @@ def test_plain_pytorch_that_does_not_repeat_is_refused(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(reference, "plain_losses", drifting)
     with pytest.raises(UnrepeatableError, match="other numbers when it ran the first steps again on sim: no operator"):
-        with_reference(prepared, 1)
+        with_expected_results(prepared, 1)
     assert len(runs) == 2
 
 

@@ -13,15 +13,15 @@ import pytest
 
 from port_agent.cli import main
 from port_agent.prepare import sparse
-from port_agent.prepare.bench.bench import Bench
+from port_agent.prepare.measurement.worker import MeasurementWorker
 from port_agent.prepare.sparse import SparseJob, StepLimits, train_less
 from port_planner import make_bundle
 from port_planner.ir.graph import Role
 from port_planner.ir.lowering.lower import lower
 from port_planner.ir.plan import Plan
 from port_planner.job import TrainingJob
-from port_planner.make_bundle import InfeasibleError, Prepared
-from port_planner.profiling.operators import Measured
+from port_planner.make_bundle import CapturedJob, InfeasibleError
+from port_planner.profiling.operators import MeasuredCosts
 from port_planner.sparse.bytes import TrainedBytes, trained_parameters
 from tests.planner.steps import costs_of
 
@@ -59,21 +59,21 @@ def job() -> TrainingJob:
 def without_profile(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let operators cost nothing but their tensors; profiling them takes a process."""
 
-    def measure(_: Bench, graphs: Any, threads: int, compute_watts: float, progress: Any) -> Measured:
-        return Measured(tuple(costs_of(graph).ops for graph in graphs), 0, 0)
+    def measure(_: MeasurementWorker, graphs: Any, threads: int, compute_watts: float, progress: Any) -> MeasuredCosts:
+        return MeasuredCosts(tuple(costs_of(graph).ops for graph in graphs), 0, 0)
 
-    monkeypatch.setattr(Bench, "measure", measure)
+    monkeypatch.setattr(MeasurementWorker, "measure", measure)
 
 
 def train(
     made: TrainingJob,
-    full: Prepared,
+    full: CapturedJob,
     ram_bytes: int,
     seen: list[float] | None = None,
     **limits: float,
 ) -> SparseJob:
     device = costs_of(next(iter(full.graphs.values()))).device
-    measured = Bench().measure(full.graphs.values(), 1, device.compute_watts, lambda stage, share: None)
+    measured = MeasurementWorker().measure(full.graphs.values(), 1, device.compute_watts, lambda stage, share: None)
     return train_less(
         full, measured, device, StepLimits(ram_bytes, **limits), prepare=partial(make_bundle.prepare, made), threads=1,
         steps=12, progress=lambda stage, share: seen.append(share) if seen is not None else None,

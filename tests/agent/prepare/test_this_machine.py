@@ -43,7 +43,7 @@ def test_what_was_not_measured_is_missing() -> None:
 def measured(tmp_path: Path, source: ScriptedSource | None, **given: float) -> tuple[dict[str, str], tuple[str, ...]]:
     """Return the kind of each figure of this machine's board file as it is read again, and what was not measured."""
     board, gaps = measure_board(
-        tmp_path, 1, given=given, source=source, progress=lambda share: None, most_written_bytes=2 * WINDOW_BYTES
+        tmp_path, 1, given=given, source=source, progress=lambda share: None, max_written_bytes=2 * WINDOW_BYTES
     )
     (tmp_path / "board.toml").write_text(format_board(board))
     numbers = load_board(str(tmp_path / "board.toml")).numbers
@@ -100,7 +100,7 @@ def test_a_boards_figures_name_the_power_mode_and_the_kinds_of_cores(tmp_path: P
         given={},
         source=None,
         progress=lambda share: None,
-        most_written_bytes=2 * WINDOW_BYTES,
+        max_written_bytes=2 * WINDOW_BYTES,
         root=tmp_path,
     )
     assert board.title.endswith(", 4 x Cortex-A76 at 2.4 GHz + 4 x Cortex-A55 at 1.8 GHz, power mode 2")

@@ -6,16 +6,16 @@ import pytest
 import torch
 
 from port_agent.prepare import threads
-from port_agent.prepare.bench.bench import Bench
+from port_agent.prepare.measurement.worker import MeasurementWorker
 from port_planner.ir.costs import OpCost
-from port_planner.profiling.operators import Measured
+from port_planner.profiling.operators import MeasuredCosts
 
 
 @pytest.mark.parametrize(
     ("cores", "counts"), [(1, (1,)), (2, (1, 2)), (3, (1, 2, 3)), (4, (1, 2, 3, 4)), (8, (1, 2, 4, 7, 8))]
 )
 def test_halves_of_the_cores_and_one_core_less_are_tried(cores: int, counts: tuple[int, ...]) -> None:
-    assert threads.tried_counts(cores) == counts
+    assert threads.thread_choices(cores) == counts
 
 
 @pytest.mark.parametrize(
@@ -23,9 +23,9 @@ def test_halves_of_the_cores_and_one_core_less_are_tried(cores: int, counts: tup
     [((4, 4), (1, 2, 4, 7, 8)), ((3, 5), (1, 2, 3, 4, 7, 8)), ((1, 3, 4), (1, 2, 4, 7, 8)), ((8,), (1, 2, 4, 7, 8))],
 )
 def test_the_fastest_cores_alone_are_tried(clusters: tuple[int, ...], counts: tuple[int, ...]) -> None:
-    assert threads.tried_counts(8, clusters) == counts
-    assert 4 in threads.tried_counts(6, (4, 2)) and 4 not in threads.tried_counts(6, (6,))
-    assert threads.tried_counts(2, (4, 4)) == (1, 2), "a container has fewer than the machine"
+    assert threads.thread_choices(8, clusters) == counts
+    assert 4 in threads.thread_choices(6, (4, 2)) and 4 not in threads.thread_choices(6, (6,))
+    assert threads.thread_choices(2, (4, 4)) == (1, 2), "a container has fewer than the machine"
 
 
 @pytest.mark.parametrize(
@@ -42,14 +42,16 @@ def test_the_fastest_cores_alone_are_tried(clusters: tuple[int, ...], counts: tu
 def test_the_fewest_threads_of_those_as_fast_as_the_fastest(
     monkeypatch: pytest.MonkeyPatch, step_s: dict[int, float], fastest: int
 ) -> None:
-    def measure(_: Bench, graphs: Any, count: int, compute_watts: float, progress: Any, shared: bytes) -> Measured:
+    def measure(
+        _: MeasurementWorker, graphs: Any, count: int, compute_watts: float, progress: Any, shared: bytes
+    ) -> MeasuredCosts:
         assert shared == b""
         progress("profile", 0.0)
         progress("profile", 1.0)
         step = OpCost(step_s[count], 0, step_s[count] * compute_watts)
-        return Measured(((step,), (OpCost(9.0 * count, 0, 0.0),)), count, 0)
+        return MeasuredCosts(((step,), (OpCost(9.0 * count, 0, 0.0),)), count, 0)
 
-    monkeypatch.setattr(Bench, "measure", measure)
+    monkeypatch.setattr(MeasurementWorker, "measure", measure)
     shares: list[float] = []
     choice = threads.fastest({}, tuple(step_s), lambda count: 2.0 * count, lambda _, share: shares.append(share))
     assert (choice.threads, choice.step_s) == (fastest, step_s)

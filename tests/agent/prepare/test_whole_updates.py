@@ -12,9 +12,9 @@ from port_planner import make_bundle
 from port_planner.ir.bundle.manifest import WHOLE_UPDATE
 from port_planner.ir.costs import DeviceCosts, Flash, OpCost
 from port_planner.job import TrainingJob
-from port_planner.make_bundle import Prepared
+from port_planner.make_bundle import CapturedJob
 from port_planner.problem.whole_update import whole_update
-from port_planner.profiling.operators import Measured
+from port_planner.profiling.operators import MeasuredCosts
 from port_planner.search.pareto import choice_of, full_batches
 
 WIDTH, LAYERS, BATCH, COUNT = 256, 6, 4, 4
@@ -23,14 +23,14 @@ DEVICE = DeviceCosts("test", 0, 1.0, 1.0, Flash("card", 45e6, 25e6, 1e-4, 1e-9, 
 QUICK = make_bundle.default_planner(strategy="greedy", time_limit_s=1.0)
 
 
-def prepared(count: int = COUNT) -> tuple[Prepared, Measured]:
+def prepared(count: int = COUNT) -> tuple[CapturedJob, MeasuredCosts]:
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.1)) for _ in range(LAYERS)))
     loss = lambda model, x, y: functional.mse_loss(model(x), y)  # noqa: E731
     data = [torch.randn(4 * BATCH, WIDTH), torch.randn(4 * BATCH, WIDTH)]
     job = TrainingJob(model, loss, torch.optim.AdamW(model.parameters()), data, BATCH, accumulate=count)
     made = make_bundle.prepare(job)
-    return made, Measured(tuple(tuple(OpCost(1e-4, 0, 1e-4) for _ in g.ops) for g in made.graphs.values()), 0, 0)
+    return made, MeasuredCosts(tuple(tuple(OpCost(1e-4, 0, 1e-4) for _ in g.ops) for g in made.graphs.values()), 0, 0)
 
 
 @pytest.mark.slow

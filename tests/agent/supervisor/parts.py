@@ -10,19 +10,19 @@ from typing import Any
 
 from port_agent.energy.wear_account import WearAccount
 from port_agent.health.conditions import HealthBoard
-from port_agent.jobs.model import Job, JobSpec
+from port_agent.jobs.job import Job, JobSpec
 from port_agent.jobs.store import JobStore
 from port_agent.peers.connection.messages import Heartbeat
-from port_agent.peers.exchange.answers import Asker
+from port_agent.peers.exchange.answers import PeerClient
 from port_agent.policy.config import Config
 from port_agent.policy.decide import Memory, Policy, PolicyDecision, State
 from port_agent.policy.usual_times import UsualTimes
 from port_agent.supervisor.admission import Admission
-from port_agent.supervisor.context import Core, Settings
-from port_agent.supervisor.inbox import Inboxes
+from port_agent.supervisor.context import DaemonContext, Settings
+from port_agent.supervisor.job.inbox import Inboxes
 from port_agent.supervisor.job.runner import Runner
 from port_agent.supervisor.job.runners import Runners
-from port_agent.supervisor.peers.answers import FederatedSurroundings
+from port_agent.supervisor.peers.answers import FederatedContext
 from port_agent.supervisor.peers.peers import Peers
 from port_agent.supervisor.timers import Timers
 from tests.agent.facts.machines import linux
@@ -41,7 +41,7 @@ PATIENCE_S = 120.0
 class Parts:
     """A core, its clock, and how often a reload was asked for; every change of the run wakes the core."""
 
-    core: Core
+    context: DaemonContext
     clock: SetClock
     reloads: list[None]
 
@@ -51,17 +51,17 @@ class Parts:
         def write(directory: Path) -> None:
             (directory / "bundle.json").write_text(json.dumps(bundle))
 
-        return self.core.store.add(JobSpec(name, "bundle.json", **spec), self.clock.wall, write)
+        return self.context.store.add(JobSpec(name, "bundle.json", **spec), self.clock.wall, write)
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait until a change of the run makes `condition` true."""
         async with asyncio.timeout(PATIENCE_S):
             while not condition():
-                self.core.wake.clear()
-                await self.core.wake.wait()
+                self.context.wake.clear()
+                await self.context.wake.wait()
 
 
-async def nothing_moves(asker: Asker, request: bytes) -> bytes:
+async def nothing_moves(client: PeerClient, request: bytes) -> bytes:
     return b""
 
 
@@ -72,7 +72,7 @@ async def parts(root: Path, policy: Policy = ANY_TIME) -> AsyncIterator[Parts]:
     clock, health, wake, reloads = SetClock(), HealthBoard(), asyncio.Event(), list[None]()
     store, inboxes = JobStore(root / "state"), Inboxes(root / "state/inbox")
     config = Config(policy=policy)
-    core = Core(
+    context = DaemonContext(
         settings=Settings(root / "state", root / "run"),
         seams=seams(),
         config=config,
@@ -96,17 +96,17 @@ async def parts(root: Path, policy: Policy = ANY_TIME) -> AsyncIterator[Parts]:
             store,
             lambda name: Heartbeat(name=name, board="", state="idle"),
             lambda: "",
-            FederatedSurroundings(lambda: "", lambda job: None, wake.set),
+            FederatedContext(lambda: "", lambda job: None, wake.set),
             nothing_moves,
         ),
         wear=WearAccount(clock.wall_s, store),
         usual_times=UsualTimes(),
     )
-    made = Parts(core, clock, reloads)
+    made = Parts(context, clock, reloads)
     try:
         yield made
     finally:
-        core.runners.kill()
-        await made.until(lambda: not core.runners.busy())
-        core.timers.stop()
+        context.runners.kill()
+        await made.until(lambda: not context.runners.busy())
+        context.timers.stop()
         store.close()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from port_agent.jobs.model import Job, JobSpec, JobState
+from port_agent.jobs.job import Job, JobSpec, JobState
 from port_agent.policy.config import AgentOptions, Config
 from port_agent.supervisor import background_tasks
 from port_agent.supervisor.background_tasks import BackgroundTasks, too_old
@@ -32,28 +32,28 @@ def test_the_oldest_jobs_go_first_beyond_count_or_size() -> None:
 @go
 async def test_a_cancelled_job_stays_until_its_worker_is_gone(tmp_path: Path) -> None:
     async with parts(tmp_path) as made:
-        core = made.core
-        core.config = Config(options=AgentOptions(keep_jobs=0))
-        job, tasks = made.add("birds", LONG), BackgroundTasks(core)
-        Dispatcher(core).act(TRAIN)
-        await made.until(lambda: core.runners.host.phase is WorkerPhase.TRAINING)
-        core.store.save(replace(core.store.get(job.id), state=JobState.CANCELLED))
+        context = made.context
+        context.config = Config(options=AgentOptions(keep_jobs=0))
+        job, tasks = made.add("birds", LONG), BackgroundTasks(context)
+        Dispatcher(context).act(TRAIN)
+        await made.until(lambda: context.runners.host.phase is WorkerPhase.TRAINING)
+        context.store.save(replace(context.store.get(job.id), state=JobState.CANCELLED))
         await tasks.keep_house()
-        assert core.runners.host.job is not None and (core.store.job_dir(job.id) / "state").is_dir()
-        core.runners.host.cancel()
-        await made.until(lambda: core.runners.host.job is None)
+        assert context.runners.host.job is not None and (context.store.job_dir(job.id) / "state").is_dir()
+        context.runners.host.cancel()
+        await made.until(lambda: context.runners.host.job is None)
         await tasks.keep_house()
-        assert core.store.all() == []
+        assert context.store.all() == []
 
 
 @go
 async def test_damaged_notes_of_an_inbox_are_shown(tmp_path: Path) -> None:
     async with parts(tmp_path) as made:
-        core = made.core
+        context = made.context
         job = made.add("birds", waits_for_data=True)
-        (core.store.job_dir(job.id) / "consumed.json").write_text('{"a.txt":[3,')
-        await BackgroundTasks(core).scan_inboxes()
-        (item,) = core.health.items(made.clock.now)
+        (context.store.job_dir(job.id) / "consumed.json").write_text('{"a.txt":[3,')
+        await BackgroundTasks(context).scan_inboxes()
+        (item,) = context.health.items(made.clock.now)
         assert item.code == "inbox-forgotten" and "birds" in item.text and "consumed.json is damaged" in item.text
 
 
@@ -70,12 +70,12 @@ def test_a_failed_job_that_is_resumed_while_sizes_are_counted_is_kept(
 
         monkeypatch.setattr(background_tasks, "_tree_bytes", count_slowly)
         async with parts(tmp_path) as made:
-            store = made.core.store
-            made.core.config = Config(options=AgentOptions(keep_jobs=0))
+            store = made.context.store
+            made.context.config = Config(options=AgentOptions(keep_jobs=0))
             failed, other = made.add("birds"), made.add("cats")
             for job in (failed, other):
                 store.save(replace(job, state=JobState.FAILED))
-            house = asyncio.create_task(BackgroundTasks(made.core).keep_house())
+            house = asyncio.create_task(BackgroundTasks(made.context).keep_house())
             await counting.wait()
             store.save(replace(failed, state=JobState.QUEUED))
             resumed.set()

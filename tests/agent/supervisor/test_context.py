@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from port_agent.jobs.model import JobKind
+from port_agent.jobs.job import JobKind
 from port_agent.jobs.store import JobStore
 from port_agent.supervisor.context import PAUSE_SETTING, DaemonSeams
 from port_agent.supervisor.job.worker_kinds import DEFAULT_KINDS
@@ -17,16 +17,16 @@ from tests.agent.supervisor.parts import parts
 @go
 async def test_a_pause_ends_at_its_moment_on_the_wall_clock(tmp_path: Path) -> None:
     async with parts(tmp_path) as made:
-        core, clock = made.core, made.clock
-        assert core.paused_until() is None
+        context, clock = made.context, made.clock
+        assert context.paused_until() is None
         end = clock.wall + 60.0
-        core.store.remember(PAUSE_SETTING, repr(end))
+        context.store.remember(PAUSE_SETTING, repr(end))
         clock.now += 1e6
-        assert core.paused_until() == end
+        assert context.paused_until() == end
         clock.wall = end
-        assert core.paused_until() is None
-        core.store.remember(PAUSE_SETTING, repr(math.inf))
-        assert core.paused_until() == math.inf
+        assert context.paused_until() is None
+        context.store.remember(PAUSE_SETTING, repr(math.inf))
+        assert context.paused_until() == math.inf
 
 
 YEAR_S, DAY_S = 365 * 86400.0, 86400.0
@@ -40,34 +40,34 @@ def test_a_pause_of_an_hour_lasts_an_hour_whatever_happens_to_the_clock(tmp_path
 
 async def _pause_over_a_jump(root: Path, jump_s: float) -> None:
     async with parts(root) as made:
-        core, clock = made.core, made.clock
-        core.store.remember(PAUSE_SETTING, repr(clock.wall + 3600.0))
-        core.admission.clock_jump_s()
+        context, clock = made.context, made.clock
+        context.store.remember(PAUSE_SETTING, repr(clock.wall + 3600.0))
+        context.admission.clock_jump_s()
         clock.pass_time(600.0)
         clock.wall += jump_s
-        core.move_pause(core.admission.clock_jump_s())
-        assert core.paused_until() == pytest.approx(clock.wall + 3000.0)
+        context.move_pause(context.admission.clock_jump_s())
+        assert context.paused_until() == pytest.approx(clock.wall + 3000.0)
         clock.pass_time(3001.0)
-        assert core.paused_until() is None
+        assert context.paused_until() is None
         clock.wall += jump_s
-        core.move_pause(core.admission.clock_jump_s())
-        assert core.paused_until() is None, "what was over stays over"
+        context.move_pause(context.admission.clock_jump_s())
+        assert context.paused_until() is None, "what was over stays over"
 
 
 @go
 async def test_a_pause_that_cannot_be_read_is_a_pause(tmp_path: Path) -> None:
     async with parts(tmp_path) as made:
-        made.core.store.remember(PAUSE_SETTING, "in8")
-        assert made.core.paused_until() == math.inf
-        made.core.move_pause(DAY_S)
-        assert made.core.store.setting(PAUSE_SETTING) == "in8"
+        made.context.store.remember(PAUSE_SETTING, "in8")
+        assert made.context.paused_until() == math.inf
+        made.context.move_pause(DAY_S)
+        assert made.context.store.setting(PAUSE_SETTING) == "in8"
 
 
 @go
 async def test_a_pause_survives_a_restart_to_the_digit(tmp_path: Path) -> None:
     async with parts(tmp_path) as made:
         end = made.clock.wall + 1 / 3
-        made.core.store.remember(PAUSE_SETTING, repr(end))
+        made.context.store.remember(PAUSE_SETTING, repr(end))
     store = JobStore(tmp_path / "state")
     assert float(store.setting(PAUSE_SETTING) or 0) == end
     store.close()

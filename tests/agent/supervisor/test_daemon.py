@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from port_agent.control.client import ControlClient, ControlError
-from port_agent.jobs.model import JobState
+from port_agent.jobs.job import JobState
 from port_agent.supervisor import dispatch
 from port_agent.supervisor.daemon import Daemon
-from port_agent.supervisor.job.plans.choice import data_limit, memory_max
+from port_agent.supervisor.job.plan_choice import data_limit, memory_max
 from port_agent.supervisor.job.worker_process import WorkerPhase
 from port_agent.system.locks import InstanceError
 from tests.agent.live import KINDS, seams
@@ -48,7 +48,7 @@ async def test_a_damaged_result_is_not_handed_out_and_is_written_again(tmp_path:
     async with running(tmp_path) as live:
         number = await live.submit(BUNDLE, name="birds")
         await live.until_state(number, JobState.FINISHED)
-        result = live.core.store.job_dir(number) / "out.safetensors"
+        result = live.context.store.job_dir(number) / "out.safetensors"
         good = result.read_bytes()
         result.write_bytes(good[:-9] + bytes([good[-9] ^ 1]) + good[-8:])
         for path in (f"/v1/jobs/{number}/result", "/v1/jobs/birds/result"):
@@ -73,7 +73,7 @@ async def test_pulling_the_plug_stops_and_the_job_resumes_bit_exactly(tmp_path: 
         number = await live.submit(bundle)
         await live.until_step(number, 7)
         live.plug(False)
-        await live.until(lambda: live.core.runners.host.job is None)
+        await live.until(lambda: live.context.runners.host.job is None)
         assert live.job(number).state is JobState.QUEUED
         status = await live.ask(live.client.get, "/v1/status")
         assert status["reasons"] == ["on battery 80 %"]
@@ -91,15 +91,15 @@ async def test_a_paused_worker_keeps_its_memory_as_long_as_wished(tmp_path: Path
         live.heat(50)
         number = await live.submit({**BUNDLE, "steps": 200})  # enough for the daemon to feel the heat before the end
         await live.until_step(number, 5)
-        pid = live.core.runners.host.pid
+        pid = live.context.runners.host.pid
         live.heat(90)
-        await live.until(lambda: live.core.runners.host.phase is WorkerPhase.PAUSED)
+        await live.until(lambda: live.context.runners.host.phase is WorkerPhase.PAUSED)
         status = await live.ask(live.client.get, "/v1/status")
         assert status["state"] == "paused" and "too hot" in status["reasons"][0]
         live.heat(50)
-        await live.until(lambda: live.core.runners.host.phase is not WorkerPhase.PAUSED)
+        await live.until(lambda: live.context.runners.host.phase is not WorkerPhase.PAUSED)
         assert (await live.until_state(number, JobState.FINISHED)).attempts == 1
-        assert live.core.store.history(number)[1].text.startswith(f"worker {pid} ")
+        assert live.context.store.history(number)[1].text.startswith(f"worker {pid} ")
 
 
 @pytest.mark.process
@@ -109,18 +109,20 @@ async def test_pause_resume_and_cancel_by_the_user(tmp_path: Path) -> None:
         first, second = await live.submit(LONG, "first"), await live.submit(LONG, "second")
         await live.until_step(first, 3)
         await live.ask(live.client.post, f"/v1/jobs/{first}/pause")
-        await live.until(lambda: live.core.runners.host.job is not None and live.core.runners.host.job.id == second)
+        await live.until(
+            lambda: live.context.runners.host.job is not None and live.context.runners.host.job.id == second
+        )
         assert live.job(first).state is JobState.PAUSED
         await live.ask(live.client.post, "/v1/pause")
-        await live.until(lambda: live.core.runners.host.job is None)
+        await live.until(lambda: live.context.runners.host.job is None)
         await live.ask(live.client.post, f"/v1/jobs/{first}/resume")
         await live.ask(live.client.post, "/v1/resume")
-        await live.until(lambda: live.core.runners.host.job is not None)
+        await live.until(lambda: live.context.runners.host.job is not None)
         for number in (first, second):
             await live.ask(live.client.post, f"/v1/jobs/{number}/cancel")
             assert live.job(number).state is JobState.CANCELLED
-        await live.until(lambda: live.core.runners.host.job is None)
-        assert {job.state for job in live.core.store.all()} == {JobState.CANCELLED}
+        await live.until(lambda: live.context.runners.host.job is None)
+        assert {job.state for job in live.context.store.all()} == {JobState.CANCELLED}
         with pytest.raises(ControlError, match="already over"):
             await live.ask(live.client.post, f"/v1/jobs/{first}/cancel")
 
@@ -131,7 +133,7 @@ async def test_a_pause_for_a_time_ends_by_itself(tmp_path: Path) -> None:
         await live.ask(live.client.post, "/v1/pause", for_s=0.3)
         number = await live.submit(BUNDLE)
         await live.until_state(number, JobState.FINISHED)
-        assert live.core.store.setting("paused") is None
+        assert live.context.store.setting("paused") is None
 
 
 @go
@@ -155,12 +157,12 @@ async def test_before_a_window_closes_a_checkpoint_is_made(tmp_path: Path) -> No
     async with running(tmp_path, config, clock=clock) as live:
         number = await live.submit({**LONG, "checkpoint_every": 1_000_000})
         await live.until_step(number, 5)
-        live.core.runners.host._run.last_checkpoint_s -= 1000.0
+        live.context.runners.host._run.last_checkpoint_s -= 1000.0
         clock.offset_s += 30 * 60 - 12.0
         await live.until(lambda: bool(live.job(number).measured.checkpoint_bytes), "checkpoint")
-        assert live.core.runners.host.job is not None
+        assert live.context.runners.host.job is not None
         clock.offset_s += 60.0
-        await live.until(lambda: live.core.runners.host.job is None, "left")
+        await live.until(lambda: live.context.runners.host.job is None, "left")
         status = await live.ask(live.client.get, "/v1/status")
         assert "outside the time windows" in status["reasons"][0] and status["next_window"] is not None
 
@@ -172,7 +174,7 @@ async def test_a_killed_worker_is_started_again_and_ends_bit_exactly(tmp_path: P
     async with running(tmp_path) as live:
         number = await live.submit(bundle)
         await live.until_step(number, 15)
-        os.kill(live.core.runners.host.pid, signal.SIGKILL)
+        os.kill(live.context.runners.host.pid, signal.SIGKILL)
         job = await live.until_state(number, JobState.BACKOFF)
         assert "SIGKILL" in job.reason and job.retry_after_s == 30
         await live.ask(live.client.post, f"/v1/jobs/{number}/resume")  # do not wait 30 s
@@ -187,8 +189,11 @@ async def test_a_job_that_always_crashes_is_given_up_with_a_health_item(tmp_path
         number = await live.submit({**BUNDLE, "faults": {"crash_at": 4}})
         for _ in range(2):
             await live.until_state(number, JobState.BACKOFF)
-            live.core.retry_at_s[number] = (live.job(number).failures, 0.0)  # the wait itself is tested with the rules
-            live.core.wake.set()
+            live.context.retry_at_s[number] = (
+                live.job(number).failures,
+                0.0,
+            )  # the wait itself is tested with the rules
+            live.context.wake.set()
             await live.until(lambda: live.job(number).state is not JobState.BACKOFF)
         job = await live.until_state(number, JobState.FAILED)
         assert "given up after 3 failures" in job.reason and "SIGSEGV" in job.reason
@@ -227,7 +232,7 @@ async def test_a_worker_that_grows_beyond_its_plan_after_a_step_runs_out_of_memo
         bundle = {**LONG, "plans": plans, "ballast_bytes": 100 << 20, "faults": {"grow_bytes": 250 << 20}}
         number = await live.submit(bundle)
         await live.until_step(number, 2)
-        run = live.core.runners.host._run
+        run = live.context.runners.host._run
         assert run is not None
         if run.worker.group is not None:
             pytest.skip("the kernel limits this worker's memory")
@@ -242,12 +247,12 @@ async def test_memory_pressure_switches_to_a_smaller_plan_while_running(tmp_path
     async with running(tmp_path) as live:
         number = await live.submit(LONG)
         await live.until_step(number, 2)
-        run = live.core.runners.host._run
+        run = live.context.runners.host._run
         run.switched_at_s -= 1000.0
-        live.core.runners.host.adapt(live.core.runners.host._surroundings, True)
+        live.context.runners.host.adapt(live.context.runners.host._conditions, True)
         await live.until(lambda: live.job(number).plan == 1)
         assert live.job(number).state is JobState.RUNNING
-        assert "memory pressure" in live.core.store.history(number)[-1].text
+        assert "memory pressure" in live.context.store.history(number)[-1].text
 
 
 @go
@@ -255,7 +260,7 @@ async def test_more_memory_brings_the_larger_plan_and_a_wider_belt(tmp_path: Pat
     async with running(tmp_path, CONFIG + "[limits.not_in_use]\nmemory = '150M'\n") as live:
         number = await live.submit(LONG)
         await live.until_step(number, 2)
-        run = live.core.runners.host._run
+        run = live.context.runners.host._run
         assert run.plan == 1
         assert 0 < resource.prlimit(run.worker.pid, resource.RLIMIT_DATA)[0] <= data_limit(100 << 20)
         (tmp_path / "config.toml").write_text(CONFIG)
@@ -284,7 +289,7 @@ async def test_a_broken_bundle_fails_at_once(tmp_path: Path) -> None:
         token = (await live.ask(live.client.upload, "/v1/uploads", path))["upload"]
         with pytest.raises(ControlError, match="Expecting property name"):
             await live.ask(live.client.post, "/v1/jobs", name="broken", upload=token)
-        assert live.core.store.all() == [] and not list((tmp_path / "state/uploads").iterdir())
+        assert live.context.store.all() == [] and not list((tmp_path / "state/uploads").iterdir())
         path.write_text(json.dumps(BUNDLE))
         await live.ask(live.client.post, "/v1/jobs", name="broken", bundle=str(path), waits_for_data=True)
         path.write_text("{no json")
@@ -315,9 +320,9 @@ async def test_history_is_trimmed_and_scratch_deleted(tmp_path: Path) -> None:
         first, second = await live.submit(BUNDLE, "first"), await live.submit(BUNDLE, "second")
         for number in (first, second):
             await live.until_state(number, JobState.FINISHED)
-        await live.until(lambda: live.core.runners.host.job is None)
+        await live.until(lambda: live.context.runners.host.job is None)
         await live.daemon.tidy()
-        assert [job.id for job in live.core.store.all()] == [second]
+        assert [job.id for job in live.context.store.all()] == [second]
         await live.until(lambda: not (tmp_path / f"state/jobs/{first}").exists(), "deleted")
         assert not (tmp_path / f"state/jobs/{second}/state").exists()
         assert live.weights(second)["step"] == BUNDLE["steps"]
@@ -332,7 +337,7 @@ async def test_gentle_training_while_somebody_uses_the_device(tmp_path: Path) ->
         number = await live.submit(BUNDLE)
         job = await live.until_state(number, JobState.FINISHED)
         assert job.plan == 1
-        assert "gently" in live.core.admission.decision.codes
+        assert "gently" in live.context.admission.decision.codes
 
 
 @go
@@ -373,11 +378,11 @@ async def test_reload_applies_and_a_bad_file_is_refused(tmp_path: Path) -> None:
         (tmp_path / "config.toml").write_text("[when]\nidle_for = 'soon'\n")
         with pytest.raises(ControlError, match=r"config.toml:2: when.idle_for"):
             await live.ask(live.client.post, "/v1/reload")
-        assert live.core.config.policy.idle_for_s == 0
+        assert live.context.config.policy.idle_for_s == 0
         assert "config" in live.health_codes()
         (tmp_path / "config.toml").write_text("[when]\nidle_for = '7min'\n")
         os.kill(os.getpid(), signal.SIGHUP)
-        await live.until(lambda: live.core.config.policy.idle_for_s == 420)
+        await live.until(lambda: live.context.config.policy.idle_for_s == 420)
         assert "config" not in live.health_codes()
 
 
@@ -386,14 +391,14 @@ async def test_reload_reaches_a_running_worker_and_the_sensors(tmp_path: Path) -
     async with running(tmp_path) as live:
         number = await live.submit(LONG)
         await live.until_step(number, 2)
-        assert live.core.runners.host._run.limits.cpu_percent == 100
+        assert live.context.runners.host._run.limits.cpu_percent == 100
         write_tree(tmp_path / "proc", {"meminfo": "MemTotal: 4000000 kB\nMemAvailable: 3000000 kB\n"})
         more = f"[limits.not_in_use]\ncpu = 40\n[sensors]\nproc_root = '{tmp_path / 'proc'}'\n"
         (tmp_path / "config.toml").write_text(CONFIG + more)
         answer = await live.ask(live.client.post, "/v1/reload")
         assert answer["after_restart"] == []
-        await live.until(lambda: live.core.admission.facts.total_memory_bytes == 4_096_000_000, "other sensors")
-        await live.until(lambda: live.core.runners.host._run.limits.cpu_percent == 40, "other limits")
+        await live.until(lambda: live.context.admission.facts.total_memory_bytes == 4_096_000_000, "other sensors")
+        await live.until(lambda: live.context.runners.host._run.limits.cpu_percent == 40, "other limits")
         assert live.job(number).attempts == 1
 
 
@@ -428,10 +433,10 @@ async def test_sensors_that_vanish_and_return(tmp_path: Path) -> None:
         await live.until_step(number, 2)
         (tmp_path / "sys/class/thermal/thermal_zone0/temp").unlink()
         await live.until(lambda: "sensor" in live.health_codes())
-        assert live.core.admission.facts.temperature_c is None
+        assert live.context.admission.facts.temperature_c is None
         live.heat(51)
         await live.until(lambda: "sensor" not in live.health_codes())
-        assert live.core.admission.facts.temperature_c == 51.0
+        assert live.context.admission.facts.temperature_c == 51.0
 
 
 class JumpingClock:
@@ -478,12 +483,12 @@ async def ignores_everything(root: Path, config: str) -> None:
     async with running(root, config) as live:
         number = await live.submit({**LONG, "faults": {"ignore": ["pause", "leave"]}})
         await live.until_step(number, 2)
-        pid = live.core.runners.host.pid
+        pid = live.context.runners.host.pid
         live.heat(90)
-        await live.until(lambda: live.core.runners.host.phase is WorkerPhase.PAUSED)
+        await live.until(lambda: live.context.runners.host.phase is WorkerPhase.PAUSED)
         await live.until(lambda: process_state(pid) == "T", "stopped by the signal")
         await live.ask(live.client.post, "/v1/pause")
-        await live.until(lambda: live.core.runners.host.pid is None)
+        await live.until(lambda: live.context.runners.host.pid is None)
         assert live.job(number).state is JobState.QUEUED
         assert live.job(number).failures == 0
         assert "worker-unresponsive" in live.health_codes()
@@ -511,4 +516,4 @@ async def test_a_supervisor_that_dies_takes_its_worker_along(tmp_path: Path) -> 
     await until(lambda: process_state(pid) in ("", "Z"))
     async with running(tmp_path) as live:
         await live.until_state(1, JobState.RUNNING)
-        assert live.core.runners.host.pid != pid
+        assert live.context.runners.host.pid != pid

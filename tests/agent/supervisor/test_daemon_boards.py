@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from port_agent.cli import main
-from port_agent.jobs.model import JobKind, JobState
+from port_agent.jobs.job import JobKind, JobState
 from port_agent.mcu.board.firmware import Firmware
 from port_agent.mcu.board.simulate import Simulator
 from port_agent.mcu.job import BoardJobSpec, open_job, with_settings
@@ -66,7 +66,7 @@ def test_a_board_job_survives_unplug_and_kill_in_the_daemon(
             await live.until_step(1, 1)
             status = await live.ask(live.client.get, "/v1/status")
             assert status["job"]["name"] == "wrist"
-            os.kill(live.core.runners.of_job(1).pid, signal.SIGKILL)
+            os.kill(live.context.runners.of_job(1).pid, signal.SIGKILL)
             job = await live.until_state(1, JobState.BACKOFF)
             assert 0 < job.step < EPOCHS * 480
             await asyncio.to_thread(line.unplug)
@@ -100,13 +100,13 @@ def test_an_unplugged_board_is_the_reason_in_status(
             assert await live.ask(main, ["submit", str(model), "--kind", "mcu", *words, *where]) == 0
             await live.until_step(1, 1)
             await asyncio.to_thread(line.unplug)
-            await live.until(lambda: live.core.runners.of_job(1).waits_for is not None, "the board is missed")
+            await live.until(lambda: live.context.runners.of_job(1).waits_for is not None, "the board is missed")
             status = await live.ask(live.client.get, "/v1/status")
             why = status["job"]["waits_for"]
             assert str(line.port) in why and why in status["reasons"]
             assert (await live.ask(live.client.get, "/v1/jobs/wrist"))["reason"] == why
             await asyncio.to_thread(line.plug)
-            await live.until(lambda: live.core.runners.of_job(1).waits_for is None, "the board is back")
+            await live.until(lambda: live.context.runners.of_job(1).waits_for is None, "the board is back")
             at = live.job(1).step
             await live.until_step(1, at + 1)
             detail = await live.ask(live.client.get, "/v1/jobs/wrist")
@@ -144,10 +144,10 @@ def test_this_computer_and_two_boards_train_at_the_same_time(
             metrics = await live.ask(live.client.text, "/metrics")
             assert all(f'job_step{{job="{number}",' in metrics for number in (1, 2, host))
             assert await live.ask(main, ["cancel", "wrist", *where]) == 0
-            await live.until(lambda: live.core.runners.of_job(1) is None, "wrist has left")
+            await live.until(lambda: live.context.runners.of_job(1) is None, "wrist has left")
             assert await live.ask(main, ["pause", "birds", *where]) == 0
-            await live.until(lambda: live.core.runners.of_job(host) is None, "birds has left")
-            assert live.core.runners.of_job(2) is not None
+            await live.until(lambda: live.context.runners.of_job(host) is None, "birds has left")
+            assert live.context.runners.of_job(2) is not None
             print("peak of the board worker:", live.job(2).measured.peak_rss_bytes)
             assert live.job(2).measured.peak_rss_bytes
 
@@ -166,7 +166,7 @@ def test_one_job_over_three_boards_trains_each_sample_exactly_once(
             assert [live.job(n).spec.name for n in (1, 2, 3)] == [f"drawer.{n}-of-3" for n in (1, 2, 3)]
             assert await asyncio.to_thread(line.pulled.wait, 60.0)
             await live.until_step(1, 1)
-            os.kill(live.core.runners.of_job(1).pid, signal.SIGKILL)
+            os.kill(live.context.runners.of_job(1).pid, signal.SIGKILL)
             job = await live.until_state(1, JobState.BACKOFF)
             assert 0 < job.step < EPOCHS * 160
             await asyncio.to_thread(line.unplug)

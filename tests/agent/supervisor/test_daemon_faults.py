@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from port_agent.control.client import ControlError
-from port_agent.jobs.model import JobSpec, JobState
+from port_agent.jobs.job import JobSpec, JobState
 from port_agent.jobs.store import JobStore
 from tests.agent.live_daemon import BUNDLE, LONG, go, running
 from tests.agent.worker_program import undisturbed_weights
@@ -60,7 +60,7 @@ async def test_jobs_that_cannot_be_restored_keep_nobody_from_starting(tmp_path: 
         ]
         await live.ask(live.client.post, "/v1/jobs/1/cancel")
     async with running(tmp_path) as live:
-        assert list(live.core.store.set_aside) == [2]
+        assert list(live.context.store.set_aside) == [2]
 
 
 @go
@@ -99,7 +99,7 @@ async def fill_the_disk(root: Path) -> None:
         with pytest.raises(ControlError, match="cannot be written"):
             await live.ask(live.client.post, "/v1/jobs/job/change", priority=1)
         await live.until(
-            lambda: live.core.runners.host.job is None and "state-unwritable" in live.health_codes(), "stopped"
+            lambda: live.context.runners.host.job is None and "state-unwritable" in live.health_codes(), "stopped"
         )
         with pytest.raises(ControlError) as caught:
             await live.ask(live.client.upload, "/v1/uploads", Path(__file__))
@@ -109,7 +109,7 @@ async def fill_the_disk(root: Path) -> None:
         await live.until(lambda: "state-unwritable" not in live.health_codes(), "writable again")
         assert live.job(number).spec.priority == 1
         await live.ask(live.client.post, f"/v1/jobs/{number}/resume")
-        await live.until(lambda: live.core.runners.host.job is not None, "training again")
+        await live.until(lambda: live.context.runners.host.job is not None, "training again")
 
 
 def remount(path: Path, how: str) -> None:
@@ -133,7 +133,7 @@ async def start_read_only(root: Path) -> None:
     async with running(root) as live:
         await live.until(lambda: "state-unwritable" in live.health_codes(), "shown")
         assert live.job(number).state is JobState.QUEUED
-        assert live.core.runners.host.job is None
+        assert live.context.runners.host.job is None
         remount(root / "state", "rw")
         live.daemon.retry_storage()
         await live.until(lambda: "state-unwritable" not in live.health_codes(), "writable again")
@@ -155,7 +155,7 @@ async def become_read_only(root: Path) -> None:
         await live.ask(live.client.post, "/v1/jobs/held/pause")
         remount(state, "abort")
         await live.until(
-            lambda: live.core.runners.host.job is None and "state-unwritable" in live.health_codes(), "stopped"
+            lambda: live.context.runners.host.job is None and "state-unwritable" in live.health_codes(), "stopped"
         )
         with pytest.raises(ControlError, match="cannot be written"):
             await live.ask(live.client.post, "/v1/jobs/held/cancel")

@@ -13,7 +13,7 @@ import pytest
 
 from port_agent.cli import main
 from port_agent.control.client import ControlClient
-from port_agent.jobs.model import JobState
+from port_agent.jobs.job import JobState
 from port_agent.supervisor.job.worker_kinds import DEFAULT_KINDS
 from tests.agent.live_daemon import CONFIG, go, running, start_agent
 from tests.waiting import until
@@ -110,7 +110,7 @@ async def test_arriving_data_is_trained_on_in_rounds_that_survive_a_kill(tmp_pat
         assert live.job(1).state is JobState.WAITING_DATA
         make_arrival(inbox / "tuesday.npz", 3200, seed=2)
         await live.until(lambda: live.job(1).rounds == 1 and 100 <= live.job(1).step < 350, "in the second round")
-        os.kill(live.core.runners.host.pid, signal.SIGKILL)
+        os.kill(live.context.runners.host.pid, signal.SIGKILL)
         await live.until_state(1, JobState.BACKOFF)
         await live.ask(live.client.post, "/v1/jobs/1/resume")  # do not wait 30 s
         await live.until(lambda: live.job(1).rounds == 2, "second round")

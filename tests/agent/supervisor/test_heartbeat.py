@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import cast
 
 from port_agent.energy.meter import EnergyMeter, MeterSnapshot
-from port_agent.facts.model import Power
+from port_agent.facts.readings import Power
 from port_agent.policy.decide import State
 from port_agent.supervisor.dispatch import Dispatcher
 from port_agent.supervisor.heartbeat import HeartbeatSource
@@ -18,7 +18,7 @@ DAY_S = 86400.0
 @go
 async def test_idle_training_and_power(tmp_path: Path) -> None:
     async with parts(tmp_path) as made:
-        source = HeartbeatSource(made.core, board="a board")
+        source = HeartbeatSource(made.context, board="a board")
         said = source.heartbeat("attic\n")
         assert (said.name, said.board, said.state, said.job, said.progress) == ("attic", "a board", "idle", None, None)
         assert said.today_joules is None and not said.is_measured
@@ -28,11 +28,11 @@ async def test_idle_training_and_power(tmp_path: Path) -> None:
             (Power.BATTERY, False),
             (Power.UNKNOWN, None),
         ):
-            made.core.admission.facts = replace(made.core.admission.facts, power=power)
+            made.context.admission.facts = replace(made.context.admission.facts, power=power)
             assert source.heartbeat("attic").charging is charging
         made.add("birds", LONG)
         assert source.heartbeat("attic").state == "paused"
-        Dispatcher(made.core).act(TRAIN)
+        Dispatcher(made.context).act(TRAIN)
         said = source.heartbeat("attic")
         assert (said.state, said.job) == ("training", "birds")
 
@@ -40,7 +40,7 @@ async def test_idle_training_and_power(tmp_path: Path) -> None:
 @go
 async def test_what_keeps_this_device_from_solving_for_others(tmp_path: Path) -> None:
     async with parts(tmp_path) as made:
-        source, admission = HeartbeatSource(made.core, board="b"), made.core.admission
+        source, admission = HeartbeatSource(made.context, board="b"), made.context.admission
         assert source.objection() == "it has just started"
         admission.decision = replace(TRAIN, state=State.PAUSE, reasons=("on battery 64 %", "idle 2 of 10 min"))
         assert source.objection() == "on battery 64 %; idle 2 of 10 min"
@@ -51,7 +51,7 @@ async def test_what_keeps_this_device_from_solving_for_others(tmp_path: Path) ->
             admission.facts = replace(admission.facts, available_memory_bytes=free)
             assert source.objection() == ""
         made.add("birds", LONG)
-        Dispatcher(made.core).act(TRAIN)
+        Dispatcher(made.context).act(TRAIN)
         assert source.objection() == "it has work of its own"
 
 
@@ -72,8 +72,8 @@ class Meter:
 @go
 async def test_energy_of_the_day_begins_anew_at_midnight(tmp_path: Path) -> None:
     async with parts(tmp_path) as made:
-        source, meter = HeartbeatSource(made.core, board="b"), Meter(100.0)
-        made.core.meter = cast(EnergyMeter, meter)
+        source, meter = HeartbeatSource(made.context, board="b"), Meter(100.0)
+        made.context.meter = cast(EnergyMeter, meter)
         assert (source.heartbeat("a").today_joules, source.heartbeat("a").is_measured) == (100.0, True)
         made.clock.wall += DAY_S
         assert source.heartbeat("a").today_joules == 0.0
@@ -83,4 +83,4 @@ async def test_energy_of_the_day_begins_anew_at_midnight(tmp_path: Path) -> None
         assert not source.heartbeat("a").is_measured
         meter.source = ""
         assert source.heartbeat("a").today_joules is None
-        made.core.meter = None
+        made.context.meter = None

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from port_agent.control.client import ControlError
-from port_agent.finetune.job.file import FinetuneJob
-from port_agent.finetune.options import FinetuneOptions
-from port_agent.supervisor.service import MOST_UPLOADS
+from port_agent.finetune.inputs.options import FinetuneOptions
+from port_agent.finetune.job_file import FinetuneJob
+from port_agent.supervisor.service import MAX_UPLOADS
 from tests.agent.live_daemon import BUNDLE, CONFIG, ROOT, daemon
 
 
@@ -22,12 +22,12 @@ def test_requests_that_are_refused(tmp_path: Path) -> None:
         for fields, words in (
             ({}, "missing required field `name`"),
             ({"name": "x"}, "needs a bundle"),
-            ({"name": "x", "upload": "../../etc/passwd"}, "no upload"),
+            ({"name": "x", "upload": "../../etc/passwd"}, "not a valid upload"),
             ({"name": "x", "bundle": "/nowhere.port"}, "cannot read the bundle"),
             ({"name": "x", "bundle": __file__, "epochs": "3"}, r"got `str` - at `\$.epochs`"),
             ({"name": "x", "bundle": __file__, "epochs": True}, r"got `bool` - at `\$.epochs`"),
             ({"name": "x", "bundle": __file__, "colour": "red"}, "unknown settings of a job: colour"),
-            ({"name": "x", "bundle": __file__, "kind": "cloud"}, "no job kind"),
+            ({"name": "x", "bundle": __file__, "kind": "cloud"}, "not a valid job kind"),
             ({"name": "x", "bundle": __file__, "data": "/nowhere"}, "port-agent feed"),
             ({"name": "x", "bundle": __file__, "arguments": "word"}, "Expected `array`"),
         ):
@@ -123,7 +123,7 @@ def test_what_arrives_leaves_the_disk_its_rest(tmp_path: Path) -> None:
 def test_uploads_that_nobody_submits_are_counted(tmp_path: Path) -> None:
     (tmp_path / "bundle").write_bytes(b"x")
     with daemon(tmp_path) as client:
-        for _ in range(MOST_UPLOADS):
+        for _ in range(MAX_UPLOADS):
             client.upload("/v1/uploads", tmp_path / "bundle")
         with pytest.raises(ControlError, match="16 uploads wait"):
             client.upload("/v1/uploads", tmp_path / "bundle")

@@ -87,7 +87,7 @@ def test_a_worker_that_stays_is_killed(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-@pytest.mark.parametrize("noted", ["own", "", "0", "-1", "no number", str(2**31 - 2)])
+@pytest.mark.parametrize("noted", ["own", "", "0", "-1", "not a valid number", str(2**31 - 2)])
 def test_a_process_that_is_none_of_ours_is_left_alone(tmp_path: Path, noted: str) -> None:
     """The process id was given to another program since, or the note was never written."""
     path = tmp_path / "worker.lock"

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from port_agent.control.client import ControlClient, ControlError
-from port_agent.jobs.model import JobState
+from port_agent.jobs.job import JobState
 from tests.agent.live_daemon import start_agent
 from tests.agent.trees import LAPTOP_BATTERY, MAINS, supply_tree
 from tests.agent.worker_program import undisturbed_weights
@@ -204,7 +204,7 @@ class Chaos:
         return {job["name"]: job for job in self.client.get("/v1/jobs?all=1")["jobs"]}
 
     def _all_closed(self) -> bool:
-        """Say whether every job has ended; let those that wait go on."""
+        """Return whether every job has ended; let those that wait go on."""
         jobs = self._jobs()
         self.open = sorted(name for name, job in jobs.items() if job["state_number"] < JobState.FINISHED)
         for name in self.open:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from port_agent.control.requests import JobChange
-from port_agent.jobs.model import Job, JobNotFoundError, JobRequestError, JobSpec, JobState
+from port_agent.jobs.job import Job, JobNotFoundError, JobRequestError, JobSpec, JobState
 from port_agent.policy.config import Config
 from port_agent.policy.decide import ResourceLimits
 from port_agent.supervisor import service as service_module
@@ -23,15 +23,15 @@ from tests.agent.supervisor.parts import ANY_TIME, Parts, parts
 
 def put(made: Parts, job: Job, state: JobState, **changes: object) -> Job:
     """Give a job another state, and nobody a reason to look before the next verb."""
-    made.core.store.save(replace(job, state=state, **changes))  # type: ignore[arg-type]
-    made.core.wake.clear()
-    return made.core.store.get(job.id)
+    made.context.store.save(replace(job, state=state, **changes))  # type: ignore[arg-type]
+    made.context.wake.clear()
+    return made.context.store.get(job.id)
 
 
 @go
 async def test_a_submitted_job_owns_its_upload_and_is_on_disk(tmp_path: Path) -> None:
     async with parts(tmp_path) as made:
-        service = Service(made.core)
+        service = Service(made.context)
         token = "e" * 32
         with service.uploads() as uploads, uploads.create(token) as stream:
             stream.write(json.dumps(BUNDLE).encode())
@@ -43,7 +43,7 @@ async def test_a_submitted_job_owns_its_upload_and_is_on_disk(tmp_path: Path) ->
         assert not path.exists() and json.loads((detail.directory / BUNDLE_NAME).read_text()) == BUNDLE
         assert detail.inbox is not None and detail.inbox.is_dir()
         assert [entry.kind for entry in detail.history] == ["submitted"]
-        assert made.core.timers.has("deadline-1") and made.core.wake.is_set()
+        assert made.context.timers.has("deadline-1") and made.context.wake.is_set()
         with pytest.raises(JobRequestError, match=r"job 1 \(birds\) has this name and is not over"):
             await service.submit(replace(spec, bundle=str(detail.directory / BUNDLE_NAME)), None)
 
@@ -60,9 +60,9 @@ async def submitted(service: Service, bundle: dict[str, object], **fields: objec
 @go
 async def test_a_job_is_promised_what_its_plan_takes_after_those_before_it(tmp_path: Path) -> None:
     async with parts(tmp_path) as made:
-        service, wall_s = Service(made.core), made.clock.wall
-        made.core.usual_times.look(wall_s - 86400.0, 1.0)
-        made.core.usual_times.look(wall_s, 1.0)
+        service, wall_s = Service(made.context), made.clock.wall
+        made.context.usual_times.look(wall_s - 86400.0, 1.0)
+        made.context.usual_times.look(wall_s, 1.0)
         first = (await submitted(service, BUNDLE)).promise
         assert first is not None and (first.plan, first.steps, first.step_s, first.peak_bytes) == (
             0,
@@ -77,24 +77,24 @@ async def test_a_job_is_promised_what_its_plan_takes_after_those_before_it(tmp_p
         assert urgent is not None and urgent.ends_at == pytest.approx(wall_s + 0.3, abs=1e-3)
         detail = (await service.job("1")).as_json()
         assert detail["promise"]["steps"] == 30 and detail["metered_step_joules"] is None
-        made.core.store.flush()
-        assert made.core.store.get(1).promise == first
+        made.context.store.flush()
+        assert made.context.store.get(1).promise == first
 
 
 @go
 async def test_nothing_is_promised_where_no_plan_fits_and_it_is_said(tmp_path: Path) -> None:
     async with parts(tmp_path, replace(ANY_TIME, not_in_use=ResourceLimits(memory_bytes=50 << 20))) as made:
-        job = await submitted(Service(made.core), BUNDLE)
-        assert job.promise is None and made.core.health.holds("job-does-not-fit", str(job.id))
+        job = await submitted(Service(made.context), BUNDLE)
+        assert job.promise is None and made.context.health.holds("job-does-not-fit", str(job.id))
 
 
 @go
 async def test_a_job_has_the_deadline_that_its_bundle_was_planned_for(tmp_path: Path) -> None:
     async with parts(tmp_path) as made:
-        service, wall_s = Service(made.core), made.clock.wall
+        service, wall_s = Service(made.context), made.clock.wall
         planned = {**BUNDLE, "deadline_at": wall_s + 600.0}
         job = await submitted(service, planned)
-        assert job.spec.deadline_at == wall_s + 600.0 and made.core.timers.has(f"deadline-{job.id}")
+        assert job.spec.deadline_at == wall_s + 600.0 and made.context.timers.has(f"deadline-{job.id}")
         assert (await submitted(service, planned, deadline_at=wall_s + 60.0)).spec.deadline_at == wall_s + 60.0
         assert (await submitted(service, {**BUNDLE, "deadline_at": wall_s - 1.0})).spec.deadline_at is None
 
@@ -102,7 +102,7 @@ async def test_a_job_has_the_deadline_that_its_bundle_was_planned_for(tmp_path: 
 @go
 async def test_the_list_shows_what_goes_on_and_the_newest_that_are_over(tmp_path: Path) -> None:
     async with parts(tmp_path) as made:
-        service = Service(made.core)
+        service = Service(made.context)
         for number in range(12):
             put(made, made.add(f"old{number}"), JobState.FINISHED)
         made.add("birds")
@@ -116,15 +116,15 @@ async def test_the_list_shows_what_goes_on_and_the_newest_that_are_over(tmp_path
 @go
 async def test_a_paused_job_stays_until_it_is_resumed(tmp_path: Path) -> None:
     async with parts(tmp_path) as made:
-        service, job = Service(made.core), made.add("birds")
+        service, job = Service(made.context), made.add("birds")
         paused = await service.pause_job("birds")
-        assert (paused.state, paused.reason) == ("paused", "paused by you") and made.core.wake.is_set()
+        assert (paused.state, paused.reason) == ("paused", "paused by you") and made.context.wake.is_set()
         resumed = await service.resume_job("1")
         assert (resumed.state, resumed.reason) == ("queued", "")
-        assert [entry.text for entry in made.core.store.history(job.id)] == ["paused", "resumed"]
-        made.core.wake.clear()
+        assert [entry.text for entry in made.context.store.history(job.id)] == ["paused", "resumed"]
+        made.context.wake.clear()
         assert (await service.resume_job("1")).state == "queued"
-        assert len(made.core.store.history(job.id)) == 2, "a job that is not held has nothing to resume"
+        assert len(made.context.store.history(job.id)) == 2, "a job that is not held has nothing to resume"
         put(made, job, JobState.FINISHED)
         with pytest.raises(JobRequestError, match=r"job 1 \(birds\) is over \(finished\); nothing to pause"):
             await service.pause_job("1")
@@ -136,7 +136,7 @@ def test_what_is_done_is_not_resumed(tmp_path: Path, state: JobState) -> None:
         async with parts(tmp_path) as made:
             put(made, made.add("birds"), state)
             with pytest.raises(JobRequestError, match=rf"job 1 \(birds\) is {state.name.lower()}; submit it again"):
-                await Service(made.core).resume_job("1")
+                await Service(made.context).resume_job("1")
 
     asyncio.run(resume())
 
@@ -145,14 +145,14 @@ def test_what_is_done_is_not_resumed(tmp_path: Path, state: JobState) -> None:
 async def test_a_job_that_was_given_up_begins_anew(tmp_path: Path) -> None:
     """Its failures are forgotten, its unfinished round is taken apart, and the health item goes."""
     async with parts(tmp_path) as made:
-        core, job = made.core, made.add("birds", waits_for_data=True)
+        context, job = made.context, made.add("birds", waits_for_data=True)
         failed = put(made, job, JobState.FAILED, failures=6, rounds=2, reason="given up", finished_at=5.0)
-        core.health.report("job-given-up", 0.0, 0.0, key="1", job=job.label, id=1, reason="given up")
-        (core.store.job_dir(1) / "rounds/3").mkdir(parents=True)
-        resumed = await Service(core).resume_job("1")
-        assert resumed.state == "waiting_data" and not core.health.holds("job-given-up", "1")
-        assert not (core.store.job_dir(1) / "rounds/3").exists()
-        assert core.store.get(1) == replace(
+        context.health.report("job-given-up", 0.0, 0.0, key="1", job=job.label, id=1, reason="given up")
+        (context.store.job_dir(1) / "rounds/3").mkdir(parents=True)
+        resumed = await Service(context).resume_job("1")
+        assert resumed.state == "waiting_data" and not context.health.holds("job-given-up", "1")
+        assert not (context.store.job_dir(1) / "rounds/3").exists()
+        assert context.store.get(1) == replace(
             failed, state=JobState.WAITING_DATA, failures=0, reason="", finished_at=None
         )
 
@@ -162,15 +162,15 @@ async def test_a_pause_in_the_middle_of_a_round_goes_on_with_that_round(tmp_path
     async with parts(tmp_path) as made:
         job = made.add("birds", waits_for_data=True)
         put(made, job, JobState.PAUSED, rounds=2)
-        (made.core.store.job_dir(1) / "rounds/3").mkdir(parents=True)
-        assert (await Service(made.core).resume_job("1")).state == "queued"
-        assert (made.core.store.job_dir(1) / "rounds/3").is_dir()
+        (made.context.store.job_dir(1) / "rounds/3").mkdir(parents=True)
+        assert (await Service(made.context).resume_job("1")).state == "queued"
+        assert (made.context.store.job_dir(1) / "rounds/3").is_dir()
 
 
 @go
 async def test_a_cancelled_job_leaves_no_condition_and_no_deadline_behind(tmp_path: Path) -> None:
     async with parts(tmp_path) as made:
-        core, service = made.core, Service(made.core)
+        context, service = made.context, Service(made.context)
         deadline, bundle = made.clock.wall + 60.0, tmp_path / "bundle.json"
         bundle.write_text(json.dumps(BUNDLE))
         for name in ("birds", "cats"):
@@ -178,13 +178,13 @@ async def test_a_cancelled_job_leaves_no_condition_and_no_deadline_behind(tmp_pa
         codes = ("job-does-not-fit", "job-failing", "deadline-missed")
         for key in ("1", "2"):
             for code in codes:
-                core.health.report(code, 0.0, 0.0, key=key)
+                context.health.report(code, 0.0, 0.0, key=key)
         cancelled = await service.cancel_job("birds")
         assert (cancelled.state, cancelled.reason) == ("cancelled", "cancelled by you")
-        assert core.store.get(1).finished_at == made.clock.wall
-        assert not any(core.health.holds(code, "1") for code in codes)
-        assert all(core.health.holds(code, "2") for code in codes)
-        assert not core.timers.has("deadline-1") and core.timers.has("deadline-2")
+        assert context.store.get(1).finished_at == made.clock.wall
+        assert not any(context.health.holds(code, "1") for code in codes)
+        assert all(context.health.holds(code, "2") for code in codes)
+        assert not context.timers.has("deadline-1") and context.timers.has("deadline-2")
         with pytest.raises(JobRequestError, match=r"job 1 \(birds\) is already over \(cancelled\)"):
             await service.cancel_job("1")
 
@@ -192,33 +192,33 @@ async def test_a_cancelled_job_leaves_no_condition_and_no_deadline_behind(tmp_pa
 @go
 async def test_a_change_of_the_deadline_moves_the_timer(tmp_path: Path) -> None:
     async with parts(tmp_path) as made:
-        core, service = made.core, Service(made.core)
+        context, service = made.context, Service(made.context)
         made.add("birds")
         at = made.clock.wall + 60.0
         assert (await service.change_job("1", JobChange(deadline_at=at))).deadline_at == at
-        assert core.timers.has("deadline-1")
+        assert context.timers.has("deadline-1")
         changed = await service.change_job("1", JobChange(priority=7))
-        assert (changed.priority, changed.deadline_at) == (7, at) and core.timers.has("deadline-1")
+        assert (changed.priority, changed.deadline_at) == (7, at) and context.timers.has("deadline-1")
         assert (await service.change_job("1", JobChange(deadline_at=None))).deadline_at is None
-        assert not core.timers.has("deadline-1")
-        assert [entry.text for entry in core.store.history(1)][1] == "priority is now 7"
+        assert not context.timers.has("deadline-1")
+        assert [entry.text for entry in context.store.history(1)][1] == "priority is now 7"
 
 
 @go
 async def test_a_pause_of_everything_is_remembered_across_restarts(tmp_path: Path) -> None:
     async with parts(tmp_path) as made:
-        service = Service(made.core)
-        assert await service.pause_all(90.0) == made.clock.wall + 90.0 == made.core.paused_until()
+        service = Service(made.context)
+        assert await service.pause_all(90.0) == made.clock.wall + 90.0 == made.context.paused_until()
         assert await service.pause_all(None) is None
-        assert made.core.paused_until() == math.inf and made.core.wake.is_set()
+        assert made.context.paused_until() == math.inf and made.context.wake.is_set()
         await service.resume_all()
-        assert made.core.paused_until() is None and made.core.store.setting(PAUSE_SETTING) is None
+        assert made.context.paused_until() is None and made.context.store.setting(PAUSE_SETTING) is None
 
 
 @go
 async def test_what_a_job_has_not_is_said(tmp_path: Path) -> None:
     async with parts(tmp_path) as made:
-        service, job = Service(made.core), made.add("birds")
+        service, job = Service(made.context), made.add("birds")
         with pytest.raises(JobRequestError, match=r"job 1 \(birds\) has no result yet \(queued\)"):
             await service.result("birds")
         put(made, job, JobState.FINISHED, result=str(tmp_path / "gone.safetensors"))
@@ -244,7 +244,7 @@ def test_a_followed_log_ends_with_the_job_or_when_it_is_tidied_away(
 
     async def follow() -> None:
         async with parts(tmp_path) as made:
-            service, store = Service(made.core), made.core.store
+            service, store = Service(made.context), made.context.store
             for ends_by_itself in (True, False):
                 job = made.add("birds")
                 log = JobLog(store.job_dir(job.id), 1 << 20)
@@ -269,16 +269,16 @@ def test_a_followed_log_ends_with_the_job_or_when_it_is_tidied_away(
 @go
 async def test_a_reload_names_what_waits_for_a_restart(tmp_path: Path) -> None:
     async with parts(tmp_path) as made:
-        made.core.config = replace(made.core.config, options=replace(Config().options, metrics_listen=("::1", 9)))
-        in_force = Service(made.core).reload()
+        made.context.config = replace(made.context.config, options=replace(Config().options, metrics_listen=("::1", 9)))
+        in_force = Service(made.context).reload()
         assert len(made.reloads) == 1 and in_force.after_restart == ("metrics.listen",)
 
 
 @go
 async def test_the_supervisors_own_view(tmp_path: Path) -> None:
     async with parts(tmp_path) as made:
-        service = Service(made.core)
-        made.core.health.report("no-meter", 0.0, 0.0, reason="no source")
+        service = Service(made.context)
+        made.context.health.report("no-meter", 0.0, 0.0, reason="no source")
         assert [item.code for item in service.health()] == ["no-meter"]
         assert service.peer_rows() is None and service.peers()["discover"] is False
         made.add("birds")

@@ -130,8 +130,8 @@ def test_errors_of_ours_and_of_the_system_are_a_line_and_an_exit_code(capsys: py
         raise error
 
     assert helper_exit_code(lambda: None) == 0
-    assert helper_exit_code(lambda: fail(PortError("no bundle"))) == 1
+    assert helper_exit_code(lambda: fail(PortError("not a valid bundle"))) == 1
     assert helper_exit_code(lambda: Path("/nowhere/at/all").read_bytes()) == 1
-    assert capsys.readouterr().err == "no bundle\n[Errno 2] No such file or directory: '/nowhere/at/all'\n"
+    assert capsys.readouterr().err == "not a valid bundle\n[Errno 2] No such file or directory: '/nowhere/at/all'\n"
     with pytest.raises(KeyError):
         helper_exit_code(lambda: fail(KeyError()))

@@ -35,7 +35,7 @@ def trap(tmp_path: Path) -> Path:
         (*TORCH_WORKER, "--help"),
         (*BOARD_WORKER, "--help"),
         (*module_command("port_agent.system.exec_with_limits"), "--", "true"),
-        (*module_command("port_agent.prepare.bench.process"), "1"),
+        (*module_command("port_agent.prepare.measurement.process"), "1"),
         (*module_command("port_agent.cli"), "train", "job.port"),
         (*module_command("port_agent.cli"), "exec", "--tensors", "1M", "--", "elsewhere/program.py"),
     ],
@@ -72,7 +72,7 @@ def test_no_other_module_starts_python() -> None:
         "agent/port_agent/malloc/restart.py",  # becomes the command that it was started as
         "agent/port_agent/cli/exec.py",  # tells it from another that the user wrote
         "agent/port_agent/health/doctor.py",  # names it
-        "agent/port_agent/follow/exec/launch.py",  # becomes the user's program; its bootstrap drops the working directory
+        "agent/port_agent/intercept/exec/launch.py",  # becomes the user's program; its bootstrap drops the working directory
     }
     naming = set()
     for path in (file for room in ("agent", "planner") for file in (ROOT / room).rglob("*.py")):

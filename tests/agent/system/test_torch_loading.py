@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from port_agent.prepare.making.trial import loading_peak
+from port_agent.prepare.measurement.dry_run import loading_peak
 
 PROGRAM = """
 import sys

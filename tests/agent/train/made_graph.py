@@ -35,7 +35,7 @@ def graph() -> StepGraph:
 
 PROGRAM = Program(
     graph=graph(), instructions=(), groups=(), slice_counts=(), slice_written=(), starts_on_flash=frozenset(),
-    carried=frozenset(), replayed=frozenset(), peak_bytes=0, peak_op=0, seconds=0.0, compute_seconds=0.0,
+    cross_step=frozenset(), replayed=frozenset(), peak_bytes=0, peak_op=0, seconds=0.0, compute_seconds=0.0,
     stall_seconds=0.0, joules=0.0, recompute_seconds=0.0, read_bytes=0, written_to=(0,),
     wear_joules=0.0,
 )  # fmt: skip

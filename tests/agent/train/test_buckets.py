@@ -23,7 +23,7 @@ from port_planner.ir.costs import DeviceCosts, Flash, OpCost
 from port_planner.job import TrainingJob
 from port_planner.job_sources import as_job
 from port_planner.plain_steps import plain_losses
-from port_planner.profiling.operators import Measured
+from port_planner.profiling.operators import MeasuredCosts
 from tests.agent.jobs_small import write_job
 from tests.agent.train.options import train_options
 
@@ -154,7 +154,7 @@ def test_a_neighbours_plan_is_made_in_a_moment() -> None:
 
     tables = tuple(tuple(OpCost(1e-4, 0, 1e-4) for _ in g.ops) for g in prepared.graphs.values())
     device = DeviceCosts("test", 0, 1.0, 1.0, Flash("card", 1e8, 2e6, 1e-4, 1e-9, 1e-9))
-    plans, _ = make_bundle.plan_all(prepared, Measured(tables, 0, 0), device, 1 << 40, planner)
+    plans, _ = make_bundle.plan_all(prepared, MeasuredCosts(tables, 0, 0), device, 1 << 40, planner)
     assert len(asked) == 1 and plans.keys() == prepared.graphs.keys()
 
 

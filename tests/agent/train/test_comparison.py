@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from port_agent.train.comparison import MismatchError, compare_step, processor, tensor_checksum
-from port_planner.ir.bundle.manifest import Reference
+from port_planner.ir.bundle.manifest import ExpectedResults
 
 WEIGHT = torch.arange(6.0).reshape(2, 3)
-REFERENCE = Reference(
+REFERENCE = ExpectedResults(
     ((0.5).hex(), float("nan").hex()), 1, processor(), {"parameter/w": tensor_checksum(WEIGHT)}
 )  # fmt: skip
 
@@ -25,7 +25,7 @@ def test_the_same_bits_pass_and_later_steps_are_not_compared() -> None:
     compare_step(REFERENCE, 1, 0.5, lambda key: pieces_of(WEIGHT + 1))
     compare_step(REFERENCE, 2, float("nan"), lambda key: pieces_of(WEIGHT))
     compare_step(REFERENCE, 3, 7.0, lambda key: pieces_of(WEIGHT + 1))
-    compare_step(Reference(), 1, 7.0, lambda key: pieces_of(WEIGHT))
+    compare_step(ExpectedResults(), 1, 7.0, lambda key: pieces_of(WEIGHT))
 
 
 def test_the_layout_of_a_tensor_is_none_of_its_bits() -> None:

@@ -199,7 +199,7 @@ def test_a_device_that_is_too_small_is_said_by_torch_and_nothing_is_left_on_it(
 def costs_beside_host(graph: StepGraph, host_bytes: int) -> CostTable:
     """Return costs of a device with its own memory: the host's is fast, of so many bytes, and an SD card is behind it.
 
-    Operators as measured on the device, that is with their workspace, and so dear that none is run twice.
+    Operators as measured on the device, that is with their workspace, and so expensive that none is run twice.
     """
     measured = profile_operators((graph,), compute_watts=1.0)
     ops = tuple(replace(c, seconds=1e-4, joules=1.0) for c in measured.ops[0])
@@ -283,7 +283,7 @@ def test_the_planner_uses_the_hosts_memory_first_and_flash_for_what_it_does_not_
         costs = costs_beside_host(graph, host_bytes)
         costs = replace(
             costs, ops=tuple(replace(c, seconds=c.seconds, joules=1.0) for c in costs.ops)
-        )  # recomputing is dear
+        )  # recomputing is expensive
         result = plan_step(graph, costs, ram_bytes=int(0.75 * keep_all), time_limit_s=10.0)
         assert result.plan is not None, result.message
         program = lower(graph, costs, result.plan)
@@ -467,7 +467,9 @@ def test_small_models_give_what_plain_pytorch_gives_on_the_device(
         assert backend.races() == []
         if not program.slice_counts:
             off, near = program.peak_bytes - done.peak_bytes, 1e-3 * program.peak_bytes + KEPT_AT_MOST
-            left = sum(graph.storages[s].nbytes for s in program.carried)  # writes that the step before left under way
+            left = sum(
+                graph.storages[s].nbytes for s in program.cross_step
+            )  # writes that the step before left under way
             assert -near <= off <= near + left, kind
 
 

@@ -33,10 +33,10 @@ def test_it_trains_what_it_is_told_as_a_worker_that_knew_it_before(tmp_path: Pat
 
 
 def test_without_work_it_leaves_when_told_to_or_when_nobody_is_there_any_more() -> None:
-    told, alone = loaded(), loaded()
-    told.send(LeaveNow())
+    options, alone = loaded(), loaded()
+    options.send(LeaveNow())
     alone.channel.close()
-    assert [worker.process.wait(60) for worker in (told, alone)] == [ExitCode.LEFT, ExitCode.LEFT]
+    assert [worker.process.wait(60) for worker in (options, alone)] == [ExitCode.LEFT, ExitCode.LEFT]
 
 
 def test_words_that_say_no_work_end_it() -> None:

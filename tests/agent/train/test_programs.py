@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from port_agent.train.packing import drift
+from port_agent.train import packing_drift
 from port_agent.train.programs import Programs
 from port_agent.train.step_values import GraphChangedError
 from port_agent.train.trainer import StepEvent, Trainer
@@ -43,7 +43,7 @@ def test_a_switch_of_plans_changes_no_bit(tmp_path: Path, reference: tuple[list[
     t.start()
     t.train(lambda e: t.use_plan(e.step % 2), lambda *_: None)
     assert t.digest() == reference[1]
-    with pytest.raises(PortError, match="no plan 7"):
+    with pytest.raises(PortError, match="not a valid plan 7"):
         t.use_plan(7)
     t.close()
 
@@ -128,7 +128,7 @@ def _packs_and_pages(graph: StepGraph, _: int) -> Plan:
 def test_where_room_stays_unused_for_long_a_new_plan_pages_less(
     reference: tuple[list[float], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(drift, "SPARSE_STEPS", 3)
+    monkeypatch.setattr(packing_drift, "SPARSE_STEPS", 3)
     write_job(tmp_path / "sparse.port", make_job(), plan=_packs_and_pages, packings=_too_roomy)
     t = Trainer(Bundle(tmp_path / "sparse.port"), train_options(tmp_path / "state", tmp_path, 1, STEPS))
     before, reasons = t.programs.of("step").written_bytes, list[str]()

@@ -26,7 +26,7 @@ class InMemory:
     def __init__(self, **weights: torch.Tensor) -> None:
         self.weights = weights
 
-    def for_each_piece(self, key: str, function: Callable[[torch.Tensor], None], *, changes: bool) -> None:
+    def for_each_chunk(self, key: str, function: Callable[[torch.Tensor], None], *, changes: bool) -> None:
         function(self.weights[key].view(-1))
 
 

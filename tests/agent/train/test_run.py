@@ -36,7 +36,7 @@ A_PASS = 6
 """Steps in one pass over the small job's data."""
 
 
-def told(state: Path, **options: Any) -> TorchOptions:
+def given(state: Path, **options: Any) -> TorchOptions:
     return TorchOptions(
         **{"bundle": small_bundle(), "state_dir": state, "steps": STEPS, "checkpoint_every": 4, **options}
     )
@@ -49,14 +49,14 @@ def train(options: TorchOptions, asked: dict[int, Command] | None = None) -> lis
     def abandon() -> None:
         raise AssertionError("there is a trainer to leave")
 
-    def tell(event: Event) -> None:
+    def emit(event: Event) -> None:
         events.append(event)
         if isinstance(event, StepDone) and asked and event.step in asked:
             control.handle(asked[event.step])
 
-    control = Control(tell, abandon)
+    control = Control(emit, abandon)
     try:
-        run.train(options, control, tell)
+        run.train(options, control, emit)
     except LeftOnRequest as left:
         events.append(left)
     return events
@@ -74,7 +74,7 @@ def kinds(events: list[Event]) -> str:
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[Event]:
     folder = tmp_path_factory.mktemp("run")
-    return train(told(folder, out=folder / "out.safetensors", digest=True))
+    return train(given(folder, out=folder / "out.safetensors", digest=True))
 
 
 def test_the_order_of_an_undisturbed_run(undisturbed: list[Event]) -> None:
@@ -100,8 +100,8 @@ def test_the_best_weights_so_far_are_kept(undisturbed: list[Event]) -> None:
 
 
 def test_a_run_that_is_taken_up_does_not_evaluate_again(tmp_path: Path, undisturbed: list[Event]) -> None:
-    assert kinds(train(told(tmp_path), {5: StopAfterStep()})) == "REssssCsCL"
-    rest = train(told(tmp_path, digest=True))
+    assert kinds(train(given(tmp_path), {5: StopAfterStep()})) == "REssssCsCL"
+    rest = train(given(tmp_path, digest=True))
     ready, finished = rest[0], rest[-1]
     assert isinstance(ready, WorkerReady) and ready.step == 5
     assert kinds(rest) == "RsEsssCF", "the pass ends with step 6; commits count from where it was taken up"
@@ -110,14 +110,14 @@ def test_a_run_that_is_taken_up_does_not_evaluate_again(tmp_path: Path, undistur
 
 
 def test_a_checkpoint_is_written_after_the_step_at_hand(tmp_path: Path) -> None:
-    events = train(told(tmp_path, checkpoint_every=100), {3: WriteCheckpoint()})
+    events = train(given(tmp_path, checkpoint_every=100), {3: WriteCheckpoint()})
     assert kinds(events) == "REsssCsssEsssCF"
     written = events[5]
     assert isinstance(written, CheckpointWritten) and written.step == 3 and written.bytes > 0
 
 
 def test_a_switch_of_plans_holds_from_the_next_step(tmp_path: Path, undisturbed: list[Event]) -> None:
-    events = train(told(tmp_path, checkpoint_every=100, digest=True), {2: SwitchPlan(plan=1, reason="heat")})
+    events = train(given(tmp_path, checkpoint_every=100, digest=True), {2: SwitchPlan(plan=1, reason="heat")})
     assert kinds(events) == "REssPssssEsssCF"
     assert events[4] == PlanSwitched(plan=1, reason="heat")
     paged = [event.paged_in_bytes + event.paged_out_bytes for event in events if isinstance(event, StepDone)]
@@ -128,12 +128,12 @@ def test_a_switch_of_plans_holds_from_the_next_step(tmp_path: Path, undisturbed:
 
 
 def test_leaving_commits_nothing(tmp_path: Path) -> None:
-    assert kinds(train(told(tmp_path), {2: LeaveNow()})) == "REssWL"
+    assert kinds(train(given(tmp_path), {2: LeaveNow()})) == "REssWL"
 
 
 def test_a_job_without_evaluation_data_evaluates_nothing(tmp_path: Path) -> None:
     write_job(tmp_path / "plain.port", make_job(eval_data=()), seeds=(0,))
-    events = train(told(tmp_path, bundle=tmp_path / "plain.port"))
+    events = train(given(tmp_path, bundle=tmp_path / "plain.port"))
     assert kinds(events) == "RssssCssssCsCF"
     assert not (tmp_path / "best.safetensors").exists() and not list(tmp_path.glob("out*"))
 
@@ -172,8 +172,8 @@ def test_revised_plans_train_to_the_same_bits(tmp_path: Path) -> None:
     bundle = Bundle(small_bundle())
     revision = tmp_path / "plans"
     write_revision(revision, revise(bundle, Speeds(1.0, 1e5, 1e5), 1.0))
-    own = train(told(tmp_path / "own", plan=1, digest=True))
-    again = train(told(tmp_path / "again", plan=1, digest=True, revision=revision))
+    own = train(given(tmp_path / "own", plan=1, digest=True))
+    again = train(given(tmp_path / "again", plan=1, digest=True, revision=revision))
     steps = [[event for event in events if isinstance(event, StepDone)] for events in (own, again)]
     assert [s.loss for s in steps[0]] == [s.loss for s in steps[1]]
     assert sum(s.paged_out_bytes for s in steps[0]) > sum(s.paged_out_bytes for s in steps[1])
@@ -184,8 +184,8 @@ def test_revised_plans_train_to_the_same_bits(tmp_path: Path) -> None:
 def test_a_run_goes_on_under_revised_plans(tmp_path: Path) -> None:
     revision = tmp_path / "plans"
     write_revision(revision, revise(Bundle(small_bundle()), Speeds(1.0, 1e5, 1e5), 1.0))
-    whole = train(told(tmp_path / "whole", plan=1, digest=True))
-    train(told(tmp_path / "state", plan=1, steps=4))
-    rest = train(told(tmp_path / "state", plan=1, digest=True, revision=revision))
+    whole = train(given(tmp_path / "whole", plan=1, digest=True))
+    train(given(tmp_path / "state", plan=1, steps=4))
+    rest = train(given(tmp_path / "state", plan=1, digest=True, revision=revision))
     ends = [event for events in (whole, rest) for event in events if isinstance(event, TrainingFinished)]
     assert ends[0].digest == ends[1].digest is not None

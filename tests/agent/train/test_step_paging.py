@@ -18,7 +18,7 @@ from port_planner.ir.program import Code, Instruction
 from tests.agent.train.made_graph import COUNT, graph, numbers, program, store
 
 W, M, T = 0, 1, 2
-PAGES = program(instructions=(Instruction(Code.WRITE, T), Instruction(Code.WRITE, M)), carried=frozenset({M}))
+PAGES = program(instructions=(Instruction(Code.WRITE, T), Instruction(Code.WRITE, M)), cross_step=frozenset({M}))
 
 
 @pytest.fixture
@@ -111,10 +111,10 @@ def test_the_next_step_waits_for_what_this_one_left_under_way(
     paging.values.bind(M, numbers(9.0))
     paging.write(M)
     paging.leave_writes()
-    assert set(kept.under_way) == {"state/m"}
+    assert set(kept.pending) == {"state/m"}
     following = StepPaging(PAGES, StepValues(graph()), kept, pager, (scratch,))
     following.take_writes()
-    assert not kept.under_way
+    assert not kept.pending
     following.finish_write(M)
     following.read(M)
     following.land(M)

@@ -353,17 +353,17 @@ def test_a_step_does_not_wait_for_its_last_writes(tmp_path: Path, reference: tup
     left: list[set[str]] = []
 
     def on_step(event: StepEvent) -> None:
-        left.append({k for k, transfer in t.store.under_way.items() if not transfer.finished.is_set()})
+        left.append({k for k, transfer in t.store.pending.items() if not transfer.finished.is_set()})
         if event.step == 2:
             t.evaluate()
-            assert not t.store.under_way
+            assert not t.store.pending
         t.use_plan(0 if event.step == 4 else 1)
 
     t.start()
-    t.train(on_step, lambda *_: left.append(set(t.store.under_way)))
+    t.train(on_step, lambda *_: left.append(set(t.store.pending)))
     program = t.programs.of("step")
-    carried = {program.graph.storages[s].key for s in program.carried}
-    assert any(left) and all(keys <= carried for keys in left)
+    cross_step = {program.graph.storages[s].key for s in program.cross_step}
+    assert any(left) and all(keys <= cross_step for keys in left)
     assert left[3] == left[7] == left[11] == set(), "a commit waits"
     assert t.digest() == reference[1]
     t.close()
@@ -374,19 +374,19 @@ def test_a_write_that_fails_after_its_step_ends_the_run_and_costs_what_is_not_co
     after: str, tmp_path: Path, reference: tuple[list[float], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     t = paging_trainer(tmp_path)
-    write_piece = Pager._write_piece
+    write_piece = Pager._write_chunk
 
     def on_step(event: StepEvent) -> None:
         if event.step == 5:
-            assert not all(transfer.finished.is_set() for transfer in t.store.under_way.values())
-            monkeypatch.setattr(Pager, "_write_piece", _full)
+            assert not all(transfer.finished.is_set() for transfer in t.store.pending.values())
+            monkeypatch.setattr(Pager, "_write_chunk", _full)
             if after == "evaluation":
                 t.evaluate()
 
     t.start()
     with pytest.raises(PageError, match="free space"):
         t.train(on_step, lambda *_: None)
-    monkeypatch.setattr(Pager, "_write_piece", write_piece)
+    monkeypatch.setattr(Pager, "_write_chunk", write_piece)
     t.close()
     t = paging_trainer(tmp_path)
     losses: list[float] = []
@@ -459,7 +459,7 @@ def test_rot_after_the_last_step_costs_one_commit(
     t = trainer(tmp_path)
     t.start()
     _flip(t.store.file.path, _rotten_slot(t).offset + 77)
-    told: list[StateRecovered] = []
+    options: list[StateRecovered] = []
     results: list[str] = []
 
     def finish() -> None:
@@ -467,10 +467,10 @@ def test_rot_after_the_last_step_costs_one_commit(
             t.save_weights(tmp_path / "w.safetensors")
         results.append(t.digest())
 
-    t.train(lambda e: None, lambda *_: None, finish, told.append)
+    t.train(lambda e: None, lambda *_: None, finish, options.append)
     t.close()
     assert results == [reference[1]]
-    (event,) = told
+    (event,) = options
     assert (event.step, event.lost_steps) == (STEPS - 1, 1) and "state.pages" in event.reason
 
 
@@ -488,11 +488,11 @@ def test_a_block_that_cannot_be_read_is_rot(
         return read(fd, buffers, offset)
 
     monkeypatch.setattr(os, "preadv", refuse)
-    told: list[StateRecovered] = []
+    options: list[StateRecovered] = []
     digests: list[str] = []
-    t.train(lambda e: None, lambda *_: None, lambda: digests.append(t.digest()), told.append)
+    t.train(lambda e: None, lambda *_: None, lambda: digests.append(t.digest()), options.append)
     t.close()
-    assert digests == [reference[1]] and [event.lost_steps for event in told] == [1]
+    assert digests == [reference[1]] and [event.lost_steps for event in options] == [1]
 
 
 def test_without_a_sound_commit_training_begins_anew_and_says_so(
@@ -505,12 +505,12 @@ def test_without_a_sound_commit_training_begins_anew_and_says_so(
         if t.store.sizes[key]:
             for slot in slots:
                 _flip(t.store.file.path, slot.offset)
-    told: list[StateRecovered] = []
+    options: list[StateRecovered] = []
     digests: list[str] = []
-    t.train(lambda e: None, lambda *_: None, lambda: digests.append(t.digest()), told.append)
+    t.train(lambda e: None, lambda *_: None, lambda: digests.append(t.digest()), options.append)
     t.close()
     assert digests == [reference[1]]
-    assert told[-1].step == 0 and sum(event.lost_steps or 0 for event in told) == STEPS
+    assert options[-1].step == 0 and sum(event.lost_steps or 0 for event in options) == STEPS
 
 
 def test_a_medium_that_damages_everything_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from port_agent.prepare.placement.eager import EagerStep, eager_contents
 from port_agent.train.executor import Executor
 from port_agent.train.transfers import StepTransfers
 from port_planner.capture.step import Capture, Fill, capture_step
-from port_planner.ir.devices.kinds import CPU
+from port_planner.ir.device_kinds import CPU
 from port_planner.ir.devices.transfers import StorageTransfer, transfer_of
 from port_planner.ir.graph import StepGraph
 from port_planner.ir.lowering.lower import lower
@@ -279,7 +279,7 @@ def through_ring(
     kinds = random_kinds(capture.graphs["step"], 1)
     there = placed_step(capture.graphs["step"], kinds)
     expected = eager(capture, kinds, batches)
-    monkeypatch.setattr("port_agent.train.transfers.LEAST_BYTES", 1)
+    monkeypatch.setattr("port_agent.train.transfers.MIN_BYTES", 1)
     monkeypatch.setattr(
         "port_agent.train.executor.StepTransfers", lambda values, device, _: StepTransfers(values, device, ring)
     )

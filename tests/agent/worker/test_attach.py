@@ -25,7 +25,7 @@ def test_what_cannot_be_attached_is_refused(tmp_path: Path) -> None:
         ):
             with pytest.raises(ControlError, match=words):
                 client._json("POST", "/v1/attach", fields)
-        with pytest.raises(ControlError, match="no job kind"):
+        with pytest.raises(ControlError, match="not a valid job kind"):
             client.post("/v1/jobs", name="x", kind="attached")
         with pytest.raises(AttachError, match="job name") as refused:
             attach(client.path, AttachRequest(name="Not a name", ram_bytes=1, pid=1))
@@ -39,7 +39,7 @@ def test_what_cannot_be_attached_is_refused(tmp_path: Path) -> None:
     "answer",
     [b"", b"HTTP/1.1 101", b"no HTTP at all\r\n\r\n", b"HTTP/1.1 101 Switching Protocols\r\n\r\n",
      b"HTTP/1.1 403 Forbidden\r\nContent-Length: 90\r\n\r\n{", b"x" * 5000],
-    ids=["nothing", "torn", "no HTTP", "no number", "torn refusal", "no end"],
+    ids=["nothing", "torn", "no HTTP", "not a valid number", "torn refusal", "no end"],
 )  # fmt: skip
 def test_a_strange_answer_is_an_unreachable_agent(tmp_path: Path, answer: bytes) -> None:
     with socket.socket(socket.AF_UNIX) as server:

@@ -39,9 +39,9 @@ class Watched:
         self.said: list[Event] = []
         self.spoken, self.abandoned = threading.Semaphore(0), threading.Event()
         self.trainer = Trainer()
-        self.control = Control(self._tell, self.abandoned.set, leave_patience_s)
+        self.control = Control(self._emit, self.abandoned.set, leave_patience_s)
 
-    def _tell(self, event: Event) -> None:
+    def _emit(self, event: Event) -> None:
         self.said.append(event)
         self.spoken.release()
 
@@ -164,7 +164,7 @@ def test_a_pause_before_there_is_a_step_is_told_at_step_zero() -> None:
 def test_a_trainer_that_does_not_leave_is_abandoned_after_its_patience_and_once() -> None:
     count = []
     watched = Watched()
-    control = Control(watched._tell, lambda: (count.append(1), watched.abandoned.set())[1], leave_patience_s=0.01)
+    control = Control(watched._emit, lambda: (count.append(1), watched.abandoned.set())[1], leave_patience_s=0.01)
     control.attach(watched.trainer)
     for _ in range(3):
         control.leave()

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from port_agent.train.state.finite import NonFiniteError
-from port_agent.worker.control import Control, Tell
+from port_agent.worker.control import Control, Emit
 from port_agent.worker.protocol import FailureCause
 from port_agent.worker.serve import failure_cause, serve
 from port_planner.base.errors import CaptureError, ExitCode, PortError
@@ -42,7 +42,7 @@ def test_causes(error: Exception, cause: FailureCause) -> None:
 def test_what_nobody_expected_is_one_line_too(capsys: pytest.CaptureFixture[str]) -> None:
     """A bundle may have an operator take what it does not: torch raises TypeError, ValueError and the like."""
 
-    def work(control: Control, tell: Tell) -> None:
+    def work(control: Control, emit: Emit) -> None:
         torch.empty("x")  # type: ignore[call-overload]
 
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)

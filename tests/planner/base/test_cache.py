@@ -37,14 +37,14 @@ def test_the_cache_is_where_the_user_has_it(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_the_oldest_files_go(tmp_path: Path) -> None:
     for age, name in enumerate(("newest", "older", "oldest")):
-        write_cached(tmp_path, name, CONTENT, most_files=3)
+        write_cached(tmp_path, name, CONTENT, max_files=3)
         os.utime(tmp_path / name, (1e9 - age, 1e9 - age))
-    write_cached(tmp_path, "last", CONTENT, most_files=2)
+    write_cached(tmp_path, "last", CONTENT, max_files=2)
     assert {path.name for path in tmp_path.iterdir()} == {"newest", "last"}
 
 
 def test_a_folder_that_cannot_be_written_keeps_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for folder in (tmp_path / "file", None):
-        write_cached(folder, "name", CONTENT, most_files=2)
+        write_cached(folder, "name", CONTENT, max_files=2)
         assert read_cached(folder, "name", dict[str, list[float]]) is None

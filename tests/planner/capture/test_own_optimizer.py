@@ -74,7 +74,7 @@ def test_neither_optimizer_nor_model_changes() -> None:
         (own.Replaced, {}, "'m' of 0.weight, which does not begin as one number|in another tensor after each step"),
         (own.Exchanged, {}, r"puts other tensors in the place of parameters"),
         (own.Noisy, {}, r"own_optimizers\.py:\d+: .*draws random numbers"),
-        (own.Hidden, {}, r"own_optimizers\.py:\d+: .*uses a tensor that is no state"),
+        (own.Hidden, {}, r"own_optimizers\.py:\d+: .*uses a tensor that is not a valid state"),
         (own.OwnMomentum, {"momentum": 0.9}, "'momentum_buffer' of 0.weight, which does not begin as one number"),
         (torch.optim.ASGD, {"t0": 2}, "runs other operators in its update 5"),  # it begins to average
         (torch.optim.Adafactor, {"foreach": True}, "made with foreach=True"),

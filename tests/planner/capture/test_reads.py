@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import one_hot
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from port_planner.capture.reads import reads_told
+from port_planner.capture.reads import watch_reads
 
 READS: dict[str, tuple[Callable[[torch.Tensor], Any], str]] = {
     "numpy": (lambda t: t.numpy(), "numpy"),
@@ -26,7 +26,7 @@ def test_each_way_is_told_with_what_is_read(what: str) -> None:
     tensor, (read, method) = torch.tensor([3, 1]), READS[what]
     expected = read(tensor)
     found: list[tuple[torch.Tensor, str]] = []
-    with reads_told(lambda t, name: found.append((t, name))):
+    with watch_reads(lambda t, name: found.append((t, name))):
         assert np.array_equal(read(tensor), expected)
         assert len(tensor) == 2 and tensor.sum().item() == 4
     assert found and found[0][1] == method
@@ -42,7 +42,7 @@ def test_methods_are_as_before_even_where_the_program_fails() -> None:
     def refuse(tensor: torch.Tensor, method: str) -> None:
         raise ValueError(method)
 
-    with pytest.raises(ValueError, match="tolist"), reads_told(refuse):
+    with pytest.raises(ValueError, match="tolist"), watch_reads(refuse):
         torch.ones(1).tolist()
     assert before == {name: vars(torch.Tensor).get(name) for name in before}
 
@@ -55,7 +55,7 @@ def test_one_hot_reads_no_class_where_their_number_is_given_and_refuses_the_same
 
     classes, found = torch.tensor([[2, 0], [1, 2]]), list[str]()
     expected, inferred = one_hot(classes, 5), one_hot(classes)
-    with reads_told(lambda t, name: None):
+    with watch_reads(lambda t, name: None):
         with Reads():
             given = one_hot(classes, 5)
         assert "aten::_local_scalar_dense" not in found

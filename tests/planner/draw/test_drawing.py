@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from port_planner.draw.drawing import Bar, PieceRun, Shade, drawing
-from port_planner.ir.graph import Piece
+from port_planner.draw.drawing import Bar, Shade, TileRun, drawing
+from port_planner.ir.graph import Tile
 from port_planner.ir.plan import Action, Decision, Plan
 from port_planner.search.plan_step import plan_step
 from tests.planner.estimated_steps import budget, captured
@@ -55,10 +55,10 @@ def test_seconds_are_those_of_the_plans_order() -> None:
 
 
 def test_pieces_of_a_chain_are_runs_with_their_names() -> None:
-    step, pieces = graph(), [Piece(0, "chain", k, 2) for k in range(2)]
-    ops = tuple(replace(op, piece=pieces[k // 2 - 1]) if k > 1 else op for k, op in enumerate(step.ops))
+    step, tiles = graph(), [Tile(0, "chain", k, 2) for k in range(2)]
+    ops = tuple(replace(op, tile=tiles[k // 2 - 1]) if k > 1 else op for k, op in enumerate(step.ops))
     picture = drawing(replace(step, ops=ops), costs(), Plan())
-    assert picture.runs == (PieceRun(pieces[0], 2, 4), PieceRun(pieces[1], 4, 5))
+    assert picture.runs == (TileRun(tiles[0], 2, 4), TileRun(tiles[1], 4, 5))
     assert picture.operators[2].endswith(", piece 1 of 2") and "piece" not in picture.operators[0]
     assert dict(picture.figures)["in pieces"] == "1 chain"
     assert drawing(step, costs(), Plan()).runs == ()

@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 
 from port_planner.draw.operators import Spot, operators_svg, spots_of
-from port_planner.ir.graph import Piece
+from port_planner.ir.graph import Tile
 from tests.planner.steps import costs_of, tiny_step
 
 
@@ -14,9 +14,9 @@ def test_every_call_is_in_one_spot_and_pieces_are_apart() -> None:
     spots = spots_of(graph, costs)
     assert sum(spot.calls for spot in spots) == len(graph.ops)
     assert [s.seconds for s in spots] == sorted(s.seconds for s in spots)
-    assert not any(spot.in_pieces for spot in spots)
-    cut = replace(graph, ops=tuple(replace(op, piece=Piece(0, "all", 0, 2)) for op in graph.ops))
-    assert all(spot.in_pieces for spot in spots_of(cut, costs))
+    assert not any(spot.tiled for spot in spots)
+    cut = replace(graph, ops=tuple(replace(op, tile=Tile(0, "all", 0, 2)) for op in graph.ops))
+    assert all(spot.tiled for spot in spots_of(cut, costs))
 
 
 def test_a_spot_lies_by_bytes_and_seconds_of_a_call_and_says_what_it_is() -> None:

@@ -3,9 +3,9 @@
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 
-from port_planner.draw.drawing import Bar, PieceRun, Shade
-from port_planner.draw.svg import IN_PIECES, svg
-from port_planner.ir.graph import Piece
+from port_planner.draw.drawing import Bar, Shade, TileRun
+from port_planner.draw.svg import TILED, svg
+from port_planner.ir.graph import Tile
 from tests.planner.draw.pictures import PICTURE
 
 
@@ -39,9 +39,9 @@ def test_steps_of_nothing_and_short_bars_are_drawn() -> None:
 
 
 def test_pieces_have_blocks_words_and_a_place_in_the_legend() -> None:
-    runs = tuple(PieceRun(Piece(0, "mm along dimension 0 of [4, <8]", k, 2), k, k + 1) for k in range(2))
+    runs = tuple(TileRun(Tile(0, "mm along dimension 0 of [4, <8]", k, 2), k, k + 1) for k in range(2))
     text = svg(replace(PICTURE, runs=runs))
     ElementTree.fromstring(text)
-    assert text.count('class="piece"') == 3 and f">{IN_PIECES}<" in text
+    assert text.count('class="piece"') == 3 and f">{TILED}<" in text
     assert "mm along dimension 0 of [4, &lt;8]: piece 2 of 2\nfrom operator 1 (relu)" in text
-    assert IN_PIECES not in svg(PICTURE) and 'class="piece"' not in svg(PICTURE)
+    assert TILED not in svg(PICTURE) and 'class="piece"' not in svg(PICTURE)

@@ -13,10 +13,10 @@ from port_planner.exactness import replacements as comparison
 from port_planner.exactness.replacements import compared_bytes, differing
 from port_planner.ir import run_op
 from port_planner.ir.graph import Op, StepGraph
-from port_planner.slices import pieces
-from port_planner.slices.chains import find_chains
-from port_planner.slices.gradients import split_gradients
-from port_planner.slices.pieces import cut_chains
+from port_planner.tiling import tiles
+from port_planner.tiling.chains import find_chains
+from port_planner.tiling.gradients import split_gradients
+from port_planner.tiling.tiles import tile_chains
 from tests.planner.exactness.wrong_halves import step, turned
 
 
@@ -69,12 +69,12 @@ def test_of_those_alike_one_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_comparing_holds_at_once_is_known_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "SPLIT_BYTES", 1 << 10)
+    monkeypatch.setattr(tiles, "SPLIT_BYTES", 1 << 10)
     model = nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.Tanh(), nn.Linear(32, 1))
     deep = capture_step(
         model, lambda m, x: m(x).square().mean(), torch.optim.SGD(model.parameters(), lr=0.1), (torch.randn(256, 32),)
     ).graphs["step"]  # fmt: skip
-    halved, chained = split_gradients(step()), cut_chains(deep, find_chains(deep, 1 << 10), 4)
+    halved, chained = split_gradients(step()), tile_chains(deep, find_chains(deep, 1 << 10), 4)
     for graph, rewritten in ((step(), halved), (deep, chained)):
         assert rewritten.replacements
         for replacement in rewritten.replacements:
@@ -90,13 +90,13 @@ def test_what_vectors_round_apart_is_cut_where_threads_shares_end_with_whole_one
     width: int, threads: int, cut: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The numbers that are made up may happen to be rounded alike at the few places that lie in no vector."""
-    monkeypatch.setattr(pieces, "SPLIT_BYTES", 1 << 10)
+    monkeypatch.setattr(tiles, "SPLIT_BYTES", 1 << 10)
     model = nn.Sequential(nn.Linear(8, width), nn.SiLU(), nn.Linear(width, 1)).double()
     graph = capture_step(
         model, lambda m, x: m(x).square().mean(), torch.optim.SGD(model.parameters(), lr=0.1),
         (torch.randn(250, 8, dtype=torch.float64),),
     ).graphs["step"]  # fmt: skip
-    rewritten = cut_chains(graph, find_chains(graph, 1 << 10), 4)
+    rewritten = tile_chains(graph, find_chains(graph, 1 << 10), 4)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     monkeypatch.setattr(comparison, "made_up", lambda graph, s, *of: torch.zeros(graph.storages[s].nbytes).byte())
@@ -173,9 +173,9 @@ def otherwise_added(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
 
 
 def test_another_order_of_adding_is_found_in_half_precision(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "SPLIT_BYTES", 1 << 10)
+    monkeypatch.setattr(tiles, "SPLIT_BYTES", 1 << 10)
     graph = half_step()
-    rewritten = cut_chains(graph, find_chains(graph, 1 << 12), 4)
+    rewritten = tile_chains(graph, find_chains(graph, 1 << 12), 4)
     products = [{graph.ops[i].name for i in r.old} & {"aten::mm", "aten::addmm"} for r in rewritten.replacements]
     assert any(products) and differing(graph, rewritten) == ()
     otherwise_added(monkeypatch, 128)
@@ -188,13 +188,13 @@ def test_another_order_of_adding_is_found_in_half_precision(monkeypatch: pytest.
 
 @pytest.mark.parametrize("seen", [True, False])
 def test_numbers_that_do_not_cancel_hide_it(seen: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "SPLIT_BYTES", 1 << 10)
+    monkeypatch.setattr(tiles, "SPLIT_BYTES", 1 << 10)
     model = nn.Linear(96, 16).bfloat16()
     graph = capture_step(
         model, lambda m, x: m(x).square().mean(), torch.optim.SGD(model.parameters(), lr=0.1),
         (torch.randn(128, 96).bfloat16(),),
     ).graphs["step"]  # fmt: skip
-    rewritten = cut_chains(graph, find_chains(graph, 1 << 11), 4)
+    rewritten = tile_chains(graph, find_chains(graph, 1 << 11), 4)
     otherwise_added(monkeypatch, 128)
     if not seen:
         monkeypatch.setattr(comparison, "cancel", lambda *_: None)
@@ -202,13 +202,13 @@ def test_numbers_that_do_not_cancel_hide_it(seen: bool, monkeypatch: pytest.Monk
 
 
 def test_products_are_compared_with_the_factors_that_they_are_called_with(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "SPLIT_BYTES", 1 << 10)
+    monkeypatch.setattr(tiles, "SPLIT_BYTES", 1 << 10)
     model = nn.Linear(96, 16).bfloat16()
     graph = capture_step(
         model, lambda m, x: torch.addmm(m.bias, x, m.weight.t(), beta=0.5, alpha=2.0).square().mean(),
         torch.optim.SGD(model.parameters(), lr=0.1), (torch.randn(128, 96).bfloat16(),),
     ).graphs["step"]  # fmt: skip
-    rewritten = cut_chains(graph, find_chains(graph, 1 << 11), 4)
+    rewritten = tile_chains(graph, find_chains(graph, 1 << 11), 4)
     function_of, called = comparison.function_of, list[dict[str, Any]]()
 
     def of(op: Op) -> Any:

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from port_planner.exactness.replacements import Differing, compared_bytes
+from port_planner.exactness.replacements import Difference, compared_bytes
 from port_planner.exactness.request import ComparisonRequest, pack_differing, pack_request, read_differing
-from port_planner.slices.gradients import split_gradients
+from port_planner.tiling.gradients import split_gradients
 from tests.planner.exactness.wrong_halves import step, turned
 
 
@@ -16,7 +16,7 @@ def test_what_is_asked_and_found_is_read_as_it_was_packed(tmp_path: Path) -> Non
     (tmp_path / "found").write_bytes(pack_differing(request.differing(request.pairs)))
     same, other = read_differing(tmp_path / "found")
     assert same == ()
-    assert [type(one) for one in other] == [Differing]
+    assert [type(one) for one in other] == [Difference]
 
 
 def test_replacements_are_parted_by_the_room_that_they_need() -> None:

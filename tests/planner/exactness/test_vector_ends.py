@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from port_planner.base.tensor_bytes import same_bits
-from port_planner.exactness.vector_ends import LEAST_SHARE, in_whole_vectors, rounds_apart
+from port_planner.exactness.vector_ends import MIN_SHARE, in_whole_vectors, rounds_apart
 from port_planner.operators.row import VECTOR
 
 ATEN = torch.ops.aten
@@ -26,7 +26,7 @@ def test_shares_are_whole_vectors_where_each_but_the_last_is() -> None:
     assert in_whole_vectors(2 * 1000 * VECTOR, 2) and in_whole_vectors(6 * 1000 * VECTOR, 3)
     assert not in_whole_vectors(2 * 1000 * VECTOR + 7, 2)
     assert in_whole_vectors(2000, 8), "one thread takes so few"
-    assert not in_whole_vectors(3 * LEAST_SHARE // 2 + VECTOR, 3)
+    assert not in_whole_vectors(3 * MIN_SHARE // 2 + VECTOR, 3)
 
 
 @pytest.mark.parametrize(

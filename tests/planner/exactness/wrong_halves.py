@@ -7,7 +7,7 @@ from torch import nn
 
 from port_planner.capture.step import capture_step
 from port_planner.ir.graph import Ref, StepGraph
-from port_planner.slices.rewriting import Rewritten
+from port_planner.tiling.rewriting import RewrittenGraph
 
 
 def step() -> StepGraph:
@@ -18,7 +18,7 @@ def step() -> StepGraph:
     return capture_step(model, lambda m, x: m(x).square().mean(), optimizer, (torch.randn(4, 3, 9, 9),)).graphs["step"]
 
 
-def turned(rewritten: Rewritten, which: int) -> Rewritten:
+def turned(rewritten: RewrittenGraph, which: int) -> RewrittenGraph:
     """Return the same with one half that reads its weight's rows as columns: the right shape, the wrong bits."""
     graph = rewritten.graph
     place = rewritten.replacements[which].new[1]

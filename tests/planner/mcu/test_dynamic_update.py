@@ -9,10 +9,10 @@ import pytest
 
 from port_planner.mcu import CompiledModel, HostEngine, UpdateOptions, UpdateRounding, compile_quantized
 from port_planner.mcu.autodiff import SparseScheme, StepKind, full_scheme
+from port_planner.mcu.choose_plan import FitOptions
 from port_planner.mcu.compile import compile_model
-from port_planner.mcu.fates.choose import FitOptions
-from port_planner.mcu.fates.page_costs import PageMedium
 from port_planner.mcu.ir import McuCompileError, OpKind
+from port_planner.mcu.page_costs import PageMedium
 from tests.planner.mcu.networks import NETWORKS, every_layer
 
 RATE = UpdateOptions(0.02, UpdateRounding.NEAREST)

@@ -17,11 +17,11 @@ from port_planner.mcu.autodiff import (
     reads,
     training_program,
 )
+from port_planner.mcu.choose_plan import FitOptions
 from port_planner.mcu.compile import recompile
-from port_planner.mcu.fates.choose import FitOptions
-from port_planner.mcu.fates.page_costs import PageMedium
 from port_planner.mcu.frontend import import_module
 from port_planner.mcu.host import EngineError
+from port_planner.mcu.page_costs import PageMedium
 from port_planner.mcu.pages import (
     UPDATES,
     BoardPageError,

@@ -8,8 +8,8 @@ import numpy as np
 
 from port_planner.milp.columns import Breadth
 from port_planner.milp.highs import HighsSession, LinearModel, SolverRun, SolverStatus
-from port_planner.milp.model import Formulation
-from port_planner.problem.model import Problem, Schedule, Semantics
+from port_planner.milp.milp_model import Formulation
+from port_planner.problem.problem import Problem, Schedule, Semantics
 from tests.planner.brute_force import every_schedule, random_problem
 
 EXACT = Breadth(exact_stages=True)
@@ -27,7 +27,7 @@ def pinned(formulation: Formulation, schedule: Schedule, model: LinearModel | No
 
 
 def allowed(formulation: Formulation, schedule: Schedule, model: LinearModel | None = None) -> bool:
-    """Say whether the model lets `schedule` pass."""
+    """Return whether the model lets `schedule` pass."""
     return pinned(formulation, schedule, model).status is SolverStatus.OPTIMAL
 
 

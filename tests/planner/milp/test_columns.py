@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from port_planner.milp.columns import LARGE_TRANSFER_PERCENT, Breadth
-from port_planner.milp.model import Formulation
-from port_planner.problem.model import (
+from port_planner.milp.milp_model import Formulation
+from port_planner.problem.problem import (
     Choice,
-    Fate,
+    GapDecision,
     Packing,
     Paging,
     Problem,
@@ -74,11 +74,11 @@ def test_a_chain_of_intermediates_goes_as_deep_as_the_breadth_says(
 
 def test_what_is_known_is_offered_outside_the_breadth_too() -> None:
     narrow = Breadth(window=0, depth=0, early_pages=False)
-    known = Schedule((Choice(C, 4, Fate.RECOMPUTE),), ((0, 4), (1, 4)))
+    known = Schedule((Choice(C, 4, GapDecision.RECOMPUTE),), ((0, 4), (1, 4)))
     assert Formulation(chain(), narrow).start_values(known) is None
     formulation = Formulation(chain(), narrow, known)
     assert formulation.start_values(known) is not None and stages_of(formulation, C)[0] == [4, 7]
-    paged = Schedule((Choice(C, 5, Fate.PAGE),))
+    paged = Schedule((Choice(C, 5, GapDecision.PAGE),))
     assert Formulation(chain(), narrow, paged).start_values(paged) is not None
 
 

@@ -6,9 +6,9 @@ import pytest
 
 from port_planner.milp.conflict import Limit, shortfalls
 from port_planner.milp.highs import HighsSession, LinearModel, SolverStatus
-from port_planner.milp.model import Formulation
+from port_planner.milp.milp_model import Formulation
 from port_planner.problem.coarsen import coarsen
-from port_planner.problem.model import Semantics
+from port_planner.problem.problem import Semantics
 from port_planner.search.anytime import SMALLEST
 from port_planner.search.solve import Outcome, solve
 from tests.planner.brute_force import random_problem

@@ -16,17 +16,25 @@ import pytest
 from port_planner import milp
 from port_planner.ir.lowering.lower import lower
 from port_planner.ir.plan import Plan
-from port_planner.milp import columns, fate_rows, limit_rows, memory_rows, source_rows, time_rows, variant_rows
+from port_planner.milp import columns, decision_rows, limit_rows, memory_rows, source_rows, time_rows, variant_rows
 from port_planner.milp.columns import Breadth
 from port_planner.milp.highs import HighsSession, LinearModel
-from port_planner.milp.model import Formulation
+from port_planner.milp.milp_model import Formulation
 from port_planner.problem.coarsen import coarsen
-from port_planner.problem.model import Semantics
+from port_planner.problem.problem import Semantics
 from port_planner.search.anytime import SMALLEST, captured_breadth
 from tests.planner.brute_force import beside_host_memory, packed_pairs, random_problem, with_a_weight, with_variants
 from tests.planner.steps import costs_of, wide_step
 
-MODULES: tuple[ModuleType, ...] = (columns, fate_rows, source_rows, memory_rows, time_rows, limit_rows, variant_rows)
+MODULES: tuple[ModuleType, ...] = (
+    columns,
+    decision_rows,
+    source_rows,
+    memory_rows,
+    time_rows,
+    limit_rows,
+    variant_rows,
+)
 TEXT = (Path(milp.__file__).parent / "FORMULATION.md").read_text()
 NAME = re.compile(r"`([a-z]\w*)(?:\([^`]*\))?`")
 

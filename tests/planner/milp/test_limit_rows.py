@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from port_planner.milp.highs import HighsSession, SolverStatus
-from port_planner.milp.model import Formulation
-from port_planner.problem.model import Problem, Schedule, Semantics
+from port_planner.milp.milp_model import Formulation
+from port_planner.problem.problem import Problem, Schedule, Semantics
 from port_planner.problem.replay import replay
 from tests.planner.milp.pinned import EXACT, allowed, problems, some_schedules, without
 

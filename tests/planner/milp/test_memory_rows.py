@@ -6,9 +6,9 @@ import pytest
 
 from port_planner.milp.columns import Breadth
 from port_planner.milp.highs import HighsSession
-from port_planner.milp.model import Formulation
-from port_planner.problem.model import (
-    Fate,
+from port_planner.milp.milp_model import Formulation
+from port_planner.problem.problem import (
+    GapDecision,
     Paging,
     Problem,
     Rematerialization,
@@ -136,7 +136,7 @@ def test_a_member_that_comes_back_early_is_not_streamed() -> None:
         replace(choice, stage=choice.stage - 1) if SLICED.gaps[choice.gap].before == 4 else choice
         for choice in schedule.choices
     )
-    assert moved != schedule.choices and all(choice.fate is Fate.PAGE for choice in moved)
+    assert moved != schedule.choices and all(choice.decision is GapDecision.PAGE for choice in moved)
     early = replace(schedule, choices=moved)
     roomy = Formulation(replace(SLICED, ram_bytes=79), EXACT)
     assert not allowed(roomy, early) and not replay(roomy.problem, early).valid

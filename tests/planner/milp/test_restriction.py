@@ -5,9 +5,9 @@ import pytest
 
 from port_planner.milp.columns import Breadth
 from port_planner.milp.highs import HighsSession, LinearModel, SolverStatus, Vector
-from port_planner.milp.model import Formulation
+from port_planner.milp.milp_model import Formulation
 from port_planner.milp.restriction import Restriction
-from port_planner.problem.model import Semantics
+from port_planner.problem.problem import Semantics
 from tests.planner.brute_force import packed_pairs, random_problem, with_a_weight
 
 

@@ -29,10 +29,10 @@ def sliding(seed: int, *, integral: bool) -> LinearModel:
 @pytest.mark.parametrize("integral", [True, False])
 def test_the_optimum_is_the_same_in_fewer_terms(seed: int, integral: bool) -> None:
     model = sliding(seed, integral=integral)
-    told = telescoped(model)
-    assert len(told.index) < len(model.index) / 2
-    assert (told.names[:COLUMNS], told.row_names) == (model.names, model.row_names)
-    found = [HighsSession(one, relaxed=not integral).run(20.0, gap=0.0) for one in (model, told)]
+    summed = telescoped(model)
+    assert len(summed.index) < len(model.index) / 2
+    assert (summed.names[:COLUMNS], summed.row_names) == (model.names, model.row_names)
+    found = [HighsSession(one, relaxed=not integral).run(20.0, gap=0.0) for one in (model, summed)]
     assert all(run.status is SolverStatus.OPTIMAL and run.values is not None for run in found)
     assert found[0].objective == pytest.approx(found[1].objective, rel=1e-9)
     values = found[1].values
@@ -47,24 +47,24 @@ def test_what_is_impossible_stays_so_and_short_rows_stay_as_they_are() -> None:
     model = LinearModel(offset=2.0)
     model.column("x", cost=-1.0)
     model.row("short", [(0, 2.0)], -np.inf, 1.0)
-    told = telescoped(model)
-    assert (told.columns, list(told.index), told.row_upper) == (1, [0], [1.0])
-    assert HighsSession(told, relaxed=True).run(1.0).objective == pytest.approx(1.5)
+    summed = telescoped(model)
+    assert (summed.columns, list(summed.index), summed.row_upper) == (1, [0], [1.0])
+    assert HighsSession(summed, relaxed=True).run(1.0).objective == pytest.approx(1.5)
     model.row("none", [], 1.0, 2.0)
     assert HighsSession(telescoped(model)).run(1.0).status is SolverStatus.INFEASIBLE
 
 
 def test_reduced_costs_bound_what_raising_a_column_costs() -> None:
     model = sliding(1, integral=False)
-    told = run_relaxed(model, 20.0)
-    assert told.reduced_costs is not None and told.values is not None
-    assert len(told.values) == len(told.reduced_costs) == COLUMNS
-    assert told.bound == pytest.approx(HighsSession(model, relaxed=True).run(20.0).bound, rel=1e-9)
-    dear = [k for k in range(COLUMNS) if told.values[k] < 1e-9 and told.reduced_costs[k] > 1e-6]
+    summed = run_relaxed(model, 20.0)
+    assert summed.reduced_costs is not None and summed.values is not None
+    assert len(summed.values) == len(summed.reduced_costs) == COLUMNS
+    assert summed.bound == pytest.approx(HighsSession(model, relaxed=True).run(20.0).bound, rel=1e-9)
+    dear = [k for k in range(COLUMNS) if summed.values[k] < 1e-9 and summed.reduced_costs[k] > 1e-6]
     assert dear
     for column in dear[:10]:
         session = HighsSession(model, relaxed=True)
         session.bound_columns([column], np.ones(1), np.ones(1))
         raised = session.run(20.0)
-        lowest = told.bound + told.reduced_costs[column] - 1e-6
+        lowest = summed.bound + summed.reduced_costs[column] - 1e-6
         assert raised.status is SolverStatus.INFEASIBLE or raised.objective >= lowest

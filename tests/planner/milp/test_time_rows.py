@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from port_planner.milp.model import Formulation
-from port_planner.problem.model import Fate, Paging, Problem, Schedule, Semantics, Stage, Tensor
+from port_planner.milp.milp_model import Formulation
+from port_planner.problem.problem import GapDecision, Paging, Problem, Schedule, Semantics, Stage, Tensor
 from port_planner.problem.replay import replay
 from tests.planner.brute_force import cost
 from tests.planner.milp.pinned import EXACT, pinned, problems, some_schedules, unlimited, without
@@ -29,7 +29,7 @@ def with_slow_transfers(problem: Problem, seconds: float) -> Problem:
 
 def paging(formulation: Formulation) -> list[Schedule]:
     """Return schedules that page."""
-    return [s for s in some_schedules(formulation, 500) if any(c.fate is Fate.PAGE for c in s.choices)][:15]
+    return [s for s in some_schedules(formulation, 500) if any(c.decision is GapDecision.PAGE for c in s.choices)][:15]
 
 
 def crowded(count: int) -> Problem:
@@ -102,5 +102,7 @@ def test_a_transfer_hides_only_where_its_buffer_and_compute_are() -> None:
 
 def _seconds(problem: Problem, schedule: Schedule) -> list[float]:
     """Return the seconds of every transfer of a schedule, a write for each read at most."""
-    used = [problem.tensors[problem.gaps[c.gap].tensor].paging for c in schedule.choices if c.fate is Fate.PAGE]
+    used = [
+        problem.tensors[problem.gaps[c.gap].tensor].paging for c in schedule.choices if c.decision is GapDecision.PAGE
+    ]
     return [p[0].seconds_in + p[0].seconds_out for p in used]

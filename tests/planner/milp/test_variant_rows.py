@@ -7,14 +7,13 @@ import pytest
 
 from port_planner.milp.columns import Breadth
 from port_planner.milp.highs import HighsSession
-from port_planner.milp.model import Formulation
-from port_planner.problem.model import (
+from port_planner.milp.milp_model import Formulation
+from port_planner.problem.problem import (
     Alternative,
     Choice,
-    Fate,
+    GapDecision,
     Packing,
     Paging,
-    PieceSaving,
     Problem,
     Rematerialization,
     Schedule,
@@ -23,6 +22,7 @@ from port_planner.problem.model import (
     StageChange,
     StageGroup,
     Tensor,
+    TileSaving,
     verify_problem,
 )
 from port_planner.problem.replay import replay
@@ -75,7 +75,7 @@ def test_seconds_and_joules_of_alternatives_are_those_of_the_replay(semantics: S
                 assert hurried.start_values(schedule) is None or not allowed(hurried, schedule)
 
 
-PIECES = PieceSaving(0, 6, (0, 5), (0,))
+PIECES = TileSaving(0, 6, (0, 5), (0,))
 """Of `held`, the two pieces of three that are not there while one is."""
 
 CHAIN = Problem(
@@ -95,9 +95,9 @@ def test_pieces_save_only_what_is_not_kept_whole() -> None:
     run = HighsSession(formulation.model).run(10.0)
     assert run.values is not None
     schedule = formulation.schedule(run.values)
-    assert schedule == Schedule((Choice(0, 5, Fate.RECOMPUTE),), variants=((0, 1),))
+    assert schedule == Schedule((Choice(0, 5, GapDecision.RECOMPUTE),), variants=((0, 1),))
     assert replay(CHAIN, schedule).valid and replay(CHAIN, schedule).overhead_joules == 3.5
-    early = replace(schedule, choices=(Choice(0, 4, Fate.RECOMPUTE),))
+    early = replace(schedule, choices=(Choice(0, 4, GapDecision.RECOMPUTE),))
     for other in (replace(schedule, variants=()), replace(schedule, choices=()), early):
         assert not replay(CHAIN, other).valid
         assert not allowed(formulation, other)
@@ -129,8 +129,8 @@ def _stages(count: int = 4) -> tuple[Stage, ...]:
 
 
 def _in_pieces(tensor: int, nbytes: int, stage: int, gaps: tuple[int, ...] = ()) -> StageGroup:
-    pieces = Alternative("pieces", (), (PieceSaving(tensor, nbytes, (stage,), gaps),))
-    return StageGroup("chain", (Alternative("whole"), pieces))
+    tiles = Alternative("pieces", (), (TileSaving(tensor, nbytes, (stage,), gaps),))
+    return StageGroup("chain", (Alternative("whole"), tiles))
 
 
 BUSY = Tensor("busy", 12, (1,), (1,), rematerializations=(None,))
@@ -153,7 +153,7 @@ LATER = Problem(
 
 @pytest.mark.parametrize(("problem", "gaps"), [(BORN, (0,)), (LATER, (0, 2))])
 def test_what_is_not_there_yet_saves_nothing(problem: Problem, gaps: tuple[int, ...]) -> None:
-    schedule = Schedule(tuple(Choice(g, 2, Fate.RECOMPUTE) for g in gaps), variants=((0, 1),))
+    schedule = Schedule(tuple(Choice(g, 2, GapDecision.RECOMPUTE) for g in gaps), variants=((0, 1),))
     for ram, fits in ((15, True), (14, False)):
         budgeted = replace(problem, ram_bytes=ram)
         assert replay(budgeted, schedule).valid is fits
@@ -166,7 +166,7 @@ def test_while_a_tensor_is_packed_alternatives_hold_what_they_hold() -> None:
     more = StageGroup(
         "kernel", (Alternative("usual"), Alternative("another", (StageChange(0, joules=-1.0, fixed_bytes=4),)))
     )
-    schedule = Schedule((Choice(0, 3, Fate.PACK),), variants=((0, 1),))
+    schedule = Schedule((Choice(0, 3, GapDecision.PACK),), variants=((0, 1),))
     for ram, fits in ((19, True), (18, False)):
         problem = Problem(_stages(), (packed, busy), ram, groups=(more,))
         assert replay(problem, schedule).valid is fits
@@ -187,7 +187,7 @@ def test_a_shorter_stage_hides_less_of_a_transfer() -> None:
         groups=(shorter,),
     )
     for variants, stalled_s in (((), 0.0), (((0, 1),), 0.5)):
-        schedule = Schedule((Choice(0, 5, Fate.PAGE),), variants=variants)
+        schedule = Schedule((Choice(0, 5, GapDecision.PAGE),), variants=variants)
         found, formulation = replay(problem, schedule), Formulation(problem, EXACT)
         assert found.valid and found.stall_seconds == pytest.approx(stalled_s)
         cost = found.overhead_joules + found.static_joules
@@ -201,4 +201,4 @@ def test_room_for_a_cheaper_alternative_is_made_by_paging() -> None:
     found = solve(Problem(_stages(5), (held,), 9, groups=(cheaper,)))
     assert found.outcome is Outcome.OPTIMAL and found.overhead_joules == pytest.approx(-7.0)
     assert found.schedule is not None and found.schedule.variants == ((0, 1),)
-    assert [choice.fate for choice in found.schedule.choices] == [Fate.PAGE]
+    assert [choice.decision for choice in found.schedule.choices] == [GapDecision.PAGE]

@@ -11,8 +11,8 @@ from port_planner.ir.operators import OperatorError, check_operator
 from port_planner.operators import base_name, operator_of, overload_name
 from port_planner.operators.row import Operator
 from port_planner.operators.table import OPERATORS, ROWS
-from tests.planner.slices.language_step import language_step
 from tests.planner.steps import tiny_step
+from tests.planner.tiling.language_step import language_step
 
 ROOT = Path(__file__).resolve().parents[3]
 ROOM = ROOT / "planner/port_planner/operators"

@@ -5,7 +5,7 @@ from dataclasses import replace
 from port_planner.ir.lowering.lower import lower
 from port_planner.ir.plan import Plan
 from port_planner.problem.coarsen import coarsen
-from port_planner.problem.model import Choice, Fate, Schedule, verify_problem
+from port_planner.problem.problem import Choice, GapDecision, Schedule, verify_problem
 from port_planner.problem.replay import replay
 from tests.planner.estimated_steps import captured
 
@@ -29,5 +29,5 @@ def test_what_lives_within_a_step_may_go_to_any_target_and_what_outlives_it_to_t
     found = {(tensor.persistent, tuple(p.target for p in tensor.paging)) for tensor in coarse.problem.tensors}
     assert found - {(True, ()), (False, ())} == {(True, (0,)), (False, (0, 1))}
     gap = next(g for g, gap in enumerate(coarse.problem.gaps) if not coarse.problem.tensors[gap.tensor].persistent)
-    choice = Choice(gap, coarse.problem.gaps[gap].before, Fate.PAGE, 1)
+    choice = Choice(gap, coarse.problem.gaps[gap].before, GapDecision.PAGE, 1)
     assert [d.target for d in coarse.plan(Schedule((choice,)), 0, "by hand").decisions] == [1]

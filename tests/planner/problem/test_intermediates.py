@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from port_planner.problem.intermediates import prune_intermediates
-from port_planner.problem.model import Choice, Fate, Problem, Rematerialization, Schedule, Stage, Tensor
+from port_planner.problem.problem import Choice, GapDecision, Problem, Rematerialization, Schedule, Stage, Tensor
 from port_planner.problem.replay import replay
 from tests.planner.brute_force import every_schedule, random_problem
 
@@ -27,14 +27,14 @@ ALL = {(i, s) for i in range(3) for s in range(8)}
     ("choices", "kept"),
     [
         ((), ()),
-        ((Choice(GAP_2, 6, Fate.RECOMPUTE),), ()),
-        ((Choice(GAP_1, 7, Fate.RECOMPUTE),), ((0, 7),)),
-        ((Choice(GAP_1, 7, Fate.RECOMPUTE), Choice(GAP_2, 6, Fate.RECOMPUTE)), ((0, 6), (0, 7), (1, 6))),
-        ((Choice(GAP_1, 6, Fate.RECOMPUTE), Choice(GAP_2, 6, Fate.RECOMPUTE)), ((0, 6),)),
-        ((Choice(GAP_1, 5, Fate.RECOMPUTE), Choice(GAP_2, 6, Fate.RECOMPUTE)), ((0, 5),)),
-        ((Choice(GAP_1, 7, Fate.PAGE), Choice(GAP_2, 6, Fate.RECOMPUTE)), ((0, 6), (1, 6))),
-        ((Choice(GAP_1, 5, Fate.PAGE), Choice(GAP_2, 6, Fate.RECOMPUTE)), ()),
-        ((Choice(GAP_1, 7, Fate.PACK), Choice(GAP_2, 6, Fate.RECOMPUTE)), ((0, 6), (1, 6))),
+        ((Choice(GAP_2, 6, GapDecision.RECOMPUTE),), ()),
+        ((Choice(GAP_1, 7, GapDecision.RECOMPUTE),), ((0, 7),)),
+        ((Choice(GAP_1, 7, GapDecision.RECOMPUTE), Choice(GAP_2, 6, GapDecision.RECOMPUTE)), ((0, 6), (0, 7), (1, 6))),
+        ((Choice(GAP_1, 6, GapDecision.RECOMPUTE), Choice(GAP_2, 6, GapDecision.RECOMPUTE)), ((0, 6),)),
+        ((Choice(GAP_1, 5, GapDecision.RECOMPUTE), Choice(GAP_2, 6, GapDecision.RECOMPUTE)), ((0, 5),)),
+        ((Choice(GAP_1, 7, GapDecision.PAGE), Choice(GAP_2, 6, GapDecision.RECOMPUTE)), ((0, 6), (1, 6))),
+        ((Choice(GAP_1, 5, GapDecision.PAGE), Choice(GAP_2, 6, GapDecision.RECOMPUTE)), ()),
+        ((Choice(GAP_1, 7, GapDecision.PACK), Choice(GAP_2, 6, GapDecision.RECOMPUTE)), ((0, 6), (1, 6))),
     ],
     ids=[
         "nothing",
@@ -55,7 +55,7 @@ def test_an_intermediate_stays_where_its_reader_finds_nothing_else(
 
 
 def test_nothing_is_added_that_was_not_asked_for() -> None:
-    choices = (Choice(GAP_1, 7, Fate.RECOMPUTE), Choice(GAP_2, 6, Fate.RECOMPUTE))
+    choices = (Choice(GAP_1, 7, GapDecision.RECOMPUTE), Choice(GAP_2, 6, GapDecision.RECOMPUTE))
     assert prune_intermediates(CHAIN, choices, {(1, 6)}).intermediates == ((1, 6),), "the replay says what it lacks"
 
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from port_planner.ir.devices.kinds import CPU
+from port_planner.ir.device_kinds import CPU
 from port_planner.ir.devices.transfers import transfer_of
 from port_planner.ir.graph import GraphError, Role, StepGraph
 from port_planner.problem.placed_step import homes_of, on_kind, placed_step

@@ -36,13 +36,13 @@ def layer_by_layer(graph: StepGraph) -> list[int]:
 
 def test_a_piece_has_all_that_it_reads_and_makes_nothing_twice() -> None:
     graph = recorded()
-    pieces = layer_by_layer(graph)
-    before = Remade(graph, pieces, range(len(graph.ops))).before()
-    assert before and max(pieces) == 2 * LAYERS - 2
+    tiles = layer_by_layer(graph)
+    before = Remade(graph, tiles, range(len(graph.ops))).before()
+    assert before and max(tiles) == 2 * LAYERS - 2
     made: dict[int, set[int]] = {}
     for i, again in before.items():
         assert list(again) == sorted(again) and all(graph.ops[r].phase is Phase.FORWARD for r in again)
-        there = made.setdefault(pieces[i], set())
+        there = made.setdefault(tiles[i], set())
         assert not there & set(again)
         there |= set(again)
         for r in again:
@@ -55,6 +55,6 @@ def test_a_piece_has_all_that_it_reads_and_makes_nothing_twice() -> None:
 
 def test_what_the_last_piece_made_itself_is_not_made_again() -> None:
     graph = recorded()
-    pieces = layer_by_layer(graph)
+    tiles = layer_by_layer(graph)
     turning = LAYERS - 1
-    assert all(pieces[i] != turning for i in Remade(graph, pieces, range(len(graph.ops))).before())
+    assert all(tiles[i] != turning for i in Remade(graph, tiles, range(len(graph.ops))).before())

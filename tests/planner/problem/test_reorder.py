@@ -14,7 +14,7 @@ from port_planner.capture.step import capture_step
 from port_planner.ir.graph import Phase, StepGraph
 from port_planner.ir.lowering.lower import lower
 from port_planner.ir.plan import Plan
-from port_planner.problem.model import Problem
+from port_planner.problem.problem import Problem
 from port_planner.problem.reorder import dependencies, peak_bytes, reorder, respects
 from port_planner.search import plan_step as plan_step_module
 from port_planner.search import solve

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from port_planner.problem.model import (
+from port_planner.problem.problem import (
     Choice,
-    Fate,
+    GapDecision,
     Packing,
     Paging,
     Problem,
@@ -37,7 +37,7 @@ BUSY = Tensor("busy", 30, (3, 4), (3,), rematerializations=(None,))
 PROBLEM = Problem(STAGES, (A, B, BUSY), None, static_watts=2.0)
 GAP_A, GAP_B = 0, 1
 REAL = replace(PROBLEM, semantics=Semantics.REAL)
-PAGE_B = Schedule((Choice(GAP_B, 6, Fate.PAGE),))
+PAGE_B = Schedule((Choice(GAP_B, 6, GapDecision.PAGE),))
 
 
 def test_keeping_everything_costs_nothing_but_memory() -> None:
@@ -82,20 +82,20 @@ def test_elastic_transfers_wait_only_for_what_the_whole_step_cannot_cover() -> N
 
 
 def test_a_rematerialization_takes_its_time_joules_and_workspace_when_it_returns() -> None:
-    found = replay(PROBLEM, Schedule((Choice(GAP_A, 7, Fate.RECOMPUTE),)))
+    found = replay(PROBLEM, Schedule((Choice(GAP_A, 7, GapDecision.RECOMPUTE),)))
     assert found.valid and (found.recompute_seconds, found.seconds, found.overhead_joules) == (0.5, 8.5, 4.0)
     assert found.load_bytes.tolist() == [10, 30, 20, 50, 50, 20, 20, 13]
 
 
 def test_an_intermediate_is_there_only_while_it_is_read() -> None:
-    both = Schedule((Choice(GAP_A, 7, Fate.RECOMPUTE), Choice(GAP_B, 6, Fate.RECOMPUTE)), ((0, 6),))
+    both = Schedule((Choice(GAP_A, 7, GapDecision.RECOMPUTE), Choice(GAP_B, 6, GapDecision.RECOMPUTE)), ((0, 6),))
     found = replay(PROBLEM, both)
     assert found.valid and found.overhead_joules == 4.0 + 4.0 + 6.0
     assert found.load_bytes.tolist() == [10, 30, 0 + 20, 30, 30, 0, 30, 13]
 
 
 def test_a_packed_tensor_leaves_what_it_packs_to_and_stands_beside_it_at_both_ends() -> None:
-    found = replay(PROBLEM, Schedule((Choice(GAP_A, 7, Fate.PACK),)))
+    found = replay(PROBLEM, Schedule((Choice(GAP_A, 7, GapDecision.PACK),)))
     assert found.valid and found.load_bytes.tolist() == [10, 34, 24, 54, 54, 24, 24, 14]
     assert (found.overhead_joules, found.seconds) == (1.5, 8.2)
 
@@ -103,30 +103,35 @@ def test_a_packed_tensor_leaves_what_it_packs_to_and_stands_beside_it_at_both_en
 def test_contents_that_lie_on_flash_already_are_not_written_again() -> None:
     twice = Tensor("t", 10, (0, 3, 7), (0,), rematerializations=(None,), paging=(FLASH,))
     problem = Problem(STAGES, (twice,), None, semantics=Semantics.ELASTIC)
-    found = replay(problem, Schedule((Choice(0, 3, Fate.PAGE), Choice(1, 7, Fate.PAGE))))
+    found = replay(problem, Schedule((Choice(0, 3, GapDecision.PAGE), Choice(1, 7, GapDecision.PAGE))))
     assert found.valid and (found.written_bytes, found.read_bytes, found.overhead_joules) == (10, 20, 3.0 + 2 * 5.0)
     changed = replace(twice, writes=(0, 3), rematerializations=(None, None))
-    found = replay(replace(problem, tensors=(changed,)), Schedule((Choice(0, 3, Fate.PAGE), Choice(1, 7, Fate.PAGE))))
+    found = replay(
+        replace(problem, tensors=(changed,)), Schedule((Choice(0, 3, GapDecision.PAGE), Choice(1, 7, GapDecision.PAGE)))
+    )
     assert found.written_bytes == 20
 
 
 @pytest.mark.parametrize(
     ("schedule", "message"),
     [
-        (Schedule((Choice(0, 7, Fate.PAGE), Choice(0, 7, Fate.RECOMPUTE))), "gap 0 is decided twice"),
-        (Schedule((Choice(0, 8, Fate.PAGE),)), "gap 0 of tensor 0 returns at stage 8, outside it"),
-        (Schedule((Choice(0, 1, Fate.RECOMPUTE),)), "returns at stage 1, outside it"),
-        (Schedule((Choice(2, 8, Fate.RECOMPUTE),)), "gap 2 of tensor 1 is dead; only intermediates may touch it"),
-        (Schedule((Choice(1, 6, Fate.PACK),)), "tensor 1 cannot be packed"),
-        (Schedule((Choice(0, 7, Fate.PAGE, 1),)), "tensor 0 cannot be paged to target 1"),
-        (Schedule((Choice(0, 2, Fate.PAGE),)), "tensor 0 is read back at stage 2, before its write is done"),
+        (Schedule((Choice(0, 7, GapDecision.PAGE), Choice(0, 7, GapDecision.RECOMPUTE))), "gap 0 is decided twice"),
+        (Schedule((Choice(0, 8, GapDecision.PAGE),)), "gap 0 of tensor 0 returns at stage 8, outside it"),
+        (Schedule((Choice(0, 1, GapDecision.RECOMPUTE),)), "returns at stage 1, outside it"),
+        (
+            Schedule((Choice(2, 8, GapDecision.RECOMPUTE),)),
+            "gap 2 of tensor 1 is dead; only intermediates may touch it",
+        ),
+        (Schedule((Choice(1, 6, GapDecision.PACK),)), "tensor 1 cannot be packed"),
+        (Schedule((Choice(0, 7, GapDecision.PAGE, 1),)), "tensor 0 cannot be paged to target 1"),
+        (Schedule((Choice(0, 2, GapDecision.PAGE),)), "tensor 0 is read back at stage 2, before its write is done"),
         (Schedule((), ((0, 3),)), "tensor 0 is rematerialized as an intermediate at stage 3, where it is resident"),
         (
-            Schedule((Choice(0, 7, Fate.RECOMPUTE),), ((0, 4),)),
+            Schedule((Choice(0, 7, GapDecision.RECOMPUTE),), ((0, 4),)),
             "tensor 0 is rematerialized at stage 4, but nothing there needs it",
         ),
         (
-            Schedule((Choice(0, 7, Fate.RECOMPUTE), Choice(1, 6, Fate.RECOMPUTE))),
+            Schedule((Choice(0, 7, GapDecision.RECOMPUTE), Choice(1, 6, GapDecision.RECOMPUTE))),
             "tensor 1 is rematerialized at stage 6, but its input 0 is not resident",
         ),
     ],
@@ -138,16 +143,16 @@ def test_each_rule_that_is_broken_is_said(schedule: Schedule, message: str) -> N
 
 def test_an_input_that_has_changed_since_is_no_input() -> None:
     changed = replace(A, accesses=(0, 1, 4), writes=(0, 4), rematerializations=(None, None))
-    found = replay(replace(PROBLEM, tensors=(changed, B, BUSY)), Schedule((Choice(1, 6, Fate.RECOMPUTE),)))
+    found = replay(replace(PROBLEM, tensors=(changed, B, BUSY)), Schedule((Choice(1, 6, GapDecision.RECOMPUTE),)))
     assert any("input 0" in error for error in found.errors)
     lasting = replace(changed, accesses=(0, 1, 4, 7))
-    found = replay(replace(PROBLEM, tensors=(lasting, B, BUSY)), Schedule((Choice(2, 6, Fate.RECOMPUTE),)))
+    found = replay(replace(PROBLEM, tensors=(lasting, B, BUSY)), Schedule((Choice(2, 6, GapDecision.RECOMPUTE),)))
     assert "tensor 1 is rematerialized at stage 6, but its input 0 has changed since" in found.errors
 
 
 def test_what_cannot_be_computed_again_is_not() -> None:
     once = replace(B, rematerializations=(None,))
-    found = replay(replace(PROBLEM, tensors=(A, once, BUSY)), Schedule((Choice(1, 6, Fate.RECOMPUTE),)))
+    found = replay(replace(PROBLEM, tensors=(A, once, BUSY)), Schedule((Choice(1, 6, GapDecision.RECOMPUTE),)))
     assert "tensor 1 cannot be rematerialized at stage 6" in found.errors
 
 
@@ -169,7 +174,7 @@ def test_a_sliced_update_holds_buffers_instead_of_what_it_streams() -> None:
     stages = (*STAGES[:4], replace(STAGES[4], workspace_bytes=20), *STAGES[5:])
     weight = Tensor("w", 20, (1, 4), (4,), True, (None,), (FLASH,))
     problem = Problem(stages, (weight,), None, semantics=Semantics.ELASTIC, slicings=(Slicing(4, (0,), 20, 5),))
-    away = (Choice(0, 4, Fate.PAGE), Choice(1, 9, Fate.PAGE))
+    away = (Choice(0, 4, GapDecision.PAGE), Choice(1, 9, GapDecision.PAGE))
     whole, sliced = (replay(problem, Schedule(away, sliced=k)) for k in ((), (0,)))
     assert whole.valid and sliced.valid and (whole.load_bytes[4], sliced.load_bytes[4]) == (40, 5)
     for missing in (away[:1], away[1:], (replace(away[0], stage=3), away[1])):

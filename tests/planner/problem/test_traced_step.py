@@ -4,7 +4,7 @@ import pytest
 
 from port_planner.ir.costs import DeviceCosts, Flash
 from port_planner.ir.traced import Departure, TracedOp, TracedStep, TracedStorage
-from port_planner.problem.model import Choice, Fate, Schedule, verify_problem
+from port_planner.problem.problem import Choice, GapDecision, Schedule, verify_problem
 from port_planner.problem.replay import replay
 from port_planner.problem.traced_step import TracedProblem, traced_problem
 
@@ -67,7 +67,7 @@ def test_a_momentum_that_leaves_is_written_and_read_once_a_step() -> None:
     step = training()
     traced = planned(64 * MIB, step)
     gap = next(g for g, gap in enumerate(traced.problem.gaps) if traced.storages[gap.tensor] == 4)
-    schedule = Schedule((Choice(gap, traced.problem.gaps[gap].before, Fate.PAGE),))
+    schedule = Schedule((Choice(gap, traced.problem.gaps[gap].before, GapDecision.PAGE),))
     cost = replay(traced.problem, schedule)
     assert cost.valid and (cost.read_bytes, cost.written_bytes) == (MIB, MIB)
     assert traced.departures(schedule) == (Departure(8, 4, False),)
@@ -82,7 +82,7 @@ def test_what_remains_of_a_gradient_is_written_and_never_read() -> None:
         (paging,) = traced.problem.tensors[i].paging
         assert paging.seconds_in == paging.joules_in == 0 and paging.joules_out == pytest.approx(2e-9 * MIB)
     first = next(g for g, gap in enumerate(traced.problem.gaps) if gap.tensor == remains[0])
-    schedule = Schedule((Choice(first, traced.problem.gaps[first].before, Fate.PAGE),))
+    schedule = Schedule((Choice(first, traced.problem.gaps[first].before, GapDecision.PAGE),))
     assert traced.departures(schedule) == (Departure(8, 12, False),)
 
 
@@ -116,7 +116,7 @@ def test_recomputing_through_intermediates_is_paged_instead() -> None:
     problem = traced.problem
     (gap,) = [g for g, gap in enumerate(problem.gaps) if traced.storages[gap.tensor] == 9 and not gap.dead]
     stage = problem.gaps[gap].before
-    through = Schedule((Choice(gap, stage, Fate.RECOMPUTE),), ((traced.storages.index(8), stage),))
-    assert traced.without_intermediates(through) == Schedule((Choice(gap, stage, Fate.PAGE),))
-    alone = Schedule((Choice(gap, stage, Fate.RECOMPUTE),))
+    through = Schedule((Choice(gap, stage, GapDecision.RECOMPUTE),), ((traced.storages.index(8), stage),))
+    assert traced.without_intermediates(through) == Schedule((Choice(gap, stage, GapDecision.PAGE),))
+    alone = Schedule((Choice(gap, stage, GapDecision.RECOMPUTE),))
     assert traced.without_intermediates(alone) == alone

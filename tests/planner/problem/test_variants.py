@@ -4,18 +4,18 @@ from dataclasses import replace
 
 import pytest
 
-from port_planner.problem.model import (
+from port_planner.problem.problem import (
     Alternative,
-    PieceSaving,
     Problem,
     ProblemError,
     Stage,
     StageChange,
     StageGroup,
     Tensor,
+    TileSaving,
     verify_problem,
 )
-from port_planner.problem.variants import least_extra_joules, undominated
+from port_planner.problem.variants import min_extra_joules, undominated
 from port_planner.search.solve import solve
 from tests.planner.brute_force import random_problem, with_variants
 
@@ -56,17 +56,17 @@ def test_what_takes_no_less_of_anything_is_left_out(other: StageChange, kept: tu
 @pytest.mark.parametrize(
     ("saving", "kept"),
     [
-        (PieceSaving(0, 6, (3,), (0,)), (0, 1)),
-        (PieceSaving(0, 5, (3,), (0,)), (0, 1)),
-        (PieceSaving(0, 6, (0, 3), (0,)), (0, 1, 2)),
-        (PieceSaving(0, 7, (3,), (0,)), (0, 1, 2)),
-        (PieceSaving(0, 6, (3,)), (0, 1, 2)),
+        (TileSaving(0, 6, (3,), (0,)), (0, 1)),
+        (TileSaving(0, 5, (3,), (0,)), (0, 1)),
+        (TileSaving(0, 6, (0, 3), (0,)), (0, 1, 2)),
+        (TileSaving(0, 7, (3,), (0,)), (0, 1, 2)),
+        (TileSaving(0, 6, (3,)), (0, 1, 2)),
     ],
 )
-def test_savings_count_by_tensor_stage_and_what_they_hang_on(saving: PieceSaving, kept: tuple[int, ...]) -> None:
-    dearer = (StageChange(1, 0.0, 1.0),)
-    one = Alternative("pieces", dearer, (PieceSaving(0, 6, (3,), (0,)),))
-    assert _kept(one, Alternative("others", (replace(dearer[0], joules=2.0),), (saving,))) == kept
+def test_savings_count_by_tensor_stage_and_what_they_hang_on(saving: TileSaving, kept: tuple[int, ...]) -> None:
+    costlier = (StageChange(1, 0.0, 1.0),)
+    one = Alternative("pieces", costlier, (TileSaving(0, 6, (3,), (0,)),))
+    assert _kept(one, Alternative("others", (replace(costlier[0], joules=2.0),), (saving,))) == kept
 
 
 @pytest.mark.slow
@@ -84,13 +84,13 @@ def test_without_what_is_dominated_the_optimum_is_the_same() -> None:
 
 
 def test_the_least_extra_joules_are_those_of_the_cheapest_alternatives() -> None:
-    cheaper, dearer = (Alternative("", (StageChange(1, 0.0, joules),)) for joules in (-2.0, 3.0))
+    cheaper, costlier = (Alternative("", (StageChange(1, 0.0, joules),)) for joules in (-2.0, 3.0))
     groups = (
-        StageGroup("a", (WHOLE, cheaper, dearer)),
-        StageGroup("b", (WHOLE, dearer)),
+        StageGroup("a", (WHOLE, cheaper, costlier)),
+        StageGroup("b", (WHOLE, costlier)),
         StageGroup("c", (WHOLE, cheaper)),
     )
-    assert least_extra_joules(replace(PROBLEM, groups=groups)) == -4.0
+    assert min_extra_joules(replace(PROBLEM, groups=groups)) == -4.0
 
 
 @pytest.mark.parametrize(
@@ -102,10 +102,10 @@ def test_the_least_extra_joules_are_those_of_the_cheapest_alternatives() -> None
         (WHOLE, Alternative("twice", (StageChange(1), StageChange(1)))),
         (WHOLE, Alternative("before it began", (StageChange(1, -2.0),))),
         (WHOLE, Alternative("less than nothing", (StageChange(1, workspace_bytes=-5),))),
-        (WHOLE, Alternative("not touched", (), (PieceSaving(0, 1, (2,)),))),
-        (WHOLE, Alternative("more than all", (), (PieceSaving(0, 10, (3,)),))),
-        (WHOLE, Alternative("another's gap", (), (PieceSaving(0, 1, (3,), (1,)),))),
-        (WHOLE, Alternative("saved twice", (), (PieceSaving(0, 1, (3,)), PieceSaving(0, 1, (3,))))),
+        (WHOLE, Alternative("not touched", (), (TileSaving(0, 1, (2,)),))),
+        (WHOLE, Alternative("more than all", (), (TileSaving(0, 10, (3,)),))),
+        (WHOLE, Alternative("another's gap", (), (TileSaving(0, 1, (3,), (1,)),))),
+        (WHOLE, Alternative("saved twice", (), (TileSaving(0, 1, (3,)), TileSaving(0, 1, (3,))))),
     ],
 )
 def test_groups_that_contradict_themselves_are_refused(alternatives: tuple[Alternative, ...]) -> None:

@@ -52,8 +52,8 @@ def micro_batches(capture: Capture, count: int) -> list[StepGraph]:
     return [graphs["first"], *[graphs["next"]] * (count - 2), graphs["last"]] if count > 2 else [*graphs.values()]
 
 
-def whole(graphs: list[StepGraph], room_bytes: int = ROOM, *, remake: bool = False) -> WholeUpdate:
-    found = whole_update(graphs, room_bytes, remake=remake)
+def whole(graphs: list[StepGraph], free_bytes: int = ROOM, *, remake: bool = False) -> WholeUpdate:
+    found = whole_update(graphs, free_bytes, remake=remake)
     assert found is not None
     verify_operands(found.graph)
     return found

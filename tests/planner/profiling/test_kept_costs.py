@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from port_planner.profiling import calls, kept_costs, operators
-from port_planner.profiling.kept_costs import KEPT_DAYS, Kept, context, keep_costs, operator_key, read_costs
+from port_planner.profiling.kept_costs import KEPT_DAYS, KeptCost, context, keep_costs, operator_key, read_costs
 from port_planner.profiling.operators import profile_operators
 from tests.planner.steps import tiny_step
 
@@ -57,8 +57,10 @@ def test_another_version_number_of_threads_or_cluster_is_measured_anew(monkeypat
 def test_old_and_damaged_costs_are_not_taken(tmp_path: Path) -> None:
     now = time.time()
     day = 86400
-    keep_costs(tmp_path, "here", {"young": Kept(1.0, 2, now - day), "old": Kept(1.0, 2, now - (KEPT_DAYS + 1) * day)})
-    keep_costs(tmp_path, "here", {"next": Kept(3.0, 4, now)})
+    keep_costs(
+        tmp_path, "here", {"young": KeptCost(1.0, 2, now - day), "old": KeptCost(1.0, 2, now - (KEPT_DAYS + 1) * day)}
+    )
+    keep_costs(tmp_path, "here", {"next": KeptCost(3.0, 4, now)})
     assert read_costs(tmp_path, "here", now).keys() == {"young", "next"}
     assert read_costs(tmp_path, "elsewhere", now) == {}
     whole = (tmp_path / "here").read_bytes()
@@ -70,15 +72,15 @@ def test_old_and_damaged_costs_are_not_taken(tmp_path: Path) -> None:
 
 
 def test_costs_of_a_moment_in_the_future_are_taken(tmp_path: Path) -> None:
-    keep_costs(tmp_path, "here", {"one": Kept(1.0, 2, time.time() + 1.0)})
-    keep_costs(tmp_path, "here", {"two": Kept(1.0, 2, time.time() + 172800.0)})
+    keep_costs(tmp_path, "here", {"one": KeptCost(1.0, 2, time.time() + 1.0)})
+    keep_costs(tmp_path, "here", {"two": KeptCost(1.0, 2, time.time() + 172800.0)})
     assert read_costs(tmp_path, "here", time.time()).keys() == {"one"}
 
 
 def test_a_cache_that_cannot_be_written_keeps_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    keep_costs(tmp_path / "file", "here", {"one": Kept(1.0, 2, 3.0)})
-    keep_costs(None, "here", {"one": Kept(1.0, 2, 3.0)})
+    keep_costs(tmp_path / "file", "here", {"one": KeptCost(1.0, 2, 3.0)})
+    keep_costs(None, "here", {"one": KeptCost(1.0, 2, 3.0)})
     assert read_costs(None, "here", 3.0) == {}
 
 

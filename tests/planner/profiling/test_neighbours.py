@@ -69,8 +69,8 @@ def test_shapes_between_are_not_run_and_cost_what_lies_between(tmp_path: Path, m
     assert alone.ops == found.ops[:2]
     total = [sum(cost.seconds for cost in table) for table in found.ops]
     assert total[1] <= total[4] <= total[0] and all(cost.joules > 0 for cost in found.ops[2] if cost.seconds > 0)
-    told = kept_tables(graphs, threads=1, compute_watts=4.0, kept_in=tmp_path, workspace_seen=False)
-    assert told is None or told == found.ops
+    fields = kept_tables(graphs, threads=1, compute_watts=4.0, kept_in=tmp_path, workspace_seen=False)
+    assert fields is None or fields == found.ops
 
 
 def packing(codec: Codec, reserved: int) -> PackingCost:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from port_planner.ir.devices.kinds import CPU
+from port_planner.ir.device_kinds import CPU
 from port_planner.profiling import operators, timing
 from port_planner.profiling.cpu_cache import Sweep
 from port_planner.profiling.operators import profile_operators

@@ -10,9 +10,9 @@ import pytest
 
 from port_planner.milp.columns import Breadth
 from port_planner.milp.highs import HighsSession, SolverStatus
-from port_planner.milp.model import Formulation
+from port_planner.milp.milp_model import Formulation
 from port_planner.problem.coarsen import coarsen
-from port_planner.problem.model import Fate, Problem, Schedule, Semantics
+from port_planner.problem.problem import GapDecision, Problem, Schedule, Semantics
 from port_planner.problem.replay import replay
 from port_planner.search import anytime
 from port_planner.search.anytime import (
@@ -20,7 +20,7 @@ from port_planner.search.anytime import (
     captured_breadth,
     certain_columns,
     climb,
-    dear_columns,
+    expensive_columns,
     full_model,
     guided,
     offer_without_limits,
@@ -85,31 +85,31 @@ def test_no_rung_makes_anything_worse_and_the_last_proves_the_optimum() -> None:
 
 
 def test_what_the_lp_rules_out_is_in_no_cheaper_schedule() -> None:
-    """Fixing dear columns to zero must not lose the optimum, as long as it lies within the room."""
+    """Fixing expensive columns to zero must not lose the optimum, as long as it lies within the room."""
     fixed = 0
     for problem, best in solvable()[:15]:
         formulation = Formulation(problem, Breadth(exact_stages=True))
         relaxed = HighsSession(formulation.model, relaxed=True).run(5.0)
         assert relaxed.status is SolverStatus.OPTIMAL
-        room = max(best - relaxed.bound * formulation.joule_scale, 0.0) + 1e-6
-        dear = dear_columns(formulation, relaxed, room)
-        fixed += len(dear)
+        slack = max(best - relaxed.bound * formulation.joule_scale, 0.0) + 1e-6
+        expensive = expensive_columns(formulation, relaxed, slack)
+        fixed += len(expensive)
         session = HighsSession(formulation.model)
-        session.bound_columns(dear, np.zeros(len(dear)), np.zeros(len(dear)))
+        session.bound_columns(expensive, np.zeros(len(expensive)), np.zeros(len(expensive)))
         run = session.run(10.0)
         assert run.objective * formulation.joule_scale == pytest.approx(best, abs=1e-5, rel=2e-4)
-        assert dear_columns(formulation, relaxed, math.inf) == []
+        assert expensive_columns(formulation, relaxed, math.inf) == []
         assert relaxed.values is not None
         assert all(relaxed.values[c] > 0.999 for c in certain_columns(formulation, relaxed))
-        assert not set(certain_columns(formulation, relaxed)) & set(dear)
+        assert not set(certain_columns(formulation, relaxed)) & set(expensive)
     assert fixed > 20
 
 
 def test_a_climb_without_one_of_the_two_does_not_use_it() -> None:
     for seed in range(6):
-        for allowed, fate in (({"paging": False}, Fate.PAGE), ({"recompute": False}, Fate.RECOMPUTE)):
+        for allowed, decision in (({"paging": False}, GapDecision.PAGE), ({"recompute": False}, GapDecision.RECOMPUTE)):
             schedule = climb(random_problem(seed), 2.0, **allowed).schedule
-            assert schedule is None or all(choice.fate is not fate for choice in schedule.choices)
+            assert schedule is None or all(choice.decision is not decision for choice in schedule.choices)
 
 
 def test_what_greedy_finds_without_limits_is_offered_where_it_finds_nothing_within_them() -> None:
@@ -174,7 +174,7 @@ def test_a_model_of_a_whole_captured_step_is_solved_only_where_nothing_else_foun
     monkeypatch.setattr(anytime, "guided", lambda state, *_, **__: ran.append(state.schedule is None))
     climb(problem, 1.0)
     assert ran == []
-    monkeypatch.setattr(anytime, "offer_recipes", lambda *_: None)
+    monkeypatch.setattr(anytime, "offer_heuristics", lambda *_: None)
     monkeypatch.setattr(anytime, "greedy", lambda *_, **__: Greedy(None, 0, 0))
     climb(problem, 1.0)
     assert ran == [True]

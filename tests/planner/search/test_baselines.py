@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from port_planner.problem.model import (
+from port_planner.problem.problem import (
     Choice,
-    Fate,
+    GapDecision,
     Paging,
     Problem,
     Rematerialization,
@@ -41,19 +41,19 @@ def test_what_is_offered_holds_under_our_semantics(name: str) -> None:
     ("name", "fates"),
     [
         ("keep-all", set()),
-        ("page-all", {Fate.PAGE}),
-        ("chen", {Fate.RECOMPUTE}),
-        ("checkmate", {Fate.RECOMPUTE}),
-        ("capuchin", {Fate.PAGE, Fate.RECOMPUTE}),
-        ("pofo", {Fate.PAGE, Fate.RECOMPUTE}),
-        ("poet", {Fate.PAGE, Fate.RECOMPUTE}),
-        ("bittrain", {Fate.PACK}),
+        ("page-all", {GapDecision.PAGE}),
+        ("chen", {GapDecision.RECOMPUTE}),
+        ("checkmate", {GapDecision.RECOMPUTE}),
+        ("capuchin", {GapDecision.PAGE, GapDecision.RECOMPUTE}),
+        ("pofo", {GapDecision.PAGE, GapDecision.RECOMPUTE}),
+        ("poet", {GapDecision.PAGE, GapDecision.RECOMPUTE}),
+        ("bittrain", {GapDecision.PACK}),
     ],
 )
-def test_each_does_only_what_it_may(name: str, fates: set[Fate]) -> None:
+def test_each_does_only_what_it_may(name: str, fates: set[GapDecision]) -> None:
     for problem in PACKABLE:
         schedule = solve(problem, time_limit_s=1.0, strategy=name).schedule
-        assert schedule is None or {choice.fate for choice in schedule.choices} <= fates
+        assert schedule is None or {choice.decision for choice in schedule.choices} <= fates
 
 
 def test_none_is_better_than_the_optimum() -> None:
@@ -86,4 +86,4 @@ def test_what_does_not_fit_is_not_offered() -> None:
     problem = replace(PROBLEMS[0], ram_bytes=replay(PROBLEMS[0], Schedule()).peak_bytes - 1)
     state = BASELINES["keep-all"](problem, 1.0, replay)
     assert state.schedule is None and "invalid" in state.log[0]
-    assert not replay(problem, Schedule((Choice(0, 0, Fate.PAGE),))).valid
+    assert not replay(problem, Schedule((Choice(0, 0, GapDecision.PAGE),))).valid

@@ -16,11 +16,11 @@ from port_planner.search.floor import Floor, Holder, HolderKind, floor_of, floor
 from port_planner.search.pareto import Point, non_dominated, point_of
 from port_planner.search.plan_step import plan_step
 from port_planner.search.solve import Outcome
-from port_planner.slices import pieces
-from port_planner.slices.choices import cut_fat
+from port_planner.tiling import tiles
+from port_planner.tiling.tilings import tile_fat
 from tests.planner.estimated_steps import captured
-from tests.planner.slices.language_step import language_step
 from tests.planner.steps import costs_of
+from tests.planner.tiling.language_step import language_step
 
 BUDGETS = 20
 
@@ -51,7 +51,7 @@ def attention() -> tuple[StepGraph, CostTable]:
 def steps(name: str) -> tuple[StepGraph, CostTable]:
     if name == "pieces":
         whole = language_step().graphs["step"]
-        graph = cut_fat(whole, 140_000, 4).applied(whole).graph
+        graph = tile_fat(whole, 140_000, 4).applied(whole).graph
         return graph, costs_of(graph, base=1 << 20)
     return attention() if name == "attention" else captured(name)
 
@@ -63,7 +63,7 @@ LONG = ("resnet18", "vgg16bn", "mobilenetv2", "pieces", "resnet50", "bert", "gpt
 def test_no_budget_above_the_floor_is_refused_and_more_never_has_a_lower_peak(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pieces, "SPLIT_BYTES", 50_000)
+    monkeypatch.setattr(tiles, "SPLIT_BYTES", 50_000)
     graph, costs = steps(name)
     least, most = floor_of(graph, costs).nbytes, lower(graph, costs, Plan()).peak_bytes
     points: list[Point] = []

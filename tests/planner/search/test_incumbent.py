@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from port_planner.problem.model import Choice, Fate, Problem, Schedule, Semantics
+from port_planner.problem.problem import Choice, GapDecision, Problem, Schedule, Semantics
 from port_planner.problem.replay import ScheduleCost, replay
 from port_planner.search.incumbent import LOOKED_AT, OPTIMAL_GAP, Climb, GainRate, objective
 from tests.planner.brute_force import random_problem
 
 PROBLEM = replace(random_problem(3), ram_bytes=None, deadline_s=None, write_limit_bytes=None)
-BROKEN = Schedule((Choice(0, 10_000, Fate.PAGE),))
+BROKEN = Schedule((Choice(0, 10_000, GapDecision.PAGE),))
 
 
 def costing(*joules: float) -> Climb:

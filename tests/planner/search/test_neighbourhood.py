@@ -8,14 +8,14 @@ from itertools import islice
 import pytest
 
 from port_planner.milp.columns import Breadth
-from port_planner.milp.model import Formulation
-from port_planner.problem.model import Problem, Schedule
+from port_planner.milp.milp_model import Formulation
+from port_planner.problem.problem import Problem, Schedule
 from port_planner.problem.replay import ScheduleCost, replay
 from port_planner.search import incumbent
 from port_planner.search.anytime import offer_without_limits
 from port_planner.search.greedy.search import greedy
 from port_planner.search.incumbent import Climb
-from port_planner.search.neighbourhood import SMALLEST_PIECE, _Search, neighbourhood_search
+from port_planner.search.neighbourhood import MIN_WINDOW, _Search, neighbourhood_search
 from tests.planner.brute_force import cheapest, random_problem
 
 BREADTH = Breadth(8, 2)
@@ -99,10 +99,10 @@ def test_it_ends_where_a_part_of_its_time_gained_too_little(monkeypatch: pytest.
     monkeypatch.setattr(incumbent, "LOOKED_AT", 0.0)
     problem = random_problem(MISSED[0])
 
-    def pieces(least_gain: float) -> int:
+    def pieces(min_gain: float) -> int:
         state = started(problem)
         known = len(state.log)
-        neighbourhood_search(state, Formulation(problem, BREADTH, state.schedule), 5.0, least_gain)
+        neighbourhood_search(state, Formulation(problem, BREADTH, state.schedule), 5.0, min_gain)
         return len(state.log) - known
 
     assert pieces(2.0) <= 1 < pieces(0.0), "no piece saves twice of what everything costs"
@@ -113,12 +113,12 @@ def test_pieces_cover_every_gap_in_each_order_overlapping_by_half() -> None:
     state = started(problem)
     search = _Search(state, Formulation(problem, BREADTH, state.schedule))
     gaps = set(search.formulation.gaps)
-    search.piece = 2
+    search.tile = 2
     pieces = list(islice(search.pieces(), 8 * len(gaps)))
     per_order = [pieces[i : i + len(gaps)] for i in range(0, 4 * len(gaps), len(gaps))]
     assert all(set().union(*map(set, order)) == gaps for order in per_order)
     assert pieces[: 4 * len(gaps)] == pieces[4 * len(gaps) : 8 * len(gaps)], "the same again: deterministic"
-    assert search.patience() >= 4 * len(gaps) and SMALLEST_PIECE > 1
+    assert search.patience() >= 4 * len(gaps) and MIN_WINDOW > 1
     nbytes = {g: problem.tensors[problem.gaps[g].tensor].nbytes for g in gaps}
     assert [nbytes[g] for g in pieces[0]] == sorted(nbytes.values())[: -len(pieces[0]) - 1 : -1], "largest first"
 

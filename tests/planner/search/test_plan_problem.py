@@ -11,8 +11,8 @@ from port_planner.base.errors import PortError
 from port_planner.ir.bundle.codec import WireError
 from port_planner.ir.plan import Action, Decision, Plan
 from port_planner.search.plan_problem import (
-    MOST_ANSWER_BYTES,
-    MOST_RAW_BYTES,
+    MAX_ANSWER_BYTES,
+    MAX_RAW_BYTES,
     PlanProblem,
     UnsuitedPlanError,
     WrongPlanError,
@@ -53,8 +53,8 @@ def test_a_problem_has_no_names_of_the_model_nor_of_the_device() -> None:
 
 def test_the_name_is_of_step_and_limits_and_not_of_costs() -> None:
     asked = problem()
-    dearer = replace(asked.costs, ops=tuple(replace(op, seconds=2 * op.seconds) for op in asked.costs.ops))
-    assert unpack_problem(pack_problem(asked)).name == asked.name == replace(asked, costs=dearer).name
+    costlier = replace(asked.costs, ops=tuple(replace(op, seconds=2 * op.seconds) for op in asked.costs.ops))
+    assert unpack_problem(pack_problem(asked)).name == asked.name == replace(asked, costs=costlier).name
     others = [
         replace(asked, ram_bytes=asked.ram_bytes + 1), replace(asked, deadline_s=9.0), replace(asked, write_limit_bytes=1),
         replace(asked, time_limit_s=6.0), replace(asked, strategy="milp"),
@@ -81,7 +81,7 @@ def test_a_plan_that_is_not_what_it_says_is_wrong() -> None:
         judged(asked, Plan(), same_costs=True)
     broken = Decision(len(asked.graph.storages) + 7, 0, 1, Action.PAGE)
     for same_costs in (True, False):
-        with pytest.raises(WrongPlanError, match="no plan for this step"):
+        with pytest.raises(WrongPlanError, match="not a valid plan for this step"):
             judged(asked, replace(plan, decisions=(*plan.decisions, broken)), same_costs=same_costs)
     hurried = replace(asked, deadline_s=0.5 * plan.seconds)
     with pytest.raises(WrongPlanError, match="passes the limits"):
@@ -91,8 +91,8 @@ def test_a_plan_that_is_not_what_it_says_is_wrong() -> None:
 def test_a_plan_for_other_costs_gets_its_figures_here_or_is_unsuited() -> None:
     asked = problem()
     plan = solved(asked)
-    dearer = replace(asked.costs, ops=tuple(replace(op, seconds=2 * op.seconds) for op in asked.costs.ops))
-    assert judged(replace(asked, costs=dearer), plan, same_costs=False).seconds > plan.seconds
+    costlier = replace(asked.costs, ops=tuple(replace(op, seconds=2 * op.seconds) for op in asked.costs.ops))
+    assert judged(replace(asked, costs=costlier), plan, same_costs=False).seconds > plan.seconds
     fuller = replace(asked.costs, device=replace(asked.costs.device, base_bytes=asked.ram_bytes - 1))
     with pytest.raises(UnsuitedPlanError, match="does not fit"):
         judged(replace(asked, costs=fuller), plan, same_costs=False)
@@ -100,7 +100,7 @@ def test_a_plan_for_other_costs_gets_its_figures_here_or_is_unsuited() -> None:
 
 def test_what_is_no_answer() -> None:
     whole = pack_answer(problem().solved())
-    for content in (b"", b"\x80\x04K\x01.", whole[:-1], whole + b"\0", b"x" * (MOST_ANSWER_BYTES + 1), b"\x91" * 9999):
+    for content in (b"", b"\x80\x04K\x01.", whole[:-1], whole + b"\0", b"x" * (MAX_ANSWER_BYTES + 1), b"\x91" * 9999):
         with pytest.raises(WrongPlanError):
             plan_in(content)
 
@@ -111,7 +111,7 @@ def test_what_is_no_problem() -> None:
     record = msgspec.msgpack.decode(zlib.decompress(whole))
     later = zlib.compress(msgspec.msgpack.encode([3, *record[1:]]))
     fewer = zlib.compress(msgspec.msgpack.encode([*record[:2], [*record[2][:2], record[2][2][1:]], *record[3:]]))
-    bomb = zlib.compress(bytes(MOST_RAW_BYTES + 1), 9)
+    bomb = zlib.compress(bytes(MAX_RAW_BYTES + 1), 9)
     for content, words in (
         (b"", "cut off"), (whole[:-5], "cut off"), (whole + b"1", "goes on"), (b"no zlib", "no planning problem"),
         (bomb, "more than"), (later, "format 3; this agent reads 2"), (fewer, "costs for"),

@@ -14,16 +14,16 @@ from port_planner.ir.lowering.lower import lower
 from port_planner.ir.lowering.packables import packables
 from port_planner.ir.plan import MIN_DECIDED_BYTES, Action, Plan
 from port_planner.problem.coarsen import Coarse, coarsen
-from port_planner.problem.model import Problem
+from port_planner.problem.problem import Problem
 from port_planner.search import solve
 from port_planner.search.anytime import relaxation_bound
 from port_planner.search.baselines import BITTRAIN
 from port_planner.search.floor import floor_of
 from port_planner.search.greedy.search import Greedy, greedy, greedy_variants
+from port_planner.search.heuristics import cheap_segments, pack_everything
 from port_planner.search.incumbent import objective
-from port_planner.search.pareto import budget_for, least_budget
+from port_planner.search.pareto import budget_for, min_budget
 from port_planner.search.plan_step import PlanLimits, ProgramJudge, better_of, fine_bound, plan_step, plan_within
-from port_planner.search.recipes import cheap_segments, pack_everything
 from port_planner.search.solve import STRATEGIES, Outcome, StrategyError
 from port_planner.search.wear import SPARING_TIME
 from tests.planner.estimated_steps import budget, captured
@@ -151,7 +151,7 @@ def packed_costs() -> tuple[StepGraph, CostTable]:
 @pytest.mark.parametrize("share", [0.6, 0.9])
 def test_packing_where_it_is_cheap_takes_less_energy_than_doing_without(share: float) -> None:
     graph, costs = packed_costs()
-    least, most = least_budget(graph, costs), lower(graph, costs, Plan()).peak_bytes
+    least, most = min_budget(graph, costs), lower(graph, costs, Plan()).peak_bytes
     limit = round(least + share * (most - least))
     packs = False
     for strategy in ("greedy", "milp"):
@@ -167,7 +167,7 @@ def test_packing_where_it_is_cheap_takes_less_energy_than_doing_without(share: f
 
 @pytest.mark.parametrize("seed", [13, 19, 50, 122])
 def test_being_able_to_pack_never_costs_more(seed: int) -> None:
-    """Prices at which packing is a trap for whoever takes the next best tensor: some cheap, some dear, some that save little."""
+    """Prices at which packing is a trap for whoever takes the next best tensor: some cheap, some expensive, some that save little."""
     graph, costs = packed_costs()
     rng = random.Random(seed)
     packings = tuple(
@@ -177,7 +177,7 @@ def test_being_able_to_pack_never_costs_more(seed: int) -> None:
         for p in costs.packings
     )
     costs = replace(costs, packings=packings)
-    least, most = least_budget(graph, costs), lower(graph, costs, Plan()).peak_bytes
+    least, most = min_budget(graph, costs), lower(graph, costs, Plan()).peak_bytes
     limit = round(least + rng.uniform(0.1, 0.9) * (most - least))
     found, without = (
         plan_step(graph, table, ram_bytes=limit, strategy="greedy").plan
@@ -192,7 +192,7 @@ def test_being_able_to_pack_never_costs_more(seed: int) -> None:
 
 def test_what_greedy_search_finds_without_packing_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     graph, costs = packed_costs()
-    least, most = least_budget(graph, costs), lower(graph, costs, Plan()).peak_bytes
+    least, most = min_budget(graph, costs), lower(graph, costs, Plan()).peak_bytes
     searched = list[bool]()
 
     def counted(problem: Problem, *, packing: bool = True, **options: bool) -> Greedy:
@@ -211,7 +211,7 @@ def test_packing_may_take_a_little_time_to_spare_flash_that_wears_out() -> None:
     slow = tuple(
         replace(p, pack_seconds=16 * p.pack_seconds, unpack_seconds=16 * p.unpack_seconds) for p in costs.packings
     )
-    limit = round(0.1 * least_budget(graph, costs) + 0.9 * lower(graph, costs, Plan()).peak_bytes)
+    limit = round(0.1 * min_budget(graph, costs) + 0.9 * lower(graph, costs, Plan()).peak_bytes)
     programs = []
     for packings in (slow, ()):
         table = paging(replace(costs, packings=packings), 4.7e-6)
@@ -230,7 +230,7 @@ def test_the_search_with_packing_looks_within_what_a_plan_without_takes() -> Non
         replace(p, pack_seconds=400 * p.pack_seconds, unpack_seconds=400 * p.unpack_seconds) for p in costs.packings
     )
     costs = replace(costs, packings=slow)
-    least, most = least_budget(graph, costs), lower(graph, costs, Plan()).peak_bytes
+    least, most = min_budget(graph, costs), lower(graph, costs, Plan()).peak_bytes
     limit = round(least + 0.65 * (most - least))
     found = plan_step(graph, costs, ram_bytes=limit, time_limit_s=2.0)
     bare = plan_step(graph, replace(costs, packings=()), ram_bytes=limit, strategy="greedy").plan

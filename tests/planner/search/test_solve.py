@@ -4,7 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from port_planner.problem.model import Fate, Paging, Problem, Schedule, Semantics, Stage, Tensor, verify_problem
+from port_planner.problem.problem import (
+    GapDecision,
+    Paging,
+    Problem,
+    Schedule,
+    Semantics,
+    Stage,
+    Tensor,
+    verify_problem,
+)
 from port_planner.search.solve import Outcome, Solution, solve
 from tests.planner.brute_force import (
     beside_host_memory,
@@ -48,7 +57,7 @@ def test_what_is_packed_and_paged_is_what_brute_force_packs_and_pages() -> None:
         _compare(found, best, seed)
         quick = solve(problem, strategy="greedy")
         assert quick.evaluation is None or quick.evaluation.valid
-        away += any(c.fate is Fate.PACK_PAGE for c in found.schedule.choices) if found.schedule else 0
+        away += any(c.decision is GapDecision.PACK_PAGE for c in found.schedule.choices) if found.schedule else 0
     assert away >= 10
 
 
@@ -127,14 +136,14 @@ def _compare_with_alternatives(semantics: Semantics, seeds: range, least: int) -
 
 
 def test_the_hosts_memory_is_a_limit_of_its_own() -> None:
-    dearer = 0
+    costlier = 0
     for seed in range(12):
         problem = beside_host_memory(random_problem(seed), seed)
         bounded, boundless = (
             solve(replace(problem, target_bytes=(None, room))).overhead_joules for room in (0, 1 << 40)
         )
-        dearer += boundless is not None and (bounded is None or boundless < bounded - 1e-9)
-    assert dearer >= 3
+        costlier += boundless is not None and (bounded is None or boundless < bounded - 1e-9)
+    assert costlier >= 3
 
 
 def test_with_all_the_hosts_memory_and_a_free_link_the_plan_is_that_of_one_pool() -> None:
@@ -161,7 +170,7 @@ def _dearer_than_the_link(tensor: Tensor) -> Tensor:
 
 
 def _without_host_pages(schedule: Schedule) -> Schedule:
-    kept = tuple(c for c in schedule.choices if (c.fate, c.target) != (Fate.PAGE, 1))
+    kept = tuple(c for c in schedule.choices if (c.decision, c.target) != (GapDecision.PAGE, 1))
     return replace(schedule, choices=kept)
 
 
@@ -221,7 +230,7 @@ def _pages(problem: Problem) -> bool:
 
 
 def test_of_two_paging_targets_the_better_is_taken() -> None:
-    """zram costs little but keeps bytes in RAM; flash is dear and keeps none: which is better depends on the budget."""
+    """zram costs little but keeps bytes in RAM; flash is expensive and keeps none: which is better depends on the budget."""
     stages = tuple(Stage(f"s{t}", 1.0, 1.0) for t in range(6))
     zram = Paging(1, 0.1, 0.1, 1.0, 1.0, stored_bytes=4)
     flash = Paging(0, 0.1, 0.1, 5.0, 5.0)

@@ -20,7 +20,7 @@ def test_a_person_finds_tensors_stages_and_rows(tmp_path: Path) -> None:
     legend = [line for line in text.splitlines() if line.startswith("\\")]
     assert any("i = " in line and "weight" in line for line in legend)
     assert any("s = 0: operators 0 to" in line for line in legend)
-    assert " eq1_one_fate(" in text and " eq6_memory_after(" in text and " eq7_total_stall:" in text
+    assert " eq1_one_decision(" in text and " eq6_memory_after(" in text and " eq7_total_stall:" in text
 
 
 def test_a_path_that_cannot_be_written_is_said(tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ def test_the_search_equals_brute_force_on_random_problems(rows, budget, step):
     items = tuple(tuple(Option(gain, cost) for gain, cost in item) for item in rows)
 
     def cost(selection):
-        taken = [items[i][k].least_cost for i, k in enumerate(selection) if k >= 0]
+        taken = [items[i][k].min_cost for i, k in enumerate(selection) if k >= 0]
         return sum(taken) + step * -(-len(taken) // 2)
 
     found = choose(ChoiceProblem(items, budget, cost, cost))

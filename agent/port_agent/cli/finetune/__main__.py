@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from port_agent.cli.terminal import terminal
-from port_agent.finetune.options import FinetuneOptions
+from port_agent.finetune.inputs.options import FinetuneOptions
 from port_agent.finetune.text.tokenizing import TokenizerProcess
 from port_planner.base.errors import PortError
 
@@ -40,21 +40,21 @@ def main() -> int:
         )  # fmt: skip
         task = bar.add_task("training", total=None, said="")
 
-        def say(update: "Update") -> None:
+        def report(update: "Update") -> None:
             if options.json:
-                _tell("update", update)
+                _emit("update", update)
             pace = f"loss {update.loss:.3f}, {update.tokens / update.seconds:,.0f} tokens/s"
             bar.update(task, completed=update.done, total=update.of, said=pace)
 
         with bar:
             outcome = finetune(
-                options, say, lambda text: console.print(f"port-agent: {text}", soft_wrap=True), tokenizer=tokenizer
+                options, report, lambda text: console.print(f"port-agent: {text}", soft_wrap=True), tokenizer=tokenizer
             )
     except PortError as error:
         console.print(f"port-agent: {error}", soft_wrap=True)
         return error.exit_code
     if options.json:
-        _tell("stopped" if outcome.left else "finished", outcome)
+        _emit("stopped" if outcome.left else "finished", outcome)
     else:
         terminal().print(_table(outcome))
     return exit_code(outcome)
@@ -67,13 +67,13 @@ def _explain(options: FinetuneOptions, ram_bytes: int, tokenizer: TokenizerProce
 
     found = explain(options, ram_bytes, tokenizer)
     if options.json:
-        _tell("explained", found)
+        _emit("explained", found)
     else:
         terminal().print(explanation_table(found, options))
     return 0
 
 
-def _tell(event: str, facts: "Update | FinetuneOutcome | Explanation") -> None:
+def _emit(event: str, facts: "Update | FinetuneOutcome | Explanation") -> None:
     """Print a line of JSON."""
     sys.stdout.write(msgspec.json.encode({"event": event, **dataclasses.asdict(facts)}).decode() + "\n")
     sys.stdout.flush()

@@ -15,16 +15,16 @@ import msgspec
 from port_agent.cli.arguments import UsageError, positive_number, size, whole_number, writable_folder
 from port_agent.cli.exec import add_budget_options, check_page_dir, run_in_budget
 from port_agent.control import places
-from port_agent.finetune.model_files import check_model_files, check_stored_as, has_own_code
-from port_agent.finetune.options import FinetuneOptions, MicroBatchOrder
-from port_agent.finetune.task import read_config
+from port_agent.finetune.inputs.model_files import check_model_files, check_stored_as, has_own_code
+from port_agent.finetune.inputs.options import FinetuneOptions, MicroBatchOrder
 from port_agent.finetune.text.records import Records
-from port_agent.packing.grids import QuantizationGrid
-from port_agent.worker.thread_room import usable_cores
+from port_agent.finetune.text.task import read_config
+from port_agent.packing.quantized import Quantization
+from port_agent.worker.thread_limit import usable_cores
 from port_planner.base.units import format_bytes
 
 if TYPE_CHECKING:
-    from port_agent.finetune.job.file import FinetuneJob
+    from port_agent.finetune.job_file import FinetuneJob
 
 _EPILOG = """\
 data: .jsonl, a line each with "text", or "prompt" and "completion", or "messages" (role and content; written in the
@@ -64,15 +64,15 @@ round; the average is in --out of each when the last round is done.
 _NOT_SUBMITTED = ("report", "read_limit", "write_limit", "step_deadline", "writes_per_step", "config", "opportunistic")
 """Arguments of a run in a terminal that a job has none of."""
 
-_LEAST_HEAD_ROWS = 16
+_MIN_HEAD_ROWS = 16
 """Of fewer, reading the head's weight takes longer than multiplying by it."""
 
 _AS_STORED = "bf16"
 """Of --base: the weights as they are, where that is what they are."""
 
-_LEAST_TOKENS = 8
-_MOST_TOKENS = 1 << 20
-_MOST_RANK = 1024
+_MIN_TOKENS = 8
+_MAX_TOKENS = 1 << 20
+_MAX_RANK = 1024
 
 
 def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -104,7 +104,7 @@ def _add_what_is_trained(group: "argparse._ArgumentGroup") -> None:
     )
     what.add_argument("--full", action="store_true", help="train all weights, in 32 bits, instead of adapters")
     group.add_argument(
-        "--base", choices=(_AS_STORED, *(grid.value for grid in QuantizationGrid)), metavar="GRID",
+        "--base", choices=(_AS_STORED, *(grid.value for grid in Quantization)), metavar="GRID",
         help="put the frozen weights on a grid first: nf4 (4.5 bits a weight) or int8 (8.25); less is read at each step, and it "
         f"is another model that is trained (default: as they are stored; {_AS_STORED} says that this is bfloat16, or refuses)",
     )  # fmt: skip
@@ -116,7 +116,7 @@ def _add_what_is_trained(group: "argparse._ArgumentGroup") -> None:
 
 def _add_updates(group: "argparse._ArgumentGroup") -> None:
     group.add_argument(
-        "--seq-len", type=whole_number(_LEAST_TOKENS, _MOST_TOKENS), default=256, metavar="N",
+        "--seq-len", type=whole_number(_MIN_TOKENS, _MAX_TOKENS), default=256, metavar="N",
         help="tokens of the longest sequence (default 256)",
     )  # fmt: skip
     group.add_argument("--batch", type=whole_number(1), default=1, metavar="N", help="sequences at once (default 1)")
@@ -135,7 +135,7 @@ def _add_updates(group: "argparse._ArgumentGroup") -> None:
         help="run forward passes in bfloat16 where torch's autocast does so; weights stay as they are",
     )  # fmt: skip
     group.add_argument(
-        "--head-rows", type=whole_number(_LEAST_HEAD_ROWS), metavar="N",
+        "--head-rows", type=whole_number(_MIN_HEAD_ROWS), metavar="N",
         help="run the head on N rows at a time, whatever the bits (default: on all, or on fewer where the budget has no room for all and "
         "this device gives the same bits, which is compared)",
     )  # fmt: skip
@@ -169,7 +169,7 @@ def _add_job(group: "argparse._ArgumentGroup") -> None:
 
 
 def _rank(text: str) -> int:
-    return whole_number(1, _MOST_RANK)(text.removeprefix("r="))
+    return whole_number(1, _MAX_RANK)(text.removeprefix("r="))
 
 
 def _share(text: str) -> float:
@@ -178,7 +178,7 @@ def _share(text: str) -> float:
     except ValueError:
         share = -1.0
     if not 0 <= share < 1:
-        raise argparse.ArgumentTypeError(f"{text} is no share; give a number from 0 to below 1, such as 0.05")
+        raise argparse.ArgumentTypeError(f"{text} is not a valid share; give a number from 0 to below 1, such as 0.05")
     return share
 
 
@@ -189,7 +189,7 @@ def _finetune(arguments: argparse.Namespace) -> int:
         raise UsageError("--targets says where adapters go, and --full has none; give one of them")
     if arguments.full and arguments.base:
         raise UsageError("--full trains all weights, and those of --base are frozen; give one of them")
-    if arguments.autocast and arguments.base in tuple(QuantizationGrid):
+    if arguments.autocast and arguments.base in tuple(Quantization):
         raise UsageError(
             "--autocast casts weights, and those on a grid are decoded as the model's own; give one of them"
         )
@@ -206,7 +206,7 @@ def _finetune(arguments: argparse.Namespace) -> int:
     if has_own_code(arguments.model):
         read_config(arguments.model)  # loads transformers, which is told no kind of model otherwise
     Records(arguments.data)  # or there is nothing to train on
-    base = None if arguments.base in (None, _AS_STORED) else QuantizationGrid(arguments.base)
+    base = None if arguments.base in (None, _AS_STORED) else Quantization(arguments.base)
     options = FinetuneOptions(
         model=str(arguments.model.absolute()), data=str(arguments.data.absolute()), out=str(arguments.out.absolute()),
         lora_rank=None if arguments.full else arguments.lora, base=base, targets=targets, sequence_tokens=arguments.seq_len,
@@ -223,8 +223,8 @@ def _finetune(arguments: argparse.Namespace) -> int:
 
 def _submit(arguments: argparse.Namespace, options: FinetuneOptions) -> int:
     """Give it to the agent. Raises UsageError, and ControlError of the agent."""
-    from port_agent.finetune.job.file import FinetuneJob
-    from port_agent.jobs.model import JobKind, name_like
+    from port_agent.finetune.job_file import FinetuneJob
+    from port_agent.jobs.job import JobKind, name_like
 
     given = next((name for name in _NOT_SUBMITTED if getattr(arguments, name)), None)
     if given is not None:

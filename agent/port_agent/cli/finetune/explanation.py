@@ -8,7 +8,7 @@ from port_planner.base.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from port_agent.finetune.explain import Explanation
-    from port_agent.finetune.options import FinetuneOptions
+    from port_agent.finetune.inputs.options import FinetuneOptions
 
 
 def explanation_table(found: "Explanation", options: "FinetuneOptions") -> Table:
@@ -23,10 +23,10 @@ def explanation_table(found: "Explanation", options: "FinetuneOptions") -> Table
     table.add_row("trained", _trained(found, options))
     table.add_row("weights", _weights(found, many))
     if found.grid is not None:
-        there = "is there" if found.grid_is_there else "is written once, before the first update"
+        there = "is there" if found.is_quantized else "is written once, before the first update"
         table.add_row(
             "grid",
-            f"{found.grid_layers} linear layers as {found.grid}, {format_bytes(found.grid_bytes)}, in MODEL/.port-agent, which {there}; the "
+            f"{found.quantized_layers} linear layers as {found.grid}, {format_bytes(found.quantized_bytes)}, in MODEL/.port-agent, which {there}; the "
             "model that is trained is that one",
         )
     counts = (

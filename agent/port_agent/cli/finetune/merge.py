@@ -54,13 +54,13 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def _merge(arguments: argparse.Namespace) -> int:
     """Raises FinetuneError."""
-    from port_agent.finetune.model_files import check_not_there
+    from port_agent.finetune.inputs.model_files import check_not_there
 
     check_not_there(arguments.out)  # before torch and transformers, which take seconds
     from port_agent.system.torch_loading import load_torch_library
 
     load_torch_library()
-    from port_agent.follow.patches import light_dynamo
+    from port_agent.intercept.dispatch import light_dynamo
 
     light_dynamo.hold_place()  # nothing is compiled here
     from port_agent.cli.progress import StageBar

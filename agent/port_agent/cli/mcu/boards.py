@@ -7,7 +7,7 @@ import time
 from rich.table import Table
 
 from port_agent.cli.mcu.views import (
-    Listed,
+    ListedPort,
     firmware_json,
     listed_json,
     show_firmware,
@@ -18,9 +18,9 @@ from port_agent.cli.mcu.views import (
 )
 from port_agent.cli.terminal import terminal
 from port_agent.mcu.board.catalogue import BOARDS
+from port_agent.mcu.board.errors import McuError
 from port_agent.mcu.board.firmware import Firmware, build_firmware
 from port_agent.mcu.board.flash import advice, flash
-from port_agent.mcu.errors import McuError
 from port_agent.mcu.protocol.link import Link
 from port_agent.mcu.protocol.ports import POLL_S, PortInfo, PortSelector, list_serial_ports
 from port_agent.mcu.protocol.session import Patience, Session
@@ -60,13 +60,13 @@ def _show_ports(ports: list[PortInfo], as_json: bool) -> None:
         show_list(rows)
 
 
-def _ask(port: PortInfo) -> Listed:
+def _ask(port: PortInfo) -> ListedPort:
     try:
         session = Session(SerialTransport(port.path), Patience(give_up_s=1.5))
     except McuError as error:
-        return Listed(port, None, str(error))
+        return ListedPort(port, None, str(error))
     session.close()
-    return Listed(port, session.info, None)
+    return ListedPort(port, session.info, None)
 
 
 def _list_boards(as_json: bool) -> int:

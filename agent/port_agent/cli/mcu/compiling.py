@@ -9,8 +9,7 @@ from rich.table import Table
 from port_agent.cli.mcu.views import show_json
 from port_agent.cli.progress import StageBar
 from port_agent.cli.terminal import terminal
-from port_agent.mcu.errors import BoardJobError
-from port_agent.mcu.model import read_model
+from port_agent.mcu.board.errors import BoardJobError
 from port_agent.mcu.project import (
     Project,
     choose_project,
@@ -22,8 +21,9 @@ from port_agent.mcu.project import (
     without_low_bytes,
     write_project,
 )
+from port_agent.mcu.protocol.board_model import read_model
 from port_planner.base.units import format_joules, format_seconds
-from port_planner.mcu.fates.choose import FittedMemory
+from port_planner.mcu.choose_plan import FittedMemory
 from port_planner.mcu.schemes.fit import FittedModel
 from port_planner.mcu.schemes.race import Finalist
 from port_planner.mcu.schemes.value import Valuation
@@ -222,11 +222,11 @@ def _held_json(held: FittedMemory) -> dict[str, Any]:
 def _show_held(held: FittedMemory) -> None:
     """Say what a plan within a budget takes."""
     again, paged = held.memory.recomputed, held.memory.paged
-    bands = sum(row.part for row in held.memory.rows)
+    tiles = sum(row.part for row in held.memory.rows)
     how = "all is kept"
-    if again or bands or paged:
+    if again or tiles or paged:
         pages = f", {paged} pages read" if paged else ""
-        how = f"{again} rows run again, {bands} in bands{pages}, {held.overhead:.1%} more energy"
+        how = f"{again} rows run again, {tiles} in bands{pages}, {held.overhead:.1%} more energy"
     print(
         f"{held.memory.ram_bytes:,} B: {how}; {format_seconds(held.seconds)} and {format_joules(held.joules)} per sample "
         "(estimated)"

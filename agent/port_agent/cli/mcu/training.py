@@ -12,12 +12,12 @@ from pathlib import Path
 
 from port_agent.cli.mcu.views import TrainView, show_firmware, show_json, show_summary, summary_of
 from port_agent.mcu.board.catalogue import find_board
+from port_agent.mcu.board.errors import McuError
 from port_agent.mcu.board.firmware import build_firmware
 from port_agent.mcu.board.simulate import Simulator
 from port_agent.mcu.data import keep_shard
-from port_agent.mcu.errors import McuError
 from port_agent.mcu.job import DEFAULT_SIMULATED, BoardJobSpec, load_data, make_link, read_job, with_settings
-from port_agent.mcu.model import read_model
+from port_agent.mcu.protocol.board_model import read_model
 from port_agent.mcu.protocol.effects import Rule
 from port_agent.mcu.protocol.ports import simulator_folder
 from port_agent.mcu.stream import Recorded, open_stream, record

@@ -32,7 +32,7 @@ def bytes_or_unknown(count: int | None) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class ListedPort:
     """One row of `mcu list`: a port, and what answered on it."""
 
     port: PortInfo
@@ -40,7 +40,7 @@ class Listed:
     problem: str | None
 
 
-def listed_json(row: Listed) -> dict[str, Any]:
+def listed_json(row: ListedPort) -> dict[str, Any]:
     """Return a row of `mcu list` for machines."""
     info = row.info
     return {
@@ -52,7 +52,7 @@ def listed_json(row: Listed) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def show_list(rows: list[Listed]) -> None:
+def show_list(rows: list[ListedPort]) -> None:
     """Print the table of `mcu list`."""
     table = Table(box=None, pad_edge=False)
     for name in ("port", "board", "firmware", "model", "hash", "RAM", "state"):
@@ -175,16 +175,16 @@ class TrainView:
                 self._line("step", step=position.step, loss=mean, samples=event.samples, wall_s=event.wall_s)
             case BoardEvaluation():
                 self.evaluations.append(event)
-                self._say(f"{event.step:>7} samples trained: accuracy {event.accuracy:6.1%}, loss {event.loss:.3f}")
+                self._write(f"{event.step:>7} samples trained: accuracy {event.accuracy:6.1%}, loss {event.loss:.3f}")
                 self._line("eval", step=event.step, accuracy=event.accuracy, loss=event.loss, samples=event.samples)
             case SnapshotTaken():
                 self._line("snapshot", step=event.step, bytes=event.size_bytes, wall_s=event.wall_s)
             case BoardInterrupted():
                 self.interruptions += event.resumed_at is None
-                self._say(f"interrupted: {event.reason}")
+                self._write(f"interrupted: {event.reason}")
                 self._line("interrupted", reason=event.reason, resumed_at=event.resumed_at)
 
-    def _say(self, text: str) -> None:
+    def _write(self, text: str) -> None:
         if not self._json:
             self._bar.console.print(text, highlight=False)
 

@@ -101,8 +101,8 @@ def _privacy(noise: float, rounds: int) -> str:
     """Return what differential privacy so many rounds have, in words."""
     if not noise:
         return "no differential privacy without --noise"
-    told, noun = "device's data, against all but this leader", "round" if rounds == 1 else "rounds"
-    return f"epsilon {epsilon(noise, rounds):.2f} at delta {DELTA:g} for each {told}, over {rounds} {noun}"
+    note, noun = "device's data, against all but this leader", "round" if rounds == 1 else "rounds"
+    return f"epsilon {epsilon(noise, rounds):.2f} at delta {DELTA:g} for each {note}, over {rounds} {noun}"
 
 
 def _status(arguments: argparse.Namespace) -> int:

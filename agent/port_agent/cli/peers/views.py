@@ -34,7 +34,7 @@ def _paired_table(devices: list[Mapping[str, Any]]) -> Table:
         style = "" if device["is_connected"] else "dim"
         words = (
             device["name"], device["board"], _CHARGING[device["charging"]], state, _job(device), _energy(device),
-            _last_heard(device), device["id"].partition("-")[0],
+            _last_heartbeat(device), device["id"].partition("-")[0],
         )  # fmt: skip
         table.add_row(*(Text(word, style=style) for word in words))
     return table
@@ -53,7 +53,7 @@ def _energy(device: Mapping[str, Any]) -> str:
     return f"{format_joules(device['today_joules'])}{'' if device['is_measured'] else ' (estimated)'}"
 
 
-def _last_heard(device: Mapping[str, Any]) -> str:
+def _last_heartbeat(device: Mapping[str, Any]) -> str:
     if device["last_heard_s"] is None:
         return f"never: {device['trouble']}" if device["trouble"] else "never since the start"
     ago = f"{format_seconds(device['last_heard_s'])} ago" if device["last_heard_s"] else "now"

@@ -259,7 +259,7 @@ def _request(arguments: argparse.Namespace) -> PlanRequest:
 
 def _keep_to_cores(arguments: argparse.Namespace) -> None:
     """Plan on the cores that a job will have; raises UsageError, and ConfigError of the settings."""
-    from port_agent.worker.thread_room import usable_cores
+    from port_agent.worker.thread_limit import usable_cores
 
     if arguments.cpus is not None:
         use_cores(arguments.cpus)

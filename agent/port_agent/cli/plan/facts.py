@@ -13,12 +13,12 @@ from port_agent.cli.devices_and_plots import where_it_runs
 from port_agent.cli.terminal import terminal
 from port_agent.control import places
 from port_planner.base.units import format_bytes, format_joules, format_seconds
-from port_planner.ir.devices.kinds import CPU
+from port_planner.ir.device_kinds import CPU
 
 if TYPE_CHECKING:
     from port_planner.ir.bundle.bundle import Bundle
     from port_planner.ir.bundle.manifest import Manifest, PlannedLimits
-    from port_planner.ir.graph import Piece
+    from port_planner.ir.graph import Tile
     from port_planner.ir.program import Program
 
 _TB = 1e12
@@ -64,7 +64,7 @@ def facts_of(path: Path, bundle: "Bundle", index: int) -> dict[str, Any]:
         "bundle": str(path), "batches": batches, "threads": bundle.manifest.threads, "operators": len(graph.ops), "storages": len(graph.storages),
         "budget_bytes": choice.ram_bytes, "planned_peak_bytes": planned_peak,
         "peak_without_planning_bytes": keep_all.peak_bytes, "base_bytes": base_bytes,
-        "in_pieces": [_told_piece(piece) for piece in graph.pieces],
+        "in_pieces": [_tile_text(piece) for piece in graph.pieces],
         "reordered_pieces": sum(piece.reordered for piece in graph.pieces),
         "floor_bytes": floor.nbytes, "floor": str(floor),
         "packed": count[Action.PACK], "packing_seconds": program.packing_seconds,
@@ -86,7 +86,7 @@ def facts_of(path: Path, bundle: "Bundle", index: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _told_piece(piece: "Piece") -> str:
+def _tile_text(piece: "Tile") -> str:
     """Say what runs in how many pieces, and whether that has the bits of the whole."""
     return f"{piece.what} in {piece.count} pieces" + (", summed in another order" if piece.reordered else "")
 
@@ -186,7 +186,7 @@ def _memory_rows(facts: dict[str, Any]) -> Iterator[Row]:
     if facts["device"] != CPU:
         yield "computes on", f"{facts['device']}, {_memory_of(facts)}"
     if (placed := facts["placed"]) is not None:
-        yield "placed", _told_placement(facts, placed)
+        yield "placed", _placement_text(facts, placed)
     yield "budget", _both(facts, "budget_bytes", "device_budget_bytes")
     peak, base = format_bytes(facts["planned_peak_bytes"]), format_bytes(facts["base_bytes"])
     pages = f", {format_bytes(facts['host_page_bytes'])} pages of the device" if facts["device_budget_bytes"] else ""
@@ -273,17 +273,17 @@ def _drawn(kind: str, watts: dict[str, Any] | None) -> str:
     return f"{kind} draws {watts['dense']:.3g} W computing, {watts['moving']:.3g} W moving numbers, {watts['source']}"
 
 
-_MOST_RUNS = 12
+_MAX_RUNS = 12
 """Of a division that is told operator by operator; one of more runs is told by counts alone."""
 
 
-def _told_placement(facts: dict[str, Any], placed: dict[str, Any]) -> str:
+def _placement_text(facts: dict[str, Any], placed: dict[str, Any]) -> str:
     """Say which operators run where, what moves between them, and whose bits that gives."""
     word = "with" if placed["teams"] else "on"
     text = " and ".join(f"{count} operators {word} {kind}" for kind, count in placed["operators"].items())
     if not placed["teams"]:
         text += f", {placed['transfers']} transfers of {format_bytes(placed['transferred_bytes'])} a step"
-    if len(placed["runs"]) <= _MOST_RUNS:
+    if len(placed["runs"]) <= _MAX_RUNS:
         text += ": " + ", ".join(f"{count} {kind}" for kind, count in placed["runs"])
     if alone := facts.get("step_s_by_device"):
         taken = " and ".join(f"{format_seconds(seconds)} {word} {kind} alone" for kind, seconds in alone.items())
@@ -396,11 +396,11 @@ def fine_bound_of(bundle: "Bundle") -> float | None:
 
     None if it took too long.
     """
-    from port_planner.search.plan_problem import MOST_SEARCHED
+    from port_planner.search.plan_problem import MAX_SEARCHED
     from port_planner.search.plan_step import fine_bound
 
     main = bundle.manifest.main_graph
-    if len(bundle.graphs[main].ops) > MOST_SEARCHED:
+    if len(bundle.graphs[main].ops) > MAX_SEARCHED:
         return None
     budget = bundle.plans[0][main].ram_bytes
     return fine_bound(bundle.graphs[main], bundle.costs[main], ram_bytes=budget, time_limit_s=2.5)

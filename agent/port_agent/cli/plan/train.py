@@ -68,8 +68,8 @@ def _add_train(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def _train(arguments: argparse.Namespace) -> int:
     from port_agent.cli.follow_job import follow
-    from port_agent.supervisor.job.plans.choice import data_limit
-    from port_agent.system.memory_belt import limit_data_of
+    from port_agent.supervisor.job.plan_choice import data_limit
+    from port_agent.system.memory_limit import limit_data_of
     from port_agent.worker.options import TorchOptions
     from port_agent.worker.start import start_worker, torch_worker
     from port_planner.ir.bundle.bundle import read_manifest

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from port_agent.energy.attribution.one_job import Attributor, Charge, MeteredStep, PhaseCosts, StepEnergy
-from port_agent.energy.timeline import Interval
+from port_agent.energy.attribution.timeline import Interval
 
 CpuClock = Callable[[], float]
 """CPU seconds that a job's worker has used; it may begin anew when the worker ends."""

@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+from port_agent.energy.attribution.timeline import Interval
 from port_agent.energy.sources.base import Kind
-from port_agent.energy.timeline import Interval
 from port_agent.worker.protocol import StepDone
 
 
@@ -121,8 +121,8 @@ class PhaseCosts:
         weights[EnergyPhase.PAGE_OUT] = self._transfer(
             event, EnergyPhase.PAGE_OUT, event.paged_out_bytes, self.write_joules_per_byte
         )
-        told_s = sum(seconds for phase, seconds in event.phases_s.items() if phase not in _TRANSFERS)
-        rest_s = max(event.wall_s - told_s, 0.0)
+        reported_s = sum(seconds for phase, seconds in event.phases_s.items() if phase not in _TRANSFERS)
+        rest_s = max(event.wall_s - reported_s, 0.0)
         weights[EnergyPhase.OTHER] = weights.get(EnergyPhase.OTHER, 0.0) + rest_s * self.compute_watts
         total = sum(weights.values())
         if total <= 0:
@@ -372,8 +372,8 @@ class _Sums:
 
 def _phase_seconds(event: MeteredStep, phase: EnergyPhase) -> float:
     if phase is EnergyPhase.OTHER:
-        told_s = sum(seconds for name, seconds in event.phases_s.items() if name not in _TRANSFERS)
-        return max(event.wall_s - told_s, 0.0) + event.phases_s.get(EnergyPhase.OTHER, 0.0)
+        reported_s = sum(seconds for name, seconds in event.phases_s.items() if name not in _TRANSFERS)
+        return max(event.wall_s - reported_s, 0.0) + event.phases_s.get(EnergyPhase.OTHER, 0.0)
     return event.phases_s.get(phase, 0.0)
 
 

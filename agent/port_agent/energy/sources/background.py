@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 
-from port_agent.energy.sources.base import PowerSource, Reading, SelfTest, SourceError, SourceInfo
+from port_agent.energy.sources.base import PowerSource, SelfTest, SensorReading, SourceError, SourceInfo
 from port_agent.system.clock import now_s as clock_now_s
 
 PLUGIN_FAILURES = (
@@ -31,7 +31,7 @@ class BackgroundSource:
         self.info: SourceInfo = inner.info
         self._stop = threading.Event()
         self._lock = threading.Lock()
-        self._newest: Reading | None = None
+        self._newest: SensorReading | None = None
         self._newest_s = self._clock()
         self._error: SourceError | None = None
         self._thread = threading.Thread(target=self._run, name=f"power-{inner.info.name}", daemon=True)
@@ -44,7 +44,7 @@ class BackgroundSource:
                 self._newest, self._error, self._newest_s = reading, error, self._clock()
             self._stop.wait(self.info.period_s)
 
-    def _attempt(self) -> tuple[Reading | None, SourceError | None]:
+    def _attempt(self) -> tuple[SensorReading | None, SourceError | None]:
         try:
             return self._inner.read(self._clock()), None
         except SourceError as error:
@@ -54,7 +54,7 @@ class BackgroundSource:
                 self.info.name, f"failed with {type(error).__name__}: {error}", "report it to the plug-in's author"
             )
 
-    def read(self, now_s: float) -> Reading | None:
+    def read(self, now_s: float) -> SensorReading | None:
         """Return the newest reading at the time it was taken; raise `SourceError` if it failed or is stale."""
         with self._lock:
             newest, error, taken_s = self._newest, self._error, self._newest_s

@@ -85,7 +85,7 @@ def title_of(source: str, kind: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class SensorReading:
     """One reading. Either figure may be None, never both."""
 
     time_s: float
@@ -122,7 +122,7 @@ class PowerSource(Protocol):
     def info(self) -> SourceInfo:
         """What this source is."""
 
-    def read(self, now_s: float) -> Reading | None:
+    def read(self, now_s: float) -> SensorReading | None:
         """Return the reading at `now_s`, None when there is nothing to measure; raise `SourceError` if broken."""
 
     def self_test(self, now_s: float) -> SelfTest:

@@ -14,8 +14,8 @@ from pathlib import Path
 from port_agent.energy.sources.base import (
     Coverage,
     Kind,
-    Reading,
     SelfTest,
+    SensorReading,
     SourceAbsent,
     SourceError,
     SourceInfo,
@@ -143,7 +143,7 @@ class BatterySource:
                 found.append((path, style))
         return found
 
-    def read(self, now_s: float) -> Reading | None:
+    def read(self, now_s: float) -> SensorReading | None:
         """Return what the batteries give now; None while none discharges or a supply is plugged in.
 
         Raises `SourceError` if a battery that was there fails.
@@ -155,11 +155,13 @@ class BatterySource:
             self._last_levels = {}
             return None
         if not self._levels_only:
-            return Reading(now_s, watts=sum(g.watts for g in gauges.values() if g.discharging and g.watts is not None))
+            return SensorReading(
+                now_s, watts=sum(g.watts for g in gauges.values() if g.discharging and g.watts is not None)
+            )
         levels = {path: g.level_joules for path, g in gauges.items() if g.level_joules is not None}
         self._used_joules += sum(self._last_levels.get(path, level) - level for path, level in levels.items())
         self._last_levels = levels
-        return Reading(now_s, counter_joules=self._used_joules)
+        return SensorReading(now_s, counter_joules=self._used_joules)
 
     def _plugged_in(self) -> bool:
         for path in self._folder.glob("*"):

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from port_agent.energy.sources.base import Coverage, Kind, Reading, SelfTest, SourceInfo
+from port_agent.energy.sources.base import Coverage, Kind, SelfTest, SensorReading, SourceInfo
 from port_agent.facts.idle import parse_stat
 
 NAME = "estimated"
@@ -116,7 +116,7 @@ class EstimatedSource:
             period_s=1.0,
         )
 
-    def read(self, now_s: float) -> Reading:
+    def read(self, now_s: float) -> SensorReading:
         """Return the estimated energy since opening."""
         if self._last_s is None:
             self._load.busy_fraction()
@@ -126,7 +126,7 @@ class EstimatedSource:
             watts = self.model.static_watts + self._last_fraction * self.model.compute_watts
             self._total_joules += watts * max(now_s - self._last_s, 0.0)
         self._last_s = now_s
-        return Reading(now_s, counter_joules=self._total_joules)
+        return SensorReading(now_s, counter_joules=self._total_joules)
 
     def note_transfer(self, read_bytes: int, written_bytes: int) -> None:
         """Add what moving these bytes costs by the model; processor load does not show it."""

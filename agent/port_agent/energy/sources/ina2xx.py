@@ -17,8 +17,8 @@ from pathlib import Path
 from port_agent.energy.sources.base import (
     Coverage,
     Kind,
-    Reading,
     SelfTest,
+    SensorReading,
     SourceError,
     SourceInfo,
     plausible_watts,
@@ -141,7 +141,7 @@ class Ina2xxSource:
             period_s=1.0,
         )
 
-    def read(self, now_s: float) -> Reading | None:
+    def read(self, now_s: float) -> SensorReading | None:
         """Return the power now, None while a battery charges or rests; raise `SourceError` if the chip fails."""
         bus = self._read_bus()
         if not 0 < bus.volts <= 36:
@@ -149,7 +149,7 @@ class Ina2xxSource:
                 self.info.name, f"reads {bus.volts:g} V, outside the chip's range", "check wiring and the I2C address"
             )
         watts = bus.board_watts(self._wire)
-        return None if watts is None else Reading(now_s, watts=plausible_watts(self.info.name, watts))
+        return None if watts is None else SensorReading(now_s, watts=plausible_watts(self.info.name, watts))
 
     def self_test(self, now_s: float) -> SelfTest:
         """Return whether the chip answers, and what is still to be configured."""

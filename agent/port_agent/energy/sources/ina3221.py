@@ -11,8 +11,8 @@ from pathlib import Path
 from port_agent.energy.sources.base import (
     GpuReading,
     Kind,
-    Reading,
     SelfTest,
+    SensorReading,
     SourceAbsent,
     SourceError,
     SourceInfo,
@@ -107,10 +107,10 @@ class Ina3221Source:
             period_s=1.0,
         )
 
-    def read(self, now_s: float) -> Reading:
+    def read(self, now_s: float) -> SensorReading:
         """Return the total power now; raise `SourceError` if any of its rails fails."""
         watts = plausible_watts(NAME, sum(channel.watts() for channel in self.channels))
-        return Reading(now_s, watts=watts, gpu=self._gpu_reading())
+        return SensorReading(now_s, watts=watts, gpu=self._gpu_reading())
 
     def _gpu_reading(self) -> GpuReading | None:
         """Return what the GPU's rail draws; None where there is none, or it fails, which `self_test` says."""

@@ -15,8 +15,8 @@ from port_agent.energy.sources.base import (
     GpuReading,
     Kind,
     PowerSource,
-    Reading,
     SelfTest,
+    SensorReading,
     SourceAbsent,
     SourceError,
     SourceInfo,
@@ -62,14 +62,14 @@ class NvidiaSource:
         if self._asked() and not any(watts is not None for watts in self._draw().values()):
             raise SourceAbsent(NAME, "no NVIDIA card here has a power sensor", "nothing to do")
 
-    def read(self, now_s: float) -> Reading:
+    def read(self, now_s: float) -> SensorReading:
         """Return what the cards draw; raise `SourceError` where they do not say."""
         watts = 0.0
         for card, own in self._draw().items() if self._asked() else ():
             if own is None:
                 raise SourceError(NAME, f"card {card} does not say what it draws", "take it out with energy.disable")
             watts += own
-        return Reading(now_s, watts=watts, gpu=GpuReading(watts, _COVERS))
+        return SensorReading(now_s, watts=watts, gpu=GpuReading(watts, _COVERS))
 
     def _asked(self) -> tuple[str, ...]:
         return (self._card,) if self._card is not None else self._awake() or ()
@@ -102,10 +102,10 @@ class WithCards:
             self.info = replace(info, name=f"{info.name}+{NAME}", covers=f"{info.covers}; and {_COVERS}")
         else:
             self.info = replace(info, covers=f"{info.covers}; of it, told apart, {_COVERS}")
-        self._before: Reading | None = None
+        self._before: SensorReading | None = None
         self._joules = 0.0
 
-    def read(self, now_s: float) -> Reading | None:
+    def read(self, now_s: float) -> SensorReading | None:
         """Return the machine's reading with the cards in it; raise `SourceError` where they are to be added and do not say."""
         before, self._before = self._before, None
         found = self._machine.read(now_s)

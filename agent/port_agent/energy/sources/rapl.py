@@ -15,8 +15,8 @@ from pathlib import Path
 from port_agent.energy.sources.base import (
     Coverage,
     Kind,
-    Reading,
     SelfTest,
+    SensorReading,
     SourceAbsent,
     SourceError,
     SourceInfo,
@@ -129,7 +129,7 @@ class RaplSource:
             period_s=1.0,
         )
 
-    def read(self, now_s: float) -> Reading:
+    def read(self, now_s: float) -> SensorReading:
         """Return the energy since opening in joules, wraps undone.
 
         Raises `SourceError` when a zone fails, or was silent so long that its wraps cannot be counted; the
@@ -142,7 +142,7 @@ class RaplSource:
         if before is not None:
             steps = zip(self.zones, before, current, strict=True)
             self._total_joules += sum(_advance(zone, old, new, elapsed_s) for zone, old, new in steps)
-        return Reading(now_s, counter_joules=self._total_joules)
+        return SensorReading(now_s, counter_joules=self._total_joules)
 
     def _counter_joules(self, zone: Zone) -> float:
         joules = read_integer(NAME, zone.path / "energy_uj") / 1e6

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 
 from port_agent.energy.sources.base import (
     GpuReading,
-    Reading,
     SelfTest,
+    SensorReading,
     SourceError,
     SourceInfo,
     plausible_watts,
@@ -33,8 +33,8 @@ def command_output(source: str, command: Sequence[str], remedy: str) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise SourceError(source, f"cannot run {command[0]} ({error})", remedy) from error
     if done.returncode:
-        said = done.stderr.decode(errors="replace").strip()[-200:]
-        raise SourceError(source, f"{' '.join(command)} ended with {done.returncode}: {said}", remedy)
+        output = done.stderr.decode(errors="replace").strip()[-200:]
+        raise SourceError(source, f"{' '.join(command)} ended with {done.returncode}: {output}", remedy)
     return done.stdout.decode(errors="replace")
 
 
@@ -59,13 +59,13 @@ class ToolSource:
         self._close = close
         self._gpu = gpu
 
-    def read(self, now_s: float) -> Reading | None:
+    def read(self, now_s: float) -> SensorReading | None:
         """Return the power now; raise `SourceError` if the tool failed or its words are torn or garbled."""
         text = self._text(now_s)
         watts = None if text is None else self._watts(text)
         if text is None or watts is None:
             return None
-        return Reading(now_s, watts=plausible_watts(self.info.name, watts), gpu=self._gpu(text))
+        return SensorReading(now_s, watts=plausible_watts(self.info.name, watts), gpu=self._gpu(text))
 
     def self_test(self, now_s: float) -> SelfTest:
         """Return whether the tool runs and is understood."""

@@ -17,13 +17,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from port_agent.finetune.accumulation.trained_head import HeadPart, LookedUp, TrainedHead
-from port_agent.finetune.head_loss import SEEN_TOKENS, LearnedLoss, learned_places
-from port_agent.finetune.libraries import plain_model
-from port_agent.follow.budget import keeping, without_foresight
+from port_agent.finetune.accumulation.head_loss import SEEN_TOKENS, LearnedLoss, learned_places
+from port_agent.finetune.accumulation.trained_head import HeadTile, LookedUp, TrainedHead
+from port_agent.finetune.inputs.libraries import plain_model
+from port_agent.intercept.budget import keeping, without_prefetch
 from port_planner.base.tensor_bytes import same_bits
 
-_MOST_OF_ROOM = 0.85
+_MAX_HEAD_SHARE = 0.85
 """Of the room for tensors, what a head may take that is kept: logits of a micro-batch are all that must be there beside it."""
 
 Inputs = tuple[torch.Tensor, torch.Tensor]
@@ -89,7 +89,7 @@ class ByLayers:
         Raises NotByLayersError where the model does something between its layers that this does not repeat, or draws random
         numbers; the caller restores those, clears the gradients and runs the batches one by one.
         """
-        with without_foresight():
+        with without_prefetch():
             if not self._is_checked:
                 self._check(batches[0][0])
                 self._is_checked = True
@@ -103,7 +103,7 @@ class ByLayers:
             _check_nothing_drawn(drawn)
             head = self._head_of(runs)
             total = 0.0
-            with _kept(self._head, self._layers[-1], _MOST_OF_ROOM if head is not None else None):
+            with _kept(self._head, self._layers[-1], _MAX_HEAD_SHARE if head is not None else None):
                 for run in runs:
                     total += run.loss(gradient_of, head, keep_last=self._ends_trained)
             _check_nothing_drawn(drawn)
@@ -115,7 +115,7 @@ class ByLayers:
                     self._take_norms(layer.parameters())
             if head is not None:
                 looked_up = [run.before_layers(head) for run in runs]
-                head.add_gradients([run.head_part for run in runs], [found for found in looked_up if found is not None])
+                head.add_gradients([run.head_tile for run in runs], [found for found in looked_up if found is not None])
                 self._take_norms((head.weight,))
             elif self._ends_trained:
                 with _kept(self._head, None):
@@ -166,7 +166,7 @@ class ByLayers:
 
     def head_loss(
         self, run: "_MicroBatch", last: torch.Tensor, gradient_of: int, head: TrainedHead
-    ) -> tuple[float, HeadPart]:
+    ) -> tuple[float, HeadTile]:
         """Return the loss of what the last layer gave, and what it leaves for the head; gradients go to `last` and to what is behind it."""
         layers = itertools.cycle(range(len(self._layers)))
         stand_in = self._instead(lambda hidden, *_, **__: last if next(layers) == len(self._layers) - 1 else hidden)
@@ -280,7 +280,7 @@ class _MicroBatch:
         hidden, self._arguments, looked_up = by_layers.first_hidden(tokens)
         self._looked_up = looked_up[0] if len(looked_up) == 1 else None
         """Rows of the table of embeddings, [batch, length, width]; None where it is looked up otherwise than once."""
-        self._head_part: HeadPart | None = None
+        self._head_tile: HeadTile | None = None
         self._given = [_cut(hidden)]
         """What each layer was given, [batch, length, width], and at last what the last one gave."""
         self._last: torch.Tensor | None = None
@@ -308,11 +308,11 @@ class _MicroBatch:
         return len(self.tokens) * learned_places(self.labels)[0]
 
     @property
-    def head_part(self) -> HeadPart:
+    def head_tile(self) -> HeadTile:
         """What it leaves for a head that runs for all together. Raises NotByLayersError before it did."""
-        if self._head_part is None:
+        if self._head_tile is None:
             raise NotByLayersError("its head has not run")
-        return self._head_part
+        return self._head_tile
 
     def looking_up(self) -> contextlib.AbstractContextManager[None]:
         """Have the table of embeddings not be read again."""
@@ -324,7 +324,7 @@ class _MicroBatch:
         if not last.requires_grad:
             raise NotByLayersError("nothing in its layers is trained")
         if head is not None:
-            loss, self._head_part = self._by_layers.head_loss(self, last, gradient_of, head)
+            loss, self._head_tile = self._by_layers.head_loss(self, last, gradient_of, head)
             self._gradient, last.grad = last.grad, None
             return loss
         loss = self._by_layers.loss_behind(self, lambda _: last, gradient_of, (last,))
@@ -418,7 +418,7 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Tell whether two values are equal, tensors in them to the bit."""
+    """Return whether two values are equal, tensors in them to the bit."""
     if isinstance(one, tuple | list):
         return isinstance(other, tuple | list) and len(one) == len(other) and all(map(_same, one, other))
     if isinstance(one, dict):  # a keyword that is None may as well be left away

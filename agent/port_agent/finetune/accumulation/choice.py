@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from port_agent.finetune.accumulation.by_layers import why_not_by_layers
-from port_agent.finetune.options import FinetuneError, FinetuneOptions, MicroBatchOrder
-from port_agent.finetune.task import Task, TaskKind
+from port_agent.finetune.inputs.options import FinetuneError, FinetuneOptions, MicroBatchOrder
+from port_agent.finetune.text.task import Task, TaskKind
 from port_planner.base.units import format_bytes
 
 _SPARED_BYTES = 16 << 20
@@ -22,12 +22,12 @@ class Accumulation:
 
 
 def accumulation_of(
-    model: Any, options: FinetuneOptions, task: Task, weights_bytes: int, room_bytes: int | None, flash_bytes: int = 0
+    model: Any, options: FinetuneOptions, task: Task, weights_bytes: int, free_bytes: int | None, flash_bytes: int = 0
 ) -> Accumulation:
     """Return how the micro-batches of a model run; both ways have the same bits.
 
     `model`: without adapters. `weights_bytes`: all that stays from one micro-batch to the next: weights that a step
-    multiplies by, gradients and moments. `room_bytes`: for them and all tensors, None without a budget. `flash_bytes`: what an update
+    multiplies by, gradients and moments. `free_bytes`: for them and all tensors, None without a budget. `flash_bytes`: what an update
     wrote to flash that wears out, run one by one; what is trained, if not adapters alone, must be written either way. Raises
     FinetuneError where they are asked to run layer by layer and cannot. A single batch runs so, too: of what a layer makes nothing is
     kept for the way back then.
@@ -48,15 +48,15 @@ def accumulation_of(
         return Accumulation(
             True, f"an update writes {format_bytes(flash_bytes)} to flash, which wears out; layers are computed once more instead"
         )  # fmt: skip
-    if room_bytes is None:
+    if free_bytes is None:
         return Accumulation(False, "there is no budget")
-    if weights_bytes <= room_bytes:
+    if weights_bytes <= free_bytes:
         return Accumulation(
             False,
             f"weights, gradients and moments of {format_bytes(weights_bytes)} fit into the budget, and are not read again",
         )
     return Accumulation(
-        True, f"weights, gradients and moments of {format_bytes(weights_bytes)} do not fit into {format_bytes(max(room_bytes, 0))}: they are "
+        True, f"weights, gradients and moments of {format_bytes(weights_bytes)} do not fit into {format_bytes(max(free_bytes, 0))}: they are "
         "read once in each direction and update, not for each batch; each layer is computed once more for it"
     )  # fmt: skip
 

@@ -17,7 +17,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from port_agent.finetune.head_loss import LearnedLoss, chosen_log_probabilities, learned_places, summed_loss
+from port_agent.finetune.accumulation.head_loss import (
+    LearnedLoss,
+    chosen_log_probabilities,
+    learned_places,
+    summed_loss,
+)
 from port_planner.exactness.cancelling import mirrored
 from port_planner.exactness.tiles import Operands, tiles_equal
 
@@ -29,7 +34,7 @@ _STEP_ROWS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class HeadPart:
+class HeadTile:
     """What a micro-batch leaves for the head's gradient: rows that it ran on, [rows, width], and the gradient of their logits in tiles."""
 
     rows: torch.Tensor
@@ -77,12 +82,12 @@ class TrainedHead:
         return self._embedding is not None
 
     def works_for(self, rows: int) -> bool:
-        """Tell whether tiles of this many rows' product have the bits of the whole on this device; compared where none came yet."""
+        """Return whether tiles of this many rows' product have the bits of the whole on this device; compared where none came yet."""
         if rows not in self._equal:
             self._equal[rows] = self._tiles_have_bits_of_whole(rows)
         return self._equal[rows]
 
-    def loss(self, hidden: torch.Tensor, labels: torch.Tensor, gradient_of: int) -> tuple[float, HeadPart]:
+    def loss(self, hidden: torch.Tensor, labels: torch.Tensor, gradient_of: int) -> tuple[float, HeadTile]:
         """Return a micro-batch's loss, and what it leaves; the gradient goes back through `hidden`, [batch, length, width]."""
         kept, following = learned_places(labels)
         block = hidden[:, -kept:]
@@ -92,7 +97,7 @@ class TrainedHead:
         logits.backward(logits.detach())
         block.backward(given.grad)
         flat = logits.detach().view(-1, logits.shape[-1])
-        part = HeadPart(
+        part = HeadTile(
             given.detach().reshape(-1, given.shape[-1]), [flat[:, start:stop].clone() for start, stop in self._tiles()]
         )
         return summed_loss(chosen, following).item(), part
@@ -107,7 +112,7 @@ class TrainedHead:
         )
         return LookedUp(places, added)
 
-    def add_gradients(self, parts: Sequence[HeadPart], looked_up: Sequence[LookedUp]) -> None:
+    def add_gradients(self, parts: Sequence[HeadTile], looked_up: Sequence[LookedUp]) -> None:
         """Add the gradients of all micro-batches to the weight's; of a tied one, `looked_up` of each."""
         weight = self._head.weight
         first = weight.grad is None
@@ -138,7 +143,7 @@ class TrainedHead:
         return max(_TILE_BYTES // row_bytes // _STEP_ROWS, 1) * _STEP_ROWS
 
     def _tiles_have_bits_of_whole(self, rows: int) -> bool:
-        """Tell whether products in tiles have the bits of what autograd multiplies: of numbers whose sums cancel, of two tiles and the last."""
+        """Return whether products in tiles have the bits of what autograd multiplies: of numbers whose sums cancel, of two tiles and the last."""
         weight, step = self._head.weight, self._step
         outputs = min(weight.shape[0], 2 * step + weight.shape[0] % step)
         drawn = Operands(weight.dtype)

@@ -17,9 +17,9 @@ from port_planner.torch_compat.optimizers import take_state
 class ClippedAdamW(torch.optim.AdamW):
     """AdamW without weight decay behind `clip_grad_norm_`, with the bits of both; a step gives up the gradients."""
 
-    def __init__(self, trained: Iterable[torch.Tensor], learning_rate: float, most_norm: float) -> None:
+    def __init__(self, trained: Iterable[torch.Tensor], learning_rate: float, max_norm: float) -> None:
         super().__init__(trained, lr=learning_rate, weight_decay=0.0)
-        self._most_norm = most_norm
+        self._max_norm = max_norm
         self.norms: dict[torch.Tensor, torch.Tensor] = {}
         """Of gradients whose norm is known already, until the next step."""
 
@@ -31,7 +31,7 @@ class ClippedAdamW(torch.optim.AdamW):
         known, self.norms = self.norms, {}
         norms = [known[p] if p in known else torch.linalg.vector_norm(p.grad) for p in trained]
         total = torch.linalg.vector_norm(torch.stack(norms))
-        share = torch.clamp(self._most_norm / (total + 1e-6), max=1.0)  # as clip_grad_norm_ has it
+        share = torch.clamp(self._max_norm / (total + 1e-6), max=1.0)  # as clip_grad_norm_ has it
         for p in trained:
             if share.item() != 1.0:
                 p.grad.mul_(share)

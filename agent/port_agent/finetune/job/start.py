@@ -12,12 +12,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import NoReturn
 
-from port_agent.finetune.job.file import FinetuneJob
-from port_agent.finetune.job.round_files import open_round
-from port_agent.finetune.options import FinetuneError
-from port_agent.follow.consumption import wear_joules_per_byte
-from port_agent.follow.exec.exec_budget import ExecOptions
-from port_agent.follow.exec.launch import LaunchOptions, launch_words
+from port_agent.finetune.inputs.options import FinetuneError
+from port_agent.finetune.job_file import FinetuneJob
+from port_agent.finetune.round_files import open_round
+from port_agent.intercept.consumption import wear_joules_per_byte
+from port_agent.intercept.exec.exec_budget import ExecOptions
+from port_agent.intercept.exec.launch import LaunchOptions, launch_words
 from port_agent.malloc import preload_environment
 from port_agent.system.python_process import threads_environment
 from port_agent.worker.options import FinetuneWorkerOptions
@@ -27,15 +27,15 @@ from port_planner.base.errors import ExitCode
 
 def main(words: Sequence[str] | None = None) -> ExitCode:
     """Become the worker; return the exit code where that is impossible, the daemon told why."""
-    told = FinetuneWorkerOptions.parse(words, program="port_agent.finetune.job.start")
-    return serve(told.control_fd, lambda control, tell: _become_worker(told))
+    options = FinetuneWorkerOptions.parse(words, program="port_agent.finetune.job.start")
+    return serve(options.control_fd, lambda control, emit: _become_worker(options))
 
 
-def _become_worker(told: FinetuneWorkerOptions) -> NoReturn:
+def _become_worker(options: FinetuneWorkerOptions) -> NoReturn:
     """Raise FinetuneError and OSError where that is impossible."""
-    job = FinetuneJob.read(told.bundle)
-    given = open_round(told)
-    home = _take_rights_of(told.user) if told.user is not None and os.geteuid() == 0 else {}
+    job = FinetuneJob.read(options.bundle)
+    given = open_round(options)
+    home = _take_rights_of(options.user) if options.user is not None and os.geteuid() == 0 else {}
     allocator = preload_environment(job.ram_bytes)
     soft, _ = resource.getrlimit(resource.RLIMIT_DATA)
     budget = ExecOptions(
@@ -45,7 +45,13 @@ def _become_worker(told: FinetuneWorkerOptions) -> NoReturn:
     )  # fmt: skip
     restored = {name: os.environ.get(name) for name in allocator}
     files = () if given is None else (given.encoded(),)
-    program = ("port_agent.finetune.job.worker", job.encoded().decode(), "--control-fd", str(told.control_fd), *files)
+    program = (
+        "port_agent.finetune.job.worker",
+        job.encoded().decode(),
+        "--control-fd",
+        str(options.control_fd),
+        *files,
+    )
     command = launch_words(LaunchOptions(asdict(budget), True, restored, ours=True), program)
     os.execve(command[0], command, {**os.environ, **home, **allocator, **threads_environment(job.threads)})
 

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from port_agent.finetune.job.file import FinetuneJob
-from port_agent.finetune.job.round_files import RoundFiles
-from port_agent.finetune.steering import LeaveTraining, Steering
+from port_agent.finetune.job_file import FinetuneJob
+from port_agent.finetune.round_files import RoundFiles
+from port_agent.finetune.steering import Steering, TrainingExit
 from port_agent.finetune.text.tokenizing import TokenizerProcess
-from port_agent.follow.exec.children import Children
-from port_agent.worker.control import Control, LeftOnRequest, Tell
+from port_agent.intercept.exec.children import Children
+from port_agent.worker.control import Control, Emit, LeftOnRequest
 from port_agent.worker.protocol import CheckpointWritten, TrainingFinished, WorkerReady
 from port_agent.worker.serve import serve
 from port_planner.base.errors import ExitCode
@@ -31,7 +31,7 @@ from port_planner.base.process_memory import peak_resident_bytes, resident_bytes
 
 if TYPE_CHECKING:
     from port_agent.finetune.training import Update
-    from port_agent.follow.exec.step_figures import StepFigures
+    from port_agent.intercept.exec.step_figures import StepFigures
 
 _SIGNAL = signal.SIGUSR1
 """What wakes the main thread; nothing of the recipe uses it."""
@@ -47,21 +47,21 @@ def main() -> ExitCode:
     """Fine-tune as the job says; return the exit code."""
     job = msgspec.json.decode(sys.argv[1], type=FinetuneJob)
     files = msgspec.json.decode(sys.argv[4], type=RoundFiles) if sys.argv[4:] else None
-    return serve(int(sys.argv[3]), lambda control, tell: _work(job, files, control, tell))
+    return serve(int(sys.argv[3]), lambda control, emit: _work(job, files, control, emit))
 
 
-def _work(job: FinetuneJob, files: RoundFiles | None, control: Control, tell: Tell) -> None:
+def _work(job: FinetuneJob, files: RoundFiles | None, control: Control, emit: Emit) -> None:
     """Raise LeftOnRequest when it left as asked, and FinetuneError."""
-    steering = DaemonSteering(control, tell)
+    steering = DaemonSteering(control, emit)
     try:
         control.attach(steering)
         job.check_files()
-        _train(job, files, tell, steering)
-    except LeaveTraining:
+        _train(job, files, emit, steering)
+    except TrainingExit:
         raise LeftOnRequest("left on request") from None
 
 
-def _train(job: FinetuneJob, files: RoundFiles | None, tell: Tell, steering: "DaemonSteering") -> None:
+def _train(job: FinetuneJob, files: RoundFiles | None, emit: Emit, steering: "DaemonSteering") -> None:
     tokenizer = TokenizerProcess(job.options)
     tokenizer.tokenized()  # before torch: it ends with its memory
     from port_agent.finetune.federated import FederatedRound
@@ -74,7 +74,7 @@ def _train(job: FinetuneJob, files: RoundFiles | None, tell: Tell, steering: "Da
     given = None if files is None else FederatedRound.of(files)
     outcome = finetune(job.options, steering.updated, note, steering, given, tokenizer)
     if outcome.left:
-        raise LeaveTraining
+        raise TrainingExit
     if given is not None and outcome.loss_after is not None and not given.trains:
         note(f"loss of held-out text: {outcome.loss_after:.3f} with what was averaged")
     elif outcome.loss_before is not None and outcome.loss_after is not None:
@@ -88,12 +88,12 @@ def _train(job: FinetuneJob, files: RoundFiles | None, tell: Tell, steering: "Da
 class DaemonSteering(Steering):
     """The daemon's word, heard in a thread of its own and obeyed by the main thread."""
 
-    def __init__(self, control: Control, tell: Tell) -> None:
+    def __init__(self, control: Control, emit: Emit) -> None:
         """From here on commands interrupt the main thread, which this is."""
         super().__init__()
-        self._control, self._tell = control, tell
+        self._control, self._emit = control, emit
         self._children = Children()
-        self._updating = self._obeying = self._asked = False
+        self._updating = self._obeying = self._leave_requested = False
         self._seconds_per_byte = 1 / _SLOW_BYTES_PER_S
         self._before: StepFigures | None = None
         self.step = self._of = 0
@@ -106,28 +106,28 @@ class DaemonSteering(Steering):
 
     def _obey(self, number: int, frame: FrameType | None) -> None:
         """Do what is wanted. A signal that comes meanwhile has it looked at once more: children are told by one at a time."""
-        self._asked = True
+        self._leave_requested = True
         if self._obeying or self.leaving:
             return
         self._obeying = True
         try:
-            while self._asked:
-                self._asked = False
+            while self._leave_requested:
+                self._leave_requested = False
                 self._gate()
         finally:
             self._obeying = False
-            if self._asked and not self.leaving:  # since the last look
+            if self._leave_requested and not self.leaving:  # since the last look
                 self.interrupt()
 
     def _gate(self) -> None:
-        """Wait while paused, the process's children stopped. Raises LeaveTraining."""
+        """Wait while paused, the process's children stopped. Raises TrainingExit."""
         began_s = time.perf_counter()
         self._children.stop()
         try:
             self._control.gate(lambda within_s: self._updating)
         except LeftOnRequest:
             self.leaving = True
-            raise LeaveTraining from None
+            raise TrainingExit from None
         finally:
             self._children.go_on()
         if self._before is not None:  # a pause is no part of an update
@@ -140,7 +140,7 @@ class DaemonSteering(Steering):
         """Say that the worker is ready."""
         self.step, self._of, self._before = done, of, self._figures(done)
         peak = peak_resident_bytes()
-        self._tell(
+        self._emit(
             WorkerReady(
                 pid=os.getpid(), step=done, total_steps=of, plan=0, resident_bytes=resident_bytes(), start_peak_bytes=peak
             )
@@ -153,51 +153,51 @@ class DaemonSteering(Steering):
 
     @contextlib.contextmanager
     def updating(self) -> Iterator[None]:
-        """Put off leaving until the update is whole; raise LeaveTraining then."""
+        """Put off leaving until the update is whole; raise TrainingExit then."""
         self._updating = True
         try:
             yield
         finally:
             self._updating = False
-        self._leave_if_asked()
+        self._leave_if_requested()
 
     def finish(self) -> None:
-        """Put off leaving for good; raise LeaveTraining where it is asked for already."""
+        """Put off leaving for good; raise TrainingExit where it is asked for already."""
         self._updating = True
-        self._leave_if_asked()
+        self._leave_if_requested()
 
     def finished(self, done: int, out: str) -> None:
-        """Tell the daemon, which takes the job for done then, however this process ends."""
-        self._tell(TrainingFinished(step=done, out=out, peak_rss_bytes=peak_resident_bytes()))
+        """Report the daemon, which takes the job for done then, however this process ends."""
+        self._emit(TrainingFinished(step=done, out=out, peak_rss_bytes=peak_resident_bytes()))
 
-    def _leave_if_asked(self) -> None:
+    def _leave_if_requested(self) -> None:
         if self._control.leaving and not self.leaving:
             self.leaving = True
-            raise LeaveTraining
+            raise TrainingExit
 
     def checkpoint_due(self) -> bool:
-        """Tell whether the daemon asked for one, which knows what one costs."""
+        """Return whether the daemon asked for one, which knows what one costs."""
         return self._control.take_checkpoint()
 
     def wrote(self, done: int, nbytes: int, seconds: float) -> None:
-        """Tell the daemon."""
+        """Report the daemon."""
         self._seconds_per_byte = seconds / max(1, nbytes)
-        self._tell(CheckpointWritten(step=done, bytes=nbytes, wall_s=seconds))
+        self._emit(CheckpointWritten(step=done, bytes=nbytes, wall_s=seconds))
 
     def has_time_to_write(self, nbytes: int) -> bool:
-        """Tell whether a last checkpoint is written before the worker is killed, by how long one took."""
+        """Return whether a last checkpoint is written before the worker is killed, by how long one took."""
         return nbytes * self._seconds_per_byte < self._control.leave_within_s + _MARGIN_S
 
     def updated(self, update: "Update") -> None:
-        """Tell the daemon of an update."""
+        """Report the daemon of an update."""
         now = self._figures(update.done)
         if self._before is not None:
-            self._tell(now.step_since(self._before, update.loss, self._of))
+            self._emit(now.step_since(self._before, update.loss, self._of))
         self.step, self._before = update.done, now
 
     def _figures(self, done: int) -> "StepFigures":
-        from port_agent.follow.budget import report_of_this_process
-        from port_agent.follow.exec.step_figures import StepFigures
+        from port_agent.intercept.budget import report_of_this_process
+        from port_agent.intercept.exec.step_figures import StepFigures
 
         return StepFigures.now(done, report_of_this_process())
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from port_agent.finetune.options import FinetuneError
+from port_agent.finetune.inputs.options import FinetuneError
 from port_agent.finetune.text.records import Message
 
 Span = tuple[list[int], bool]
@@ -25,9 +25,9 @@ class _Answer:
     """One answer: the text and the tokens of all before it, and its own."""
 
     before: str
-    asked: list[int]
+    prompt: list[int]
     after: str
-    said: list[int]
+    answer: list[int]
 
 
 def conversation_spans(messages: Sequence[Message], tokenizer: Any) -> list[list[Span]]:
@@ -45,10 +45,10 @@ def conversation_spans(messages: Sequence[Message], tokenizer: Any) -> list[list
     spans: list[Span] = []
     done, done_tokens = "", list[int]()
     for answer in answers:
-        if not answer.before.startswith(done) or answer.asked[: len(done_tokens)] != done_tokens:
-            return [[(answer.asked, False), (answer.said, True)] for answer in answers]
-        spans += [(answer.asked[len(done_tokens) :], False), (answer.said, True)]
-        done, done_tokens = answer.after, answer.asked + answer.said
+        if not answer.before.startswith(done) or answer.prompt[: len(done_tokens)] != done_tokens:
+            return [[(answer.prompt, False), (answer.answer, True)] for answer in answers]
+        spans += [(answer.prompt[len(done_tokens) :], False), (answer.answer, True)]
+        done, done_tokens = answer.after, answer.prompt + answer.answer
     return [spans]
 
 
@@ -58,10 +58,10 @@ def _answer(turns: list[dict[str, str]], tokenizer: Any) -> _Answer:
         raise FinetuneError(
             "the tokenizer's chat template asks for an answer otherwise than it writes it; give prompt and completion"
         )
-    asked, whole = _tokens(tokenizer, before), _tokens(tokenizer, after)
-    if whole[: len(asked)] == asked:
-        return _Answer(before, asked, after, whole[len(asked) :])
-    return _Answer(before, asked, after, _tokens(tokenizer, after[len(before) :]))  # a token would span the two
+    prompt, whole = _tokens(tokenizer, before), _tokens(tokenizer, after)
+    if whole[: len(prompt)] == prompt:
+        return _Answer(before, prompt, after, whole[len(prompt) :])
+    return _Answer(before, prompt, after, _tokens(tokenizer, after[len(before) :]))  # a token would span the two
 
 
 def _written(tokenizer: Any, turns: list[dict[str, str]], *, asking: bool) -> str:

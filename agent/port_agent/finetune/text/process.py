@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from port_agent.finetune.options import FinetuneError, FinetuneOptions
+from port_agent.finetune.inputs.options import FinetuneError, FinetuneOptions
 from port_agent.finetune.text.tokenizing import TokenizerHere
 
 

@@ -11,18 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from port_agent.finetune.options import FinetuneError
+from port_agent.finetune.inputs.options import FinetuneError
 from port_planner.base.units import shown
 
-_MOST_SHOWN = 60
+_MAX_SHOWN = 60
 
-_PIECE_CHARACTERS = 1 << 15
+_CHUNK_CHARACTERS = 1 << 15
 """Of a text that are made tokens at once: that takes 300 bytes a character for a moment."""
 
 _LINE_END = "\n"
 
 _CHUNK_BYTES = 1 << 20
-"""Read at once to find where a file is no text."""
+"""Read at once to find where a file is not a valid text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Record:
         if self.text is not None:
             yield from _pieces(iter((self.text,)))
         elif self.file is not None:
-            yield from _pieces(_read(self.file, lambda stream: iter(lambda: stream.read(_PIECE_CHARACTERS), "")))
+            yield from _pieces(_read(self.file, lambda stream: iter(lambda: stream.read(_CHUNK_CHARACTERS), "")))
 
 
 class Records(Collection[Record]):
@@ -97,7 +97,7 @@ class Records(Collection[Record]):
             try:
                 record = _record(json.loads(line))
             except ValueError as error:
-                broken(f"line {number}: {error} in {shown(line.removesuffix(_LINE_END)[:_MOST_SHOWN])}")
+                broken(f"line {number}: {error} in {shown(line.removesuffix(_LINE_END)[:_MAX_SHOWN])}")
             else:
                 yield record
 
@@ -136,8 +136,8 @@ def _pieces(parts: Iterator[str]) -> Iterator[str]:
     text = ""
     for part in parts:
         text, start = text + part, 0
-        while len(text) - start > _PIECE_CHARACTERS:
-            end = text.rfind(_LINE_END, start, start + _PIECE_CHARACTERS) + 1 or start + _PIECE_CHARACTERS
+        while len(text) - start > _CHUNK_CHARACTERS:
+            end = text.rfind(_LINE_END, start, start + _CHUNK_CHARACTERS) + 1 or start + _CHUNK_CHARACTERS
             yield text[start:end]
             start = end
         text = text[start:]
@@ -145,7 +145,7 @@ def _pieces(parts: Iterator[str]) -> Iterator[str]:
 
 
 def _record(entry: Any) -> Record:
-    """Raise ValueError for what is no record."""
+    """Raise ValueError for what is not a valid record."""
     if not isinstance(entry, dict):
         raise ValueError("no object")
     if isinstance(entry.get("text"), str):

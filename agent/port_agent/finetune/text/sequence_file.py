@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import overload
 
-from port_agent.finetune.options import FinetuneError
+from port_agent.finetune.inputs.options import FinetuneError
 
 IGNORED = -100
 """Label of a token that no loss is computed on (torch's `cross_entropy`)."""

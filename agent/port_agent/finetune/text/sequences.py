@@ -10,8 +10,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from port_agent.finetune.options import FinetuneError, FinetuneOptions
-from port_agent.finetune.task import Task, TaskKind
+from port_agent.finetune.inputs.options import FinetuneError, FinetuneOptions
 from port_agent.finetune.text.conversations import Span, UnwrittenError, conversation_spans
 from port_agent.finetune.text.records import Record
 from port_agent.finetune.text.sequence_file import (
@@ -23,14 +22,15 @@ from port_agent.finetune.text.sequence_file import (
     StoredSequences,
     TokenSequence,
 )
+from port_agent.finetune.text.task import Task, TaskKind
 from port_planner.base.units import shown
 
 BUCKET_TOKENS = 32
 """Completions are padded to a multiple of it: each length is a step of its own to whoever plans it."""
 
-_LEAST_TOKENS = 2
+_MIN_TOKENS = 2
 
-_MOST_SHOWN = 40
+_MAX_SHOWN = 40
 """Characters of a conversation that is named."""
 
 _MASKED_SHARE, _HIDDEN_SHARE, _REPLACED_SHARE = 0.15, 0.8, 0.1
@@ -84,7 +84,7 @@ def split_sequences(
         except UnwrittenError as error:
             unwritten += 1
             first_unwritten = (
-                first_unwritten or f"{error} (in the one with {shown(record.messages[0].content[:_MOST_SHOWN])})"
+                first_unwritten or f"{error} (in the one with {shown(record.messages[0].content[:_MAX_SHOWN])})"
             )
         else:
             skipped += found.count(None)
@@ -117,7 +117,7 @@ def _packed(texts: Iterator[Record], tokenizer: Any, longest: int) -> Iterator[T
             full = tokens[start : start + longest]
             yield TokenSequence(full, full)
         del tokens[:whole]
-    if len(tokens) >= _LEAST_TOKENS:
+    if len(tokens) >= _MIN_TOKENS:
         yield TokenSequence(tokens, tokens)
 
 
@@ -203,7 +203,7 @@ def _completion(spans: Sequence[Span], tokenizer: Any, longest: int) -> TokenSeq
     """Return the sequence of some spans, cut at the end where it is too long; None where what is not learned fills it."""
     tokens = [token for part, _ in spans for token in part][:longest]
     labels = [token if learned else IGNORED for part, learned in spans for token in part][:longest]
-    if len(tokens) < _LEAST_TOKENS or all(label == IGNORED for label in labels[1:]):
+    if len(tokens) < _MIN_TOKENS or all(label == IGNORED for label in labels[1:]):
         return None
     return _padded(tokens, labels, tokenizer, longest)
 

@@ -13,11 +13,11 @@ from typing import Any, Protocol
 
 import msgspec
 
-from port_agent.finetune.options import FinetuneError, FinetuneOptions
-from port_agent.finetune.task import Task, read_config, task_of
+from port_agent.finetune.inputs.options import FinetuneError, FinetuneOptions
 from port_agent.finetune.text.records import Records
 from port_agent.finetune.text.sequence_file import TOKEN, SequenceFile
 from port_agent.finetune.text.sequences import Split, Vocabulary, split_sequences
+from port_agent.finetune.text.task import Task, read_config, task_of
 from port_agent.system.helper_process import HelperCommand, HelperError, run_helper
 from port_agent.system.python_process import one_thread_environment
 
@@ -27,7 +27,7 @@ _QUIET = {"TRANSFORMERS_VERBOSITY": "error"}
 
 
 @dataclass(frozen=True, slots=True)
-class Tokenized:
+class TokenizedData:
     """The data of a fine-tuning. `records`, `broken`: lines of its file, and those left away, the first of them `first_broken`."""
 
     task: Task
@@ -40,10 +40,10 @@ class Tokenized:
     """The sample's tokens."""
 
 
-class Tokenizing(Protocol):
+class TokenizerProtocol(Protocol):
     """What a fine-tuning asks of a tokenizer; all raise FinetuneError."""
 
-    def tokenized(self) -> Tokenized:
+    def tokenized(self) -> TokenizedData:
         """Return the data as tokens."""
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -60,7 +60,7 @@ class TokenizerHere:
         self._options = options
         self._tokenizer: Any = None
 
-    def tokenized(self, file: SequenceFile | None = None) -> Tokenized:
+    def tokenized(self, file: SequenceFile | None = None) -> TokenizedData:
         """Return the data as tokens, kept in a file; one of its own where it gets none. Raises FinetuneError."""
         options = self._options
         read_config(Path(options.model))  # before a tokenizer is looked for by it
@@ -70,7 +70,7 @@ class TokenizerHere:
         split = split_sequences(data, tokenizer, options, task, file or SequenceFile.beside(Path(options.out)))
         prompt = array(TOKEN, [] if options.sample is None else tokenizer(options.sample)["input_ids"])
         vocabulary = Vocabulary(tokenizer.vocab_size, tokenizer.mask_token_id)
-        return Tokenized(task, split, len(data), data.broken, data.first_broken, vocabulary, prompt)
+        return TokenizedData(task, split, len(data), data.broken, data.first_broken, vocabulary, prompt)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens. Raises FinetuneError."""
@@ -92,24 +92,24 @@ class TokenizerProcess:
 
     def __init__(self, options: FinetuneOptions) -> None:
         self._options = options
-        self._tokenized: Tokenized | None = None
+        self._tokenized: TokenizedData | None = None
 
-    def tokenized(self) -> Tokenized:
+    def tokenized(self) -> TokenizedData:
         """Return the data as tokens, found once. Raises FinetuneError."""
         if self._tokenized is None:
             file = SequenceFile.beside(Path(self._options.out))
-            self._tokenized = self._ask("tokenized", file, inherited=(file.descriptor,))
+            self._tokenized = self._run("tokenized", file, inherited=(file.descriptor,))
         return self._tokenized
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens. Raises FinetuneError."""
-        return str(self._ask("decode", list(tokens)))
+        return str(self._run("decode", list(tokens)))
 
     def save(self, folder: str) -> None:
         """Write the tokenizer to a directory. Raises FinetuneError."""
-        self._ask("save", folder)
+        self._run("save", folder)
 
-    def _ask(self, what: str, *arguments: Any, inherited: tuple[int, ...] = ()) -> Any:
+    def _run(self, what: str, *arguments: Any, inherited: tuple[int, ...] = ()) -> Any:
         words, environment = (msgspec.json.encode(self._options).decode(), what), {**one_thread_environment(), **_QUIET}
         command = HelperCommand(_PROCESS, words, environment, directory=None)
         try:
@@ -132,7 +132,7 @@ def load_tokenizer(folder: Path) -> Any:
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except ImportError as error:  # transformers names the package in the first lines of a long text
-        said = " ".join(str(error).split())
-        raise FinetuneError(f"the tokenizer of {folder} needs a package that is not installed: {said}") from error
+        reason = " ".join(str(error).split())
+        raise FinetuneError(f"the tokenizer of {folder} needs a package that is not installed: {reason}") from error
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise FinetuneError(f"the tokenizer of {folder} cannot be read ({error}); download it again") from error

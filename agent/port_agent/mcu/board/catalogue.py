@@ -9,7 +9,7 @@ in this project's tests; the others are compiled there, and have not been run by
 import enum
 from dataclasses import dataclass, field, replace
 
-from port_agent.mcu.errors import BoardJobError
+from port_agent.mcu.board.errors import BoardJobError
 
 KIB = 1024
 

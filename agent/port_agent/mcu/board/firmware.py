@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from port_agent.mcu.board.catalogue import FirmwareBoard, find_board
+from port_agent.mcu.board.errors import BuildError, TooLargeError
 from port_agent.mcu.board.images import write_hex, write_uf2
-from port_agent.mcu.errors import BuildError, TooLargeError
 from port_planner.base.source_roots import FIRMWARE_SOURCES
 
 CROSS_COMPILER = "arm-none-eabi-gcc"

@@ -15,8 +15,8 @@ from pathlib import Path
 import psutil
 
 from port_agent.mcu.board.catalogue import FirmwareBoard, FlashMethod
+from port_agent.mcu.board.errors import FirmwareWriteError
 from port_agent.mcu.board.firmware import Firmware
-from port_agent.mcu.errors import FirmwareWriteError
 
 INSTALL = {
     "adafruit-nrfutil": "pip install adafruit-nrfutil",

@@ -16,8 +16,8 @@ from pathlib import Path
 from types import TracebackType
 
 from port_agent.mcu.board.catalogue import FirmwareBoard
+from port_agent.mcu.board.errors import BuildError, SimulatorError
 from port_agent.mcu.board.firmware import Firmware
-from port_agent.mcu.errors import BuildError, SimulatorError
 
 QEMU = "qemu-system-arm"
 START_S = 30.0

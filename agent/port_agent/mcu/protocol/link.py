@@ -8,8 +8,8 @@ even in the middle of a request. Or it was reset: DeviceResetError, and the job 
 
 from collections.abc import Callable
 
-from port_agent.mcu.errors import DisconnectedError, IncompatibleError, McuError, PortNotFoundError
-from port_agent.mcu.model import ModelDirectory
+from port_agent.mcu.board.errors import DisconnectedError, IncompatibleError, McuError, PortNotFoundError
+from port_agent.mcu.protocol.board_model import ModelDirectory
 from port_agent.mcu.protocol.device import Device
 from port_agent.mcu.protocol.ports import PortSelector, find_port, require_port, selector_of
 from port_agent.mcu.protocol.queries import DeviceInfo

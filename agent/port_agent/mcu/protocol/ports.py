@@ -15,7 +15,7 @@ from pathlib import Path
 from serial.tools import list_ports
 
 from port_agent.mcu.board.catalogue import FirmwareBoard, UsbId, boards_with_usb
-from port_agent.mcu.errors import PortNotFoundError
+from port_agent.mcu.board.errors import PortNotFoundError
 
 POLL_S = 1.0
 

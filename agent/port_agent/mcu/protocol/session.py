@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from port_agent.mcu.errors import (
+from port_agent.mcu.board.errors import (
     DeviceResetError,
     IncompatibleError,
     MessageError,

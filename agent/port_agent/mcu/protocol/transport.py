@@ -6,7 +6,7 @@ from typing import Protocol
 
 import serial
 
-from port_agent.mcu.errors import DisconnectedError
+from port_agent.mcu.board.errors import DisconnectedError
 
 WRITE_TIMEOUT_S = 10.0
 """QEMU's pty feed was seen to stall for seconds under floods; real adapters never take this long for one frame."""

@@ -28,7 +28,7 @@ from port_planner.base.errors import PortError
 GREETING_S = 8.0
 """Within this time of the connection both have proved who they are and said hello; a Pi's handshake takes 0.05 s."""
 WAITING_MESSAGES = 8
-MOST_WAITING = 64
+MAX_WAITING = 64
 """Messages in what one read of the socket gives: devices send one in seconds, so only who wants to fill memory sends more."""
 UNSENT_BYTES = 256 << 10
 _LINGER_S = 2.0
@@ -62,7 +62,7 @@ class PeerLink(asyncio.Protocol):
     # --- what asyncio calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin the handshake; raises TypeError for what is no stream."""
+        """Begin the handshake; raises TypeError for what is not a valid stream."""
         if not isinstance(transport, asyncio.Transport):
             raise TypeError(f"a link runs over a stream, not over {type(transport).__name__}")
         self._transport = transport
@@ -171,8 +171,8 @@ class PeerLink(asyncio.Protocol):
     def _take(self, message: PeerMessage) -> None:
         if isinstance(message, Goodbye):
             self._finish(LinkClosedError(f"the other agent ended it: {clean(message.reason, REASON_LIMIT)}"))
-        elif len(self._messages) >= MOST_WAITING:
-            raise PeerMessageError(f"{MOST_WAITING} messages wait and more come")
+        elif len(self._messages) >= MAX_WAITING:
+            raise PeerMessageError(f"{MAX_WAITING} messages wait and more come")
         else:
             self._messages.append(message)
 

@@ -18,21 +18,21 @@ OLDEST_VERSION, NEWEST_VERSION = 1, 2
 """Of this protocol, that this agent speaks."""
 QUESTIONS_VERSION = 2
 """From this one on there are questions and answers; who speaks an older one is asked nothing."""
-PIECE_BYTES = 12 << 10
+CHUNK_BYTES = 12 << 10
 """A longer content goes in pieces, each within a frame."""
 QUESTION_LIMIT_BYTES = 1 << 20
 """A planning problem, compressed: a step of 6,000 operators, the most that are searched, takes 0.2 MB."""
 ANSWER_LIMIT_BYTES = 1 << 20
 """Costs of 20,000 operators, or a plan: a plan takes some kB."""
 _LONGEST_SOLVING_S = 3600.0
-_MOST_NUMBER = 1 << 31
-_MOST_JOULES = 1e12
+_MAX_NUMBER = 1 << 31
+_MAX_JOULES = 1e12
 """A day of 11 megawatts: what is above is no energy of a device of ours."""
-_MOST_VERSION = 1 << 16
+_MAX_VERSION = 1 << 16
 
-Version = Annotated[int, msgspec.Meta(ge=1, le=_MOST_VERSION)]
-QuestionNumber = Annotated[int, msgspec.Meta(ge=1, lt=_MOST_NUMBER)]
-Piece = Annotated[bytes, msgspec.Meta(min_length=1, max_length=PIECE_BYTES)]
+Version = Annotated[int, msgspec.Meta(ge=1, le=_MAX_VERSION)]
+QuestionNumber = Annotated[int, msgspec.Meta(ge=1, lt=_MAX_NUMBER)]
+Chunk = Annotated[bytes, msgspec.Meta(min_length=1, max_length=CHUNK_BYTES)]
 
 
 class PeerMessageError(PortError):
@@ -63,7 +63,7 @@ class Heartbeat(PeerMessage, tag="heartbeat", frozen=True, kw_only=True):
     job: Annotated[str, msgspec.Meta(max_length=NAME_LIMIT)] | None = None
     """What it trains."""
     progress: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] | None = None
-    today_joules: Annotated[float, msgspec.Meta(ge=0.0, le=_MOST_JOULES)] | None = None
+    today_joules: Annotated[float, msgspec.Meta(ge=0.0, le=_MAX_JOULES)] | None = None
     """Since midnight of that device; None where nothing meters it."""
     is_measured: bool = False
     """Whether these joules are measured, or estimated."""
@@ -79,7 +79,7 @@ class PeerQuestion(PeerMessage, tag="question", frozen=True, kw_only=True):
 
     number: QuestionNumber
     about: Annotated[str, msgspec.Meta(max_length=20)]
-    """A `Subject`; one that the reader does not know is refused with a reason."""
+    """A `Topic`; one that the reader does not know is refused with a reason."""
     name: Sha256
     """The content hash of what is asked for."""
     nbytes: Annotated[int, msgspec.Meta(ge=0, le=QUESTION_LIMIT_BYTES)] = 0
@@ -93,11 +93,11 @@ class PeerQuestion(PeerMessage, tag="question", frozen=True, kw_only=True):
             raise ValueError("a number that is none")
 
 
-class QuestionPiece(PeerMessage, tag="question-piece", frozen=True, kw_only=True):
+class QuestionChunk(PeerMessage, tag="question-piece", frozen=True, kw_only=True):
     """The next bytes of what belongs to a question."""
 
     number: QuestionNumber
-    data: Piece
+    data: Chunk
 
 
 class Withdrawal(PeerMessage, tag="withdrawal", frozen=True, kw_only=True):
@@ -126,11 +126,11 @@ class PeerAnswer(PeerMessage, tag="answer", frozen=True, kw_only=True):
     nbytes: Annotated[int, msgspec.Meta(ge=0, le=ANSWER_LIMIT_BYTES)] = 0
 
 
-class AnswerPiece(PeerMessage, tag="answer-piece", frozen=True, kw_only=True):
+class AnswerChunk(PeerMessage, tag="answer-piece", frozen=True, kw_only=True):
     """The next bytes of what was found."""
 
     number: QuestionNumber
-    data: Piece
+    data: Chunk
 
 
 class Goodbye(PeerMessage, tag="goodbye", frozen=True, kw_only=True):
@@ -139,7 +139,7 @@ class Goodbye(PeerMessage, tag="goodbye", frozen=True, kw_only=True):
     reason: Reason
 
 
-_KINDS = PeerHello | Heartbeat | PeerQuestion | QuestionPiece | Withdrawal | PeerAnswer | AnswerPiece | Goodbye
+_KINDS = PeerHello | Heartbeat | PeerQuestion | QuestionChunk | Withdrawal | PeerAnswer | AnswerChunk | Goodbye
 PEER_MESSAGES: "PeerCodec[PeerMessage]" = PeerCodec(_KINDS, PeerMessageError, "no message of this protocol")
 
 

@@ -80,8 +80,8 @@ class TlsEngine:
                 self._object.do_handshake()
                 self._check_protocol()
                 self.is_ready = True
-            while piece := self._object.read(_PLAIN_BYTES):
-                plain += piece
+            while chunk := self._object.read(_PLAIN_BYTES):
+                plain += chunk
         except ssl.SSLWantReadError:
             pass
         except ssl.SSLZeroReturnError:  # the other end closed in good order; the stream's end follows

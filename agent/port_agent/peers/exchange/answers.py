@@ -17,7 +17,7 @@ def solving_patience_s(seconds: float) -> float:
     return ANSWER_S + _SOLVING_FACTOR * seconds
 
 
-class Subject(StrEnum):
+class Topic(StrEnum):
     """What can be asked for, by the hash of what it is of."""
 
     COSTS = "costs"
@@ -27,9 +27,9 @@ class Subject(StrEnum):
     SOLVE = "solve"
     """A plan that is still to be made, for the problem that comes with the question."""
     FEDERATE = "federate"
-    """What the request says that comes with the question (`port_agent.peers.federation.requests`)."""
+    """What the request says that comes with the question (`port_agent.peers.federation_requests`)."""
     MOVE = "move"
-    """Likewise, about a job that moves (`port_agent.peers.moving.requests`)."""
+    """Likewise, about a job that moves (`port_agent.peers.migration_requests`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,27 +48,27 @@ class NotAnsweredError(PortError):
 
 
 @dataclass(frozen=True, slots=True)
-class Asker:
+class PeerClient:
     """A paired device that asks: how it is called, and its id."""
 
     name: str
     id: str
 
 
-class Answerer(Protocol):
+class PeerServer(Protocol):
     """What a device answers; each raises NotAnsweredError with the reason for which it does not."""
 
-    async def shared(self, subject: Subject, name: str) -> bytes:
+    async def shared(self, topic: Topic, name: str) -> bytes:
         """Return what is shared under a name."""
 
     def check_solving(self) -> None:
         """Raise NotAnsweredError where nothing is solved now."""
 
-    async def solve(self, asker: str, problem: bytes, seconds: float) -> bytes:
-        """Return a plan for the problem of the device `asker`, found within so much CPU time."""
+    async def solve(self, client: str, problem: bytes, seconds: float) -> bytes:
+        """Return a plan for the problem of the device `client`, found within so much CPU time."""
 
-    async def federate(self, asker: str, request: bytes) -> bytes:
-        """Return what this device answers to a request of the device `asker` that leads a federation."""
+    async def federate(self, client: str, request: bytes) -> bytes:
+        """Return what this device answers to a request of the device `client` that leads a federation."""
 
-    async def move(self, asker: Asker, request: bytes) -> bytes:
-        """Return what this device answers to a request about a job of the device `asker`."""
+    async def move(self, client: PeerClient, request: bytes) -> bytes:
+        """Return what this device answers to a request about a job of the device `client`."""

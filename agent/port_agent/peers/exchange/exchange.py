@@ -13,23 +13,30 @@ from port_agent.peers.announcement import clean
 from port_agent.peers.connection.link import LinkClosedError, PeerLink
 from port_agent.peers.connection.messages import (
     ANSWER_LIMIT_BYTES,
-    PIECE_BYTES,
+    CHUNK_BYTES,
     QUESTIONS_VERSION,
+    AnswerChunk,
     AnswerKind,
-    AnswerPiece,
     PeerAnswer,
     PeerMessage,
     PeerQuestion,
-    QuestionPiece,
+    QuestionChunk,
     Withdrawal,
 )
 from port_agent.peers.decoding import REASON_LIMIT
-from port_agent.peers.exchange.answers import ANSWER_S, Answerer, Asker, NotAnsweredError, Subject, solving_patience_s
+from port_agent.peers.exchange.answers import (
+    ANSWER_S,
+    NotAnsweredError,
+    PeerClient,
+    PeerServer,
+    Topic,
+    solving_patience_s,
+)
 from port_planner.base.errors import PortError
 
 ANSWER_EVERY_S = 0.05
 """A device that asks without end gets no more than 20 answers a second."""
-MOST_COUNTED, COUNTED_S = 1000, 10.0
+MAX_COUNTED, COUNTED_S = 1000, 10.0
 """Messages in so many seconds, but for pieces that somebody waits for: an honest device sends 400 where its answers cross."""
 
 
@@ -38,7 +45,7 @@ class ExchangeError(PortError):
 
 
 @dataclass(slots=True)
-class _Exchanged:
+class _Exchange:
     """One question: what came of it, or what came with it."""
 
     number: int
@@ -47,11 +54,11 @@ class _Exchanged:
     answer: PeerAnswer | None = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def add(self, piece: bytes) -> None:
+    def add(self, chunk: bytes) -> None:
         """Take the next piece; raises ExchangeError for more than was announced."""
-        if len(self.data) + len(piece) > self.nbytes:
+        if len(self.data) + len(chunk) > self.nbytes:
             raise ExchangeError(f"more than the {self.nbytes} bytes that were announced")
-        self.data += piece
+        self.data += chunk
         self.changed.set()
 
     @property
@@ -60,20 +67,20 @@ class _Exchanged:
 
 
 class Exchange:
-    """What is asked and answered over one link to the device `asker`."""
+    """What is asked and answered over one link to the device `client`."""
 
-    def __init__(self, link: PeerLink, answerer: Answerer, asker: Asker) -> None:
-        self._link, self._answerer, self._asker = link, answerer, asker
+    def __init__(self, link: PeerLink, server: PeerServer, client: PeerClient) -> None:
+        self._link, self._server, self._client = link, server, client
         self._turn = asyncio.Lock()
-        self._asked = _Exchanged(0)
+        self._sent = _Exchange(0)
         """The last question of this end; open while `_turn` is held."""
-        self._heard = _Exchanged(0)
+        self._received = _Exchange(0)
         """The last question of the other end; open while `_answering` is there."""
         self._answering: asyncio.Task[None] | None = None
         self._next_answer_s = 0.0
         self._counted_since_s, self._counted = 0.0, 0
 
-    async def ask(self, subject: Subject, name: str, problem: bytes = b"", seconds: float = 0.0) -> bytes:
+    async def ask(self, topic: Topic, name: str, problem: bytes = b"", seconds: float = 0.0) -> bytes:
         """Return the other device's answer.
 
         Raises NotAnsweredError, and LinkClosedError where the connection ends meanwhile.
@@ -81,54 +88,54 @@ class Exchange:
         if self._link.version < QUESTIONS_VERSION:
             raise NotAnsweredError("its agent is older and answers no questions; update it")
         async with self._turn:
-            asked = self._asked = _Exchanged(self._asked.number + 1)
-            question = PeerQuestion(number=asked.number, about=subject, name=name, nbytes=len(problem), seconds=seconds)
+            sent = self._sent = _Exchange(self._sent.number + 1)
+            question = PeerQuestion(number=sent.number, about=topic, name=name, nbytes=len(problem), seconds=seconds)
             try:
                 await self._link.send(question)
-                answer = await self._answer(asked, ANSWER_S)
+                answer = await self._answer(sent, ANSWER_S)
                 if answer.answer is AnswerKind.GO_ON:
-                    asked.answer = None
-                    for piece in _pieces(problem):
-                        await self._link.send(QuestionPiece(number=asked.number, data=piece))
-                    answer = await self._answer(asked, ANSWER_S + solving_patience_s(seconds))
+                    sent.answer = None
+                    for chunk in _chunks(problem):
+                        await self._link.send(QuestionChunk(number=sent.number, data=chunk))
+                    answer = await self._answer(sent, ANSWER_S + solving_patience_s(seconds))
                 if answer.answer is not AnswerKind.FOUND:
                     raise NotAnsweredError(clean(answer.reason, REASON_LIMIT) or "it gives no reason")
-                while not asked.is_whole:
-                    await self._wait(asked, ANSWER_S)
+                while not sent.is_whole:
+                    await self._wait(sent, ANSWER_S)
             except (NotAnsweredError, asyncio.CancelledError):
-                self._link.send_soon(Withdrawal(number=asked.number))  # else the next question says so
+                self._link.send_soon(Withdrawal(number=sent.number))  # else the next question says so
                 raise
-            return bytes(asked.data)
+            return bytes(sent.data)
 
     def take(self, message: PeerMessage) -> None:
         """Take in what the other device sent; raises ExchangeError for what no agent sends."""
         answering, asking = self._answering is not None, self._turn.locked()
         match message:
-            case QuestionPiece() if answering and message.number == self._heard.number:
-                self._heard.add(message.data)
-            case AnswerPiece() if asking and message.number == self._asked.number:
-                self._asked.add(message.data)
+            case QuestionChunk() if answering and message.number == self._received.number:
+                self._received.add(message.data)
+            case AnswerChunk() if asking and message.number == self._sent.number:
+                self._sent.add(message.data)
             case PeerQuestion():
                 self._count()
                 self._begin(message)
-            case PeerAnswer() if asking and message.number == self._asked.number:
+            case PeerAnswer() if asking and message.number == self._sent.number:
                 self._count()
                 self._hear(message)
-            case Withdrawal() | QuestionPiece():
+            case Withdrawal() | QuestionChunk():
                 self._count()
-                self._check_number(message.number, self._heard)
-                if isinstance(message, Withdrawal) and message.number == self._heard.number:
+                self._check_number(message.number, self._received)
+                if isinstance(message, Withdrawal) and message.number == self._received.number:
                     self.stop_answering()
-            case PeerAnswer() | AnswerPiece():  # to a question that was withdrawn
+            case PeerAnswer() | AnswerChunk():  # to a question that was withdrawn
                 self._count()
-                self._check_number(message.number, self._asked)
+                self._check_number(message.number, self._sent)
             case _:
                 raise ExchangeError(f"a {type(message).__name__} was not expected")
 
     def end(self) -> None:
         """Stop: the connection is over."""
         self.stop_answering()
-        self._asked.changed.set()
+        self._sent.changed.set()
 
     def stop_answering(self) -> None:
         """Give the answer up that is under way; nobody waits for it."""
@@ -138,12 +145,12 @@ class Exchange:
 
     # --- asking
 
-    async def _answer(self, asked: _Exchanged, patience_s: float) -> PeerAnswer:
-        while asked.answer is None:
-            await self._wait(asked, patience_s)
-        return asked.answer
+    async def _answer(self, sent: _Exchange, patience_s: float) -> PeerAnswer:
+        while sent.answer is None:
+            await self._wait(sent, patience_s)
+        return sent.answer
 
-    async def _wait(self, exchanged: _Exchanged, patience_s: float) -> None:
+    async def _wait(self, exchanged: _Exchange, patience_s: float) -> None:
         """Wait for the next piece or answer; raises NotAnsweredError where none comes, LinkClosedError."""
         exchanged.changed.clear()
         if self._link.end is None:
@@ -156,14 +163,14 @@ class Exchange:
             raise LinkClosedError(self._link.end.reason)
 
     def _hear(self, message: PeerAnswer) -> None:
-        if self._asked.answer is not None:
+        if self._sent.answer is not None:
             raise ExchangeError("a second answer to one question")
-        self._asked.answer = message
-        self._asked.nbytes = message.nbytes if message.answer is AnswerKind.FOUND else 0
-        self._asked.changed.set()
+        self._sent.answer = message
+        self._sent.nbytes = message.nbytes if message.answer is AnswerKind.FOUND else 0
+        self._sent.changed.set()
 
     @staticmethod
-    def _check_number(number: int, last: _Exchanged) -> None:
+    def _check_number(number: int, last: _Exchange) -> None:
         if number > last.number:
             raise ExchangeError(f"question {number} was never asked")
 
@@ -173,40 +180,40 @@ class Exchange:
         if now_s - self._counted_since_s > COUNTED_S:
             self._counted_since_s, self._counted = now_s, 0
         self._counted += 1
-        if self._counted > MOST_COUNTED:
-            raise ExchangeError(f"more than {MOST_COUNTED} questions and answers in {COUNTED_S:.0f} s")
+        if self._counted > MAX_COUNTED:
+            raise ExchangeError(f"more than {MAX_COUNTED} questions and answers in {COUNTED_S:.0f} s")
 
     # --- answering
 
     def _begin(self, question: PeerQuestion) -> None:
-        if question.number <= self._heard.number:
-            raise ExchangeError(f"question {question.number} after question {self._heard.number}")
+        if question.number <= self._received.number:
+            raise ExchangeError(f"question {question.number} after question {self._received.number}")
         self.stop_answering()
-        self._heard = _Exchanged(question.number, question.nbytes)
-        self._answering = asyncio.get_running_loop().create_task(self._reply(question, self._heard))
+        self._received = _Exchange(question.number, question.nbytes)
+        self._answering = asyncio.get_running_loop().create_task(self._reply(question, self._received))
 
-    async def _reply(self, question: PeerQuestion, heard: _Exchanged) -> None:
+    async def _reply(self, question: PeerQuestion, received: _Exchange) -> None:
         content, reason = b"", ""
         try:
             await asyncio.sleep(max(0.0, self._next_answer_s - time.monotonic()))
             self._next_answer_s = time.monotonic() + ANSWER_EVERY_S
-            content = await self._content(question, heard)
+            content = await self._content(question, received)
             if len(content) > ANSWER_LIMIT_BYTES:
                 reason = f"the answer has {len(content)} bytes, more than the {ANSWER_LIMIT_BYTES} that are sent"
         except NotAnsweredError as error:
             reason = str(error)
         except LinkClosedError:
             return
-        await self._say(question.number, content, reason)
+        await self._answer_with(question.number, content, reason)
 
-    async def _say(self, number: int, content: bytes, reason: str) -> None:
+    async def _answer_with(self, number: int, content: bytes, reason: str) -> None:
         """Send an answer; the question is answered with its last message, and the next one may come."""
         kind = AnswerKind.REFUSED if reason else AnswerKind.FOUND
         messages: list[PeerMessage] = [
             PeerAnswer(number=number, answer=kind, reason=reason[:REASON_LIMIT], nbytes=0 if reason else len(content))
         ]
         if not reason:
-            messages += [AnswerPiece(number=number, data=piece) for piece in _pieces(content)]
+            messages += [AnswerChunk(number=number, data=chunk) for chunk in _chunks(content)]
         last = messages.pop()
         try:
             for message in messages:
@@ -217,28 +224,28 @@ class Exchange:
         except LinkClosedError:
             return
 
-    async def _content(self, question: PeerQuestion, heard: _Exchanged) -> bytes:
+    async def _content(self, question: PeerQuestion, received: _Exchange) -> bytes:
         """Return what is asked for; raises NotAnsweredError, LinkClosedError."""
         try:
-            subject = Subject(question.about)
+            topic = Topic(question.about)
         except ValueError:
             raise NotAnsweredError(
                 f"{clean(question.about, 20)} is nothing that this agent answers; update it"
             ) from None
-        if subject in (Subject.COSTS, Subject.PLAN):
-            return await self._answerer.shared(subject, question.name)
-        if subject is Subject.SOLVE:
-            self._answerer.check_solving()
+        if topic in (Topic.COSTS, Topic.PLAN):
+            return await self._server.shared(topic, question.name)
+        if topic is Topic.SOLVE:
+            self._server.check_solving()
         await self._link.send(PeerAnswer(number=question.number, answer=AnswerKind.GO_ON))
-        while not heard.is_whole:
-            await self._wait(heard, ANSWER_S)
-        if subject is Subject.FEDERATE:
-            return await self._answerer.federate(self._asker.name, bytes(heard.data))
-        if subject is Subject.MOVE:
-            return await self._answerer.move(self._asker, bytes(heard.data))
-        return await self._answerer.solve(self._asker.name, bytes(heard.data), question.seconds)
+        while not received.is_whole:
+            await self._wait(received, ANSWER_S)
+        if topic is Topic.FEDERATE:
+            return await self._server.federate(self._client.name, bytes(received.data))
+        if topic is Topic.MOVE:
+            return await self._server.move(self._client, bytes(received.data))
+        return await self._server.solve(self._client.name, bytes(received.data), question.seconds)
 
 
-def _pieces(content: bytes) -> Iterator[bytes]:
-    for at in range(0, len(content), PIECE_BYTES):
-        yield content[at : at + PIECE_BYTES]
+def _chunks(content: bytes) -> Iterator[bytes]:
+    for at in range(0, len(content), CHUNK_BYTES):
+        yield content[at : at + CHUNK_BYTES]

@@ -8,13 +8,13 @@ import contextlib
 from pathlib import Path
 
 from port_agent.peers.connection.messages import ANSWER_LIMIT_BYTES
-from port_agent.peers.exchange.answers import Subject
+from port_agent.peers.exchange.answers import Topic
 from port_agent.system.atomic_file import write_atomically
 from port_agent.system.checksum import bytes_checksum
 from port_planner.base.errors import ExitCode, PortError
 
 SHARED_FOLDER = "shared"
-MOST_SHARED = 64
+MAX_SHARED = 64
 """Files of one subject; those not written for longest go. A plan takes some kB, costs some 100 kB."""
 
 
@@ -30,22 +30,22 @@ class SharedFiles:
     def __init__(self, state_dir: Path) -> None:
         self._folder = state_dir / SHARED_FOLDER
 
-    def read(self, subject: Subject, name: str) -> bytes | None:
+    def read(self, topic: Topic, name: str) -> bytes | None:
         """Return a content; None where there is none, or it is damaged."""
         with contextlib.suppress(OSError):
-            with (self._folder / subject / name).open("rb") as file:
+            with (self._folder / topic / name).open("rb") as file:
                 seal, _, content = file.read(ANSWER_LIMIT_BYTES + len(bytes_checksum(b"")) + 1).partition(b"\n")
             if seal == bytes_checksum(content).encode():
                 return content
         return None
 
-    def keep(self, subject: Subject, name: str, content: bytes) -> None:
+    def keep(self, topic: Topic, name: str, content: bytes) -> None:
         """Share a content from now on, durably; raises SharedFileError for one that is too long, OSError."""
         if not 0 < len(content) <= ANSWER_LIMIT_BYTES:
-            raise SharedFileError(f"{subject} of {len(content)} bytes; between 1 and {ANSWER_LIMIT_BYTES} are shared")
-        folder = self._folder / subject
+            raise SharedFileError(f"{topic} of {len(content)} bytes; between 1 and {ANSWER_LIMIT_BYTES} are shared")
+        folder = self._folder / topic
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_atomically(folder / name, bytes_checksum(content).encode() + b"\n" + content)
         kept = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime)
-        for old in kept[:-MOST_SHARED]:
+        for old in kept[:-MAX_SHARED]:
             old.unlink()

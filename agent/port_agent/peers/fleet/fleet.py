@@ -15,7 +15,7 @@ from port_agent.peers.announcement import VERSION_LIMIT, clean
 from port_agent.peers.connection.link import LinkClosedError, PeerLink
 from port_agent.peers.connection.messages import Heartbeat
 from port_agent.peers.connection.tls import TlsEngine, dialing_context, listening_context
-from port_agent.peers.exchange.answers import Answerer, Asker, NotAnsweredError, Subject
+from port_agent.peers.exchange.answers import NotAnsweredError, PeerClient, PeerServer, Topic
 from port_agent.peers.exchange.exchange import Exchange, ExchangeError
 from port_agent.peers.fleet.paired import PairedDevice, PairedDevices
 from port_agent.peers.fleet.roster import Roster
@@ -37,9 +37,9 @@ CROSS_S = 3.0
 """The device with the larger id calls so much later, so that calls seldom cross."""
 CALL_AGAIN_S, CALL_SELDOM_S = 5.0, 60.0
 """After a call that failed; each further one waits twice as long, up to the second."""
-MOST_GREETING = 16
+MAX_GREETING = 16
 """Connections of callers who have not yet proved who they are; the oldest gives way. Each takes up to 100 kB."""
-MOST_HEARTBEATS = 20
+MAX_HEARTBEATS = 20
 """In `HEARTBEAT_S`; a device sends one, and some more while its state changes."""
 CUT_OFF_S = 300.0
 """How long a paired device that sent what no agent sends is not spoken to."""
@@ -50,7 +50,7 @@ class FleetError(PortError):
 
 
 @dataclass(frozen=True, slots=True)
-class FleetSurroundings:
+class FleetContext:
     """What a fleet needs of the agent around it."""
 
     software: str
@@ -59,7 +59,7 @@ class FleetSurroundings:
     """What this device does now."""
     places: Callable[[DeviceId], Iterable[Address]]
     """Where discovery saw a device."""
-    answerer: Answerer
+    server: PeerServer
     """What the others are answered."""
     audit: Callable[[str, str], None]
     """Takes the short name of a device and what happened, for the history."""
@@ -78,8 +78,8 @@ class _Calls:
 class Fleet:
     """This device among those it is paired with; made with an OSError where the key cannot be read."""
 
-    def __init__(self, own: Identity, paired: PairedDevices, around: FleetSurroundings) -> None:
-        self._own, self._paired, self._around = own, paired, around
+    def __init__(self, own: Identity, paired: PairedDevices, context: FleetContext) -> None:
+        self._own, self._paired, self._context = own, paired, context
         self.roster = Roster(own.id)
         self._static: tuple[Address, ...] = ()
         self._calls: dict[DeviceId | Address, _Calls] = {}
@@ -92,7 +92,7 @@ class Fleet:
         self._found: dict[Address, DeviceId] = {}
         """Who answered at a static address."""
         self._wake = asyncio.Event()
-        self._tell = False
+        self._announce = False
         self._listening, self._dialing = self._contexts()
         self._trimmed_links: frozenset[PeerLink] = frozenset()
         """Those that were there when free memory was given back last."""
@@ -114,9 +114,9 @@ class Fleet:
             for task in self._tasks:
                 task.cancel()
 
-    def tell(self) -> None:
+    def announce(self) -> None:
         """Let the others know soon what this device does now."""
-        self._tell = True
+        self._announce = True
         self._wake.set()
 
     def look(self) -> None:
@@ -143,22 +143,20 @@ class Fleet:
         calls = self._calls.get(device)
         return calls.trouble if calls is not None else ""
 
-    async def ask(
-        self, device: DeviceId, subject: Subject, name: str, problem: bytes = b"", seconds: float = 0.0
-    ) -> bytes:
+    async def ask(self, device: DeviceId, topic: Topic, name: str, problem: bytes = b"", seconds: float = 0.0) -> bytes:
         """Return what a device answers; raises NotAnsweredError with the reason where it gives nothing."""
         exchange = self._exchanges.get(device)
         if exchange is None:
             raise NotAnsweredError(self.trouble(device) or "it is not connected")
         try:
-            return await exchange.ask(subject, name, problem, seconds)
+            return await exchange.ask(topic, name, problem, seconds)
         except LinkClosedError as error:
             raise NotAnsweredError(f"the connection ended: {error.reason}") from error
 
     def cut(self, device: PairedDevice, reason: str) -> None:
         """Speak no more, for a while, to a device that sent what no agent sends, and write that down."""
         self._cut_off[device.id] = time.monotonic() + CUT_OFF_S
-        self._around.audit(device.name, f"cut off for {CUT_OFF_S / 60:.0f} minutes: {reason}")
+        self._context.audit(device.name, f"cut off for {CUT_OFF_S / 60:.0f} minutes: {reason}")
         member = self.roster.member(device.id)
         if member is not None:
             member.link.close(reason)
@@ -171,11 +169,11 @@ class Fleet:
             now_s = time.monotonic()
             for link in self.roster.silent(now_s):
                 link.close("nothing was heard for too long")
-            if self._tell or now_s >= next_heartbeat_s:
-                self._tell, next_heartbeat_s = False, now_s + HEARTBEAT_S
-                said = self._around.heartbeat()
+            if self._announce or now_s >= next_heartbeat_s:
+                self._announce, next_heartbeat_s = False, now_s + HEARTBEAT_S
+                heartbeat = self._context.heartbeat()
                 for link in self.roster.links():
-                    link.send_soon(said)
+                    link.send_soon(heartbeat)
                 self._give_memory_back()
             self._call_who_is_missing(now_s)
             self._wake.clear()
@@ -193,7 +191,7 @@ class Fleet:
     def _call_who_is_missing(self, now_s: float) -> None:
         for device in self._paired.all():
             if self.roster.member(device.id) is None and self._cut_off.get(device.id, 0.0) <= now_s:
-                places = [*self._around.places(device.id), *([device.address] if device.address else [])]
+                places = [*self._context.places(device.id), *([device.address] if device.address else [])]
                 if places:
                     wait_s = 0.0 if self._own.id < device.id else CROSS_S
                     self._call(device.id, places, now_s, wait_s)
@@ -254,7 +252,7 @@ class Fleet:
     def _accept(self) -> PeerLink:
         link = PeerLink(TlsEngine(self._listening, listens=True), self._on_end)
         self._greeting[link] = None
-        while len(self._greeting) > MOST_GREETING:
+        while len(self._greeting) > MAX_GREETING:
             next(iter(self._greeting)).close("too many callers")
         self._start(self._answer(link))
         return link
@@ -275,7 +273,7 @@ class Fleet:
         Raises LinkClosedError when it ends before both know each other. `place` is where we called, None where they did, and
         `whom` the one that is to be there.
         """
-        device, hello = await link.greet(self._around.software)
+        device, hello = await link.greet(self._context.software)
         self._greeting.pop(link, None)
         known = self._paired.get(device)
         if known is None or self._cut_off.get(device, 0.0) > time.monotonic():
@@ -304,9 +302,9 @@ class Fleet:
         calls = self._calls.get(device.id)
         if calls is not None:
             calls.trouble = ""
-        link.send_soon(self._around.heartbeat())
+        link.send_soon(self._context.heartbeat())
         exchange = self._exchanges[device.id] = Exchange(
-            link, self._around.answerer, Asker(device.name, str(device.id))
+            link, self._context.server, PeerClient(device.name, str(device.id))
         )
         try:
             await self._listen(device, link, exchange, place)
@@ -330,9 +328,9 @@ class Fleet:
             if now_s - began_s > HEARTBEAT_S:
                 began_s, count = now_s, 0
             count += 1
-            if count > MOST_HEARTBEATS:
-                raise link.close(f"more than {MOST_HEARTBEATS} heartbeats in {HEARTBEAT_S:.0f} s", offends=True)
-            is_first = self.roster.hear(device.id, link, message, now_s)
+            if count > MAX_HEARTBEATS:
+                raise link.close(f"more than {MAX_HEARTBEATS} heartbeats in {HEARTBEAT_S:.0f} s", offends=True)
+            is_first = self.roster.receive(device.id, link, message, now_s)
             if is_first:
                 await asyncio.to_thread(self._note_where, device.id, message.name, place)
 

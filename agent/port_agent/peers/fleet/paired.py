@@ -20,7 +20,7 @@ from port_planner.base.errors import ExitCode, PortError
 from port_planner.base.units import shown
 
 FOLDER = "paired"
-MOST_PAIRED = 100
+MAX_PAIRED = 100
 """Devices; each may hold a connection."""
 _SUFFIX = ".json"
 _FILE_LIMIT_BYTES = 16 << 10
@@ -100,14 +100,14 @@ class PairedDevices:
     def add(self, device: PairedDevice) -> None:
         """Trust a device from now on, durably.
 
-        Raises PairedDeviceError when there are `MOST_PAIRED`, OSError.
+        Raises PairedDeviceError when there are `MAX_PAIRED`, OSError.
         """
         with self._lock:
             self._add(device)
 
     def _add(self, device: PairedDevice) -> None:
-        if device.id not in self._devices and len(self._devices) >= MOST_PAIRED:
-            raise PairedDeviceError(f"{MOST_PAIRED} devices are paired; `port-agent unpair` one that is not used")
+        if device.id not in self._devices and len(self._devices) >= MAX_PAIRED:
+            raise PairedDeviceError(f"{MAX_PAIRED} devices are paired; `port-agent unpair` one that is not used")
         self._folder.mkdir(mode=0o700, exist_ok=True)
         record = _Record(device.certificate, device.name, device.paired_at, device.address)
         write_atomically(self._file(device.id), msgspec.json.encode(record))

@@ -16,10 +16,10 @@ class FleetMember:
 
     link: PeerLink
     dialed_by_us: bool
-    heard_s: float
+    received_s: float
     software: str
     """Its version."""
-    said: Heartbeat | None = None
+    heartbeat: Heartbeat | None = None
 
 
 class Roster:
@@ -28,7 +28,7 @@ class Roster:
     def __init__(self, own: DeviceId) -> None:
         self._own = own
         self._members: dict[DeviceId, FleetMember] = {}
-        self._last_heard: dict[DeviceId, tuple[float, Heartbeat]] = {}
+        self._last_heartbeat: dict[DeviceId, tuple[float, Heartbeat]] = {}
 
     def arrive(
         self, device: DeviceId, link: PeerLink, *, dialed_by_us: bool, software: str, now_s: float
@@ -44,21 +44,21 @@ class Roster:
         self._members[device] = FleetMember(link, dialed_by_us, now_s, software)
         return known.link if known is not None and known.link.end is None else None
 
-    def hear(self, device: DeviceId, link: PeerLink, said: Heartbeat, now_s: float) -> bool:
+    def receive(self, device: DeviceId, link: PeerLink, heartbeat: Heartbeat, now_s: float) -> bool:
         """Note what a device said on its connection; returns whether it is the first word there."""
         member = self._members.get(device)
         if member is None or member.link is not link:
             return False
-        is_first = member.said is None
-        member.said, member.heard_s = said, now_s
-        self._last_heard[device] = (now_s, said)
+        is_first = member.heartbeat is None
+        member.heartbeat, member.received_s = heartbeat, now_s
+        self._last_heartbeat[device] = (now_s, heartbeat)
         return is_first
 
     def notice(self, device: DeviceId, link: PeerLink, now_s: float) -> None:
         """Note that a device sent something: while much goes to and fro, its heartbeats wait."""
         member = self._members.get(device)
         if member is not None and member.link is link:
-            member.heard_s = now_s
+            member.received_s = now_s
 
     def leave(self, device: DeviceId, link: PeerLink) -> bool:
         """Note the end of a connection; returns whether the device is gone with it."""
@@ -70,7 +70,7 @@ class Roster:
 
     def forget(self, device: DeviceId) -> PeerLink | None:
         """Forget a device; returns its connection, if there is one, to be closed."""
-        self._last_heard.pop(device, None)
+        self._last_heartbeat.pop(device, None)
         member = self._members.pop(device, None)
         return member.link if member is not None else None
 
@@ -84,8 +84,8 @@ class Roster:
 
     def silent(self, now_s: float) -> tuple[PeerLink, ...]:
         """Return the connections of devices that said nothing for too long."""
-        return tuple(member.link for member in self._members.values() if now_s - member.heard_s > SILENT_S)
+        return tuple(member.link for member in self._members.values() if now_s - member.received_s > SILENT_S)
 
-    def last_heard(self, device: DeviceId) -> tuple[float, Heartbeat] | None:
+    def last_heartbeat(self, device: DeviceId) -> tuple[float, Heartbeat] | None:
         """Return when a device was heard last and what it said, None when not since the agent started."""
-        return self._last_heard.get(device)
+        return self._last_heartbeat.get(device)

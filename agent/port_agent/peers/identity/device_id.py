@@ -26,12 +26,14 @@ _MISREAD = str.maketrans({"0": "O", "1": "I", "8": "B"})
 
 
 class DeviceIdError(PortError):
-    """A text that is no device id."""
+    """A text that is not a valid device id."""
 
     exit_code = ExitCode.IMPOSSIBLE
 
     def __init__(self, text: str, reason: str) -> None:
-        super().__init__(f"{shown(text)} is no device id: {reason}; copy it from `port-agent peers` on that device")
+        super().__init__(
+            f"{shown(text)} is not a valid device id: {reason}; copy it from `port-agent peers` on that device"
+        )
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -36,7 +36,7 @@ def read_code(text: str) -> str:
     digits = re.sub(r"[\s-]", "", text)
     if not re.fullmatch(rf"[0-9]{{{RANDOM_DIGITS + 1}}}", digits):
         raise PairingCodeError(
-            f"{shown(text)} is no pairing code of {RANDOM_DIGITS + 1} digits; type what the other device shows"
+            f"{shown(text)} is not a valid pairing code of {RANDOM_DIGITS + 1} digits; type what the other device shows"
         )
     if _check_digit(digits[:-1]) != digits[-1]:
         raise PairingCodeError(

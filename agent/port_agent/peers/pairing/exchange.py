@@ -121,8 +121,8 @@ class PairingExchange:
         return partner
 
     def _mac(self, side: PairingSide, partner: PairingPartner) -> bytes:
-        said = msgspec.msgpack.encode((side.value, partner.certificate, partner.name, partner.port))
-        return hmac.new(self._key, said, hashlib.sha256).digest()
+        proof = msgspec.msgpack.encode((side.value, partner.certificate, partner.name, partner.port))
+        return hmac.new(self._key, proof, hashlib.sha256).digest()
 
 
 def refusal(reason: str) -> bytes:

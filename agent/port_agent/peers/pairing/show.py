@@ -39,7 +39,7 @@ from port_planner.base.errors import PortError
 
 CALLER_S = 10.0
 """One try takes 0.2 s, on a slow board 1 s."""
-MOST_CALLERS = 50
+MAX_CALLERS = 50
 """Who calls more often does not pair."""
 _AFTER_WRONG_S = 1.0
 _LOOK_S = 1.0
@@ -53,7 +53,7 @@ def show_code(
     code, agent = new_code(), os.getppid()
     send(CodeShown(code, listener.getsockname()[1], end_s - time.monotonic()))
     tries = TRIES
-    for _ in range(MOST_CALLERS):
+    for _ in range(MAX_CALLERS):
         called = _next_caller(listener, end_s, agent)
         if called is None:
             return PairingFailed("nobody typed the code in time; show a new one")
@@ -72,7 +72,7 @@ def show_code(
                 continue  # who does not pair costs no try
             else:
                 return new_partner(partner, address[0])
-    return PairingFailed(f"{MOST_CALLERS} callers and none paired; somebody disturbs it")
+    return PairingFailed(f"{MAX_CALLERS} callers and none paired; somebody disturbs it")
 
 
 def _next_caller(listener: socket.socket, end_s: float, agent: int) -> tuple[socket.socket, tuple[str, int]] | None:

@@ -36,12 +36,12 @@ class PairingStream:
         while len(held) < nbytes:
             try:
                 self._socket.settimeout(self._left_s())
-                piece = self._socket.recv(nbytes - len(held))
+                chunk = self._socket.recv(nbytes - len(held))
             except OSError as error:
                 raise PairingError(f"the connection broke: {error.strerror or error}") from error
-            if not piece:
+            if not chunk:
                 raise PairingError("the other side closed the connection")
-            held += piece
+            held += chunk
         return bytes(held)
 
     def _left_s(self) -> float:

@@ -9,22 +9,22 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from port_agent.follow.storages import allocated_bytes, data_ptr, private_file_mappings, untyped_storage
+from port_agent.intercept.residency.storages import allocated_bytes, data_ptr, private_file_mappings, untyped_storage
 from port_planner.base.code_pages import FileMapping
-from port_planner.base.tensor_bytes import storage_pieces, tensor_pieces
+from port_planner.base.tensor_bytes import chunks_of_tensor, storage_chunks
 from port_planner.capture.step import Fill
 from port_planner.ir.bundle.bundle import contents_of_file
 from port_planner.ir.bundle.checksums import tensor_hasher
 from port_planner.ir.bundle.manifest import BundleError, FileRange
-from port_planner.ir.devices.kinds import CPU
-from port_planner.make_bundle import Prepared, TensorPart
+from port_planner.ir.device_kinds import CPU
+from port_planner.make_bundle import CapturedJob, TensorSlice
 
-LEAST_BYTES = 64 << 10
+MIN_BYTES = 64 << 10
 """Smaller tensors go into the bundle: naming them saves nothing to speak of."""
-_PIECE_BYTES = 1 << 20
+_CHUNK_BYTES = 1 << 20
 
 
-def with_weight_files(prepared: Prepared) -> Prepared:
+def with_weight_files(prepared: CapturedJob) -> CapturedJob:
     """Return the job with those weights left in their files that no step writes and that are there as they are here."""
     if sys.platform != "linux" or prepared.job.pruning is not None:
         return prepared
@@ -51,31 +51,31 @@ class _Contents:
     pieces: Iterable[memoryview]
 
 
-def _contents(tensor: torch.Tensor | TensorPart) -> _Contents | None:
+def _contents(tensor: torch.Tensor | TensorSlice) -> _Contents | None:
     """Return where the contents of a storage lie in the host's memory; None where they do not, one byte after the other."""
-    part = tensor.tensor if isinstance(tensor, TensorPart) else None
+    part = tensor.tensor if isinstance(tensor, TensorSlice) else None
     whole = tensor if isinstance(tensor, torch.Tensor) else tensor.tensor
     if whole.device.type != CPU or (part is not None and not part.is_contiguous()):
         return None
     storage = untyped_storage(whole)
     if part is None:
-        return _Contents(data_ptr(storage), allocated_bytes(storage), storage_pieces(whole))
+        return _Contents(data_ptr(storage), allocated_bytes(storage), storage_chunks(whole))
     begin = data_ptr(storage) + int(part.storage_offset()) * part.itemsize
-    return _Contents(begin, part.numel() * part.itemsize, tensor_pieces(part))
+    return _Contents(begin, part.numel() * part.itemsize, chunks_of_tensor(part))
 
 
 def _part_of_file(key: str, contents: _Contents, mappings: Iterable[FileMapping]) -> FileRange | None:
     """Return the part of a file that contents show; None where there is none, or other bytes are in it."""
     address, nbytes = contents.address, contents.nbytes
     around = next((m for m in mappings if m.start <= address and address + nbytes <= m.stop), None)
-    if around is None or nbytes < LEAST_BYTES:
+    if around is None or nbytes < MIN_BYTES:
         return None
     hasher = tensor_hasher()
     for piece in contents.pieces:
         hasher.update(piece)
     part = FileRange(around.path, around.offset + address - around.start, nbytes, hasher.hexdigest())
     try:
-        for _ in contents_of_file(key, part, _PIECE_BYTES):
+        for _ in contents_of_file(key, part, _CHUNK_BYTES):
             pass
     except BundleError:  # no safetensors, replaced on disk since it was loaded, or changed in memory
         return None

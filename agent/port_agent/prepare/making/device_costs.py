@@ -7,17 +7,17 @@ from pathlib import Path
 
 from port_agent.energy.media import Medium
 from port_agent.energy.sources.estimated import PowerModel
-from port_agent.prepare.progress import Progress, part_of, rounds_of
+from port_agent.prepare.measurement.progress import Progress, part_of, rounds_of
 from port_planner.ir.boards import estimated_costs, load_board, op_work
 from port_planner.ir.costs import CostTable, DeviceCosts, Flash
 from port_planner.ir.graph import StepGraph
 from port_planner.profiling import operators
-from port_planner.profiling.operators import Measured
+from port_planner.profiling.operators import MeasuredCosts
 
 _FLASH_STAGE = "flash"
 
 
-def by_class(graphs: Mapping[str, StepGraph], measured: Measured, power: PowerModel) -> Measured:
+def by_class(graphs: Mapping[str, StepGraph], measured: MeasuredCosts, power: PowerModel) -> MeasuredCosts:
     """Return the same with the joules of operators that memory holds up at their own watts, where those are known."""
     tables = tuple(
         tuple(
@@ -29,7 +29,9 @@ def by_class(graphs: Mapping[str, StepGraph], measured: Measured, power: PowerMo
     return replace(measured, ops=tables)
 
 
-def this_device(measured: Measured, page_dir: Path, threads: int, power: PowerModel, progress: Progress) -> DeviceCosts:
+def this_device(
+    measured: MeasuredCosts, page_dir: Path, threads: int, power: PowerModel, progress: Progress
+) -> DeviceCosts:
     """Return the costs of this machine, which draws `power`; bandwidth is measured in `page_dir`."""
     flash = operators.measure_flash(
         page_dir, compute_watts=power.compute_watts, progress=rounds_of(progress, _FLASH_STAGE)
@@ -40,8 +42,8 @@ def this_device(measured: Measured, page_dir: Path, threads: int, power: PowerMo
 
 
 def other_board(
-    graphs: Mapping[str, StepGraph], measured: Measured, device: DeviceCosts, name: str
-) -> tuple[Measured, DeviceCosts]:
+    graphs: Mapping[str, StepGraph], measured: MeasuredCosts, device: DeviceCosts, name: str
+) -> tuple[MeasuredCosts, DeviceCosts]:
     """Return what was measured here scaled to another board, and that board's device (estimated).
 
     By its name or file.

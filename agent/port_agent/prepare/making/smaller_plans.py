@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from port_agent.prepare.making.attempts import Attempts, quick_planner
-from port_agent.prepare.making.trial import Trial
+from port_agent.prepare.making.refinement import Refinement, quick_planner
 from port_agent.prepare.making.unplanned import target_bytes
+from port_agent.prepare.measurement.dry_run import DryRun
 from port_planner.ir.bundle.bundle import Bundle
 from port_planner.ir.bundle.manifest import Manifest
 from port_planner.ir.plan import Plan
-from port_planner.make_bundle import InfeasibleError, Planner
+from port_planner.make_bundle import InfeasibleError, PlanFunction
 from port_planner.search import pareto
 from port_planner.search.pareto import point_of
 
@@ -29,66 +29,66 @@ class SmallerPlans:
     """Whether they keep to the deadline, where the bundle has one."""
 
 
-def smaller_plans(attempts: Attempts, planner: Planner | None) -> list[SmallerPlans]:
+def smaller_plans(refinement: Refinement, planner: PlanFunction | None) -> list[SmallerPlans]:
     """Plan for smaller budgets than the draft's first plan, and once more so that flash is spared.
 
     Without a planner quick ones make them, and fewer.
     """
-    limits, target = attempts.draft.limits, target_bytes(attempts.pools)
+    limits, target = refinement.bundle_file.limits, target_bytes(refinement.pools)
     limited, count = (quick_planner(limits), _NARROW) if planner is None else (planner, _WIDE)
     late = None if limits.step_s is None else quick_planner(replace(limits, step_s=None))
-    bundle = Bundle(attempts.draft.path)
+    bundle = Bundle(refinement.bundle_file.path)
     single = bundle.manifest.graphs[0]
     budgets = pareto.budgets(bundle.graphs[single], bundle.costs[single], target, count + 1)[1:]
-    least = attempts.start_bytes if attempts.pools.device_bytes is None else 0
+    least = refinement.start_bytes if refinement.pools.device_bytes is None else 0
     tries = [(budget, limited, True) for budget in budgets if budget >= least]
     written = bundle.manifest.plans[0].written_bytes
-    if written and attempts.device.flash.wear_joules_per_byte:
+    if written and refinement.device.flash.wear_joules_per_byte:
         sparing = replace(limits, step_s=None, written_bytes=int(written * _SPARED_WRITES))
         tries.insert(0, (target, quick_planner(sparing), limits.step_s is None))
     found = []
     for budget, chosen, keeping in tries:
-        plans = _planned(attempts, budget, chosen)
+        plans = _planned(refinement, budget, chosen)
         if plans is None and late is not None:
-            plans, keeping = _planned(attempts, budget, late), False
+            plans, keeping = _planned(refinement, budget, late), False
         if plans is not None:
             found.append(SmallerPlans(plans, budget, keeping))
     return found
 
 
-def _planned(attempts: Attempts, ram_bytes: int, planner: Planner) -> dict[str, Plan] | None:
+def _planned(refinement: Refinement, ram_bytes: int, planner: PlanFunction) -> dict[str, Plan] | None:
     try:
-        return attempts.planned(ram_bytes, planner)[0]
+        return refinement.planned(ram_bytes, planner)[0]
     except InfeasibleError:
         return None
 
 
-def with_cheapest_first(attempts: Attempts, smaller: Sequence[SmallerPlans], found: Trial) -> Trial:
+def with_cheapest_first(refinement: Refinement, smaller: Sequence[SmallerPlans], found: DryRun) -> DryRun:
     """Put plans for smaller budgets in the first one's place where they cost less, and return what a trial of it took.
 
     Where they take in that trial what was not planned, the first stays: it took what was `found`.
     """
-    bundle, device = Bundle(attempts.draft.path), attempts.device
+    bundle, device = Bundle(refinement.bundle_file.path), refinement.device
     keeping = [one.plans for one in smaller if one.keeps_limits]
     cheapest = {
         name: pareto.cheapest_within(plan, (plans[name] for plans in keeping)) for name, plan in bundle.plans[0].items()
     }
     if cheapest == bundle.plans[0]:
         return found
-    again, settled = attempts.run(cheapest, bundle.costs)
-    if settled:
+    again, final = refinement.run(cheapest, bundle.costs)
+    if final:
         return again
-    attempts.device = device
-    attempts.draft.put([bundle.plans[0]], bundle.costs, [attempts.pools.computing_bytes])
+    refinement.device = device
+    refinement.bundle_file.put([bundle.plans[0]], bundle.costs, [refinement.pools.computing_bytes])
     return found
 
 
-def with_smaller_plans(attempts: Attempts, smaller: Sequence[SmallerPlans]) -> Manifest:
+def with_smaller_plans(refinement: Refinement, smaller: Sequence[SmallerPlans]) -> Manifest:
     """Add plans behind the one the draft has, but for those that another beats, and return its manifest."""
-    bundle = Bundle(attempts.draft.path)
+    bundle = Bundle(refinement.bundle_file.path)
     main = bundle.manifest.main_graph
     choices = [bundle.plans[0], *(one.plans for one in smaller)]
-    limits = [attempts.pools.computing_bytes, *(one.ram_bytes for one in smaller)]
+    limits = [refinement.pools.computing_bytes, *(one.ram_bytes for one in smaller)]
     points = [point_of(bundle.graphs[main], bundle.costs[main], c[main]) for c in choices]
     kept = [0] + [i for i in range(1, len(points)) if not any(p.dominates(points[i]) for p in points)]
-    return attempts.draft.put([choices[i] for i in kept], bundle.costs, [limits[i] for i in kept])
+    return refinement.bundle_file.put([choices[i] for i in kept], bundle.costs, [limits[i] for i in kept])

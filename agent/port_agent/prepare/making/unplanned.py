@@ -2,14 +2,14 @@
 
 from dataclasses import replace
 
-from port_agent.prepare.making.trial import Trial
-from port_agent.prepare.pools import Pools, with_host_room
+from port_agent.prepare.measurement.dry_run import DryRun
+from port_agent.prepare.pools import Pools, with_host_headroom
 from port_planner.base.units import format_bytes
 from port_planner.ir.bundle.manifest import PlanChoice
 from port_planner.ir.costs import DeviceCosts
 from port_planner.make_bundle import InfeasibleError
 
-SPARE = 0.01
+HEADROOM_SHARE = 0.01
 """Share of the budget that is left free, for what differs from run to run."""
 UNKNOWN = 1 / 12
 """The same in the first trial, which finds out what a worker holds that nobody planned: 30 MiB for a small transformer, say."""
@@ -21,17 +21,17 @@ _MORE = 1.05
 """Of what a step took that no try kept within its budget: what is advised."""
 
 
-def target_bytes(pools: Pools, spared: float = SPARE) -> int:
+def target_bytes(pools: Pools, spared: float = HEADROOM_SHARE) -> int:
     """Return what is planned for: the budget of the memory that operators compute in, without the share that is spared."""
     return int(pools.computing_bytes * (1 - spared))
 
 
-def held_bytes(pools: Pools, found: Trial) -> int:
+def held_bytes(pools: Pools, found: DryRun) -> int:
     """Return what a trial took of the host's memory: the device's too, where they are one."""
     return found.peak_bytes + (found.device_peak_bytes if pools.device_bytes is None else 0)
 
 
-def with_unplanned(device: DeviceCosts, pools: Pools, planned: PlanChoice, found: Trial) -> DeviceCosts | None:
+def with_unplanned(device: DeviceCosts, pools: Pools, planned: PlanChoice, found: DryRun) -> DeviceCosts | None:
     """Return the device with what turned out unplanned reserved; None where each pool took what was planned."""
     if found.device_full:  # within its budget by the plan, which knows nothing of gaps between tensors
         return replace(device, base_bytes=device.base_bytes + int(_FRAGMENTS * pools.computing_bytes))
@@ -41,7 +41,7 @@ def with_unplanned(device: DeviceCosts, pools: Pools, planned: PlanChoice, found
         return None if fits else _with_more_base(device, more)
     if not fits:
         beside = replace(device, host_base_bytes=max(0, device.host_base_bytes + more))
-        device = with_host_room(beside, pools.ram_bytes)
+        device = with_host_headroom(beside, pools.ram_bytes)
     if _near(found.device_peak_bytes, planned.device_peak_bytes, pools.device_bytes):
         return None if fits else device
     return _with_more_base(device, found.device_peak_bytes - planned.device_peak_bytes)
@@ -55,7 +55,7 @@ def _near(taken: int, planned: int, budget: int) -> bool:
     return taken <= budget and abs(taken - planned) <= _TOLERANCE * planned
 
 
-def too_much(pools: Pools, found: Trial) -> InfeasibleError:
+def too_much(pools: Pools, found: DryRun) -> InfeasibleError:
     """Return the error of a step that no try kept within its budgets."""
     held, budget, option = held_bytes(pools, found), pools.ram_bytes, "--ram"
     if pools.device_bytes is not None and held <= pools.ram_bytes:
@@ -70,7 +70,7 @@ def too_much(pools: Pools, found: Trial) -> InfeasibleError:
 
 def too_little_to_start(reason: str, start_bytes: int) -> InfeasibleError:
     """Return the error of a budget below the peak before the first step."""
-    least = int(start_bytes * (1 + SPARE))
+    least = int(start_bytes * (1 + HEADROOM_SHARE))
     return InfeasibleError(
         f"{reason}; before the first step, loading Python and torch takes {format_bytes(start_bytes)}: raise "
         f"--ram to at least {format_bytes(least)}",

@@ -15,18 +15,18 @@ import torch
 from port_agent.backend.base import Backend
 from port_agent.backend.cuda import card_name
 from port_agent.energy.sources import nvidia
-from port_agent.energy.sources.base import Coverage, Kind, PowerSource, Reading, SourceError
+from port_agent.energy.sources.base import Coverage, Kind, PowerSource, SensorReading, SourceError
 from port_agent.energy.sources.power_models import model_of
 from port_agent.energy.sources.registry import EnergyConfig, open_sources
 from port_agent.system.clock import now_s
 from port_planner.ir.boards import op_work
-from port_planner.ir.devices.kinds import CPU, CUDA
+from port_planner.ir.device_kinds import CPU, CUDA
 from port_planner.ir.graph import StepGraph
-from port_planner.profiling.operators import Measured
+from port_planner.profiling.operators import MeasuredCosts
 
 _WHOLE = (Coverage.WALL, Coverage.BOARD, Coverage.RAIL_SUM, Coverage.BATTERY)
 """What covers the machine with whatever computes in it."""
-_LEAST_S, _LEAST_READINGS = 2.0, 4
+_MIN_S, _MIN_READINGS = 2.0, 4
 """Of a mean: so long, and so many readings of the slowest meter."""
 _SENSOR_S = 1.0
 """Of a card's own sensor, whose figure is the mean of so long."""
@@ -42,7 +42,7 @@ class DeviceWatts:
     moving: float
     source: str
 
-    def applied(self, graphs: Mapping[str, StepGraph], measured: Measured) -> Measured:
+    def applied(self, graphs: Mapping[str, StepGraph], measured: MeasuredCosts) -> MeasuredCosts:
         """Return what operators take on the device with the joules of that."""
         tables = tuple(
             tuple(
@@ -55,13 +55,13 @@ class DeviceWatts:
 
 
 def measured_device_watts(
-    backend: Backend, energy: EnergyConfig, room_bytes: int, root: Path = Path("/")
+    backend: Backend, energy: EnergyConfig, free_bytes: int, root: Path = Path("/")
 ) -> DeviceWatts | None:
     """Return what a device draws; None on the CPU, and where no meter sees the device or it fails.
 
-    `room_bytes`: of the device's memory; where what is tried with has no room, nothing is measured. Raises EnergyConfigError.
+    `free_bytes`: of the device's memory; where what is tried with has no room, nothing is measured. Raises EnergyConfigError.
     """
-    if backend.kind == CPU or room_bytes < 4 * (3 * _PRODUCT**2 + 2 * _SUM_ITEMS):
+    if backend.kind == CPU or free_bytes < 4 * (3 * _PRODUCT**2 + 2 * _SUM_ITEMS):
         return None
     meters = meters_of(backend, energy, root)
     try:
@@ -126,8 +126,8 @@ def _mean(meters: Sequence[PowerSource], run: Callable[[], None], period: float)
     """Return the mean watts of all meters while `run` runs again and again, once they show it; None where one has no figure."""
     _repeat(run, period)  # what the meters show by now is of before
     first = last = now_s()
-    readings: list[list[Reading]] = [[] for _ in meters]
-    while len(readings[0]) < _LEAST_READINGS or last - first < _LEAST_S:
+    readings: list[list[SensorReading]] = [[] for _ in meters]
+    while len(readings[0]) < _MIN_READINGS or last - first < _MIN_S:
         for meter, known in zip(meters, readings, strict=True):
             reading = meter.read(now_s())
             if reading is None:
@@ -144,7 +144,7 @@ def _repeat(run: Callable[[], None], seconds: float) -> None:
         run()
 
 
-def _watts(readings: Sequence[Reading]) -> float:
+def _watts(readings: Sequence[SensorReading]) -> float:
     first, last = readings[0], readings[-1]
     if first.counter_joules is not None and last.counter_joules is not None:
         return (last.counter_joules - first.counter_joules) / (last.time_s - first.time_s)

@@ -10,20 +10,20 @@ from dataclasses import dataclass, replace
 
 from port_agent.backend.base import Backend
 from port_agent.backend.cpu import CpuBackend
-from port_agent.backend.transfer_ring import LEAST_BYTES, TransferRing
+from port_agent.backend.transfer_ring import MIN_BYTES, TransferRing
 from port_agent.paging.pager import BURST
-from port_agent.prepare.placement.room import DEVICE, PlacementRoom
+from port_agent.prepare.placement.memories import DEVICE, PlacementMemory
 from port_agent.prepare.pools import copy_seconds
 from port_planner.base.errors import ExitCode, PortError
 from port_planner.ir.bundle.manifest import UPDATING, kind_of_graph
 from port_planner.ir.costs import OpCost
-from port_planner.ir.devices.kinds import CPU
+from port_planner.ir.device_kinds import CPU
 from port_planner.ir.devices.transfers import transfer_of
 from port_planner.ir.graph import StepGraph
 from port_planner.ir.operands.verify import verify_operands
-from port_planner.make_bundle import Prepared
+from port_planner.make_bundle import CapturedJob
 from port_planner.problem.placed_step import PlacedStep, on_kind, placed_step
-from port_planner.profiling.operators import Measured
+from port_planner.profiling.operators import MeasuredCosts
 from port_planner.search.placement.operator_devices import (
     HOST,
     DeviceChoice,
@@ -39,7 +39,7 @@ from port_planner.search.placement.operator_devices import (
 )
 
 _SAMPLE_BYTES, _LATENCY_BYTES = 4 << 20, 4096
-_LEAST_SECONDS = 1e-9
+_MIN_SECONDS = 1e-9
 """Of a transfer's sample, however fast: a link takes no less than nothing."""
 
 
@@ -66,15 +66,15 @@ class Links:
 
 
 @dataclass(frozen=True, slots=True)
-class Divided:
+class PlacedJob:
     """The job with placed graphs, and what their operators cost.
 
     `kinds`: of the device that each operator of each recorded graph runs on. `choice`: of the first graph; `alone`: what that takes on one
     kind of device, of those that can run all of it.
     """
 
-    prepared: Prepared
-    measured: Measured
+    prepared: CapturedJob
+    measured: MeasuredCosts
     kinds: Mapping[str, tuple[str, ...]]
     choice: DeviceChoice
     alone: Mapping[str, float]
@@ -87,7 +87,7 @@ def measured_links(backend: Backend, watts: float) -> Links:
     try:
         for out in (False, True):
             large, small = (_seconds(backend, ring, nbytes, out=out) for nbytes in (_SAMPLE_BYTES, _LATENCY_BYTES))
-            rate = max(large - small, _LEAST_SECONDS) / (_SAMPLE_BYTES - _LATENCY_BYTES)
+            rate = max(large - small, _MIN_SECONDS) / (_SAMPLE_BYTES - _LATENCY_BYTES)
             found.append(DeviceLink(small, rate, rate * watts))
     finally:
         if ring is not None:
@@ -99,15 +99,15 @@ def _seconds(backend: Backend, ring: TransferRing | None, nbytes: int, *, out: b
     """Return the seconds of the fastest of a few transfers into the device, or out of it."""
     here, there = CpuBackend().allocate(nbytes)[:nbytes].zero_(), backend.allocate(nbytes)[:nbytes].zero_()
     target, source = (here, there) if out else (there, here)
-    through = ring if nbytes >= LEAST_BYTES else None
+    through = ring if nbytes >= MIN_BYTES else None
     return copy_seconds(backend, target, source, through)
 
 
-def divided(
-    prepared: Prepared, on_cpu: Measured, on_device: Measured, kind: str, links: Links, watts: float, room: PlacementRoom, *,
+def placed_job(
+    prepared: CapturedJob, on_cpu: MeasuredCosts, on_device: MeasuredCosts, kind: str, links: Links, watts: float, memory: PlacementMemory, *,
     time_limit_s: float,
-) -> Divided:  # fmt: skip
-    """Return the job with its operators where they take least time within `room`, by what was measured of each graph's on both.
+) -> PlacedJob:  # fmt: skip
+    """Return the job with its operators where they take least time within `memory`, by what was measured of each graph's on both.
 
     Graphs that update come first: weights, sums of gradients and optimizer state lie where those have them.
     `watts`: what the machine draws while contents are transferred. Raises PlacementError where
@@ -122,10 +122,10 @@ def divided(
     )
     for name in sorted(prepared.graphs, key=lambda name: kind_of_graph(name) not in UPDATING):
         graph, costs = prepared.graphs[name], tables[name]
-        problem = _problem(graph, costs, known, kind, links, room)
+        problem = _problem(graph, costs, known, kind, links, memory)
         choice = choose_devices(problem, Goal.SECONDS, time_limit_s)
         if first is None:
-            judged = _judged(graph, problem, choice, kind, links, watts, room, time_limit_s)
+            judged = _judged(graph, problem, choice, kind, links, watts, memory, time_limit_s)
             choice, alone = judged
             if len(set(choice.devices)) == 1:
                 raise PlacementError(_one_is_best((CPU, kind)[choice.devices[0]], alone, time_limit_s))
@@ -148,11 +148,11 @@ def divided(
         absent=(),
         elsewhere=tuple(elsewhere[name] for name in names),
     )
-    return Divided(there, measured, kinds, *first)
+    return PlacedJob(there, measured, kinds, *first)
 
 
 def _judged(
-    graph: StepGraph, problem: DeviceProblem, choice: DeviceChoice, kind: str, links: Links, watts: float, room: PlacementRoom,
+    graph: StepGraph, problem: DeviceProblem, choice: DeviceChoice, kind: str, links: Links, watts: float, memory: PlacementMemory,
     time_limit_s: float,
 ) -> tuple[DeviceChoice, Mapping[str, float]]:  # fmt: skip
     """Return the choice that takes least within the budgets, and what single kinds of devices take there.
@@ -182,7 +182,7 @@ def _judged(
         else:
             placed = placed_step(graph, where)
             made, ops = placed.graph, _costs(placed, where, tables, links, watts)
-        seconds = room.planned_seconds(made, ops)
+        seconds = memory.planned_seconds(made, ops)
         if seconds is not None:
             taken[devices] = seconds
     if not taken:
@@ -200,7 +200,7 @@ def _one_is_best(kind: str, alone: Mapping[str, float], time_limit_s: float) -> 
     )
 
 
-def _table(measured: Measured, prepared: Prepared) -> list[_Costs]:
+def _table(measured: MeasuredCosts, prepared: CapturedJob) -> list[_Costs]:
     """Return what operators cost, graph by graph; None for those that a device lacks."""
     absent = measured.absent or ((),) * len(prepared.graphs)
     return [
@@ -215,7 +215,7 @@ def _problem(
     known: Mapping[str, str],
     kind: str,
     links: Links,
-    room: PlacementRoom,
+    memory: PlacementMemory,
 ) -> DeviceProblem:
     """Return the choice to be made of a graph whose storages that last are where other graphs have put them."""
     rows: list[_Costs] = list(zip(*costs, strict=True))
@@ -228,9 +228,9 @@ def _problem(
         tuple(rows),
         contents_of(graph, homes),
         links.table,
-        room.device.static_watts,
+        memory.device.static_watts,
         together=together_of(graph),
-        memory=room.memory(graph, homes),
+        memory=memory.memory(graph, homes),
     )
 
 
@@ -239,8 +239,8 @@ def _with_the_device(devices: Sequence[int], problem: DeviceProblem) -> tuple[in
     if DEVICE in devices:
         return tuple(devices)
     grouped = {i for group in problem.together for i in group}
-    dear = [(c.seconds, i) for i, (_, c) in enumerate(problem.costs) if c is not None and i not in grouped]
-    chosen = max(dear, default=(0.0, -1))[1]
+    expensive = [(c.seconds, i) for i, (_, c) in enumerate(problem.costs) if c is not None and i not in grouped]
+    chosen = max(expensive, default=(0.0, -1))[1]
     return tuple(DEVICE if i == chosen else d for i, d in enumerate(devices))
 
 
@@ -258,7 +258,7 @@ def _costs(
         moved = transfer_of(graph, op)
         if origin is None:
             if moved is None:
-                raise PlacementError(f"{op.name} was placed and is no operator of the step; report this")
+                raise PlacementError(f"{op.name} was placed and is not a valid operator of the step; report this")
             target = graph.storages[moved.target]
             seconds = (links.out if target.device == CPU else links.into).seconds(target.nbytes)
             found.append(OpCost(seconds, 0, seconds * watts))

@@ -11,7 +11,7 @@ import torch
 
 from port_agent.backend.cpu_teams import CpuTeams
 from port_agent.backend.raw_bytes import whole_bytes
-from port_planner.ir.devices.kinds import CPU
+from port_planner.ir.device_kinds import CPU
 from port_planner.ir.graph import Argument, Named, Op, Role, StepGraph
 from port_planner.ir.operators import GUARD
 from port_planner.ir.run_op import fill_all, flatten, view

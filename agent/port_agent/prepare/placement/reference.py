@@ -11,19 +11,19 @@ from port_agent.prepare.repeatable import UnrepeatableError
 from port_agent.train.comparison import MismatchError, processor, tensor_checksum
 from port_planner.capture.step import Fill
 from port_planner.ir.bundle.data_order import bucket_batches
-from port_planner.ir.bundle.manifest import UPDATING, BucketSize, Reference, batch_kind, graph_name
-from port_planner.ir.devices.torch_device import generator_states, restore_generators
+from port_planner.ir.bundle.manifest import UPDATING, BucketSize, ExpectedResults, batch_kind, graph_name
 from port_planner.ir.graph import StepGraph, Value
 from port_planner.ir.lowering.optimizer_scalars import StepScalars
 from port_planner.ir.run_op import view
+from port_planner.ir.torch_device import generator_states, restore_generators
 from port_planner.ir.torch_operators import dtype
 from port_planner.job_device import kind_of_job
-from port_planner.make_bundle import Prepared, TensorPart
+from port_planner.make_bundle import CapturedJob, TensorSlice
 
 
 def with_placed_reference(
-    prepared: Prepared, graphs: Mapping[str, StepGraph], kinds: Mapping[str, Sequence[str]], kind: str
-) -> Prepared:
+    prepared: CapturedJob, graphs: Mapping[str, StepGraph], kinds: Mapping[str, Sequence[str]], kind: str
+) -> CapturedJob:
     """Return what was prepared with the numbers of its operators on their devices, or teams of threads, in place of plain PyTorch's.
 
     `graphs`: as they were recorded; `kinds`: of the device that each operator runs on; `kind`: of the device beside the CPU. Raises
@@ -40,9 +40,9 @@ def with_placed_reference(
             f"run one by one on {home}, the recorded operators do not give plain PyTorch's numbers, so nothing is known of what they give "
             "on two devices: plan without --place, and report this"
         )
-    divided = prepared.graphs if prepared.teams else graphs
-    found = _reference(prepared, divided, kinds, kind)
-    if _reference(prepared, divided, kinds, kind) != found:
+    placed_job = prepared.graphs if prepared.teams else graphs
+    found = _reference(prepared, placed_job, kinds, kind)
+    if _reference(prepared, placed_job, kinds, kind) != found:
         among = "among teams of threads" if prepared.teams else f"between the CPU and {kind}"
         raise UnrepeatableError(
             f"divided {among}, the operators gave other numbers when the first steps ran again: plan without --place"
@@ -51,8 +51,8 @@ def with_placed_reference(
 
 
 def _reference(
-    prepared: Prepared, graphs: Mapping[str, StepGraph], kinds: Mapping[str, Sequence[str]], kind: str
-) -> Reference:
+    prepared: CapturedJob, graphs: Mapping[str, StepGraph], kinds: Mapping[str, Sequence[str]], kind: str
+) -> ExpectedResults:
     """Return losses and state after as many steps as were compared with plain PyTorch; generators are then as before."""
     job, count = prepared.job, len(prepared.reference.losses)
     before = generator_states((kind,))
@@ -79,10 +79,10 @@ def _reference(
         layout = prepared.layouts[key]
         value = Value(0, layout.dtype, layout.shape, layout.stride, layout.offset)
         checksums[key] = tensor_checksum(view(contents[key], value))
-    return Reference(tuple(losses), torch.get_num_threads(), processor(kind), checksums, placed=True)
+    return ExpectedResults(tuple(losses), torch.get_num_threads(), processor(kind), checksums, placed=True)
 
 
-def _initial(tensor: torch.Tensor | Fill | TensorPart) -> torch.Tensor:
+def _initial(tensor: torch.Tensor | Fill | TensorSlice) -> torch.Tensor:
     if isinstance(tensor, Fill):
         return torch.full(tensor.shape, tensor.value, dtype=dtype(tensor.dtype))
-    return tensor.tensor.contiguous() if isinstance(tensor, TensorPart) else tensor
+    return tensor.tensor.contiguous() if isinstance(tensor, TensorSlice) else tensor

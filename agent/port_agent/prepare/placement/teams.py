@@ -15,8 +15,8 @@ from port_agent.backend.cpu_teams import CpuTeams
 from port_agent.prepare.placement.divide import PlacementError
 from port_planner.ir.costs import OpCost
 from port_planner.ir.devices.cpu_teams import CpuTeam
-from port_planner.make_bundle import Prepared
-from port_planner.profiling.operators import Measured
+from port_planner.make_bundle import CapturedJob
+from port_planner.profiling.operators import MeasuredCosts
 from port_planner.profiling.timing import shortest_run_s
 from port_planner.search.placement.operator_devices import (
     DeviceChoice,
@@ -41,14 +41,14 @@ class TeamTimes:
 
 
 @dataclass(frozen=True, slots=True)
-class DividedTeams:
+class TeamPlacement:
     """The job with graphs whose operators name their teams, and what they cost.
 
     `choice`: of the main graph; `alone`: the seconds of its operators on each team.
     """
 
-    prepared: Prepared
-    measured: Measured
+    prepared: CapturedJob
+    measured: MeasuredCosts
     choice: DeviceChoice
     alone: Mapping[str, float]
 
@@ -86,10 +86,10 @@ def on_cores_of(team: CpuTeam) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-def divided_by_teams(
-    prepared: Prepared, measured: Sequence[Measured], threads: int, teams: Sequence[CpuTeam], times: TeamTimes,
+def team_placement(
+    prepared: CapturedJob, measured: Sequence[MeasuredCosts], threads: int, teams: Sequence[CpuTeam], times: TeamTimes,
     watts: Sequence[float], static_watts: float, *, time_limit_s: float,
-) -> DividedTeams:  # fmt: skip
+) -> TeamPlacement:  # fmt: skip
     """Return the job with each operator on the team that takes least joules, in no more seconds than the fastest team takes for all.
 
     `measured`, `watts`: of each team, number 0 first: all `threads`. Raises PlacementError where one team alone takes as little.
@@ -118,7 +118,7 @@ def divided_by_teams(
     if first is None:
         raise PlacementError("the job has no graph; capture it again")
     there = replace(prepared, graphs=graphs, teams=tuple(teams))
-    return DividedTeams(there, replace(measured[0], ops=tuple(ops), packings=(), absent=()), *first)
+    return TeamPlacement(there, replace(measured[0], ops=tuple(ops), packings=(), absent=()), *first)
 
 
 def _with_entry(cost: OpCost, entry_s: float, watts: float) -> OpCost:
@@ -139,8 +139,8 @@ def _costs(problem: DeviceProblem, choice: DeviceChoice, watts: Sequence[float])
 
 def _one_is_best(alone: Mapping[str, float], times: TeamTimes) -> str:
     taken = ", ".join(f"{1e3 * seconds:.3g} ms with {where}" for where, seconds in alone.items())
-    dearest = max(max(row) for row in times.switch_s) + max(times.entry_s)
+    costliest = max(max(row) for row in times.switch_s) + max(times.entry_s)
     return (
         f"no division of the operators among threads saves energy in as little time: a step's take {taken}, and from one to another "
-        f"{1e6 * dearest:.2g} microseconds; leave --place away, --threads chooses a number for all"
+        f"{1e6 * costliest:.2g} microseconds; leave --place away, --threads chooses a number for all"
     )

@@ -15,10 +15,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from port_agent.control.http import SocketPeer
-from port_agent.jobs.model import Job, JobKind, JobRequestError, JobSpec, JobState
+from port_agent.jobs.job import Job, JobKind, JobRequestError, JobSpec, JobState
 from port_agent.jobs.store import JobStore
 from port_agent.supervisor.job.exit_status import WorkerExit
-from port_agent.supervisor.job.plans.choice import PlanFigures
+from port_agent.supervisor.job.plan_choice import PlanFigures
 from port_agent.supervisor.job.worker_process import LEAVE_PATIENCE_S, RequestedState, WorkerPhase
 from port_agent.system.cgroup import WorkerGroup
 from port_agent.system.clock import Clock
@@ -47,10 +47,10 @@ ANSWER_PATIENCE_S = 60.0
 """A program that was stopped by its user (Ctrl-Z) never answers; after this long others may run. Until then it may be
 writing what it had in memory: 600 MiB take 25 s on an SD card."""
 
-MOST_ATTACHED = 16
+MAX_ATTACHED = 16
 """Each holds a connection of the control socket for good, which must have some left for commands."""
 
-_SAID_OF_ITSELF = (StepDone, WorkerPaused, WorkerResumed, MemoryReleased, TrainingFinished, TrainingFailed)
+_OWN_REPORTS = (StepDone, WorkerPaused, WorkerResumed, MemoryReleased, TrainingFinished, TrainingFailed)
 """What an attached program has to say; it has no plans, checkpoints and devices."""
 
 _WENT_AWAY = "it ended without a word: killed, or its machine code crashed"
@@ -139,17 +139,17 @@ class AttachedProgram:
     def switch_plan(self, index: int, reason: str) -> None:
         """Do nothing: its budget is what its user gave it."""
 
-    def widen_belt(self, data_limit_bytes: int) -> None:
+    def widen_limit(self, data_limit_bytes: int) -> None:
         """Do nothing: its limits are its user's."""
 
-    def tighten_belt(self, resident_bytes: int | None) -> None:
+    def tighten_limit(self, resident_bytes: int | None) -> None:
         """Do nothing: its limits are its user's."""
 
     # --- events of the worker
 
-    def hear(self, event: Event) -> None:
+    def receive(self, event: Event) -> None:
         """Take in what it says."""
-        if not isinstance(event, _SAID_OF_ITSELF):
+        if not isinstance(event, _OWN_REPORTS):
             return
         self.silent = False
         match event:
@@ -234,7 +234,7 @@ class Attachments:
         return self._programs.get(job_id)
 
     def answers(self, job_id: int) -> bool:
-        """Tell whether a job's program is there and does what it is told, as far as it was told anything."""
+        """Return whether a job's program is there and does what it is told, as far as it was told anything."""
         program = self.get(job_id)
         return program is not None and not program.silent
 
@@ -244,8 +244,8 @@ class Attachments:
 
     async def attach(self, request: AttachRequest, peer: SocketPeer) -> Job:
         """Return the job of a program that asks to be attached; raises JobRequestError, StoreError."""
-        if len(self._programs) >= MOST_ATTACHED:
-            raise JobRequestError(f"{MOST_ATTACHED} programs are attached, as many as this agent takes; end one")
+        if len(self._programs) >= MAX_ATTACHED:
+            raise JobRequestError(f"{MAX_ATTACHED} programs are attached, as many as this agent takes; end one")
         names = {job.spec.name for job in self._store.all() if not job.state.is_over}
         name = request.name if request.name not in names else f"{request.name}-{request.pid}"
         spec = JobSpec(name=name, bundle=None, kind=JobKind.ATTACHED, owner=user_name(peer.uid))
@@ -266,13 +266,13 @@ class Attachments:
             while data := await reader.read(1 << 16):
                 for line in lines.feed(data):
                     with contextlib.suppress(ProtocolError):  # a message of a later version
-                        program.hear(decode_event(line))
+                        program.receive(decode_event(line))
         except (ConnectionError, ProtocolError):
             pass  # it is gone, or speaks something else
         finally:
             self._forget(program)
 
-    def tell_cancelled(self) -> None:
+    def report_cancelled(self) -> None:
         """Have programs end whose jobs were cancelled while they waited."""
         for program in self._programs.values():
             job = self._job(program)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from port_agent.jobs.model import Job, JobKind
+from port_agent.jobs.job import Job, JobKind
 
 THIS_COMPUTER = ""
 _ANY_BOARD = "any board"
@@ -13,11 +13,11 @@ _DEV = Path("/dev")
 _SERIAL_DEVICES = ("ttyACM*", "ttyUSB*", "cu.usb*")
 """What a USB serial port is called on Linux and on macOS."""
 _JOB_FILE = "job.json"
-_MOST_BYTES = 1 << 16
+_MAX_BYTES = 1 << 16
 """Of a job.json that is read here."""
 
 
-class _Named(msgspec.Struct, frozen=True):
+class _BoardNames(msgspec.Struct, frozen=True):
     """What a job says of its board."""
 
     port: str | None = None
@@ -48,18 +48,18 @@ def plugged_in(place: str, dev: Path = _DEV) -> frozenset[str]:
     return frozenset(found | ({place} if place.startswith("/") and Path(place).exists() else set()))
 
 
-def _options(words: tuple[str, ...]) -> _Named:
+def _options(words: tuple[str, ...]) -> _BoardNames:
     """Return what a job's own words for its worker say; they were checked when it was submitted."""
     after = dict(itertools.pairwise(words))
-    return _Named(after.get("--port"), after.get("--serial"), "--simulate" in words)
+    return _BoardNames(after.get("--port"), after.get("--serial"), "--simulate" in words)
 
 
-def _job_file(bundle: Path | None) -> _Named:
+def _job_file(bundle: Path | None) -> _BoardNames:
     """Return what a job.json says; nothing where it cannot be read, and the worker says why."""
     if bundle is None:
-        return _Named()
+        return _BoardNames()
     try:
         with (bundle / _JOB_FILE if bundle.is_dir() else bundle).open("rb") as file:
-            return msgspec.json.decode(file.read(_MOST_BYTES), type=_Named)
+            return msgspec.json.decode(file.read(_MAX_BYTES), type=_BoardNames)
     except (OSError, msgspec.MsgspecError, RecursionError):
-        return _Named()
+        return _BoardNames()

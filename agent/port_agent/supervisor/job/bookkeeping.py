@@ -3,10 +3,10 @@
 from dataclasses import dataclass, replace
 
 from port_agent.health.conditions import HealthBoard
-from port_agent.jobs.model import Job, JobKind, JobState, WorkerOutcome, after_exit
+from port_agent.jobs.job import Job, JobKind, JobState, WorkerOutcome, after_exit
 from port_agent.jobs.store import JobStore
 from port_agent.supervisor.job.log import JobLog
-from port_agent.supervisor.job.plans.choice import PlanFigures, smaller_plan
+from port_agent.supervisor.job.plan_choice import PlanFigures, smaller_plan
 from port_agent.system.clock import Clock
 from port_planner.base.units import format_bytes
 
@@ -15,7 +15,7 @@ _SHOWN_A_WEEK_S = 7 * 86400.0
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class RunEnd:
     """The run that ended: its plans, what the one it ran with takes of all memory, and its memory limit."""
 
     plans: tuple[PlanFigures, ...] = ()
@@ -41,7 +41,7 @@ class JobRecords:
         now_s, wall_s = self._clock.monotonic_s(), self._clock.wall_s()
         self._health.report(code, now_s, wall_s, key=key, lasts_s=lasts_s, **values)
 
-    def settle(self, job: Job, outcome: WorkerOutcome, detail: str, give_up_after: int, ended: Ended) -> None:
+    def settle(self, job: Job, outcome: WorkerOutcome, detail: str, give_up_after: int, ended: RunEnd) -> None:
         """Write down what becomes of the job, and say so."""
         smaller = None
         if outcome is WorkerOutcome.OUT_OF_MEMORY:
@@ -63,7 +63,7 @@ class JobRecords:
         allowed = "below the plan that was killed" if limit is None else format_bytes(limit)
         self.report("job-does-not-fit", key=str(job.id), job=job.label, needed=format_bytes(needed), allowed=allowed)
 
-    def _after_out_of_memory(self, job: Job, ended: Ended) -> int | None:
+    def _after_out_of_memory(self, job: Job, ended: RunEnd) -> int | None:
         smaller = smaller_plan(ended.plans, ended.all_bytes)
         self.report(
             "out-of-memory",

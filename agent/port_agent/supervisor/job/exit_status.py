@@ -3,7 +3,7 @@
 import signal
 from dataclasses import dataclass
 
-from port_agent.jobs.model import WorkerOutcome
+from port_agent.jobs.job import WorkerOutcome
 from port_agent.worker.protocol import FailureCause, TrainingFailed
 from port_planner.base.errors import ExitCode
 
@@ -15,7 +15,7 @@ class WorkerExit:
     returncode: int
     finished: bool = False
     cancelled: bool = False
-    told_to_leave: bool = False
+    asked_to_leave: bool = False
     killed_after_s: float | None = None
     """Set when the supervisor lost patience and killed it."""
     failure: TrainingFailed | None = None
@@ -52,12 +52,12 @@ def classify(end: WorkerExit) -> tuple[WorkerOutcome, str]:
 
 
 def _signalled(end: WorkerExit) -> tuple[WorkerOutcome, str]:
-    if end.told_to_leave and end.killed_after_s is not None:
+    if end.asked_to_leave and end.killed_after_s is not None:
         return (
             WorkerOutcome.LEFT,
             f"did not leave within {end.killed_after_s:.1f} s and was killed; resumes at its checkpoint",
         )
-    if end.told_to_leave and -end.returncode == signal.SIGTERM:
+    if end.asked_to_leave and -end.returncode == signal.SIGTERM:
         return WorkerOutcome.LEFT, "left on request"
     if -end.returncode == signal.SIGKILL and end.system_oom_kills:
         return WorkerOutcome.OUT_OF_MEMORY, "the kernel killed the worker because the machine ran out of memory"

@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from port_agent.jobs.model import Job
+from port_agent.jobs.job import Job
 from port_agent.jobs.store import JobStore
 from port_agent.supervisor.job.bookkeeping import JobRecords
-from port_agent.supervisor.job.run_state import Run
+from port_agent.supervisor.job.run_state import WorkerRun
 from port_agent.system.clock import Clock
 from port_agent.worker.protocol import (
     CheckpointWritten,
@@ -47,7 +47,7 @@ class ProgressRecorder:
         written, self._written_bytes = self._written_bytes, 0
         return written
 
-    def take(self, run: Run, event: Event) -> None:
+    def take(self, run: WorkerRun, event: Event) -> None:
         """Take over one event."""
         job = self._store.get(run.job_id)
         match event:
@@ -87,7 +87,7 @@ class ProgressRecorder:
             case TrainingFailed():
                 self._log(run, f"failed: {event.code}: {event.message}")
 
-    def _on_step(self, run: Run, job: Job, event: StepDone) -> None:
+    def _on_step(self, run: WorkerRun, job: Job, event: StepDone) -> None:
         if event.packing_overflows:
             self._records.report(
                 "packing-overflow", key=str(job.id), lasts_s=_OVERFLOW_SHOWN_S, job=job.label, step=str(event.step),
@@ -121,7 +121,7 @@ class ProgressRecorder:
             run.last_flush_s = now_s
             self._store.save(job, manifest=False)
 
-    def _on_checkpoint(self, run: Run, job: Job, event: CheckpointWritten) -> None:
+    def _on_checkpoint(self, run: WorkerRun, job: Job, event: CheckpointWritten) -> None:
         run.last_checkpoint_s = self._clock.monotonic_s()
         measured = replace(job.measured, checkpoint_s=event.wall_s, checkpoint_bytes=event.bytes)
         self._store.keep_in_memory(replace(self._wrote(job, event.bytes), measured=measured))
@@ -139,12 +139,12 @@ class ProgressRecorder:
         )  # fmt: skip
         self._records.note(job.id, "recovered", f"{event.reason}; on from step {event.step}, {lost}")
 
-    def _on_plan(self, run: Run, job: Job, event: PlanSwitched) -> None:
+    def _on_plan(self, run: WorkerRun, job: Job, event: PlanSwitched) -> None:
         run.plan = event.plan
         self._store.save(replace(job, plan=event.plan))
         self._records.note(job.id, "plan", f"plan {event.plan} ({format_bytes(run.peak_bytes)}): {event.reason}")
 
-    def _on_interruption(self, run: Run, job: Job, event: DeviceInterrupted) -> None:
+    def _on_interruption(self, run: WorkerRun, job: Job, event: DeviceInterrupted) -> None:
         """Say why a job whose worker lives does not get on; the worker repeats itself while it waits."""
         waits_for = event.reason if event.step is None else None
         run.last_step_s = None  # what passed meanwhile is no part of a step
@@ -161,5 +161,5 @@ class ProgressRecorder:
         self._written_bytes += count_bytes
         return replace(job, written_bytes=job.written_bytes + count_bytes)
 
-    def _log(self, run: Run, text: str) -> None:
+    def _log(self, run: WorkerRun, text: str) -> None:
         run.log.note(text, self._clock.wall_s())

@@ -1,9 +1,9 @@
 """What is promised for a job before it runs: memory, time, energy and flash of a step, and when it is done."""
 
-from port_agent.jobs.model import Job, JobPromise, JobSpec
+from port_agent.jobs.job import Job, JobPromise, JobSpec
 from port_agent.policy.usual_times import UsualTimes
-from port_agent.supervisor.job.plans.choice import PlanFigures, WriteAllowance, choose_plan, eta_s
-from port_agent.supervisor.job.run_state import Surroundings
+from port_agent.supervisor.job.plan_choice import PlanFigures, WriteAllowance, choose_plan, eta_s
+from port_agent.supervisor.job.run_state import RunConditions
 from port_agent.supervisor.job.worker_kinds import BundleFacts
 from port_agent.system.clock import local_time
 
@@ -21,19 +21,19 @@ def total_steps(job: Job) -> int | None:
     return job.total_steps or (job.promise.steps if job.promise else None)
 
 
-def promised_plan(spec: JobSpec, facts: BundleFacts, around: Surroundings, wall_s: float) -> PlanFigures | None:
+def promised_plan(spec: JobSpec, facts: BundleFacts, conditions: RunConditions, wall_s: float) -> PlanFigures | None:
     """Return the plan that the job would start with on an ordinary day; None when none fits."""
     return choose_plan(
         facts.plans,
-        around.memory_bytes,
+        conditions.memory_bytes,
         steps_left=_steps(spec, facts),
         time_left_s=None if spec.deadline_at is None else spec.deadline_at - wall_s,
-        allowance=WriteAllowance(around.flash_budget_bytes_per_day, _DAY_S),
+        allowance=WriteAllowance(conditions.flash_budget_bytes_per_day, _DAY_S),
     )
 
 
 def promise(
-    spec: JobSpec, facts: BundleFacts, plan: PlanFigures, around: Surroundings, times: UsualTimes, wall_s: float,
+    spec: JobSpec, facts: BundleFacts, plan: PlanFigures, conditions: RunConditions, times: UsualTimes, wall_s: float,
     before_s: float,
 ) -> JobPromise | None:  # fmt: skip
     """Return what is promised for a job that runs `plan` after `before_s` seconds of training of other jobs.
@@ -48,8 +48,8 @@ def promise(
     if steps is not None:
         usual_s = times.usual_day_s() or 0.0
         written_a_day = usual_s / plan.step_s * plan.written_bytes if plan.step_s else 0.0
-        stretch = max(1.0, written_a_day / max(1, around.flash_budget_bytes_per_day))
-        forecast = times.forecast(local_time(wall_s), before_s + steps * plan.step_s * stretch)
+        factor = max(1.0, written_a_day / max(1, conditions.flash_budget_bytes_per_day))
+        forecast = times.forecast(local_time(wall_s), before_s + steps * plan.step_s * factor)
     return JobPromise(
         plan=plan.index, peak_bytes=plan.peak_bytes, step_s=plan.step_s, step_joules=plan.step_joules,
         written_bytes=plan.written_bytes, steps=steps,

@@ -5,14 +5,14 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from port_agent.control.answers import RunStatus
-from port_agent.jobs.model import Job
+from port_agent.jobs.job import Job
 from port_agent.policy.decide import ResourceLimits
 from port_agent.supervisor.job.attachments import AttachedProgram
 from port_agent.supervisor.job.log import JobLog
-from port_agent.supervisor.job.plans.choice import PlanFigures, eta_s, memory_max
-from port_agent.supervisor.job.plans.revising import PeerSolving, PlanRevision
+from port_agent.supervisor.job.plan_choice import PlanFigures, eta_s, memory_max
+from port_agent.supervisor.job.plan_revision import PeerSolving, PlanRevision
 from port_agent.supervisor.job.sharing import CpuShare
-from port_agent.supervisor.job.silence import SilenceWatch
+from port_agent.supervisor.job.silence_monitor import SilenceMonitor
 from port_agent.supervisor.job.worker_process import WorkerProcess
 from port_agent.system.cgroup import LOW_IO_WEIGHT, LOWEST_CPU_WEIGHT, WorkerLimits
 from port_agent.worker.protocol import Event
@@ -32,7 +32,7 @@ class Meter(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class RunConditions:
     """What a run depends on: limits, memory, heat, and the settings about jobs."""
 
     limits: ResourceLimits
@@ -70,7 +70,7 @@ class Surroundings:
 
 
 @dataclass(slots=True)
-class Run:
+class WorkerRun:
     """The state of one worker process."""
 
     job_id: int
@@ -86,7 +86,7 @@ class Run:
     last_checkpoint_s: float
     last_flush_s: float
     switched_at_s: float
-    silence: SilenceWatch
+    silence: SilenceMonitor
     revision: PlanRevision | None = None
     """Makes its plans again where they have other costs than planned; None where it has none, or cannot."""
     last_step_s: float | None = None

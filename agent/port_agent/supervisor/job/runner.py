@@ -10,21 +10,21 @@ from port_agent.control.answers import RunStatus
 from port_agent.energy.drift import Correction
 from port_agent.federate.orders import FOLDER, MODEL_FILE, RESULT_FILE, RESULT_PART_FILE, has_round
 from port_agent.health.conditions import HealthBoard
-from port_agent.jobs.model import Job, JobKind, JobRequestError, JobState, WorkerOutcome
+from port_agent.jobs.job import Job, JobKind, JobRequestError, JobState, WorkerOutcome
 from port_agent.jobs.store import JobStore
 from port_agent.policy.decide import ResourceLimits
-from port_agent.supervisor.inbox import Inboxes
 from port_agent.supervisor.job.attachments import AttachedProgram, Attachments, process_cpu_s
-from port_agent.supervisor.job.bookkeeping import Ended, JobRecords
+from port_agent.supervisor.job.bookkeeping import JobRecords, RunEnd
 from port_agent.supervisor.job.exit_status import WorkerExit, classify
+from port_agent.supervisor.job.inbox import Inboxes
 from port_agent.supervisor.job.log import JobLog
-from port_agent.supervisor.job.plans.choice import PlanFigures, data_limit, fitting, memory_max, resident_max
-from port_agent.supervisor.job.plans.revising import WORTH_A_RESTART, PlanRevision
-from port_agent.supervisor.job.plans.switching import PLAN_SWITCH_PAUSE_S, PlanSwitcher, no_plan_fits
+from port_agent.supervisor.job.plan_choice import PlanFigures, data_limit, fitting, memory_max, resident_max
+from port_agent.supervisor.job.plan_revision import WORTH_A_RESTART, PlanRevision
+from port_agent.supervisor.job.plan_switching import PLAN_SWITCH_PAUSE_S, PlanSwitcher, no_plan_fits
 from port_agent.supervisor.job.progress import ProgressRecorder
-from port_agent.supervisor.job.run_state import Meter, Run, Surroundings
+from port_agent.supervisor.job.run_state import Meter, RunConditions, WorkerRun
 from port_agent.supervisor.job.sharing import BOARD_WORKER_BYTES
-from port_agent.supervisor.job.silence import SilenceWatch
+from port_agent.supervisor.job.silence_monitor import SilenceMonitor
 from port_agent.supervisor.job.worker_kinds import (
     LOOKED_FOR,
     BundleFacts,
@@ -41,7 +41,7 @@ from port_agent.system.locks import LockFile
 from port_agent.worker.protocol import CheckpointWritten, Event, PlanSwitched, StepDone
 from port_planner.base.errors import PortError
 from port_planner.base.units import format_bytes, format_seconds
-from port_planner.ir.devices.kinds import CPU
+from port_planner.ir.device_kinds import CPU
 
 _SHOWN_AN_HOUR_S = 3600.0
 LAST_COMMIT_S = 10.0
@@ -72,8 +72,8 @@ class Runner:
         self._plan_switcher = PlanSwitcher(self._records, health, clock)
         self._progress = ProgressRecorder(store, self._records, clock)
         self.attachments = Attachments(store, clock, on_change)
-        self._run: Run | None = None
-        self._surroundings = Surroundings(ResourceLimits(), None)
+        self._run: WorkerRun | None = None
+        self._conditions = RunConditions(ResourceLimits(), None)
 
     # --- what others ask
 
@@ -151,14 +151,14 @@ class Runner:
 
     # --- starting
 
-    def fits(self, job: Job, around: Surroundings) -> bool:
+    def fits(self, job: Job, conditions: RunConditions) -> bool:
         """Return whether the device of `job` is there and a plan may run; a health item says where not, as at `start`.
 
         Reads the bundle. Of one that cannot be read `start` says what is wrong.
         """
-        if not self._has_device(job, self._facts(job), around):
+        if not self._has_device(job, self._facts(job), conditions):
             return False
-        least, limit = self.least_bytes(job), around.memory_bytes
+        least, limit = self.least_bytes(job), conditions.memory_bytes
         if least <= limit if limit is not None else math.isfinite(least):
             return True
         self._records.no_fit(job, self._smallest(job) if math.isinf(least) else int(least), limit)
@@ -196,25 +196,25 @@ class Runner:
         except (PortError, OSError):
             return BundleFacts()
 
-    def _has_device(self, job: Job, facts: BundleFacts, around: Surroundings) -> bool:
+    def _has_device(self, job: Job, facts: BundleFacts, conditions: RunConditions) -> bool:
         """Return whether the device that a job computes on is there, as far as is known; a health item says where it is not."""
-        kind, devices = facts.device_kind, around.devices
+        kind, devices = facts.device_kind, conditions.devices
         if kind not in LOOKED_FOR or devices is None or kind in devices:
             self._health.clear("device-absent", str(job.id))
             return True
         self._records.report("device-absent", key=str(job.id), job=job.label, kind=kind, id=job.id)
         return False
 
-    def start(self, job: Job, around: Surroundings) -> bool:
+    def start(self, job: Job, conditions: RunConditions) -> bool:
         """Start the worker of `job`; return False when it cannot run now: a health item or its state says why.
 
         Raises JobRequestError while another one runs.
         """
         if self._run is not None:
             raise JobRequestError(f"job {self._run.job_id} is still running; one worker at a time in a place", job.id)
-        self._surroundings, self._records.log_bytes = around, around.job_log_bytes
+        self._conditions, self._records.log_bytes = conditions, conditions.job_log_bytes
         if job.spec.kind is JobKind.ATTACHED:
-            return self._begin_attached(job, around)
+            return self._begin_attached(job, conditions)
         kind = self._kinds[job.spec.kind]
         job_dir = self._store.job_dir(job.id)
         bundle = bundle_path(job, job_dir)
@@ -223,11 +223,11 @@ class Runner:
         except (PortError, OSError) as error:
             self._settle(job, WorkerOutcome.IMPOSSIBLE, f"the bundle cannot be used: {error}")
             return False
-        if not self._has_device(job, facts, around):
+        if not self._has_device(job, facts, conditions):
             return False
-        plan = self._plan_switcher.choose(job, facts.plans, around)
+        plan = self._plan_switcher.choose(job, facts.plans, conditions)
         if facts.plans and plan is None:
-            self._records.no_fit(job, self._smallest(job), around.memory_bytes)
+            self._records.no_fit(job, self._smallest(job), conditions.memory_bytes)
             return False
         self._health.clear("job-does-not-fit", str(job.id))
         if job.spec.waits_for_data and not self._inboxes.has_round(job.spec.name, job_dir, job.rounds + 1):
@@ -240,27 +240,27 @@ class Runner:
             return False
         try:
             paths = self._paths(job, job_dir, bundle)
-            return self._spawn(job, kind, paths, facts, plan, around)
+            return self._spawn(job, kind, paths, facts, plan, conditions)
         except OSError as error:
             self._settle(job, WorkerOutcome.FAILED, f"the worker cannot be started: {error}")
             return False
 
-    def _begin_attached(self, job: Job, around: Surroundings) -> bool:
+    def _begin_attached(self, job: Job, conditions: RunConditions) -> bool:
         """Let an attached program run, if it fits."""
         program = self.attachments.get(job.id)
         if program is None:
             return False
-        plan = self._plan_switcher.choose(job, program.plans, around)
+        plan = self._plan_switcher.choose(job, program.plans, conditions)
         if plan is None:
-            self._records.no_fit(job, self._smallest(job), around.memory_bytes)
+            self._records.no_fit(job, self._smallest(job), conditions.memory_bytes)
             return False
         self._health.clear("job-does-not-fit", str(job.id))
-        now_s, limits = self._clock.monotonic_s(), around.worker_limits(plan)
-        log = JobLog(self._store.job_dir(job.id), around.job_log_bytes)
-        self._run = Run(
+        now_s, limits = self._clock.monotonic_s(), conditions.worker_limits(plan)
+        log = JobLog(self._store.job_dir(job.id), conditions.job_log_bytes)
+        self._run = WorkerRun(
             job.id, program, log, program.plans, plan.index, plan, limits, None,
             last_checkpoint_s=now_s, last_flush_s=now_s, switched_at_s=now_s - PLAN_SWITCH_PAUSE_S,
-            silence=SilenceWatch(now_s),
+            silence=SilenceMonitor(now_s),
         )  # fmt: skip
         self._mark_running(job, plan.index)
         if self.meter is not None:
@@ -288,9 +288,9 @@ class Runner:
         paths: RunPaths,
         facts: BundleFacts,
         plan: PlanFigures | None,
-        around: Surroundings,
+        conditions: RunConditions,
     ) -> bool:
-        now_s, limits = self._clock.monotonic_s(), around.worker_limits(plan)
+        now_s, limits = self._clock.monotonic_s(), conditions.worker_limits(plan)
         lock = self._worker_lock()
         group: WorkerGroup | None = None
         try:
@@ -298,14 +298,14 @@ class Runner:
                 raise OSError("the worker of an earlier supervisor is still there")
             paths.state.mkdir(exist_ok=True)
             group = self._group(job, limits)
-            every = checkpoint_steps(job, around.flash_budget_bytes_per_day)
+            every = checkpoint_steps(job, conditions.flash_budget_bytes_per_day)
             index = plan.index if plan else None
             command = worker_command(kind, job, paths, index, every, revised=facts.revised)
             maps_more = facts.device_kind != CPU  # a GPU's driver maps gigabytes that it never touches
-            belt = data_limit(plan.peak_bytes) if plan and not maps_more else None
-            self._say_what_lacks(kind, job)
-            launch = Launch(command, group, belt, kind.environment(facts, plan))
-            log = JobLog(paths.job_dir, around.job_log_bytes)
+            limit = data_limit(plan.peak_bytes) if plan and not maps_more else None
+            self._report_lacks(kind, job)
+            launch = Launch(command, group, limit, kind.environment(facts, plan))
+            log = JobLog(paths.job_dir, conditions.job_log_bytes)
             worker = self._worker(launch, log)
             worker.start(lock)
             lock.write(str(worker.pid))
@@ -315,7 +315,7 @@ class Runner:
             raise
         finally:
             lock.close()
-        self._run = Run(
+        self._run = WorkerRun(
             job.id,
             worker,
             log,
@@ -327,11 +327,11 @@ class Runner:
             last_checkpoint_s=now_s,
             last_flush_s=now_s,
             switched_at_s=now_s - PLAN_SWITCH_PAUSE_S,
-            silence=SilenceWatch(now_s),
+            silence=SilenceMonitor(now_s),
         )
         if job.spec.kind is JobKind.TRAIN and paths.bundle is not None and facts.plans and facts.device_kind == CPU:
             self._run.revision = PlanRevision(
-                paths.bundle, facts.revised_for, one_thread=facts.threads == 1, solving=around.solving
+                paths.bundle, facts.revised_for, one_thread=facts.threads == 1, solving=conditions.solving
             )
         self._mark_running(job, index)
         shown = (
@@ -344,7 +344,7 @@ class Runner:
             self.meter.on_worker_start(str(job.id), now_s, job.label, self.cpu_s)
         return True
 
-    def _say_what_lacks(self, kind: WorkerKind, job: Job) -> None:
+    def _report_lacks(self, kind: WorkerKind, job: Job) -> None:
         reason = kind.lacks()
         if not reason:
             self._health.clear("no-allocator")
@@ -432,7 +432,7 @@ class Runner:
             return
         works = run.worker.phase is WorkerPhase.TRAINING and run.worker.requested is RequestedState.TRAIN
         if not works or run.waits_for is not None:
-            run.silence.heard()
+            run.silence.note()
             return
         job, was_stuck = self._store.get(run.job_id), run.silence.stuck
         killed = run.silence.look(self._clock.monotonic_s(), self._worker_cpu_s(run.worker), job.measured.step_s)
@@ -457,7 +457,7 @@ class Runner:
             self._stop_revising(self._run)
             self._run.worker.kill()
 
-    def adapt(self, around: Surroundings, pressure: bool) -> None:
+    def adapt(self, conditions: RunConditions, pressure: bool) -> None:
         """Fit a training worker to new limits, memory pressure or its deadline; called about once a second."""
         run = self._run
         if (
@@ -466,19 +466,19 @@ class Runner:
             or run.worker.phase is not WorkerPhase.TRAINING
         ):
             return
-        self._surroundings, self._records.log_bytes = around, around.job_log_bytes
-        if not self._plan_switcher.adapt(run, self._store.get(run.job_id), around, pressure):
-            self.leave(no_plan_fits(around))
+        self._conditions, self._records.log_bytes = conditions, conditions.job_log_bytes
+        if not self._plan_switcher.adapt(run, self._store.get(run.job_id), conditions, pressure):
+            self.leave(no_plan_fits(conditions))
         elif run.granted is not None and run.last_step_s is not None and run.last_step_s > run.switched_at_s:
-            run.worker.tighten_belt(resident_max(run.granted.peak_bytes))
-        self._revise(run, around)
+            run.worker.tighten_limit(resident_max(run.granted.peak_bytes))
+        self._revise(run, conditions)
 
-    def _revise(self, run: Run, around: Surroundings) -> None:
+    def _revise(self, run: WorkerRun, conditions: RunConditions) -> None:
         """Have the plans made again where steps take other proportions than planned; start anew with what is worth it."""
         if run.revision is None:
             return
         held = memory_max(run.granted.peak_bytes) if run.granted is not None else 0
-        free = None if around.memory_bytes is None else around.memory_bytes - held
+        free = None if conditions.memory_bytes is None else conditions.memory_bytes - held
         try:
             found = run.revision.look(run.plan or 0, free)
         except OSError as error:
@@ -491,7 +491,7 @@ class Runner:
                 self.leave_after_checkpoint("its plans were made again")
 
     @staticmethod
-    def _stop_revising(run: Run) -> None:
+    def _stop_revising(run: WorkerRun) -> None:
         if run.revision is not None:
             run.revision.stop()
 
@@ -508,12 +508,12 @@ class Runner:
             return
         if self.meter is not None:
             self.meter.on_event(str(run.job_id), event, self._clock.monotonic_s())
-        run.silence.heard()
+        run.silence.note()
         if run.revision is not None and isinstance(event, StepDone):
             run.revision.take(event)
         self._progress.take(run, event)
         if isinstance(event, PlanSwitched):
-            self._plan_switcher.switched(run, self._surroundings)
+            self._plan_switcher.switched(run, self._conditions)
         elif isinstance(event, CheckpointWritten) and run.farewell_at_s is not None:
             self.leave("its checkpoint is written")
         if not isinstance(event, StepDone):
@@ -560,10 +560,10 @@ class Runner:
         elif outcome is WorkerOutcome.FINISHED:
             job = self._finish(run, job)
         run.log.close(self._clock.wall_s())
-        self._settle(job, outcome, detail, Ended(run.plans, run.all_bytes, run.limits.memory_bytes))
+        self._settle(job, outcome, detail, RunEnd(run.plans, run.all_bytes, run.limits.memory_bytes))
         self._on_change()
 
-    def _finish(self, run: Run, job: Job) -> Job:
+    def _finish(self, run: WorkerRun, job: Job) -> Job:
         if run.round is not None:
             try:
                 self._inboxes.finish_round(job.spec.name, self._store.job_dir(job.id), run.round)
@@ -573,7 +573,7 @@ class Runner:
             return job  # its result is what is averaged, not what this device made of it
         return replace(job, result=run.out, result_checksum=run.out_checksum)
 
-    def _finish_round(self, run: Run, job: Job) -> tuple[Job, WorkerOutcome, str]:
+    def _finish_round(self, run: WorkerRun, job: Job) -> tuple[Job, WorkerOutcome, str]:
         """Name what the worker of a fine-tuning wrote of a federation, whose folder it has no rights in."""
         folder = self._store.job_dir(job.id) / FOLDER
         try:
@@ -585,12 +585,12 @@ class Runner:
             return job, WorkerOutcome.FAILED, f"what it made in the federation cannot be kept: {error}"
         return replace(job, result=run.out), WorkerOutcome.WRITTEN, f"what was averaged is in {run.out}"
 
-    def _settle(self, job: Job, outcome: WorkerOutcome, detail: str, ended: Ended | None = None) -> None:
-        self._records.settle(job, outcome, detail, self._surroundings.give_up_after, ended or Ended())
+    def _settle(self, job: Job, outcome: WorkerOutcome, detail: str, ended: RunEnd | None = None) -> None:
+        self._records.settle(job, outcome, detail, self._conditions.give_up_after, ended or RunEnd())
 
 
 def _has_work(job: Job, folder: Path) -> bool:
-    """Say whether a job of a federation has a round to train, or an average to make its result of."""
+    """Return whether a job of a federation has a round to train, or an average to make its result of."""
     return has_round(folder) or (job.spec.kind is JobKind.FINETUNE and (folder / MODEL_FILE).exists())
 
 

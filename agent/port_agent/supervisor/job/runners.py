@@ -6,7 +6,7 @@ from pathlib import Path
 
 from port_agent.control.answers import RunStatus
 from port_agent.energy.drift import Correction
-from port_agent.jobs.model import Job
+from port_agent.jobs.job import Job
 from port_agent.jobs.store import JobStore
 from port_agent.supervisor.job.board_places import THIS_COMPUTER, place_of
 from port_agent.supervisor.job.run_state import Meter
@@ -94,7 +94,7 @@ class Runners:
     # --- what all are told
 
     def set_meter(self, meter: Meter) -> None:
-        """Tell `meter` what runs from now on."""
+        """Report `meter` what runs from now on."""
         self._meter = meter
         for runner in self:
             runner.meter = meter

@@ -11,7 +11,7 @@ BOARD_WORKER_BYTES = 96 << 20
 _BOARD_CPU_SHARE = 0.1
 """Of a limited grant, for each board: its worker waits for the serial line nearly all the time."""
 _ALL_BOARDS_CPU_SHARE = 0.5
-_MOST_RANKS = 6
+_MAX_RANKS = 6
 """Each doubles a weight; the kernel takes weights up to 10,000."""
 
 
@@ -58,6 +58,6 @@ def cpu_shares(admitted: Mapping[str, Claim], cpu_percent: float) -> dict[str, C
     else:
         a_board, rest = 1.0 / boards, 1.0
     return {
-        place: CpuShare(rest if place == THIS_COMPUTER else a_board, min(_MOST_RANKS, priorities.index(claim.priority)))
+        place: CpuShare(rest if place == THIS_COMPUTER else a_board, min(_MAX_RANKS, priorities.index(claim.priority)))
         for place, claim in admitted.items()
     }

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from port_agent.federate.orders import MODEL_FILE, RESULT_FILE, RESULT_PART_FILE, START_FILE, STATE_FOLDER, has_round
-from port_agent.jobs.model import Job, JobKind
-from port_agent.supervisor.job.plans.choice import PlanFigures, checkpoint_interval_s
+from port_agent.jobs.job import Job, JobKind
+from port_agent.supervisor.job.plan_choice import PlanFigures, checkpoint_interval_s
 from port_agent.system.python_process import threads_environment
 from port_agent.worker.options import (
     BOARD_WORKER,
@@ -23,7 +23,7 @@ from port_agent.worker.options import (
 )
 from port_planner.base.errors import PortError
 from port_planner.ir.costs import Speeds
-from port_planner.ir.devices.kinds import CPU, CUDA, MPS
+from port_planner.ir.device_kinds import CPU, CUDA, MPS
 
 LOOKED_FOR = (CUDA, MPS)
 """Kinds of devices that the sensors look for; of others the worker itself says whether they are there."""
@@ -128,7 +128,7 @@ def read_training_bundle(bundle: Path) -> BundleFacts:
 
 def read_finetune_job(bundle: Path) -> BundleFacts:
     """Return the budget of a fine-tuning as its only plan. Raises PortError when it is none, OSError when unreadable."""
-    from port_agent.finetune.job.file import FinetuneJob
+    from port_agent.finetune.job_file import FinetuneJob
 
     job = FinetuneJob.read(bundle)
     return BundleFacts((PlanFigures(0, job.ram_bytes),), job.threads)

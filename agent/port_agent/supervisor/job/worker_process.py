@@ -22,7 +22,7 @@ from enum import Enum
 from port_agent.supervisor.job.exit_status import WorkerExit
 from port_agent.system.cgroup import MemoryEvents, WorkerGroup, system_oom_kills
 from port_agent.system.locks import LockFile
-from port_agent.system.memory_belt import hold_resident, limit_data_of
+from port_agent.system.memory_limit import hold_resident, limit_data_of
 from port_agent.system.python_process import NEUTRAL_DIRECTORY, module_command, module_environment
 from port_agent.worker.options import CONTROL_FD_PLACE
 from port_agent.worker.protocol import (
@@ -106,7 +106,7 @@ class WorkerProcess:
         self._killed_after_s: float | None = None
         self._finished = False
         self._failure: TrainingFailed | None = None
-        self._belt: asyncio.TimerHandle | None = None
+        self._limit: asyncio.TimerHandle | None = None
         self._pidfd: int | None = None
         self._events_before = launch.group.memory_events() if launch.group else MemoryEvents()
         self._system_kills_before = system_oom_kills()
@@ -181,7 +181,7 @@ class WorkerProcess:
         """Ask to go on with another plan of the bundle after the step at hand."""
         self.send(SwitchPlan(plan=index, reason=reason))
 
-    def widen_belt(self, data_limit_bytes: int) -> None:
+    def widen_limit(self, data_limit_bytes: int) -> None:
         """Raise RLIMIT_DATA for a larger plan, before the worker changes to it."""
         before = self._launch.data_limit_bytes
         if before is None:
@@ -191,7 +191,7 @@ class WorkerProcess:
             limit_data_of(self.pid, wide)
             self._launch = replace(self._launch, data_limit_bytes=wide)
 
-    def tighten_belt(self, resident_bytes: int | None) -> None:
+    def tighten_limit(self, resident_bytes: int | None) -> None:
         """Keep its resident memory within this, if it is known, where no group does."""
         if resident_bytes is not None and self.group is None and self._launch.data_limit_bytes is not None:
             with contextlib.suppress(OSError):  # it has just ended
@@ -302,7 +302,7 @@ class WorkerProcess:
             returncode=returncode,
             finished=self._finished,
             cancelled=self._cancelled and not (self._finished and returncode == 0),
-            told_to_leave=self.requested is RequestedState.LEAVE,
+            asked_to_leave=self.requested is RequestedState.LEAVE,
             killed_after_s=self._killed_after_s,
             failure=self._failure,
             oom_kills=events.oom_kill - self._events_before.oom_kill,
@@ -340,12 +340,12 @@ class WorkerProcess:
 
     def _arm(self, delay_s: float, action: Callable[[], None]) -> None:
         self._disarm()
-        self._belt = self._loop.call_later(delay_s, action)
+        self._limit = self._loop.call_later(delay_s, action)
 
     def _disarm(self) -> None:
-        if self._belt is not None:
-            self._belt.cancel()
-            self._belt = None
+        if self._limit is not None:
+            self._limit.cancel()
+            self._limit = None
 
     def _stop_by_signal(self) -> None:
         if (

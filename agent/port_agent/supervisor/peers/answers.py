@@ -8,9 +8,9 @@ from pathlib import Path
 
 from port_agent.malloc import release_free_memory
 from port_agent.peers.decoding import REASON_LIMIT
-from port_agent.peers.exchange.answers import Asker, NotAnsweredError, Subject, solving_patience_s
+from port_agent.peers.exchange.answers import NotAnsweredError, PeerClient, Topic, solving_patience_s
 from port_agent.policy.config import AgentOptions
-from port_agent.supervisor.job.plans.revising import SOLVER_BYTES
+from port_agent.supervisor.job.plan_revision import SOLVER_BYTES
 from port_agent.system.helper_process import HelperCommand, HelperError, ask_helper
 from port_agent.system.python_process import one_thread_environment
 from port_planner.base.units import format_bytes, format_seconds
@@ -22,7 +22,7 @@ _WATCH_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class FederatedSurroundings:
+class FederatedContext:
     """What the agent around decides: why nothing is trained now (or nothing), ending a worker, another look at the jobs."""
 
     objection: Callable[[], str]
@@ -39,7 +39,7 @@ class PeerAnswers:
         objection: Callable[[], str],
         audit: Callable[[str], None],
         federate: Callable[[str, bytes], Awaitable[bytes]],
-        move: Callable[[Asker, bytes], Awaitable[bytes]],
+        move: Callable[[PeerClient, bytes], Awaitable[bytes]],
     ) -> None:
         """`federate` answers what the leader of a federation asks, given its name; `move` what the owner of a job asks."""
         self._state_dir, self._objection, self._audit = state_dir, objection, audit
@@ -47,32 +47,32 @@ class PeerAnswers:
         self._solving_for = ""
         self.options = AgentOptions()
 
-    async def shared(self, subject: Subject, name: str) -> bytes:
+    async def shared(self, topic: Topic, name: str) -> bytes:
         """Return what is shared under a name; raises NotAnsweredError."""
         from port_agent.peers.exchange.shared_files import SharedFiles
 
         if not self.options.share_with_peers:
             raise NotAnsweredError("it shares nothing (share = true under [peers] there would)")
-        content = await asyncio.to_thread(SharedFiles(self._state_dir).read, subject, name)
+        content = await asyncio.to_thread(SharedFiles(self._state_dir).read, topic, name)
         if content is None:
-            raise NotAnsweredError(f"it has no such {subject.value}")
+            raise NotAnsweredError(f"it has no such {topic.value}")
         return content
 
-    async def keep(self, subject: Subject, name: str, content: bytes) -> None:
+    async def keep(self, topic: Topic, name: str, content: bytes) -> None:
         """Share a content from now on; raises NotAnsweredError where nothing is shared, SharedFileError, OSError."""
         from port_agent.peers.exchange.shared_files import SharedFiles
 
         if not self.options.share_with_peers:
             raise NotAnsweredError("nothing is shared with other devices; set share = true under [peers]")
-        await asyncio.to_thread(SharedFiles(self._state_dir).keep, subject, name, content)
+        await asyncio.to_thread(SharedFiles(self._state_dir).keep, topic, name, content)
 
-    async def federate(self, asker: str, request: bytes) -> bytes:
-        """Return what this device answers to a request of the device `asker` that leads a federation."""
-        return await self._federate(asker, request)
+    async def federate(self, client: str, request: bytes) -> bytes:
+        """Return what this device answers to a request of the device `client` that leads a federation."""
+        return await self._federate(client, request)
 
-    async def move(self, asker: Asker, request: bytes) -> bytes:
-        """Return what this device answers to a request about a job of the device `asker`."""
-        return await self._move(asker, request)
+    async def move(self, client: PeerClient, request: bytes) -> bytes:
+        """Return what this device answers to a request about a job of the device `client`."""
+        return await self._move(client, request)
 
     def check_solving(self) -> None:
         """Raise NotAnsweredError where nothing is solved now, with the reason."""
@@ -84,7 +84,7 @@ class PeerAnswers:
         if reason:
             raise NotAnsweredError(reason)
 
-    async def solve(self, asker: str, problem: bytes, seconds: float) -> bytes:
+    async def solve(self, client: str, problem: bytes, seconds: float) -> bytes:
         """Return the answer to a planning problem, found in a process of its own while the policy allows it.
 
         Raises NotAnsweredError.
@@ -94,7 +94,7 @@ class PeerAnswers:
             raise NotAnsweredError(
                 f"it solves for {format_seconds(LONGEST_SOLVING_S)} at most, not {format_seconds(seconds)}"
             )
-        self._solving_for, began_s = asker, time.monotonic()
+        self._solving_for, began_s = client, time.monotonic()
         outcome = "given up: nobody waits for it any more"
         try:
             answer = await self._solved(problem, seconds)
@@ -105,7 +105,7 @@ class PeerAnswers:
         finally:
             self._solving_for = ""
             taken = format_seconds(time.monotonic() - began_s)
-            self._audit(f"{asker}: a plan to solve ({format_bytes(len(problem))}): {outcome}, after {taken}")
+            self._audit(f"{client}: a plan to solve ({format_bytes(len(problem))}): {outcome}, after {taken}")
             release_free_memory()
         return answer
 

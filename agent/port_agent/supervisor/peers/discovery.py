@@ -38,7 +38,7 @@ class PeerDiscovery:
         """One that was told to end and may still say goodbye."""
         self._discovery: Discovery | None = None
         self._ports = (0, 0)
-        self.on_heard: Callable[[], None] = lambda: None
+        self.on_received: Callable[[], None] = lambda: None
         """Called after announcements were heard."""
 
     def apply(self, options: AgentOptions) -> None:
@@ -109,7 +109,7 @@ class PeerDiscovery:
                 self._report(f"the device's key cannot be used: {error}")
                 await asyncio.sleep(_RETRY_S)
         self._discovery.show(self._state)
-        self._discovery.on_heard = self.on_heard
+        self._discovery.on_received = self.on_received
         self.listens(*self._ports)
         await self._discovery.run()
 
@@ -164,7 +164,7 @@ def row(peer: "Peer", now_s: float) -> dict[str, object]:
         "state": own.state.value if own.state else "unknown",
         "version": own.version,
         "address": peer.addresses[0] if peer.addresses else None,
-        "last_seen_s": round(max(0.0, now_s - peer.heard_s)),
+        "last_seen_s": round(max(0.0, now_s - peer.received_s)),
         "id": own.id,
     }
 

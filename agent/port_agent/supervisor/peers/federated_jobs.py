@@ -25,24 +25,24 @@ from port_agent.federate.orders import (
     TensorsOf,
     has_round,
 )  # fmt: skip
-from port_agent.jobs.model import Job, JobKind, JobState
+from port_agent.jobs.job import Job, JobKind, JobState
 from port_agent.jobs.store import JobStore
 from port_agent.peers.decoding import REASON_LIMIT
-from port_agent.peers.federation.requests import (
+from port_agent.peers.federation_requests import (
     FEDERATION_ANSWERS,
     FEDERATION_REQUESTS,
     FederationMessageError,
     Invitation,
-    MessagePart,
+    MessageChunk,
     ReplyRequest,
     Request,
     RoundEnd,
     TaskAnswer,
     TaskState,
 )  # fmt: skip
-from port_agent.peers.transfer import IncomingFile, file_bytes, file_hash, read_part
+from port_agent.peers.transfer import IncomingFile, file_bytes, file_hash, read_chunk
 from port_agent.supervisor.job.worker_kinds import bundle_path
-from port_agent.supervisor.peers.answers import FederatedSurroundings
+from port_agent.supervisor.peers.answers import FederatedContext
 from port_agent.system.atomic_file import write_atomically
 from port_agent.system.checksum import file_checksum
 from port_agent.system.helper_process import HelperCommand, HelperError, ask_helper
@@ -63,7 +63,7 @@ NO_FLOWER = "Flower is not installed: pip install 'port-agent[federate]'"
 
 
 def has_flower() -> bool:
-    """Say whether federations can be taken part in; finds it without loading it."""
+    """Return whether federations can be taken part in; finds it without loading it."""
     return importlib.util.find_spec("flwr") is not None
 
 
@@ -87,8 +87,8 @@ class _Task(msgspec.Struct, frozen=True):
 class FederatedJobs:
     """Answers leaders of federations for the jobs of this device; `audit` takes what happened."""
 
-    def __init__(self, store: JobStore, around: FederatedSurroundings, audit: Callable[[str], None]) -> None:
-        self._store, self._around, self._audit = store, around, audit
+    def __init__(self, store: JobStore, conditions: FederatedContext, audit: Callable[[str], None]) -> None:
+        self._store, self._context, self._audit = store, conditions, audit
         self._tensors: dict[int, TensorsOf] = {}
         self._clients: dict[int, asyncio.Task[None]] = {}
         self._locks: dict[int, asyncio.Lock] = {}
@@ -113,7 +113,7 @@ class FederatedJobs:
                 match request:
                     case Invitation():
                         return await self._invited(job, request)
-                    case MessagePart():
+                    case MessageChunk():
                         return await self._take(job, leader, request)
                     case ReplyRequest():
                         return await self._reply(job, request)
@@ -154,9 +154,9 @@ class FederatedJobs:
             return f"it trains for the federation that {task.leader} leads"
         if (await self.tensors_of(job)).fingerprint != tensors:
             return "its job has other tensors; make both bundles from the same script"
-        return self._around.objection()
+        return self._context.objection()
 
-    async def _take(self, job: Job, leader: str, part: MessagePart) -> TaskAnswer:
+    async def _take(self, job: Job, leader: str, part: MessageChunk) -> TaskAnswer:
         folder, task = self._folder(job), self._task(job)
         if task is None or task.message != part.message or task.over:
             if part.offset:
@@ -193,7 +193,7 @@ class FederatedJobs:
         if not message.is_whole:
             return TaskAnswer(state=TaskState.RECEIVING, size=message.received)
         self._advance(job)
-        return TaskAnswer(state=TaskState.WORKING, reason=self._around.objection()[:REASON_LIMIT])
+        return TaskAnswer(state=TaskState.WORKING, reason=self._context.objection()[:REASON_LIMIT])
 
     async def _end(self, job: Job, end: RoundEnd) -> TaskAnswer:
         task = self._task(job)
@@ -239,7 +239,7 @@ class FederatedJobs:
             await asyncio.wait({client})
         end_s = asyncio.get_running_loop().time() + _LEAVE_S
         while self._store.get(job.id).state is JobState.RUNNING:
-            self._around.stop_worker(job.id)
+            self._context.stop_worker(job.id)
             if asyncio.get_running_loop().time() > end_s:
                 raise PortError(f"the worker of job {job.label} does not leave")
             await asyncio.sleep(0.05)
@@ -269,7 +269,7 @@ class FederatedJobs:
             reason = f"a round for the federation that {task.leader} leads"
             fresh = replace(now, state=JobState.QUEUED, reason=reason, step=0, failed_at_step=0, failures=0, loss=None)
             self._store.save(fresh)
-            self._around.wake()
+            self._context.wake()
 
     async def _work(self, job: Job) -> None:
         """Run the client once."""
@@ -296,7 +296,7 @@ class FederatedJobs:
         if job.spec.kind is JobKind.FINETUNE:
             if now.state is JobState.WAITING_DATA and not has_round(self._folder(job)):
                 self._store.save(replace(now, state=JobState.QUEUED, reason="makes its adapter of what was averaged"))
-                self._around.wake()
+                self._context.wake()
         else:
             checksum = await asyncio.to_thread(file_checksum, model)
             if checksum != now.result_checksum:
@@ -323,7 +323,7 @@ class FederatedJobs:
 
 
 def _reply_part(reply: Path, offset: int) -> TaskAnswer:
-    data, digest = read_part(reply, offset), file_hash(reply)
+    data, digest = read_chunk(reply, offset), file_hash(reply)
     return TaskAnswer(state=TaskState.DONE, size=file_bytes(reply), data=data, sha256=digest)
 
 

@@ -27,24 +27,24 @@ from port_agent.federate.orders import (
     RoundEvent,
     RoundOrder,
 )  # fmt: skip
-from port_agent.jobs.model import Job, JobRequestError
+from port_agent.jobs.job import Job, JobRequestError
 from port_agent.jobs.store import JobStore
 from port_agent.peers.decoding import REASON_LIMIT
-from port_agent.peers.exchange.answers import NotAnsweredError, Subject
-from port_agent.peers.federation.requests import (
+from port_agent.peers.exchange.answers import NotAnsweredError, Topic
+from port_agent.peers.federation_requests import (
     FEDERATION_ANSWERS,
     FEDERATION_REQUESTS,
-    MOST_MESSAGE_BYTES,
+    MAX_MESSAGE_BYTES,
     FederationMessageError,
     Invitation,
-    MessagePart,
+    MessageChunk,
     ReplyRequest,
     Request,
     RoundEnd,
     TaskAnswer,
     TaskState,
 )  # fmt: skip
-from port_agent.peers.transfer import IncomingFile, file_bytes, read_part, sha256_of
+from port_agent.peers.transfer import IncomingFile, file_bytes, read_chunk, sha256_of
 from port_agent.supervisor.job.worker_kinds import bundle_path
 from port_agent.supervisor.peers.federated_jobs import NO_FLOWER, FederatedJobs, flower_environment, has_flower
 from port_agent.supervisor.peers.fleet import FleetKeeper
@@ -56,13 +56,13 @@ from port_planner.base.errors import PortError
 ROUND_MODULE = "port_agent.federate.round"
 LOOK_S = 5.0
 """How often to look whether enough devices would take part, and after a round that was abandoned."""
-AGAIN_S = 2.0
+RETRY_S = 2.0
 """After a device was not reached; it may come back within the round."""
 _FIRST_POLL_S, _SLOWEST_POLL_S = 0.2, 5.0
 """How often a device is asked for its reply: training takes minutes."""
 _HISTORY = 200
 """Rounds that are remembered."""
-_MOST_FAULTS = 5
+_MAX_FAULTS = 5
 """Rounds in a row whose own process failed; then the federation is given up."""
 _FINAL_S = 120.0
 """Within this time all get the averaged weights in the end; who does not is told by the next federation."""
@@ -111,7 +111,7 @@ class _Member:
 
 
 @dataclass(slots=True)
-class _Led:
+class _LedFederation:
     """A federation that goes on."""
 
     task: asyncio.Task[None]
@@ -132,7 +132,7 @@ class Federations:
         audit: Callable[[str], None],
     ) -> None:
         self._store, self._clock, self._fleet, self._jobs, self._audit = store, clock, fleet, jobs, audit
-        self._led: dict[int, _Led] = {}
+        self._led: dict[int, _LedFederation] = {}
 
     # --- verbs
 
@@ -221,7 +221,7 @@ class Federations:
 
     def _lead(self, job: Job) -> None:
         task = asyncio.get_running_loop().create_task(self._conduct(job.id))
-        self._led[job.id] = _Led(task)
+        self._led[job.id] = _LedFederation(task)
         task.add_done_callback(lambda _: self._led.pop(job.id, None))
 
     async def _conduct(self, job_id: int) -> None:
@@ -247,7 +247,7 @@ class Federations:
             record, is_fault = await self._round(job, run, members)
             faults = faults + 1 if is_fault else 0
             self._remember(job, record, faults)
-            if faults >= _MOST_FAULTS:
+            if faults >= _MAX_FAULTS:
                 return
             if record.abandoned:
                 led.waits = record.abandoned
@@ -260,7 +260,7 @@ class Federations:
             return
         history = (*run.history, record)[-_HISTORY:]
         done, abandoned = run.done + (not record.abandoned), run.abandoned + bool(record.abandoned)
-        state = "failed" if faults >= _MOST_FAULTS else run.state
+        state = "failed" if faults >= _MAX_FAULTS else run.state
         self._note(job, msgspec.structs.replace(run, state=state, done=done, abandoned=abandoned, history=history))
         how = f"abandoned: {record.abandoned}" if record.abandoned else f"averaged over {record.devices} devices"
         self._audit(f"job {job.label}, round {record.number}: {how}")
@@ -313,7 +313,9 @@ class Federations:
             noise=settings.noise, secure=settings.secure and not final, final=final,
         )  # fmt: skip
         tensors = (await self._jobs.tensors_of(job)).fingerprint
-        post = _Post(job.spec.name, run.run, tensors, messages, {member.node: member for member in members}, self._ask)
+        post = _Outbox(
+            job.spec.name, run.run, tensors, messages, {member.node: member for member in members}, self._ask
+        )
         ended, fault = RoundEnded(), ""
         try:
             ended = await post.do_round(order)
@@ -333,7 +335,7 @@ class Federations:
             return await self._jobs.respond(_THIS_DEVICE, request)
         content = FEDERATION_REQUESTS.encode(request)
         name = hashlib.sha256(content).hexdigest()
-        _, answer = await self._fleet.ask(member.id, Subject.FEDERATE, name, content)
+        _, answer = await self._fleet.ask(member.id, Topic.FEDERATE, name, content)
         return FEDERATION_ANSWERS.decode(answer)
 
     # --- files
@@ -351,7 +353,7 @@ class Federations:
 
 
 @dataclass(slots=True)
-class _Post:
+class _Outbox:
     """Brings the messages of one round, which lie in a folder, to the devices, and fetches replies; `ask` gives a device's answer."""
 
     job: str
@@ -387,10 +389,10 @@ class _Post:
 
     def _send(self, node: int, file: Path) -> None:
         digest = sha256_of(file)
-        task = asyncio.get_running_loop().create_task(self._bring(self.members[node], file, digest))
+        task = asyncio.get_running_loop().create_task(self._deliver(self.members[node], file, digest))
         self._under_way[node] = digest, task
 
-    async def _bring(self, member: _Member, file: Path, digest: str) -> None:
+    async def _deliver(self, member: _Member, file: Path, digest: str) -> None:
         """Bring a message and fetch the reply; tells the round's process how that went."""
         reply = file.with_name(f"{file.name}.reply")
         failed = ""
@@ -410,7 +412,7 @@ class _Post:
                 request = await asyncio.to_thread(self._request, file, digest, reply, offset)
                 answer = await self.ask(member, request)
             except (NotAnsweredError, FederationMessageError):
-                await asyncio.sleep(AGAIN_S)
+                await asyncio.sleep(RETRY_S)
                 continue
             match answer.state:
                 case TaskState.DONE if offset is None:
@@ -426,7 +428,7 @@ class _Post:
                         await asyncio.sleep(_FIRST_POLL_S)
                     offset = answer.size
                 case TaskState.UNKNOWN:
-                    await asyncio.sleep(_FIRST_POLL_S if offset is None else AGAIN_S)
+                    await asyncio.sleep(_FIRST_POLL_S if offset is None else RETRY_S)
                     offset = 0
                 case _:
                     raise _LostError(answer.reason or answer.state.value)
@@ -437,9 +439,9 @@ class _Post:
             return ReplyRequest(job=self.job, run=self.run, message=digest, offset=file_bytes(reply))
         total = file_bytes(file)
         offset = min(offset, total - 1)
-        return MessagePart(
+        return MessageChunk(
             job=self.job, run=self.run, message=digest, tensors=self.tensors, total=total, offset=offset,
-            data=read_part(file, offset),
+            data=read_chunk(file, offset),
         )  # fmt: skip
 
     async def _forget(self, nodes: Iterable[int]) -> None:
@@ -456,7 +458,7 @@ class _Post:
                 ends.append(self.ask(self.members[node], end))
         if ends:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(AGAIN_S):
+                async with asyncio.timeout(RETRY_S):
                     await asyncio.gather(*ends, return_exceptions=True)
 
 
@@ -471,7 +473,7 @@ def _take_reply(reply: Path, answer: TaskAnswer, message_bytes: int) -> bool:
     Raises _LostError for a reply that is longer than masking and names can make it, or ends before it is whole; OSError.
     """
     most = 4 * message_bytes + (8 << 20)
-    if answer.size > min(most, MOST_MESSAGE_BYTES):
+    if answer.size > min(most, MAX_MESSAGE_BYTES):
         raise _LostError(f"its reply has {answer.size} bytes; at most {most} are taken")
     incoming = IncomingFile(reply, answer.size, answer.sha256)
     incoming.take(incoming.received, answer.data)

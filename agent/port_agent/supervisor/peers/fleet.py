@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from port_agent.health.conditions import HealthBoard
 from port_agent.malloc import release_free_memory
 from port_agent.peers.connection.messages import Heartbeat
-from port_agent.peers.exchange.answers import Answerer, NotAnsweredError, Subject
+from port_agent.peers.exchange.answers import NotAnsweredError, PeerServer, Topic
 from port_agent.peers.identity.keys import own_identity
 from port_agent.peers.pairing.protocol import NewPartner
 from port_agent.peers.state import PublicState
@@ -44,12 +44,12 @@ class FleetKeeper:
         heartbeat: Callable[[], Heartbeat],
         audit: Callable[[str], None],
         on_identity: Callable[[str, str], None],
-        answerer: Answerer,
+        server: PeerServer,
     ) -> None:
         """`on_identity` takes the id of this device, whole and short, once it is known."""
         self._state_dir, self._health, self._clock = state_dir, health, clock
         self._discovery, self._heartbeat, self._audit, self._on_identity = discovery, heartbeat, audit, on_identity
-        self._answerer = answerer
+        self._server = server
         self._devices: PairedDevices | None = None
         self._fleet: Fleet | None = None
         self._task: asyncio.Task[None] | None = None
@@ -104,21 +104,21 @@ class FleetKeeper:
         return str((await asyncio.to_thread(own_identity, self._state_dir)).id)
 
     async def ask(
-        self, whom: str, subject: Subject, name: str, problem: bytes = b"", seconds: float = 0.0
+        self, whom: str, topic: Topic, name: str, problem: bytes = b"", seconds: float = 0.0
     ) -> "tuple[PairedDevice, bytes]":
         """Return what a paired device answers, and which; `whom` is its name or id, or `ANY_PEER`.
 
         Raises NotAnsweredError with each one's reason, PairedDeviceError.
         """
         devices = self._known()
-        asked = devices.all() if whom == ANY_PEER else (devices.find(whom),)
-        connected = [device for device in asked if self._fleet is not None and self._fleet.roster.member(device.id)]
+        wanted = devices.all() if whom == ANY_PEER else (devices.find(whom),)
+        connected = [device for device in wanted if self._fleet is not None and self._fleet.roster.member(device.id)]
         reasons = []
-        for device in sorted(connected, key=self._is_busy) if whom == ANY_PEER else asked:
+        for device in sorted(connected, key=self._is_busy) if whom == ANY_PEER else wanted:
             try:
                 if self._fleet is None:
                     raise NotAnsweredError("it is not connected")
-                return device, await self._fleet.ask(device.id, subject, name, problem, seconds)
+                return device, await self._fleet.ask(device.id, topic, name, problem, seconds)
             except NotAnsweredError as error:
                 reasons.append(f"{device.name}: {error}")
         raise NotAnsweredError("; ".join(reasons) or "no paired device is connected")
@@ -130,17 +130,17 @@ class FleetKeeper:
             self._fleet.cut(device, reason)
 
     def _is_busy(self, device: "PairedDevice") -> bool:
-        """Say whether a device told last that it has work, or no external power: others are asked first."""
-        heard = self._fleet.roster.last_heard(device.id) if self._fleet is not None else None
-        return heard is None or heard[1].state != PublicState.IDLE.value or heard[1].charging is False
+        """Return whether a device told last that it has work, or no external power: others are asked first."""
+        latest = self._fleet.roster.last_heartbeat(device.id) if self._fleet is not None else None
+        return latest is None or latest[1].state != PublicState.IDLE.value or latest[1].charging is False
 
     def _audit_device(self, name: str, what: str) -> None:
         self._audit(f"{name}: {what}")
 
-    def tell(self) -> None:
+    def announce(self) -> None:
         """Let the others know soon what this device does now."""
         if self._fleet is not None:
-            self._fleet.tell()
+            self._fleet.announce()
 
     def look(self) -> None:
         """Call who was just discovered."""
@@ -194,7 +194,7 @@ class FleetKeeper:
             await asyncio.sleep(_RETRY_S)
 
     async def _serve(self) -> None:
-        from port_agent.peers.fleet.fleet import Fleet, FleetSurroundings
+        from port_agent.peers.fleet.fleet import Fleet, FleetContext
 
         if self._options is None:
             return
@@ -207,8 +207,8 @@ class FleetKeeper:
             )
         else:
             self._health.clear("no-fleet")
-        around = FleetSurroundings(VERSION, self._heartbeat, self._places, self._answerer, self._audit_device)
-        self._fleet = Fleet(own, devices, around)
+        conditions = FleetContext(VERSION, self._heartbeat, self._places, self._server, self._audit_device)
+        self._fleet = Fleet(own, devices, conditions)
         release_free_memory()
         await self._fleet.run(self._options.peer_port, self._options.static_peers)
 
@@ -220,8 +220,8 @@ class FleetKeeper:
         now_s = time.monotonic()
         roster = self._fleet.roster if self._fleet is not None else None
         member = roster.member(device.id) if roster is not None else None
-        heard = roster.last_heard(device.id) if roster is not None else None
-        said = heard[1] if heard is not None else None
+        latest = roster.last_heartbeat(device.id) if roster is not None else None
+        heartbeat = latest[1] if latest is not None else None
         known = {state.value for state in PublicState}
         return {
             "id": str(device.id),
@@ -229,15 +229,15 @@ class FleetKeeper:
             "name": device.name,
             "paired_at": device.paired_at,
             "is_connected": member is not None,
-            "last_heard_s": round(now_s - heard[0]) if heard is not None else None,
+            "last_heard_s": round(now_s - latest[0]) if latest is not None else None,
             "address": None if device.address is None else list(device.address),
-            "board": said.board if said else "",
-            "state": said.state if said and said.state in known else "unknown",
-            "charging": said.charging if said else None,
-            "job": said.job if said else None,
-            "progress": said.progress if said else None,
-            "today_joules": said.today_joules if said else None,
-            "is_measured": bool(said and said.is_measured),
+            "board": heartbeat.board if heartbeat else "",
+            "state": heartbeat.state if heartbeat and heartbeat.state in known else "unknown",
+            "charging": heartbeat.charging if heartbeat else None,
+            "job": heartbeat.job if heartbeat else None,
+            "progress": heartbeat.progress if heartbeat else None,
+            "today_joules": heartbeat.today_joules if heartbeat else None,
+            "is_measured": bool(heartbeat and heartbeat.is_measured),
             "version": member.software if member else None,
             "trouble": "" if member or self._fleet is None else self._fleet.trouble(device.id),
         }

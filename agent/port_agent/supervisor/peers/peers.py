@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from port_agent.health.conditions import HealthBoard
 from port_agent.jobs.store import JobStore
 from port_agent.peers.connection.messages import Heartbeat
-from port_agent.peers.exchange.answers import Asker
+from port_agent.peers.exchange.answers import PeerClient
 from port_agent.peers.identity.keys import own_identity
 from port_agent.peers.pairing.protocol import NewPartner, PairingPlace
 from port_agent.peers.state import PublicState
 from port_agent.policy.config import AgentOptions
-from port_agent.supervisor.peers.answers import FederatedSurroundings, PeerAnswers
+from port_agent.supervisor.peers.answers import FederatedContext, PeerAnswers
 from port_agent.supervisor.peers.discovery import PeerDiscovery, default_name
 from port_agent.supervisor.peers.fleet import FleetKeeper
 from port_agent.supervisor.peers.pairing import PairingDesk, PairingRefusedError
@@ -41,8 +41,8 @@ class Peers:
         store: JobStore,
         heartbeat: Callable[[str], Heartbeat],
         objection: Callable[[], str],
-        training: FederatedSurroundings,
-        move: Callable[[Asker, bytes], Awaitable[bytes]],
+        training: FederatedContext,
+        move: Callable[[PeerClient, bytes], Awaitable[bytes]],
     ) -> None:
         """`objection` tells why nothing is solved for others now, or nothing; `training` is for federations; `move` answers
         the owners of jobs that came here."""
@@ -63,7 +63,7 @@ class Peers:
             self._on_identity,
             self.answers,
         )
-        self.discovery.on_heard = self.fleet.look
+        self.discovery.on_received = self.fleet.look
         self._pairing = PairingDesk(self._on_paired, self.audit)
         self._pairing.on_end = self._announce
         self._state = PublicState.IDLE
@@ -82,7 +82,7 @@ class Peers:
         self.discovery.show(state)
         if state is not self._state:
             self._state = state
-            self.fleet.tell()
+            self.fleet.announce()
 
     async def show_code(self, lifetime_s: float) -> dict[str, object]:
         """Return the code that pairs another device with this one, for so long; raises PairingRefusedError."""
@@ -127,14 +127,14 @@ class Peers:
         """Return the other devices, and what they see of this one, as plain values."""
         found = self.discovery.describe()
         entries = self._store.history(None, _HISTORY_SEARCHED)
-        told = [{"at": entry.at, "text": entry.text} for entry in entries if entry.kind == HISTORY_KIND]
+        history = [{"at": entry.at, "text": entry.text} for entry in entries if entry.kind == HISTORY_KIND]
         own = {"device_id": self._own_id or None, "port": self.fleet.port or None}
         allowed = {
             "shares": self._options.share_with_peers,
             "solves": self._options.solve_for_peers,
             "takes_jobs": self._options.take_jobs,
         }
-        return {**found, **own, **allowed, "paired": self.fleet.rows(), "history": told[-_HISTORY_SHOWN:]}
+        return {**found, **own, **allowed, "paired": self.fleet.rows(), "history": history[-_HISTORY_SHOWN:]}
 
     @property
     def federations(self) -> "Federations":
@@ -166,8 +166,8 @@ class Peers:
             self._federated = jobs, Federations(self._store, self._clock, self.fleet, jobs, self.audit)
         return self._federated
 
-    async def _federate(self, asker: str, request: bytes) -> bytes:
-        return await self._federation_parts()[0].answer(asker, request)
+    async def _federate(self, client: str, request: bytes) -> bytes:
+        return await self._federation_parts()[0].answer(client, request)
 
     async def _place(self) -> PairingPlace:
         own = await asyncio.to_thread(own_identity, self._state_dir)

@@ -28,7 +28,7 @@ from port_planner.base.errors import ExitCode, PortError
 from port_planner.ir.bundle.safetensors_io import Member, index, read_header
 from port_planner.ir.torch_operators import dtype
 
-_PIECE_BYTES = 1 << 20
+_CHUNK_BYTES = 1 << 20
 _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 _DAMAGE = (
     OSError,
@@ -56,11 +56,13 @@ class Arrivals:
     """
 
     def __init__(self, directory: Path, parts: Sequence[Sequence[Member]], folder: Path) -> None:
-        self._parts = [[(c.dtype, c.shape[1:], c.nbytes // max(1, c.shape[0])) for c in columns] for columns in parts]
+        self._sections = [
+            [(c.dtype, c.shape[1:], c.nbytes // max(1, c.shape[0])) for c in columns] for columns in parts
+        ]
         paths = [[folder / _column_file(p, i) for i in range(len(columns))] for p, columns in enumerate(parts)]
         self.counts = self._copy(directory, paths)
         """Rows of each part."""
-        self._fds = [[os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in of_part] for of_part in paths]
+        self._fds = [[os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in of_section] for of_section in paths]
 
     def _copy(self, directory: Path, paths: Sequence[Sequence[Path]]) -> tuple[int, ...]:
         files = sorted(p for p in directory.iterdir() if p.suffix in (".npz", ".safetensors"))
@@ -68,11 +70,11 @@ class Arrivals:
             raise DataError(f"{directory} has no .npz or .safetensors file; give one array per column of the batch")
         totals = [0] * len(paths)
         with contextlib.ExitStack() as stack:
-            targets = [[stack.enter_context(open(p, "wb", buffering=0)) for p in of_part] for of_part in paths]
+            targets = [[stack.enter_context(open(p, "wb", buffering=0)) for p in of_section] for of_section in paths]
             for file in files:
                 rows = set()
                 try:
-                    part = self._part_of(file) if len(self._parts) > 1 else 0
+                    part = self._section_of(file) if len(self._sections) > 1 else 0
                     for i, array in enumerate(_arrays(file)):
                         self._check(file, i, array, part)
                         rows.add(array.shape[0])
@@ -84,10 +86,10 @@ class Arrivals:
                 totals[part] += rows.pop()
         return tuple(totals)
 
-    def _part_of(self, file: Path) -> int:
+    def _section_of(self, file: Path) -> int:
         """Return the part whose rows have the shapes of a file's; raise DataError where none has, or several have."""
         found = [(array.dtype, tuple(array.shape[1:])) for array in _arrays(file)]
-        known = [[(kind, tuple(shape)) for kind, shape, _ in columns] for columns in self._parts]
+        known = [[(kind, tuple(shape)) for kind, shape, _ in columns] for columns in self._sections]
         if found not in known:
             raise DataError(
                 f"{file} has rows of {_shown(found)}, and the bundle has steps for {'; '.join(map(_shown, known))}: pad to one of "
@@ -101,7 +103,7 @@ class Arrivals:
         return known.index(found)
 
     def _check(self, file: Path, i: int, array: "_StoredArray", part: int) -> None:
-        columns = self._parts[part]
+        columns = self._sections[part]
         if array.together != len(columns):
             raise DataError(f"{file} has {array.together} arrays, a batch of this job has {len(columns)}")
         kind, shape, _ = columns[i]
@@ -115,14 +117,14 @@ class Arrivals:
     def batch(self, rows: Sequence[int], part: int = 0) -> list[torch.Tensor]:
         """Return one tensor per column of a part with these rows, in this order."""
         result = []
-        for fd, (kind, shape, width) in zip(self._fds[part], self._parts[part], strict=True):
+        for fd, (kind, shape, width) in zip(self._fds[part], self._sections[part], strict=True):
             data = b"".join(os.pread(fd, width, row * width) for row in rows)
             tensor = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(dtype(kind))
             result.append(tensor.reshape(len(rows), *shape))
         return result
 
     def close(self) -> None:
-        for fd in (fd for of_part in self._fds for fd in of_part):
+        for fd in (fd for of_section in self._fds for fd in of_section):
             os.close(fd)
 
 
@@ -189,7 +191,7 @@ def _copy_rows(file: Path, array: _StoredArray, target: IO[bytes]) -> None:
         _copy_bytes(file, array, columns)
         rows, inner = array.shape[0], array.shape[1:]
         item, count = array.nbytes // max(1, math.prod(array.shape)), math.prod(inner)
-        step = max(1, _PIECE_BYTES // max(1, item * count))
+        step = max(1, _CHUNK_BYTES // max(1, item * count))
         for first in range(0, rows, step):
             size = min(step, rows - first) * item
             pieces = [os.pread(columns.fileno(), size, (c * rows + first) * item) for c in range(count)]
@@ -200,7 +202,7 @@ def _copy_rows(file: Path, array: _StoredArray, target: IO[bytes]) -> None:
 def _copy_bytes(file: Path, array: _StoredArray, target: IO[bytes]) -> None:
     left = array.nbytes
     while left:
-        piece = array.stream.read(min(left, _PIECE_BYTES))
+        piece = array.stream.read(min(left, _CHUNK_BYTES))
         if not piece:
             raise DataError(f"{file} ends in the middle of an array; copy it again")
         left -= len(piece)

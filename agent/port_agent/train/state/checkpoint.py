@@ -95,7 +95,7 @@ class StateStore:
         self._before: dict[str, int] = {}
         self.add(sizes)
         self._working: dict[str, int] = {}
-        self.under_way: dict[str, Transfer] = {}
+        self.pending: dict[str, Transfer] = {}
         """Writes of storages' new contents that nobody has waited for yet."""
         self._damaged: set[tuple[str, int]] = set()
         """Slots, by key and place, that gave back something else than was written."""
@@ -137,7 +137,7 @@ class StateStore:
         return self._files[part.path]
 
     def lies_in_file(self, path: Path) -> bool:
-        """Tell whether storages are read from this file of the user's."""
+        """Return whether storages are read from this file of the user's."""
         return str(path) in self._files
 
     # -- beginning
@@ -164,9 +164,9 @@ class StateStore:
 
         Raises CheckpointError where the directory holds another job's state.
         """
-        for transfer in self.under_way.values():
+        for transfer in self.pending.values():
             transfer.finished.wait()
-        self.under_way.clear()
+        self.pending.clear()
         self.damage = ""
         records, others, damaged = self._records()
         if others and not records:
@@ -276,13 +276,13 @@ class StateStore:
             )
         self.check(key, contents[: self.sizes[key]])
         transfer = self.pager.send(self.working_slot(key), contents[: self.sizes[key]])
-        self.under_way[key] = transfer
+        self.pending[key] = transfer
         return transfer
 
-    def settle(self, but: Set[str] = frozenset()) -> None:
+    def wait(self, but: Set[str] = frozenset()) -> None:
         """Wait for the writes under way but those of the storages `but`; raise a failed one's PageError."""
-        for key in self.under_way.keys() - but:
-            self.pager.wait(self.under_way.pop(key))
+        for key in self.pending.keys() - but:
+            self.pager.wait(self.pending.pop(key))
 
     def load(self, key: str, into: torch.Tensor | None = None) -> torch.Tensor:
         """Return a storage's present contents as bytes, read at once (into the memory of `into` where given)."""
@@ -301,7 +301,7 @@ class StateStore:
 
     def commit(self, step: int, progress: Mapping[str, Any]) -> Commit:
         """Make the present contents durable as the state after `step` steps."""
-        self.settle()
+        self.wait()
         self.file.sync()
         now = {key: self._working.get(key, index) for key, index in self._committed.items()}
         sequence = self.sequence + 1
@@ -328,5 +328,5 @@ class StateStore:
 
 
 def _same_medium(path: Path, directory: Path) -> bool:
-    """Tell whether a file is there, in the file system of a directory."""
+    """Return whether a file is there, in the file system of a directory."""
     return path.is_file() and path.stat().st_dev == directory.stat().st_dev

@@ -42,7 +42,7 @@ class Persistents:
     def prepare(self, program: Program) -> None:
         """Bring to flash, to the host's memory and to where operators compute what the program expects there when it starts."""
         graph = program.graph
-        self.store.settle({graph.storages[s].key for s in program.carried})
+        self.store.wait({graph.storages[s].key for s in program.cross_step})
         away, at_host, copied = (
             {graph.storages[s].key for s in storages}
             for storages in (program.starts_on_flash, program.starts_on_host, program.host_copies)
@@ -127,7 +127,7 @@ class Persistents:
     @property
     def unwritten_bytes(self) -> int:
         """What a commit would have to write, transfers under way included."""
-        keys = {*self._to_write(), *self.store.under_way}
+        keys = {*self._to_write(), *self.store.pending}
         return sum(self.store.sizes[key] for key in keys)
 
     def forget(self) -> None:
@@ -161,7 +161,7 @@ class Persistents:
             self.store.pager.wait(self.store.pager.read(slot, buffer.data_ptr(), buffer, start, size))
             yield buffer[: min(size, nbytes - start)].numpy().data
 
-    def for_each_piece(self, key: str, function: Callable[[torch.Tensor], None], *, changes: bool) -> None:
+    def for_each_chunk(self, key: str, function: Callable[[torch.Tensor], None], *, changes: bool) -> None:
         """Call a function with the items of a storage, flat and a piece at a time; what it `changes` there is kept.
 
         What is on flash is read, and written if it changes, a piece at a time.

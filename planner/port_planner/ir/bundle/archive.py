@@ -25,7 +25,7 @@ _ZIP_ERRORS = (zipfile.BadZipFile, OSError, ValueError, EOFError, NotImplemented
 
 
 def open_archive(path: Path) -> zipfile.ZipFile:
-    """Return the archive, to be closed. Raises BundleError for what is no bundle."""
+    """Return the archive, to be closed. Raises BundleError for what is not a valid bundle."""
     try:
         return zipfile.ZipFile(path)
     except FileNotFoundError:
@@ -58,7 +58,7 @@ def manifest_json(archive: zipfile.ZipFile, path: Path) -> dict[str, Any]:
     try:
         raw = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise BundleError(f"{path}: the manifest is no JSON ({error})") from error
+        raise BundleError(f"{path}: the manifest is not a valid JSON ({error})") from error
     if not isinstance(raw, dict) or raw.get("format") not in FORMATS:
         found = raw.get("format") if isinstance(raw, dict) else None
         raise BundleError(
@@ -83,7 +83,7 @@ def unpacked_member(archive: zipfile.ZipFile, name: str, expected: Any, path: Pa
     try:
         return msgpack.unpackb(data)
     except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
-        raise BundleError(f"{path}: {name} is no msgpack ({error})") from error
+        raise BundleError(f"{path}: {name} is not a valid msgpack ({error})") from error
 
 
 def tensor_index(archive: zipfile.ZipFile, name: str, hashes: Mapping[str, str], path: Path) -> dict[str, Member]:

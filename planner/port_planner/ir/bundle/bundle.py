@@ -37,7 +37,7 @@ from port_planner.ir.bundle.manifest import (
 )
 from port_planner.ir.bundle.safetensors_io import Member
 from port_planner.ir.costs import CostTable
-from port_planner.ir.devices.kinds import MAX_NAME
+from port_planner.ir.device_kinds import MAX_NAME
 from port_planner.ir.graph import Role, storage_key, view_bytes
 from port_planner.ir.plan import Plan
 
@@ -99,7 +99,9 @@ class Bundle:
                     f"{self.path}: {key[:60]} lies in the bundle and in {part.path[:60]!r}; make it again"
                 )
             if not Path(part.path).is_absolute() or "\0" in part.path:
-                raise BundleError(f"{self.path}: {key[:60]} is to lie in {part.path[:60]!r}, which is no whole path")
+                raise BundleError(
+                    f"{self.path}: {key[:60]} is to lie in {part.path[:60]!r}, which is not a valid whole path"
+                )
             self.tensors[key] = Member(part.offset, part.nbytes, "uint8", (part.nbytes,))
 
     def with_plans(
@@ -242,9 +244,9 @@ class Bundle:
         member, hasher = self.tensors[key], tensor_hasher()
         with open(self.path, "rb") as stream:
             for start in range(0, member.nbytes, chunk_bytes):
-                piece = self._read(stream.fileno(), member, start, chunk_bytes)
-                hasher.update(piece)
-                yield piece
+                tile = self._read(stream.fileno(), member, start, chunk_bytes)
+                hasher.update(tile)
+                yield tile
         if hasher.hexdigest() != self._hashes[f"{TENSOR_MEMBERS[0]}/{key}"]:
             raise BundleError(
                 f"{self.path}: the tensor {key} is damaged (its checksum differs); copy or make the bundle again"
@@ -279,7 +281,7 @@ class Bundle:
 
 
 def _is_part(part: TensorLayout, whole: TensorLayout, dimension: int) -> bool:
-    """Say whether a matrix can be rows (dimension 0) or columns of another."""
+    """Return whether a matrix can be rows (dimension 0) or columns of another."""
     if len(part.shape) != len(whole.shape) or len(whole.shape) != _MATRIX or part.dtype != whole.dtype:
         return False
     row_major = all(layout.offset == 0 and layout.stride == (layout.shape[1], 1) for layout in (part, whole))
@@ -301,14 +303,14 @@ def contents_of_file(key: str, part: FileRange, chunk_bytes: int) -> Iterator[by
     with open(fd, "rb", buffering=0) as stream:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode) or part.offset < safetensors_io.payload_offset(stream, status.st_size):
-            raise BundleError(f"{part.path}, which should have {key}, is no file of weights; {remedy}")
+            raise BundleError(f"{part.path}, which should have {key}, is not a valid file of weights; {remedy}")
         for start in range(0, part.nbytes, chunk_bytes):
             wanted = min(chunk_bytes, part.nbytes - start)
-            piece = os.pread(fd, wanted, part.offset + start)
-            if len(piece) != wanted:
+            tile = os.pread(fd, wanted, part.offset + start)
+            if len(tile) != wanted:
                 raise BundleError(f"{part.path} ends before {key}, which it had when the bundle was made; {remedy}")
-            hasher.update(piece)
-            yield piece
+            hasher.update(tile)
+            yield tile
     if hasher.hexdigest() != part.checksum:
         raise BundleError(f"{part.path} was changed since the bundle was made: {key} has another checksum; {remedy}")
 

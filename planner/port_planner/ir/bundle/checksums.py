@@ -33,8 +33,8 @@ def block_sums(row_bytes: int, pieces: Iterable[bytes | memoryview]) -> bytes:
     """Return the checksums of a data set's blocks, one after the other; the last block may be short."""
     whole = row_bytes * rows_per_block(row_bytes)
     sums, block, missing = bytearray(), xxhash.xxh3_64(), whole
-    for piece in pieces:
-        rest = memoryview(piece)
+    for tile in pieces:
+        rest = memoryview(tile)
         while len(rest):
             part, rest = rest[:missing], rest[missing:]
             block.update(part)

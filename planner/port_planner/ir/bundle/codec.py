@@ -20,11 +20,11 @@ from port_planner.ir.graph import (
     Named,
     Op,
     Phase,
-    Piece,
     Ref,
     Scalar,
     StepGraph,
     Storage,
+    Tile,
     Value,
     verify_graph,
 )
@@ -44,7 +44,7 @@ _Counts = tuple[Count, ...]
 _Many = msgspec.Meta(max_length=4 * MAX_OPS)
 
 
-class _PieceRecord(NamedTuple):
+class _TileRecord(NamedTuple):
     chain: Count
     what: Text
     place: Count
@@ -61,7 +61,7 @@ class _OpRecord(NamedTuple):
     writes: _Counts
     phase: Phase
     random: bool
-    piece: _PieceRecord | None = None
+    tile: _TileRecord | None = None
     """Absent of an op that runs whole, and in bundles from before pieces were told."""
     team: Count = 0
     """Absent of an op that all threads compute, and in bundles from before there were teams."""
@@ -160,7 +160,7 @@ def unpack_graph(data: Any) -> StepGraph:
         ops=tuple(
             Op(
                 op.name, tuple(map(_unpack, op.args)), tuple((k, _unpack(a)) for k, a in op.kwargs), op.outputs,
-                op.writes, op.phase, op.random, None if op.piece is None else Piece(*op.piece), op.team,
+                op.writes, op.phase, op.random, None if op.tile is None else Tile(*op.tile), op.team,
             )
             for op in record.ops
         ),
@@ -174,8 +174,8 @@ def unpack_graph(data: Any) -> StepGraph:
 
 def _pack_rest(op: Op) -> list[Any]:
     """Return what most operators do not have: a piece, and a team of their own."""
-    piece = None if op.piece is None else _row(op.piece, least=4)
-    return [piece, op.team] if op.team else [piece] if piece is not None else []
+    tile = None if op.tile is None else _row(op.tile, least=4)
+    return [tile, op.team] if op.team else [tile] if tile is not None else []
 
 
 def _pack(argument: Argument) -> Any:
@@ -205,7 +205,7 @@ def _unpack(data: Any, depth: int = 0) -> Argument:
             return Scalar(special.s)
         if special.n is not None:
             return Named(*special.n)
-    raise WireError(f"an argument is {str(data)[:60]!r}, which is no number, tensor or list")
+    raise WireError(f"an argument is {str(data)[:60]!r}, which is not a valid number, tensor or list")
 
 
 # -- plans
@@ -236,7 +236,7 @@ def unpack_plan(data: Any) -> Plan:
 
     Whether it fits a graph, `port_planner.ir.lowering.lower.lower` tells.
 
-    Raises WireError for data that is no plan.
+    Raises WireError for data that is not a valid plan.
     """
     packed, figures, strategy, packed_targets = _read(data, _PlanRecord, "a plan")
     numbers = iter(unpack_integers(packed, most=16 * MAX_OPS))

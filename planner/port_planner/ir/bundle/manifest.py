@@ -13,8 +13,8 @@ import msgspec
 from port_planner.base.bounds import MAX_WHOLE, Count
 from port_planner.base.errors import ExitCode, PortError
 from port_planner.ir.bundle.pruning import Pruning
-from port_planner.ir.devices.cpu_teams import MOST_TEAMS, CpuTeam
-from port_planner.ir.devices.kinds import CPU
+from port_planner.ir.device_kinds import CPU
+from port_planner.ir.devices.cpu_teams import MAX_TEAMS, CpuTeam
 from port_planner.ir.graph import ITEM_BYTES
 from port_planner.ir.operators import OPTIMIZERS
 
@@ -28,7 +28,7 @@ PRUNING_FORMAT = 5
 """Of a bundle whose weights are pruned while training: who does not know that would train other numbers."""
 FILES_FORMAT = 6
 """Of a bundle that leaves weights in files beside it."""
-PIECES_FORMAT = 7
+TILES_FORMAT = 7
 """Of a bundle whose graphs say which of their operators compute a piece of a chain."""
 BUCKETS_FORMAT = 8
 """Of a bundle whose batches come in several shapes."""
@@ -41,10 +41,10 @@ TEAMS_FORMAT = 11
 SUMMED_FORMAT = 12
 """Of a bundle whose chains sum over their pieces in another order: who does not know that would call its numbers plain PyTorch's."""
 FORMATS = (
-    FORMAT, DEVICE_FORMAT, PACKING_FORMAT, PRUNING_FORMAT, FILES_FORMAT, PIECES_FORMAT, BUCKETS_FORMAT, BLOCKS_FORMAT,
+    FORMAT, DEVICE_FORMAT, PACKING_FORMAT, PRUNING_FORMAT, FILES_FORMAT, TILES_FORMAT, BUCKETS_FORMAT, BLOCKS_FORMAT,
     PLACED_FORMAT, TEAMS_FORMAT, SUMMED_FORMAT,
 )  # fmt: skip
-MOST_THREADS = 1024
+MAX_THREADS = 1024
 """More than any processor has that trains here."""
 Positive = Annotated[int, msgspec.Meta(ge=1, lt=MAX_WHOLE)]
 
@@ -90,7 +90,7 @@ class PlanChoice:
 
 
 @dataclass(frozen=True, slots=True)
-class Reference:
+class ExpectedResults:
     """What plain PyTorch made of the first steps, where the bundle was made.
 
     `losses`: as hexadecimal floats. `processor`: machine and vector instructions. `checksums`: XXH3-64 of the bytes of
@@ -231,7 +231,7 @@ class Manifest:
 
     name: str
     torch: str
-    threads: Annotated[int, msgspec.Meta(ge=1, le=MOST_THREADS)]
+    threads: Annotated[int, msgspec.Meta(ge=1, le=MAX_THREADS)]
     seed: Count
     batch_size: Positive
     accumulate: Positive
@@ -249,7 +249,7 @@ class Manifest:
     eval_samples: Count = 0
     schedule: tuple[tuple[Mapping[str, Any], ...], ...] = ()
     allow_nonfinite: bool = False
-    reference: Reference = field(default_factory=Reference)
+    reference: ExpectedResults = field(default_factory=ExpectedResults)
     recordings: Recordings = field(default_factory=Recordings)
     limits: PlannedLimits = NO_LIMITS
     device_kind: str = CPU
@@ -267,7 +267,7 @@ class Manifest:
     """Of tensors that the graphs have in blocks, by the key that a storage of the whole would have; it stands in `layouts`."""
     placed: tuple[str, ...] = ()
     """Kinds of devices that operators are divided among, as was asked for: bits are those of each on its own, of no device alone."""
-    teams: Annotated[tuple[CpuTeam, ...], msgspec.Meta(max_length=MOST_TEAMS)] = ()
+    teams: Annotated[tuple[CpuTeam, ...], msgspec.Meta(max_length=MAX_TEAMS)] = ()
     """Teams of threads, from number 1, that operators of the CPU are divided among beside number 0, all `threads`."""
     summed_in_pieces: bool = False
     """Whether chains of a graph sum over their pieces in another order than the whole, as was allowed; the graph says which."""
@@ -286,7 +286,7 @@ class Manifest:
         if self.buckets:
             return BUCKETS_FORMAT
         if self.in_pieces:
-            return PIECES_FORMAT
+            return TILES_FORMAT
         if self.files:
             return FILES_FORMAT
         if self.pruning is not None:

@@ -37,5 +37,5 @@ class Pruning:
         return self.sparsity * (1 - left**3)
 
     def looks(self, update: int) -> bool:
-        """Say whether magnitudes are looked at after so many updates."""
+        """Return whether magnitudes are looked at after so many updates."""
         return self.begin < update <= self.end and ((update - self.begin) % self.every == 0 or update == self.end)

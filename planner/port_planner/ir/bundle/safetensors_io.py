@@ -97,7 +97,7 @@ def read_header(stream: IO[bytes], available: int) -> bytes:
 
 
 def payload_offset(stream: IO[bytes], available: int) -> int:
-    """Return where the tensors of a file of `available` bytes begin; its size where it is no safetensors file."""
+    """Return where the tensors of a file of `available` bytes begin; its size where it is not a valid safetensors file."""
     prefix = stream.read(9)
     length = int.from_bytes(prefix[:8], "little")
     if prefix[8:] != b"{" or length > min(MAX_HEADER_BYTES, available - 8):

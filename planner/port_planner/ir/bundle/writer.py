@@ -140,9 +140,9 @@ def _write_tensors(archive: zipfile.ZipFile, name: str, tensors: Mapping[str, Ch
         stream.write(header)
         for key in sorted(tensors):
             hasher = tensor_hasher()
-            for piece in tensors[key].pieces():
-                stream.write(piece)
-                hasher.update(piece)
+            for tile in tensors[key].pieces():
+                stream.write(tile)
+                hasher.update(tile)
             hashes[f"{name}/{key}"] = hasher.hexdigest()
     return hashes
 

@@ -5,10 +5,10 @@ from typing import Annotated
 
 import msgspec
 
-MOST_TEAMS = 16
+MAX_TEAMS = 16
 """Of a bundle: numbers of threads, and clusters of a big.LITTLE CPU, of which there are three at most."""
-_MOST_THREADS = 1024
-_MOST_CORES = 4096
+_MAX_THREADS = 1024
+_MAX_CORES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,9 +18,9 @@ class CpuTeam:
     All teams compute in the same memory. The number of threads belongs to an operator's bits, the cores do not.
     """
 
-    threads: Annotated[int, msgspec.Meta(ge=1, le=_MOST_THREADS)]
+    threads: Annotated[int, msgspec.Meta(ge=1, le=_MAX_THREADS)]
     cores: Annotated[
-        tuple[Annotated[int, msgspec.Meta(ge=0, le=_MOST_CORES)], ...], msgspec.Meta(max_length=_MOST_CORES)
+        tuple[Annotated[int, msgspec.Meta(ge=0, le=_MAX_CORES)], ...], msgspec.Meta(max_length=_MAX_CORES)
     ] = ()
 
     @property

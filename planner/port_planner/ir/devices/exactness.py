@@ -6,7 +6,7 @@ and matrix products of a GPU repeat on one card with one library and the setting
 
 from collections.abc import Mapping
 
-from port_planner.ir.devices.kinds import CPU, CUDA, MPS
+from port_planner.ir.device_kinds import CPU, CUDA, MPS
 from port_planner.ir.graph import Op, Ref, StepGraph
 from port_planner.operators import base_name
 from port_planner.operators.table import OPERATORS
@@ -37,7 +37,7 @@ def reordered_operators(graph: StepGraph) -> dict[str, str]:
 
 
 def _repeats(graph: StepGraph, op: Op, base: str) -> bool:
-    """Say whether this call repeats although others of its name do not."""
+    """Return whether this call repeats although others of its name do not."""
     if base.startswith("index_put"):
         return graph.device == CUDA and (_accumulates(op) or _chosen_by_mask(graph, op))
     if base.removesuffix("_") == "scatter":
@@ -50,11 +50,11 @@ def _repeats(graph: StepGraph, op: Op, base: str) -> bool:
 
 
 def _accumulates(op: Op) -> bool:
-    """Say whether contributions are added, which CUDA sorts first."""
+    """Return whether contributions are added, which CUDA sorts first."""
     return len(op.args) > _ACCUMULATE and op.args[_ACCUMULATE] is True
 
 
 def _chosen_by_mask(graph: StepGraph, op: Op) -> bool:
-    """Say whether each place is written once: a mask names none twice."""
+    """Return whether each place is written once: a mask names none twice."""
     indices = [a for a in op.args[1] if isinstance(a, Ref)] if isinstance(op.args[1], tuple) else []
     return bool(indices) and all(graph.values[a.value].dtype == "bool" for a in indices)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence, Set
 
 from port_planner.ir.costs import CostTable
-from port_planner.ir.devices.kinds import CPU
+from port_planner.ir.device_kinds import CPU
 from port_planner.ir.graph import Role, StepGraph
 from port_planner.ir.program import Code, Instruction
 

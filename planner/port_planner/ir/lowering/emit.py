@@ -39,7 +39,7 @@ def emit(placement: Placement) -> Program:
     """
     alone = _Emitter(placement, ())
     alone.emit()
-    left = alone.left_under_way()
+    left = alone.left_pending()
     if not left:
         return alone.program()
     following = _Emitter(placement, left)
@@ -52,11 +52,11 @@ class _Emitter:
 
     There is one compute thread and one page thread with a FIFO queue.
 
-    Sliced updates go on behind the compute thread; their compute is booked on it all the same. `carried`: writes of the
+    Sliced updates go on behind the compute thread; their compute is booked on it all the same. `cross_step`: writes of the
     step before that are still under way when this one starts, moments counted from there.
     """
 
-    def __init__(self, placement: Placement, carried: tuple[_Pending, ...]) -> None:
+    def __init__(self, placement: Placement, cross_step: tuple[_Pending, ...]) -> None:
         self.x, self.updates = placement, placement.updates
         self.graph, self.costs, self.size = placement.graph, placement.costs, placement.size
         self.targets = placement.costs.device.targets
@@ -68,13 +68,13 @@ class _Emitter:
         """Storage -> where in `packings` it is while it is packed."""
         self.packed_on: dict[int, int] = {}
         """Storage -> the target that its packed form lies on."""
-        self.backlog = carried[-1].moment if carried else 0.0
+        self.backlog = cross_step[-1].moment if cross_step else 0.0
         self.free_at = [self.backlog, *(0.0 for _ in LINKS[1:])]
         """Per link: when all that was given to it so far is moved."""
         self.held = placement.need.copy()
-        self.carried = carried
-        self.pending = list(carried)
-        self.pending_bytes = sum(p.nbytes for p in carried)
+        self.cross_step = cross_step
+        self.pending = list(cross_step)
+        self.pending_bytes = sum(p.nbytes for p in cross_step)
         self.updating = 0
         """Of those that are pending: sliced updates."""
         self.done: dict[int, float] = {}
@@ -104,7 +104,7 @@ class _Emitter:
             for cost in position.unpacks:
                 if cost.storage in self.packed_on:
                     self._wait_read_packed(cost.storage)
-            self._make_room()
+            self._make_free()
             for cost in position.unpacks:
                 self._unpack(cost)
             fullest = max(fullest, self.level + self.pending_bytes)
@@ -127,16 +127,16 @@ class _Emitter:
             for cost in position.packs:
                 if cost.storage in position.packed_targets:
                     self._write_packed(cost, position.packed_targets[cost.storage])
-        known = {p.index for p in self.carried}
+        known = {p.index for p in self.cross_step}
         while not all(self._may_outlast(p) and (not known or p.index in known) for p in self.pending):
             self._wait_oldest()
-        self._stall_until(self.free_at[0] - self.backlog if self.carried else self.clock)
+        self._stall_until(self.free_at[0] - self.backlog if self.cross_step else self.clock)
 
     def _may_outlast(self, pending: _Pending) -> bool:
         s = pending.index
         return pending.wait is Code.WAIT_WRITE and s in self.x.starts_away and s not in self.x.host.copies
 
-    def left_under_way(self) -> tuple[_Pending, ...]:
+    def left_pending(self) -> tuple[_Pending, ...]:
         """Return the writes that are under way at the end, moments counted from there."""
         return tuple(replace(p, moment=p.moment - self.clock) for p in self.pending)
 
@@ -157,7 +157,7 @@ class _Emitter:
             slice_counts=tuple(sorted(x.updates.counts.items())),
             slice_written=tuple((g, tuple(sorted(s))) for g, s in sorted(x.updates.written.items()) if s),
             starts_on_flash=frozenset(x.starts_away) - x.host.copies,
-            carried=frozenset(p.index for p in self.carried),
+            cross_step=frozenset(p.index for p in self.cross_step),
             replayed=frozenset(r for r in recomputed if graph.ops[r].random),
             peak_bytes=max(timeline, default=device.base_bytes), peak_op=peak_op,
             seconds=self.clock, compute_seconds=op_seconds + self.recompute + packing_seconds, stall_seconds=self.stall,
@@ -173,7 +173,7 @@ class _Emitter:
     def _put(self, code: Code, index: int, target: int = 0) -> None:
         self.put.append((code, index, self.level + self.pending_bytes, target))
 
-    def _make_room(self) -> None:
+    def _make_free(self) -> None:
         limit = self.x.limit
         while self.pending and (
             (limit is not None and self.level + self.pending_bytes > limit) or self._oldest().moment <= self.clock
@@ -194,7 +194,7 @@ class _Emitter:
         for s in oldest.frees:
             self._put(Code.FREE, s)
 
-    def _settle(self, touched: Set[int], changed: Set[int]) -> None:
+    def _wait(self, touched: Set[int], changed: Set[int]) -> None:
         """Wait for the updates under way that what comes next would disturb.
 
         They change what is about to be touched, or touch what is about to change.
@@ -209,7 +209,7 @@ class _Emitter:
             self._wait_oldest()
 
     def _free(self, s: int) -> None:
-        self._settle(set(), {s})
+        self._wait(set(), {s})
         self._put(Code.FREE, s)
 
     def _stall_until(self, moment: float) -> None:
@@ -270,7 +270,7 @@ class _Emitter:
         return self._source(due.storage) if due.packed is None else self.targets[self.packed_on[due.storage]]
 
     def _late(self, i: int, due: Due) -> bool:
-        """Say whether a read that is asked for only after op `i` and its writes would not be done in time."""
+        """Return whether a read that is asked for only after op `i` and its writes would not be done in time."""
         x, source = self.x, self._due_source(due)
         link, span = source.link, source.read_seconds(self._due_bytes(due))
         after = self.clock + float(x.starts[i + 1] - x.starts[i])
@@ -288,7 +288,7 @@ class _Emitter:
         return free + (1 + READ_MARGIN) * span > wanted
 
     def _fits(self, i: int, due: Due) -> bool:
-        """Say whether a read fits from op `i` to its use, beside the writes that are still under way."""
+        """Return whether a read fits from op `i` to its use, beside the writes that are still under way."""
         x = self.x
         if x.limit is None:
             return True
@@ -304,14 +304,14 @@ class _Emitter:
             load = load + left[np.searchsorted(done, moments, side="right")]
         return bool((load <= x.limit).all())
 
-    def _make_room_to_read(self) -> None:
+    def _make_free_to_read(self) -> None:
         limit = self.x.limit
         while self.pending and limit is not None and self.level + self.pending_bytes > limit:
             self._wait_oldest()
 
     def _read(self, s: int) -> None:
-        self._make_room_to_read()
-        self._settle(set(), {s})
+        self._make_free_to_read()
+        self._wait(set(), {s})
         self._put(Code.READ, s)
         self.done[s] = self._transfer(self._source(s).link, self._read_seconds(s))
         self._book_read(s)
@@ -326,7 +326,7 @@ class _Emitter:
         if s in self.lies_on:
             self._free(s)
             return
-        self._settle(set(), {s})
+        self._wait(set(), {s})
         if s in self.unchanged:
             self._put(Code.WRITE, s, target)
             self._put(Code.WAIT_WRITE, s)
@@ -339,7 +339,7 @@ class _Emitter:
         self._put(Code.WRITE, s, target)
 
     def _pack(self, cost: PackingCost) -> None:
-        self._settle({cost.storage}, {cost.storage})
+        self._wait({cost.storage}, {cost.storage})
         self.packed[cost.storage] = len(self.packings)
         self._put(Code.PACK, len(self.packings))
         self.packings.append(cost)
@@ -359,7 +359,7 @@ class _Emitter:
         self._put(Code.WRITE_PACKED, entry, number)
 
     def _read_packed(self, cost: PackingCost) -> None:
-        self._make_room_to_read()
+        self._make_free_to_read()
         source = self.targets[self.packed_on[cost.storage]]
         self.done[cost.storage] = self._transfer(source.link, source.read_seconds(cost.reserved_bytes))
         self._count_read(cost.reserved_bytes, source)
@@ -373,7 +373,7 @@ class _Emitter:
     def _rerun(self, i: int) -> None:
         for r, done in self.x.reruns[i]:
             if self.updating:
-                self._settle(set(effective_operands(self.graph, r)), set())
+                self._wait(set(effective_operands(self.graph, r)), set())
             self._put(Code.RERUN, r)
             seconds = self.costs.ops[r].seconds
             self.clock += seconds
@@ -389,10 +389,10 @@ class _Emitter:
         g = self.updates.group_at.get(i)
         if g is None:
             if self.updating:
-                self._settle({*self.graph.reads[i], *self.graph.creates[i]}, set(op.writes))
+                self._wait({*self.graph.reads[i], *self.graph.creates[i]}, set(op.writes))
             self._put(Code.RUN, i)
         elif i == self.updates.groups[g].last:
-            self._settle(self.updates.touched[g], self.updates.changed[g])
+            self._wait(self.updates.touched[g], self.updates.changed[g])
             self._put(Code.SLICED, g)
 
     def _stream(self, g: int, frees: Sequence[int]) -> tuple[int, ...]:

@@ -18,26 +18,26 @@ from port_planner.ir.costs import CostTable, by_version
 from port_planner.ir.graph import Role, StepGraph
 from port_planner.ir.lowering.emit import READ_MARGIN, emit
 from port_planner.ir.lowering.host_pages import place_host_pages
-from port_planner.ir.lowering.least_cost import least_joules
+from port_planner.ir.lowering.min_cost import min_joules
 from port_planner.ir.lowering.packables import read_packed
 from port_planner.ir.lowering.placement import Due, Placement, Position, SlicedUpdates
 from port_planner.ir.lowering.residency import ResidencyWalk
 from port_planner.ir.lowering.update_slices import update_groups
 from port_planner.ir.plan import Action, Decision, Plan
-from port_planner.ir.program import DearPlanError, PlanError, Program
+from port_planner.ir.program import CostlyPlanError, PlanError, Program
 
 _ROUNDING = 1e-9
 """Relative: sums in another order."""
 
 
 def lower(
-    graph: StepGraph, costs: CostTable, plan: Plan, *, check_budget: bool = True, most_joules: float = math.inf
+    graph: StepGraph, costs: CostTable, plan: Plan, *, check_budget: bool = True, max_joules: float = math.inf
 ) -> Program:
     """Return the program of `plan`.
 
     `graph` and `costs` are in recorded order; `plan.order` is applied here. Raises PlanError for a plan that is wrong
-    whatever the budget, BudgetError where it needs more than `plan.ram_bytes` (0: no limit, or `check_budget=False`), DearPlanError
-    where it is plain beforehand that it costs more than `most_joules` in energy and wear.
+    whatever the budget, BudgetError where it needs more than `plan.ram_bytes` (0: no limit, or `check_budget=False`), CostlyPlanError
+    where it is plain beforehand that it costs more than `max_joules` in energy and wear.
     """
     if len(costs.ops) != len(graph.ops):
         raise PlanError(f"the cost table has {len(costs.ops)} ops, the graph {len(graph.ops)}; profile it again")
@@ -47,13 +47,13 @@ def lower(
         graph = graph.reordered(plan.order)
         costs = costs.reordered(plan.order)
     limit = plan.ram_bytes - costs.device.base_bytes if plan.ram_bytes and check_budget else None
-    placement = _Lowering(graph, costs, plan, limit).placement()
-    if most_joules < math.inf and (least := least_joules(placement)) > most_joules * (1 + _ROUNDING):
-        raise DearPlanError(f"the step costs at least {least:.6g} J, more than {most_joules:.6g} J")
+    placement = _PlanLowering(graph, costs, plan, limit).placement()
+    if max_joules < math.inf and (least := min_joules(placement)) > max_joules * (1 + _ROUNDING):
+        raise CostlyPlanError(f"the step costs at least {least:.6g} J, more than {max_joules:.6g} J")
     return emit(placement)
 
 
-class _Lowering:
+class _PlanLowering:
     """Puts a plan's decisions in their places, then its reads.
 
     Reads need to know how long everything else takes.
@@ -238,7 +238,7 @@ class _Lowering:
                     last.frees.append(s)
 
     def _lies_in_memory(self, s: int) -> bool:
-        """Say whether what lives within the step is ever paged to a target that is memory."""
+        """Return whether what lives within the step is ever paged to a target that is memory."""
         targets = self.costs.device.targets
         return not self.graph.storages[s].persistent and any(
             d.storage == s and d.action is Action.PAGE and targets[d.target].capacity_bytes is not None

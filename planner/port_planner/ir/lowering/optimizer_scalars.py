@@ -92,7 +92,7 @@ class OptimizerSpec:
 
 
 def is_supported(optimizer: torch.optim.Optimizer) -> bool:
-    """Tell whether an optimizer is of a class of torch whose scalars a worker can compute."""
+    """Return whether an optimizer is of a class of torch whose scalars a worker can compute."""
     return SUPPORTED.get(type(optimizer).__name__) is type(optimizer)
 
 
@@ -131,7 +131,7 @@ def describe_optimizer(optimizer: torch.optim.Optimizer) -> OptimizerSpec:
 
 
 def _rounds_apart_in_lists(name: str, group: Mapping[str, Any]) -> bool:
-    """Tell whether a group's update with foreach=True has other numbers than without."""
+    """Return whether a group's update with foreach=True has other numbers than without."""
     of_halves = any(p.dtype.itemsize == _HALF_BYTES for p in group["params"])
     one_operator = name == "SGD" and not group["momentum"]
     return name in _APART_IN_LISTS or (of_halves and name in _HALVES_APART_IN_LISTS and not one_operator)
@@ -191,7 +191,7 @@ def _tensor_of(described: Mapping[str, Any]) -> torch.Tensor:
     kind = _HYPER_DTYPES.get(str(described.get("dtype")))
     if kind is None or not isinstance(described.get("number"), float):
         raise CaptureError(
-            f"a hyperparameter of the optimizer is {dict(described)!r}, which is no number; plan the job again"
+            f"a hyperparameter of the optimizer is {dict(described)!r}, which is not a valid number; plan the job again"
         )
     return torch.tensor(described["number"], dtype=kind)
 
@@ -400,7 +400,7 @@ def _nadam_momentum(g: Mapping[str, Any], step: float) -> float:
 
 
 def rectifies(g: Mapping[str, Any], step: float) -> bool:
-    """Tell whether RAdam's update of this count divides by the square root of its second moment, as torch computes it."""
+    """Return whether RAdam's update of this count divides by the square root of its second moment, as torch computes it."""
     beta2 = g["betas"][1]
     rho = 2 / (1 - beta2) - 1 - 2 * step * (beta2**step) / (1 - beta2**step)
     return bool(rho > 5.0)

@@ -84,7 +84,7 @@ class PackedReading(enum.Enum):
 
 
 def read_packed(graph: StepGraph, s: int, after: int, codec: Codec) -> bool:
-    """Say whether all that happens to storage `s` after op `after` is computed on its packed form: it is never unpacked then."""
+    """Return whether all that happens to storage `s` after op `after` is computed on its packed form: it is never unpacked then."""
     following = [graph.ops[u] for u in graph.uses[s] if u > after]
     return bool(following) and all(packed_reading(graph, op, s, codec) is not None for op in following)
 
@@ -170,13 +170,13 @@ def _scalar(graph: StepGraph, argument: Argument) -> Argument:
 
 
 def _pools_rows(graph: StepGraph, op: Op) -> bool:
-    """Say whether a pool's planes lie one after the other."""
+    """Return whether a pool's planes lie one after the other."""
     pooled = op.args[1]
     return isinstance(pooled, Ref) and _in_rows(graph.values[pooled.value])
 
 
 def holds_pair(graph: StepGraph, s: int, after: int) -> bool:
-    """Say whether storage `s` holds what dropout multiplies by after op `after`: zeros and ones, drawn or of a mask, divided."""
+    """Return whether storage `s` holds what dropout multiplies by after op `after`: zeros and ones, drawn or of a mask, divided."""
     made = [graph.ops[w] for w in graph.writers[s] if w <= after]
     names = [op.name for op in made]
     fresh = [name for name in names if name not in (_DRAW, _DIVIDE)]
@@ -185,13 +185,13 @@ def holds_pair(graph: StepGraph, s: int, after: int) -> bool:
 
 
 def _of_mask(graph: StepGraph, op: Op) -> bool:
-    """Say whether an operator casts truth values."""
+    """Return whether an operator casts truth values."""
     cast = op.args[0]
     return isinstance(cast, Ref) and graph.values[cast.value].dtype == "bool"
 
 
 def _in_rows(value: Value) -> bool:
-    """Say whether a value's items lie one after the other, the last dimension's first."""
+    """Return whether a value's items lie one after the other, the last dimension's first."""
     expected = 1
     for size, stride in zip(reversed(value.shape), reversed(value.stride), strict=True):
         if size != 1 and stride != expected:

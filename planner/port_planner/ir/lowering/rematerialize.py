@@ -45,7 +45,7 @@ def rematerialization_ops(graph: StepGraph, wanted: Iterable[tuple[int, int]]) -
 
 
 def rematerializable(graph: StepGraph, storage: int, after: int) -> bool:
-    """Say whether `storage`, as it is after op `after`, can be rematerialized at all (inputs permitting).
+    """Return whether `storage`, as it is after op `after`, can be rematerialized at all (inputs permitting).
 
     Only temporaries are; each of their writers may change nothing but temporaries that it writes, its own storage or
     running statistics that `pure_arguments` leaves out.

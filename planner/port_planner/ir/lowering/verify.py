@@ -37,7 +37,7 @@ class _Machine:
             if x.role is not Role.TEMPORARY and self.graph.uses[s] and s not in program.starts_away
         }  # fmt: skip
         self.away = set(program.starts_away)
-        self.leaving, self.landing = set(program.carried), set[int]()
+        self.leaving, self.landing = set(program.cross_step), set[int]()
         self.made: set[int] = set()
         self.packed: dict[int, int] = {}
         """Storage -> the entry of its packed form that is in RAM."""
@@ -65,8 +65,8 @@ class _Machine:
 
     def left(self) -> str:
         """Return what is there at the end and should not be, or is not and should."""
-        under_way = self.landing | self.packed_landing | self.packed_leaving | self.updating
-        if under_way or not self.leaving <= self.program.carried:
+        pending = self.landing | self.packed_landing | self.packed_leaving | self.updating
+        if pending or not self.leaving <= self.program.cross_step:
             return "transfers or updates under way that nothing waits for"
         if self.packed or self.packed_away:
             return f"storages {sorted({*self.packed, *(self.program.packings[entry].storage for entry in self.packed_away)})} still packed"
@@ -128,7 +128,7 @@ class _Machine:
                 self.leaving.add(s)
                 self.away.add(s)
             case Code.WAIT_WRITE:
-                wrong = "" if s in self.leaving | self.program.carried else f"storage {s} is not being written"
+                wrong = "" if s in self.leaving | self.program.cross_step else f"storage {s} is not being written"
                 self.leaving.discard(s)
                 return wrong
             case Code.READ:

@@ -69,7 +69,7 @@ class GraphCall:
         return whole(self.arguments.get(name))
 
     def all_of(self, names: str, shape: Shape) -> bool:
-        """Say whether every one of these operands that is there has this shape."""
+        """Return whether every one of these operands that is there has this shape."""
         return all(self.shape(n) == shape for n in names.split() if self.arguments.get(n) is not None)
 
     def maker(self, value: Value | None) -> Op | None:
@@ -179,4 +179,4 @@ def _parameters(name: str) -> tuple[str, ...]:
 
 
 Fits: TypeAlias = Callable[[GraphCall], bool]
-"""Tells whether what an operator is called with fits; may raise UnfitError, IndexError, TypeError or ValueError where it does not."""
+"""Reports whether what an operator is called with fits; may raise UnfitError, IndexError, TypeError or ValueError where it does not."""

@@ -25,7 +25,7 @@ def _nll_loss(call: GraphCall) -> bool:
 
 
 def _labels_seen_in_pieces(call: GraphCall) -> bool:
-    """Say whether these labels, a piece of all, were checked as `port_planner.slices.pieces` has them checked.
+    """Return whether these labels, a piece of all, were checked as `port_planner.tiling.tiles` has them checked.
 
     `gather` with the labels that are not negative raises where one is no column; a loss of one class, of the labels that
     are, raises where one is not to be ignored.
@@ -45,12 +45,12 @@ def _labels_seen_in_pieces(call: GraphCall) -> bool:
 
 
 def _covered(wanted: Value, pieces: list[Value]) -> bool:
-    """Say whether pieces of the same row of elements, taken together, hold all of one."""
+    """Return whether pieces of the same row of elements, taken together, hold all of one."""
     reached, end = wanted.offset, wanted.offset + wanted.shape[0]
     alike = [p for p in pieces if (p.storage, p.dtype, p.stride) == (wanted.storage, wanted.dtype, wanted.stride)]
-    for piece in sorted(alike, key=lambda p: p.offset):
-        if piece.offset <= reached:
-            reached = max(reached, piece.offset + piece.shape[0])
+    for tile in sorted(alike, key=lambda p: p.offset):
+        if tile.offset <= reached:
+            reached = max(reached, tile.offset + tile.shape[0])
     return reached >= end
 
 
@@ -87,10 +87,10 @@ def _ignores(call: GraphCall, after: int, target: Value) -> bool:
     return False
 
 
-def _lies_in(piece: Value, whole: Value) -> bool:
-    """Say whether a row of elements is a stretch of another."""
-    alike = (piece.storage, piece.dtype, piece.stride) == (whole.storage, whole.dtype, whole.stride)
-    return alike and whole.offset <= piece.offset and piece.offset + piece.shape[0] <= whole.offset + whole.shape[0]
+def _lies_in(tile: Value, whole: Value) -> bool:
+    """Return whether a row of elements is a stretch of another."""
+    alike = (tile.storage, tile.dtype, tile.stride) == (whole.storage, whole.dtype, whole.stride)
+    return alike and whole.offset <= tile.offset and tile.offset + tile.shape[0] <= whole.offset + whole.shape[0]
 
 
 def _margin_loss(call: GraphCall) -> bool:

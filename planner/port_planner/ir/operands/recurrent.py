@@ -6,7 +6,7 @@ from port_planner.ir.graph import Value
 from port_planner.ir.operands.call import Fits, GraphCall, Shape
 from port_planner.operators.row import ArgumentCheck
 
-_LSTM_MODE, _LSTM_GATES, _MOST_LAYERS = 2, 4, 1 << 16
+_LSTM_MODE, _LSTM_GATES, _MAX_LAYERS = 2, 4, 1 << 16
 """The one kind of recurrent layer that torch hands to oneDNN, and the gates of a cell (`ideep::rnn_kind` LSTM)."""
 _LSTM_NUMBERS = ("float32", "bfloat16")
 """What all of a layer's tensors consist of."""
@@ -20,8 +20,8 @@ def _lstm(call: GraphCall) -> bool:
     states = "hx_ cx_tmp" if backward else "hx_ cx_"
     (length, rows, width), hidden = call.shape("input"), call.size("hidden_size")
     gates = _LSTM_GATES * hidden
-    told = call.arguments.get("has_biases") is True
-    biases = ((gates,), (gates,)) if told else ((gates, width), (gates, hidden))
+    has_biases = call.arguments.get("has_biases") is True
+    biases = ((gates,), (gates,)) if has_biases else ((gates, width), (gates, hidden))
     sizes = {"input": (length, rows, width), first: (gates, width), weights[0]: (gates, hidden)}
     sizes |= dict(zip(weights[1:], biases, strict=True)) | dict.fromkeys(states.split(), (rows, hidden))
     if backward:
@@ -29,14 +29,14 @@ def _lstm(call: GraphCall) -> bool:
     kind = _kind_of(call, "input")
     return (
         kind in _LSTM_NUMBERS and min(length, rows, width, hidden) > 0 and call.size("mode") == _LSTM_MODE and call.arguments.get("batch_sizes") == ()
-        and all(isinstance(call.arguments.get(n), bool) for n in _LSTM_FLAGS) and 0 < call.size("num_layers") <= _MOST_LAYERS
+        and all(isinstance(call.arguments.get(n), bool) for n in _LSTM_FLAGS) and 0 < call.size("num_layers") <= _MAX_LAYERS
         and all(call.shape(n) == size and _dense_rows(call.value(n)) and _kind_of(call, n) == kind for n, size in sizes.items())
         and (not backward or _lstm_of_forward(call, sizes))
     )  # fmt: skip
 
 
 def _lstm_of_forward(call: GraphCall, sizes: Mapping[str, Shape]) -> bool:
-    """Say whether a backward pass reads the workspace of a forward pass that was called with the same sizes."""
+    """Return whether a backward pass reads the workspace of a forward pass that was called with the same sizes."""
     made = call.made_by("workspace", "mkldnn_rnn_layer", 3)
     alike = (*_LSTM_FLAGS, "mode", "hidden_size", "num_layers", "batch_sizes")
     return (
@@ -54,7 +54,7 @@ def _kind_of(call: GraphCall, name: str) -> str | None:
 
 
 def _dense_rows(value: Value | None) -> bool:
-    """Say whether a tensor's numbers lie one behind the other, in the order of its dimensions."""
+    """Return whether a tensor's numbers lie one behind the other, in the order of its dimensions."""
     size = 1
     for n, stride in zip(*((value.shape[::-1], value.stride[::-1]) if value is not None else ((), ())), strict=True):
         if n != 1 and stride != size:

@@ -15,7 +15,7 @@ def _embedding(call: GraphCall) -> bool:
 
 
 def _within(call: GraphCall, name: str, rows: int) -> bool:
-    """Say whether each of these numbers is 0 or more and less than `rows`, by the two operators that made them."""
+    """Return whether each of these numbers is 0 or more and less than `rows`, by the two operators that made them."""
     upper = _bounded(call, call.value(name), "aten::clamp_max")
     lower = None if upper is None else _bounded(call, upper[0], "aten::clamp_min")
     return upper is not None and lower is not None and lower[1] == 0 <= upper[1] < rows

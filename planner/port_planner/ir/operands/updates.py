@@ -28,7 +28,7 @@ def _lies_as(one: Value, other: Value) -> bool:
 
 
 def _dense(value: Value) -> bool:
-    """Say whether a tensor fills a piece of memory, each element once, in whatever order."""
+    """Return whether a tensor fills a piece of memory, each element once, in whatever order."""
     size = 1
     for stride, n in sorted(zip(value.stride, value.shape, strict=True)):
         if n != 1 and stride != size:

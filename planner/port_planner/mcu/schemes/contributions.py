@@ -201,7 +201,7 @@ class Needs:
         """Return the bytes of arena and trained parameters."""
         return self._ram(scheme, self._planned, lambda s: plan_memory(self.graph, s, simd=self.simd).arena.peak_bytes)
 
-    def least_ram(self, scheme: SparseScheme) -> float:
+    def min_ram(self, scheme: SparseScheme) -> float:
         """Return a bound on them that no larger scheme is below, without planning the arena."""
         return self._ram(scheme, self._bounded, lambda s: _arena_bound(self.graph, s, self.simd))
 
@@ -265,7 +265,7 @@ def choice_problem(table: ContributionTable, needs: Needs) -> tuple[ChoiceProble
         (biases, *weights),
         needs.limits.ram_bytes,
         cost=lambda selection: needs.ram(scheme_of(selection)),
-        bound=lambda selection: needs.least_ram(scheme_of(selection)),
+        bound=lambda selection: needs.min_ram(scheme_of(selection)),
     ), scheme_of
 
 

@@ -21,7 +21,7 @@ from port_planner.mcu.schemes.contributions import (
     analyse_contributions,
     find_scheme,
 )
-from port_planner.mcu.schemes.race import MOST_FINALISTS, Finalist, find_finalists, race, race_draws
+from port_planner.mcu.schemes.race import MAX_FINALISTS, Finalist, find_finalists, race, race_draws
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +98,7 @@ def fit_scheme(
     judge = EngineMeasure(model.quantized, inputs, labels, epochs, options)
     choices = sum(len({rows_at(op, ratio) for ratio in RATIOS}) for op in graph.weighted())
     analysis = DRAWS * (1 + len(graph.weighted()) + choices)
-    total = analysis + race_draws(MOST_FINALISTS)
+    total = analysis + race_draws(MAX_FINALISTS)
 
     def measure(scheme: SparseScheme, draws: Sequence[int]) -> list[float]:
         nonlocal done

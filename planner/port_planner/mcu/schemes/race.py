@@ -31,7 +31,7 @@ ROUNDS = 3
 RUNNERS_UP = 3
 """Answers of the knapsack that enter, for the gains as measured and as many for optimistic ones."""
 
-MOST_FINALISTS = 2 * (2 * RUNNERS_UP + 2)
+MAX_FINALISTS = 2 * (2 * RUNNERS_UP + 2)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from port_planner.base.errors import PortError
 from port_planner.mcu.autodiff import SparseScheme, full_scheme, last_layers
+from port_planner.mcu.choose_plan import BoardDeadlineError, FitOptions, FittedMemory
 from port_planner.mcu.compile import CompiledModel, with_memory
-from port_planner.mcu.fates.choose import BoardDeadlineError, FitOptions, FittedMemory
-from port_planner.mcu.fates.low_bytes import fit_low_bytes
 from port_planner.mcu.host import UpdateOptions
 from port_planner.mcu.ir import Graph
+from port_planner.mcu.low_bytes import fit_low_bytes
 from port_planner.mcu.memory import ArenaBudgetError
 from port_planner.mcu.quantize import Int8Array
 from port_planner.mcu.schemes.fit import EngineMeasure
@@ -32,7 +32,7 @@ SHARES = (0.25, 0.5, 0.75)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Valued:
+class ValuedCandidate:
     """A candidate within the limits: its plan, its accuracies, one for each training, and the joules of the whole job."""
 
     origin: str
@@ -52,14 +52,14 @@ class Valued:
         """Return the accuracy that training adds, as a share per joule."""
         return (self.accuracy - self.untrained) / self.job_joules
 
-    def behind(self, other: Valued) -> tuple[float, float]:
+    def behind(self, other: ValuedCandidate) -> tuple[float, float]:
         """Return by how much this one's accuracy is below the other's, and the standard error of that."""
         differences = np.subtract(other.accuracies, self.accuracies)
         return float(differences.mean()), float(differences.std(ddof=1)) / len(differences) ** 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RefusedCandidate:
     """A candidate that no plan fits, and why."""
 
     origin: str
@@ -71,10 +71,10 @@ class Valuation:
     """What was measured. `best` is the most accurate candidate, `model` is compiled for the one chosen."""
 
     model: CompiledModel
-    best: Valued
-    chosen: Valued
-    valued: tuple[Valued, ...]
-    refused: tuple[Refused, ...]
+    best: ValuedCandidate
+    chosen: ValuedCandidate
+    valued: tuple[ValuedCandidate, ...]
+    refused: tuple[RefusedCandidate, ...]
 
 
 def value_candidates(graph: Graph, own: Mapping[str, SparseScheme]) -> dict[str, SparseScheme]:
@@ -109,7 +109,7 @@ def value_schemes(
     judge = EngineMeasure(model.quantized, inputs, labels, epochs, options)
     draws = range(TRAININGS)
     untrained = float(np.mean(judge(SparseScheme({}), draws)))
-    valued: list[Valued] = []
+    valued: list[ValuedCandidate] = []
     refused: list[tuple[str, PortError]] = []
     for done, (origin, scheme) in enumerate(candidates.items()):
         progress(done, len(candidates))
@@ -120,23 +120,23 @@ def value_schemes(
             refused.append((origin, error))
             continue
         joules = fitted.joules * len(labels) * epochs
-        valued.append(Valued(origin, fitting, fitted, tuple(judge(fitting, draws)), joules, untrained))
+        valued.append(ValuedCandidate(origin, fitting, fitted, tuple(judge(fitting, draws)), joules, untrained))
     progress(len(candidates), len(candidates))
     if not valued:
         raise refused[0][1]
     best = max(valued, key=lambda candidate: (candidate.accuracy, -candidate.job_joules))
-    chosen = most_per_joule(valued, best)
+    chosen = max_per_joule(valued, best)
     compiled = with_memory(model, chosen.scheme, chosen.fitted.memory)
-    unfit = tuple(Refused(origin, str(error)) for origin, error in refused)
+    unfit = tuple(RefusedCandidate(origin, str(error)) for origin, error in refused)
     return Valuation(compiled, best, chosen, tuple(valued), unfit)
 
 
-def most_per_joule(valued: Sequence[Valued], best: Valued) -> Valued:
+def max_per_joule(valued: Sequence[ValuedCandidate], best: ValuedCandidate) -> ValuedCandidate:
     """Return the one that gains most per joule among those within one standard error of `best`."""
     near = [candidate for candidate in valued if _is_near(candidate, best)]
     return max(near, key=lambda candidate: (candidate.gain_per_joule, -candidate.job_joules))
 
 
-def _is_near(candidate: Valued, best: Valued) -> bool:
+def _is_near(candidate: ValuedCandidate, best: ValuedCandidate) -> bool:
     behind, error = candidate.behind(best)
     return behind <= error

@@ -1,4 +1,4 @@
 """A schedule in a fraction of a second, without a solver.
 
-`load` per stage, `decisions` and `closures` behind them, `moves`, the `search`.
+`load` per stage, `decisions` and `closures` behind them, `steps`, the `search`.
 """

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from port_planner.problem.model import Choice, Fate, Problem
+from port_planner.problem.problem import Choice, GapDecision, Problem
 from port_planner.search.greedy.decisions import Decisions
 
 MAX_CHAIN = 24
@@ -108,7 +108,7 @@ class Closures:
         missing = [reader % self.problem.size for reader in readers if reader < stage]
         if not missing:
             return closures
-        with self.decisions.supposing(Choice(g, stage, Fate.RECOMPUTE)):
+        with self.decisions.supposing(Choice(g, stage, GapDecision.RECOMPUTE)):
             for s in missing:
                 found = self.find(s, self.roots[s])
                 if found is None or tensor not in found[0]:

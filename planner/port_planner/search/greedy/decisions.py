@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Iterator
 
-from port_planner.problem.model import Choice, Fate, Paging, Problem, Semantics
+from port_planner.problem.problem import Choice, GapDecision, Paging, Problem, Semantics
 from port_planner.problem.replay import page_out_ready, read_window, write_window
 from port_planner.search.greedy.load import step_slices
 
@@ -33,7 +33,7 @@ class Decisions:
         return stage if stage > self.problem.gaps[g].after else stage + self.problem.size
 
     def resident(self, tensor: int, version: int, stage: int) -> bool:
-        """Say whether `version` of `tensor` is there when `stage` starts."""
+        """Return whether `version` of `tensor` is there when `stage` starts."""
         g = self.problem.gap_at(tensor, stage)
         if g is None:
             found = self.problem.found_versions[tensor].get(stage)
@@ -51,32 +51,32 @@ class Decisions:
     def packed_bytes(self, choice: Choice) -> int:
         """Return the bytes of a packed form at the ends of its gap; 0 for a tensor that is not packed."""
         gap = self.problem.gaps[choice.gap]
-        packs = choice.fate in (Fate.PACK, Fate.PACK_PAGE)
+        packs = choice.decision in (GapDecision.PACK, GapDecision.PACK_PAGE)
         packing = self.problem.tensors[gap.tensor].packing(gap.version) if packs else None
         return 0 if packing is None else packing.packed_bytes
 
     def packed_stages(self, choice: Choice) -> set[int]:
         """Return the stages in which a packed form takes room; none for a tensor that is not packed."""
-        if choice.fate not in (Fate.PACK, Fate.PACK_PAGE):
+        if choice.decision not in (GapDecision.PACK, GapDecision.PACK_PAGE):
             return set()
-        waits = self.freed(choice) if choice.fate is Fate.PACK else []
+        waits = self.freed(choice) if choice.decision is GapDecision.PACK else []
         ends = {self.problem.gaps[choice.gap].after, choice.stage % self.problem.size}
         return ends.union(self.buffers(choice), *(range(part.start, part.stop) for part in waits))
 
     def held_bytes(self, choice: Choice) -> int:
         """Return the bytes that a packed tensor holds through its gap; 0 for another fate."""
-        return self.packed_bytes(choice) if choice.fate is Fate.PACK else 0
+        return self.packed_bytes(choice) if choice.decision is GapDecision.PACK else 0
 
     def paged_bytes(self, choice: Choice) -> int:
         """Return the bytes of a page: of the tensor, or of its packed form."""
-        if choice.fate is Fate.PACK_PAGE:
+        if choice.decision is GapDecision.PACK_PAGE:
             return self.packed_bytes(choice)
         return self.problem.tensors[self.problem.gaps[choice.gap].tensor].nbytes
 
     def buffers(self, choice: Choice) -> list[int]:
         """Return the stages in which a paged tensor still occupies RAM: being written, or landing."""
         problem, gap = self.problem, self.problem.gaps[choice.gap]
-        if choice.fate not in (Fate.PAGE, Fate.PACK_PAGE):
+        if choice.decision not in (GapDecision.PAGE, GapDecision.PACK_PAGE):
             return []
         late = [(gap.after + 1) % problem.size] if self.ready[choice.gap] > gap.after + 2 else []
         if problem.semantics is not Semantics.REAL:
@@ -89,11 +89,11 @@ class Decisions:
         """Return what a choice to page costs."""
         gap = self.problem.gaps[choice.gap]
         tensor = self.problem.tensors[gap.tensor]
-        packing = tensor.packing(gap.version) if choice.fate is Fate.PACK_PAGE else None
+        packing = tensor.packing(gap.version) if choice.decision is GapDecision.PACK_PAGE else None
         return next(p for p in (tensor if packing is None else packing).paging if p.target == choice.target)
 
     def writes_first(self, g: int) -> bool:
-        """Say whether paging this gap to where contents are written once must write: no other paged gap holds the same there."""
+        """Return whether paging this gap to where contents are written once must write: no other paged gap holds the same there."""
         gap = self.problem.gaps[g]
         tensor = self.problem.tensors[gap.tensor]
         if tensor.persistent and not tensor.writes:
@@ -101,15 +101,15 @@ class Decisions:
         contents = tensor.contents(gap.version)
         return not any(
             h in self.choices
-            and self.choices[h].fate is Fate.PAGE
+            and self.choices[h].decision is GapDecision.PAGE
             and not self.problem.rewritten(gap.tensor, self.choices[h].target)
             and tensor.contents(self.problem.gaps[h].version) == contents
             for h in self.problem.gaps_of[gap.tensor]
             if h != g
         )
 
-    def clashes(self, g: int, fate: Fate, *, before: bool) -> bool:
-        """Say whether the neighbouring gap has `fate`.
+    def clashes(self, g: int, decision: GapDecision, *, before: bool) -> bool:
+        """Return whether the neighbouring gap has `decision`.
 
         POET cannot page out in the stage that rematerializes a tensor.
         """
@@ -120,6 +120,6 @@ class Decisions:
             other = self.problem.gaps[h]
             near = other.before == gap.after if before else other.after == gap.before
             choice = self.choices.get(h)
-            if near and choice is not None and choice.fate is fate:
+            if near and choice is not None and choice.decision is decision:
                 return not before or choice.stage == other.before
         return False

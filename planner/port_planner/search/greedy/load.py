@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from port_planner.problem.model import Choice, Fate, Problem
+from port_planner.problem.problem import Choice, GapDecision, Problem
 
 Bytes = npt.NDArray[np.float64]
 
@@ -28,7 +28,7 @@ class Shortage:
         return np.concatenate(([0], np.cumsum(self.over > 0)))
 
     def touches(self, where: list[slice]) -> bool:
-        """Say whether memory is short in any of these stages."""
+        """Return whether memory is short in any of these stages."""
         before = self.short_before
         return any(before[part.stop] > before[part.start] for part in where)
 
@@ -76,7 +76,7 @@ class StageLoad:
         return Shortage(over, (over / (float(over.max()) or 1.0)) ** emphasis if emphasis else None)
 
     def allows(self, stage: int, more_bytes: float) -> bool:
-        """Say whether rematerializations may take that much more at a stage.
+        """Return whether rematerializations may take that much more at a stage.
 
         Within the limit, or no more than it has now.
         """
@@ -84,30 +84,32 @@ class StageLoad:
         return present + more_bytes <= max(self.limit, present, float(self.after[stage]))
 
 
-class PageRoom:
+class PageLimits:
     """Bytes that pages take at each stage of the targets that are memory, copies of persistent tensors included."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self.held = {d: np.zeros(problem.size) for d in range(len(problem.targets)) if problem.room(d) is not None}
+        self.held = {
+            d: np.zeros(problem.size) for d in range(len(problem.targets)) if problem.limit_bytes(d) is not None
+        }
         self.pages: dict[int, Counter[int]] = defaultdict(Counter)
         """Persistent tensor -> target -> how many gaps it is paged to it in."""
 
     def fits(self, choice: Choice) -> bool:
-        """Say whether a page may go there: a medium has room for all, but what has a copy in memory has no page elsewhere."""
+        """Return whether a page may go there: a medium has room for all, but what has a copy in memory has no page elsewhere."""
         tensor = self.problem.gaps[choice.gap].tensor
         used = {d for d, count in self.pages[tensor].items() if count} if self.held else set()
         if used - {choice.target} and not self.held.keys().isdisjoint({choice.target, *used}):
             return False
         if choice.target not in self.held or used:
             return True
-        room, nbytes = self.problem.room(choice.target) or 0, self.problem.tensors[tensor].nbytes
+        limits, nbytes = self.problem.limit_bytes(choice.target) or 0, self.problem.tensors[tensor].nbytes
         held = self.held[choice.target]
-        return all((held[part] + nbytes <= room).all() for part in self._stages(choice))
+        return all((held[part] + nbytes <= limits).all() for part in self._stages(choice))
 
     def hold(self, choice: Choice, times: int) -> None:
         """Take the room of a page (`times` 1), or give it back (-1)."""
-        if choice.fate is not Fate.PAGE or not self.held:
+        if choice.decision is not GapDecision.PAGE or not self.held:
             return
         i = self.problem.gaps[choice.gap].tensor
         if self.problem.tensors[i].persistent:

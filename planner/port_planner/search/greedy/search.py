@@ -3,7 +3,7 @@
 Relieve the fullest stages at the least energy.
 
 While memory is short anywhere, the gap that costs the least joules per byte-stage of missing memory is bridged by
-paging or rematerializing; afterwards decisions that turned out to be unnecessary or dear are taken back. Rematerializations carry
+paging or rematerializing; afterwards decisions that turned out to be unnecessary or expensive are taken back. Rematerializations carry
 their intermediates with them, so that every intermediate state is a consistent schedule.
 """
 
@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from port_planner.problem.model import Choice, Fate, Problem, Schedule
+from port_planner.problem.problem import Choice, GapDecision, Problem, Schedule
 from port_planner.search.greedy.closures import MAX_CHAIN, Closures
 from port_planner.search.greedy.decisions import Decisions
 from port_planner.search.greedy.load import Shortage, StageLoad
-from port_planner.search.greedy.moves import Additions, Move, Moves
+from port_planner.search.greedy.search_steps import Additions, SearchStep, SearchSteps
 
 EMPHASES = (0.5, 1.0, 4.0)
 
@@ -60,11 +60,11 @@ class GreedySearch:
         self.load, self.added = StageLoad(problem), Additions()
         self.decisions = Decisions(problem)
         self.closures = Closures(problem, self.decisions)
-        self.moves = Moves(problem, self.decisions, self.closures, self.load, self.added)
-        self.made: dict[int, Move] = {}
+        self.steps = SearchSteps(problem, self.decisions, self.closures, self.load, self.added)
+        self.made: dict[int, SearchStep] = {}
         """Gap -> the move that bridged it."""
         self.sliced: set[int] = set()
-        self.barred: set[tuple[int, Fate]] = set()
+        self.barred: set[tuple[int, GapDecision]] = set()
         """Gaps and how they were packed where that stood in the way of a schedule."""
         if start is not None:
             self._adopt(start)
@@ -77,40 +77,45 @@ class GreedySearch:
         problem, self.closures.chain_limit = self.problem, max(MAX_CHAIN, len(start.intermediates))
         for choice in start.choices:
             gap = problem.gaps[choice.gap]
-            if choice.fate is Fate.PAGE:
-                joules, io_seconds = self.moves.page_cost(choice.gap, self.decisions.paging_of(choice))
-                self._make(Move(choice, joules, 0.0, io_seconds))
-            elif choice.fate is Fate.RECOMPUTE:
+            if choice.decision is GapDecision.PAGE:
+                joules, io_seconds = self.steps.page_cost(choice.gap, self.decisions.paging_of(choice))
+                self._make(SearchStep(choice, joules, 0.0, io_seconds))
+            elif choice.decision is GapDecision.RECOMPUTE:
                 rematerialization = problem.tensors[gap.tensor].rematerialization(gap.version)
                 if rematerialization is not None:
-                    self._make(Move(choice, rematerialization.joules, rematerialization.seconds, 0.0))
-            elif choice.fate is Fate.PACK and (packing := problem.tensors[gap.tensor].packing(gap.version)) is not None:
-                self._make(Move(choice, packing.joules, packing.seconds, 0.0))
-            elif choice.fate is Fate.PACK_PAGE and (packing := problem.tensors[gap.tensor].packing(gap.version)):
+                    self._make(SearchStep(choice, rematerialization.joules, rematerialization.seconds, 0.0))
+            elif (
+                choice.decision is GapDecision.PACK
+                and (packing := problem.tensors[gap.tensor].packing(gap.version)) is not None
+            ):
+                self._make(SearchStep(choice, packing.joules, packing.seconds, 0.0))
+            elif choice.decision is GapDecision.PACK_PAGE and (
+                packing := problem.tensors[gap.tensor].packing(gap.version)
+            ):
                 page = self.decisions.paging_of(choice)
                 joules, io_seconds = page.joules_in + page.joules_out, page.seconds_in + page.seconds_out
-                self._make(Move(choice, packing.joules + joules, packing.seconds, io_seconds))
+                self._make(SearchStep(choice, packing.joules + joules, packing.seconds, io_seconds))
         for stage in list(self.closures.roots):
             self._refresh(stage)
             self.added.seconds += self.closures.cost(self.closures.intermediates[stage]).seconds
 
     # -- what a move changes
 
-    def _make(self, move: Move) -> None:
-        g, gap = move.choice.gap, self.problem.gaps[move.choice.gap]
-        if self._wears(move.choice):
-            self.added.written_bytes += self.decisions.paged_bytes(move.choice)
-        self.decisions.choices[g], self.made[g] = move.choice, move
-        self._free(move.choice, 1)
-        if move.choice.fate is Fate.RECOMPUTE:
-            self.closures.roots[move.choice.stage % self.problem.size][gap.tensor] = gap.version
-        for stage in move.closures:
+    def _make(self, step: SearchStep) -> None:
+        g, gap = step.choice.gap, self.problem.gaps[step.choice.gap]
+        if self._wears(step.choice):
+            self.added.written_bytes += self.decisions.paged_bytes(step.choice)
+        self.decisions.choices[g], self.made[g] = step.choice, step
+        self._free(step.choice, 1)
+        if step.choice.decision is GapDecision.RECOMPUTE:
+            self.closures.roots[step.choice.stage % self.problem.size][gap.tensor] = gap.version
+        for stage in step.closures:
             self._refresh(stage)
-        self.added.seconds += move.seconds
-        self.added.io_seconds += move.io_seconds
+        self.added.seconds += step.seconds
+        self.added.io_seconds += step.io_seconds
 
-    def _take_back(self, move: Move) -> None:
-        choice, gap = move.choice, self.problem.gaps[move.choice.gap]
+    def _take_back(self, step: SearchStep) -> None:
+        choice, gap = step.choice, self.problem.gaps[step.choice.gap]
         del self.decisions.choices[choice.gap], self.made[choice.gap]
         if self._wears(choice):
             self.added.written_bytes -= self.decisions.paged_bytes(choice)
@@ -120,20 +125,20 @@ class GreedySearch:
             for stage, found in self.closures.intermediates.items()
             if gap.tensor in found and self.problem.gap_at(gap.tensor, stage) == choice.gap
         }
-        if choice.fate is Fate.RECOMPUTE:
+        if choice.decision is GapDecision.RECOMPUTE:
             at = choice.stage % self.problem.size
             del self.closures.roots[at][gap.tensor]
             touched.add(at)
         for stage in touched:
             self._refresh(stage)
-        self.added.seconds -= move.seconds
-        self.added.io_seconds -= move.io_seconds
+        self.added.seconds -= step.seconds
+        self.added.io_seconds -= step.io_seconds
 
     def _free(self, choice: Choice, times: int) -> None:
         """Let a choice take effect (`times` 1), or take that back (-1)."""
         gap, packed = self.problem.gaps[choice.gap], times * self.decisions.packed_bytes(choice)
         nbytes = times * self.problem.tensors[gap.tensor].nbytes
-        self.moves.room.hold(choice, times)
+        self.steps.limit_bytes.hold(choice, times)
         self.load.hold(self.decisions.freed(choice), times * self.decisions.held_bytes(choice) - nbytes)
         buffer = times * self.decisions.paged_bytes(choice)
         self.load.hold([slice(s, s + 1) for s in self.decisions.buffers(choice)], buffer)
@@ -141,10 +146,10 @@ class GreedySearch:
         self.load.before[choice.stage % self.problem.size] += packed
 
     def _wears(self, choice: Choice) -> bool:
-        """Say whether a choice writes to a medium what no other page of it holds."""
-        if choice.fate is Fate.PACK_PAGE:
+        """Return whether a choice writes to a medium what no other page of it holds."""
+        if choice.decision is GapDecision.PACK_PAGE:
             return True
-        paged = choice.fate is Fate.PAGE and self.problem.room(choice.target) is None
+        paged = choice.decision is GapDecision.PAGE and self.problem.limit_bytes(choice.target) is None
         return paged and self.decisions.writes_first(choice.gap)
 
     def _refresh(self, stage: int) -> None:
@@ -179,18 +184,18 @@ class GreedySearch:
             if not packed:
                 return False
             missing_bytes = float(peaks[stage]) - self.load.limit
-            before = itertools.accumulate((self._packed_bytes(move) for move in packed), initial=0)
-            for move in [move for move, held in zip(packed, before, strict=False) if held < missing_bytes]:
-                self._take_back(move)
-                self.barred.add((move.choice.gap, move.choice.fate))
+            before = itertools.accumulate((self._packed_bytes(step) for step in packed), initial=0)
+            for step in [step for step, held in zip(packed, before, strict=False) if held < missing_bytes]:
+                self._take_back(step)
+                self.barred.add((step.choice.gap, step.choice.decision))
         return True
 
-    def _packed_bytes(self, move: Move) -> int:
-        return self.decisions.packed_bytes(move.choice)
+    def _packed_bytes(self, step: SearchStep) -> int:
+        return self.decisions.packed_bytes(step.choice)
 
-    def _packed_at(self, stage: int) -> list[Move]:
+    def _packed_at(self, stage: int) -> list[SearchStep]:
         """Return the moves whose packed form takes room at a stage: while its tensor waits, is packed and unpacked, or is moved."""
-        return [move for move in self.made.values() if stage in self.decisions.packed_stages(move.choice)]
+        return [step for step in self.made.values() if stage in self.decisions.packed_stages(step.choice)]
 
     def _move_on(self) -> bool:
         """Make moves, the cheapest for what it relieves first; False if none is left that helps."""
@@ -203,7 +208,7 @@ class GreedySearch:
         heapq.heapify(heap)
         while heap and short.over.any():
             key, g = heapq.heappop(heap)
-            best = self._best_move(g, short)
+            best = self._best_step(g, short)
             if best is None:
                 continue
             if heap and best[0] > heap[0][0] * (1 + self.tolerance) and best[0] > key:
@@ -213,24 +218,24 @@ class GreedySearch:
             short = self.load.shortage(self.emphasis)
         return not short.over.any()
 
-    def _best_move(self, g: int, short: Shortage) -> tuple[float, Move] | None:
+    def _best_step(self, g: int, short: Shortage) -> tuple[float, SearchStep] | None:
         if not short.touches(self.decisions.spans[g]):
             return None
-        best: tuple[float, Move] | None = None
-        for move in self._open_moves(g):
-            relief = self._relief(move.choice, short)
-            price = max(self.price(move), 0.0)
+        best: tuple[float, SearchStep] | None = None
+        for step in self._open_steps(g):
+            relief = self._relief(step.choice, short)
+            price = max(self.price(step), 0.0)
             if relief > 0 and (best is None or price / relief < best[0]):
-                best = (price / relief, move)
+                best = (price / relief, step)
         return best
 
-    def _open_moves(self, g: int) -> Iterator[Move]:
-        moves = self.moves.of(g, paging=self.paging, recompute=self.recompute, packing=self.packing)
-        return (move for move in moves if (g, move.choice.fate) not in self.barred)
+    def _open_steps(self, g: int) -> Iterator[SearchStep]:
+        steps = self.steps.of(g, paging=self.paging, recompute=self.recompute, packing=self.packing)
+        return (step for step in steps if (g, step.choice.decision) not in self.barred)
 
-    def price(self, move: Move) -> float:
+    def price(self, step: SearchStep) -> float:
         """Return what a move costs: joules."""
-        return move.joules
+        return step.joules
 
     def _relief(self, choice: Choice, short: Shortage) -> float:
         """Return how many of the missing byte-stages a choice covers, less those that its transfers take."""
@@ -271,26 +276,28 @@ class GreedySearch:
         for g in sides:
             end, choice = gaps[g].before, self.decisions.choices.get(g)
             if choice is None:
-                whole = (m for m in self._open_moves(g) if m.choice.fate is Fate.PAGE and m.choice.stage == end)
-                move = min(whole, key=self.price, default=None)
-                if move is None:
+                whole = (
+                    m for m in self._open_steps(g) if m.choice.decision is GapDecision.PAGE and m.choice.stage == end
+                )
+                step = min(whole, key=self.price, default=None)
+                if step is None:
                     return False
-                self._make(move)
-            elif choice.fate is not Fate.PAGE or choice.stage != end:
+                self._make(step)
+            elif choice.decision is not GapDecision.PAGE or choice.stage != end:
                 return False
         return True
 
     def _drop_needless(self) -> None:
-        """Take moves back, the dearest first, where there is room after all."""
+        """Take moves back, the costliest first, where there is room after all."""
         locked = {g for k in self.sliced for i in self.problem.slicings[k].members for g in self.problem.gaps_of[i]}
-        for g, move in sorted(self.made.items(), key=lambda item: -item[1].joules):
-            if g in locked or move.joules <= 0:
+        for g, step in sorted(self.made.items(), key=lambda item: -item[1].joules):
+            if g in locked or step.joules <= 0:
                 continue
-            nbytes = self.problem.tensors[self.problem.gaps[g].tensor].nbytes - self.decisions.held_bytes(move.choice)
+            nbytes = self.problem.tensors[self.problem.gaps[g].tensor].nbytes - self.decisions.held_bytes(step.choice)
             peaks = self.load.peaks()
-            peaks[self.decisions.buffers(move.choice)] -= self.decisions.paged_bytes(move.choice)
-            if all((peaks[part] + nbytes <= self.load.limit).all() for part in self.decisions.freed(move.choice)):
-                self._take_back(move)
+            peaks[self.decisions.buffers(step.choice)] -= self.decisions.paged_bytes(step.choice)
+            if all((peaks[part] + nbytes <= self.load.limit).all() for part in self.decisions.freed(step.choice)):
+                self._take_back(step)
 
     def schedule(self) -> Schedule:
         """Return the present decisions."""

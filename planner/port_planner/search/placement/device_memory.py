@@ -17,7 +17,7 @@ from port_planner.milp.highs import LinearModel
 
 Terms = list[tuple[int, float]]
 
-_SPARED = 4e-6
+_MARGIN = 4e-6
 """Share of a pool's room that rows leave free, in whole bytes: the solver keeps them to a millionth."""
 
 
@@ -57,7 +57,7 @@ class IdleSpan:
     before: int
 
     def covers(self, i: int) -> bool:
-        """Say whether an operator lies in it."""
+        """Return whether an operator lies in it."""
         return self.after < i < self.before if self.after < self.before else (i > self.after or i < self.before)
 
 
@@ -66,7 +66,7 @@ class MemoryPool:
     """Bytes that tensors and workspace may take of some memories together."""
 
     memories: frozenset[int]
-    room_bytes: int
+    free_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,9 +174,9 @@ def overfull(memory: DeviceMemory, taken: npt.NDArray[np.int64]) -> frozenset[tu
     """Return pool and operator of the fullest moment of each stretch in which a pool holds more than it has room for."""
     found = set[tuple[int, int]]()
     for p, pool in enumerate(memory.pools):
-        over = np.flatnonzero(taken[p] > pool.room_bytes)
-        for stretch in np.split(over, np.flatnonzero(np.diff(over) > 1) + 1) if len(over) else ():
-            found.add((p, int(stretch[np.argmax(taken[p, stretch])])))
+        over = np.flatnonzero(taken[p] > pool.free_bytes)
+        for span in np.split(over, np.flatnonzero(np.diff(over) > 1) + 1) if len(over) else ():
+            found.add((p, int(span[np.argmax(taken[p, span])])))
     return frozenset(found)
 
 
@@ -243,7 +243,7 @@ class MemoryRows:
         return [], float(held.home == memory)
 
     def _row(self, pool: int, i: int) -> None:
-        memories, room = self.memory.pools[pool].memories, self.memory.pools[pool].room_bytes
+        memories, room = self.memory.pools[pool].memories, self.memory.pools[pool].free_bytes
         unit = max(room, 1)
         terms, fixed = Terms(), 0.0
         for d, column in self.place[i].items():
@@ -263,7 +263,7 @@ class MemoryRows:
             held, into = self.memory.held[page.held], self.memory.targets[page.target].into
             if into in memories and not held.lasting and page.gap.covers(i):
                 terms.append((column, held.nbytes / unit))
-        self.model.row(f"memory({pool},{i})", terms, -np.inf, (room - int(_SPARED * room)) / unit - fixed)
+        self.model.row(f"memory({pool},{i})", terms, -np.inf, (room - int(_MARGIN * room)) / unit - fixed)
 
     def _present(self, h: int, held: HeldStorage, memory: int, i: int) -> tuple[Terms, float]:
         """Return terms and a constant that are at least how often a storage lies in this memory while operator `i` runs."""
@@ -295,7 +295,7 @@ class MemoryRows:
         return terms, fixed
 
     def _surely_needed(self, held: HeldStorage, i: int) -> bool:
-        """Say whether a storage lies at home then, wherever operators run: it is made, changed or first read since later, or kept."""
+        """Return whether a storage lies at home then, wherever operators run: it is made, changed or first read since later, or kept."""
         if held.kept:
             return True
         later = set(held.uses) - {r for r in held.uses if r < i}

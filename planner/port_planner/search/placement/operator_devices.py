@@ -241,7 +241,7 @@ def choose_devices(
 
 _SAME_MEMORY = DeviceLink()
 """Between devices that compute in one memory nothing is moved."""
-_LEAST_S = 0.05
+_MIN_S = 0.05
 """Of a look at a model, also once the time is over: a device alone is bounded by its memory, too."""
 
 
@@ -262,7 +262,7 @@ def _search(problem: DeviceProblem, goal: Goal, single: DeviceChoice | None, end
             session.start_from(
                 {v: float(d == start.devices[i]) for i, columns in enumerate(place) for d, v in columns.items()}
             )
-        values = session.run(max(end - time.process_time(), _LEAST_S)).values
+        values = session.run(max(end - time.process_time(), _MIN_S)).values
         if values is None:
             return None
         devices = [max((values[v], d) for d, v in columns.items())[1] for columns in place]

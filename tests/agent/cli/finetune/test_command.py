@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from port_agent.cli import main
-from port_agent.finetune.options import FinetuneOptions
-from port_agent.packing import QuantizationGrid
+from port_agent.finetune.inputs.options import FinetuneOptions
+from port_agent.packing import Quantization
 from tests.agent.finetune.left_alone import WEIGHTS, trained_alone
 from tests.agent.finetune.tiny_model import make_data, make_model
 from tests.their_modules import NOT_IMPORTED, fill_with_modules
@@ -45,13 +45,13 @@ def untimed(lines: list[str]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     "base",
     [
-        QuantizationGrid.NF4,
+        Quantization.NF4,
         pytest.param(None, marks=pytest.mark.long),  # `finetune/job/test_worker.py` compares these bits each time
-        pytest.param(QuantizationGrid.INT8, marks=pytest.mark.long),
+        pytest.param(Quantization.INT8, marks=pytest.mark.long),
     ],
 )
 def test_in_a_budget_it_has_the_bits_of_the_recipe_without(
-    base: QuantizationGrid | None, folder: Path, tmp_path: Path
+    base: Quantization | None, folder: Path, tmp_path: Path
 ) -> None:
     model, data, out = (str(path) for path in (folder / "model", folder / "data.jsonl", tmp_path / "plain"))
     alone = trained_alone(FinetuneOptions(model, data, out, base=base, sequence_tokens=32, updates=3))
@@ -85,9 +85,12 @@ def test_in_a_budget_it_has_the_bits_of_the_recipe_without(
             ("model", "--data", "data.jsonl", "--base", "int4"),
             "invalid choice: 'int4' (choose from 'bf16', 'nf4', 'int8')",
         ),
-        (("model", "--data", "data.jsonl", "--lora", "r=big"), "'big' is no whole number from 1 to 1024"),
+        (("model", "--data", "data.jsonl", "--lora", "r=big"), "'big' is not a valid whole number from 1 to 1024"),
         (("own_code", "--data", "data.jsonl"), "is a 'mine', which transformers"),
-        (("model", "--data", "data.jsonl", "--held-out", "1"), "1 is no share; give a number from 0 to below 1"),
+        (
+            ("model", "--data", "data.jsonl", "--held-out", "1"),
+            "1 is not a valid share; give a number from 0 to below 1",
+        ),
     ],
 )
 def test_wrong_input_is_one_line_and_exit_code_2(

@@ -14,14 +14,14 @@ from rich.console import Console
 from port_agent.cli import main
 from port_agent.cli.finetune.explanation import explanation_table
 from port_agent.finetune.explain import Explanation
-from port_agent.finetune.options import FinetuneOptions
+from port_agent.finetune.inputs.options import FinetuneOptions
 from tests.agent.finetune.tiny_model import make_data, make_model
 
 MIB = 1 << 20
 FOUND = Explanation(
     model="/m", learns="the next token", how="as it is", kind="llama", parameters=1_100_000_000, loaded_as="bfloat16", files=("a.safetensors", "b.safetensors"),
-    files_bytes=2200 * MIB, trained_parameters=1_126_400, trained_layers=("q_proj", "v_proj"), grid=None, grid_layers=0, grid_bytes=0,
-    grid_is_there=False, records=12, broken=2, skipped=1, unwritten=0, sequences=100, held_out=5, tokens=20000, learned_tokens=15000, shortest=32,
+    files_bytes=2200 * MIB, trained_parameters=1_126_400, trained_layers=("q_proj", "v_proj"), grid=None, quantized_layers=0, quantized_bytes=0,
+    is_quantized=False, records=12, broken=2, skipped=1, unwritten=0, sequences=100, held_out=5, tokens=20000, learned_tokens=15000, shortest=32,
     longest=256, batch=1, accumulate=4, by_layers=False, accumulation_why="there is no room", updates=25, done=False, ram_bytes=600 * MIB, process_bytes=340 * MIB, working_bytes=48 * MIB, trained_bytes=18 * MIB,
     saved_bytes=100 * MIB, logits_bytes=16 * MIB, head_rows=64, head_why="too much", frozen_bytes=2000 * MIB, resident_frozen_bytes=110 * MIB, read_bytes=15120 * MIB,
     written_bytes=0, checkpoint_s=300.0, checkpoint_bytes=13 * MIB, checkpoint="/out.state/checkpoint.pt", out="/out",
@@ -57,7 +57,7 @@ def test_it_says_what_is_trained_what_stays_and_why() -> None:
     full = shown(replace(FOUND, frozen_bytes=0, done=True), replace(OPTIONS, lora_rank=None))
     assert "all: 1.13 million" in full and "what is trained lives in memory and in the page file" in full
     assert "goes on from its checkpoint" in full and "a model and the tokenizer: /out" in full
-    grid = shown(replace(FOUND, grid="nf4", grid_layers=154, grid_bytes=550 * MIB))
+    grid = shown(replace(FOUND, grid="nf4", quantized_layers=154, quantized_bytes=550 * MIB))
     assert "154 linear layers as nf4, 550.0 MiB, in MODEL/.port-agent, which is written once" in grid
 
 

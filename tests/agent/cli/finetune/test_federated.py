@@ -43,7 +43,7 @@ def submit(device: Device, model: Path) -> None:
 
 
 def trains(device: Device, number: int) -> bool:
-    """Say whether a device has done updates of a round."""
+    """Return whether a device has done updates of a round."""
     job = device.job()
     return bool(job["state"] == "running" and job["step"] and job["rounds"] == number - 1)
 

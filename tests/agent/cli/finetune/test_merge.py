@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from port_agent.cli import main
-from port_agent.finetune.options import FinetuneOptions
-from port_agent.packing import QuantizationGrid
+from port_agent.finetune.inputs.options import FinetuneOptions
+from port_agent.packing import Quantization
 from tests.agent.finetune.left_alone import trained_alone
 from tests.agent.finetune.tiny_model import make_data, make_model
 
@@ -20,7 +20,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with an adapter that the recipe made over a grid."""
     made = tmp_path_factory.mktemp("merge")
     model, data = make_model(made / "model", hidden_size=128), make_data(made / "data.jsonl")
-    grid = QuantizationGrid.NF4
+    grid = Quantization.NF4
     trained_alone(
         FinetuneOptions(str(model), str(data), str(made / "adapter"), base=grid, sequence_tokens=32, updates=1)
     )

@@ -12,7 +12,7 @@ import pytest
 
 from port_agent.cli import main
 from port_agent.control.client import ControlClient, ControlError
-from port_agent.finetune.options import FinetuneOptions
+from port_agent.finetune.inputs.options import FinetuneOptions
 from tests import waiting
 from tests.agent.finetune.left_alone import WEIGHTS, adapter_left_alone
 from tests.agent.finetune.tiny_model import make_data, make_model

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from port_agent.cli.mcu.views import (
-    Listed,
+    ListedPort,
     TrainView,
     bytes_or_unknown,
     listed_json,
@@ -41,7 +41,7 @@ def test_a_number_that_is_not_finite_is_null(capsys: pytest.CaptureFixture[str])
 
 
 def test_a_port_without_an_answer_is_listed_with_its_problem(capsys: pytest.CaptureFixture[str]) -> None:
-    silent, speaking = Listed(PORT, None, "no answer"), Listed(PORT, INFO, None)
+    silent, speaking = ListedPort(PORT, None, "no answer"), ListedPort(PORT, INFO, None)
     assert (listed_json(silent)["board"], listed_json(silent)["problem"]) == (None, "no answer")
     assert (listed_json(speaking)["board"], listed_json(speaking)["model_hash"]) == ("posix", bytes(range(32)).hex())
     show_list([silent, speaking])

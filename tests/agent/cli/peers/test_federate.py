@@ -42,8 +42,8 @@ def test_started_shown_and_stopped(tmp_path: Path, capsys: pytest.CaptureFixture
 
         def command(*words: str) -> str:
             main([*words, *places])
-            told = capsys.readouterr()
-            return told.out + told.err
+            note = capsys.readouterr()
+            return note.out + note.err
 
         assert command("submit", str(bundle), "--name", "alone").startswith("Job 1 (alone) is in line")
         assert "waits for rounds" in command("submit", str(bundle), "--federated")

@@ -89,7 +89,7 @@ def test_a_code_that_nobody_types(tmp_path: Path) -> None:
         (["--at", "10.0.0.2"], "--at goes with a code"),
         (["482-193-059", "--for", "5min"], "--for is for the device that shows the code"),
         (["--for", "2h"], "an hour at most"),
-        (["482-193"], "no pairing code"),
+        (["482-193"], "not a valid pairing code"),
     ],
 )
 def test_words_that_do_not_go_together(words: list[str], reason: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -36,7 +36,7 @@ def test_show(planned: tuple[Path, dict[str, Any]], show: Show) -> None:
     assert facts["compared_steps"] == 2 and facts["compared_tensors"] > 0 and "equal to the bit" in words
     assert (facts["medium"], facts["endurance_bytes"], facts["flash_lasts_steps"]) == ("SD card", 19.2e12, None)
     code, _, said = show(planned[0], "job.port", "--plan", "5")
-    assert code == 2 and "no plan 5" in said and said.count("\n") == 1
+    assert code == 2 and "not a valid plan 5" in said and said.count("\n") == 1
 
 
 @pytest.mark.slow
@@ -76,20 +76,20 @@ def test_show_says_what_runs_in_pieces_and_marks_it(
 ) -> None:
     from port_planner import make_bundle
     from port_planner.ir.bundle.bundle import Bundle
-    from port_planner.ir.bundle.manifest import PIECES_FORMAT, SUMMED_FORMAT
-    from port_planner.ir.graph import Piece, StepGraph
+    from port_planner.ir.bundle.manifest import SUMMED_FORMAT, TILES_FORMAT
+    from port_planner.ir.graph import StepGraph, Tile
     from tests.agent.jobs_small import make_job, write_job
 
     prepare = make_bundle.prepare
 
     def marked(graph: StepGraph) -> StepGraph:
         what = "relu to mm (2 operators) along dimension 0 of [8, 4]"
-        pieces = [Piece(0, what, k, 2, reordered=reordered and k == 1) for k in range(2)]
+        pieces = [Tile(0, what, k, 2, reordered=reordered and k == 1) for k in range(2)]
         return replace(
-            graph, ops=tuple(replace(op, piece=pieces[i // 2]) if i < 4 else op for i, op in enumerate(graph.ops))
+            graph, ops=tuple(replace(op, tile=pieces[i // 2]) if i < 4 else op for i, op in enumerate(graph.ops))
         )
 
-    def prepared(*arguments: Any, **options: Any) -> make_bundle.Prepared:
+    def prepared(*arguments: Any, **options: Any) -> make_bundle.CapturedJob:
         found = prepare(*arguments, **options)
         allowed = ("operators that no table names",) if reordered else ()
         graphs = {name: marked(graph) for name, graph in found.graphs.items()}
@@ -97,7 +97,7 @@ def test_show_says_what_runs_in_pieces_and_marks_it(
 
     monkeypatch.setattr(make_bundle, "prepare", prepared)
     write_job(tmp_path / "job.port", make_job(), seeds=(0,), compared=0)
-    assert Bundle(tmp_path / "job.port").manifest.format == (SUMMED_FORMAT if reordered else PIECES_FORMAT)
+    assert Bundle(tmp_path / "job.port").manifest.format == (SUMMED_FORMAT if reordered else TILES_FORMAT)
     _, shown, said = show(tmp_path, "job.port", "--html", "plan.html")
     words = " ".join(shown.replace("│", " ").split())
     assert "in pieces relu to mm (2 operators) along dimension 0 of [8, 4] in 2 pieces" in words, said

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from port_agent.energy.sources.background import BackgroundSource
-from port_agent.energy.sources.base import Reading, SourceError
+from port_agent.energy.sources.base import SensorReading, SourceError
 from port_agent.system.clock import now_s
 from tests.agent.energy.recordings import ScriptedSource
 
@@ -20,13 +20,13 @@ class SlowSource(ScriptedSource):
         self.failure: Exception | None = None
         self.gate.set()
 
-    def read(self, now_s: float) -> Reading | None:
+    def read(self, now_s: float) -> SensorReading | None:
         """Wait for the gate, then answer or fail."""
         self.gate.wait()
         try:
             if self.failure:
                 raise self.failure
-            return Reading(now_s, watts=12.0)
+            return SensorReading(now_s, watts=12.0)
         finally:
             self.answered.set()
 

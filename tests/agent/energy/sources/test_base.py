@@ -11,7 +11,7 @@ from port_agent.energy.sources.base import (
     MAX_PLAUSIBLE_WATTS,
     Coverage,
     Kind,
-    Reading,
+    SensorReading,
     SourceError,
     SourceInfo,
     parse_integer,
@@ -40,11 +40,11 @@ def test_a_source_describes_itself_in_a_line_and_as_json() -> None:
     [
         (4.0, True, "reads 4.00 W"),
         (None, True, "works, but has nothing to measure at the moment"),
-        (Reading(0.0, counter_joules=3.0), True, "counter is readable"),
+        (SensorReading(0.0, counter_joules=3.0), True, "counter is readable"),
         ("torn off", False, "torn off"),
     ],
 )
-def test_a_self_test_is_one_reading_in_words(value: float | Reading | str | None, ok: bool, text: str) -> None:
+def test_a_self_test_is_one_reading_in_words(value: float | SensorReading | str | None, ok: bool, text: str) -> None:
     source = ScriptedSource()
     source.value = value
     found = probe_by_reading(source, 0.0)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from port_agent.energy.sources.base import Coverage, Kind, Reading, SourceAbsent, SourceError
+from port_agent.energy.sources.base import Coverage, Kind, SensorReading, SourceAbsent, SourceError
 from port_agent.energy.sources.nvidia import NAME, NvidiaSource, WithCards, parse_draw
 from port_agent.energy.sources.registry import EnergyConfig, diagnose, open_sources
 from tests.agent.energy.device_trees import zone
@@ -110,7 +110,7 @@ def test_the_processor_and_its_cards_are_added() -> None:
     assert source.info.name == "machine+nvidia" and "and the NVIDIA cards" in source.info.covers
     found = []
     for time_s, joules, watts in ((0.0, 100.0, 10.0), (1.0, 130.0, 30.0), (3.0, 160.0, 30.0)):
-        machine.value, own.value = Reading(time_s, counter_joules=joules), watts
+        machine.value, own.value = SensorReading(time_s, counter_joules=joules), watts
         found.append(source.read(time_s))
     assert [r and r.counter_joules for r in found] == [100.0, 130.0 + 20.0, 160.0 + 20.0 + 60.0]
     machine.value, own.value = 7.0, 5.0
@@ -119,13 +119,13 @@ def test_the_processor_and_its_cards_are_added() -> None:
     own.value = "gone"
     with pytest.raises(SourceError):
         source.read(5.0)
-    own.value = Reading(6.0, watts=None, counter_joules=1.0)
+    own.value = SensorReading(6.0, watts=None, counter_joules=1.0)
     assert source.read(6.0) is None, "the card has not said anything yet"
 
 
 def test_of_a_total_the_cards_are_a_part() -> None:
     source, machine, own = both(Coverage.WALL)
-    machine.value, own.value = 80.0, Reading(0.0, watts=30.0)
+    machine.value, own.value = 80.0, SensorReading(0.0, watts=30.0)
     reading = source.read(0.0)
     assert reading is not None and reading.watts == 80.0
     own.value = "gone"

@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
 from port_agent import budget
 from port_agent.finetune.accumulation.by_layers import ByLayers, Inputs, NotByLayersError
-from port_agent.finetune.head_loss import LearnedLoss
+from port_agent.finetune.accumulation.head_loss import LearnedLoss
 from port_agent.finetune.text.sequence_file import IGNORED
 from tests.agent.finetune.accumulation.small_models import VOCABULARY, model_of
 from tests.agent.finetune.tiny_model import shape_of

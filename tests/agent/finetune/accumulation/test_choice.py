@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from port_agent.finetune.accumulation.choice import accumulation_of
-from port_agent.finetune.options import FinetuneError, FinetuneOptions, MicroBatchOrder
-from port_agent.finetune.task import Task, TaskKind
+from port_agent.finetune.inputs.options import FinetuneError, FinetuneOptions, MicroBatchOrder
+from port_agent.finetune.text.task import Task, TaskKind
 from tests.agent.finetune.accumulation.small_models import model_of
 
 MIB = 1 << 20

@@ -10,8 +10,8 @@ import torch
 from port_agent import budget
 from port_agent.finetune.accumulation import trained_head
 from port_agent.finetune.accumulation.by_layers import ByLayers, Inputs
+from port_agent.finetune.accumulation.head_loss import LearnedLoss
 from port_agent.finetune.accumulation.trained_head import TrainedHead
-from port_agent.finetune.head_loss import LearnedLoss
 from port_agent.finetune.text.sequence_file import IGNORED
 from port_planner.exactness import tiles
 from tests.agent.finetune.accumulation.small_models import VOCABULARY, model_of

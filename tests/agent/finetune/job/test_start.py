@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from port_agent.finetune.job.file import FinetuneJob
-from port_agent.finetune.options import FinetuneOptions
+from port_agent.finetune.inputs.options import FinetuneOptions
+from port_agent.finetune.job_file import FinetuneJob
 from port_agent.worker.options import FINETUNE_WORKER, WorkerOptions
 from port_agent.worker.protocol import TrainingFailed, TrainingFinished, WorkerReady
 from port_agent.worker.start import start_worker
@@ -67,7 +67,7 @@ def test_a_user_who_is_gone_is_named(tmp_path: Path) -> None:
 
 
 def runs_for(user: str) -> bool:
-    """Say whether a user may run this interpreter."""
+    """Return whether a user may run this interpreter."""
     entry = pwd.getpwnam(user)
     try:
         done = subprocess.run([sys.executable, "-c", ""], user=entry.pw_uid, group=entry.pw_gid, extra_groups=[])

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from port_agent.finetune.job.file import FinetuneJob
+from port_agent.finetune.inputs.options import FinetuneOptions
 from port_agent.finetune.job.worker import DaemonSteering
-from port_agent.finetune.options import FinetuneOptions
-from port_agent.finetune.steering import LeaveTraining
+from port_agent.finetune.job_file import FinetuneJob
+from port_agent.finetune.steering import TrainingExit
 from port_agent.worker.control import Control
 from port_agent.worker.options import FINETUNE_WORKER, WorkerOptions
 from port_agent.worker.protocol import (
@@ -63,9 +63,9 @@ def job_of(folder: Path, out: Path, updates: int) -> Path:
 
 @contextmanager
 def worker_of(job: Path) -> Iterator[tuple[Worker, Iterator[Event]]]:
-    told = WorkerOptions(bundle=job, state_dir=job.parent / "state")
+    options = WorkerOptions(bundle=job, state_dir=job.parent / "state")
     with (job.parent / "worker.err").open("a") as said:
-        worker = start_worker([*FINETUNE_WORKER, *told.words()], limit_bytes=RAM, threads=2, stderr=said.fileno())
+        worker = start_worker([*FINETUNE_WORKER, *options.words()], limit_bytes=RAM, threads=2, stderr=said.fileno())
         try:
             yield worker, worker.events()
         finally:
@@ -163,27 +163,27 @@ def test_left_at_random_instants_it_ends_with_the_same_bits(folder: Path, tmp_pa
 @pytest.fixture
 def steered() -> Iterator[tuple[DaemonSteering, Control, list[Event]]]:
     """A steering whose main thread is this, and what it tells."""
-    before, told = signal.getsignal(signal.SIGUSR1), list[Event]()
-    control = Control(told.append, abandon=lambda: None)
-    steering = DaemonSteering(control, told.append)
+    before, options = signal.getsignal(signal.SIGUSR1), list[Event]()
+    control = Control(options.append, abandon=lambda: None)
+    steering = DaemonSteering(control, options.append)
     control.attach(steering)
-    yield steering, control, told
+    yield steering, control, options
     signal.signal(signal.SIGUSR1, before)
 
 
 def test_results_whose_writing_has_begun_are_written_whole(
     steered: tuple[DaemonSteering, Control, list[Event]],
 ) -> None:
-    steering, control, told = steered
+    steering, control, options = steered
     steering.finish()
     control.leave()
     steering.finished(3, "adapter")
-    assert isinstance(told[-1], TrainingFinished) and (told[-1].step, told[-1].out) == (3, "adapter")
+    assert isinstance(options[-1], TrainingFinished) and (options[-1].step, options[-1].out) == (3, "adapter")
 
 
 def test_who_is_to_leave_before_leaves(steered: tuple[DaemonSteering, Control, list[Event]]) -> None:
     _, control, _ = steered
-    with pytest.raises(LeaveTraining):
+    with pytest.raises(TrainingExit):
         control.leave()
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from port_agent.finetune.options import FinetuneError
+from port_agent.finetune.inputs.options import FinetuneError
 from port_agent.finetune.text.conversations import UnwrittenError, conversation_spans
 from port_agent.finetune.text.records import Message
 from tests.agent.finetune.tiny_model import TALK, THOUGHTS
@@ -29,10 +29,10 @@ def test_where_earlier_answers_are_written_otherwise_each_is_learned_behind_what
     tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tokenizer, "chat_template", THOUGHTS)
-    asked = "<s>user\nto be or</s><s>assistant\n"
+    prompt = "<s>user\nto be or</s><s>assistant\n"
     assert written(tokenizer) == [
-        [(asked, False), ("the mind not to be</s>", True)],
-        [(f"{asked}not to be</s><s>user\nthat is</s><s>assistant\n", False), ("the mind the question</s>", True)],
+        [(prompt, False), ("the mind not to be</s>", True)],
+        [(f"{prompt}not to be</s><s>user\nthat is</s><s>assistant\n", False), ("the mind the question</s>", True)],
     ]
 
 
@@ -43,9 +43,9 @@ def test_a_token_that_would_span_question_and_answer_is_none(tokenizer: Any, mon
         "{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}th{% else %}{% endif %}",
     )
     talk = (Message("user", "to "), Message("assistant", "that is"))
-    ((asked, answer),) = conversation_spans(talk, tokenizer)
-    assert tokenizer("to that is")["input_ids"][: len(asked[0])] != asked[0], "a token of its own for `that`"
-    assert [tokenizer.decode(part) for part, _ in (asked, answer)] == ["to th", "at is"]
+    ((prompt, answer),) = conversation_spans(talk, tokenizer)
+    assert tokenizer("to that is")["input_ids"][: len(prompt[0])] != prompt[0], "a token of its own for `that`"
+    assert [tokenizer.decode(part) for part, _ in (prompt, answer)] == ["to th", "at is"]
 
 
 def test_what_a_template_cannot_write_is_said(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ _PROGRAM = """
 import io, pickle, sys
 from types import SimpleNamespace
 import msgspec
-from port_agent.finetune.options import FinetuneOptions
+from port_agent.finetune.inputs.options import FinetuneOptions
 from pathlib import Path
 from port_agent.finetune.text import process
 from port_agent.finetune.text.sequence_file import SequenceFile

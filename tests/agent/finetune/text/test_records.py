@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from port_agent.finetune.options import FinetuneError
+from port_agent.finetune.inputs.options import FinetuneError
 from port_agent.finetune.text import records
 from port_agent.finetune.text.records import Message, Record, Records
 
@@ -71,7 +71,7 @@ def test_data_that_cannot_be_used(content: bytes, message: str, tmp_path: Path) 
 
 def test_a_long_text_comes_in_pieces_that_end_with_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     line = "to be or not to be\n"
-    monkeypatch.setattr(records, "_PIECE_CHARACTERS", 2 * len(line) + 3)
+    monkeypatch.setattr(records, "_CHUNK_CHARACTERS", 2 * len(line) + 3)
     assert list(Record(text=line * 5).pieces()) == [line * 2, line * 2, line]
     assert list(Record(text="x" * 3 * len(line)).pieces()) == ["x" * (2 * len(line) + 3), "x" * (len(line) - 3)]
     for text in (line * 5, "x" * 3 * len(line), line * 2 + "end", "word"):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from port_agent.finetune.options import FinetuneError
+from port_agent.finetune.inputs.options import FinetuneError
 from port_agent.finetune.text import sequence_file
 from port_agent.finetune.text.sequence_file import (
     IGNORED,
@@ -20,7 +20,7 @@ from port_agent.finetune.text.sequence_file import (
     StoredSequences,
     TokenSequence,
 )
-from tests.agent.follow.page_files import largest_file
+from tests.agent.intercept.page_files import largest_file
 
 _ADDS_TWO = """
 import pickle, sys

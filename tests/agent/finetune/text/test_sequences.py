@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from port_agent.finetune.options import FinetuneError, FinetuneOptions
-from port_agent.finetune.task import Task, TaskKind
+from port_agent.finetune.inputs.options import FinetuneError, FinetuneOptions
 from port_agent.finetune.text import records as text_records
 from port_agent.finetune.text.records import Message, Record
 from port_agent.finetune.text.sequence_file import IGNORED, SequenceFile
 from port_agent.finetune.text.sequences import Split, Vocabulary, masked
 from port_agent.finetune.text.sequences import split_sequences as split_into
+from port_agent.finetune.text.task import Task, TaskKind
 from port_agent.finetune.text.tokenizing import load_tokenizer
 from tests.agent.finetune.tiny_model import TALK, TEMPLATE, TEXT, THOUGHTS, make_model
 
@@ -53,7 +53,7 @@ def test_without_a_prompt_an_encoder_has_nothing_to_read(record: Record, tokeniz
 
 
 def test_a_long_text_is_made_tokens_in_pieces(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_records, "_PIECE_CHARACTERS", 2 * len(TEXT) + 3)
+    monkeypatch.setattr(text_records, "_CHUNK_CHARACTERS", 2 * len(TEXT) + 3)
     found = split_sequences([Record(text=TEXT * 5)], tokenizer, options(sequence_tokens=1 << 14), CAUSAL).train
     assert list(found[0].tokens) == [*tokenizer(TEXT * 5)["input_ids"], tokenizer.eos_token_id]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from port_agent.finetune.options import FinetuneError, FinetuneOptions
+from port_agent.finetune.inputs.options import FinetuneError, FinetuneOptions
 from port_agent.finetune.text import tokenizing
 from port_agent.finetune.text.tokenizing import TokenizerHere, TokenizerProcess
 from tests.agent.finetune.tiny_model import make_data, make_model
@@ -14,14 +14,14 @@ pytestmark = pytest.mark.process
 
 
 @pytest.fixture(scope="module")
-def asked(tmp_path_factory: pytest.TempPathFactory) -> FinetuneOptions:
+def command(tmp_path_factory: pytest.TempPathFactory) -> FinetuneOptions:
     folder = tmp_path_factory.mktemp("tokenizing")
     model, data = make_model(folder / "model"), make_data(folder / "data.jsonl")
     return FinetuneOptions(str(model), str(data), str(folder / "out"), sequence_tokens=32, sample="to be")
 
 
-def test_its_own_process_finds_the_same_and_has_no_torch(asked: FinetuneOptions, tmp_path: Path) -> None:
-    here, apart = TokenizerHere(asked), TokenizerProcess(asked)
+def test_its_own_process_finds_the_same_and_has_no_torch(command: FinetuneOptions, tmp_path: Path) -> None:
+    here, apart = TokenizerHere(command), TokenizerProcess(command)
     found = here.tokenized()
     assert apart.tokenized() == found and apart.tokenized() is apart.tokenized()
     assert (found.records, found.broken) == (12, 2) and len(found.prompt) > 0
@@ -32,11 +32,13 @@ def test_its_own_process_finds_the_same_and_has_no_torch(asked: FinetuneOptions,
     assert written == {path.name: path.read_bytes() for path in (tmp_path / "apart").iterdir()} and written
 
 
-def test_what_is_wrong_is_said_by_name(asked: FinetuneOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_wrong_is_said_by_name(
+    command: FinetuneOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = tmp_path / "data.jsonl"
     data.write_text('{"prompt": "' + "to be " * 99 + '", "completion": "x"}\n')
     with pytest.raises(FinetuneError, match="no sequence is left to train on"):
-        TokenizerProcess(replace(asked, data=str(data))).tokenized()
+        TokenizerProcess(replace(command, data=str(data))).tokenized()
     monkeypatch.setattr(tokenizing, "_PROCESS", "port_agent.finetune.text.records.none")
     with pytest.raises(FinetuneError, match="ended with 1; if it was the memory, give more --ram"):
-        TokenizerProcess(asked).tokenized()
+        TokenizerProcess(command).tokenized()

@@ -3,7 +3,7 @@
 import pytest
 
 from port_agent.mcu.board.catalogue import BOARDS, find_board
-from port_agent.mcu.errors import BoardJobError
+from port_agent.mcu.board.errors import BoardJobError
 
 
 def test_board_table_is_consistent() -> None:

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from port_agent.mcu.board.catalogue import FlashMethod, find_board
+from port_agent.mcu.board.errors import FirmwareWriteError
 from port_agent.mcu.board.firmware import Firmware
 from port_agent.mcu.board.flash import flash
-from port_agent.mcu.errors import FirmwareWriteError
 
 
 def firmware_of(name: str, folder: Path) -> Firmware:

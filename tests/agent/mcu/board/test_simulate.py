@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from port_agent.mcu.board.errors import DeviceResetError
 from port_agent.mcu.board.firmware import Firmware, build_firmware
 from port_agent.mcu.board.simulate import Simulator
-from port_agent.mcu.errors import DeviceResetError
 from port_agent.mcu.job import load_data, read_job
-from port_agent.mcu.model import read_model
 from port_agent.mcu.project import load_project, write_project
+from port_agent.mcu.protocol.board_model import read_model
 from port_agent.mcu.protocol.device import Device
 from port_agent.mcu.protocol.effects import Infer, TrainingOptions, TrainingState
 from port_agent.mcu.protocol.link import Link

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from port_agent.mcu.board.simulate import Simulator
-from port_agent.mcu.errors import (
+from port_agent.mcu.board.errors import (
     DeviceResetError,
     IncompatibleError,
     MessageError,
     RefusedError,
     SequenceError,
 )
-from port_agent.mcu.model import read_model
+from port_agent.mcu.board.simulate import Simulator
+from port_agent.mcu.protocol.board_model import read_model
 from port_agent.mcu.protocol.device import Device
 from port_agent.mcu.protocol.effects import (
     Infer,
@@ -296,8 +296,8 @@ def test_an_effect_with_unknown_outcome_must_be_settled(device: Device) -> None:
 
 
 def test_building_too_large_a_model_names_the_remedy(built: Callable[[str], object], tmp_path: Path) -> None:
+    from port_agent.mcu.board.errors import TooLargeError
     from port_agent.mcu.board.firmware import build_firmware
-    from port_agent.mcu.errors import TooLargeError
 
     built("qemu-m0")  # skips where the tools are absent
     model = write_model(tmp_path / "large", extra_arena_bytes=20_000)

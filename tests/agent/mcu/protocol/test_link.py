@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from port_agent.mcu.errors import (
+from port_agent.mcu.board.errors import (
     IncompatibleError,
 )
-from port_agent.mcu.model import read_model
+from port_agent.mcu.protocol.board_model import read_model
 from port_agent.mcu.protocol.device import Device
 from port_agent.mcu.protocol.link import check_model
 from tests.agent.mcu.small_model import write_model

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from port_agent.mcu.board.catalogue import UsbId, boards_with_usb
-from port_agent.mcu.errors import PortNotFoundError
+from port_agent.mcu.board.errors import PortNotFoundError
 from port_agent.mcu.protocol.ports import PortInfo, PortSelector, find_port, require_port, selector_of, wait_for_port
 
 MICROBIT = UsbId(0x0D28, 0x0204)

@@ -5,7 +5,13 @@ from collections.abc import Callable
 
 import pytest
 
-from port_agent.mcu.errors import DeviceResetError, DisconnectedError, IncompatibleError, NoAnswerError, SequenceError
+from port_agent.mcu.board.errors import (
+    DeviceResetError,
+    DisconnectedError,
+    IncompatibleError,
+    NoAnswerError,
+    SequenceError,
+)
 from port_agent.mcu.protocol.effects import Load, Train
 from port_agent.mcu.protocol.framing import FrameDecoder, encode_frame
 from port_agent.mcu.protocol.messages import HEADER, REPLY_BIT, MessageType, ReplyStatus

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from port_agent.mcu.board.simulate import Simulator
-from port_agent.mcu.errors import (
+from port_agent.mcu.board.errors import (
     DisconnectedError,
 )
+from port_agent.mcu.board.simulate import Simulator
 from port_agent.mcu.protocol.device import Device
 from port_agent.mcu.protocol.session import Session
 from port_agent.mcu.protocol.transport import SerialTransport

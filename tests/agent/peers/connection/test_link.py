@@ -10,7 +10,7 @@ import pytest
 
 from port_agent.peers.connection import link as link_module
 from port_agent.peers.connection.framing import framed
-from port_agent.peers.connection.link import MOST_WAITING, UNSENT_BYTES, WAITING_MESSAGES, LinkClosedError, PeerLink
+from port_agent.peers.connection.link import MAX_WAITING, UNSENT_BYTES, WAITING_MESSAGES, LinkClosedError, PeerLink
 from port_agent.peers.connection.messages import PEER_MESSAGES, PeerHello
 from port_agent.peers.connection.tls import dialing_context, listening_context
 from tests.agent.peers.devices import HEARTBEAT, call, identity, linked, listening
@@ -152,9 +152,9 @@ def test_what_nobody_takes_is_not_read_from_the_socket(tmp_path: Path) -> None:
 def test_a_flood_in_one_breath_is_an_offence(tmp_path: Path) -> None:
     async def work() -> None:
         async with linked(tmp_path) as (caller, listener):
-            caller._engine.send(framed(PEER_MESSAGES.encode(HEARTBEAT)) * (2 * MOST_WAITING))
+            caller._engine.send(framed(PEER_MESSAGES.encode(HEARTBEAT)) * (2 * MAX_WAITING))
             caller._flush()
-            await listener._until(lambda: len(listener._messages) >= MOST_WAITING or listener.end is not None)
+            await listener._until(lambda: len(listener._messages) >= MAX_WAITING or listener.end is not None)
             end = await closed(listener)
             assert end.offends and "messages wait" in end.reason
 

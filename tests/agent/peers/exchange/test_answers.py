@@ -5,11 +5,11 @@ import sys
 
 import pytest
 
-from port_agent.peers.exchange.answers import ANSWER_S, Subject, solving_patience_s
+from port_agent.peers.exchange.answers import ANSWER_S, Topic, solving_patience_s
 
 
 def test_names_on_the_wire_never_change() -> None:
-    assert [subject.value for subject in Subject] == ["costs", "plan", "solve", "federate", "move"]
+    assert [topic.value for topic in Topic] == ["costs", "plan", "solve", "federate", "move"]
 
 
 def test_who_waits_for_a_solver_waits_longer_than_it_may_take() -> None:

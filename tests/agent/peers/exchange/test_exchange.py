@@ -15,25 +15,25 @@ import pytest
 from port_agent.peers.connection.link import LinkClosedError, PeerLink
 from port_agent.peers.connection.messages import (
     ANSWER_LIMIT_BYTES,
-    PIECE_BYTES,
+    CHUNK_BYTES,
+    AnswerChunk,
     AnswerKind,
-    AnswerPiece,
     PeerAnswer,
     PeerMessage,
     PeerQuestion,
-    QuestionPiece,
+    QuestionChunk,
     Withdrawal,
     own_hello,
 )
 from port_agent.peers.exchange import answers as answers_module
 from port_agent.peers.exchange import exchange as exchange_module
-from port_agent.peers.exchange.answers import Asker, NotAnsweredError, Subject
-from port_agent.peers.exchange.exchange import MOST_COUNTED, Exchange, ExchangeError
+from port_agent.peers.exchange.answers import NotAnsweredError, PeerClient, Topic
+from port_agent.peers.exchange.exchange import MAX_COUNTED, Exchange, ExchangeError
 from tests.agent.live_daemon import until
 from tests.agent.peers.devices import Contents, linked
 
 NAME = "ab" * 32
-ONE, TWO = Asker("one", "1"), Asker("two", "2")
+ONE, TWO = PeerClient("one", "1"), PeerClient("two", "2")
 SEQUENCES = 2000
 LONG = os.urandom(ANSWER_LIMIT_BYTES)
 
@@ -70,14 +70,14 @@ async def exchanging(root: Path) -> AsyncIterator[tuple[Exchange, Exchange, Cont
             await asyncio.wait(tasks)
 
 
-@pytest.mark.parametrize("content", [b"x", b"y" * PIECE_BYTES, b"z" * (PIECE_BYTES + 1), LONG, b""])
+@pytest.mark.parametrize("content", [b"x", b"y" * CHUNK_BYTES, b"z" * (CHUNK_BYTES + 1), LONG, b""])
 def test_a_content_comes_whole_and_so_does_a_problem(tmp_path: Path, content: bytes) -> None:
     async def work() -> None:
         async with exchanging(tmp_path) as (ours, _, contents, _link):
             contents[f"plan {NAME}"] = content
-            assert await ours.ask(Subject.PLAN, NAME) == content
+            assert await ours.ask(Topic.PLAN, NAME) == content
             if content:
-                assert await ours.ask(Subject.SOLVE, NAME, content, 2.5) == content[::-1]
+                assert await ours.ask(Topic.SOLVE, NAME, content, 2.5) == content[::-1]
                 assert contents.solved == [("one", 2.5)]
 
     run(work())
@@ -88,14 +88,14 @@ def test_a_refusal_has_its_reason_and_the_next_question_is_answered(tmp_path: Pa
         async with exchanging(tmp_path) as (ours, _, contents, _link):
             contents.refusal = "somebody uses the device"
             contents[f"costs {NAME}"] = b"3"
-            with pytest.raises(NotAnsweredError, match="no plan of this name"):
-                await ours.ask(Subject.PLAN, NAME)
+            with pytest.raises(NotAnsweredError, match="not a valid plan of this name"):
+                await ours.ask(Topic.PLAN, NAME)
             with pytest.raises(NotAnsweredError, match="somebody uses the device"):
-                await ours.ask(Subject.SOLVE, NAME, LONG)
+                await ours.ask(Topic.SOLVE, NAME, LONG)
             contents[f"plan {NAME}"] = LONG + b"1"
             with pytest.raises(NotAnsweredError, match="more than the 1048576 that are sent"):
-                await ours.ask(Subject.PLAN, NAME)
-            assert await ours.ask(Subject.COSTS, NAME) == b"3"
+                await ours.ask(Topic.PLAN, NAME)
+            assert await ours.ask(Topic.COSTS, NAME) == b"3"
 
     run(work())
 
@@ -104,9 +104,9 @@ def test_both_ends_ask_at_once_and_many_wait_their_turn(tmp_path: Path) -> None:
     async def work() -> None:
         async with exchanging(tmp_path) as (ours, theirs, contents, _link):
             contents[f"plan {NAME}"] = LONG
-            asked = [ours.ask(Subject.PLAN, NAME) for _ in range(3)]
-            back = theirs.ask(Subject.SOLVE, NAME, LONG)
-            *found, turned = await asyncio.gather(*asked, back)
+            sent = [ours.ask(Topic.PLAN, NAME) for _ in range(3)]
+            back = theirs.ask(Topic.SOLVE, NAME, LONG)
+            *found, turned = await asyncio.gather(*sent, back)
             assert found == [LONG] * 3 and turned == LONG[::-1]
 
     run(work())
@@ -119,9 +119,9 @@ def test_a_question_that_is_given_up_stops_the_solver_and_leaves_the_next_one_al
             contents[f"plan {NAME}"] = b"here"
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.5):
-                    await ours.ask(Subject.SOLVE, NAME, b"problem")
+                    await ours.ask(Topic.SOLVE, NAME, b"problem")
             await until(lambda: contents.stopped == 1)
-            assert await ours.ask(Subject.PLAN, NAME) == b"here"
+            assert await ours.ask(Topic.PLAN, NAME) == b"here"
 
     run(work())
 
@@ -134,8 +134,8 @@ def test_nothing_that_comes_and_an_end_of_the_connection(tmp_path: Path, monkeyp
         async with exchanging(tmp_path) as (ours, _, contents, link):
             contents.solving_s = 60.0
             with pytest.raises(NotAnsweredError, match="nothing came within"):
-                await ours.ask(Subject.SOLVE, NAME, b"problem")
-            asking = asyncio.create_task(ours.ask(Subject.SOLVE, NAME, b"problem", 100.0))
+                await ours.ask(Topic.SOLVE, NAME, b"problem")
+            asking = asyncio.create_task(ours.ask(Topic.SOLVE, NAME, b"problem", 100.0))
             await until(lambda: contents.begun == 2)
             link.close("enough")
             with pytest.raises(LinkClosedError, match="enough"):
@@ -150,7 +150,7 @@ def test_an_older_agent_is_asked_nothing(tmp_path: Path) -> None:
         async with exchanging(tmp_path) as (ours, _, _contents, link):
             link.version = 1
             with pytest.raises(NotAnsweredError, match="older and answers no questions; update it"):
-                await ours.ask(Subject.PLAN, NAME)
+                await ours.ask(Topic.PLAN, NAME)
             assert link.end is None
 
     run(work())
@@ -164,13 +164,13 @@ OFFENCES: dict[str, list[PeerMessage]] = {
     "hello": [own_hello("1")],
     "the same number": [question(3), question(3)],
     "a smaller number": [question(3), question(2)],
-    "pieces of nothing": [QuestionPiece(number=1, data=b"x")],
-    "more than announced": [question(1, about="solve", nbytes=3), QuestionPiece(number=1, data=b"four")],
+    "pieces of nothing": [QuestionChunk(number=1, data=b"x")],
+    "more than announced": [question(1, about="solve", nbytes=3), QuestionChunk(number=1, data=b"four")],
     "withdrawn unasked": [Withdrawal(number=7)],
     "an answer to nothing": [PeerAnswer(number=1, answer=AnswerKind.FOUND)],
-    "a piece of no answer": [AnswerPiece(number=1, data=b"x")],
-    "a flood of questions": [question(number) for number in range(1, MOST_COUNTED + 2)],
-    "a flood of withdrawals": [question(1), *[Withdrawal(number=1)] * (MOST_COUNTED + 1)],
+    "a piece of no answer": [AnswerChunk(number=1, data=b"x")],
+    "a flood of questions": [question(number) for number in range(1, MAX_COUNTED + 2)],
+    "a flood of withdrawals": [question(1), *[Withdrawal(number=1)] * (MAX_COUNTED + 1)],
 }
 
 
@@ -191,11 +191,11 @@ def test_what_no_agent_sends_ends_the_connection(tmp_path: Path, offence: str) -
 @pytest.mark.parametrize(
     "answers",
     [
-        [PeerAnswer(number=1, answer=AnswerKind.FOUND, nbytes=2), AnswerPiece(number=1, data=b"abc")],
+        [PeerAnswer(number=1, answer=AnswerKind.FOUND, nbytes=2), AnswerChunk(number=1, data=b"abc")],
         [PeerAnswer(number=1, answer=AnswerKind.FOUND, nbytes=2), PeerAnswer(number=1, answer=AnswerKind.FOUND)],
-        [PeerAnswer(number=1, answer=AnswerKind.REFUSED), AnswerPiece(number=1, data=b"a")],
+        [PeerAnswer(number=1, answer=AnswerKind.REFUSED), AnswerChunk(number=1, data=b"a")],
         [PeerAnswer(number=2, answer=AnswerKind.FOUND)],
-        [AnswerPiece(number=1, data=b"a")],
+        [AnswerChunk(number=1, data=b"a")],
     ],
 )
 def test_answers_that_no_agent_gives_end_the_connection(tmp_path: Path, answers: list[PeerMessage]) -> None:
@@ -203,7 +203,7 @@ def test_answers_that_no_agent_gives_end_the_connection(tmp_path: Path, answers:
         async with linked(tmp_path) as (one, two):
             ours = Exchange(one, Contents(), TWO)
             listening = asyncio.create_task(listen(one, ours))
-            asking = asyncio.create_task(ours.ask(Subject.PLAN, NAME))
+            asking = asyncio.create_task(ours.ask(Topic.PLAN, NAME))
             assert isinstance(await two.receive(), PeerQuestion)
             for message in answers:
                 two.send_soon(message)
@@ -244,7 +244,7 @@ def test_who_asks_without_end_is_answered_so_often_and_no_more(tmp_path: Path, m
             contents[f"plan {NAME}"] = b"here"
             monkeypatch.setattr(asyncio, "sleep", pause)
             for _ in range(10):
-                await ours.ask(Subject.PLAN, NAME)
+                await ours.ask(Topic.PLAN, NAME)
             monkeypatch.setattr(asyncio, "sleep", sleep)
             assert [s for s in pauses if s > 0] == [pytest.approx(exchange_module.ANSWER_EVERY_S)] * 9
 
@@ -264,7 +264,7 @@ def test_any_order_of_messages_is_taken_or_refused_and_nothing_grows(tmp_path: P
                     number, about=random_.choice(["plan", "solve", "x"]), nbytes=random_.choice([0, 9, 1 << 20])
                 )
             case 1:
-                return QuestionPiece(number=number, data=random_.randbytes(random_.choice([1, 2, PIECE_BYTES])))
+                return QuestionChunk(number=number, data=random_.randbytes(random_.choice([1, 2, CHUNK_BYTES])))
             case 2:
                 return Withdrawal(number=number)
             case 3:
@@ -272,7 +272,7 @@ def test_any_order_of_messages_is_taken_or_refused_and_nothing_grows(tmp_path: P
                     number=number, answer=random_.choice([*AnswerKind]), nbytes=random_.choice([0, 9, 1 << 20])
                 )
             case _:
-                return AnswerPiece(number=number, data=random_.randbytes(random_.choice([1, 2, PIECE_BYTES])))
+                return AnswerChunk(number=number, data=random_.randbytes(random_.choice([1, 2, CHUNK_BYTES])))
 
     async def work() -> None:
         async with linked(tmp_path) as (one, _):
@@ -283,7 +283,7 @@ def test_any_order_of_messages_is_taken_or_refused_and_nothing_grows(tmp_path: P
                     gc.collect()
                     before = tracemalloc.get_traced_memory()[0]
                 exchange = Exchange(one, Contents(), TWO)
-                asking = asyncio.create_task(exchange.ask(Subject.PLAN, NAME))
+                asking = asyncio.create_task(exchange.ask(Topic.PLAN, NAME))
                 await asyncio.sleep(0)
                 try:
                     exchange.take(question(1, about="solve", nbytes=1 << 20))

@@ -17,10 +17,10 @@ from port_agent.peers.connection.framing import framed
 from port_agent.peers.connection.link import PeerLink
 from port_agent.peers.connection.messages import Heartbeat, own_hello
 from port_agent.peers.connection.tls import dialing_context
-from port_agent.peers.exchange.answers import NotAnsweredError, Subject
+from port_agent.peers.exchange.answers import NotAnsweredError, Topic
 from port_agent.peers.fleet import fleet as fleet_module
 from port_agent.peers.fleet import roster as roster_module
-from port_agent.peers.fleet.fleet import MOST_GREETING, Fleet, FleetError, FleetSurroundings
+from port_agent.peers.fleet.fleet import MAX_GREETING, Fleet, FleetContext, FleetError
 from port_agent.peers.fleet.paired import PairedDevices
 from port_agent.peers.identity.device_id import DeviceId
 from port_agent.peers.identity.keys import Identity
@@ -47,15 +47,15 @@ class Node:
     audits: list[str] = field(default_factory=list)
     heartbeat: Heartbeat = HEARTBEAT
     places: dict[DeviceId, tuple[str, int]] = field(default_factory=dict)
-    answerer: Contents = field(default_factory=Contents)
+    server: Contents = field(default_factory=Contents)
 
     def __post_init__(self) -> None:
         self.paired = PairedDevices(self.root)
-        around = FleetSurroundings(
+        context = FleetContext(
             "1.0", lambda: self.heartbeat, lambda device: [self.places[device]] if device in self.places else [],
-            self.answerer, lambda name, what: self.audits.append(f"{name}: {what}"),
+            self.server, lambda name, what: self.audits.append(f"{name}: {what}"),
         )  # fmt: skip
-        self.fleet = Fleet(self.own, self.paired, around)
+        self.fleet = Fleet(self.own, self.paired, context)
 
     def trusts(self, other: "Node", *, where: bool = False) -> None:
         self.paired.add(as_paired(other.own, other.root.name, ("127.0.0.1", other.port) if where else None))
@@ -63,7 +63,7 @@ class Node:
 
     def sees(self, other: "Node") -> bool:
         member = self.fleet.roster.member(other.own.id)
-        return member is not None and member.said is not None
+        return member is not None and member.heartbeat is not None
 
     @asynccontextmanager
     async def running(self, *static: tuple[str, int]) -> AsyncIterator[None]:
@@ -103,11 +103,11 @@ def test_two_that_are_paired_hear_each_other_and_what_changes(tmp_path: Path) ->
         two.heartbeat = replace_heartbeat(state="training", job="birds")
         async with one.running(), two.running():
             await until(lambda: one.sees(two) and two.sees(one))
-            heard = one.fleet.roster.last_heard(two.own.id)
-            assert heard is not None and heard[1].job == "birds"
+            received = one.fleet.roster.last_heartbeat(two.own.id)
+            assert received is not None and received[1].job == "birds"
             two.heartbeat = replace_heartbeat(state="paused")
-            two.fleet.tell()
-            await until(lambda: (one.fleet.roster.last_heard(two.own.id) or heard)[1].state == "paused")
+            two.fleet.announce()
+            await until(lambda: (one.fleet.roster.last_heartbeat(two.own.id) or received)[1].state == "paused")
             assert two.fleet.trouble(one.own.id) == ""
         assert one.audits == two.audits == []
 
@@ -207,7 +207,7 @@ def test_a_paired_device_that_misbehaves_is_cut_off_and_written_down(tmp_path: P
             async with caller(two, one) as link:
                 match offence:
                     case "flood":
-                        for _ in range(fleet_module.MOST_HEARTBEATS + 1):
+                        for _ in range(fleet_module.MAX_HEARTBEATS + 1):
                             link.send_soon(HEARTBEAT)
                             await asyncio.sleep(0)
                     case "hello again":
@@ -231,17 +231,17 @@ def test_a_paired_device_that_misbehaves_is_cut_off_and_written_down(tmp_path: P
 def test_paired_devices_answer_each_other_until_one_is_cut_off(tmp_path: Path) -> None:
     async def work() -> None:
         one, two = pair(tmp_path)
-        two.answerer[f"plan {NAME}"] = b"a plan"
+        two.server[f"plan {NAME}"] = b"a plan"
         async with one.running(), two.running():
             with pytest.raises(NotAnsweredError, match="not connected"):
-                await one.fleet.ask(two.own.id, Subject.PLAN, NAME)
+                await one.fleet.ask(two.own.id, Topic.PLAN, NAME)
             await until(lambda: one.sees(two) and two.sees(one))
-            assert await one.fleet.ask(two.own.id, Subject.PLAN, NAME) == b"a plan"
-            assert await two.fleet.ask(one.own.id, Subject.SOLVE, NAME, b"abc", 1.0) == b"cba"
-            assert one.answerer.solved == [("two", 1.0)] and one.audits == two.audits == []
-            two.answerer.solving_s = 60.0
-            asking = asyncio.create_task(one.fleet.ask(two.own.id, Subject.SOLVE, NAME, b"abc", 1.0))
-            await until(lambda: two.answerer.solved == [] and not asking.done())
+            assert await one.fleet.ask(two.own.id, Topic.PLAN, NAME) == b"a plan"
+            assert await two.fleet.ask(one.own.id, Topic.SOLVE, NAME, b"abc", 1.0) == b"cba"
+            assert one.server.solved == [("two", 1.0)] and one.audits == two.audits == []
+            two.server.solving_s = 60.0
+            asking = asyncio.create_task(one.fleet.ask(two.own.id, Topic.SOLVE, NAME, b"abc", 1.0))
+            await until(lambda: two.server.solved == [] and not asking.done())
             device = one.paired.get(two.own.id)
             assert device is not None
             one.fleet.cut(device, "its plan does not fit")
@@ -266,8 +266,8 @@ def test_silent_callers_do_not_keep_a_paired_device_out(tmp_path: Path) -> None:
         one, two = pair(tmp_path)
         async with two.running():
             await until(lambda: listens(two.port))
-            strangers = [await asyncio.open_connection("127.0.0.1", two.port) for _ in range(3 * MOST_GREETING)]
-            await until(lambda: len(two.fleet._greeting) <= MOST_GREETING)
+            strangers = [await asyncio.open_connection("127.0.0.1", two.port) for _ in range(3 * MAX_GREETING)]
+            await until(lambda: len(two.fleet._greeting) <= MAX_GREETING)
             async with one.running():
                 await until(lambda: one.sees(two))
             for _, writer in strangers:

@@ -99,7 +99,7 @@ def test_found_by_name_id_or_its_beginning(tmp_path: Path) -> None:
 
 
 def test_so_many_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paired, "MOST_PAIRED", 1)
+    monkeypatch.setattr(paired, "MAX_PAIRED", 1)
     known = devices(tmp_path)
     one, two = (as_paired(identity(tmp_path / name), name) for name in ("one", "two"))
     known.add(one)

@@ -64,13 +64,13 @@ def test_one_that_has_ended_gives_way_to_any() -> None:
 def test_what_was_heard_outlives_the_connection_and_silence_is_noticed() -> None:
     roster, line = Roster(SMALL), link()
     arrive(roster, LARGE, line, dialed=True, now_s=10.0)
-    assert roster.last_heard(LARGE) is None
-    assert roster.hear(LARGE, line, HEARTBEAT, 20.0) and not roster.hear(LARGE, line, HEARTBEAT, 30.0)
-    assert not roster.hear(LARGE, link(), HEARTBEAT, 40.0), "another connection's word does not count"
+    assert roster.last_heartbeat(LARGE) is None
+    assert roster.receive(LARGE, line, HEARTBEAT, 20.0) and not roster.receive(LARGE, line, HEARTBEAT, 30.0)
+    assert not roster.receive(LARGE, link(), HEARTBEAT, 40.0), "another connection's word does not count"
     assert roster.silent(30.0 + SILENT_S) == () and roster.silent(30.1 + SILENT_S) == (line,)
     roster.leave(LARGE, line)
-    assert roster.last_heard(LARGE) == (30.0, HEARTBEAT)
-    assert roster.forget(LARGE) is None and roster.last_heard(LARGE) is None
+    assert roster.last_heartbeat(LARGE) == (30.0, HEARTBEAT)
+    assert roster.forget(LARGE) is None and roster.last_heartbeat(LARGE) is None
     arrive(roster, LARGE, line, dialed=True)
     assert roster.forget(LARGE) is line
 
@@ -82,4 +82,4 @@ def test_what_is_no_heartbeat_keeps_a_device_from_being_silent() -> None:
     assert roster.silent(20.0 + SILENT_S) == () and roster.silent(20.1 + SILENT_S) == (line,)
     roster.notice(LARGE, link(), 90.0)
     assert roster.silent(90.0) == (line,), "another connection's word does not count"
-    assert roster.last_heard(LARGE) is None
+    assert roster.last_heartbeat(LARGE) is None

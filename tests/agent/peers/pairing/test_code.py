@@ -18,7 +18,7 @@ def test_codes_are_random_and_read_in_any_grouping() -> None:
 
 @pytest.mark.parametrize("text", ["", "12345678", "1234567890", "abc-def-ghi", "１２３-456-789", "482-193-05x"])
 def test_what_is_no_code(text: str) -> None:
-    with pytest.raises(PairingCodeError, match="no pairing code of 9 digits"):
+    with pytest.raises(PairingCodeError, match="not a valid pairing code of 9 digits"):
         read_code(text)
 
 

@@ -43,10 +43,10 @@ def test_with_another_code_neither_does() -> None:
 @pytest.mark.parametrize("field", ["certificate", "name", "port"])
 def test_nobody_in_between_can_put_in_another_certificate_name_or_port(field: str) -> None:
     one, two = sides()
-    said = msgspec.msgpack.decode(one.proof())
-    said[field] = {"certificate": b"certificate of a third", "name": "attic2", "port": 1}[field]
+    heartbeat = msgspec.msgpack.decode(one.proof())
+    heartbeat[field] = {"certificate": b"certificate of a third", "name": "attic2", "port": 1}[field]
     with pytest.raises(WrongCodeError):
-        two.take_proof(msgspec.msgpack.encode(said))
+        two.take_proof(msgspec.msgpack.encode(heartbeat))
 
 
 def test_a_proof_sent_back_is_no_proof() -> None:

@@ -100,12 +100,12 @@ def test_after_so_many_wrong_codes_the_right_one_is_refused_too() -> None:
 def test_whoever_only_disturbs_costs_no_try_and_hears_nothing_of_the_code() -> None:
     with shown() as (port, told, _):
         for junk in (b"", b"GET / HTTP/1.1\r\n\r\n", b"\x00\x00\x00\x05junk!"):
-            heard = b""
+            received = b""
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)) as sock:
                 sock.sendall(junk)
                 sock.shutdown(socket.SHUT_WR)
-                heard = sock.recv(100)  # what was not read to the end resets the connection
-            assert heard == b""
+                received = sock.recv(100)  # what was not read to the end resets the connection
+            assert received == b""
         join(port, code_of(told).replace("-", ""))
         until(lambda: isinstance(told[-1], NewPartner), lambda: told)
         assert told[1:-1] == [], "no try is lost"
@@ -126,7 +126,7 @@ def test_a_code_ends_with_the_agent_that_shows_it(monkeypatch: pytest.MonkeyPatc
 
 
 def test_endless_disturbance_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(show, "MOST_CALLERS", 2)
+    monkeypatch.setattr(show, "MAX_CALLERS", 2)
     with shown() as (port, told, thread):
         for _ in range(2):
             socket.create_connection(("127.0.0.1", port)).close()

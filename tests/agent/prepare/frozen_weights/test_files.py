@@ -10,16 +10,16 @@ from torch import nn
 from torch.nn import functional
 
 from port_agent.prepare.frozen_weights.files import with_weight_files
-from port_agent.prepare.making.trial import TrialWorkers
-from port_agent.prepare.reference import with_reference
-from port_agent.prepare.within_budget import within_budget
+from port_agent.prepare.measurement.dry_run import DryRunWorkers
+from port_agent.prepare.measurement.within_budget import within_budget
+from port_agent.prepare.reference import with_expected_results
 from port_agent.train.trainer import Trainer
 from port_planner import make_bundle
 from port_planner.ir.bundle.bundle import Bundle
 from port_planner.ir.bundle.manifest import FILES_FORMAT, BundleError
 from port_planner.ir.costs import DeviceCosts, Flash, OpCost
 from port_planner.job import TrainingJob
-from port_planner.profiling.operators import Measured
+from port_planner.profiling.operators import MeasuredCosts
 from tests.agent.train.options import train_options
 from tests.planner.bundles import read_everything, rewrite
 
@@ -58,8 +58,8 @@ def made(weights: Path, out: Path, change: Callable[[nn.Module], object] = lambd
     optimizer = torch.optim.AdamW([*model.down.parameters(), *model.up.parameters()])
     data = [torch.randn(3 * ROWS, WIDTH), torch.randn(3 * ROWS, WIDTH)]
     prepared = make_bundle.prepare(TrainingJob(model, loss, optimizer, data, ROWS))
-    prepared = with_reference(with_weight_files(prepared), 2)
-    measured = Measured(tuple(tuple(OpCost(1e-4, 0, 1e-4) for _ in g.ops) for g in prepared.graphs.values()), 0, 0)
+    prepared = with_expected_results(with_weight_files(prepared), 2)
+    measured = MeasuredCosts(tuple(tuple(OpCost(1e-4, 0, 1e-4) for _ in g.ops) for g in prepared.graphs.values()), 0, 0)
     planner = make_bundle.default_planner(strategy="greedy", time_limit_s=1.0)
     plans, costs = make_bundle.plan_all(prepared, measured, DEVICE, 1 << 30, planner)
     make_bundle.write(out, prepared, [plans], costs, [1 << 30], threads=torch.get_num_threads())
@@ -75,7 +75,7 @@ def test_the_bundle_names_them_and_trains_the_same(weights: Path, tmp_path: Path
     for key in FROZEN:
         name = key.partition(".")[2]
         assert b"".join(bundle.contents(key, 1 << 16)) == stored[name].numpy().tobytes()
-    TrialWorkers(bundle.manifest.threads).trial(bundle.path, (tmp_path,), compared=2)
+    DryRunWorkers(bundle.manifest.threads).dry_run(bundle.path, (tmp_path,), compared=2)
 
 
 @pytest.mark.slow
@@ -159,5 +159,5 @@ def test_a_bundle_gets_at_no_other_files(weights: Path, tmp_path: Path, named: s
         return manifest
 
     rewrite(tmp_path / "job.port", tmp_path / "other.port", {"manifest.json": change})
-    with pytest.raises(BundleError, match=r"is no file of weights|is no whole path"):
+    with pytest.raises(BundleError, match=r"is not a valid file of weights|is not a valid whole path"):
         read_everything(Bundle(tmp_path / "other.port"))

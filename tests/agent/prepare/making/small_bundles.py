@@ -9,16 +9,16 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from port_agent.prepare.making.bundle import Made, MakeOptions, make
-from port_agent.prepare.making.draft import BundleDraft
-from port_agent.prepare.making.trial import Trial, TrialWorkers
+from port_agent.prepare.making.bundle import BundleReport, MakeOptions, make
+from port_agent.prepare.making.bundle_file import BundleFile
+from port_agent.prepare.measurement.dry_run import DryRun, DryRunWorkers
 from port_agent.prepare.pools import Pools
 from port_planner import make_bundle
 from port_planner.ir.bundle.manifest import NO_LIMITS, PlannedLimits
 from port_planner.ir.costs import Codec, DeviceCosts, Flash, OpCost, PackingCost
 from port_planner.job import Bucket, TrainingJob
-from port_planner.make_bundle import Planner, Prepared
-from port_planner.profiling.operators import Measured
+from port_planner.make_bundle import CapturedJob, PlanFunction
+from port_planner.profiling.operators import MeasuredCosts
 from tests.planner.steps import costs_of
 
 MIB = 1 << 20
@@ -26,14 +26,14 @@ HOST = Flash("host memory", 1e10, 1e10, 1e-6, 1e-11, 1e-11, capacity_bytes=0)
 SEEN = PackingCost(3, 1, Codec.BITMAP, 4, 0.5, 1 << 17, 1e-3, 3e-3, 0.0)
 
 
-def fake_trials(monkeypatch: pytest.MonkeyPatch, trial: Callable[..., Trial]) -> None:
-    """Have `trial` tell what plans take, in place of a worker."""
+def fake_trials(monkeypatch: pytest.MonkeyPatch, dry_run: Callable[..., DryRun]) -> None:
+    """Have `dry_run` tell what plans take, in place of a worker."""
 
-    def of(workers: TrialWorkers, path: Path, page_dirs: Sequence[Path], **options: Any) -> Trial:
-        return trial(path, page_dirs, workers.threads, **options)
+    def of(workers: DryRunWorkers, path: Path, page_dirs: Sequence[Path], **options: Any) -> DryRun:
+        return dry_run(path, page_dirs, workers.threads, **options)
 
-    monkeypatch.setattr(TrialWorkers, "load", lambda _: None)
-    monkeypatch.setattr(TrialWorkers, "trial", of)
+    monkeypatch.setattr(DryRunWorkers, "load", lambda _: None)
+    monkeypatch.setattr(DryRunWorkers, "dry_run", of)
 
 
 def classifier(
@@ -46,37 +46,37 @@ def classifier(
     )
 
 
-def shallow() -> Prepared:
+def shallow() -> CapturedJob:
     """Return a job of two layers."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
     return make_bundle.prepare(classifier(model, [torch.randn(16, 64), torch.randint(0, 10, (16,))], 8))
 
 
-def deep() -> Prepared:
+def deep() -> CapturedJob:
     """Return a job whose step has room for decisions."""
     torch.manual_seed(0)
     model = nn.Sequential(*(layer for _ in range(8) for layer in (nn.Linear(64, 64), nn.Tanh())), nn.Linear(64, 10))
     return make_bundle.prepare(classifier(model, [torch.randn(2048, 64), torch.randint(0, 10, (2048,))], 1024))
 
 
-def greedy(limits: PlannedLimits = NO_LIMITS) -> Planner:
+def greedy(limits: PlannedLimits = NO_LIMITS) -> PlanFunction:
     """Return a planner that takes a second at the most."""
     return make_bundle.default_planner(strategy="greedy", time_limit_s=1.0, limits=limits)
 
 
 def small_made(
-    path: Path, prepared: Prepared, ram_bytes: int, *, device: DeviceCosts | None = None,
-    ops: tuple[OpCost, ...] | None = None, planner: Planner | None = None, **asked: Any,
-) -> Made:  # fmt: skip
+    path: Path, prepared: CapturedJob, ram_bytes: int, *, device: DeviceCosts | None = None,
+    ops: tuple[OpCost, ...] | None = None, planner: PlanFunction | None = None, **asked: Any,
+) -> BundleReport:  # fmt: skip
     """Make a bundle of a job on a device, with these costs of the main graph's operators, where others are given than the table's."""
     tables = [costs_of(graph) for graph in prepared.graphs.values()]
     main, *further = (table.ops for table in tables)
-    measured = Measured((main if ops is None else ops, *further), 0, 0)
+    measured = MeasuredCosts((main if ops is None else ops, *further), 0, 0)
     of_options = {name: asked.pop(name) for name in ("wide", "throttle") if name in asked}
     pools = Pools(ram_bytes, asked.pop("device_bytes", None))
     page_dirs = (path.parent, *asked.pop("scratch_dirs", ()))
     options = MakeOptions(pools, page_dirs, planner or greedy(), **of_options)
     workers = asked.pop("workers", None)
-    draft = BundleDraft.beside(path, prepared, asked.pop("threads", 1), **asked)
-    return make(path, draft, measured, device or tables[0].device, options, lambda *_: None, workers)
+    bundle_file = BundleFile.beside(path, prepared, asked.pop("threads", 1), **asked)
+    return make(path, bundle_file, measured, device or tables[0].device, options, lambda *_: None, workers)

@@ -7,14 +7,14 @@ import pytest
 from port_agent.energy.sources.estimated import PowerModel
 from port_agent.prepare.making import device_costs
 from port_planner.ir.costs import DeviceCosts, Flash, OpCost
-from port_planner.profiling.operators import Measured
+from port_planner.profiling.operators import MeasuredCosts
 from tests.agent.prepare.making.small_bundles import shallow
 
 
 def test_operators_that_memory_holds_up_are_priced_at_their_own_watts() -> None:
     prepared = shallow()
     graph = prepared.graphs["step"]
-    measured = Measured((tuple(OpCost(1.0, 0, 4.0) for _ in graph.ops),), 0, 0)
+    measured = MeasuredCosts((tuple(OpCost(1.0, 0, 4.0) for _ in graph.ops),), 0, 0)
     power = PowerModel("board", 2.0, 6.0, moving_share=0.5)
     (ops,) = device_costs.by_class({"step": graph}, measured, power).ops
     for op, cost in zip(graph.ops, ops, strict=True):

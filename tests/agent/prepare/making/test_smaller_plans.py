@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from port_agent.prepare.making.trial import Trial
+from port_agent.prepare.measurement.dry_run import DryRun
 from port_planner import make_bundle
 from port_planner.ir.bundle.bundle import Bundle
 from port_planner.ir.bundle.manifest import Manifest, PlannedLimits
@@ -27,22 +27,22 @@ def test_the_first_plan_costs_no_more_than_those_for_smaller_budgets(
     budget = int(0.8 * lower(prepared.graphs["step"], costs, Plan()).peak_bytes)
     ran: list[Plan] = []
 
-    def trial(draft: Path, *_: object, meanwhile: Callable[[], None], **__: object) -> Trial:
-        ran.append(Bundle(draft).plans[0]["step"])
+    def dry_run(bundle_file: Path, *_: object, meanwhile: Callable[[], None], **__: object) -> DryRun:
+        ran.append(Bundle(bundle_file).plans[0]["step"])
         meanwhile()
         more = 0 if len(ran) <= 2 else unplanned
-        return Trial(Bundle(draft).manifest.plans[0].peak_bytes + more)
+        return DryRun(Bundle(bundle_file).manifest.plans[0].peak_bytes + more)
 
-    fake_trials(monkeypatch, trial)
-    dear = make_bundle.default_planner(strategy="page-all", time_limit_s=1.0)
-    made = small_made(tmp_path / "job.port", prepared, budget, planner=dear)
+    fake_trials(monkeypatch, dry_run)
+    expensive = make_bundle.default_planner(strategy="page-all", time_limit_s=1.0)
+    made = small_made(tmp_path / "job.port", prepared, budget, planner=expensive)
     first, *smaller = made.manifest.plans
-    dearer = [plan for plan in smaller if plan.overhead_joules < first.overhead_joules]
+    costlier = [plan for plan in smaller if plan.overhead_joules < first.overhead_joules]
     assert ran[1].strategy == "page-all" and len(ran) == 3
     if unplanned:
-        assert first.strategy == "page-all" and dearer, "no trial showed that the others take what they say"
+        assert first.strategy == "page-all" and costlier, "no trial showed that the others take what they say"
     else:
-        assert first.strategy == "greedy" and not dearer
+        assert first.strategy == "greedy" and not costlier
     assert Bundle(tmp_path / "job.port").plans[0]["step"].decisions == ran[1 if unplanned else 2].decisions
     assert first.ram_bytes == budget
 
@@ -52,7 +52,7 @@ def test_a_bundle_keeps_its_limits_and_its_smaller_plans_keep_to_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepared = deep()
-    fake_trials(monkeypatch, lambda draft, *_, **__: Trial(Bundle(draft).manifest.plans[0].peak_bytes))
+    fake_trials(monkeypatch, lambda bundle_file, *_, **__: DryRun(Bundle(bundle_file).manifest.plans[0].peak_bytes))
 
     def made(limits: PlannedLimits, planner_limits: PlannedLimits) -> Manifest:
         planner = greedy(planner_limits)

@@ -7,13 +7,13 @@ from torch import nn
 from torch.nn import functional
 
 from port_agent.prepare.placement.divide import Links
-from port_agent.prepare.reference import compared_steps, with_reference
+from port_agent.prepare.reference import compared_steps, with_expected_results
 from port_planner import make_bundle
 from port_planner.ir.costs import DeviceCosts, Flash, OpCost
 from port_planner.ir.graph import Phase, StepGraph
 from port_planner.job import Bucket, TrainingJob
-from port_planner.make_bundle import Prepared
-from port_planner.profiling.operators import Measured
+from port_planner.make_bundle import CapturedJob
+from port_planner.profiling.operators import MeasuredCosts
 from port_planner.search.placement.operator_devices import DeviceLink
 
 torch.set_num_threads(1)
@@ -28,7 +28,7 @@ def loss(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return functional.cross_entropy(model(x), y)
 
 
-def prepared_job(accumulate: int = 1, further: int = 0) -> Prepared:
+def prepared_job(accumulate: int = 1, further: int = 0) -> CapturedJob:
     """Return the job on the CPU, recorded and followed until every kind of step was seen; `further`: so many samples of another shape, too."""
     torch.manual_seed(0)
     model = nn.Sequential(
@@ -41,7 +41,7 @@ def prepared_job(accumulate: int = 1, further: int = 0) -> Prepared:
         buckets=[Bucket([torch.randn(further, 3, 8, 8), torch.randint(0, 5, (further,))], 3)] if further else [],
     )  # fmt: skip
     steps = compared_steps(job)
-    return with_reference(make_bundle.prepare(job, followed=steps), steps)
+    return with_expected_results(make_bundle.prepare(job, followed=steps), steps)
 
 
 def _cost(graph: StepGraph, i: int, *, device: bool) -> OpCost:
@@ -51,10 +51,10 @@ def _cost(graph: StepGraph, i: int, *, device: bool) -> OpCost:
     return OpCost(on_device if device else 1e-3 if product else 2e-5, WORKSPACE, 0.0)
 
 
-def tables(prepared: Prepared, absent: tuple[str, ...] = ()) -> tuple[Measured, Measured]:
+def tables(prepared: CapturedJob, absent: tuple[str, ...] = ()) -> tuple[MeasuredCosts, MeasuredCosts]:
     """Return what operators take: products on the CPU a millisecond, updates less on the device, all else there more; `absent`: names that the device lacks."""
     on_cpu, on_device = (
-        Measured(
+        MeasuredCosts(
             tuple(tuple(_cost(g, i, device=device) for i in range(len(g.ops))) for g in prepared.graphs.values()), 0, 0
         )
         for device in (False, True)

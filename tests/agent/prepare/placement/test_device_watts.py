@@ -11,12 +11,12 @@ import torch
 
 from port_agent.backend.cpu import CpuBackend
 from port_agent.energy.sources import nvidia
-from port_agent.energy.sources.base import Reading
+from port_agent.energy.sources.base import SensorReading
 from port_agent.energy.sources.registry import EnergyConfig
 from port_agent.prepare.placement import device_watts
 from port_agent.prepare.placement.device_watts import DeviceWatts, measured_device_watts, meters_of, watts_of
 from port_planner.ir.boards import op_work
-from port_planner.ir.devices.kinds import CUDA, MPS
+from port_planner.ir.device_kinds import CUDA, MPS
 from tests.agent.energy.device_trees import ORIN_NANO, hwmon, zone
 from tests.agent.energy.recordings import ScriptedSource
 from tests.agent.facts.machines import fake_program, on_path
@@ -34,10 +34,10 @@ class Meter(ScriptedSource):
         super().__init__(period_s=PERIOD_S)
         self.watts, self._counts, self._joules, self._before_s = REST, counts, 0.0, 0.0
 
-    def read(self, now_s: float) -> Reading | None:
+    def read(self, now_s: float) -> SensorReading | None:
         self._joules += self.watts * (now_s - self._before_s)
         self._before_s = now_s
-        self.value = Reading(now_s, counter_joules=self._joules) if self._counts else self.watts
+        self.value = SensorReading(now_s, counter_joules=self._joules) if self._counts else self.watts
         found = super().read(now_s)
         return found
 
@@ -45,7 +45,7 @@ class Meter(ScriptedSource):
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> Callable[[Meter], Meter]:
     """Let a meter see matrix products and sums."""
-    monkeypatch.setattr(device_watts, "_LEAST_S", 0.05)
+    monkeypatch.setattr(device_watts, "_MIN_S", 0.05)
 
     def watched(meter: Meter) -> Meter:
         def shows(name: str, watts: float) -> None:
@@ -78,8 +78,8 @@ def test_several_meters_are_added_and_one_that_fails_leaves_nothing(seen: Callab
     beside.value = 40.0
     found = watts_of(CpuBackend(), [seen(Meter()), beside])
     assert found is not None and found.dense == pytest.approx(DENSE) and found.source.endswith("and measured by beside")
-    for nothing in ("dead", Reading(0.0)):
-        beside.value = None if isinstance(nothing, Reading) else nothing
+    for nothing in ("dead", SensorReading(0.0)):
+        beside.value = None if isinstance(nothing, SensorReading) else nothing
         assert watts_of(CpuBackend(), [beside]) is None
     assert watts_of(CpuBackend(), []) is None
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from port_agent.backend import choose
-from port_agent.prepare.placement.divide import Divided, PlacementError, divided, measured_links
+from port_agent.prepare.placement.divide import PlacedJob, PlacementError, measured_links, placed_job
+from port_agent.prepare.placement.memories import PlacementMemory
 from port_agent.prepare.placement.reference import with_placed_reference
-from port_agent.prepare.placement.room import PlacementRoom
 from port_agent.prepare.pools import Pools
 from port_agent.train.comparison import MismatchError
 from port_agent.train.trainer import Trainer
@@ -17,12 +17,12 @@ from port_planner import make_bundle
 from port_planner.ir.bundle.bundle import Bundle
 from port_planner.ir.bundle.manifest import NO_LIMITS, PLACED_FORMAT
 from port_planner.ir.costs import CostTable
-from port_planner.ir.devices.kinds import CPU
+from port_planner.ir.device_kinds import CPU
 from port_planner.ir.devices.transfers import transfer_of
 from port_planner.ir.lowering.lower import lower
 from port_planner.ir.plan import Plan
 from port_planner.ir.program import host_bytes_of
-from port_planner.make_bundle import Prepared
+from port_planner.make_bundle import CapturedJob
 from port_planner.search.plan_problem import judged, pack_answer, pack_problem, plan_in, plan_problem, unpack_problem
 from tests.agent.prepare.placement.placed_job import LINKS, WORKSPACE, device_costs, prepared_job, tables
 from tests.agent.train.options import train_options
@@ -31,20 +31,20 @@ from tests.simulated_device import NAME, SimBackend
 pytestmark = pytest.mark.own_process
 
 PATIENCE_S = 10.0
-ROOM = PlacementRoom(Pools(1 << 30, 1 << 30), device_costs())
+ROOM = PlacementMemory(Pools(1 << 30, 1 << 30), device_costs())
 
 
 @pytest.fixture(scope="module")
-def prepared() -> Prepared:
+def prepared() -> CapturedJob:
     SimBackend().use_own_bits(True)
     return prepared_job()
 
 
-def divide(prepared: Prepared, absent: tuple[str, ...] = ()) -> Divided:
-    return divided(prepared, *tables(prepared, absent), NAME, LINKS, 1.0, ROOM, time_limit_s=PATIENCE_S)
+def divide(prepared: CapturedJob, absent: tuple[str, ...] = ()) -> PlacedJob:
+    return placed_job(prepared, *tables(prepared, absent), NAME, LINKS, 1.0, ROOM, time_limit_s=PATIENCE_S)
 
 
-def test_products_go_to_the_device_and_what_it_lacks_stays(prepared: Prepared) -> None:
+def test_products_go_to_the_device_and_what_it_lacks_stays(prepared: CapturedJob) -> None:
     found = divide(prepared, absent=("convolution_backward",))
     graph = prepared.graphs["step"]
     where = {op.name.removeprefix("aten::"): kind for op, kind in zip(graph.ops, found.kinds["step"], strict=True)}
@@ -69,7 +69,7 @@ def test_products_go_to_the_device_and_what_it_lacks_stays(prepared: Prepared) -
     ]
 
 
-def test_weights_lie_in_one_place_for_all_graphs_and_each_has_a_part_on_the_device(prepared: Prepared) -> None:
+def test_weights_lie_in_one_place_for_all_graphs_and_each_has_a_part_on_the_device(prepared: CapturedJob) -> None:
     graphs = divide(prepared).prepared.graphs
     assert set(graphs) == {"step", "step@2", "eval", "eval@1"}
     homes: dict[str, str] = {}
@@ -81,13 +81,13 @@ def test_weights_lie_in_one_place_for_all_graphs_and_each_has_a_part_on_the_devi
     assert set(homes.values()) == {CPU, NAME}
 
 
-def test_where_one_device_is_as_fast_that_is_said(prepared: Prepared) -> None:
+def test_where_one_device_is_as_fast_that_is_said(prepared: CapturedJob) -> None:
     on_cpu, _ = tables(prepared)
     slow = replace(on_cpu, ops=tuple(tuple(replace(c, seconds=1.0) for c in table) for table in on_cpu.ops))
     with pytest.raises(
         PlacementError, match=r"that saves time was found in 10 s: a step's take .* plan with --device cpu"
     ):
-        divided(prepared, on_cpu, slow, NAME, LINKS, 1.0, ROOM, time_limit_s=PATIENCE_S)
+        placed_job(prepared, on_cpu, slow, NAME, LINKS, 1.0, ROOM, time_limit_s=PATIENCE_S)
 
 
 def test_links_are_measured() -> None:
@@ -96,7 +96,7 @@ def test_links_are_measured() -> None:
         assert 0 < link.seconds(4096) < 1.0 and link.joules_per_byte == 2.0 * link.seconds_per_byte
 
 
-def bundle_of(found: Divided, prepared: Prepared, path: Path) -> Bundle:
+def bundle_of(found: PlacedJob, prepared: CapturedJob, path: Path) -> Bundle:
     made = with_placed_reference(found.prepared, prepared.graphs, found.kinds, NAME)
     costs = dict(zip(made.graphs, found.measured.tables(device_costs()), strict=True))
     plans = {
@@ -128,7 +128,7 @@ def trained(bundle: Bundle, folder: Path, verify: int = 2) -> tuple[list[float],
 
 
 def test_the_bundle_trains_with_the_numbers_of_its_operators_one_by_one_each_time(
-    prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    prepared: CapturedJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(choose._MADE_BY, NAME, SimBackend)  # type: ignore[index]
     found = divide(prepared)
@@ -146,7 +146,7 @@ def test_the_bundle_trains_with_the_numbers_of_its_operators_one_by_one_each_tim
 
 
 def test_another_number_than_the_operators_give_ends_the_training(
-    prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    prepared: CapturedJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(choose._MADE_BY, NAME, SimBackend)  # type: ignore[index]
     bundle = bundle_of(divide(prepared), prepared, tmp_path / "placed.port")
@@ -179,7 +179,7 @@ def test_sums_of_gradients_and_batches_of_several_shapes_are_trained_with_the_nu
     assert first == second and len(first[0]) >= 4
 
 
-def test_a_paired_device_solves_for_a_divided_step_as_this_one_does(prepared: Prepared) -> None:
+def test_a_paired_device_solves_for_a_divided_step_as_this_one_does(prepared: CapturedJob) -> None:
     found = divide(prepared)
     graph, costs = found.prepared.graphs["step"], CostTable(device_costs(), found.measured.ops[0])
     keep = lower(graph, costs, Plan()).peak_bytes

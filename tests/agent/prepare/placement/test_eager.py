@@ -6,7 +6,7 @@ from torch.nn import functional
 
 from port_agent.prepare.placement.eager import EagerStep, eager_contents
 from port_planner.capture.step import Fill, capture_step
-from port_planner.ir.devices.kinds import CPU
+from port_planner.ir.device_kinds import CPU
 from port_planner.ir.lowering.optimizer_scalars import StepScalars
 from tests.agent.exactness import OPTIMIZERS, bits, plain
 

@@ -11,8 +11,8 @@ from port_agent.prepare.placement.eager import EagerStep
 from port_agent.prepare.placement.reference import with_placed_reference
 from port_agent.prepare.repeatable import UnrepeatableError
 from port_agent.train.comparison import MismatchError
-from port_planner.ir.devices.kinds import CPU
-from port_planner.make_bundle import Prepared
+from port_planner.ir.device_kinds import CPU
+from port_planner.make_bundle import CapturedJob
 from tests.agent.prepare.placement.placed_job import prepared_job
 from tests.simulated_device import NAME, SimBackend
 
@@ -20,16 +20,16 @@ pytestmark = pytest.mark.own_process
 
 
 @pytest.fixture(scope="module")
-def prepared() -> Prepared:
+def prepared() -> CapturedJob:
     SimBackend().use_own_bits(True)
     return prepared_job()
 
 
-def all_on(prepared: Prepared, kind: str) -> dict[str, tuple[str, ...]]:
+def all_on(prepared: CapturedJob, kind: str) -> dict[str, tuple[str, ...]]:
     return {name: (kind,) * len(graph.ops) for name, graph in prepared.graphs.items()}
 
 
-def test_on_the_cpu_it_is_plain_pytorchs_and_on_a_device_with_bits_of_its_own_another(prepared: Prepared) -> None:
+def test_on_the_cpu_it_is_plain_pytorchs_and_on_a_device_with_bits_of_its_own_another(prepared: CapturedJob) -> None:
     same = with_placed_reference(prepared, prepared.graphs, all_on(prepared, CPU), CPU).reference
     assert replace(same, placed=False) == prepared.reference
     other = with_placed_reference(prepared, prepared.graphs, all_on(prepared, NAME), NAME).reference
@@ -38,13 +38,13 @@ def test_on_the_cpu_it_is_plain_pytorchs_and_on_a_device_with_bits_of_its_own_an
     assert with_placed_reference(nothing, prepared.graphs, {}, NAME) is nothing
 
 
-def test_operators_that_are_not_plain_pytorchs_are_refused(prepared: Prepared) -> None:
+def test_operators_that_are_not_plain_pytorchs_are_refused(prepared: CapturedJob) -> None:
     wrong = replace(prepared, reference=replace(prepared.reference, losses=("0x0p+0", "0x0p+0")))
     with pytest.raises(MismatchError, match="do not give plain PyTorch's numbers"):
         with_placed_reference(wrong, prepared.graphs, all_on(prepared, NAME), NAME)
 
 
-def test_a_device_whose_numbers_change_is_refused(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_whose_numbers_change_is_refused(prepared: CapturedJob, monkeypatch: pytest.MonkeyPatch) -> None:
     run, runs = EagerStep.run, itertools.count()
 
     def drifting(step: EagerStep, *arguments: Any) -> torch.Tensor:

@@ -11,21 +11,21 @@ from torch import nn
 
 from port_agent.prepare.placement.divide import PlacementError
 from port_agent.prepare.placement.reference import with_placed_reference
-from port_agent.prepare.placement.teams import DividedTeams, TeamTimes, divided_by_teams, measured_times, on_cores_of
-from port_agent.prepare.reference import with_reference
+from port_agent.prepare.placement.teams import TeamPlacement, TeamTimes, measured_times, on_cores_of, team_placement
+from port_agent.prepare.reference import with_expected_results
 from port_agent.train.comparison import MismatchError
 from port_agent.train.trainer import Trainer
 from port_planner import make_bundle
 from port_planner.ir.bundle.bundle import Bundle
 from port_planner.ir.bundle.manifest import TEAMS_FORMAT, BundleError
 from port_planner.ir.costs import DeviceCosts, Flash, OpCost
+from port_planner.ir.device_kinds import CPU
 from port_planner.ir.devices.cpu_teams import CpuTeam
-from port_planner.ir.devices.kinds import CPU
 from port_planner.ir.lowering.lower import lower
 from port_planner.ir.plan import Plan
 from port_planner.job import TrainingJob
-from port_planner.make_bundle import Prepared
-from port_planner.profiling.operators import Measured
+from port_planner.make_bundle import CapturedJob
+from port_planner.profiling.operators import MeasuredCosts
 from tests.agent.train.options import train_options
 
 pytestmark = pytest.mark.own_process
@@ -53,15 +53,15 @@ def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.fixture(scope="module")
-def prepared() -> Prepared:
+def prepared() -> CapturedJob:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 64), Shift(), nn.Tanh(), Shift(), nn.Linear(64, 32), Shift())
     job = TrainingJob(model, loss, torch.optim.SGD(model.parameters(), lr=1e-6), [torch.randn(10000, 8)], 4096)
-    return with_reference(make_bundle.prepare(job, followed=2), 2)
+    return with_expected_results(make_bundle.prepare(job, followed=2), 2)
 
 
-def tables(prepared: Prepared) -> tuple[Measured, Measured]:
+def tables(prepared: CapturedJob) -> tuple[MeasuredCosts, MeasuredCosts]:
     """Return what operators take with one thread and with two: sums and products a third of the time with two, all else a little longer."""
     found = []
     for watts, share, other in zip(WATTS, (1.0, 1 / 3), (1.0, 1.1), strict=True):
@@ -70,15 +70,15 @@ def tables(prepared: Prepared) -> tuple[Measured, Measured]:
             names = [op.name.removeprefix("aten::").partition(".")[0] for op in graph.ops]
             seconds = [1e-3 * (share if name in SUMMED else other) for name in names]
             rows.append(tuple(OpCost(s, 0, s * watts) for s in seconds))
-        found.append(Measured(tuple(rows), 0, 0))
+        found.append(MeasuredCosts(tuple(rows), 0, 0))
     return found[0], found[1]
 
 
-def divide(prepared: Prepared, times: TeamTimes = FREE) -> DividedTeams:
-    return divided_by_teams(prepared, tables(prepared), 1, TEAMS, times, WATTS, 0.1, time_limit_s=10.0)
+def divide(prepared: CapturedJob, times: TeamTimes = FREE) -> TeamPlacement:
+    return team_placement(prepared, tables(prepared), 1, TEAMS, times, WATTS, 0.1, time_limit_s=10.0)
 
 
-def test_each_operator_has_the_team_that_takes_least_and_a_switch_is_counted(prepared: Prepared) -> None:
+def test_each_operator_has_the_team_that_takes_least_and_a_switch_is_counted(prepared: CapturedJob) -> None:
     found = divide(prepared)
     graph = found.prepared.graphs["step"]
     summed = [op.name.removeprefix("aten::").partition(".")[0] in SUMMED for op in graph.ops]
@@ -94,10 +94,10 @@ def test_each_operator_has_the_team_that_takes_least_and_a_switch_is_counted(pre
     assert sum(c.seconds for c in with_switches.measured.ops[0]) == pytest.approx(with_switches.choice.seconds)
 
 
-def test_where_a_switch_takes_more_than_it_saves_that_is_said(prepared: Prepared) -> None:
-    dear = TeamTimes((0.0, 0.0), ((0.0, 1.0), (1.0, 0.0)))
+def test_where_a_switch_takes_more_than_it_saves_that_is_said(prepared: CapturedJob) -> None:
+    expensive = TeamTimes((0.0, 0.0), ((0.0, 1.0), (1.0, 0.0)))
     with pytest.raises(PlacementError, match=r"from one to another 1e\+06 microseconds; leave --place away"):
-        divide(prepared, dear)
+        divide(prepared, expensive)
 
 
 def test_what_teams_take_beside_operators_is_measured() -> None:
@@ -115,7 +115,7 @@ def test_operators_are_measured_on_the_cores_of_their_team() -> None:
     assert os.sched_getaffinity(0) == before
 
 
-def bundle_of(found: DividedTeams, prepared: Prepared, path: Path) -> Bundle:
+def bundle_of(found: TeamPlacement, prepared: CapturedJob, path: Path) -> Bundle:
     kinds = {name: (CPU,) * len(graph.ops) for name, graph in prepared.graphs.items()}
     made = with_placed_reference(found.prepared, prepared.graphs, kinds, CPU)
     device = DeviceCosts("test", 0, 1.0, 1.0, Flash("card", 1e8, 5e7, 1e-4, 1e-9, 1e-9))
@@ -140,7 +140,7 @@ def trained(bundle: Bundle, folder: Path) -> list[float]:
         trainer.close()
 
 
-def test_the_bundle_trains_with_the_numbers_of_its_operators_each_time(prepared: Prepared, tmp_path: Path) -> None:
+def test_the_bundle_trains_with_the_numbers_of_its_operators_each_time(prepared: CapturedJob, tmp_path: Path) -> None:
     bundle = bundle_of(divide(prepared), prepared, tmp_path / "teams.port")
     assert (bundle.manifest.format, bundle.manifest.teams, bundle.manifest.threads) == (TEAMS_FORMAT, TEAMS, 1)
     assert bundle.manifest.reference.placed and bundle.manifest.reference.checksums != prepared.reference.checksums
@@ -148,7 +148,7 @@ def test_the_bundle_trains_with_the_numbers_of_its_operators_each_time(prepared:
 
 
 def test_operators_that_run_with_another_number_of_threads_end_the_training(
-    prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    prepared: CapturedJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bundle = bundle_of(divide(prepared), prepared, tmp_path / "teams.port")
     monkeypatch.setattr("port_agent.train.executor.Executor._in_team", lambda self, index, run: run)
@@ -157,7 +157,7 @@ def test_operators_that_run_with_another_number_of_threads_end_the_training(
 
 
 def test_a_bundle_whose_operators_are_for_a_team_that_it_does_not_name_is_refused(
-    prepared: Prepared, tmp_path: Path
+    prepared: CapturedJob, tmp_path: Path
 ) -> None:
     found = divide(prepared)
     with pytest.raises(BundleError, match="a team of threads that the manifest does not name"):

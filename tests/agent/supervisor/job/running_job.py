@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from port_agent.health.conditions import HealthBoard
-from port_agent.jobs.model import Job, JobKind, JobSpec
+from port_agent.jobs.job import Job, JobKind, JobSpec
 from port_agent.jobs.store import JobStore
 from port_agent.policy.decide import ResourceLimits
-from port_agent.supervisor.inbox import Inboxes
-from port_agent.supervisor.job.run_state import Surroundings
+from port_agent.supervisor.job.inbox import Inboxes
+from port_agent.supervisor.job.run_state import RunConditions
 from port_agent.supervisor.job.runner import Runner
 from port_agent.supervisor.job.worker_kinds import WorkerKind
 from port_agent.system.clock import SystemClock
 from port_agent.system.locks import LockFile
 from tests.agent.live import KINDS
 
-ROOMY = Surroundings(ResourceLimits(memory_bytes=2 << 30), 4 << 30)
+ROOMY = RunConditions(ResourceLimits(memory_bytes=2 << 30), 4 << 30)
 PATIENCE_S = 120.0
 
 
@@ -45,9 +45,9 @@ class RunningJob:
         """The job as it is now."""
         return self.store.get(self.id)
 
-    def start(self, around: Surroundings = ROOMY) -> bool:
+    def start(self, conditions: RunConditions = ROOMY) -> bool:
         """Start its worker."""
-        return self.runner.start(self.job, around)
+        return self.runner.start(self.job, conditions)
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait until a change of the run makes `condition` true."""

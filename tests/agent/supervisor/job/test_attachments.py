@@ -12,7 +12,7 @@ import pytest
 
 from port_agent.cli import main
 from port_agent.control.client import ControlError
-from port_agent.jobs.model import JobState
+from port_agent.jobs.job import JobState
 from port_agent.supervisor.job import attachments
 from port_agent.worker.attach import AttachError
 from port_agent.worker.protocol import (
@@ -41,7 +41,7 @@ async def program_of(live: Live, **said: object) -> AsyncIterator[ObedientProgra
 
 async def until_heard(live: Live, program: ObedientProgram, *kinds: type) -> None:
     """Wait until a program has heard exactly these commands."""
-    await live.until(lambda: [type(command) for command in program.heard] == list(kinds), f"heard {program.heard}")
+    await live.until(lambda: [type(command) for command in program.note] == list(kinds), f"heard {program.note}")
 
 
 @go
@@ -49,8 +49,8 @@ async def test_it_runs_while_the_policy_says_so_and_its_work_is_counted(tmp_path
     async with running(tmp_path) as live:
         live.plug(False)
         async with program_of(live) as program:
-            await live.until(lambda: live.core.admission.decision is not None)
-            assert program.heard == [] and live.job(program.job).state is JobState.QUEUED
+            await live.until(lambda: live.context.admission.decision is not None)
+            assert program.note == [] and live.job(program.job).state is JobState.QUEUED
             live.plug(True)
             await until_heard(live, program, ResumeTraining)
             program.do_step(paged_out_bytes=5 * MIB)
@@ -61,10 +61,10 @@ async def test_it_runs_while_the_policy_says_so_and_its_work_is_counted(tmp_path
             assert (status["pid"], status["planned_peak_bytes"]) == (os.getpid(), 300 * MIB)
             assert status["owner"] == (await live.ask(live.client.get, "/v1/jobs"))["jobs"][0]["owner"] != ""
             live.plug(False)
-            await live.until(lambda: live.core.runners.host.job is None)
-            assert isinstance(program.heard[-1], ReleaseMemory) and program.heard[-1].reason == "on battery 80 %"
-            await live.until(lambda: live.core.wear.today_bytes() >= 12 * MIB)  # a step's, and of giving memory back
-            assert live.core.wear.today_bytes() < 90 * MIB, "what went to compressed RAM"
+            await live.until(lambda: live.context.runners.host.job is None)
+            assert isinstance(program.note[-1], ReleaseMemory) and program.note[-1].reason == "on battery 80 %"
+            await live.until(lambda: live.context.wear.today_bytes() >= 12 * MIB)  # a step's, and of giving memory back
+            assert live.context.wear.today_bytes() < 90 * MIB, "what went to compressed RAM"
             live.plug(True)
             await until_heard(live, program, ResumeTraining, ReleaseMemory, ResumeTraining)
             report = await live.ask(live.client.get, "/v1/energy?since=0")
@@ -72,7 +72,7 @@ async def test_it_runs_while_the_policy_says_so_and_its_work_is_counted(tmp_path
             assert next(row for row in report["jobs"] if row["name"] == str(program.job))["steps"] == 2
             program.tell(TrainingFinished(step=2))
         await live.until_state(program.job, JobState.FINISHED)
-        assert live.core.runners.host.job is None
+        assert live.context.runners.host.job is None
 
 
 @go
@@ -83,13 +83,13 @@ async def test_a_user_pauses_resumes_and_cancels_it(tmp_path: Path) -> None:
             await until_heard(live, program, ResumeTraining)
             assert await live.ask(main, ["pause", "train", *place]) == 0
             await until_heard(live, program, ResumeTraining, ReleaseMemory)
-            await live.until(lambda: live.core.runners.host.job is None)
+            await live.until(lambda: live.context.runners.host.job is None)
             assert live.job(program.job).state is JobState.PAUSED
             assert await live.ask(main, ["resume", "train", *place]) == 0
             await until_heard(live, program, ResumeTraining, ReleaseMemory, ResumeTraining)
             assert await live.ask(main, ["cancel", "train", *place]) == 0
-            await live.until(lambda: live.core.runners.host.job is None)
-            assert isinstance(program.heard[-1], LeaveNow)
+            await live.until(lambda: live.context.runners.host.job is None)
+            assert isinstance(program.note[-1], LeaveNow)
             job = live.job(program.job)
             assert (job.state, job.reason) == (JobState.CANCELLED, "cancelled by you")
             with pytest.raises(ControlError, match="start it again there"):
@@ -116,7 +116,7 @@ async def test_one_job_runs_at_a_time_attached_or_not(tmp_path: Path) -> None:
             number = await live.submit(LONG, name="bundle", priority=1)
             await live.until_step(number, 1)
             await until_heard(live, first, ResumeTraining, ReleaseMemory)
-            assert second.heard == []
+            assert second.note == []
             await live.ask(live.client.post, f"/v1/jobs/{number}/cancel")
             await until_heard(live, first, ResumeTraining, ReleaseMemory, ResumeTraining)
             await live.ask(first.end)
@@ -136,8 +136,8 @@ async def test_it_keeps_its_memory_in_a_short_pause_and_long_operators_are_named
             live.heat(90.0)
             await until_heard(live, program, ResumeTraining, PauseTraining)
             await live.until(lambda: "long-operator" in live.health_codes())
-            later_s = live.core.clock.monotonic_s() + 1000.0
-            (item,) = (item for item in live.core.health.items(later_s) if item.code == "long-operator")
+            later_s = live.context.clock.monotonic_s() + 1000.0
+            (item,) = (item for item in live.context.health.items(later_s) if item.code == "long-operator")
             assert "aten::mm went on for" in item.text
             live.heat(50.0)
             await until_heard(live, program, ResumeTraining, PauseTraining, ResumeTraining)
@@ -149,12 +149,12 @@ async def test_one_that_does_not_fit_waits_and_pushes_nobody_aside(tmp_path: Pat
     config = CONFIG + '[limits.not_in_use]\nmemory = "200M"\n'
     async with running(tmp_path, config) as live, program_of(live) as program:
         await live.until(lambda: "job-does-not-fit" in live.health_codes())
-        assert program.heard == []
+        assert program.note == []
         number = await live.submit({**LONG, "plans": []})
         await live.until_step(number, 1)
         await live.ask(live.client.post, "/v1/jobs/train/change", priority=1)
         await live.until_step(number, live.job(number).step + 20)
-        assert program.heard == [] and live.job(number).attempts == 1  # the other is not pushed aside for nothing
+        assert program.note == [] and live.job(number).attempts == 1  # the other is not pushed aside for nothing
 
 
 @go
@@ -162,11 +162,11 @@ async def test_it_is_told_how_much_of_the_cpus_it_may_take(tmp_path: Path) -> No
     config = CONFIG + "[limits.not_in_use]\ncpu = 50\n"
     async with running(tmp_path, config) as live, program_of(live) as program:
         await until_heard(live, program, ResumeTraining)
-        assert program.heard == [ResumeTraining(cpu_percent=50)]
+        assert program.note == [ResumeTraining(cpu_percent=50)]
         (tmp_path / "config.toml").write_text(config.replace("50", "100"))
         await live.ask(live.client.post, "/v1/reload")
         await until_heard(live, program, ResumeTraining, ResumeTraining)
-        assert program.heard[-1] == ResumeTraining(cpu_percent=100)
+        assert program.note[-1] == ResumeTraining(cpu_percent=100)
 
 
 @go
@@ -180,8 +180,8 @@ async def test_one_that_does_not_answer_holds_up_nobody_for_ever(tmp_path: Path)
             await until_heard(live, other, ResumeTraining)
             await live.ask(live.client.post, f"/v1/jobs/{stopped.job}/resume")
             await live.ask(other.end)
-            await live.until(lambda: live.core.runners.host.job is None)
-            assert len(stopped.heard) == 2
+            await live.until(lambda: live.context.runners.host.job is None)
+            assert len(stopped.note) == 2
             stopped.do_step()  # its user let it go on
             await until_heard(live, stopped, ResumeTraining, ReleaseMemory, ResumeTraining)
     finally:
@@ -194,9 +194,9 @@ async def test_after_a_restart_it_has_its_number_again_and_nothing_else_was_kept
     async with running(tmp_path) as live:
         program = await live.ask(ObedientProgram, live.client.path)
         await until_heard(live, program, ResumeTraining)
-    assert isinstance(program.heard[-1], ReleaseMemory) and program.heard[-1].reason == "the agent stops"
+    assert isinstance(program.note[-1], ReleaseMemory) and program.note[-1].reason == "the agent stops"
     async with running(tmp_path) as live:
-        assert live.core.store.all() == [] and not (live.settings.state_dir / "jobs" / str(program.job)).exists()
+        assert live.context.store.all() == [] and not (live.settings.state_dir / "jobs" / str(program.job)).exists()
         number = await live.submit(LONG)
         assert number == program.job + 1
         async with program_of(live, job=program.job) as again:
@@ -209,11 +209,11 @@ async def test_after_a_restart_it_has_its_number_again_and_nothing_else_was_kept
 @go
 async def test_so_many_are_taken_and_commands_still_answered(tmp_path: Path) -> None:
     async with running(tmp_path) as live, AsyncExitStack() as stack:
-        for number in range(attachments.MOST_ATTACHED):
+        for number in range(attachments.MAX_ATTACHED):
             await stack.enter_async_context(program_of(live, name=f"n{number}"))
         with pytest.raises(AttachError, match="16 programs are attached"):
             await live.ask(ObedientProgram, live.client.path)
-        assert len((await live.ask(live.client.get, "/v1/jobs"))["jobs"]) == attachments.MOST_ATTACHED
+        assert len((await live.ask(live.client.get, "/v1/jobs"))["jobs"]) == attachments.MAX_ATTACHED
 
 
 @go
@@ -226,7 +226,7 @@ async def test_what_is_not_for_it_to_say_is_ignored(tmp_path: Path) -> None:
         await live.until_step(program.job, 1)
         status = (await live.ask(live.client.get, "/v1/status"))["job"]
         assert (status["plan"], status["planned_peak_bytes"]) == (0, 300 * MIB)
-        assert live.core.wear.today_bytes() < 1 << 60
+        assert live.context.wear.today_bytes() < 1 << 60
 
 
 @go

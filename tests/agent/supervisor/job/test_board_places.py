@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from port_agent.jobs.model import Job, JobKind, JobSpec
+from port_agent.jobs.job import Job, JobKind, JobSpec
 from port_agent.supervisor.job.board_places import THIS_COMPUTER, place_of, plugged_in
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from port_agent.jobs.model import JobState
+from port_agent.jobs.job import JobState
 from port_agent.supervisor.job.log import read_log
 from port_agent.supervisor.job.worker_process import WorkerPhase
 from tests.agent.live_daemon import BUNDLE, LONG, go
@@ -27,10 +27,10 @@ async def test_out_of_memory_brings_the_smaller_plan_into_the_next_run(tmp_path:
 
 @go
 async def test_a_job_that_fails_again_and_again_is_said_then_given_up(tmp_path: Path) -> None:
-    around = replace(ROOMY, give_up_after=3)
+    conditions = replace(ROOMY, give_up_after=3)
     async with running_job(tmp_path, {**BUNDLE, "faults": {"fail_at": 0}}) as live:
         for failures, code in ((1, ""), (2, "job-failing"), (3, "job-given-up")):
-            assert live.start(around)
+            assert live.start(conditions)
             job = await live.over()
             assert job.failures == failures
             told = {name for name in ("job-failing", "job-given-up") if live.health.holds(name, str(live.id))}

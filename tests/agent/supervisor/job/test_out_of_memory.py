@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from port_agent.health.conditions import HealthBoard
-from port_agent.jobs.model import JobKind, JobSpec, JobState
+from port_agent.jobs.job import JobKind, JobSpec, JobState
 from port_agent.jobs.store import JobStore
-from port_agent.supervisor.inbox import Inboxes
-from port_agent.supervisor.job.plans.choice import PlanFigures
+from port_agent.supervisor.job.inbox import Inboxes
+from port_agent.supervisor.job.plan_choice import PlanFigures
 from port_agent.supervisor.job.runner import Runner
 from port_agent.supervisor.job.worker_kinds import BundleFacts, WorkerKind, torch_environment
 from port_agent.system.clock import SystemClock

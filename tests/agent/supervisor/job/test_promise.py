@@ -7,13 +7,13 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from port_agent.facts.model import Answer, Facts, IdleSignal, Power
-from port_agent.jobs.model import JobPromise, JobSpec
+from port_agent.facts.readings import Answer, Facts, IdleSignal, Power
+from port_agent.jobs.job import JobPromise, JobSpec
 from port_agent.policy.decide import Memory, Now, Policy, ResourceLimits, decide
 from port_agent.policy.usual_times import UsualTimes
-from port_agent.supervisor.job.plans.choice import PlanFigures
+from port_agent.supervisor.job.plan_choice import PlanFigures
 from port_agent.supervisor.job.promise import promise, promised_plan
-from port_agent.supervisor.job.run_state import Surroundings
+from port_agent.supervisor.job.run_state import RunConditions
 from port_agent.supervisor.job.worker_kinds import BundleFacts
 
 MIB = 1 << 20
@@ -23,7 +23,7 @@ PLANS = (
     PlanFigures(0, 400 * MIB, step_s=2.0, step_joules=10.0, written_bytes=30 * MIB, wear_joules=1.0),
     PlanFigures(1, 200 * MIB, step_s=3.0, step_joules=14.0, written_bytes=0),
 )
-AROUND = Surroundings(ResourceLimits(memory_bytes=1 << 30), None, flash_budget_bytes_per_day=1 << 40)
+AROUND = RunConditions(ResourceLimits(memory_bytes=1 << 30), None, flash_budget_bytes_per_day=1 << 40)
 SPEC = JobSpec("job", "job.port")
 
 
@@ -34,10 +34,10 @@ def always(days: int = 2) -> UsualTimes:
     return times
 
 
-def promised(spec: JobSpec, around: Surroundings = AROUND, before_s: float = 0.0) -> JobPromise | None:
+def promised(spec: JobSpec, conditions: RunConditions = AROUND, before_s: float = 0.0) -> JobPromise | None:
     facts, wall_s = BundleFacts(PLANS, steps_per_epoch=100), BEGIN.timestamp()
-    plan = promised_plan(spec, facts, around, wall_s)
-    return None if plan is None else promise(spec, facts, plan, around, always(), wall_s, before_s)
+    plan = promised_plan(spec, facts, conditions, wall_s)
+    return None if plan is None else promise(spec, facts, plan, conditions, always(), wall_s, before_s)
 
 
 def test_a_step_the_whole_and_the_end() -> None:

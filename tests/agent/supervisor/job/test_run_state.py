@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from port_agent.jobs.model import Job, JobMeasurements, JobSpec
+from port_agent.jobs.job import Job, JobMeasurements, JobSpec
 from port_agent.policy.decide import ResourceLimits
 from port_agent.supervisor.job.log import JobLog
-from port_agent.supervisor.job.plans.choice import MIB, PlanFigures, memory_max
-from port_agent.supervisor.job.run_state import Run, Surroundings
-from port_agent.supervisor.job.silence import SilenceWatch
+from port_agent.supervisor.job.plan_choice import MIB, PlanFigures, memory_max
+from port_agent.supervisor.job.run_state import RunConditions, WorkerRun
+from port_agent.supervisor.job.silence_monitor import SilenceMonitor
 from port_agent.supervisor.job.worker_process import Launch, WorkerProcess
 from port_agent.system.cgroup import WorkerLimits
 
@@ -30,21 +30,21 @@ HALF = ResourceLimits(cpu_percent=40.0, memory_percent=50.0)
 def test_a_plan_gets_its_own_limit_and_a_worker_without_one_all_that_is_allowed(
     limits: ResourceLimits, total: int | None, memory: int | None
 ) -> None:
-    around = Surroundings(limits, total)
-    assert around.memory_bytes == memory
-    assert around.worker_limits(None) == WorkerLimits(memory, limits.cpu_percent)
-    assert around.worker_limits(PLANS[1]) == WorkerLimits(memory_max(100 * MIB), limits.cpu_percent)
+    conditions = RunConditions(limits, total)
+    assert conditions.memory_bytes == memory
+    assert conditions.worker_limits(None) == WorkerLimits(memory, limits.cpu_percent)
+    assert conditions.worker_limits(PLANS[1]) == WorkerLimits(memory_max(100 * MIB), limits.cpu_percent)
 
 
-def run(root: Path, plan: int | None) -> Run:
+def run(root: Path, plan: int | None) -> WorkerRun:
     """Return the state of a run whose process was not started."""
 
     async def make() -> WorkerProcess:
         return WorkerProcess(Launch(()), on_event=print, on_output=print, on_exit=print, on_disobedience=print)
 
-    return Run(
+    return WorkerRun(
         4, asyncio.run(make()), JobLog(root, MIB), PLANS, plan, None, WorkerLimits(memory_max(100 * MIB), 100.0), None,
-        last_checkpoint_s=0.0, last_flush_s=0.0, switched_at_s=0.0, silence=SilenceWatch(0.0),
+        last_checkpoint_s=0.0, last_flush_s=0.0, switched_at_s=0.0, silence=SilenceMonitor(0.0),
     )  # fmt: skip
 
 

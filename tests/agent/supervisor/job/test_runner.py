@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from port_agent.federate.orders import FOLDER, MODEL_FILE, RESULT_FILE, RESULT_PART_FILE, START_FILE
-from port_agent.jobs.model import JobKind, JobRequestError, JobState
+from port_agent.jobs.job import JobKind, JobRequestError, JobState
 from port_agent.policy.decide import ResourceLimits
 from port_agent.supervisor.job.worker_process import WorkerPhase
 from tests.agent.live_daemon import BUNDLE, LONG, go

@@ -15,11 +15,11 @@ pytestmark = pytest.mark.process
 @go
 async def test_boards_have_a_runner_while_they_have_a_job(tmp_path: Path) -> None:
     async with parts(tmp_path) as made:
-        runners = made.core.runners
+        runners = made.context.runners
         first, second = runners.at("/dev/a"), runners.at("/dev/b")
         assert list(runners) == [runners.host, first, second] and runners.at("/dev/a") is first
         job = made.add("birds", LONG)
-        assert second.start(job, first._surroundings)
+        assert second.start(job, first._conditions)
         runners.tidy()
         assert list(runners) == [runners.host, second] and runners.of_job(job.id) is second
         assert runners.shown is second and [run.id for run in runners.statuses()] == [job.id]

@@ -3,10 +3,10 @@
 from dataclasses import replace
 from pathlib import Path
 
-from port_agent.finetune.job.file import FinetuneJob
-from port_agent.finetune.options import FinetuneOptions
-from port_agent.jobs.model import Job, JobKind, JobMeasurements, JobSpec
-from port_agent.supervisor.job.plans.choice import (
+from port_agent.finetune.inputs.options import FinetuneOptions
+from port_agent.finetune.job_file import FinetuneJob
+from port_agent.jobs.job import Job, JobKind, JobMeasurements, JobSpec
+from port_agent.supervisor.job.plan_choice import (
     PlanFigures,
 )
 from port_agent.supervisor.job.worker_kinds import (

@@ -170,7 +170,7 @@ hear(LeaveNow); sys.exit(4)
         await heard.until(lambda: process.phase is WorkerPhase.TRAINING)
         process.leave()
         end = await heard.end()
-        assert (end.returncode, end.told_to_leave, end.killed_after_s) == (4, True, None)
+        assert (end.returncode, end.asked_to_leave, end.killed_after_s) == (4, True, None)
         assert heard.disobedience == []
 
 
@@ -210,7 +210,7 @@ async def test_a_worker_that_does_not_leave_is_killed(tmp_path: Path) -> None:
         await heard.until(lambda: heard.disobedience)
         heard.process.leave()
         end = await heard.end()
-        assert (end.returncode, end.told_to_leave) == (-signal.SIGKILL, True)
+        assert (end.returncode, end.asked_to_leave) == (-signal.SIGKILL, True)
         assert end.killed_after_s == worker_process.LEAVE_PATIENCE_S
         assert [command for command, _ in heard.disobedience] == ["pause", "leave"]
 
@@ -229,7 +229,7 @@ for text in line.makefile("rb"):
         await heard.ready()
         heard.process.leave(9.0)
         end = await heard.end()
-        assert (end.returncode, end.told_to_leave, end.killed_after_s) == (75, True, None)
+        assert (end.returncode, end.asked_to_leave, end.killed_after_s) == (75, True, None)
         assert heard.events[-1] == CheckpointWritten(step=7, bytes=1, wall_s=9.0)
 
 
@@ -308,11 +308,11 @@ async def test_the_belt_is_widened_and_never_made_narrower(tmp_path: Path) -> No
     async with worker(tmp_path, DEAF, data_limit_bytes=1 << 31) as heard:
         await heard.ready()
         for asked, limit in ((1 << 32, 1 << 32), (1 << 30, 1 << 32)):
-            heard.process.widen_belt(asked)
+            heard.process.widen_limit(asked)
             assert resource.prlimit(heard.process.pid, resource.RLIMIT_DATA)[0] == limit
         heard.process.kill()
         await heard.end()
-        heard.process.widen_belt(1 << 33)  # it has just ended
+        heard.process.widen_limit(1 << 33)  # it has just ended
 
 
 @LINUX
@@ -321,5 +321,5 @@ async def test_a_worker_without_a_belt_gets_none(tmp_path: Path) -> None:
     async with worker(tmp_path, DEAF) as heard:
         await heard.ready()
         before = resource.prlimit(heard.process.pid, resource.RLIMIT_DATA)
-        heard.process.widen_belt(1 << 32)
+        heard.process.widen_limit(1 << 32)
         assert resource.prlimit(heard.process.pid, resource.RLIMIT_DATA) == before

@@ -12,7 +12,7 @@ from socket import create_server
 from typing import Any
 
 from port_agent.control.client import ControlError
-from port_agent.jobs.model import JobState
+from port_agent.jobs.job import JobState
 from tests.agent.federate.agents import Device, pair_all, running
 from tests.agent.live import OFFER_EVERY_S
 from tests.agent.live_daemon import CONFIG, ROOT, undisturbed
@@ -106,6 +106,6 @@ def let_offers_pass() -> None:
 
 
 def settled(attic: Mover, cellar: Mover) -> bool:
-    """Say whether the owner has its job and the other device has nothing of it."""
+    """Return whether the owner has its job and the other device has nothing of it."""
     left = (cellar.root / "state/moving").exists() and any((cellar.root / "state/moving").iterdir())
     return attic.own()["away"] is None and not cellar.all() and not left

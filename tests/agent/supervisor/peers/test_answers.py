@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from port_agent.peers.exchange.answers import Asker, NotAnsweredError, Subject
+from port_agent.peers.exchange.answers import NotAnsweredError, PeerClient, Topic
 from port_agent.policy.config import AgentOptions
 from port_agent.supervisor.peers import answers as answers_module
 from port_agent.supervisor.peers.answers import LONGEST_SOLVING_S, PeerAnswers
@@ -23,7 +23,7 @@ def run(work: Awaitable[None]) -> None:
     asyncio.run(asyncio.wait_for(work, 120.0))  # type: ignore[arg-type]
 
 
-async def nothing_moves(asker: Asker, request: bytes) -> bytes:
+async def nothing_moves(client: PeerClient, request: bytes) -> bytes:
     return b""
 
 
@@ -36,8 +36,8 @@ class Home:
         self.answers = PeerAnswers(root, lambda: self.objection, self.audits.append, self.federate, nothing_moves)
         self.answers.options = options
 
-    async def federate(self, asker: str, request: bytes) -> bytes:
-        return asker.encode() + request
+    async def federate(self, client: str, request: bytes) -> bytes:
+        return client.encode() + request
 
 
 def is_solving(home: Home) -> bool:
@@ -53,9 +53,9 @@ def test_nothing_unless_allowed(tmp_path: Path) -> None:
     async def work() -> None:
         home = Home(tmp_path, AgentOptions())
         with pytest.raises(NotAnsweredError, match="it shares nothing"):
-            await home.answers.shared(Subject.PLAN, NAME)
+            await home.answers.shared(Topic.PLAN, NAME)
         with pytest.raises(NotAnsweredError, match="set share = true"):
-            await home.answers.keep(Subject.PLAN, NAME, b"a plan")
+            await home.answers.keep(Topic.PLAN, NAME, b"a plan")
         with pytest.raises(NotAnsweredError, match="it solves for no other device"):
             await home.answers.solve("cellar", b"a problem", 1.0)
         assert home.audits == []
@@ -66,10 +66,10 @@ def test_nothing_unless_allowed(tmp_path: Path) -> None:
 def test_what_is_kept_is_shared(tmp_path: Path) -> None:
     async def work() -> None:
         home = Home(tmp_path)
-        await home.answers.keep(Subject.PLAN, NAME, b"a plan")
-        assert await home.answers.shared(Subject.PLAN, NAME) == b"a plan"
+        await home.answers.keep(Topic.PLAN, NAME, b"a plan")
+        assert await home.answers.shared(Topic.PLAN, NAME) == b"a plan"
         with pytest.raises(NotAnsweredError, match="it has no such costs"):
-            await home.answers.shared(Subject.COSTS, NAME)
+            await home.answers.shared(Topic.COSTS, NAME)
 
     run(work())
 

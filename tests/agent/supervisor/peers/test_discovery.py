@@ -51,11 +51,11 @@ def test_another_agent_as_plain_values(peer: Peer, now_s: float, address: str | 
 @go
 async def test_others_hear_whether_there_is_work_and_never_why_it_waits(tmp_path: Path) -> None:
     async with parts(tmp_path) as made:
-        runners = made.core.runners
+        runners = made.context.runners
         assert public_state(runners, has_work=False) is PublicState.IDLE
         assert public_state(runners, has_work=True) is PublicState.PAUSED
         made.add("birds", LONG)
-        Dispatcher(made.core).act(TRAIN)
+        Dispatcher(made.context).act(TRAIN)
         assert public_state(runners, has_work=True) is PublicState.TRAINING
         runners.host.pause()
         assert public_state(runners, has_work=True) is PublicState.PAUSED

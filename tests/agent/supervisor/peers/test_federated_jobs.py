@@ -18,17 +18,17 @@ from flwr.supercore.task_identity import TaskIdentity
 from port_agent.federate.orders import ARRAYS, CONFIG, FOLDER, MODEL_FILE, RESULT_FILE, START_FILE
 from port_agent.federate.tensors import federated_tensors
 from port_agent.federate.wire import array_record, message_bytes, read_message
-from port_agent.jobs.model import JobKind, JobSpec, JobState
+from port_agent.jobs.job import JobKind, JobSpec, JobState
 from port_agent.jobs.store import JobStore
-from port_agent.peers.federation.requests import (
+from port_agent.peers.federation_requests import (
     Invitation,
-    MessagePart,
+    MessageChunk,
     ReplyRequest,
     RoundEnd,
     TaskAnswer,
     TaskState,
 )
-from port_agent.supervisor.peers.answers import FederatedSurroundings
+from port_agent.supervisor.peers.answers import FederatedContext
 from port_agent.supervisor.peers.federated_jobs import FederatedJobs
 from tests.agent.federate.jobs import adapter_file, gestures_bundle
 from tests.agent.live_daemon import until
@@ -66,21 +66,21 @@ class Home:
 
     def restarted(self) -> FederatedJobs:
         """Return what an agent has that was just started."""
-        around = FederatedSurroundings(lambda: self.objection, lambda job: None, self._wake)
-        self.jobs = FederatedJobs(self.store, around, self.audits.append)
+        conditions = FederatedContext(lambda: self.objection, lambda job: None, self._wake)
+        self.jobs = FederatedJobs(self.store, conditions, self.audits.append)
         return self.jobs
 
     def _wake(self) -> None:
         self.woken += 1
 
-    def part(self, begin: int, end: int | None = None, run: str = RUN, message: bytes | None = None) -> MessagePart:
+    def part(self, begin: int, end: int | None = None, run: str = RUN, message: bytes | None = None) -> MessageChunk:
         whole = message or self.message
         digest, tensors = hashlib.sha256(whole).hexdigest(), self.tensors.fingerprint
-        return MessagePart(
+        return MessageChunk(
             job=NAME, run=run, message=digest, tensors=tensors, total=len(whole), offset=begin, data=whole[begin:end]
         )
 
-    async def ask(self, request: Invitation | MessagePart | ReplyRequest | RoundEnd) -> TaskAnswer:
+    async def ask(self, request: Invitation | MessageChunk | ReplyRequest | RoundEnd) -> TaskAnswer:
         return await self.jobs.respond("attic", request)
 
     async def reply(self, offset: int = 0) -> TaskAnswer:
@@ -172,7 +172,7 @@ def test_who_takes_part_is_for_the_device_to_say(tmp_path: Path, bundle: Path) -
 def test_one_federation_at_a_time_and_messages_of_its_size(tmp_path: Path, bundle: Path) -> None:
     async def work() -> None:
         async with home(tmp_path, bundle) as made:
-            huge = MessagePart(
+            huge = MessageChunk(
                 job=NAME,
                 run=RUN,
                 message=made.hash,
@@ -196,7 +196,7 @@ def test_what_is_damaged_on_its_way_is_brought_again(tmp_path: Path, bundle: Pat
     async def work() -> None:
         async with home(tmp_path, bundle) as made:
             part = made.part(0)
-            flipped = MessagePart(
+            flipped = MessageChunk(
                 job=NAME, run=RUN, message=part.message, tensors=part.tensors, total=part.total, offset=0,
                 data=part.data[:-1] + bytes([part.data[-1] ^ 1]),
             )  # fmt: skip

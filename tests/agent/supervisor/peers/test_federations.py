@@ -33,8 +33,8 @@ def test_two_devices_average_what_they_trained_and_both_have_it(tmp_path: Path) 
         averaged = tensors.read(Path(attic.federation()["weights"]))
         for device in devices:
             device.client.download(f"/v1/jobs/{JOB}/result", device.root / "out.safetensors")
-            told = tensors.read(device.root / "out.safetensors")
-            assert all((averaged[name] == told[name]).all() for name in averaged)
+            lines = tensors.read(device.root / "out.safetensors")
+            assert all((averaged[name] == lines[name]).all() for name in averaged)
     alone = [tensors.read(trained_alone(bundle)) for bundle in bundles]
     samples = [read_manifest(bundle).samples for bundle in bundles]
     for name, array in averaged.items():

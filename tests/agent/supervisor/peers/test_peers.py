@@ -9,11 +9,11 @@ import pytest
 from port_agent.health.conditions import HealthBoard
 from port_agent.jobs.store import JobStore
 from port_agent.peers.announcement import Announcement
-from port_agent.peers.exchange.answers import Asker
+from port_agent.peers.exchange.answers import PeerClient
 from port_agent.peers.sightings import Peer
 from port_agent.peers.state import PublicState
 from port_agent.policy.config import AgentOptions
-from port_agent.supervisor.peers.answers import FederatedSurroundings
+from port_agent.supervisor.peers.answers import FederatedContext
 from port_agent.supervisor.peers.pairing import PairingRefusedError
 from port_agent.supervisor.peers.peers import HISTORY_KIND, Peers
 from port_agent.system.clock import SystemClock
@@ -28,13 +28,13 @@ def run(work: Awaitable[None]) -> None:
     asyncio.run(asyncio.wait_for(work, 120.0))  # type: ignore[arg-type]
 
 
-async def nothing_moves(asker: Asker, request: bytes) -> bytes:
+async def nothing_moves(client: PeerClient, request: bytes) -> bytes:
     return b""
 
 
 def peers_in(root: Path) -> tuple[Peers, JobStore]:
     store = JobStore(root)
-    training = FederatedSurroundings(lambda: "", lambda job: None, lambda: None)
+    training = FederatedContext(lambda: "", lambda job: None, lambda: None)
     return Peers(
         root, HealthBoard(), SystemClock(), store, lambda name: HEARTBEAT, lambda: "", training, nothing_moves
     ), store
@@ -75,9 +75,9 @@ def test_what_happened_is_shown_newest_last_and_nothing_of_jobs(tmp_path: Path) 
         store.note(1.0, None, "submitted", "no affair of peers")
         for number in range(12):
             store.note(float(number), None, HISTORY_KIND, f"event {number}")
-        told = peers.describe()
-        assert told["history"] == [{"at": float(number), "text": f"event {number}"} for number in range(2, 12)]
-        assert (told["paired"], told["device_id"], told["port"], told["peers"]) == ([], None, None, None)
+        history = peers.describe()
+        assert history["history"] == [{"at": float(number), "text": f"event {number}"} for number in range(2, 12)]
+        assert (history["paired"], history["device_id"], history["port"], history["peers"]) == ([], None, None, None)
         with pytest.raises(PairingRefusedError):
             await peers.type_code("482193059", "127.0.0.1", 1)
         assert len(str(peers.describe()["device_id"])) == 63, "made when first needed"

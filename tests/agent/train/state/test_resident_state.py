@@ -237,7 +237,7 @@ def test_pruning_changes_the_hosts_copy_where_that_is_the_weight(beside: Persist
     def clear(piece: torch.Tensor) -> None:
         piece.zero_()
 
-    beside.for_each_piece(M, clear, changes=True)
+    beside.for_each_chunk(M, clear, changes=True)
     assert not now(beside, M).any()
 
 

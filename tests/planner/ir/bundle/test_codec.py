@@ -23,7 +23,7 @@ from port_planner.ir.bundle.codec import (
     unpack_plan,
 )
 from port_planner.ir.costs import Codec, CostTable, DeviceCosts, Flash, OpCost, PackingCost
-from port_planner.ir.graph import Named, Piece, Ref, Scalar
+from port_planner.ir.graph import Named, Ref, Scalar, Tile
 from port_planner.ir.plan import Action, Decision, Plan
 from tests.planner.steps import tiny_step
 
@@ -53,7 +53,7 @@ def test_teams_come_back_and_older_graphs_have_none() -> None:
     graph = tiny_step("SGD").graphs["step"]
     assert all(len(op) == 7 for op in pack_graph(graph)[2]), "as agents read it that know no teams"
     ops = tuple(
-        replace(op, team=i % 3, piece=Piece(0, "a chain", 0, 1) if i % 2 else None) for i, op in enumerate(graph.ops)
+        replace(op, team=i % 3, tile=Tile(0, "a chain", 0, 1) if i % 2 else None) for i, op in enumerate(graph.ops)
     )
     divided = replace(graph, ops=ops)
     assert unpack_graph(through(pack_graph(divided))) == divided
@@ -225,11 +225,11 @@ def deep(levels: int) -> Any:
     [
         (deep(MAX_NESTING + 1), f"nested deeper than {MAX_NESTING} lists"),
         ({"v": -1}, "an argument cannot be read: Expected `int` >= 0"),
-        ({"v": 0, "s": 0}, "which is no number, tensor or list"),
-        ({"v": None}, "which is no number, tensor or list"),
+        ({"v": 0, "s": 0}, "which is not a valid number, tensor or list"),
+        ({"v": None}, "which is not a valid number, tensor or list"),
         ({"x": 0}, "an argument cannot be read: .*unknown field `x`"),
         ({"n": ["dtype"]}, "an argument cannot be read: .*length 2"),
-        (b"bytes", "which is no number, tensor or list"),
+        (b"bytes", "which is not a valid number, tensor or list"),
     ],
 )
 def test_arguments_that_are_none(argument: Any, message: str) -> None:

@@ -20,7 +20,7 @@ from tests.planner.steps import costs_of
 
 
 @pytest.fixture(scope="module")
-def prepared() -> make_bundle.Prepared:
+def prepared() -> make_bundle.CapturedJob:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -29,7 +29,7 @@ def prepared() -> make_bundle.Prepared:
     return make_bundle.prepare(TrainingJob(model, loss, optimizer, data, 8))
 
 
-def choices(prepared: make_bundle.Prepared, count: int) -> tuple[list[dict[str, Plan]], dict[str, CostTable]]:
+def choices(prepared: make_bundle.CapturedJob, count: int) -> tuple[list[dict[str, Plan]], dict[str, CostTable]]:
     """Return `count` times the same plan, and its costs."""
     graph = prepared.graphs["step"]
     costs = costs_of(graph)
@@ -40,7 +40,7 @@ def choices(prepared: make_bundle.Prepared, count: int) -> tuple[list[dict[str, 
 
 @pytest.mark.parametrize(("first", "second"), [(1, 3), (3, 1), (2, 2)])
 def test_replaced_plans_are_those_of_a_bundle_written_anew(
-    prepared: make_bundle.Prepared, tmp_path: Path, first: int, second: int
+    prepared: make_bundle.CapturedJob, tmp_path: Path, first: int, second: int
 ) -> None:
     changed, anew = tmp_path / "changed.port", tmp_path / "anew.port"
     plans, costs = choices(prepared, first)
@@ -53,9 +53,9 @@ def test_replaced_plans_are_those_of_a_bundle_written_anew(
     read_everything(Bundle(changed))
 
 
-def test_a_file_that_is_no_bundle_is_refused(prepared: make_bundle.Prepared, tmp_path: Path) -> None:
+def test_a_file_that_is_no_bundle_is_refused(prepared: make_bundle.CapturedJob, tmp_path: Path) -> None:
     plans, costs = choices(prepared, 1)
     manifest = make_bundle.write(tmp_path / "job.port", prepared, plans, costs, [64 << 20], threads=1)
-    (tmp_path / "text").write_text("no bundle")
+    (tmp_path / "text").write_text("not a valid bundle")
     with pytest.raises(BundleError):
         replace_plans(tmp_path / "text", manifest, plans, costs)

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from port_planner.ir.costs import CostTable, OpCost
-from port_planner.ir.devices.kinds import CPU
+from port_planner.ir.device_kinds import CPU
 from port_planner.ir.lowering.lower import lower
 from port_planner.ir.plan import Plan
 from port_planner.problem.placed_step import placed_step

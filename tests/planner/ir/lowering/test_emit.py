@@ -25,7 +25,7 @@ def test_nothing_decided_is_the_operators_and_what_is_freed() -> None:
     assert (program.peak_bytes, program.peak_op) == (2280, 2)
     assert (program.seconds, program.compute_seconds, program.stall_seconds) == (5.0, 5.0, 0.0)
     assert program.joules == 5 * 5.0 + 2.0 * 5.0, "operators, and two watts as long as the step lasts"
-    assert program.starts_on_flash == program.carried == program.replayed == frozenset()
+    assert program.starts_on_flash == program.cross_step == program.replayed == frozenset()
 
 
 def test_a_page_goes_out_behind_compute_and_is_asked_for_in_time() -> None:
@@ -92,7 +92,7 @@ def test_contents_that_are_on_flash_are_dropped_and_not_written_again() -> None:
 
 def test_a_step_begins_with_the_writes_that_the_one_before_left_under_way() -> None:
     program = lower(graph(), costs(bytes_per_s=200.0), AROUND_W)
-    assert program.starts_on_flash == {W} and program.carried == {W}
+    assert program.starts_on_flash == {W} and program.cross_step == {W}
     names = shown(program)
     assert names[-1] == ("WRITE", W), "its end is not waited for"
     assert names.index(("WAIT_WRITE", W)) < names.index(("RUN", 0)), "the queue of the page thread keeps the order"

@@ -114,10 +114,10 @@ def _weight(graph: StepGraph) -> int:
     return next(s for s, x in enumerate(graph.storages) if x.role is Role.PARAMETER)
 
 
-def walk(program: Program, workspaces: list[int], carried: Set[int] = frozenset()) -> list[int]:
+def walk(program: Program, workspaces: list[int], cross_step: Set[int] = frozenset()) -> list[int]:
     """Obey the instructions one by one; fail on any read of what is not there. Return bytes held at each instruction.
 
-    `carried`: writes of the step before that are still under way.
+    `cross_step`: writes of the step before that are still under way.
     """
     graph = program.graph
     size = [s.nbytes for s in graph.storages]
@@ -127,7 +127,7 @@ def walk(program: Program, workspaces: list[int], carried: Set[int] = frozenset(
     }  # fmt: skip
     flash = set(program.starts_on_flash)
     landing: set[int] = set()
-    leaving = set(carried)
+    leaving = set(cross_step)
     born: set[int] = set()
     streaming: dict[int, int] = {}
     packed: dict[int, int] = {}
@@ -204,7 +204,7 @@ def walk(program: Program, workspaces: list[int], carried: Set[int] = frozenset(
                 leaving.add(i)
                 flash.add(i)
             case Code.WAIT_WRITE:
-                assert i in leaving or i in program.carried
+                assert i in leaving or i in program.cross_step
                 leaving.discard(i)
             case Code.PACK:
                 cost = program.packings[i]
@@ -242,7 +242,7 @@ def walk(program: Program, workspaces: list[int], carried: Set[int] = frozenset(
         levels.append(held() + extra)
     assert not landing and not streaming and not packed
     assert not packed_leaving and not packed_landing and not packed_on_flash
-    assert leaving <= program.carried <= program.starts_on_flash
+    assert leaving <= program.cross_step <= program.starts_on_flash
     end = {s for s in there if graph.storages[s].persistent}
     start = {s for s, x in enumerate(graph.storages) if x.persistent and graph.uses[s]} - program.starts_on_flash
     assert end == start, "a step must end as it began"
@@ -256,8 +256,8 @@ def checked(graph: StepGraph, plan: Plan, *, workspace: int = 0, base: int = 0) 
     program = lower(graph, costs, plan)
     verify_lowered(program)
     ordered = [costs.ops[i] for i in plan.order] if plan.order else costs.ops
-    for carried in (frozenset[int](), program.carried):
-        levels = walk(program, [c.workspace_bytes for c in ordered], carried)
+    for cross_step in (frozenset[int](), program.cross_step):
+        levels = walk(program, [c.workspace_bytes for c in ordered], cross_step)
         for instruction, level in zip(program.instructions, levels, strict=True):
             assert level <= max(instruction.resident_bytes, program.peak_bytes - base)
         assert max(levels) <= program.peak_bytes - base

@@ -17,9 +17,9 @@ from port_planner.ir.lowering.verify import verify_lowered
 from port_planner.ir.plan import Action, Plan
 from port_planner.ir.program import BudgetError, Code, PlanError, Program
 from port_planner.problem.reorder import dependencies
-from port_planner.slices import pieces
-from port_planner.slices.chains import find_chains
-from port_planner.slices.pieces import cut_chains
+from port_planner.tiling import tiles
+from port_planner.tiling.chains import find_chains
+from port_planner.tiling.tiles import tile_chains
 from tests.agent.exactness import flat_costs, random_plan
 from tests.planner.steps import tiny_step
 
@@ -46,8 +46,8 @@ def test_a_missing_instruction_is_named(code: Code) -> None:
     found = 0
     for program in _programs(8):
         for number, instruction in enumerate(program.instructions):
-            carried = code is Code.WAIT_WRITE and instruction.index in program.carried
-            if instruction.code is code and not carried:
+            cross_step = code is Code.WAIT_WRITE and instruction.index in program.cross_step
+            if instruction.code is code and not cross_step:
                 found += 1
                 rest = (*program.instructions[:number], *program.instructions[number + 1 :])
                 with pytest.raises(PlanError, match="the lowering is wrong, report this"):
@@ -103,10 +103,10 @@ def test_programs_of_random_plans_of_a_transformer_are_in_order(
     seeds: range, in_pieces: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With room to spare and in the least that they can do with, in orders of their own."""
-    monkeypatch.setattr(pieces, "SPLIT_BYTES", 40_000)
+    monkeypatch.setattr(tiles, "SPLIT_BYTES", 40_000)
     graph = demo_step()
     if in_pieces:
-        graph = cut_chains(graph, find_chains(graph, 40_000), 4).graph
+        graph = tile_chains(graph, find_chains(graph, 40_000), 4).graph
         assert len(graph.ops) > len(demo_step().ops)
     decided: Counter[Action] = Counter()
     for seed in seeds:

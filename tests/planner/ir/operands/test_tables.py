@@ -9,9 +9,9 @@ import torch
 from port_planner.capture.step import capture_step
 from port_planner.ir.graph import GraphError, Op, Ref, StepGraph
 from port_planner.ir.operands.verify import verify_operands
-from port_planner.slices.blocks import blocks_of, large_weights, read_in_blocks
+from port_planner.tiling.blocks import blocks_of, large_weights, read_in_blocks
 from tests.planner.ir.operands.recorded_step import changed, place
-from tests.planner.slices.table_step import reader, reader_batch, reader_loss
+from tests.planner.tiling.table_step import reader, reader_batch, reader_loss
 
 
 def rows_in_blocks() -> StepGraph:

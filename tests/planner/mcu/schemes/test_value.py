@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from port_planner.mcu.autodiff import SparseScheme, last_layers
+from port_planner.mcu.choose_plan import FitOptions
 from port_planner.mcu.compile import CompiledModel, compile_model, recompile
-from port_planner.mcu.fates.choose import FitOptions
-from port_planner.mcu.fates.page_costs import PageMedium
 from port_planner.mcu.host import UpdateOptions
 from port_planner.mcu.memory import ArenaBudgetError
-from port_planner.mcu.schemes.value import Valuation, Valued, most_per_joule, value_candidates, value_schemes
+from port_planner.mcu.page_costs import PageMedium
+from port_planner.mcu.schemes.value import Valuation, ValuedCandidate, max_per_joule, value_candidates, value_schemes
 from port_planner.mcu.zoo import DigitsNet
 from tests.planner.mcu.networks import bars, settled
 
@@ -65,17 +65,17 @@ def test_a_candidate_that_does_not_fit_is_named(model: CompiledModel) -> None:
         value(model, FitOptions(300))
 
 
-def valued(model: CompiledModel, origin: str, joules: float, *accuracies: float) -> Valued:
+def valued(model: CompiledModel, origin: str, joules: float, *accuracies: float) -> ValuedCandidate:
     fitted = recompile(model, FitOptions(1_000_000))[1]
-    return Valued(origin, SparseScheme({}), fitted, accuracies, joules, untrained=0.5)
+    return ValuedCandidate(origin, SparseScheme({}), fitted, accuracies, joules, untrained=0.5)
 
 
 def test_the_rule(model: CompiledModel) -> None:
     best = valued(model, "best", 4.0, 0.90, 0.92, 0.91)
     near = valued(model, "near", 2.0, 0.90, 0.90, 0.92)  # 0.3 ± 0.9 points behind
     poor = valued(model, "poor", 0.1, 0.80, 0.82, 0.81)  # most points per joule, but 10 points behind
-    assert most_per_joule([best, near, poor], best) is near
-    assert most_per_joule([best, poor], best) is best
-    dear = valued(model, "dear", 8.0, 0.90, 0.92, 0.91)
-    assert most_per_joule([dear, best], best) is best
+    assert max_per_joule([best, near, poor], best) is near
+    assert max_per_joule([best, poor], best) is best
+    dear = valued(model, "expensive", 8.0, 0.90, 0.92, 0.91)
+    assert max_per_joule([dear, best], best) is best
     assert near.gain_per_joule == pytest.approx((0.9067 - 0.5) / 2.0, abs=1e-4)

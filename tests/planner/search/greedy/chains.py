@@ -1,6 +1,6 @@
 """A step small enough to know by heart, for the tests of the greedy search's parts."""
 
-from port_planner.problem.model import Paging, Problem, Rematerialization, Semantics, Stage, Tensor
+from port_planner.problem.problem import Paging, Problem, Rematerialization, Semantics, Stage, Tensor
 
 INPUT, HIDDEN, OUTPUT, WEIGHT = range(4)
 """Tensors of `chain`."""

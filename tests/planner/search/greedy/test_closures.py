@@ -1,6 +1,6 @@
 """What rematerializations need, and who reads what."""
 
-from port_planner.problem.model import Choice, Fate
+from port_planner.problem.problem import Choice, GapDecision
 from port_planner.search.greedy.closures import ClosureCost, Closures
 from port_planner.search.greedy.decisions import Decisions
 from tests.planner.search.greedy.chains import HIDDEN, INPUT, OUTPUT, chain, gap_of
@@ -15,7 +15,7 @@ def made() -> tuple[Closures, int, int]:
 def test_what_is_resident_is_read_and_what_is_not_is_computed_too() -> None:
     closures, _, hidden = made()
     assert closures.find(4, {OUTPUT: 0}) == ({}, {HIDDEN})
-    with closures.decisions.supposing(Choice(hidden, 4, Fate.RECOMPUTE)):
+    with closures.decisions.supposing(Choice(hidden, 4, GapDecision.RECOMPUTE)):
         assert closures.find(3, {OUTPUT: 0}) == ({HIDDEN: 0}, {INPUT})
         assert closures.find(3, {OUTPUT: 0, HIDDEN: 0}) == ({}, {INPUT})
 
@@ -24,10 +24,10 @@ def test_no_closure_where_something_can_neither_be_read_nor_computed() -> None:
     closures, input_gap, hidden = made()
     assert closures.find(4, {INPUT: 0}) is None
     assert closures.find(4, {OUTPUT: 1}) is None
-    with closures.decisions.supposing(Choice(input_gap, 5, Fate.PAGE)):
+    with closures.decisions.supposing(Choice(input_gap, 5, GapDecision.PAGE)):
         assert closures.find(4, {HIDDEN: 0}) is None
     closures.chain_limit = 0
-    with closures.decisions.supposing(Choice(hidden, 4, Fate.RECOMPUTE)):
+    with closures.decisions.supposing(Choice(hidden, 4, GapDecision.RECOMPUTE)):
         assert closures.find(3, {OUTPUT: 0}) is None
 
 
@@ -42,7 +42,7 @@ def test_refreshing_tells_the_bytes_and_remembers_who_reads() -> None:
     closures, input_gap, hidden = made()
     closures.roots[3] = {OUTPUT: 0}
     assert closures.refresh(3) == 0.0 and closures.readers(hidden) == [3]
-    closures.decisions.choices[hidden] = Choice(hidden, 4, Fate.RECOMPUTE)
+    closures.decisions.choices[hidden] = Choice(hidden, 4, GapDecision.RECOMPUTE)
     assert closures.refresh(3) == 20.0
     assert (closures.readers(hidden), closures.readers(input_gap)) == ([], [3])
     closures.roots[3] = {}

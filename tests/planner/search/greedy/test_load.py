@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from port_planner.problem.model import Schedule, Semantics
+from port_planner.problem.problem import Schedule, Semantics
 from port_planner.problem.replay import replay
 from port_planner.search.greedy.load import StageLoad, step_slices
 from tests.planner.brute_force import random_problem

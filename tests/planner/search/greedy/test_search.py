@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from port_planner.problem.model import Choice, Fate, Packing, Problem, Schedule, Semantics, Slicing
+from port_planner.problem.problem import Choice, GapDecision, Packing, Problem, Schedule, Semantics, Slicing
 from port_planner.problem.replay import replay
 from port_planner.search.greedy.search import Greedy, GreedySearch, greedy, greedy_variants, smallest_budget
 from tests.planner.brute_force import random_problem
@@ -46,10 +46,10 @@ def test_the_search_never_counts_less_than_the_replay(seed: int, semantics: Sema
 def test_a_move_taken_back_leaves_no_trace(seed: int, semantics: Semantics) -> None:
     search = GreedySearch(random_problem(seed, semantics=semantics, packing=True))
     for g, gap in enumerate(search.problem.gaps):
-        for move in [] if gap.dead else list(search.moves.of(g, paging=True, recompute=True)):
+        for step in [] if gap.dead else list(search.steps.of(g, paging=True, recompute=True)):
             before = (search.load.after.copy(), search.load.before.copy(), search.schedule())
-            search._make(move)
-            search._take_back(move)
+            search._make(step)
+            search._take_back(step)
             assert np.array_equal(before[0], search.load.after) and np.array_equal(before[1], search.load.before)
             assert before[2] == search.schedule()
             assert abs(search.added.seconds) + abs(search.added.io_seconds) + abs(search.added.written_bytes) < 1e-9
@@ -70,7 +70,7 @@ def test_a_tensor_is_packed_where_that_is_the_cheapest_relief() -> None:
     cheap = Packing(5, 0.1, 0.01)
     tensors = [replace(t, packings=(cheap,) * len(t.writes)) if t.birth >= 0 else t for t in problem.tensors]
     found = greedy(replace(problem, tensors=tuple(tensors))).schedule
-    assert found is not None and [c.fate for c in found.choices] == [Fate.PACK]
+    assert found is not None and [c.decision for c in found.choices] == [GapDecision.PACK]
     assert greedy(problem, packing=False).schedule == greedy(problem).schedule
 
 
@@ -93,12 +93,12 @@ def test_packed_forms_stand_in_the_way_of_nothing_that_paging_alone_finds(seed: 
 
 def test_the_cheapest_relief_is_taken() -> None:
     problem = working_more(chain(ram_bytes=150), 3, 10)  # only stage 3 is over: the hidden tensor is idle there
-    assert greedy(problem).schedule == Schedule((Choice(gap_of(problem, HIDDEN, 2), 4, Fate.RECOMPUTE),))
+    assert greedy(problem).schedule == Schedule((Choice(gap_of(problem, HIDDEN, 2), 4, GapDecision.RECOMPUTE),))
 
 
 def test_a_move_that_a_later_one_makes_needless_is_taken_back() -> None:
     problem = chain(ram_bytes=140)  # the hidden tensor relieves stage 3 for less, but not stage 2; the weight both
-    assert greedy(problem).schedule == Schedule((Choice(gap_of(problem, WEIGHT, 1), 4, Fate.PAGE),))
+    assert greedy(problem).schedule == Schedule((Choice(gap_of(problem, WEIGHT, 1), 4, GapDecision.PAGE),))
 
 
 def test_what_paging_cannot_relieve_is_told_with_its_stage() -> None:
@@ -109,7 +109,7 @@ def test_what_paging_cannot_relieve_is_told_with_its_stage() -> None:
 def test_a_start_is_kept_where_it_serves() -> None:
     problem = chain(ram_bytes=140)
     g = gap_of(problem, INPUT, 1)
-    page = Schedule((Choice(g, 5, Fate.PAGE),))
+    page = Schedule((Choice(g, 5, GapDecision.PAGE),))
     assert GreedySearch(problem, start=page).run().schedule == page
     assert page in list(greedy_variants(problem, [page]))
 

@@ -83,8 +83,8 @@ def test_the_choice_is_the_best_of_all_and_never_worse_than_one_device(goal: Goa
 def test_transfers_that_cost_too_much_leave_all_on_one_device() -> None:
     for seed in range(10):
         problem = random_problem(seed)
-        dear = tuple(tuple(DeviceLink(1e3, 1e3, 1e3) for _ in row) for row in problem.links)
-        apart = replace(problem, links=dear, contents=tuple(replace(c, nbytes=1) for c in problem.contents))
+        expensive = tuple(tuple(DeviceLink(1e3, 1e3, 1e3) for _ in row) for row in problem.links)
+        apart = replace(problem, links=expensive, contents=tuple(replace(c, nbytes=1) for c in problem.contents))
         if HOST in on_one_device(apart):
             assert set(choose_devices(apart).devices) == {HOST}, "batches come from the host"
 

@@ -1,0 +1,109 @@
+"""From readings to an unbroken row of intervals.
+
+Each with its joules or with the reason why they are not known.
+"""
+
+from dataclasses import dataclass
+
+from port_agent.energy.sources.base import Kind, SensorReading, SourceInfo
+
+GAP_PERIODS = 3.0
+GAP_MARGIN_S = 1.0
+"""A silence longer than this many expected periods plus the margin is a gap: what happened in it was not seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A stretch of time on the metering clock and the energy used in it."""
+
+    start_s: float
+    end_s: float
+    joules: float | None
+    """None is a gap: not known, which is not zero."""
+    source: str
+    kind: Kind
+    reason: str = ""
+    """Why the joules are not known; empty if they are."""
+    share: float = 1.0
+    """Of what the whole machine drew; less for one of several jobs at work."""
+    gpu: "GpuShare | None" = None
+    """What of the joules the GPU took, or the rail that feeds it, where the source tells."""
+
+    @property
+    def seconds(self) -> float:
+        """Length of the interval."""
+        return self.end_s - self.start_s
+
+    @property
+    def watts(self) -> float | None:
+        """Mean power; None in a gap."""
+        return None if self.joules is None or self.seconds <= 0 else self.joules / self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class GpuShare:
+    """Energy of a GPU, or of the rail that feeds it, within an interval; `covers` says in words which."""
+
+    joules: float
+    covers: str
+
+
+class Integrator:
+    """Turns the readings of whichever source is in use into intervals that touch each other."""
+
+    def __init__(self) -> None:
+        self._end_s: float | None = None
+        self._last: SensorReading | None = None
+        self._info: SourceInfo | None = None
+        self._trouble = ""
+
+    def add(self, reading: SensorReading, info: SourceInfo, expected_period_s: float) -> Interval | None:
+        """Return the interval that ends with `reading`; None for the first one and for one that is no newer.
+
+        Counters give differences, power gives the trapezoid. A change of source, an earlier failure or a silence of
+        over three expected periods gives a gap.
+        """
+        if self._end_s is not None and reading.time_s <= self._end_s:
+            return None
+        start_s, last, changed = self._end_s, self._last, self._info is not None and self._info.name != info.name
+        trouble, self._trouble = self._trouble, ""
+        self._end_s, self._last, self._info = reading.time_s, reading, info
+        if start_s is None:
+            return None
+        silence_s = reading.time_s - start_s
+        if silence_s > GAP_PERIODS * max(expected_period_s, info.period_s) + GAP_MARGIN_S:
+            trouble = trouble or f"no reading for {silence_s:.0f} s: suspended, or the agent was held up"
+        elif changed or last is None:
+            trouble = trouble or f"first reading of {info.name}"
+        joules = None if trouble or last is None else _joules_between(last, reading)
+        if joules is None and not trouble:
+            trouble = f"{info.name} changed its kind of figure"
+        gpu = None if joules is None or last is None else _gpu_between(last, reading)
+        return Interval(start_s, reading.time_s, joules, info.name, info.kind, trouble, gpu=gpu)
+
+    def interrupt(self, reason: str) -> None:
+        """Make the interval up to the next reading a gap."""
+        self._trouble = self._trouble or reason
+
+    def fail(self, now_s: float, info: SourceInfo, reason: str) -> Interval | None:
+        """Return the gap up to `now_s` after a failed reading; None before any reading and for no time."""
+        start_s, self._end_s = self._end_s, now_s
+        self._last, self._info, self._trouble = None, info, reason
+        if start_s is None or now_s <= start_s:
+            return None
+        return Interval(start_s, now_s, None, info.name, info.kind, reason)
+
+
+def _gpu_between(old: SensorReading, new: SensorReading) -> GpuShare | None:
+    """Return what the GPU took between two readings of the same rail."""
+    if old.gpu is None or new.gpu is None or old.gpu.covers != new.gpu.covers:
+        return None
+    return GpuShare((old.gpu.watts + new.gpu.watts) / 2 * (new.time_s - old.time_s), new.gpu.covers)
+
+
+def _joules_between(old: SensorReading, new: SensorReading) -> float | None:
+    if old.counter_joules is not None and new.counter_joules is not None:
+        return new.counter_joules - old.counter_joules
+    if old.watts is not None and new.watts is not None:
+        return (old.watts + new.watts) / 2 * (new.time_s - old.time_s)
+    return None

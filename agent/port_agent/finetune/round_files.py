@@ -1,0 +1,39 @@
+"""Open files of a federation, which lie where the user of a fine-tuning has no rights: the worker gets them as descriptors. Torch-free."""
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from port_agent.worker.options import FinetuneWorkerOptions
+
+
+class RoundFiles(msgspec.Struct, frozen=True):
+    """Descriptors that a worker inherits: `weights` to read the given adapter from, `result` to write the trained one to.
+
+    `number`: rounds that this job trained before. `result` and `number` are None where nothing is trained.
+    """
+
+    weights: int
+    result: int | None = None
+    number: int | None = None
+
+    def encoded(self) -> str:
+        """Return them as a word of a command line."""
+        return msgspec.json.encode(self).decode()
+
+
+def open_round(options: FinetuneWorkerOptions) -> RoundFiles | None:
+    """Open what a worker is told to begin with and, for a round, where its result goes; None outside a federation. Raises OSError."""
+    if options.weights is None:
+        return None
+    weights = _inherited(options.weights, os.O_RDONLY)
+    if options.round is None or options.out is None:
+        return RoundFiles(weights)
+    return RoundFiles(weights, _inherited(options.out, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), options.round)
+
+
+def _inherited(path: Path, flags: int) -> int:
+    descriptor = os.open(path, flags | os.O_NOFOLLOW, 0o600)
+    os.set_inheritable(descriptor, True)
+    return descriptor

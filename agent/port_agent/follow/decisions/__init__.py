@@ -1,5 +1,0 @@
-"""What leaves when, and how it comes back.
-
-`trace` remembers what the program did, `victims` chooses, `recompute` rebuilds. `planning` has the step that repeats
-(`step_recording`) planned beside the program and adopts the plan; `kept_plans` keeps it for the next run.
-"""

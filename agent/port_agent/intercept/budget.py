@@ -1,0 +1,391 @@
+"""A memory budget around any PyTorch program: two lines around a loop, or `port-agent exec` with none.
+
+    from port_agent import budget
+
+    with budget(ram="600M", page_dir="/mnt/sd") as b:
+        for batch in loader: ...          # the loop as it is
+    print(b.report)
+
+Model, optimizers and the ends of steps are found, not named. The numbers are those of plain PyTorch, to the bit.
+"""
+
+import contextlib
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from port_agent.intercept.consumption import EnergyUse, wear_joules_per_byte, wear_share
+from port_agent.intercept.decisions.step_planner import StepBounds, StepPlanner
+from port_agent.intercept.dispatch.mode import FollowMode, Interceptor
+from port_agent.intercept.patches.pointer_guards import PointerGuards
+from port_agent.intercept.patches.program import ProgramHooks
+from port_agent.intercept.residency.memory import ProcessBudget
+from port_agent.intercept.residency.refusals import UnsupportedError
+from port_agent.intercept.residency.residency import NotRestorableError, Residency
+from port_agent.intercept.residency.storages import SMALLEST_BYTES, StorageTable
+from port_agent.malloc import thrifty_glibc
+from port_agent.paging.page_space import PageSpace, check_not_in_ram, default_page_dir
+from port_agent.paging.pager import Pager
+from port_planner.base.process_memory import peak_resident_bytes
+from port_planner.base.units import SizeError, parse_bytes, parse_duration, shown
+
+_SMALLEST_FRACTION = 64
+_SMALLEST_OF_ALL_BYTES = 256
+"""Under a tiny budget smaller storages are followed too: a 64th of it, but not less than this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a followed program took and what was moved for it; bytes and seconds since the start."""
+
+    ram_bytes: int | None
+    tensor_limit_bytes: int | None
+    peak_tensor_bytes: int
+    peak_resident_bytes: int
+    """Highest resident memory of the whole process, as the kernel counts it."""
+    read_bytes: int
+    written_bytes: int
+    unworn_bytes: int
+    """Of `written_bytes`, those to compressed RAM, which writing does not wear."""
+    mapped_bytes: int
+    """Brought in from files that hold weights; nothing is ever written there."""
+    recomputed_bytes: int
+    stall_seconds: float
+    """Seconds that the program waited for pages."""
+    operators: int
+    steps: int
+    """Steps of optimizers."""
+    segments: int
+    """Ends of backward() and of optimizers' steps."""
+    deviations: int
+    """Times the program did something that no trace foresaw."""
+    over_bytes: int
+    """The most by which single operators did not fit into the limit."""
+    plan: str | None
+    """Which search made the plan that decides what leaves (`milp`, `greedy`); None where next use does."""
+    planned_after_seconds: float | None
+    """From the start until that plan was in force."""
+    predicted_step_seconds: float | None
+    step_seconds: float | None
+    """Of one step with the plan: as predicted, waiting for pages included, and as the last one took."""
+    elsewhere: tuple[str, ...]
+    """Devices with memory of their own that the program used: of that nothing is counted, bounded or moved."""
+    step_written_bytes: int | None
+    """Of the last step with the plan."""
+    joules: float | None
+    energy_source: str | None
+    """`measured by rapl` (all that ran on the processor), or `estimated` from a model of the board (this process)."""
+    wear_share: float | None
+    """Of the life of the flash that holds the pages, its endurance assumed from its size; None where nobody knows."""
+
+
+class Budget:
+    """See `budget`. Also without `with`, in a notebook: `start()` and `stop()`."""
+
+    def __init__(
+        self,
+        ram_bytes: int | None,
+        tensor_bytes: int | None,
+        page_dir: Path,
+        *,
+        read_bytes_per_s: float | None = None,
+        write_bytes_per_s: float | None = None,
+        limits: StepBounds | None = None,
+        wear_joules: float | None = None,
+    ) -> None:
+        self._wear_joules = wear_joules
+        self._ram_bytes, self._tensor_bytes, self._page_dir = ram_bytes, tensor_bytes, page_dir
+        self._limits = limits or StepBounds()
+        self._speeds = read_bytes_per_s, write_bytes_per_s
+        self._running: _Running | None = None
+        self._report: Report | None = None
+
+    def start(self) -> Self:
+        """Follow this thread, and those it starts, from here on.
+
+        Raises PageError, BudgetTooSmallError, or UnsupportedError where it was started already.
+        """
+        if self._running is not None:
+            raise UnsupportedError("this budget was started already; stop() it first")
+        self._running = _Running(
+            self._ram_bytes, self._tensor_bytes, self._page_dir, self._speeds, self._limits, self._wear_joules
+        )
+        return self
+
+    def stop(self, *, restore: bool = True) -> Report:
+        """Bring everything back into RAM, whatever the budget was, and follow no longer.
+
+        `restore=False` lets everything go instead, for a process that ends: tensors must not be used any more. Raises
+        NotRestorableError where the tensors do not fit into the machine's memory: the budget stays in force then and
+        nothing is lost. Raises PageError where a page cannot be read, UnsupportedError where it was not started.
+        """
+        if self._running is None:
+            raise UnsupportedError("this budget was not started")
+        running, self._running = self._running, None
+        try:
+            running.stop(restore=restore)
+        except NotRestorableError:
+            self._running = running
+            raise
+        finally:
+            self._report = running.report()
+        return self._report
+
+    @property
+    def interceptor(self) -> Interceptor:
+        """What runs the operators, for who holds them from another thread.
+
+        Raises UnsupportedError before the start.
+        """
+        if self._running is None:
+            raise UnsupportedError("this budget was not started")
+        return self._running.interceptor
+
+    @property
+    def report(self) -> Report:
+        """What happened so far. Raises UnsupportedError before the start."""
+        if self._running is not None:
+            return self._running.report()
+        if self._report is None:
+            raise UnsupportedError("this budget was not started")
+        return self._report
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._running is not None:
+            self.stop()
+
+
+def budget(
+    ram: str | int | None = None,
+    *,
+    tensors: str | int | None = None,
+    page_dir: str | Path | None = None,
+    read_bytes_per_s: float | None = None,
+    write_bytes_per_s: float | None = None,
+    step_deadline: str | float | None = None,
+    writes_per_step: str | int | None = None,
+    wear_joules: float | None = None,
+) -> Budget:
+    """Give a memory budget to use as `with budget(ram="600M"):` around a training loop.
+
+    `ram`: bytes of resident memory of the whole process ("600M" = 600 MiB), Python and torch included. `tensors` in its
+    place bounds the tensors alone, down to "4K". `page_dir`: where tensors are paged (/var/tmp by default);
+    `read_bytes_per_s`, `write_bytes_per_s` slow the paging down to try a slower medium. A plan for the step that repeats
+    is found for the least energy that takes at most `step_deadline` ("1.5s") and writes at most `writes_per_step`
+    ("100M"); where there is none, none is used. `wear_joules`: what a written byte wears off the medium, as the energy that
+    buys as much; None: as the kind of medium below `page_dir` has it. Raises SizeError and DurationError for what cannot be read; see
+    `Budget.start` for what starting raises.
+    """
+    if (ram is None) == (tensors is None):
+        raise SizeError('give either ram="600M", for the whole process, or tensors="100M", for its tensors alone')
+    ram_bytes, tensor_bytes = (None if size is None else parse_bytes(size) for size in (ram, tensors))
+    if tensor_bytes == 0:
+        raise SizeError('a budget of nothing for tensors holds none; give at least tensors="4K"')
+    for name, speed in (("read_bytes_per_s", read_bytes_per_s), ("write_bytes_per_s", write_bytes_per_s)):
+        if speed is not None and not (isinstance(speed, int | float) and 0 < speed < math.inf):
+            raise SizeError(f"{name} is {shown(speed)}; give bytes per second above 0, or leave it away")
+    return Budget(
+        ram_bytes,
+        tensor_bytes,
+        Path(default_page_dir() if page_dir is None else page_dir),
+        read_bytes_per_s=read_bytes_per_s,
+        write_bytes_per_s=write_bytes_per_s,
+        limits=StepBounds(
+            None if step_deadline is None else parse_duration(step_deadline),
+            None if writes_per_step is None else parse_bytes(writes_per_step),
+        ),
+        wear_joules=wear_joules,
+    )
+
+
+def report_of_this_process() -> Report:
+    """Return what happened so far under the budget of this process. Raises UnsupportedError where none is active."""
+    if _Running._of_this_process is None:
+        raise UnsupportedError("no budget is active in this process")
+    return _Running._of_this_process.report()
+
+
+def flash_written_bytes() -> int:
+    """Return what the budget of this process wrote so far to flash that wears out; 0 where nothing does, or none is active."""
+    running = _Running._of_this_process
+    return 0 if running is None else running.flash_written_bytes()
+
+
+def strict_budget() -> ProcessBudget | None:
+    """Have the RAM budget of this process refuse operators that do not fit (BudgetTooSmallError), and return it.
+
+    None where none is active, or one for tensors alone.
+    """
+    running = _Running._of_this_process
+    if running is None or running._process is None:
+        return None
+    running._process.strict = True
+    return running._process
+
+
+def without_prefetch() -> contextlib.AbstractContextManager[None]:
+    """Let the budget of this process expect nothing in a block that does each time what was never done before; see `Interceptor`."""
+    running = _Running._of_this_process
+    return contextlib.nullcontext() if running is None else running.interceptor.without_prefetch()
+
+
+def keeping(
+    tensors: Sequence[torch.Tensor], then: Sequence[torch.Tensor] = (), most: float | None = None
+) -> contextlib.AbstractContextManager[None]:
+    """Have the budget of this process keep tensors resident in a block that uses them several times; see `Interceptor`."""
+    running = _Running._of_this_process
+    return contextlib.nullcontext() if running is None else running.interceptor.keeping(tensors, then, most)
+
+
+class _Running:
+    """A program that is being followed."""
+
+    _of_this_process: "_Running | None" = None
+
+    def __init__(
+        self, ram_bytes: int | None, tensor_bytes: int | None, page_dir: Path, speeds: tuple[float | None, float | None],
+        limits: StepBounds, wear_joules: float | None,
+    ) -> None:  # fmt: skip
+        if _Running._of_this_process is not None:
+            raise UnsupportedError("another budget is active in this process; use one at a time")
+        limit = tensor_bytes if tensor_bytes is not None else math.inf
+        smallest = max(
+            _SMALLEST_OF_ALL_BYTES, min(SMALLEST_BYTES, (tensor_bytes or ram_bytes or 0) // _SMALLEST_FRACTION)
+        )
+        self.table = StorageTable(smallest)
+        self._process = None if ram_bytes is None else ProcessBudget(ram_bytes, self.table)
+        if self._process is not None:
+            thrifty_glibc()
+            self._process.check()
+        self._ram_bytes, self._tensor_bytes = ram_bytes, tensor_bytes
+        if ram_bytes is not None:
+            check_not_in_ram(page_dir)
+        self._pages, self._page_dir = PageSpace(page_dir), page_dir
+        self._pager = Pager(read_bytes_per_s=speeds[0], write_bytes_per_s=speeds[1])
+        if self._process is not None:
+            limit = self._process.tensor_bytes()
+        self._residency = Residency(self.table, self._pages, self._pager, limit)
+        if self._process is not None:
+            self._residency.before_mapping = self._process.make_way
+        wear = wear_joules_per_byte(page_dir) if wear_joules is None else wear_joules
+        self._wears = wear > 0
+        self._planner = StepPlanner(self._residency, self._process, tensor_bytes or ram_bytes or 0, limits, wear)
+        self._energy = EnergyUse()
+        self.interceptor = Interceptor(self.table, self._residency, self._process, self._planner, self._energy.keep_up)
+        self._guards, self._hooks = PointerGuards(self.interceptor), ProgramHooks(self.interceptor)
+        mode: Any = FollowMode(self.interceptor)
+        self._mode = mode
+        _Running._of_this_process = self
+        self._guards.install()
+        self._hooks.install()
+        self._mode.__enter__()
+
+    def stop(self, *, restore: bool) -> None:
+        self._planner.close()
+        with self.interceptor.lock:
+            limit_bytes, self._residency.limit_bytes = self._residency.limit_bytes, math.inf
+            self._residency.reclaim_dead()
+            self._residency.drain()
+            try:
+                if restore:
+                    self._residency.restore()
+                else:
+                    self._residency.discard()
+            except NotRestorableError:
+                self._residency.limit_bytes = limit_bytes
+                self._residency.try_make_free()
+                raise
+            except BaseException:
+                self._end()
+                raise
+            self._end()
+
+    def _end(self) -> None:
+        self._mode.__exit__(None, None, None)
+        self._hooks.remove()
+        self._guards.remove()
+        _Running._of_this_process = None
+        self.table.forget()
+        self._pager.close()
+        self._pages.close()
+
+    def flash_written_bytes(self) -> int:
+        """See the function of that name."""
+        paged = self._pager.stats
+        return paged.written_bytes - paged.unworn_bytes if self._wears else 0
+
+    def report(self) -> Report:
+        book, counters, paged = self.interceptor.book, self._residency.counters, self._pager.stats
+        limit, plan = self._residency.limit_bytes, self._planner.adopted
+        energy = self._energy.total(paged.read_bytes, paged.written_bytes)
+        return Report(
+            ram_bytes=self._ram_bytes,
+            tensor_limit_bytes=self._tensor_bytes if self._tensor_bytes is not None else _finite(limit),
+            peak_tensor_bytes=self.table.peak_bytes,
+            peak_resident_bytes=peak_resident_bytes(),
+            read_bytes=paged.read_bytes,
+            written_bytes=paged.written_bytes,
+            unworn_bytes=paged.unworn_bytes,
+            mapped_bytes=counters.mapped_bytes,
+            recomputed_bytes=counters.recomputed_bytes,
+            stall_seconds=paged.stall_seconds,
+            operators=self.interceptor.operators,
+            steps=self.interceptor.steps,
+            segments=book.segment,
+            deviations=book.deviations,
+            over_bytes=counters.over_bytes,
+            plan=None if plan is None else plan.strategy,
+            planned_after_seconds=None if plan is None else plan.after_s,
+            predicted_step_seconds=None if plan is None else plan.predicted_s,
+            step_seconds=None if plan is None else plan.measured_s,
+            step_written_bytes=None if plan is None else plan.written_bytes,
+            joules=None if energy is None else energy.joules,
+            energy_source=None if energy is None else energy.source,
+            wear_share=wear_share(self._page_dir, paged.written_bytes - paged.unworn_bytes),
+            elsewhere=tuple(sorted(self.table.elsewhere)),
+        )
+
+    # -- fork: the child may read pages and writes none; the parent never overwrites what the child may read
+
+    @staticmethod
+    def before_fork() -> None:
+        running = _Running._of_this_process
+        if running is not None:
+            running.interceptor.lock.acquire()
+            running._residency.drain()
+            running._pages.about_to_fork()
+
+    @staticmethod
+    def after_fork() -> None:
+        running = _Running._of_this_process
+        if running is not None:
+            running._pages.forked()
+            running.interceptor.lock.release()
+
+    @staticmethod
+    def in_child() -> None:
+        running = _Running._of_this_process
+        if running is not None:
+            running.interceptor.become_child()
+            running.interceptor.lock.release()
+
+
+os.register_at_fork(before=_Running.before_fork, after_in_parent=_Running.after_fork, after_in_child=_Running.in_child)
+
+
+def _finite(value: float) -> int | None:
+    return None if math.isinf(value) else int(value)
+
+
+__all__ = ["Budget", "NotRestorableError", "Report", "UnsupportedError", "budget"]

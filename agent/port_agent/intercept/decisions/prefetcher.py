@@ -1,0 +1,81 @@
+"""What the trace and the plan foretell of the storages that an operator touched: who leaves, who is made again, who is fetched."""
+
+from collections.abc import Sequence
+
+from port_agent.intercept.decisions.rematerialization import MAX_REMAT_SHARE
+from port_agent.intercept.decisions.rematerialization import SMALLEST_BYTES as REMAT_BYTES
+from port_agent.intercept.decisions.step_planner import StepPlanner
+from port_agent.intercept.residency.eviction import LEAVES
+from port_agent.intercept.residency.residency import Residency
+from port_agent.intercept.residency.storages import NEVER, Storage, StorageTable
+from port_agent.intercept.residency.trace import AHEAD, NOTHING, Entry, TraceBook, Use
+
+
+class Prefetcher:
+    """Reports the residency what the `book` knows of the operators to come."""
+
+    def __init__(self, table: StorageTable, residency: Residency, planner: StepPlanner, book: TraceBook) -> None:
+        self._table, self._residency, self._planner, self._book = table, residency, planner, book
+        self.fetched_to = 0
+        """Position of the matched trace up to which storages were fetched."""
+
+    def touch(self, entry: Entry, touched: Sequence[Storage]) -> None:
+        """Report when each storage is needed next; those that the plan lets leave here begin to be written."""
+        residency, book = self._residency, self._book
+        plan = book.plan
+        leaving = None if plan is None else plan.leaving.get(book.position, NOTHING)
+        for operand, (storage, local, position) in enumerate(
+            zip(touched, entry.operands, entry.next_uses, strict=True)
+        ):
+            next_use = book.next_clock(storage, position)
+            if storage.dependents and next_use is not None:
+                next_use = min(next_use, storage.awaited_at)
+            rank = None
+            if leaving is not None and operand in leaving:
+                rank = LEAVES + min(next_use or 0, LEAVES)
+            elif next_use == NEVER and not storage.clean:
+                rank = book.end_clock(storage, local) if leaving is None else residency.clock
+            residency.eviction.touch(storage, residency.clock, next_use, rank)
+        for operand, recomputed in (leaving or NOTHING).items():
+            if not recomputed and operand < len(touched):
+                residency.write_early(touched[operand])
+
+    def remade(self, entry: Entry | None, made: Storage, seconds: float) -> bool:
+        """Return whether a result may be made again in place of being paged."""
+        plan = self._book.plan
+        if plan is not None and entry is not None:
+            return self._book.position in plan.remade
+        return made.nbytes >= REMAT_BYTES and seconds < MAX_REMAT_SHARE * self._planner.paging_seconds(made.nbytes)
+
+    def learn(self, touched: Sequence[Storage]) -> None:
+        """Remember each storage's use, and start writing those that left after this use the last time."""
+        entry = self._book.entry_run()
+        leaving = entry.leaving
+        for operand, storage in enumerate(touched):
+            storage.left_at = Use(entry, operand)
+            if leaving is not None and operand in leaving:
+                self._residency.write_early(storage)
+            self._residency.keep_smaller(storage)
+
+    def fetch_ahead(self) -> None:
+        """Start reading what the next operators of the trace need, as far as there is room."""
+        book = self._book
+        trace = book.matched
+        if trace is None:
+            return
+        place = max(self.fetched_to, book.position)
+        stop = min(book.position + AHEAD, len(trace.entries))
+        if place >= stop:
+            return
+        reserve_bytes = trace.entries[book.position].reserve_bytes
+        while place < stop:
+            for local in trace.entries[place].operands:
+                number = book.number_of(local)
+                storage = None if number is None else self._table.numbered(number)
+                if storage is None or storage.resident:
+                    continue
+                if not self._residency.prefetch(storage, reserve_bytes, book.start_clock + place):
+                    self.fetched_to = place
+                    return
+            place += 1
+        self.fetched_to = place

@@ -1,0 +1,171 @@
+"""Recipes: how a storage that was dropped is made again, with the same bits.
+
+A recipe keeps nothing alive and is believed only while every storage it reads is what it was. Operators that draw random
+numbers, write anything (also where their schema does not say so) or are not worth their time have none.
+"""
+
+import weakref
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+
+from port_agent.intercept.residency.operands import makes_storage, written_arguments
+from port_agent.intercept.residency.storages import NEVER, Storage, exposed, untyped_storage
+from port_planner.exactness.arithmetic import arithmetic, computing_as
+from port_planner.operators import operator_of
+from port_planner.operators.row import Filling
+from port_planner.torch_compat.modes import without_modes
+
+_SNAPSHOT_BYTES = 4 << 10
+"""Small operands, which are not followed and may change unseen, are copied into the recipe up to this size."""
+
+SMALLEST_BYTES = 256 << 10
+"""Smaller results are paged: a recipe costs its own few microseconds at each operator."""
+
+MAX_REMAT_SHARE = 0.5
+"""Share of its paging time that making a result again may take: paging overlaps with compute, computing does not."""
+
+_HELD_SHARE = 0.5
+"""Share of a result's size that sources which nobody else needs any more may take, kept in its place."""
+
+
+class StorageRemat:
+    """One call of an operator, its tensors by weak storage and geometry.
+
+    `sources`: the followed ones it reads.
+    """
+
+    __slots__ = ("_args", "_arithmetic", "_func", "_kwargs", "_versions", "sources", "workspace_bytes")
+
+    def __init__(
+        self, func: Any, args: "list[_Argument]", kwargs: "dict[str, _Argument]", sources: tuple[Storage, ...],
+        workspace_bytes: int,
+    ) -> None:  # fmt: skip
+        self._func, self._args, self._kwargs, self.sources = func, args, kwargs, sources
+        self.workspace_bytes = workspace_bytes
+        self._versions = tuple(s.version for s in sources)
+        self._arithmetic = arithmetic()
+
+    def possible(self, storage: Storage) -> bool:
+        """Return whether what the recipe reads is unchanged and will be there when `storage` is needed next.
+
+        What is needed no longer would be kept for it: only where that is much smaller, as a bfloat16 is of its float32.
+        """
+        need = storage.next_use
+        if need is None or need == NEVER or any(not dependent.resident for dependent in storage.dependents or ()):
+            return False
+        for source, version in zip(self.sources, self._versions, strict=True):
+            if source.version != version or source.ref() is None or not (source.resident or source.clean):
+                return False
+            if source.birth is not None and source.next_use is None:
+                return False
+        return sum(source.nbytes for source in self.kept_for(storage)) <= _HELD_SHARE * storage.nbytes
+
+    def kept_for(self, storage: Storage) -> list[Storage]:
+        """Return the sources that the program itself does not need as long as `storage`."""
+        need = NEVER if storage.next_use is None else storage.next_use
+        return [
+            s for s in self.sources if s.birth is not None and (s.next_use is None or not need <= s.next_use < NEVER)
+        ]
+
+    def take_hold(self, storage: Storage) -> tuple[torch.UntypedStorage, ...]:
+        """Return strong references to what the recipe reads.
+
+        Its sources remember who depends on them.
+        """
+        for source in self.sources:
+            if source.dependents is None:
+                source.dependents = weakref.WeakSet()
+            source.dependents.add(storage)
+        return tuple(memory for memory in (source.ref() for source in self.sources) if memory is not None)
+
+    def run(self) -> torch.UntypedStorage:
+        """Return a storage with the bytes, made now; every source must be resident."""
+        with without_modes(), torch.no_grad(), computing_as(self._arithmetic):
+            made = self._func(*[a() for a in self._args], **{k: a() for k, a in self._kwargs.items()})
+        return untyped_storage(made[0] if isinstance(made, tuple) else made)
+
+
+_Argument = Callable[[], Any]
+"""An argument of a recorded call that keeps no followed storage alive."""
+
+
+class _NotRepeatableError(Exception):
+    """An argument that might be another value when the call is repeated."""
+
+
+@cache
+def repeatable(func: Any) -> bool:
+    """Return whether an operator gives the same bits again from operands that are there, and does nothing else.
+
+    What those that cast inside give depends on the autocast of their time, too.
+    """
+    known = operator_of(func._schema.name)
+    return (
+        func._schema.name.startswith("aten::")
+        and known.repeatable
+        and known.fill is not Filling.NOTHING
+        and not written_arguments(func)
+        and torch.Tag.nondeterministic_seeded not in func.tags
+        and makes_storage(func)
+        and known.shape_only is None
+        and not known.casts_inside
+    )
+
+
+def remat_of(
+    func: Any, args: Sequence[Any], kwargs: dict[str, Any], inputs: Sequence[Storage], storage: Storage, made: Any, *,
+    workspace_bytes: int,
+) -> StorageRemat | None:  # fmt: skip
+    """Return how `storage`, the one large result of a repeatable call, could be made again.
+
+    None where it cannot.
+    """
+    output = made[0] if isinstance(made, tuple) else made
+    sources = tuple(dict.fromkeys(inputs))
+    if not isinstance(output, torch.Tensor) or id(untyped_storage(output)) != storage.key or not sources:
+        return None
+    if any(s.pins > 0 or s.watched or (not s.mapped and (m := s.ref()) is not None and exposed(m)) for s in sources):
+        return None  # a pointer to it left: it may be written past the dispatcher
+    if output.storage_offset() != 0 or storage.nbytes != output.numel() * output.element_size():
+        return None
+    followed = {source.key for source in sources}
+    try:
+        return StorageRemat(
+            func, [_argument(a, followed) for a in args], {k: _argument(a, followed) for k, a in kwargs.items()},
+            sources, workspace_bytes,
+        )  # fmt: skip
+    except _NotRepeatableError:
+        return None
+
+
+def _argument(value: Any, followed: set[int]) -> _Argument:
+    if isinstance(value, torch.Tensor):
+        return _tensor(value, followed)
+    if isinstance(value, (list, tuple)):
+        parts = [_argument(part, followed) for part in value]
+        return lambda: [part() for part in parts]
+    return lambda: value
+
+
+def _tensor(value: torch.Tensor, followed: set[int]) -> _Argument:
+    if value.is_conj() or value.is_neg() or value.layout is not torch.strided:
+        raise _NotRepeatableError
+    storage = untyped_storage(value)
+    if id(storage) not in followed:
+        if value.numel() * value.element_size() > _SNAPSHOT_BYTES or not value.is_contiguous():
+            raise _NotRepeatableError
+        snapshot = value.detach().clone()
+        return lambda: snapshot
+    ref = weakref.ref(storage)
+    dtype, size, stride, offset = value.dtype, value.size(), value.stride(), value.storage_offset()
+
+    def tensor() -> torch.Tensor:
+        memory = ref()
+        if memory is None:
+            raise RuntimeError("a storage is recomputed from one that is gone")
+        return torch.empty(0, dtype=dtype).set_(memory, offset, size, stride)
+
+    return tensor

@@ -1,0 +1,496 @@
+"""The dispatch mode: every ATen operator of the program passes through here."""
+
+import contextlib
+import functools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.overrides import enable_reentrant_dispatch
+
+from port_agent.intercept.decisions.prefetcher import Prefetcher
+from port_agent.intercept.decisions.rematerialization import remat_of
+from port_agent.intercept.decisions.step_planner import StepPlanner
+from port_agent.intercept.dispatch.operator_memory import OperatorMemory
+from port_agent.intercept.dispatch.pace import CpuPace
+from port_agent.intercept.dispatch.signals import SignalSafeLock
+from port_agent.intercept.dispatch.tangents import refuse_tangents
+from port_agent.intercept.dispatch.tiling_choice import TilingChoice, call_whole
+from port_agent.intercept.dispatch.traits import OperatorTraits, traits_of
+from port_agent.intercept.dispatch.values_alone import composite_kernel
+from port_agent.intercept.residency.memory import ProcessBudget
+from port_agent.intercept.residency.operands import (
+    bare_storages_in,
+    is_composite,
+    is_wrapper,
+    storages_in,
+    tensors_in,
+    written_storages,
+)
+from port_agent.intercept.residency.refusals import refuse_higher_order, refuse_unsupported, unsupported
+from port_agent.intercept.residency.residency import Residency
+from port_agent.intercept.residency.storages import Storage, StorageTable, read_mapping_ahead
+from port_agent.intercept.residency.trace import AHEAD, LONGEST_SEGMENT, Entry, TraceBook
+from port_agent.intercept.tiles.lists import runs_by_element, split_call
+from port_agent.intercept.tiles.rows import MappedRows
+from port_agent.malloc import release_free_memory
+from port_planner.base.code_pages import release_code_pages
+from port_planner.torch_compat.loading import never_compile
+from port_planner.torch_compat.modes import OperatorMode, current_modes
+from port_planner.torch_compat.tensors import FakeTensor
+
+_KEPT_SHARE = 1 / 2
+"""Of the room for tensors, the most that is kept for a program that says what it needs again."""
+
+
+class Interceptor:
+    """Runs operators with their storages resident; by one lock, threads take turns at operators."""
+
+    def __init__(
+        self, table: StorageTable, residency: Residency, process: ProcessBudget | None, planner: StepPlanner,
+        at_step: Callable[[], None],
+    ) -> None:  # fmt: skip
+        """`at_step` is called after each step of an optimizer."""
+        self.table, self.residency, self.planner = table, residency, planner
+        self._process, self._at_step = process, at_step
+        self.op_memory = OperatorMemory(residency, process)
+        self._tiling = TilingChoice(table, residency, self.op_memory)
+        self.book = TraceBook()
+        self._prefetcher = Prefetcher(table, residency, planner, self.book)
+        self.lock = SignalSafeLock(self._outside_of_operators)
+        self._may_run = self.lock.condition()
+        self._held = False
+        self.when_interrupted: Callable[[], None] = lambda: None
+        """Called where a signal's handler ends the waiting of a program that is held."""
+        self._pace: CpuPace | None = None
+        self._at_hand: Any = None
+        """The operator that was begun last."""
+        self.operators = 0
+        self.steps = 0
+        """Of optimizers."""
+        self._exported: list[Storage] = []
+        self._exported_before: list[Storage] = []
+
+    # -- one operator
+
+    def run(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Run an operator as called, its followed operands resident meanwhile. Raises PageError."""
+        with self.lock:
+            if self._held or self._pace is not None:
+                self._wait_while_held()
+            traits = traits_of(func)
+            if traits.views:
+                return func(*args, **kwargs) if traits.known.whole_view else self._view(func, args, kwargs)
+            self._at_hand = func
+            self._reclaim()
+            if traits.takes_lists and runs_by_element(func, args, self.residency.limit_bytes):
+                return split_call(func, args, kwargs, self._run_one)
+            return self._run_one(func, args, kwargs)
+
+    def _reclaim(self) -> None:
+        """Give back what dead storages held, and take note of their end."""
+        for gone in self.residency.reclaim_dead():
+            self.book.ended(gone)
+            if self.planner.recording is not None:
+                self.planner.recording.ended(gone)
+
+    def _view(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Return views of operands: no step of a trace, two of five operators are such.
+
+        They ask whether they end within the storage: one that is away comes back, its next use is near.
+        """
+        for storage in storages_in(args, self.table):
+            if not storage.resident and not storage.in_file:
+                storage.pins += 1
+                try:
+                    self.residency.ensure_resident([storage])
+                finally:
+                    storage.pins -= 1
+        return func(*args, **kwargs)
+
+    def _run_one(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        residency, tiling, traits = self.residency, self._tiling, traits_of(func)
+        self.operators += 1
+        residency.clock += 1
+        read = args if traits.shape_alone is None else (*args[: traits.shape_alone], *args[traits.shape_alone + 1 :])
+        inputs = [] if traits.reads_nothing else storages_in((*read, *kwargs.values()) if kwargs else read, self.table)
+        if traits.name == "aten::set_":
+            inputs += bare_storages_in(args, self.table)
+        sizes = [s.nbytes for s in inputs]
+        fingerprint = hash((traits.number, *sizes))
+        entry = self.book.expect(fingerprint)
+        if residency.trust_trace and entry is None:
+            residency.eviction.drop_predictions()
+        residency.trust_trace = entry is not None
+        op_tiling, mapped = tiling.tiled_call(traits, func, args, kwargs, sum(sizes))
+        for storage in inputs:
+            storage.pins += 1
+            if storage.left_at is not None and storage.resident:
+                storage.left_at.stayed()
+        written: list[Storage] = []
+        over_bytes = residency.counters.over_bytes
+        try:
+            held, mapped = tiling.ensure_resident(traits, inputs, mapped, whole=op_tiling is None)
+            if traits.writes:
+                written = written_storages(func, args, kwargs, self.table)
+                residency.change(written)
+            if op_tiling is None:
+                tiling.make_free(traits, args, kwargs, inputs, held, entry, mapped, writes=bool(written))
+            measured = entry is None and op_tiling is None
+            if measured:
+                self.op_memory.begin()
+            first_made = self.table.met
+            began = time.perf_counter()
+            if mapped is not None:
+                result = mapped.run()
+                if not isinstance(mapped, MappedRows):
+                    residency.counters.mapped_bytes += mapped.read_bytes
+            elif op_tiling is None:
+                result = call_whole(traits, args, kwargs)
+            else:
+                result = tiling.run_tiles(func, args, kwargs, op_tiling, inputs, written)
+        except (RuntimeError, MemoryError):  # of torch, which made nothing
+            residency.counters.over_bytes = over_bytes
+            raise
+        finally:
+            for storage in inputs:
+                storage.pins -= 1
+            for storage in written:  # also by one that failed: it had resized its `out` before
+                if storage.resident:
+                    self.resized(storage)
+        if traits.reads_rows or mapped is not None:
+            residency.drop_touched(inputs)
+        elif traits.known.copies and self.book.segment == 0:
+            residency.leave_to_files(inputs)
+        seconds = time.perf_counter() - began
+        mapped_bytes = 0 if mapped is None else mapped.mapped_bytes
+        self._after(
+            traits, args, kwargs, fingerprint, entry, inputs, written, first_made, result, seconds, mapped_bytes,
+            measured=measured, whole=op_tiling is None,
+        )  # fmt: skip
+        return result
+
+    def _after(
+        self, traits: OperatorTraits, args: Sequence[Any], kwargs: dict[str, Any], fingerprint: int, entry: Entry | None,
+        inputs: list[Storage], written: list[Storage], first_made: int, result: Any, seconds: float, mapped_bytes: int,
+        *, measured: bool, whole: bool,
+    ) -> None:  # fmt: skip
+        """Take note of what an operator did; of one that ran in pieces the result is not made again, for which it would run whole."""
+        residency, book, table = self.residency, self.book, self.table
+        made: list[Storage] = []
+        for tensor in tensors_in(result) if isinstance(result, (list, tuple)) else _alone(result):
+            storage = table.of(tensor) if tensor.layout is torch.strided else None
+            if storage is not None and storage.number >= first_made and storage.birth is None:
+                if not book.resting:
+                    storage.birth = (book.segment, book.position, len(made))
+                made.append(storage)
+        touched = (*inputs, *made)
+        if residency.pressed and entry is not None and len(entry.next_uses) == len(touched):
+            self._prefetcher.touch(entry, touched)
+        else:
+            for storage in touched:
+                residency.eviction.touch(storage, residency.clock, None)
+        if entry is not None:  # measured when its trace was recorded
+            workspace_bytes = entry.workspace_bytes
+        elif measured:
+            workspace_bytes = self.op_memory.end(sum(s.nbytes for s in made if s.resident)) + mapped_bytes
+        else:  # of pieces' buffers the whole operator, which is elementwise, would take none
+            workspace_bytes = 0
+        again = len(made) == 1 and traits.repeatable and whole
+        if residency.pressed and again and self._prefetcher.remade(entry, made[0], seconds):
+            made[0].remat = remat_of(
+                traits.func, args, kwargs, inputs, made[0], result, workspace_bytes=workspace_bytes
+            )
+        self.op_memory.took(traits, args, inputs, workspace_bytes, mapped_bytes)
+        if self.planner.recording is not None:
+            self.planner.recording.add(inputs, made, written, seconds, workspace_bytes, repeatable=again)
+        book.ran(fingerprint, inputs, made, workspace_bytes)
+        if residency.pressed and book.plan is None and not book.resting:
+            self._prefetcher.learn(touched)
+        if book.position >= LONGEST_SEGMENT:
+            self.end_segment()
+        if self._process is not None and self._process.due():
+            residency.limit_bytes = self._process.tensor_bytes()
+        if table.resident_bytes > residency.limit_bytes:
+            residency.try_make_free()
+        if residency.pressed and entry is not None:
+            self._prefetcher.fetch_ahead()
+
+    @contextlib.contextmanager
+    def _outside_of_operators(self) -> Iterator[None]:
+        """Follow the block also inside of an operator, where autograd and the mode are off."""
+        with contextlib.ExitStack() as stack:
+            if not any(isinstance(mode, FollowMode) for mode in current_modes()):
+                with contextlib.suppress(RuntimeError):  # not inside of one: another has switched all modes off
+                    stack.enter_context(enable_reentrant_dispatch())
+                stack.enter_context(FollowMode(self))
+            yield
+
+    # -- between operators
+
+    def end_segment(self, *, stepped: bool = False) -> None:
+        """Take note that a backward() or an optimizer's step ended; pointers of the one before are void."""
+        with self.lock:
+            if self.book.resting:
+                if self._process is not None and self._process.settling:
+                    self._process.end_segment()
+                return
+            empty = self.book.position == 0
+            whole = self.book.end_segment(self.residency.clock + 1)
+            if not empty:
+                self.planner.segment_ended(self.book.ended_last, whole=whole, stepped=stepped)
+            if self._process is not None:
+                self._process.end_segment()
+            self._prefetcher.fetched_to = 0
+            for storage in self._exported_before:
+                storage.pins -= 1
+            self._exported_before, self._exported = self._exported, []
+            if stepped:
+                self.steps += 1
+                self._at_step()
+
+    @contextlib.contextmanager
+    def without_prefetch(self) -> Iterator[None]:
+        """Record and expect nothing in the block, which is a segment of its own: what it does was never done before.
+
+        Who must leave is then who was used longest ago, but for what `keeping` says.
+        """
+        with self.lock:
+            if self.book.position > 0:
+                self.end_segment()
+            self.planner.close()
+            self.planner.plan_nothing()
+            self.residency.eviction.drop_predictions()
+            self.residency.trust_trace = False
+            self.book.resting = True
+        try:
+            yield
+        finally:
+            with self.lock:
+                self.book.resting, self.book.start_clock = False, self.residency.clock + 1
+                if self._process is not None:
+                    self._process.end_segment()
+
+    @contextlib.contextmanager
+    def keeping(
+        self, tensors: Sequence[torch.Tensor], then: Sequence[torch.Tensor] = (), most: float | None = None
+    ) -> Iterator[None]:
+        """Keep tensors resident in the block, which uses them several times, and begin to read those that come `then`.
+
+        Where something else finds no room beside them they leave like any other; what takes more than half of the room, or
+        than the share `most` of it, is not kept.
+        """
+        residency = self.residency
+        with self.lock:
+            self._reclaim()  # or others would find no room beside what is dead
+            storages = self._storages_of(tensors)
+            if sum(s.nbytes for s in storages) <= residency.limit_bytes * (most or _KEPT_SHARE):
+                residency.kept = set(storages)
+                residency.ensure_resident(storages)
+            for storage in self._storages_of(then):
+                self._read_ahead(storage)
+        try:
+            yield
+        finally:
+            with self.lock:
+                residency.kept = set()
+                residency.try_make_free()
+
+    def _storages_of(self, tensors: Sequence[torch.Tensor]) -> list[Storage]:
+        found = (self.table.of(tensor) for tensor in tensors)
+        return list(dict.fromkeys(storage for storage in found if storage is not None))
+
+    def _read_ahead(self, storage: Storage) -> None:
+        """Begin to read a storage that is away: of a file into the page cache, else where there is room."""
+        memory = storage.ref()
+        if storage.resident or memory is None:
+            return
+        if storage.in_file:
+            read_mapping_ahead(memory)
+        else:
+            self.residency.prefetch(storage, 0, self.residency.clock + AHEAD)
+
+    def become_child(self) -> None:
+        """Go on in a forked child, which has no budget."""
+        self._process = None
+        self.planner.plan_nothing()
+        self.residency.become_child()
+        self.go_on()
+
+    def escape(self, storage: Storage) -> None:
+        """Keep a storage resident until the next segment ends: a pointer to it leaves, maybe to write.
+
+        A mapped one stays where it is, and whether it was written is seen in its pages from here on.
+        """
+        with self.lock:
+            self._wait_while_held()
+            if storage.in_file:
+                self.residency.watch(storage)
+                return
+            storage.pins += 1
+            self._exported.append(storage)
+            self.residency.ensure_resident([storage])
+            self.residency.change([storage])
+
+    def export(self, storage: Storage) -> None:
+        """Keep a storage resident for good: somebody holds its address, nobody tells until when."""
+        with self.lock:
+            self.escape(storage)
+            if not storage.in_file:
+                storage.pins += 1
+
+    def borrow(self, storage: Storage) -> Callable[[], None]:
+        """Keep a storage resident, maybe to be written, until what is returned is called, from anywhere."""
+        with self.lock:
+            self._wait_while_held()
+            self.residency.borrow(storage)
+        return functools.partial(self.residency.released.append, storage)
+
+    def resized(self, storage: Storage) -> None:
+        """Take note that a storage may have another size. Raises UnsupportedError where numpy has its memory."""
+        if self.residency.resized(storage) and storage.borrowed:
+            raise unsupported(
+                "a tensor is resized while an array of numpy lies over its memory, which plain PyTorch does not do either",
+                "delete the array before",
+            )
+
+    @contextlib.contextmanager
+    def reading(self, storage: Storage) -> Iterator[None]:
+        """Keep a storage resident for the time of a call that reads it past the dispatcher."""
+        with self._resident([storage]):
+            yield
+
+    @contextlib.contextmanager
+    def writing(self, storage: Storage) -> Iterator[None]:
+        """As `reading`, of a call that writes it."""
+        with self._resident([storage]):
+            self.residency.change([storage])
+            yield
+        with self.lock:
+            self.residency.try_make_free()
+
+    @contextlib.contextmanager
+    def working_on(self, tensors: Sequence[torch.Tensor], need_bytes: int, what: str) -> Iterator[None]:
+        """Keep tensors resident, and at first so much room, while something works on them that is not an operator seen here."""
+        with self.lock, self._resident(storages := self._storages_of(tensors)):
+            if not self.residency.make_free(need_bytes):
+                self.op_memory.short(what, storages, need_bytes)
+            yield
+
+    @contextlib.contextmanager
+    def _resident(self, storages: Sequence[Storage]) -> Iterator[None]:
+        with self.lock:
+            self._wait_while_held()
+            for storage in storages:
+                storage.pins += 1
+            try:
+                self.residency.ensure_resident(storages)
+                yield
+            finally:
+                for storage in storages:
+                    storage.pins -= 1
+
+    def meet(self, tensor: torch.Tensor) -> None:
+        """Take note of a tensor that was made past the dispatcher."""
+        with self.lock:
+            if tensor.layout is torch.strided:
+                self.table.of(tensor)
+            self.residency.try_make_free()
+
+    def make_way(self, nbytes: int = 0) -> None:
+        """Have tensors leave for what the process took between operators, and `nbytes` more; nothing is done while a thread is in one.
+
+        A thread that imports does not wait here: who is in an operator may wait for what it imports.
+        """
+        if self._process is None or not self.lock.acquire_if_free():
+            return
+        try:
+            self._reclaim()
+            self.residency.limit_bytes = self._process.tensor_bytes()
+            self.residency.try_make_free(nbytes)
+        finally:
+            self.lock.release()
+
+    # -- held from another thread: `port_agent.intercept.exec.opportunistic`
+
+    def hold(self) -> str:
+        """Let no operator begin from here on, and return once the one at hand has ended: its name."""
+        self._held, at_hand = True, self._at_hand
+        with self.lock:
+            self.planner.interrupt()
+            return "" if at_hand is None else str(at_hand._schema.name)
+
+    def give_back(self) -> None:
+        """Give back the memory of a program that is held: tensors go to the page file. Raises PageError."""
+        with self.lock:
+            self.residency.reclaim_dead()
+            self._prefetcher.fetched_to = 0
+            try:
+                self.residency.empty()
+            finally:
+                release_free_memory()
+                release_code_pages()
+
+    def go_on(self) -> None:
+        """Let operators run again."""
+        with self.lock:
+            self._held = False
+            self._may_run.notify_all()
+
+    def limit_cpu(self, cpu_percent: float) -> None:
+        """Take so much of all CPUs from here on; 100 is no limit."""
+        with self.lock:
+            self._pace = CpuPace(cpu_percent) if cpu_percent < 100 else None
+
+    def _wait_while_held(self) -> None:
+        """Wait where nothing is under way; what a signal's handler raises here ends the program."""
+        try:
+            if self._pace is not None and (delay_s := self._pace.delay_s()) > 0:
+                self._may_run.wait(delay_s)
+            while self._held:
+                self._may_run.wait()
+        except BaseException:
+            self._held = False
+            self.when_interrupted()
+            raise
+
+
+def _alone(result: Any) -> Sequence[torch.Tensor]:
+    return (result,) if isinstance(result, torch.Tensor) else ()
+
+
+class FollowMode(OperatorMode):
+    """The follower in one thread of the program; a mode belongs to a thread."""
+
+    supports_higher_order_operators = True
+    """They come here, to be refused by name."""
+
+    def __init__(self, interceptor: Interceptor) -> None:
+        initialise: Any = super().__init__
+        initialise()
+        self._interceptor = interceptor
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run one operator; a tensor subclass takes itself apart first, and its parts come here.
+
+        Tensors without memory go to their own mode, which is below this one while a program is traced (`torch.export`).
+        """
+        refuse_higher_order(func)
+        refuse_unsupported(func, types)
+        refuse_tangents(func, args)
+        if FakeTensor in types:
+            return func(*args, **(kwargs or {}))
+        if types and any(is_wrapper(t) for t in tensors_in((*args, *(kwargs or {}).values()))):
+            return NotImplemented
+        if torch.is_inference_mode_enabled() and is_composite(func):
+            # Composites come here whole in this mode. Below, where autograd is off, a product with a weight is not folded as
+            # in plain PyTorch (`should_fold` in LinearAlgebra.cpp asks `requires_grad`).
+            with enable_reentrant_dispatch(), self:
+                return composite_kernel(func)(*args, **(kwargs or {}))
+        return self._interceptor.run(func, args, kwargs or {})
+
+
+never_compile(FollowMode.__torch_dispatch__)

@@ -1,0 +1,157 @@
+"""The room that one operator takes: expected before it runs, measured while it does, and told where it is not there."""
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from port_agent.intercept.dispatch.traits import OperatorTraits
+from port_agent.intercept.residency.memory import BudgetTooSmallError, ProcessBudget, WorkspaceMeter
+from port_agent.intercept.residency.operands import known_bytes, result_bytes, tensors_in
+from port_agent.intercept.residency.residency import Residency
+from port_agent.intercept.residency.storages import Storage
+from port_planner.base.errors import program_line
+from port_planner.base.units import format_bytes
+from port_planner.operators.row import Cost
+
+_PACKING = (Cost.PRODUCT, Cost.CONVOLUTION, Cost.CONVOLUTION_BACKWARD)
+"""Operators whose kernels copy operands into an order of their own."""
+
+_COPIED_BY_BLOCK = (torch.float32, torch.float64)
+
+_UNKNOWN_WORKSPACE = 1.0
+"""Share of their operands' size that they are expected to take before they were seen."""
+
+_PRODUCT_WORKSPACE_BYTES = 32 << 20
+"""The most that a product of 32 or 64 bits takes besides, whatever its operands: it copies them block by block. At most 9 MiB were measured
+for heads of 108 and 519 MiB; of bfloat16 a whole operand is copied."""
+
+_BLOCKWISE, _BLOCKWISE_WORKSPACE_BYTES = "port_agent::grid_", 12 << 20
+"""Our own operators over weights on a grid, and what they are expected to take: a decoded block, what its product packs of it and makes.
+10.6 MiB were measured for 256 rows; unforeseen, it passed a budget of 380 MiB by 4."""
+
+_REPORT_SHARE = 0.05
+"""An operator that lacks a smaller share of the budget is only counted: estimates are no better, and belts are wider."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryShortage:
+    """An operator that alone takes more than a RAM budget leaves for tensors; `line`: of the program, "" for none of its own."""
+
+    operator: str
+    line: str
+    needed_bytes: int
+    """At once: operands, results and workspace."""
+    operand_bytes: int
+    tensor_bytes: int
+    """What the budget left for tensors."""
+    ram_bytes: int
+
+    def __str__(self) -> str:
+        place = f"{self.line}: " if self.line else ""
+        return (
+            f"{place}{self.operator} needs {format_bytes(self.needed_bytes)} at once "
+            f"({format_bytes(self.operand_bytes)} of operands)"
+        )
+
+
+def report_shortage(lack: MemoryShortage) -> None:
+    """Say on standard error what a program that runs its operators whole would need."""
+    missing_bytes = lack.needed_bytes - lack.tensor_bytes
+    sys.stderr.write(
+        f"port-agent: {lack}, the budget of {format_bytes(lack.ram_bytes)} leaves "
+        f"{format_bytes(lack.tensor_bytes)} for tensors; give {format_bytes(lack.ram_bytes + missing_bytes)}, "
+        "or smaller batches\n"
+    )
+
+
+class OperatorMemory:
+    """Says how much room operators take besides their operands, under `process`'s budget or none."""
+
+    def __init__(self, residency: Residency, process: ProcessBudget | None) -> None:
+        self._residency, self._process = residency, process
+        self._meter = WorkspaceMeter(enabled=process is not None)
+        self._workspace_shares: dict[tuple[int, torch.dtype | None], float] = {}
+        """The most that each operator, on each data type, took besides its operands and results, as a share of its operands, 1 at most."""
+        self._beyond_operands: dict[tuple[tuple[int, torch.dtype | None], int], int] = {}
+        """What those took that took more than their operands, by the size of these: of others it says nothing."""
+        self._reported: set[str] = set()
+        self.on_shortage: Callable[[MemoryShortage], None] = report_shortage
+        """Called once for each operator that runs though it takes more than the budget leaves."""
+
+    def expected_bytes(
+        self, traits: OperatorTraits, args: Sequence[Any], kwargs: dict[str, Any], inputs: Sequence[Storage]
+    ) -> int:
+        """Return what an operator that no trace knows makes, and a guess of what it takes besides."""
+        func = traits.func
+        made = (result_bytes if self._residency.pressed else known_bytes)(func, args, kwargs)
+        if made is None:
+            made = max((s.nbytes for s in inputs), default=0) if traits.makes_storage else 0
+        kind, operand_bytes = _kind(traits, args), sum(s.nbytes for s in inputs)
+        share = self._workspace_shares.get(kind)
+        if share is None:
+            share = 0.0
+            if self._process is not None and traits.known.cost in _PACKING:
+                self._process.expect_product()
+                share = _UNKNOWN_WORKSPACE
+            if self._process is not None and traits.name.startswith(_BLOCKWISE):
+                return made + _BLOCKWISE_WORKSPACE_BYTES
+        besides = int(share * operand_bytes)
+        if traits.known.factors is not None and all(t.dtype in _COPIED_BY_BLOCK for t in tensors_in(args)):
+            besides = min(besides, _PRODUCT_WORKSPACE_BYTES)
+        return made + max(besides, self._beyond_operands.get((kind, operand_bytes), 0))
+
+    def begin(self) -> None:
+        """Start measuring: an operator is about to run."""
+        self._meter.begin()
+
+    def end(self, made_bytes: int) -> int:
+        """Return the bytes that the operator took besides what was there and the `made_bytes` of its results."""
+        return self._meter.end(made_bytes)
+
+    def took(
+        self, traits: OperatorTraits, args: Sequence[Any], inputs: Sequence[Storage], workspace_bytes: int,
+        mapped_bytes: int = 0,
+    ) -> None:  # fmt: skip
+        """Remember what an operator took besides, for where it runs on other operands; `mapped_bytes` of it, of a file that it read in place."""
+        if workspace_bytes:
+            kind, operand_bytes = _kind(traits, args), sum(s.nbytes for s in inputs)
+            share = workspace_bytes / max(operand_bytes, workspace_bytes)
+            self._workspace_shares[kind] = max(self._workspace_shares.get(kind, 0.0), share)
+            if (computed_bytes := workspace_bytes - mapped_bytes) > operand_bytes:
+                alike = kind, operand_bytes
+                self._beyond_operands[alike] = max(self._beyond_operands.get(alike, 0), computed_bytes)
+
+    def short(self, name: str, held: Sequence[Storage], need_bytes: int) -> None:
+        """Report that an operator takes `need_bytes` beside the operands `held`, which is more than there is.
+
+        Where the budget is strict, raise BudgetTooSmallError if the process would exceed it.
+        """
+        process = self._process
+        if process is None or (name in self._reported and not process.strict):
+            return
+        held_bytes, tensor_bytes = sum(s.nbytes for s in set(held)), int(self._residency.limit_bytes)
+        missing_bytes = held_bytes + need_bytes - tensor_bytes
+        if not process.strict and missing_bytes < _REPORT_SHARE * process.ram_bytes:
+            return
+        lack = MemoryShortage(
+            name, program_line(), held_bytes + need_bytes, held_bytes, tensor_bytes, process.ram_bytes
+        )
+        if not process.strict:
+            self._reported.add(name)
+            self.on_shortage(lack)
+            return
+        lacking_bytes = process.lacking_bytes(need_bytes)
+        if lacking_bytes > 0:
+            raise BudgetTooSmallError(
+                f"{lack}, which is {format_bytes(lacking_bytes)} more than the budget of {format_bytes(process.ram_bytes)} has; "
+                f"give {format_bytes(process.ram_bytes + max(missing_bytes, lacking_bytes))}"
+            )
+
+
+def _kind(traits: OperatorTraits, args: Sequence[Any]) -> tuple[int, torch.dtype | None]:
+    """Return what decides which kernel runs: the operator, and the data type of its first tensor. Those of half precision copy more."""
+    first = next(tensors_in(args), None)
+    return traits.number, None if first is None else first.dtype

@@ -1,0 +1,50 @@
+"""Singular values and eigenvalues that nobody differentiates are computed without vectors, as in plain PyTorch.
+
+`_may_require_fw_or_bw_grad` (BatchLinearAlgebra.cpp) is true under any dispatch mode: `svdvals`, `eigvalsh`, `eigvals` and what is
+made of them (`cond`, `matrix_norm`, `matrix_rank`) would compute vectors, too, by other LAPACK routines with other last digits.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from port_agent.intercept.dispatch.tangents import tangent_of
+from port_planner.torch_compat.autograd import is_wrapped
+from port_planner.torch_compat.modes import composite, remove_kernels
+
+_aten: Any = torch.ops.aten
+
+_VALUES_ALONE: dict[Any, Callable[..., Tensor]] = {
+    _aten.linalg_svdvals.default: lambda a, *, driver=None: _aten._linalg_svd(a, False, False, driver=driver)[1],
+    _aten.linalg_eigvalsh.default: lambda a, uplo="L": _aten._linalg_eigh(a, uplo, False)[0],
+    _aten.linalg_eigvals.default: _aten._linalg_eigvals,
+}
+"""Composite operators, and what their kernels call where no vectors are needed."""
+
+
+def composite_kernel(func: Any) -> Callable[..., Any]:
+    """Return the kernel of a composite operator as it decides without a mode.
+
+    torch's own, but for these; `decompose` prefers decompositions in Python, which have other bits (gru).
+    """
+    return functools.partial(_differentiable_or_not if func in _VALUES_ALONE else composite, func)
+
+
+def _differentiable_or_not(func: Any, a: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    differentiated = torch.is_grad_enabled() and a.requires_grad
+    plain = type(a) in (Tensor, torch.nn.Parameter) and not is_wrapped(a)
+    if differentiated or not plain or tangent_of(a) is not None:
+        result: Tensor = composite(func, a, *args, **kwargs)
+        return result
+    return _VALUES_ALONE[func](a, *args, **kwargs)
+
+
+def compute_values_alone() -> Callable[[], None]:
+    """Have these operators decide as without a mode from here on, and return what ends that."""
+    library = torch.library.Library("aten", "IMPL")
+    for func in _VALUES_ALONE:
+        library.impl(func, composite_kernel(func), "AutogradCPU")
+    return functools.partial(remove_kernels, library)

@@ -1,0 +1,74 @@
+"""A program's child processes (DataLoader workers and others), stopped while it is held.
+
+They are stopped by SIGSTOP, which none can refuse. A program that is killed meanwhile leaves no stopped process behind: a
+guard, a shell that waits for the end of its input, lets them go on.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+
+import psutil
+
+_MAX_LOOKS = 5
+"""A process may be forked between a look and the stop; who forks faster is not caught."""
+
+_GUARD = ["/bin/sh", "-c", 'trap "" INT TERM HUP; read -r end; kill -CONT "$@" 2>/dev/null', "port-agent-guard"]
+
+
+class Children:
+    """The descendants of this process. Each call may come from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._stopped: dict[int, psutil.Process] = {}
+        self._guard: subprocess.Popen[bytes] | None = None
+
+    def stop(self) -> int:
+        """Stop all that run, and return how many are stopped now; who ends by itself meanwhile is left out."""
+        with self._lock:
+            for _ in range(_MAX_LOOKS):
+                found = [process for process in _descendants() if process.pid not in self._stopped]
+                if self._guard is not None:
+                    found = [process for process in found if process.pid != self._guard.pid]
+                if not found:
+                    break
+                self._watch([*self._stopped, *(process.pid for process in found)])
+                for process in found:
+                    with contextlib.suppress(psutil.Error):
+                        process.send_signal(signal.SIGSTOP)  # looks whether the id is still that process's
+                        self._stopped[process.pid] = process
+            return len(self._stopped)
+
+    def go_on(self) -> None:
+        """Let those that were stopped run again."""
+        with self._lock:
+            for process in self._stopped.values():
+                with contextlib.suppress(psutil.Error):
+                    process.send_signal(signal.SIGCONT)
+            self._stopped.clear()
+            self._dismiss()
+
+    def _watch(self, pids: list[int]) -> None:
+        """Start a guard for these processes, in place of the one before."""
+        self._dismiss()
+        with contextlib.suppress(OSError):  # no process is left to be had: they are stopped all the same
+            self._guard = subprocess.Popen(
+                [*_GUARD, *map(str, pids)], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL, start_new_session=True,
+            )  # fmt: skip
+
+    def _dismiss(self) -> None:
+        guard, self._guard = self._guard, None
+        if guard is not None:
+            guard.kill()
+            guard.communicate()
+
+
+def _descendants() -> list[psutil.Process]:
+    try:
+        return psutil.Process(os.getpid()).children(recursive=True)
+    except psutil.Error:
+        return []

@@ -1,0 +1,248 @@
+"""The budget of `port-agent exec`: started at the program's import of torch, accounted for at its end."""
+
+import json
+import resource
+import sys
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from port_agent.guard import GuardCounters, GuardedMemory, active_guard
+from port_agent.malloc import active, release_free_memory
+from port_agent.system.atomic_file import write_atomically
+from port_agent.system.memory_limit import untouched_library_bytes, widen_data_limit
+from port_planner.base.code_pages import release_code_pages
+from port_planner.base.errors import PortError
+from port_planner.base.process_memory import peak_resident_bytes
+from port_planner.base.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from port_agent.intercept.budget import Budget, Report
+    from port_agent.intercept.exec.opportunistic import Opportunistic
+
+
+_FOR_LOADING_BYTES = 64 << 30
+"""More than any build of torch maps when it is loaded."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExecOptions:
+    """What the command line asked for. Exactly one of `ram_bytes` and `tensors_bytes` is given."""
+
+    ram_bytes: int | None
+    tensors_bytes: int | None
+    page_dir: str
+    read_bytes_per_s: int | None
+    write_bytes_per_s: int | None
+    step_deadline_s: float | None
+    writes_per_step: int | None
+    report: str | None
+    """Where the figures go as JSON at the end."""
+    wear_joules: float
+    """What a written byte wears off, as energy."""
+    data_limited: bool
+    """Whether RLIMIT_DATA is the belt."""
+    socket: str | None = None
+    """The control socket of the daemon that says when the program runs; None: it runs at once."""
+    name: str = ""
+    """What the daemon calls it."""
+    guard_only: bool = False
+    """Whether no operator is followed: guarded memory alone holds the budget."""
+
+
+class ExecBudget:
+    """One run of a program."""
+
+    def __init__(self, options: ExecOptions, program: Sequence[str]) -> None:
+        self._options, self._program = options, list(program)
+        self.failure: BaseException | None = None
+        """What the program ended with."""
+        self._budget: Budget | None = None
+        self._attached: Opportunistic | None = None
+        self._guard: GuardedMemory | None = None
+        self._refused = False
+        self._begin = time.perf_counter()
+        self._widen, self._widened_for_torch = widen_data_limit, 0
+        allocator = active() if options.data_limited else None
+        if allocator is not None and allocator.allow_reservations():
+            self._widen = allocator.widen_data_limit
+
+    def expect_torch(self) -> None:
+        """Take RLIMIT_DATA off while torch loads: a budget that its code fills is refused by `start`, with the figure."""
+        if self._options.data_limited:
+            before, _ = resource.getrlimit(resource.RLIMIT_DATA)
+            self._widen(_FOR_LOADING_BYTES)
+            after, _ = resource.getrlimit(resource.RLIMIT_DATA)
+            self._widened_for_torch = after - before
+
+    def start(self) -> None:
+        """Begin to hold the budget, torch being there now.
+
+        Ends the process with one line where that is impossible.
+        """
+        if self._options.data_limited:
+            self._widen(untouched_library_bytes() - self._widened_for_torch)
+        if self._options.guard_only:
+            self._start_guard()
+            return
+        from port_agent.intercept.budget import budget
+        from port_agent.intercept.dispatch import deferred_modules, light_dynamo
+
+        light_dynamo.hold_place()
+        deferred_modules.defer_modules()
+        options = self._options
+        try:
+            made = budget(
+                ram=options.ram_bytes, tensors=options.tensors_bytes, page_dir=options.page_dir,
+                read_bytes_per_s=options.read_bytes_per_s, write_bytes_per_s=options.write_bytes_per_s,
+                step_deadline=options.step_deadline_s, writes_per_step=options.writes_per_step,
+                wear_joules=options.wear_joules,
+            )  # fmt: skip
+            self._budget = made.start()
+            self._attach()
+        except PortError as error:
+            self._refused = True
+            _emit(str(error))
+            raise SystemExit(2) from None
+        if options.data_limited:
+            _exempt_file_mappings(self._widen)
+
+    def _start_guard(self) -> None:
+        self._guard = active_guard()
+        if self._guard is None:
+            self._refused = True
+            _emit("guarded memory did not begin in this process; leave --guard-only out")
+            raise SystemExit(2)
+        if self._options.ram_bytes is not None:
+            self._guard.set_process_limit(self._options.ram_bytes)
+
+    def _attach(self) -> None:
+        options, budget = self._options, self._budget
+        if options.socket is None or options.ram_bytes is None or budget is None:
+            return
+        from port_agent.intercept.exec.opportunistic import AttachOptions, Opportunistic
+
+        attach = AttachOptions(options.socket, options.name, options.ram_bytes)
+        attached = Opportunistic(attach, budget.interceptor, lambda: budget.report, _emit)
+        attached.start()
+        self._attached = attached
+
+    def finish(self) -> None:
+        """Say what it took on standard error, and in the file of `--report`."""
+        if self._guard is not None:
+            self._finish_guard(self._guard.counters())
+            return
+        if self._budget is None:
+            if not self._refused:
+                _emit("the program ended without importing torch; nothing was done")
+            return
+        if self._attached is not None:
+            self._attached.finish(self.failure)
+        report = self._budget.report
+        self._budget.stop(restore=False)
+        release_free_memory()
+        release_code_pages()  # the interpreter's end runs code that was not needed before
+        _emit(_summary(report, self._options, time.perf_counter() - self._begin))
+        facts = asdict(report)
+        if self._attached is not None:
+            facts |= {"pauses": self._attached.pauses, "paused_s": self._attached.paused_s}
+        self._write_report(facts)
+
+    def _finish_guard(self, counters: GuardCounters) -> None:
+        peak_bytes = peak_resident_bytes()
+        _emit(_guard_summary(counters, self._options, peak_bytes, time.perf_counter() - self._begin))
+        self._write_report(
+            {
+                "peak_resident_bytes": peak_bytes,
+                "peak_tensor_bytes": counters.peak_resident_bytes,
+                "read_bytes": counters.read_bytes,
+                "written_bytes": counters.written_bytes,
+                "faults": asdict(counters),
+            }
+        )
+
+    def _write_report(self, facts: Mapping[str, Any]) -> None:
+        if self._options.report is None:
+            return
+        run = {
+            "program": self._program, "ram_bytes": self._options.ram_bytes, "tensors_bytes": self._options.tensors_bytes,
+            "wall_s": time.perf_counter() - self._begin, "cpu_s": time.process_time(),
+        }  # fmt: skip
+        try:
+            write_atomically(Path(self._options.report), json.dumps({**run, **facts}, indent=1).encode() + b"\n")
+        except OSError as error:
+            _emit(f"{self._options.report} could not be written: {error.strerror}")
+
+
+def _guard_summary(counters: GuardCounters, options: ExecOptions, peak_bytes: int, wall_s: float) -> str:
+    tensors = format_bytes(counters.peak_resident_bytes)
+    if options.ram_bytes is None:
+        bound = f"tensors {tensors} of {format_bytes(options.tensors_bytes or 0)}"
+    else:
+        bound = f"of {format_bytes(options.ram_bytes)}, tensors {tensors}"
+    faults = counters.read_faults + counters.write_faults
+    over = ""
+    if options.ram_bytes is not None and peak_bytes > options.ram_bytes:
+        rest = peak_bytes - counters.peak_resident_bytes
+        over = (
+            f"; Python, libraries and your objects take {format_bytes(rest)} of {format_bytes(options.ram_bytes)}: "
+            f"give at least {format_bytes(peak_bytes)}"
+        )
+    return (
+        f"peak {format_bytes(peak_bytes)} {bound}; {format_seconds(wall_s)}; read {format_bytes(counters.read_bytes)}, "
+        f"wrote {format_bytes(counters.written_bytes)} in {faults:,} faults of {format_seconds(counters.fault_ns / 1e9)}{over}"
+    )
+
+
+def _summary(report: "Report", options: ExecOptions, wall_s: float) -> str:
+    bound = (
+        f"of {format_bytes(options.ram_bytes)}, tensors {format_bytes(report.peak_tensor_bytes)}"
+        if options.ram_bytes is not None
+        else f"tensors {format_bytes(report.peak_tensor_bytes)} of {format_bytes(options.tensors_bytes or 0)}"
+    )
+    moved = f"read {format_bytes(report.read_bytes)}, wrote {format_bytes(report.written_bytes)}"
+    planned = "" if report.plan is None else f"; planned ({report.plan})"
+    steps = f"{report.steps} {'step' if report.steps == 1 else 'steps'} in " if report.steps else ""
+    beside = "".join(
+        f"; {kind}'s own memory is not in it: `port-agent plan --gpu-ram` bounds that" for kind in report.elsewhere
+    )
+    used = "" if report.joules is None else f"; {report.joules:,.0f} J {report.energy_source}"
+    return (
+        f"peak {format_bytes(peak_resident_bytes())} {bound}; {steps}{format_seconds(wall_s)}; {moved}, "
+        f"recomputed {format_bytes(report.recomputed_bytes)}, waited {format_seconds(report.stall_seconds)}{planned}{used}{beside}"
+    )
+
+
+def _emit(text: str) -> None:
+    try:
+        sys.stderr.write(f"port-agent: {text}\n")
+        sys.stderr.flush()
+    except (OSError, ValueError, AttributeError):  # closed, or set to None
+        return
+
+
+def _exempt_file_mappings(widen: Callable[[int], None]) -> None:
+    """Count no private mapping of a weights file against RLIMIT_DATA.
+
+    Its pages leave, and come back from the file.
+    """
+    import torch
+
+    mapped = torch.UntypedStorage.from_file
+
+    def from_file(filename: str, shared: bool = False, nbytes: int = 0) -> Any:
+        if shared:
+            return mapped(filename, shared, nbytes)
+        widen(nbytes)
+        try:
+            storage = mapped(filename, shared, nbytes)
+        except BaseException:
+            widen(-nbytes)
+            raise
+        weakref.finalize(storage, widen, -nbytes).atexit = False
+        return storage
+
+    torch.UntypedStorage.from_file = staticmethod(from_file)  # type: ignore[method-assign]

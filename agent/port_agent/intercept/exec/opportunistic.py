@@ -1,0 +1,245 @@
+"""`exec --opportunistic`: the program attached to the daemon, which says when it runs.
+
+A thread of its own holds the line and obeys. To pause is to hold every operator before it begins and to stop the program's own
+children; to give memory back is to let all tensors leave for the page file besides. Without a daemon nothing runs: the program waits, and attaches again.
+"""
+
+import _thread
+import atexit
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from port_agent.intercept.budget import Report
+from port_agent.intercept.dispatch.mode import Interceptor
+from port_agent.intercept.exec.children import Children
+from port_agent.intercept.exec.step_figures import StepFigures
+from port_agent.intercept.residency.memory import resident_now
+from port_agent.paging.pager import PageError
+from port_agent.worker.attach import AttachedLine, AttachError, AttachRequest, attach
+from port_agent.worker.channel import Channel
+from port_agent.worker.protocol import (
+    Command,
+    Event,
+    LeaveNow,
+    MemoryReleased,
+    PauseTraining,
+    ReleaseMemory,
+    ResumeTraining,
+    TrainingFailed,
+    TrainingFinished,
+    WorkerPaused,
+    WorkerResumed,
+)
+
+RETRY_S = 1.0
+"""How often a lost daemon is looked for."""
+
+CANCEL_PATIENCE_S = 10.0
+"""For the clean-up after Ctrl-C, and again after SIGTERM; a program that ignores both is held for good."""
+
+_REPORT_S = 0.02
+"""Shorter steps are reported together: a report costs 0.1 ms here, and as much in the daemon."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttachOptions:
+    """How to attach: the daemon's control socket, and what the job is called and may take there."""
+
+    socket: str
+    name: str
+    ram_bytes: int
+
+
+class Opportunistic:
+    """This process as an attached program. `report` gives its figures, `emit` tells its user what happens."""
+
+    def __init__(
+        self,
+        options: AttachOptions,
+        interceptor: Interceptor,
+        report: Callable[[], Report],
+        emit: Callable[[str], None],
+    ) -> None:
+        self.pauses = 0
+        self.paused_s = 0.0
+        self._options, self._interceptor, self._report, self._emit = options, interceptor, report, emit
+        self._pid = os.getpid()
+        self._ended = threading.Event()
+        self._job: int | None = None
+        self._channel: Channel | None = None
+        self._held_since_s: float | None = None
+        self._children = Children()
+        self._emitted = False
+        """Whether the user was told that it waits."""
+        self._steps = 0
+        self._reporting = threading.Lock()
+        self._reported = StepFigures.now(0, report())
+
+    def start(self) -> None:
+        """Attach, and let no operator run until the daemon says so. Raises AttachError."""
+        attached = self._attach()
+        self._interceptor.when_interrupted = self._children.go_on
+        self._hold()
+        self.pauses, self._emitted = 0, True
+        self._emit(f"attached as job {attached.job} ({attached.name}); it runs when `port-agent status` says so")
+        os.register_at_fork(after_in_child=self._close_in_child)
+        atexit.register(self._children.go_on)  # before multiprocessing, which waits there for its processes
+        register_optimizer_step_post_hook(self._step_done)
+        _thread.start_new_thread(self._listen, ())
+
+    def finish(self, error: BaseException | None) -> None:
+        """Say how the program ended."""
+        self._ended.set()
+        self._children.go_on()
+        self._report_steps()
+        done = error is None or (isinstance(error, SystemExit) and not error.code)
+        if done:
+            self._send(TrainingFinished(step=self._steps, peak_rss_bytes=self._report().peak_resident_bytes))
+        else:
+            self._send(TrainingFailed(code=type(error).__name__, message=str(error) or type(error).__name__))
+
+    # -- the line
+
+    def _attach(self) -> AttachedLine:
+        options = self._options
+        request = AttachRequest(
+            name=options.name, ram_bytes=options.ram_bytes, pid=self._pid, step=self._steps, job=self._job
+        )
+        attached = attach(Path(options.socket), request)
+        self._job, self._channel = attached.job, Channel(attached.line.detach())
+        return attached
+
+    def _listen(self) -> None:
+        while self._channel is not None:
+            for command in self._channel.commands():
+                if self._ended.is_set():
+                    return
+                self._obey(command)
+            if self._ended.is_set():
+                return
+            self._channel.close()
+            self._wait_for_daemon()
+
+    def _wait_for_daemon(self) -> None:
+        self._emit(f"the agent at {self._options.socket} is gone; paused until it is back")
+        self._emitted = True
+        self._hold()
+        self._give_back()
+        refusal = ""
+        while not self._ended.wait(RETRY_S):
+            try:
+                self._attach()
+            except AttachError as error:
+                if error.status is not None and str(error) != refusal:
+                    refusal = str(error)
+                    self._emit(f"the agent does not take the program back: {refusal}")
+                continue
+            self._emit("the agent is back")
+            return
+
+    def _send(self, event: Event) -> None:
+        if self._channel is not None and os.getpid() == self._pid:
+            with contextlib.suppress(OSError):  # a daemon that is gone is noticed by the thread that listens
+                self._channel.send(event)
+
+    def _close_in_child(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+
+    # -- obeying
+
+    def _obey(self, command: Command) -> None:
+        match command:
+            case PauseTraining():
+                self._stop()
+            case ReleaseMemory():
+                self._release(command.reason)
+            case ResumeTraining():
+                self._interceptor.limit_cpu(command.cpu_percent)
+                self._go_on()
+                self._send(WorkerResumed(step=self._steps))
+            case LeaveNow():
+                self._cancel()
+
+    def _stop(self) -> None:
+        begin_s = time.perf_counter()
+        operator = self._hold()
+        waited_s = time.perf_counter() - begin_s
+        self._report_steps()
+        self._send(WorkerPaused(step=self._steps, operator=operator or None, waited_s=waited_s))
+
+    def _release(self, reason: str) -> None:
+        begin_s = time.perf_counter()
+        self._stop()
+        if reason:
+            self._emitted = True
+            self._emit(f"paused: {reason}")
+        before = self._reported
+        self._give_back()
+        self._reported = StepFigures.now(self._steps, self._report())
+        self._send(
+            MemoryReleased(
+                step=self._steps, resident_bytes=resident_now(), wall_s=time.perf_counter() - begin_s,
+                paged_out_bytes=self._reported.written_bytes - before.written_bytes,
+                unworn_bytes=self._reported.unworn_bytes - before.unworn_bytes,
+            )
+        )  # fmt: skip
+
+    def _cancel(self) -> None:
+        self._emit("cancelled: as with Ctrl-C")
+        self._go_on()
+        main = threading.main_thread().ident or self._pid
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.pthread_kill(main, number)
+            if self._ended.wait(CANCEL_PATIENCE_S):
+                return
+        self._release("it was cancelled and does not end; kill it")
+
+    def _hold(self) -> str:
+        operator = self._interceptor.hold()
+        self._children.stop()
+        if self._held_since_s is None:
+            self._held_since_s = time.perf_counter()
+            self.pauses += 1
+        return operator
+
+    def _give_back(self) -> None:
+        try:
+            self._interceptor.give_back()
+        except (PageError, MemoryError) as error:
+            self._emit(f"not all memory could be given back: {error or 'none is left to do so'}")
+
+    def _go_on(self) -> None:
+        if self._held_since_s is not None:
+            held_s = time.perf_counter() - self._held_since_s
+            self.paused_s, self._held_since_s = self.paused_s + held_s, None
+            self._reported = StepFigures.now(self._steps, self._report())
+        if self._emitted:
+            self._emitted = False
+            self._emit("goes on")
+        self._children.go_on()
+        self._interceptor.go_on()
+
+    # -- steps
+
+    def _step_done(self, *_: object) -> None:
+        if os.getpid() == self._pid:
+            self._steps += 1
+            if time.perf_counter() - self._reported.wall_s >= _REPORT_S:
+                self._report_steps()
+
+    def _report_steps(self) -> None:
+        with self._reporting:
+            before, now = self._reported, StepFigures.now(self._steps, self._report())
+            if now.steps == before.steps:
+                return
+            self._reported = now
+        self._send(now.step_since(before))

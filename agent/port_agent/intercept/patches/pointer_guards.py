@@ -1,0 +1,289 @@
+"""Methods that read past the dispatcher.
+
+Their storage is brought in first, and stays while its pointer may be used.
+
+Patched one by one. A TorchFunctionMode would see them too, but an active one turns off the fast paths of
+`nn.TransformerEncoder` and others, and with them the bits.
+"""
+
+import contextlib
+import ctypes
+import functools
+import sys
+import weakref
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+
+from port_agent.intercept.dispatch.mode import Interceptor
+from port_agent.intercept.patches.safetensors_saving import (
+    SafetensorsSaving,
+    asked_by_safetensors,
+    compares_addresses,
+    compares_storages,
+)
+from port_agent.intercept.residency.operands import DENSE_TYPES, bare_storages_in, is_wrapper, strided_runs
+from port_agent.intercept.residency.storages import Storage, StorageTable, data_ptr, untyped_storage
+from port_planner.torch_compat.tensors import (
+    DLPACK_EXPORTS,
+    FILE_READS,
+    FILE_WRITES,
+    PASSES_ADDRESS_ON,
+    STORAGE_METHODS,
+    untyped,
+)
+
+_TENSOR_POINTERS = ("const_data_ptr", "mutable_data_ptr", "share_memory_")
+"""Methods of a tensor that hand out its memory."""
+
+_TENSOR_READS = ("__deepcopy__", "__repr__")
+"""Methods of a tensor that read its memory while they run; its text is made with every mode turned off."""
+
+_ARRAY_INTERFACE = 3
+"""The version of numpy's array interface that is spoken."""
+
+_COUNT, _DATA_TYPE = 1, 2
+"""Arguments of a reader's `get_storage_from_record`, after the name."""
+
+_MIN_LOADED_BYTES = 64 << 10
+"""Less stays where it was loaded: states of generators (5 KB), which C++ reads past the dispatcher, among it."""
+
+_LOADED_TWICE = 2
+"""A storage that is loaded is there twice for a moment."""
+
+_PICKLED = 3
+"""Times its size that a storage takes while it is pickled: its bytes, and pickle's own, which grow by half."""
+
+_ASKING_FRAME = 2
+"""From a guard: `guarded` is the first, then the one that calls the method."""
+
+Guard = Callable[[Callable[..., Any], Any, Any, Any], Any]
+
+
+class PointerGuards:
+    """Puts guards around the methods, and takes them away."""
+
+    def __init__(self, interceptor: Interceptor) -> None:
+        self._interceptor = interceptor
+        self._table: StorageTable = interceptor.table
+        self._saved: list[tuple[Any, str, Any]] = []
+        self._safetensors = SafetensorsSaving(interceptor)
+
+    def install(self) -> None:
+        """Guard the methods."""
+        self._safetensors.install()
+        self._guard(torch.Tensor, _TENSOR_POINTERS, self._tensor_pointer)
+        for owner, name in DLPACK_EXPORTS:
+            self._guard(owner, (name,), self._tensor_exported)
+        self._guard(torch.Tensor, ("numpy",), self._tensor_array)
+        self._guard(torch.Tensor, ("data_ptr",), self._tensor_address)
+        self._guard(torch.Tensor, _TENSOR_READS, self._tensor_read)
+        self._guard(torch.Tensor, ("tolist",), self._tensor_list)
+        of_storages = {
+            "pointer": self._storage_pointer,
+            "address": self._storage_address,
+            "read": self._storage_read,
+            "write": self._storage_write,
+            "size": self._storage_size,
+            "resize": self._storage_resize,
+        }
+        for kind, names in STORAGE_METHODS.items():
+            self._guard(torch.UntypedStorage, names, of_storages[kind])
+        self._guard(torch.TypedStorage, ("__reduce__",), self._storage_pickled)
+        for (owner, name), guard in ((FILE_WRITES, self._storage_saved), (FILE_READS, self._storage_loaded)):
+            self._guard(owner, (name,), guard)
+
+    def remove(self) -> None:
+        """Put the methods back as they were."""
+        self._safetensors.remove()
+        for owner, name, method in reversed(self._saved):
+            if method is None:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, method)
+        self._saved.clear()
+
+    def _guard(self, owner: Any, names: tuple[str, ...], guard: Guard) -> None:
+        for name in names:
+            method = getattr(owner, name, None)
+            if method is not None:
+                self._saved.append((owner, name, owner.__dict__.get(name)))
+                setattr(owner, name, _guarded(method, guard))
+
+    # -- guards
+
+    def _storages(self, tensor: torch.Tensor) -> list[Storage]:
+        """Return the storages of a tensor, met now at the latest.
+
+        The method calls operators, which would let them leave.
+        """
+        if tensor.device.type != "cpu" or is_wrapper(tensor):
+            return []
+        found = (self._table.of(part) for part in strided_runs(tensor))
+        return [storage for storage in found if storage is not None]
+
+    def _tensor_pointer(self, method: Callable[..., Any], tensor: torch.Tensor, args: Any, kwargs: Any) -> Any:
+        for storage in self._storages(tensor):
+            self._interceptor.escape(storage)
+        return method(tensor, *args, **kwargs)
+
+    def _tensor_array(self, method: Callable[..., Any], tensor: torch.Tensor, args: Any, kwargs: Any) -> Any:
+        """Return numpy's array over a tensor's memory, which may leave once nobody has that array.
+
+        torch's own would have the memory stay for good, as much as a program shows to numpy, one tensor after the other.
+        """
+        if not args and kwargs == {"force": True}:
+            tensor, kwargs = _resolved(tensor.detach().cpu()), {}
+        storages = self._storages(tensor)
+        if len(storages) != 1 or storages[0].in_file or args or kwargs or not _is_an_array(tensor):
+            return self._tensor_pointer(method, tensor, args, kwargs)
+        data_type = method(torch.empty(0, dtype=tensor.dtype)).dtype
+        return np.asarray(_BorrowedMemory(tensor, data_type, self._interceptor.borrow(storages[0])))
+
+    def _tensor_exported(self, method: Callable[..., Any], tensor: torch.Tensor, args: Any, kwargs: Any) -> Any:
+        for storage in self._storages(tensor):
+            self._interceptor.export(storage)
+        return method(tensor, *args, **kwargs)
+
+    def _tensor_address(self, method: Callable[..., Any], tensor: torch.Tensor, args: Any, kwargs: Any) -> Any:
+        """As `_tensor_pointer`, but not for safetensors and the like.
+
+        `save_file` asks for all addresses before it reads one, others compare them with each other and their storage's.
+        """
+        asking = sys._getframe(_ASKING_FRAME)
+        compared = compares_addresses(asking)
+        if (compared or asked_by_safetensors(asking)) and len(found := self._storages(tensor)) == 1:
+            offset_bytes = int(tensor.storage_offset()) * tensor.element_size()
+            if compared:
+                return id(untyped_storage(tensor)) + offset_bytes
+            placeholder = self._safetensors.placeholder(asking, found[0], offset_bytes)
+            if placeholder is not None:
+                return placeholder
+        return self._tensor_pointer(method, tensor, args, kwargs)
+
+    def _tensor_read(self, method: Callable[..., Any], tensor: torch.Tensor, args: Any, kwargs: Any) -> Any:
+        with contextlib.ExitStack() as stack:
+            for storage in self._storages(tensor):
+                stack.enter_context(self._interceptor.reading(storage))
+            result = method(tensor, *args, **kwargs)
+        if isinstance(result, torch.Tensor):
+            self._interceptor.meet(result)
+        return result
+
+    def _tensor_list(self, method: Callable[..., Any], tensor: torch.Tensor, args: Any, kwargs: Any) -> Any:
+        return self._tensor_read(method, _resolved(tensor), args, kwargs)
+
+    def _storage_pointer(self, method: Callable[..., Any], memory: torch.UntypedStorage, args: Any, kwargs: Any) -> Any:
+        storage = self._table.of_storage(memory)
+        if storage is not None:
+            self._interceptor.escape(storage)
+        return method(memory, *args, **kwargs)
+
+    def _storage_write(self, method: Callable[..., Any], memory: torch.UntypedStorage, args: Any, kwargs: Any) -> Any:
+        storage = self._table.of_storage(memory)
+        with contextlib.ExitStack() as stack:
+            for source in bare_storages_in(args, self._table):
+                stack.enter_context(self._interceptor.reading(source))
+            if storage is not None:
+                stack.enter_context(self._interceptor.writing(storage))
+            return method(memory, *args, **kwargs)
+
+    def _storage_address(self, method: Callable[..., Any], memory: torch.UntypedStorage, args: Any, kwargs: Any) -> Any:
+        """As `_storage_pointer`, but for torch.save, safetensors and the like.
+
+        They only ask whether two addresses are the same.
+
+        What leaves gives its address to others, so another number tells them apart, and nothing has to stay.
+        """
+        asking = _asking(sys._getframe(_ASKING_FRAME))
+        compared = asking.f_code.co_filename == torch.serialization.__file__ or compares_storages(asking)
+        if compared and self._table.of_storage(memory) is not None:
+            return id(memory)
+        return self._storage_pointer(method, memory, args, kwargs)
+
+    def _storage_read(self, method: Callable[..., Any], memory: torch.UntypedStorage, args: Any, kwargs: Any) -> Any:
+        storage = self._table.known_storage(memory)
+        if storage is None:
+            return method(memory, *args, **kwargs)
+        with self._interceptor.reading(storage):
+            return method(memory, *args, **kwargs)
+
+    def _storage_size(self, method: Callable[..., Any], memory: torch.UntypedStorage, args: Any, kwargs: Any) -> Any:
+        storage = self._table.known_storage(memory)
+        return method(memory, *args, **kwargs) if storage is None else storage.nbytes
+
+    def _storage_pickled(self, method: Callable[..., Any], memory: torch.TypedStorage, args: Any, kwargs: Any) -> Any:
+        """Have tensors leave for the bytes that pickle makes of one, which no operator makes, and for those it made before."""
+        storage = self._table.known_storage(untyped(memory))
+        if storage is not None:
+            self._interceptor.make_way(_PICKLED * storage.nbytes)
+        return method(memory, *args, **kwargs)
+
+    def _storage_saved(self, method: Callable[..., Any], writer: Any, args: Any, kwargs: Any) -> Any:
+        """Have what `torch.save` writes into a file there while it does; between its sizes and their contents anything may run."""
+        with contextlib.ExitStack() as stack:
+            for source in bare_storages_in(args, self._table):
+                stack.enter_context(self._interceptor.reading(source))
+            return method(writer, *args, **kwargs)
+
+    def _storage_loaded(self, method: Callable[..., Any], reader: Any, args: Any, kwargs: Any) -> Any:
+        """Return what `torch.load` asks a file for, in memory that can leave: what the reader allocates cannot be resized."""
+        nbytes = args[_COUNT] if args[_DATA_TYPE:] == (torch.UntypedStorage,) else 0
+        if nbytes < max(_MIN_LOADED_BYTES, self._table.smallest_bytes):
+            return method(reader, *args, **kwargs)
+        with self._interceptor.working_on((), _LOADED_TWICE * nbytes, "torch.load"):
+            loaded = method(reader, *args, **kwargs)
+            own = torch.UntypedStorage(nbytes)
+            ctypes.memmove(data_ptr(own), data_ptr(untyped_storage(loaded)), nbytes)
+        return loaded.new_empty(0).set_(own, 0, loaded.shape, loaded.stride())
+
+    def _storage_resize(self, method: Callable[..., Any], memory: torch.UntypedStorage, args: Any, kwargs: Any) -> Any:
+        storage = self._table.known_storage(memory)
+        if storage is None:
+            return method(memory, *args, **kwargs)
+        with self._interceptor.writing(storage):
+            result = method(memory, *args, **kwargs)
+            self._interceptor.resized(storage)
+        return result
+
+
+class _BorrowedMemory:
+    """A tensor's memory, as numpy takes it; `released` is called once no array has it."""
+
+    def __init__(self, tensor: torch.Tensor, data_type: "np.dtype[Any]", released: Callable[[], None]) -> None:
+        itemsize = tensor.element_size()
+        self._tensor = tensor
+        self.__array_interface__ = {
+            "data": (data_ptr(untyped_storage(tensor)) + int(tensor.storage_offset()) * itemsize, False),
+            "shape": tuple(tensor.shape), "strides": tuple(n * itemsize for n in tensor.stride()),
+            "typestr": data_type.str, "version": _ARRAY_INTERFACE,
+        }  # fmt: skip
+        weakref.finalize(self, released).atexit = False
+
+
+def _resolved(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor whose memory is what it shows; methods that make one themselves read it at once, where it may have left again."""
+    return tensor.resolve_conj().resolve_neg() if tensor.is_conj() or tensor.is_neg() else tensor
+
+
+def _is_an_array(tensor: torch.Tensor) -> bool:
+    """Return whether numpy can have a tensor as it is; torch says why not where it cannot."""
+    plain = type(tensor) in DENSE_TYPES and tensor.layout is torch.strided and tensor.numel() > 0
+    return plain and not (tensor.requires_grad or tensor.is_conj() or tensor.is_neg())
+
+
+def _asking(frame: FrameType) -> FrameType:
+    """Return the frame that asks a storage, past the typed one of torch's that only passes the question on."""
+    behind = frame.f_back if frame.f_code is PASSES_ADDRESS_ON else None
+    return frame if behind is None else behind
+
+
+def _guarded(method: Callable[..., Any], guard: Guard) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return guard(method, self, args, kwargs)
+
+    return guarded

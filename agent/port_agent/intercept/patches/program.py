@@ -1,0 +1,213 @@
+"""Where the user's program is watched besides its operators.
+
+Ends of steps, threads, forks, and what is refused.
+"""
+
+import contextlib
+import functools
+import os
+import signal
+import sys
+import threading
+import types
+from collections.abc import Callable, Sequence
+from concurrent.futures.thread import _WorkItem
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from port_agent.intercept.dispatch.mode import FollowMode, Interceptor
+from port_agent.intercept.dispatch.signals import deferring_signal, rewrap_handlers, unwrapped_getsignal
+from port_agent.intercept.dispatch.values_alone import compute_values_alone
+from port_agent.intercept.patches.lightning_saving import ATOMIC_SAVE, MODULES, saving_as_stream
+from port_agent.intercept.patches.whole_nodes import running_whole
+from port_agent.intercept.residency import dispatch_keys
+from port_agent.intercept.residency.refusals import unsupported
+from port_planner.torch_compat.autograd import ENGINE
+from port_planner.torch_compat.loading import CALLBACK, compiler_frames, compiler_of, compiling_disabled
+from port_planner.torch_compat.modes import current_modes
+from port_planner.torch_compat.tensors import SCRIPT_SAVES
+
+_SAME_BITS_BACKEND = "aot_eager"
+"""Its programs were compared; inductor generates kernels, and eager's traced optimizer steps differ in the last digits."""
+
+
+class _MakingWayForCode(MetaPathFinder):
+    """Finds nothing: at each module that a program loads, tensors leave for those before it. A compiler's are 100 MiB."""
+
+    def __init__(self, interceptor: Interceptor) -> None:
+        self._interceptor = interceptor
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return None, as one that does not know the module."""
+        self._interceptor.make_way()
+        return None
+
+
+class ProgramHooks:
+    """Hooks into torch and threading while a program is followed."""
+
+    def __init__(self, interceptor: Interceptor) -> None:
+        self._interceptor = interceptor
+        self._undo: list[Callable[[], None]] = []
+        self._depth = 0
+        self._to_stream = set(MODULES)
+        """Modules of which none was seen yet that saves."""
+        self._accumulates = False
+        """Whether a backward() or an optimizer has ended a segment: a gradient asked for by itself does no longer."""
+
+    def install(self) -> None:
+        """Put every hook in place."""
+        self._undo.append(register_optimizer_step_post_hook(self._optimizer_stepped).remove)
+        self._replace(torch.autograd, ENGINE, self._around_backward)
+        self._replace(threading.Thread, "start", self._start_followed)
+        self._replace(_WorkItem, "run", self._work_followed)
+        self._replace(torch, "compile", _refuse_compile)
+        for owner, name in SCRIPT_SAVES:
+            self._replace(owner, name, self._around_script_save)
+        frames = compiler_frames()
+        if frames is not None:  # something may have been compiled before
+            self._replace(frames, CALLBACK, _refuse_compiled)
+        finder = _MakingWayForCode(self._interceptor)
+        sys.meta_path.insert(0, finder)
+        self._undo.append(lambda: sys.meta_path.remove(finder))
+        dispatch_keys.start()
+        self._undo.append(compute_values_alone())
+        self._replace(torch, "set_autocast_enabled", dispatch_keys.watching_autocast)
+        self._undo.append(rewrap_handlers)
+        self._replace(signal, "getsignal", unwrapped_getsignal)
+        self._replace(signal, "signal", lambda original: deferring_signal(original, self._interceptor.lock))
+        rewrap_handlers()
+
+    def remove(self) -> None:
+        """Take every hook away again."""
+        while self._undo:
+            self._undo.pop()()
+
+    def _replace(self, owner: Any, name: str, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        original = getattr(owner, name)
+        replaced = functools.wraps(original)(around(original))
+        setattr(owner, name, replaced)
+
+        def undo() -> None:
+            if getattr(owner, name) is replaced:
+                setattr(owner, name, original)
+
+        self._undo.append(undo)
+
+    def _optimizer_stepped(self, *_: Any) -> None:
+        for name in self._to_stream & sys.modules.keys():  # a program may have loaded it since
+            self._to_stream.remove(name)
+            self._replace(sys.modules[name], ATOMIC_SAVE, saving_as_stream)
+        self._accumulates = True
+        self._interceptor.end_segment(stepped=True)
+
+    def _around_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            accumulates = bool(kwargs.get("accumulate_grad"))
+            self._depth += 1
+            try:
+                with running_whole(self._interceptor, args[0]):
+                    return original(*args, **kwargs)
+            finally:
+                self._depth -= 1
+                if self._depth == 0 and (accumulates or not self._accumulates):
+                    self._accumulates = self._accumulates or accumulates
+                    self._interceptor.end_segment()
+
+        return backward
+
+    def _around_script_save(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Have everything there while C++ writes a scripted or traced module, whose tensors only it knows."""
+
+        def save(*args: Any, **kwargs: Any) -> Any:
+            interceptor = self._interceptor
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(interceptor.lock)
+                alive = [(storage, memory) for storage in interceptor.table if (memory := storage.ref()) is not None]
+                if sum(storage.nbytes for storage, _ in alive) > interceptor.residency.limit_bytes:
+                    raise unsupported(
+                        "torch.jit writes modules past the operators, and not all tensors fit into the budget together",
+                        "save the module after the budget, or its state_dict with torch.save",
+                    )
+                for storage, _ in alive:
+                    stack.enter_context(interceptor.reading(storage))
+                return original(*args, **kwargs)
+
+        return save
+
+    def _start_followed(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Follow a thread from its start, whatever it does there.
+
+        `threading.Timer` and others have a run() of their own.
+        """
+
+        def start(thread: threading.Thread) -> None:
+            thread.run = functools.partial(self._followed, thread.run)  # type: ignore[method-assign]
+            original(thread)
+
+        return start
+
+    def _work_followed(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Follow the work of a pool whose threads were started before the budget."""
+
+        def run(item: Any, *args: Any) -> None:
+            if any(isinstance(mode, FollowMode) for mode in current_modes()):
+                original(item, *args)
+            else:
+                self._followed(functools.partial(original, item, *args))
+
+        return run
+
+    def _followed(self, run: Callable[[], object]) -> None:
+        with FollowMode(self._interceptor):
+            run()
+
+
+def _refuse_compile(original: Callable[..., Any]) -> Callable[..., Any]:
+    def compiled(model: Any = None, **options: Any) -> Any:
+        if not options.get("disable"):
+            _check_backend(options.get("backend", "inductor"))
+        return original(model, **options)
+
+    return compiled
+
+
+def _refuse_compiled(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Refuse calls of what was compiled before the budget.
+
+    A dispatch mode makes them run as if it were not.
+    """
+
+    def callback_from_stance(callback: Any) -> Any:
+        if callback:
+            _check_backend(compiler_of(callback))
+        return original(callback)
+
+    return callback_from_stance
+
+
+def _check_backend(backend: Any) -> None:
+    """Raise UnsupportedError unless what this backend makes has the bits of plain operators.
+
+    A backend of torch.compile.
+    """
+    if backend != _SAME_BITS_BACKEND and not _compiles_nothing():
+        raise unsupported(
+            f"torch.compile(backend={backend!r}) gives other numbers than the operators one by one, and only those can be "
+            "followed",
+            "leave torch.compile away, or run the program as it is with TORCH_COMPILE_DISABLE=1 in its environment",
+        )
+
+
+def _compiles_nothing() -> bool:
+    """Return whether torch.compile leaves programs as they are: their user asked for that in the environment."""
+    disabled = compiling_disabled()
+    if disabled is None:
+        disabled = os.environ.get("TORCH_COMPILE_DISABLE") == "1"
+    return disabled or os.environ.get("TORCHDYNAMO_DISABLE") == "1"

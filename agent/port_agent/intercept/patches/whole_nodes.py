@@ -1,0 +1,123 @@
+"""Nodes of autograd's graph whose formulas ask whether a dispatch mode is on: each runs without one, like one operator.
+
+`areAnyTensorSubclassLike` (ATen/TensorSubclassLikeUtils.h) is true under any mode, and the gradients named here then come from
+other formulas, with other last digits: `prod` does not divide its result by the item, `masked_fill` adds zeros, too. Before such
+a node what it saved and its gradients are brought and room is made; it runs without the mode; after it all is as before. Where the
+program has a mode of its own, plain PyTorch takes those other formulas, too, and nothing is done.
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, Node
+
+from port_agent.intercept.dispatch.mode import Interceptor
+from port_agent.intercept.dispatch.tangents import tangent_of
+from port_agent.intercept.residency.operands import tensors_in
+from port_agent.intercept.residency.refusals import unsupported
+from port_planner.torch_compat.autograd import (
+    ASK_WHAT_IS_SAVED,
+    NODES_THAT_ASK_FOR_MODES,
+    forward_differentiating,
+    is_batch,
+    is_wrapped,
+    saved_as_they_were,
+    saved_as_used,
+    unwrap_if_dead,
+)
+from port_planner.torch_compat.modes import current_modes, pop_mode, push_mode
+
+_WORKSPACE = 6
+"""Times its operands that a node takes: `prod_safe_zeros_backward` makes two chains of three."""
+
+
+@contextlib.contextmanager
+def running_whole(interceptor: Interceptor, roots: Sequence[Tensor | GradientEdge]) -> Iterator[None]:
+    """Run such nodes without the mode in a backward pass from these roots inside the block."""
+    if len(current_modes()) != 1:
+        yield
+        return
+    nodes = [_WholeNode(interceptor, node) for node in _graph(roots) if node.name() in NODES_THAT_ASK_FOR_MODES]
+    try:
+        yield
+    finally:
+        for node in nodes:
+            node.close()
+
+
+class _WholeNode:
+    """A node that is kept from the mode while it runs."""
+
+    def __init__(self, interceptor: Interceptor, node: Node) -> None:
+        self._interceptor, self._node = interceptor, node
+        self._running = contextlib.ExitStack()
+        self._mode: Any = None
+        self._hooks = node.register_prehook(self._begin), node.register_hook(self._end)
+
+    def close(self) -> None:
+        """Take the hooks away, and let go what a node held that failed: autograd has put the mode back itself."""
+        for hook in self._hooks:
+            hook.remove()
+        self._running.close()
+
+    def _begin(self, gradients: tuple[Tensor | None, ...]) -> None:
+        saved = [unwrap_if_dead(t) for t in _saved_tensors(self._node)]
+        operands = [*saved, *(g for g in gradients if g is not None)]
+        batched = any(map(is_batch, operands))
+        asked = saved if self._node.name() in ASK_WHAT_IS_SAVED else operands
+        if not batched and any(map(is_wrapped, asked)):
+            return  # plain PyTorch takes those other formulas for what `torch.func` wraps, too
+        if batched or any(map(is_wrapped, operands)):
+            raise unsupported(
+                f"the gradients of {self._node.name()} for a batch of gradients have other last digits while operators are followed",
+                "ask for them one by one (is_grads_batched=False, vectorize=False), or run the program without a budget",
+            )
+        operands += _tangents(self._node, gradients)
+        need_bytes = _WORKSPACE * sum(t.nbytes for t in operands)
+        self._running.enter_context(self._interceptor.working_on(operands, need_bytes, self._node.name()))
+        self._mode = pop_mode()
+
+    def _end(self, made: tuple[Tensor | None, ...], _: object) -> None:
+        if self._mode is None:
+            return
+        push_mode(self._mode)
+        self._mode = None
+        self._running.close()
+        for tensor in made:
+            for one in (tensor, None if tensor is None else tangent_of(tensor)):
+                if one is not None:
+                    self._interceptor.meet(one)
+
+
+def _graph(roots: Sequence[Tensor | GradientEdge]) -> Iterator[Node]:
+    waiting = [root.grad_fn if isinstance(root, Tensor) else root.node for root in roots]
+    seen: set[Node] = set()
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            yield node
+            waiting += (before for before, _ in node.next_functions)
+
+
+def _saved_tensors(node: Node) -> Iterator[Tensor]:
+    """Give what a node saved; nothing where that is gone, which autograd says itself."""
+    for one in saved_as_they_were(node):
+        if one.unpack_hook is not None:
+            raise unsupported(
+                f"the gradient of {node.name()} has other last digits while operators are followed and saved tensors are hooked",
+                "leave the operator out of checkpoints and of saved_tensors_hooks, or run the program without a budget",
+            )
+        if isinstance(one.data, Tensor):
+            yield one.data
+
+
+def _tangents(node: Node, gradients: Sequence[Tensor | None]) -> Iterator[Tensor]:
+    """Give the tangents of what a node saved, which are kept apart, and of its gradients."""
+    if not forward_differentiating():
+        return
+    for tensor in tensors_in((*saved_as_used(node), *gradients)):
+        if (tangent := tangent_of(tensor)) is not None:
+            yield tangent

@@ -1,0 +1,56 @@
+"""What cannot be followed with the same numbers.
+
+It is refused with the operator and the line of the program that calls it.
+"""
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from port_planner.base.errors import ExitCode, PortError, program_line
+from port_planner.torch_compat.modes import HigherOrderOperator
+
+_COLLECTIVES = ("c10d::", "_c10d_functional::", "c10d_functional::", "symm_mem::")
+_WITHOUT_VALUES = frozenset(("c10d::barrier", "c10d::monitored_barrier_"))
+
+
+class UnsupportedError(PortError):
+    """The program does something that cannot be followed with the same numbers."""
+
+    exit_code = ExitCode.IMPOSSIBLE
+
+
+def unsupported(what: str, remedy: str) -> UnsupportedError:
+    """Return the error that refuses `what`, with the program's line."""
+    place = program_line()
+    return UnsupportedError(f"{place}: {what}; {remedy}" if place else f"{what}; {remedy}")
+
+
+@cache
+def _is_collective(func: Any) -> bool:
+    """Return whether an operator moves values between processes; a barrier moves none."""
+    name = str(func._schema.name)
+    return name.startswith(_COLLECTIVES) and name not in _WITHOUT_VALUES
+
+
+def refuse_higher_order(func: Any) -> None:
+    """Raise UnsupportedError for an operator that takes programs: torch runs these where no mode may be."""
+    if isinstance(func, HigherOrderOperator):
+        raise unsupported(
+            f"{func.name()} of torch takes a program of its own, which cannot be followed",
+            "write it with plain operators: scaled_dot_product_attention in place of flex_attention, `if` in place of cond",
+        )
+
+
+def refuse_unsupported(func: Any, types: Sequence[type]) -> None:
+    """Raise UnsupportedError for DTensor and collectives: these read and write tensors in threads of their own after they have returned."""
+    if types and any(t.__module__.startswith("torch.distributed.tensor") for t in types):
+        raise unsupported(
+            f"{func._schema.name} of DTensor cannot be followed", "use plain tensors in one process, or no budget"
+        )
+    if not _is_collective(func):
+        return
+    raise unsupported(
+        f"{func._schema.name} of torch.distributed moves tensors past the operators, in threads of its own",
+        "run one process without DistributedDataParallel and process groups, or without a budget",
+    )

@@ -1,0 +1,579 @@
+"""Moving storages in and out of RAM so that what is resident stays within the limit.
+
+Correct whatever the advice: an operator's storages are brought in before it runs, and nothing is dropped that could not
+come back with the same bytes. The page thread moves them; this side waits only for what is needed now.
+"""
+
+import contextlib
+import ctypes
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from port_agent.intercept.residency.eviction import EvictionPolicy
+from port_agent.intercept.residency.storages import (
+    NEVER,
+    Storage,
+    StorageTable,
+    data_ptr,
+    drop_mapping,
+    exposed,
+    mapping_written,
+    populate_mapping,
+    resize,
+)
+from port_agent.intercept.residency.trace import AHEAD
+from port_agent.paging.page_space import PageSpace
+from port_agent.paging.pager import PageError, Pager
+from port_planner.base.errors import ExitCode, PortError
+from port_planner.base.process_memory import available_bytes
+from port_planner.base.units import format_bytes
+
+_MEASURED_FROM_BYTES = 32 << 20
+_UNMEASURED_BYTES_PER_S = 1e9
+"""The medium is taken for a fast one until so much was moved."""
+
+_NAN_BYTE = 0xFF
+"""All bits set is NaN in every IEEE format, and -1 in integers."""
+
+
+class NotRestorableError(PortError):
+    """What is away does not fit into memory: it stays away, and the budget in force."""
+
+    exit_code = ExitCode.IMPOSSIBLE
+
+
+@dataclass(slots=True)
+class Counters:
+    """What was moved and recomputed since the start, in bytes of storages.
+
+    `over_bytes` is the most that did not fit.
+    """
+
+    recomputed_bytes: int = 0
+    recomputing_seconds: float = 0.0
+    mapped_bytes: int = 0
+    over_bytes: int = 0
+
+
+class Residency:
+    """Brings storages in, lets storages go; `limit_bytes` bounds what is resident."""
+
+    def __init__(self, table: StorageTable, pages: PageSpace, pager: Pager, limit_bytes: float) -> None:
+        self.table, self.pages, self.pager = table, pages, pager
+        self.limit_bytes = limit_bytes
+        self.eviction = EvictionPolicy()
+        self.counters = Counters()
+        self.clock = 0
+        self.trust_trace = False
+        """Whether recipes are believed now: the program does what its trace says."""
+        self.read_only = False
+        """In a child process: pages are read, none is written."""
+        self.pressed = False
+        """Whether anything ever had to leave."""
+        self.kept: set[Storage] = set()
+        """These leave only where no other can: the program says that it needs them again soon."""
+        self.released: deque[Storage] = deque()
+        """Those that nobody has lent any more, as often as they were: Python says so between any two lines."""
+        self.before_mapping: Callable[[int], None] = lambda nbytes: None
+        """Called with the bytes of a file's pages that are about to come in."""
+
+    # -- bringing in
+
+    def ensure_resident(self, storages: Iterable[Storage]) -> None:
+        """Return when all of `storages` are resident and filled. Pin them first. Raises PageError."""
+        away = []
+        for storage in storages:
+            if not storage.resident or storage.reading:
+                away.append(storage)
+            elif not storage.order:  # no operator has used it yet: now it is among those that may leave
+                self.eviction.touch(storage, self.clock, None)
+        for storage in away:
+            if not storage.resident:
+                self._start(storage)
+        for storage in away:
+            self.wait_read(storage)
+
+    def prefetch(self, storage: Storage, reserve_bytes: int, needed_at: int) -> bool:
+        """Start reading a storage that is away, leaving `reserve_bytes`.
+
+        False where there is no room for it yet.
+
+        Only storages that leave for nothing and are needed after clock `needed_at` make room: nothing waits here.
+        """
+        if not storage.clean or storage.region is None or storage.ref() is None:
+            return True
+        target = self.limit_bytes - storage.nbytes - reserve_bytes
+        while self.table.resident_bytes > target:
+            evicted = self.eviction.choose(self.clock, self._stays, self.leaves_free)
+            if evicted is not None and evicted.writing and self.leaves_free(evicted):
+                self.wait_transfer(evicted)
+            if evicted is not None:
+                self.notice_writes(evicted)
+            if evicted is None or not evicted.clean:
+                return False
+            if evicted.next_use is not None and evicted.next_use <= needed_at:
+                return False
+            self._free(evicted)
+        self._start_read(storage)
+        storage.next_use = needed_at
+        self.eviction.touch(storage, storage.last_use, needed_at)
+        return True
+
+    def wait_read(self, storage: Storage) -> None:
+        """Wait for a read that is under way. Raises PageError, after which the storage is away as before."""
+        transfer = storage.transfer
+        if transfer is None or transfer.write:
+            return
+        storage.transfer = None
+        try:
+            self.pager.wait(transfer)
+        except PageError:
+            self._free(storage)
+            raise
+
+    def _start(self, storage: Storage) -> None:
+        if storage.in_file:
+            self.try_make_free(storage.nbytes)
+            self.before_mapping(storage.nbytes)
+            populate_mapping(_alive(storage))
+            self._count_in(storage)
+            self.counters.mapped_bytes += storage.nbytes
+        elif storage.clean:
+            self.try_make_free(storage.nbytes)
+            self._start_read(storage)
+        else:
+            self._recompute(storage)
+
+    def _start_read(self, storage: Storage) -> None:
+        memory, region = _alive(storage), storage.region
+        if region is None:
+            raise RuntimeError(f"storage {storage.number} of {storage.nbytes} bytes has no page to read")
+        if not storage.mapped:
+            resize(memory, storage.nbytes)
+        self._count_in(storage)
+        storage.transfer = self.pager.read(region, data_ptr(memory), memory)
+
+    def _recompute(self, storage: Storage) -> None:
+        remat = storage.remat
+        if remat is None:
+            raise RuntimeError(f"storage {storage.number} of {storage.nbytes} bytes has neither page nor recipe")
+        for source in remat.sources:
+            source.pins += 1
+            if source.left_at is not None and source.resident:
+                source.left_at.stayed()
+        try:
+            self.ensure_resident(remat.sources)
+            self.make_free(2 * storage.nbytes + remat.workspace_bytes)
+            began = time.perf_counter()
+            made = remat.run()
+            memory = _alive(storage)
+            resize(memory, storage.nbytes)
+            ctypes.memmove(data_ptr(memory), data_ptr(made), storage.nbytes)
+            self.counters.recomputing_seconds += time.perf_counter() - began
+        finally:
+            for source in remat.sources:
+                source.pins -= 1
+        self._count_in(storage)
+        storage.hold = ()
+        self.counters.recomputed_bytes += storage.nbytes
+
+    def _count_in(self, storage: Storage) -> None:
+        storage.resident = True
+        self.table.came(storage)
+        self.eviction.touch(storage, self.clock, storage.next_use)
+
+    # -- letting go
+
+    def make_free(self, nbytes: int) -> bool:
+        """Let storages leave until `nbytes` more fit, and say whether they do; what is missing is counted as `over_bytes`."""
+        target = self.limit_bytes - nbytes
+        if self.table.resident_bytes <= target or self.read_only:
+            return True
+        self._take_back()
+        if not self.pressed:
+            self.pressed = True
+            self.eviction.put_in_order(self.table)
+        while self.table.resident_bytes > target:
+            if self._let_go(self.table.resident_bytes - target):
+                continue
+            if not self.kept:
+                self._count_over(nbytes)
+                return False
+            self.kept.clear()
+        return True
+
+    def could_fit(self, nbytes: int) -> bool:
+        """Return whether so much more would fit if everything left that can."""
+        return nbytes + sum(s.nbytes for s in self.table if s.resident and self._stays(s)) <= self.limit_bytes
+
+    def leave_to_files(self, storages: Iterable[Storage]) -> None:
+        """Let those storages leave whose files hold them."""
+        for storage in storages:
+            if storage.resident and storage.in_file and not self._stays(storage):
+                self.notice_writes(storage)
+                if storage.in_file:
+                    self._free(storage)
+
+    def empty(self) -> None:
+        """Let everything leave that can, without counting on making it again. Raises PageError."""
+        limit_bytes, over_bytes, trust_trace = self.limit_bytes, self.counters.over_bytes, self.trust_trace
+        self.limit_bytes, self.trust_trace = 0, False
+        try:
+            self.make_free(0)
+        finally:
+            self.limit_bytes, self.counters.over_bytes, self.trust_trace = limit_bytes, over_bytes, trust_trace
+
+    def _count_over(self, nbytes: int) -> None:
+        over_bytes = int(self.table.resident_bytes + nbytes - self.limit_bytes)
+        self.counters.over_bytes = max(self.counters.over_bytes, over_bytes)
+
+    def leaves_free(self, storage: Storage) -> bool:
+        """Return whether a storage can leave without waiting for a write."""
+        if storage.writing and storage.transfer is not None:
+            return storage.transfer.done()
+        return storage.clean or (self.trust_trace and storage.remat is not None and storage.remat.possible(storage))
+
+    def try_make_free(self, nbytes: int = 0) -> None:
+        """As `make_free`, where nothing new is made.
+
+        After an operator, or for what is read back, to be saved perhaps.
+
+        Where a full or broken medium takes nothing more, the next operator raises it before it runs.
+        """
+        try:
+            self.make_free(nbytes)
+        except PageError:
+            self._count_over(nbytes)
+
+    def write_early(self, storage: Storage) -> None:
+        """Start writing a storage that left before its next use the last time.
+
+        So nobody waits when it leaves.
+        """
+        if not storage.resident or storage.transfer is not None or self.read_only:
+            return
+        if not self._stays(storage) and not self.leaves_free(storage):
+            with contextlib.suppress(PageError):  # no space: it is raised when the storage has to leave
+                self._start_write(storage)
+
+    def keep_smaller(self, storage: Storage) -> None:
+        """Let a storage go that is not needed soon and can be made from something much smaller.
+
+        At once: that is about to be given up, and could not be kept later.
+        """
+        if storage.remat is None or storage.clean or not storage.resident or storage.transfer is not None:
+            return
+        if storage.next_use is None or storage.next_use - self.clock <= AHEAD or self.read_only or self._stays(storage):
+            return
+        if self.leaves_free(storage) and storage.remat.kept_for(storage):
+            self._leave(storage)
+
+    def paging_seconds(self, nbytes: int) -> float:
+        """Return how long writing and reading `nbytes` takes on this medium, as measured so far."""
+        stats = self.pager.stats
+        total = stats.read_bytes + stats.written_bytes
+        if total < _MEASURED_FROM_BYTES:
+            return 2 * nbytes / _UNMEASURED_BYTES_PER_S
+        return 2 * nbytes * stats.busy_seconds / total
+
+    def bytes_per_s(self, *, write: bool) -> float:
+        """Return how fast the medium writes, or reads, as measured so far."""
+        stats = self.pager.stats
+        moved, seconds = (stats.written_bytes, stats.write_seconds) if write else (stats.read_bytes, stats.read_seconds)
+        return moved / seconds if moved >= _MEASURED_FROM_BYTES else _UNMEASURED_BYTES_PER_S
+
+    def _let_go(self, wanted: float) -> bool:
+        """Let at least one storage leave; several writes are begun at once where more than one is `wanted`.
+
+        Raises PageError where one cannot be written and nothing else can leave; it then stays, resident and valid.
+        """
+        writing: list[Storage] = []
+        freed = 0.0
+        failed: PageError | None = None
+        while freed < wanted:
+            keep = self._stays if failed is None else self._must_be_written
+            storage = self.eviction.choose(self.clock, keep, self.leaves_free)
+            if storage is None and self._wait_reads():
+                continue
+            if storage is None:
+                break
+            self.notice_writes(storage)
+            if self._stays(storage):
+                continue
+            if storage.transfer is None and self.leaves_free(storage):
+                freed += storage.nbytes
+                self._leave(storage)
+                continue
+            if storage.transfer is None:
+                try:
+                    self._start_write(storage)
+                except PageError as error:
+                    failed = error
+                    continue
+            self.eviction.forget(storage)
+            freed += storage.nbytes
+            if storage.left_at is not None:
+                storage.left_at.left()
+            writing.append(storage)
+        for storage in writing:
+            try:
+                self._wait_write(storage)
+            except PageError as error:
+                failed = error
+                freed -= storage.nbytes
+            else:
+                self._leave(storage)
+        if failed is not None and freed < wanted:
+            raise failed
+        return freed > 0
+
+    def _wait_reads(self) -> bool:
+        """Wait for pages that were fetched in advance, so that they can leave again.
+
+        Return whether there were any.
+        """
+        fetched = [s for s in self.table if s.reading and s.pins == 0]
+        for storage in fetched:
+            with contextlib.suppress(PageError):  # away again; the operator that needs it reads it anew, and raises
+                self.wait_read(storage)
+        return bool(fetched)
+
+    def _must_be_written(self, storage: Storage) -> bool:
+        return self._stays(storage) or storage.writing or not self.leaves_free(storage)
+
+    def _stays(self, storage: Storage) -> bool:
+        memory = storage.ref()
+        if memory is None or storage.pins > 0 or storage.reading or storage in self.kept:
+            return True
+        return not storage.mapped and exposed(memory)
+
+    def _start_write(self, storage: Storage) -> None:
+        memory = _alive(storage)
+        if storage.region is None or not self.pages.writable(storage.region):
+            inherited, storage.region = storage.region, self.pages.take(storage.nbytes)
+            if inherited is not None:
+                self.pages.give_back(inherited)
+        storage.transfer = self.pager.write(storage.region, data_ptr(memory), memory)
+
+    def _wait_write(self, storage: Storage) -> None:
+        """Wait for a write that is under way. Raises PageError; the storage then stays resident and valid."""
+        transfer = storage.transfer
+        if transfer is None or not transfer.write:
+            return
+        storage.transfer = None
+        try:
+            self.pager.wait(transfer)
+        except PageError:
+            storage.region = None
+            self.eviction.touch(storage, storage.last_use, storage.next_use)
+            raise
+        storage.clean = True
+
+    def wait_transfer(self, storage: Storage) -> None:
+        """Wait for a write that nobody depends on: where it fails the storage stays, and no page holds it."""
+        with contextlib.suppress(PageError):
+            self._wait_write(storage)
+
+    def change(self, storages: Sequence[Storage]) -> None:
+        """Take note that storages are about to be written: what was dropped and is made from them is made now.
+
+        Their pages and recipes are void. Raises PageError, after which nothing is changed.
+        """
+        trust_trace, self.trust_trace = self.trust_trace, False  # or making room would drop it again
+        try:
+            for storage in storages:
+                if storage.dependents:
+                    self.ensure_resident(
+                        [d for d in storage.dependents if not d.resident and not d.clean and d.ref() is not None]
+                    )
+        finally:
+            self.trust_trace = trust_trace
+        for storage in storages:
+            if storage.writing:
+                self.wait_transfer(storage)
+            storage.dependents = None
+            storage.version += 1
+            storage.remat = None
+            storage.clean = False
+
+    def watch(self, storage: Storage) -> None:
+        """Take note that a pointer to a storage that is in its file leaves, and may be written through."""
+        self.change([storage])
+        storage.clean = storage.watched = True
+
+    def notice_writes(self, storage: Storage) -> None:
+        """Look at the pages of a mapped storage to which a pointer is about.
+
+        One that was written stays for good.
+        """
+        if storage.watched and storage.in_file and mapping_written(_alive(storage)):
+            if not storage.resident:
+                self._count_in(storage)
+            self.change([storage])
+            storage.pins += 1
+
+    def drop_touched(self, storages: Iterable[Storage]) -> None:
+        """Give back the pages that an operator touched of mapped storages that were not brought for it."""
+        for storage in storages:
+            if storage.resident:
+                continue
+            self.notice_writes(storage)
+            if storage.in_file:
+                drop_mapping(_alive(storage))
+
+    def bear_away(self, storage: Storage) -> None:
+        """Let a storage that holds nothing yet live in the page file: what it will hold is written there."""
+        storage.region = self.pages.take(storage.nbytes)
+        self._free(storage)
+
+    def resized(self, storage: Storage) -> bool:
+        """Take note that an operator may have given a storage that it wrote another size; tell whether it did.
+
+        Its page does not fit then.
+        """
+        changed = self.table.resized(storage)
+        if changed and storage.region is not None:
+            self.pages.give_back(storage.region)
+            storage.region = None
+        return changed
+
+    def borrow(self, storage: Storage) -> None:
+        """Keep a storage resident, and let it be written, until it is among `released`. Raises PageError.
+
+        With room for as much again: what is asked for is mostly copied.
+        """
+        storage.pins += 1
+        storage.borrowed += 1
+        self.ensure_resident([storage])
+        self.change([storage])
+        self.try_make_free(storage.nbytes)
+
+    def _take_back(self) -> None:
+        while self.released:
+            storage = self.released.popleft()
+            storage.pins -= 1
+            storage.borrowed -= 1
+
+    def _leave(self, storage: Storage) -> None:
+        if not storage.clean and storage.remat is not None:
+            kept = storage.remat.kept_for(storage)
+            storage.hold = storage.remat.take_hold(storage)
+            self._free(storage)
+            for source in kept:
+                if source.next_use == NEVER:
+                    self.eviction.touch(source, source.last_use, storage.next_use)
+            return
+        self._free(storage)
+
+    def _free(self, storage: Storage) -> None:
+        memory = storage.ref()
+        storage.resident = False
+        storage.left_at = None
+        self.eviction.forget(storage)
+        self.table.went(storage)
+        if memory is None:
+            return
+        if storage.mapped:
+            drop_mapping(memory)
+        else:
+            resize(memory, 0)
+
+    # -- the end of storages
+
+    def reclaim_dead(self) -> list[Storage]:
+        """Give back what dead storages held, and return those that died since the last call."""
+        if not self.table.dead:
+            return []
+        dead = list(self.table.reclaim_dead())
+        for gone in dead:
+            gone.resident = False
+            self.eviction.forget(gone)
+            if gone.region is not None:
+                self.pages.give_back(gone.region)
+                gone.region = None
+            gone.remat = None
+            gone.hold = ()
+        return dead
+
+    def become_child(self) -> None:
+        """Go on in a forked child without a limit.
+
+        It reads pages, by a page thread of its own, and writes none.
+        """
+        self.read_only = True
+        self.limit_bytes = math.inf
+        self.pages.became_child()
+        self.pager = Pager()
+
+    def drain(self) -> None:
+        """Wait for every transfer that is under way; where one fails, the storage is where it was before."""
+        for storage in self.table:
+            if storage.reading:
+                with contextlib.suppress(PageError):
+                    self.wait_read(storage)
+            elif storage.writing:
+                self.wait_transfer(storage)
+
+    def discard(self) -> None:
+        """Free every storage that may leave, unwritten, for a process that ends."""
+        for storage in list(self.table):
+            if storage.resident and not self._stays(storage):
+                self._free(storage)
+
+    def restore(self) -> None:
+        """Bring everything back.
+
+        Raises NotRestorableError where it does not fit into memory: nothing is lost then, what is away can be used and
+        brought back later. Raises PageError where pages cannot be read, for the first; all that is lost then holds NaN.
+        """
+        away_bytes = sum(s.nbytes for s in self.table if not s.resident and not s.in_file)
+        if away_bytes > (free_bytes := available_bytes()):
+            raise NotRestorableError(_does_not_fit(away_bytes, f"in {format_bytes(free_bytes)} of memory"))
+        lost: list[Storage] = []
+        first: PageError | None = None
+        for step in (self._start, self.wait_read):
+            for storage in self.table:
+                memory = storage.ref()  # held: the garbage collector may run meanwhile
+                if memory is None or storage.in_file or (storage.resident and not storage.reading):
+                    continue
+                try:
+                    step(storage)
+                except PageError as error:
+                    first = first or error
+                    lost.append(storage)
+                except (RuntimeError, MemoryError) as error:  # torch's allocator says it with either
+                    raise NotRestorableError(_does_not_fit(away_bytes, f"({error})")) from error
+        for storage in lost:
+            self._fill_with_nan(storage)
+        if first is not None:
+            raise PageError(
+                f"{len(lost)} tensors of {format_bytes(sum(s.nbytes for s in lost))} are lost and hold NaN now, the others "
+                f"are as they were; go on from a checkpoint. {first}",
+                first.errno,
+            ) from first
+
+    def _fill_with_nan(self, storage: Storage) -> None:
+        memory = _alive(storage)
+        if not storage.mapped:
+            resize(memory, storage.nbytes)
+        ctypes.memset(data_ptr(memory), _NAN_BYTE, storage.nbytes)
+        self._count_in(storage)
+
+
+def _does_not_fit(away_bytes: int, where: str) -> str:
+    return (
+        f"{format_bytes(away_bytes)} of tensors that are in the page file have no room {where}; the budget stays in force and "
+        "nothing is lost: save or delete tensors and stop() again, or end with stop(restore=False)"
+    )
+
+
+def _alive(storage: Storage) -> torch.UntypedStorage:
+    memory = storage.ref()
+    if memory is None:
+        raise RuntimeError(f"storage {storage.number} of {storage.nbytes} bytes is used after its end")
+    return memory

@@ -1,0 +1,421 @@
+"""Storages that are followed.
+
+One record per storage of the program, found by the storage, never by a view of it.
+"""
+
+import ctypes
+import os
+import sys
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+
+from port_agent.backend.choose import shares_host_memory
+from port_agent.intercept.residency.refusals import unsupported
+from port_planner.base.code_pages import FileMapping, file_mappings
+from port_planner.ir.device_kinds import CPU
+from port_planner.torch_compat.tensors import is_zero
+
+if TYPE_CHECKING:
+    from port_agent.paging.pager import Slot, Transfer
+
+SMALLEST_BYTES = 16 << 10
+"""Storages below this stay resident: their transfer costs more than their room is worth."""
+
+SMALL_INTEGERS_BYTES = 32 << 10
+"""int64 storages below this stay: lengths, batch sizes and index shapes are read by C++ past the dispatcher."""
+
+SMALLEST_MAPPING_BYTES = 64 << 10
+"""File mappings below this stay: only whole pages inside them can leave."""
+
+NEVER = 1 << 62
+"""`next_use` of a storage that its trace does not use again."""
+
+_NO_DEVICE = "meta"
+"""Tensors there have no memory."""
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+untyped_storage = torch.Tensor.untyped_storage
+_Untyped: Any = torch.UntypedStorage
+data_ptr: Callable[[torch.UntypedStorage], int] = _Untyped.data_ptr
+allocated_bytes: Callable[[torch.UntypedStorage], int] = _Untyped.nbytes
+resize: Callable[[torch.UntypedStorage, int], object] = _Untyped.resize_
+is_shared: Callable[[torch.UntypedStorage], bool] = _Untyped.is_shared
+"""torch's own methods, past those that `port_agent.intercept.patches.pointer_guards` puts in their place."""
+
+
+def exposed(memory: torch.UntypedStorage) -> bool:
+    """Return whether others hold the address of a storage's memory for good: numpy, another process."""
+    return not memory.resizable() or is_shared(memory)
+
+
+class Recomputation(Protocol):
+    """How a storage that was dropped is made again (`port_agent.intercept.decisions.rematerialization.StorageRemat`)."""
+
+    @property
+    def sources(self) -> "tuple[Storage, ...]":
+        """The followed storages that are read."""
+
+    @property
+    def workspace_bytes(self) -> int:
+        """What the operator takes besides operands and result."""
+
+    def possible(self, storage: "Storage") -> bool:
+        """Return whether what is read is unchanged and will be there when `storage` is needed next."""
+
+    def kept_for(self, storage: "Storage") -> "list[Storage]":
+        """Return those of what is read that the program itself does not need as long as `storage`."""
+
+    def take_hold(self, storage: "Storage") -> tuple[torch.UntypedStorage, ...]:
+        """Return strong references to what is read, and make it remember who depends on it."""
+
+    def run(self) -> torch.UntypedStorage:
+        """Return the contents, made again."""
+
+
+class LastUse(Protocol):
+    """A place in a trace at which a storage was used, and what became of it until its next use."""
+
+    def left(self) -> None:
+        """Take note that it had to be written and leave before it was needed again."""
+
+    def stayed(self) -> None:
+        """Take note that it was still resident when it was needed again."""
+
+
+class Storage:
+    """What is known of one storage of the program. Bytes are of the storage, whatever its views show."""
+
+    __slots__ = (
+        "__weakref__",
+        "birth",
+        "borrowed",
+        "clean",
+        "dependents",
+        "hold",
+        "key",
+        "last_use",
+        "left_at",
+        "mapped",
+        "nbytes",
+        "next_use",
+        "number",
+        "order",
+        "pins",
+        "ref",
+        "region",
+        "remat",
+        "resident",
+        "transfer",
+        "version",
+        "watched",
+    )  # fmt: skip
+
+    def __init__(
+        self, ref: "weakref.ref[torch.UntypedStorage]", key: int, nbytes: int, number: int, *, mapped: bool
+    ) -> None:
+        self.ref, self.key, self.nbytes, self.mapped = ref, key, nbytes, mapped
+        self.number = number
+        """Identity for the life of the process; `key` is used again after the storage's death."""
+        self.resident = True
+        """Its memory is allocated, filled or being filled; of a mapped one: its pages were brought."""
+        self.clean = False
+        """What `region` (or the mapped file) holds is what the storage holds."""
+        self.region: Slot | None = None
+        self.transfer: Transfer | None = None
+        """A read into it or a write of it that is under way."""
+        self.version = 0
+        """Counts writes, so that what was computed from it knows whether it could be computed again."""
+        self.pins = 0
+        self.borrowed = 0
+        """So many of the pins are of numpy's arrays over its memory."""
+        self.watched = False
+        """Of a mapped one: a pointer to it is about, so whether it was written is seen in its pages."""
+        self.last_use = 0
+        self.next_use: int | None = None
+        self.left_at: LastUse | None = None
+        """Where the program used it last, unless it left since."""
+        self.order = 0
+        """Counts touches; entries of the queue of victims that carry an older count are stale."""
+        self.birth: tuple[int, int, int] | None = None
+        """Segment, position and output that made it."""
+        self.remat: Recomputation | None = None
+        self.hold: tuple[torch.UntypedStorage, ...] = ()
+        """While dropped: the storages that it will be made from, kept alive."""
+        self.dependents: weakref.WeakSet[Storage] | None = None
+        """Dropped storages that will be made from this one, and must be before it changes."""
+
+    @property
+    def awaited_at(self) -> int:
+        """The clock at which a dropped storage made from this one is needed; NEVER if there is none."""
+        away = (d.next_use for d in self.dependents or () if not d.resident)
+        return min((clock for clock in away if clock is not None), default=NEVER)
+
+    @property
+    def in_file(self) -> bool:
+        """Whether it is a mapping whose file holds what it holds.
+
+        Its pages come by themselves when they are touched.
+        """
+        return self.mapped and self.clean and self.region is None
+
+    @property
+    def reading(self) -> bool:
+        return self.transfer is not None and not self.transfer.write
+
+    @property
+    def writing(self) -> bool:
+        return self.transfer is not None and self.transfer.write
+
+
+class StorageTable:
+    """All followed storages. `resident_bytes` counts those whose memory is allocated.
+
+    Storages may die in any thread at any time: their end is queued and taken into account at the next `reclaim_dead`.
+    """
+
+    def __init__(self, smallest_bytes: int) -> None:
+        self.smallest_bytes = smallest_bytes
+        self.met = 0
+        """Storages met so far: the number that the next one gets."""
+        self.resident_bytes = 0
+        self.mapped_bytes = 0
+        """Those of them that are pages of files, not the allocator's."""
+        self.peak_bytes = 0
+        self._by_key: dict[int, Storage] = {}
+        self._by_number: dict[int, Storage] = {}
+        self.dead: deque[Storage] = deque()
+        """Those that died since the last `reclaim_dead`."""
+        self._mappings = FileMappings()
+        self.elsewhere: set[str] = set()
+        """Kinds of devices beside the CPU that storages were met on: these are neither counted nor moved."""
+
+    def __iter__(self) -> Iterator[Storage]:
+        return iter(list(self._by_key.values()))
+
+    def __len__(self) -> int:
+        return len(self._by_key)
+
+    def known(self, tensor: torch.Tensor) -> Storage | None:
+        """Return the record of a tensor's storage if there is one; a sparse tensor has none."""
+        return self._by_key.get(id(untyped_storage(tensor))) if tensor.layout is torch.strided else None
+
+    def known_storage(self, storage: torch.UntypedStorage) -> Storage | None:
+        """Return the record of a storage if there is one."""
+        return self._by_key.get(id(storage))
+
+    def numbered(self, number: int) -> Storage | None:
+        """Return the living storage of that number."""
+        return self._by_number.get(number)
+
+    def of(self, tensor: torch.Tensor) -> Storage | None:
+        """Return the record of a tensor's storage, made now for one that was not seen before.
+
+        None where it stays.
+        """
+        storage = untyped_storage(tensor)
+        found = self._by_key.get(id(storage))
+        if found is None:
+            return self._meet(tensor, storage)
+        return found
+
+    def of_storage(self, storage: torch.UntypedStorage) -> Storage | None:
+        """Return the record of a storage, made now for one that was not seen before; None where it stays."""
+        return self._by_key.get(id(storage)) or self._meet_storage(storage)
+
+    def _meet(self, tensor: torch.Tensor, storage: torch.UntypedStorage) -> Storage | None:
+        nbytes = allocated_bytes(storage)
+        if nbytes < self.smallest_bytes or (nbytes < SMALL_INTEGERS_BYTES and tensor.dtype is torch.int64):
+            return None
+        return None if is_zero(tensor) else self._meet_storage(storage)
+
+    def _meet_storage(self, storage: torch.UntypedStorage) -> Storage | None:
+        nbytes = allocated_bytes(storage)
+        if nbytes < self.smallest_bytes:
+            return None
+        if storage.device.type != CPU:
+            self._meet_device(storage.device.type)
+            return None
+        if is_shared(storage):
+            return None
+        mapped = False
+        if not storage.resizable():
+            if nbytes < SMALLEST_MAPPING_BYTES or not self._mappings.private(data_ptr(storage), nbytes):
+                return None
+            mapped = True
+        return self._add(storage, nbytes, mapped=mapped)
+
+    def _meet_device(self, kind: str) -> None:
+        """Take note of a device; raises UnsupportedError for one that takes the budget's memory past the budget."""
+        if kind in self.elsewhere or kind == _NO_DEVICE:
+            return
+        self.elsewhere.add(kind)
+        if shares_host_memory(kind):
+            raise unsupported(
+                f"tensors on {kind} take the host's memory, which is what the budget is for, and are not followed",
+                f"plan the training with `port-agent plan --device {kind} --ram SIZE`, or run the program on the CPU",
+            )
+
+    def _add(self, storage: torch.UntypedStorage, nbytes: int, *, mapped: bool) -> Storage:
+        key = id(storage)
+
+        def died(_: object) -> None:
+            if self._by_key.get(key) is made:
+                del self._by_key[key]
+            self._by_number.pop(made.number, None)
+            self.dead.append(made)
+
+        made = Storage(weakref.ref(storage, died), key, nbytes, self.met, mapped=mapped)
+        made.clean = mapped and not mapping_written(storage)
+        made.resident = not made.clean
+        self.met += 1
+        self._by_key[key] = made
+        self._by_number[made.number] = made
+        if made.resident:
+            self.came(made)
+        return made
+
+    def came(self, storage: Storage) -> None:
+        """Count the memory of a storage that is resident from here on."""
+        self.resident_bytes += storage.nbytes
+        self.mapped_bytes += storage.nbytes * storage.mapped
+        self.peak_bytes = max(self.peak_bytes, self.resident_bytes)
+
+    def went(self, storage: Storage) -> None:
+        """Count the memory of a storage no longer."""
+        self.resident_bytes -= storage.nbytes
+        self.mapped_bytes -= storage.nbytes * storage.mapped
+
+    def reclaim_dead(self) -> Iterator[Storage]:
+        """Yield storages that died since the last call, already taken out of the count."""
+        while self.dead:
+            gone = self.dead.popleft()
+            if gone.resident:
+                self.went(gone)
+            yield gone
+
+    def resized(self, storage: Storage) -> bool:
+        """Take note that an operator may have given a resident storage another size; tell whether it did."""
+        memory = storage.ref()
+        nbytes = storage.nbytes if memory is None else allocated_bytes(memory)
+        if nbytes == storage.nbytes:
+            return False
+        self.went(storage)
+        storage.nbytes = nbytes
+        self.came(storage)
+        return True
+
+    def forget(self) -> None:
+        """Drop every record."""
+        self._by_key.clear()
+        self._by_number.clear()
+        self.dead.clear()
+
+
+class FileMappings:
+    """Private file mappings of this process: weights that safetensors or torch.load(mmap=True) brought."""
+
+    def __init__(self) -> None:
+        self._ranges: list[tuple[int, int]] = []
+
+    def private(self, address: int, nbytes: int) -> bool:
+        """Return whether the bytes at `address` lie in one private mapping of a file."""
+        if sys.platform != "linux":
+            return False
+        known = self._around(address, nbytes)
+        if known is None or not _is_mapped(*known):
+            self._ranges = [(part.start, part.stop) for part in private_file_mappings()]
+        return self._around(address, nbytes) is not None
+
+    def _around(self, address: int, nbytes: int) -> tuple[int, int] | None:
+        return next(
+            ((start, stop) for start, stop in self._ranges if start <= address and address + nbytes <= stop), None
+        )
+
+
+def _is_mapped(start: int, stop: int) -> bool:
+    """Return whether a file is mapped from `start` to `stop` now: where a mapping is gone, anything may lie at its address.
+
+    Takes a hundredth of what listing all mappings does. False where /proc does not tell.
+    """
+    return os.path.lexists(f"/proc/self/map_files/{start:x}-{stop:x}")
+
+
+def private_file_mappings() -> Iterator[FileMapping]:
+    """Yield this process's private mappings of files."""
+    return (one for one in file_mappings(Path("/proc/self/maps").read_text()) if not one.shared)
+
+
+_MADV_WILLNEED = 3
+_MADV_DONTNEED = 4
+_MADV_POPULATE_READ = 22
+"""Linux 5.14; on older kernels the pages come at first touch."""
+_madvise = ctypes.CDLL(None).madvise
+_madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+
+def _whole_pages(storage: torch.UntypedStorage) -> tuple[int, int]:
+    address = data_ptr(storage)
+    start = -(-address // _PAGE) * _PAGE
+    return start, (address + allocated_bytes(storage)) // _PAGE * _PAGE - start
+
+
+_PAGEMAP_ENTRY_BYTES = 8
+_PAGEMAP_PRESENT, _PAGEMAP_SWAPPED, _PAGEMAP_OF_FILE = 1 << 63, 1 << 62, 1 << 61
+"""Bits of an entry of /proc/PID/pagemap (Documentation/admin-guide/mm/pagemap.rst)."""
+
+
+def mapping_written(storage: torch.UntypedStorage) -> bool:
+    """Return whether whole pages of a private file mapping were written: they are the process's own then.
+
+    True where the kernel does not tell (no CONFIG_PROC_PAGE_MONITOR).
+    """
+    start, nbytes = _whole_pages(storage)
+    try:
+        with Path("/proc/self/pagemap").open("rb", buffering=0) as pagemap:
+            pagemap.seek(start // _PAGE * _PAGEMAP_ENTRY_BYTES)
+            entries = np.frombuffer(pagemap.read(nbytes // _PAGE * _PAGEMAP_ENTRY_BYTES), np.uint64)
+    except FileNotFoundError:
+        return True
+    there = (entries & np.uint64(_PAGEMAP_PRESENT | _PAGEMAP_SWAPPED)) != 0
+    return bool((there & ((entries & np.uint64(_PAGEMAP_OF_FILE)) == 0)).any())
+
+
+def drop_mapping(storage: torch.UntypedStorage) -> None:
+    """Give back the whole pages of a mapped storage; unwritten ones come back from the file by themselves."""
+    _madvise(*_whole_pages(storage), _MADV_DONTNEED)
+
+
+def populate_mapping(storage: torch.UntypedStorage) -> None:
+    """Bring the pages of a mapped storage in, in large reads instead of a fault each."""
+    _madvise(*_whole_pages(storage), _MADV_POPULATE_READ)
+
+
+def read_mapping_ahead(storage: torch.UntypedStorage) -> None:
+    """Have all pages of a mapped storage read into the page cache: nothing waits, no RAM is taken."""
+    _madvise(*_whole_pages(storage), _MADV_WILLNEED)
+
+
+def read_ahead(tensor: torch.Tensor) -> None:
+    """Have a part of a mapped file read into the page cache: nothing waits, no RAM is taken."""
+    start = address_of(tensor) // _PAGE * _PAGE
+    _madvise(start, address_of(tensor) + span(tensor) * tensor.element_size() - start, _MADV_WILLNEED)
+
+
+def address_of(tensor: torch.Tensor) -> int:
+    """Return where a tensor's first element lies, without taking note that its pointer left."""
+    return data_ptr(untyped_storage(tensor)) + int(tensor.storage_offset()) * tensor.element_size()
+
+
+def span(tensor: torch.Tensor) -> int:
+    """Return how many elements lie from a tensor's first to its last in memory."""
+    elements = 1
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        elements += (int(size) - 1) * int(stride)
+    return elements

@@ -1,0 +1,377 @@
+"""Products with a frozen weight read from its file in blocks of output columns, to the bit.
+
+A language model's head is often the largest tensor there is. Where it is a mapping of a safetensors file, a block of it is
+read where it lies, and its pages go back before the next block: the whole is never resident. Columns of a product are
+independent of each other, and kernels that compute them in wide blocks give the bits of the whole; whether they do is seen
+on this machine first, for each shape, layout, data type and number of threads (`_equal_in_blocks`), and kept for the next
+process. Else the product is run whole.
+"""
+
+import contextlib
+import ctypes
+import mmap
+import os
+import platform
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from port_agent.intercept.residency.storages import (
+    Storage,
+    StorageTable,
+    address_of,
+    drop_mapping,
+    read_ahead,
+    span,
+    untyped_storage,
+)
+from port_planner.exactness.cancelling import RESIDUE, mirrored
+from port_planner.exactness.kept_answers import KeptAnswers
+from port_planner.exactness.tiles import Operands, tiles_equal
+from port_planner.operators import operator_of
+
+
+def is_product(func: Any) -> bool:
+    """Return whether an operator multiplies by a weight that may lie in its file."""
+    return _weight_of(func) is not None
+
+
+def _weight_of(func: Any) -> int | None:
+    """Return which argument of a product is the weight, of shape [inner, columns]; None for other operators."""
+    known = operator_of(func._schema.name)
+    return known.weight if known.factors is not None else None
+
+
+BLOCK_BYTES = 8 << 20
+"""Of the weight, at least: less pays for calls, more is kept from other tensors."""
+
+_BLOCK_SHARE = 1 / 8
+"""Of the limit that a block takes where that is more."""
+
+_SHARE = 1 / 8
+"""A weight that takes more of the limit runs in blocks where its columns are contiguous: that costs nothing."""
+
+_COPIED_SHARE = 1 / 2
+"""Where a block must be gathered from the rows of the file, that costs a third of the product's time, and two blocks' room."""
+
+_GATHERED_SLICES = 4
+"""Of BLOCK_BYTES: a weight from whose rows columns are gathered is mapped by such stretches. Smaller ones take no longer."""
+
+_SLICES_MAPPED = 3
+"""Of them are there at once: one, and large folios at either end of it."""
+
+_PACKED = 2
+"""Times its size that a weight takes which is multiplied whole along its rows: kernels of half precision pack a copy of it."""
+
+_COLUMNS = 64
+"""Blocks begin at multiples of it: no kernel's last columns, which are computed in another order, lie inside of the whole."""
+
+_ALIGNMENT = 64
+"""Bytes of a cache line: kernels may choose by it."""
+
+_COMPARED = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+_PLACES, _COMPARED_AT_ONCE_ROWS = 64, 16
+"""Of a weight that is compared, this many rows in this many places hold numbers."""
+
+_END_ROWS = 8
+"""Of what it is multiplied by, so many first and last rows do."""
+
+_X86 = frozenset(("x86_64", "AMD64"))
+
+_MADV_NOHUGEPAGE = 15
+_mprotect = ctypes.CDLL(None, use_errno=True).mprotect
+_mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+
+@dataclass(frozen=True, slots=True)
+class MappedProduct:
+    """A call of `mm` or `addmm` whose weight lies in its file; `step` output columns make a block."""
+
+    func: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    storage: Storage
+    position: int
+    """Of the weight, among the arguments."""
+    step: int
+    form: tuple[Any, ...]
+    """What decides which kernels run: those of equal form have, or lack, the bits of the whole alike."""
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """The weight, [inner, columns]."""
+        weight: torch.Tensor = self.args[self.position]
+        return weight
+
+    @property
+    def read_bytes(self) -> int:
+        """What is read of the file."""
+        return self.storage.nbytes
+
+    @property
+    def need_bytes(self) -> int:
+        """What the product makes, and takes besides it."""
+        inner, columns = self.weight.shape
+        rows: int = self.args[self.position - 1].shape[0]
+        item = self.weight.element_size()
+        block = _widest(columns, self.step)
+        gathered = 0 if self.weight.stride(0) == 1 else inner * block * item
+        return rows * (columns + block) * item + gathered + self.mapped_bytes
+
+    @property
+    def compared_bytes(self) -> int:
+        """What the whole call makes and takes besides it, and what a block takes."""
+        inner, columns = self.weight.shape
+        operand = self.args[self.position - 1]
+        rows: int = operand.shape[0]
+        block = _widest(columns, self.step)
+        gathered = 0 if self.weight.stride(0) == 1 else inner * block
+        filled = _compared_rows(operand) * inner
+        held_bytes = int((rows * (columns + block) + gathered + filled) * self.weight.element_size())
+        return held_bytes + accumulated_bytes(rows, columns, self.weight.dtype)
+
+    @property
+    def mapped_bytes(self) -> int:
+        """What is resident of the weight's mapping at once."""
+        if self.weight.stride(0) == 1:
+            inner, columns = self.weight.shape
+            return int(inner) * _widest(columns, self.step) * self.weight.element_size()
+        return _SLICES_MAPPED * BLOCK_BYTES // _GATHERED_SLICES
+
+    def run(self) -> torch.Tensor:
+        """Return what the whole call would."""
+        return _blockwise(self)
+
+
+def accumulated_bytes(rows: int, columns: int, dtype: torch.dtype) -> int:
+    """Return what a product of this size takes besides its result: sums in 32 bits where this processor does not multiply such numbers.
+
+    Measured on an AVX-512 without bfloat16: 148 MiB for 256 rows of 151,936 in bfloat16.
+    """
+    if dtype.itemsize >= torch.float32.itemsize or platform.machine() not in _X86:
+        return 0
+    features = torch.cpu.get_capabilities()
+    if features.get("avx512_bf16") or features.get("amx_tile"):
+        return 0
+    return rows * columns * torch.float32.itemsize
+
+
+def gathered_bytes(table: torch.Tensor) -> int:
+    """Return what a product with a table, [inner, columns] as it lies in its file, gathers of it at a time, and maps meanwhile."""
+    mapped_bytes = _SLICES_MAPPED * BLOCK_BYTES // _GATHERED_SLICES
+    return max(_COLUMNS * table.shape[0] * table.element_size(), 2 * BLOCK_BYTES) + mapped_bytes
+
+
+class MappedProducts:
+    """Which products run in blocks; remembers what was compared."""
+
+    def __init__(self, table: StorageTable, make_free: Callable[[int], object]) -> None:
+        """`make_free` is called with the bytes that a comparison takes, before it is made."""
+        self._table, self._make_free = table, make_free
+        self._equal = KeptAnswers()
+
+    def of(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], limit_bytes: float) -> MappedProduct | None:
+        """Return the call as a product that may run in blocks; None where it may, or has to, run whole."""
+        position = _weight_of(func)
+        if position is None or len(args) <= position or func._schema.overload_name not in ("", "default"):
+            return None
+        storage = self._table.known(args[position])
+        if storage is None or not storage.in_file or storage.resident or storage.watched:
+            return None
+        weight = args[position]
+        by_rows = weight.stride(0) != 1
+        crowded = self._others_would_leave((_PACKED if by_rows else 1) * storage.nbytes, limit_bytes)
+        if not crowded and storage.nbytes <= (_COPIED_SHARE if by_rows else _SHARE) * limit_bytes:
+            return None
+        if weight.dtype not in _COMPARED or weight.is_conj() or weight.is_neg() or (by_rows and weight.stride(1) != 1):
+            return None
+        column_bytes = weight.shape[0] * weight.element_size()
+        block_bytes = BLOCK_BYTES if crowded else max(BLOCK_BYTES, _BLOCK_SHARE * limit_bytes)
+        step, columns = _COLUMNS, weight.shape[1]
+        while 4 * step <= columns and _widest(columns, 2 * step) * column_bytes <= block_bytes:
+            step *= 2
+        if 2 * step > columns:
+            return None
+        form = (func, *map(_form, args), *map(_form, kwargs.values()), step)
+        if self._equal.get(form) is False:
+            return None
+        return MappedProduct(func, tuple(args), kwargs, storage, position, step, form)
+
+    def has_bits_of_whole(self, product: MappedProduct) -> bool:
+        """Return whether a product may run in blocks; compares where none of its form has come. All but its weight is resident."""
+
+        def compare() -> bool:
+            self._make_free(product.compared_bytes)
+            return _equal_in_blocks(product)
+
+        try:
+            return self._equal.equal(product.form, compare)
+        except OSError:  # no address space to compare in, this time
+            return False
+
+    def _others_would_leave(self, nbytes: int, limit_bytes: float) -> bool:
+        """Return whether `nbytes` find room only where tensors leave that are in no file and may have to be written."""
+        written_bytes = self._table.resident_bytes - self._table.mapped_bytes
+        return bool(written_bytes + nbytes > limit_bytes)
+
+
+def _form(argument: Any) -> Any:
+    if isinstance(argument, torch.Tensor):
+        return argument.dtype, tuple(argument.shape), argument.stride(), address_of(argument) % _ALIGNMENT
+    return argument
+
+
+def _blockwise(product: MappedProduct) -> torch.Tensor:
+    """Run the product; the mapping of its weight is given back block by block."""
+    position = product.position
+    rows, columns = product.args[position - 1].shape[0], product.weight.shape[1]
+    out = torch.empty((rows, columns), dtype=product.weight.dtype)
+    for start, stop, block in _computed_blocks(product, product.args, untyped_storage(product.weight)):
+        out[:, start:stop] = block
+    return out
+
+
+def _computed_blocks(
+    product: MappedProduct, args: Sequence[Any], memory: torch.UntypedStorage | None
+) -> Iterator[tuple[int, int, torch.Tensor]]:
+    """Yield where the blocks of the product with `args` begin and end, and each, after which its part of `memory` is given back."""
+    position = product.position
+    weight = args[position]
+    columns = weight.shape[1]
+    for start, stop in column_blocks(columns, product.step):
+        part = list(args)
+        if weight.stride(0) == 1:
+            part[position] = weight[:, start:stop]
+            if memory is not None and stop < columns:
+                read_ahead(weight[:, stop : stop + product.step])
+        else:
+            part[position] = _gathered(weight, start, stop, memory)
+        if position == 2 and args[0].dim() > 0 and args[0].shape[-1] == columns:
+            part[0] = args[0][..., start:stop]
+        yield start, stop, product.func(*part, **product.kwargs)
+        if memory is not None:
+            drop_mapping(memory)
+
+
+def _gathered(weight: torch.Tensor, start: int, stop: int, memory: torch.UntypedStorage | None) -> torch.Tensor:
+    """Return columns of a weight that lies row by row, copied from a few rows of the file at a time."""
+    inner = weight.shape[0]
+    gathered = torch.empty((inner, stop - start), dtype=weight.dtype)
+    step = max(1, BLOCK_BYTES // _GATHERED_SLICES // (weight.stride(0) * weight.element_size()))
+    for first in range(0, inner, step):
+        gathered[first : first + step] = weight[first : first + step, start:stop]
+        if memory is not None:
+            drop_mapping(memory)
+    return gathered
+
+
+def column_blocks(columns: int, step: int) -> Iterator[tuple[int, int]]:
+    """Yield where blocks begin and end; the last takes what is too little for one of its own."""
+    start = 0
+    while columns - start >= 2 * step:
+        yield start, start + step
+        start += step
+    yield start, columns
+
+
+def _widest(columns: int, step: int) -> int:
+    """Return the columns of the largest of the blocks, the last."""
+    return columns - max(columns // step - 1, 0) * step
+
+
+def _equal_in_blocks(product: MappedProduct) -> bool:
+    """Return whether a product of this form, run in blocks, has the bits of the whole.
+
+    Which terms are added in which order does not depend on their values: operands of the same shapes, layouts and alignment stand for
+    those given, with sums that cancel. Most of them is pages of zeros, which take no RAM: numbers stand in a few rows, and in
+    stretches of the weight. Raises OSError.
+    """
+    position = product.position
+    numbers = Operands(product.weight.dtype)
+    with contextlib.ExitStack() as stack:
+        args = [numbers.like(a).mul_(RESIDUE) for a in product.args[: position - 1]]
+        args += [_zeros_like(a, stack) for a in product.args[position - 1 :]]
+        _fill_rows(args[position - 1], numbers.generator)
+        _fill_runs(product, args[position], numbers.generator)
+        whole = product.func(*args, **product.kwargs)
+        return tiles_equal(whole, _computed_blocks(product, args, None), dim=1)
+
+
+def _zeros_like(operand: torch.Tensor, stack: contextlib.ExitStack) -> torch.Tensor:
+    """Return zeros in an operand's layout, which takes no RAM until it is written, and is there until `stack` closes."""
+    lead_bytes = address_of(operand) % mmap.PAGESIZE
+    zeros = stack.enter_context(contextlib.closing(ZeroMapping(lead_bytes + span(operand) * operand.element_size())))
+    return zeros.tensor(lead_bytes, operand.dtype).as_strided(operand.shape, operand.stride())
+
+
+def _filled(rows: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Let numbers stand in a part of what `_zeros_like` returned, and return it. Raises OSError."""
+    flat = rows.as_strided((span(rows),), (1,))
+    make_writable(flat)
+    flat.normal_(generator=generator)
+    return rows
+
+
+def _fill_rows(operand: torch.Tensor, generator: torch.Generator) -> None:
+    """Fill the first and the last rows of what a weight is multiplied by, mirrored, all where they do not lie one behind the other."""
+    rows = operand.shape[0]
+    some = rows > _compared_rows(operand)
+    for first, stop in ((0, _END_ROWS), (rows - _END_ROWS, rows)) if some else ((0, rows),):
+        numbers = _filled(operand[first:stop], generator)
+        if 0 not in numbers.stride():  # what repeats one number is mirrored
+            mirrored(numbers, 1, 1)
+
+
+def _compared_rows(operand: torch.Tensor) -> int:
+    rows: int = operand.shape[0]
+    return min(2 * _END_ROWS, rows) if operand.stride(0) >= operand.shape[1] else rows
+
+
+def _fill_runs(product: MappedProduct, weight: torch.Tensor, generator: torch.Generator) -> None:
+    """Fill rows of a weight, as it lies in memory, mirrored against the operand's.
+
+    Those of terms all over each sum; or, of output columns, the first and last of the blocks that can differ.
+    """
+    inner, columns = weight.shape
+    if weight.stride(0) != 1:
+        half = inner // 2
+        for first in range(0, half, max(inner // _PLACES, _COMPARED_AT_ONCE_ROWS)):
+            stop = min(first + _COMPARED_AT_ONCE_ROWS, half)
+            numbers = _filled(weight[first:stop], generator)
+            _filled(weight[2 * half - stop : 2 * half - first], generator).copy_(numbers.flip(0)).neg_()
+        return
+    blocks = list(column_blocks(columns, product.step))
+    for start, stop in {blocks[0], blocks[len(blocks) // 2], blocks[-2], blocks[-1]}:
+        for first, last in ((start, start + _COMPARED_AT_ONCE_ROWS), (stop - _COLUMNS, stop)):
+            mirrored(_filled(weight[:, first:last].t(), generator), 1, -1)
+
+
+class ZeroMapping:
+    """Private memory of zeros that takes no RAM until written. Raises OSError where there is none."""
+
+    def __init__(self, nbytes: int) -> None:
+        self._memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=mmap.PROT_READ)
+        self._memory.madvise(_MADV_NOHUGEPAGE)
+        self._start = np.frombuffer(self._memory, np.uint8).ctypes.data
+        self._nbytes = nbytes
+
+    def tensor(self, lead_bytes: int, dtype: torch.dtype) -> torch.Tensor:
+        """Return what follows `lead_bytes`, as it is: only a part that was made writable may be written."""
+        array = (ctypes.c_char * self._nbytes).from_address(self._start)
+        return torch.frombuffer(array, dtype=dtype, offset=lead_bytes)
+
+    def close(self) -> None:
+        """Give the memory back; no tensor of it may be used any more."""
+        self._memory.close()
+
+
+def make_writable(part: torch.Tensor) -> None:
+    """Let the pages of a part of a `ZeroMapping` be written; RLIMIT_DATA counts those alone. Raises OSError."""
+    first = address_of(part) // mmap.PAGESIZE * mmap.PAGESIZE
+    nbytes = address_of(part) + part.numel() * part.element_size() - first
+    if _mprotect(first, nbytes, mmap.PROT_READ | mmap.PROT_WRITE) != 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))

@@ -1,0 +1,193 @@
+"""Rows of a table that lies in its file, a stretch of the table at a time.
+
+An embedding's lookup touches a page for each row, and the kernel maps more than that page: 64 KiB around it, or all of a
+large folio (up to 2 MiB). A hundred rows from all over a table brought most of it in. So the rows of each stretch are
+copied, and its pages go back before the next. Copies have the bits of what is copied. So a whole table is copied, or a part
+of it, in another type perhaps: how a number is converted does not depend on those beside it.
+"""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from port_agent.intercept.residency.operands import written_arguments
+from port_agent.intercept.residency.storages import Storage, StorageTable, drop_mapping, read_ahead, untyped_storage
+from port_planner.operators import operator_of
+from port_planner.operators.row import Reads
+
+TILE_BYTES = 8 << 20
+"""Of the table, of which any page may come in at once."""
+
+_PLAIN_COPY: Mapping[str, tuple[object, ...]] = {
+    "layout": (None, torch.strided),
+    "memory_format": (None, torch.contiguous_format, torch.preserve_format),
+    "non_blocking": (None, False),
+    "pin_memory": (None, False),
+}
+"""What may be asked of a copy that is made stretch by stretch."""
+
+AROUND_BYTES = 4 << 20
+"""What may come in around a stretch that is copied: a large folio at either end."""
+
+
+def looks_up_rows(func: Any) -> bool:
+    """Return whether an operator reads rows of a table that may lie in its file."""
+    return _index_of(func) is not None
+
+
+def _index_of(func: Any) -> int | None:
+    """Return which argument of a look-up says the rows; None for other operators."""
+    known = operator_of(func._schema.name)
+    return known.indices[1] if known.reads is Reads.ROWS and known.indices is not None else None
+
+
+def copies(func: Any) -> bool:
+    """Return whether an operator copies its operand, which may lie in its file."""
+    return operator_of(func._schema.name).copies and not written_arguments(func)
+
+
+@dataclass(frozen=True, slots=True)
+class MappedRows:
+    """A call of `embedding` or of `index_select` along the first dimension, whose table lies in its file."""
+
+    func: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    storage: Storage
+    position: int
+    """Of the argument that says the rows."""
+
+    @property
+    def table(self) -> torch.Tensor:
+        """The table, [rows, ...]."""
+        table: torch.Tensor = self.args[0]
+        return table
+
+    @property
+    def indices(self) -> torch.Tensor:
+        """Which rows are read, in any shape."""
+        indices: torch.Tensor = self.args[self.position]
+        return indices
+
+    @property
+    def need_bytes(self) -> int:
+        """What the call makes, its copy in order of the table's rows, and the stretch that is mapped."""
+        made_bytes = self.indices.numel() * self.table.shape[1:].numel() * self.table.element_size()
+        return 2 * made_bytes + self.mapped_bytes
+
+    @property
+    def mapped_bytes(self) -> int:
+        """What is resident of the table at once."""
+        return TILE_BYTES
+
+    def run(self) -> torch.Tensor:
+        """Return what the whole call would, and raise what it would."""
+        flat, rows = self.indices.reshape(-1), self.table.shape[0]
+        ascending, order = torch.sort(flat)
+        step = max(1, TILE_BYTES * rows // self.storage.nbytes)
+        starts = torch.arange(step, rows, step, dtype=flat.dtype)
+        bounds = [0, *torch.searchsorted(ascending, starts).tolist(), flat.numel()]
+        out = torch.empty((flat.numel(), *self.table.shape[1:]), dtype=self.table.dtype)
+        memory = untyped_storage(self.table)
+        for begin, end in itertools.pairwise(bounds):
+            if begin < end:
+                part = [*self.args]
+                part[self.position] = ascending[begin:end]
+                out.index_copy_(0, order[begin:end], self.func(*part, **self.kwargs))
+                drop_mapping(memory)
+        shape = self.indices.shape if self.func._schema.name == "aten::embedding" else flat.shape
+        return out.view(*shape, *self.table.shape[1:])
+
+
+@dataclass(frozen=True, slots=True)
+class MappedCopy:
+    """A call that copies a contiguous table, or a contiguous part of it, that lies in its file."""
+
+    func: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    storage: Storage
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The data type of the copy."""
+        dtype: torch.dtype = self.kwargs.get("dtype") or self.args[0].dtype
+        return dtype
+
+    @property
+    def read_bytes(self) -> int:
+        """What is read of the file."""
+        return int(self.args[0].nbytes)
+
+    @property
+    def need_bytes(self) -> int:
+        """What the call makes, and the pages that it reads at once."""
+        return int(self.args[0].numel()) * self.dtype.itemsize + self.mapped_bytes
+
+    @property
+    def mapped_bytes(self) -> int:
+        """What is resident of the table at once."""
+        return min(self.read_bytes, TILE_BYTES) + AROUND_BYTES
+
+    def run(self) -> torch.Tensor:
+        """Return the copy."""
+        table: torch.Tensor = self.args[0]
+        out = torch.empty(table.shape, dtype=self.dtype)
+        source, target, memory = table.view(-1), out.view(-1), untyped_storage(table)
+        step = TILE_BYTES // table.element_size()
+        for start in range(0, len(source), step):
+            if start + step < len(source):
+                read_ahead(source[start + step : start + 2 * step])
+            target[start : start + step] = source[start : start + step]
+            drop_mapping(memory)
+        return out
+
+
+def mapped_copy(func: Any, args: Sequence[Any], kwargs: dict[str, Any], table: StorageTable) -> MappedCopy | None:
+    """Return the call as one that copies a table stretch by stretch; None where it runs whole."""
+    copied = args[0]
+    if not copies(func) or converted_dtype(copied, kwargs) is None:
+        return None
+    storage = _in_its_file(copied, table)
+    return None if storage is None or copied.is_conj() else MappedCopy(func, tuple(args), kwargs, storage)
+
+
+def converted_dtype(copied: torch.Tensor, kwargs: dict[str, Any]) -> torch.dtype | None:
+    """Return the data type of a copy on the CPU, in the same order, whose numbers are converted each by itself; None for another."""
+    if any(kwargs.get(name) not in plain for name, plain in _PLAIN_COPY.items()):
+        return None
+    if (
+        copied.layout is not torch.strided
+        or not copied.is_contiguous()
+        or kwargs.get("device") not in (None, copied.device)
+    ):
+        return None
+    dtype = kwargs.get("dtype") or copied.dtype
+    if dtype is not copied.dtype and not (dtype.is_floating_point and copied.is_floating_point()):
+        return None
+    return dtype
+
+
+def mapped_rows(func: Any, args: Sequence[Any], kwargs: dict[str, Any], table: StorageTable) -> MappedRows | None:
+    """Return the call as one that reads a table stretch by stretch; None where it runs whole."""
+    position = _index_of(func)
+    if position is None or len(args) <= position or func._schema.overload_name not in ("", "default"):
+        return None
+    rows, indices = args[0], args[position]
+    if func._schema.name == "aten::index_select" and args[1] != 0:
+        return None
+    if rows.layout is not torch.strided or rows.dim() == 0 or not isinstance(indices, torch.Tensor):
+        return None
+    storage = _in_its_file(rows, table)
+    return None if storage is None else MappedRows(func, tuple(args), kwargs, storage, position)
+
+
+def _in_its_file(tensor: torch.Tensor, table: StorageTable) -> Storage | None:
+    """Return the storage of a tensor of which parts may be read where they lie; None for a small one, and one that is in RAM."""
+    storage = table.known(tensor)
+    if storage is None or not storage.in_file or storage.resident or storage.watched:
+        return None
+    return storage if storage.nbytes > 2 * TILE_BYTES else None

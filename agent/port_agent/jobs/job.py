@@ -1,0 +1,383 @@
+"""What a job is, what its states mean, and the pure rules.
+
+Who is next, how long to wait after a failure.
+"""
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum, IntEnum
+from typing import Any
+
+import msgspec
+
+from port_planner.base.errors import PortError
+from port_planner.base.times import LATEST_UNIX
+
+RECORD_VERSION = 1
+BACKOFF_FIRST_S = 30.0
+BACKOFF_LONGEST_S = 5 * 3600.0
+"""Android's JobScheduler uses the same two numbers for its exponential backoff."""
+
+_NAME_LENGTH = 63
+NAME = re.compile(rf"[a-z0-9][a-z0-9._-]{{0,{_NAME_LENGTH - 1}}}")
+"""Job names become directory names of the inbox."""
+
+MAX_STEPS = 2**53
+"""Of steps, epochs and steps between checkpoints: the largest whole number that every reader of JSON keeps exact."""
+
+
+def name_like(text: str) -> str:
+    """Return a job name that resembles `text`, such as the stem of a file."""
+    name = re.sub(r"[^a-z0-9._-]+", "-", text.lower()).strip("-._")
+    return name[:_NAME_LENGTH] or "job"
+
+
+class JobRequestError(PortError):
+    """A request that does not fit the job, or its state."""
+
+    def __init__(self, message: str, job_id: int | None = None) -> None:
+        self.job_id = job_id
+        super().__init__(message)
+
+
+class JobNotFoundError(JobRequestError):
+    """There is no job of this id or name."""
+
+    def __init__(self, name: str, job_id: int | None = None) -> None:
+        super().__init__(f"there is no job {name}; see `port-agent jobs`", job_id)
+
+
+class JobState(IntEnum):
+    """State of a job on disk and in the control protocol: never renumber."""
+
+    QUEUED = 1
+    """Ready to run as soon as the conditions allow."""
+    WAITING_DATA = 2
+    """Waits for new files in its inbox, or for the next round of a federation."""
+    RUNNING = 3
+    """Has a worker process, training or paused in memory."""
+    PAUSED = 4
+    """Held by the user."""
+    BACKOFF = 5
+    """Waits after a failure."""
+    FINISHED = 6
+    FAILED = 7
+    """Given up; `reason` says why."""
+    CANCELLED = 8
+    AWAY = 9
+    """A paired device has it; it runs nowhere else."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the job will never run again."""
+        return self in (JobState.FINISHED, JobState.FAILED, JobState.CANCELLED)
+
+
+class JobKind(Enum):
+    """Which worker runs the job."""
+
+    TRAIN = "train"
+    MCU = "mcu"
+    FINETUNE = "finetune"
+    """A language model by the fixed recipe, over the user's files as they lie; the bundle says which."""
+    ATTACHED = "attached"
+    """A program of a user that attached itself (`port-agent exec --opportunistic`); nobody else can start it."""
+
+
+class Migratable(Enum):
+    """Whether a job may move to a paired device, and what for."""
+
+    NEVER = "never"
+    SOONEST = "soonest"
+    """Where it is done first."""
+    CHEAPEST = "cheapest"
+    """Where it takes the fewest joules."""
+
+
+class AwayPhase(Enum):
+    """How far a job is on its journey."""
+
+    SENDING = "sending"
+    """Its files are brought; it has not been handed over."""
+    THERE = "there"
+    """The other device has it, or may have it: only its word, or the user's force, brings the job back."""
+    CLOSING = "closing"
+    """It is back; the other device is still to forget it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Away:
+    """Where a job is: on the paired device of this id and name, known there by `token`."""
+
+    device: str
+    name: str
+    token: str
+    phase: AwayPhase
+    recalled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Guest:
+    """Whose job this is: that of the paired device called `owner`, of the id `device`; known by `token`."""
+
+    owner: str
+    token: str
+    device: str
+
+
+class WorkerOutcome(Enum):
+    """Why a worker process ended."""
+
+    FINISHED = "finished"
+    WRITTEN = "what a federation averaged is written"
+    LEFT = "left on request"
+    OUT_OF_MEMORY = "out of memory"
+    CRASHED = "crashed"
+    FAILED = "failed"
+    IMPOSSIBLE = "impossible"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """What the user asked for."""
+
+    name: str
+    bundle: str | None
+    """Path of the bundle; below the job's own directory when it was uploaded."""
+    kind: JobKind = JobKind.TRAIN
+    data: str | None = None
+    epochs: int | None = None
+    steps: int | None = None
+    checkpoint_every: int | None = None
+    priority: int = 0
+    deadline_at: float | None = None
+    """Unix time; only clocks on the wall can mean "by seven tomorrow"."""
+    waits_for_data: bool = False
+    federated: bool = False
+    """Trains a round when the paired device that leads a federation of this name asks, and only then."""
+    page_dirs: tuple[str, ...] = ()
+    """Where pages go, a directory on each medium that the bundle was planned for; without, below the job's own."""
+    arguments: tuple[str, ...] = ()
+    """Passed on to the worker as they are (microcontroller jobs)."""
+    owner: str | None = None
+    """Whose process an attached program is, or who submitted a fine-tuning, as the kernel says."""
+    movable: Migratable = Migratable.NEVER
+    guest: Guest | None = None
+    """Set where the job came from a paired device."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobMeasurements:
+    """What the supervisor learnt about a job's worker; None until it ran."""
+
+    step_s: float | None = None
+    checkpoint_s: float | None = None
+    checkpoint_bytes: int | None = None
+    peak_rss_bytes: int | None = None
+    device_peak_bytes: int | None = None
+    """Of a GPU's memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobPromise:
+    """What was promised when the job was submitted: the plan of an ordinary day, and this device's usual times.
+
+    `step_joules` and `written_bytes` are of one step. `steps` is None where the data is not the bundle's; `ends_at` (Unix
+    time) and `nights` until then also where this device's usual times were not known yet.
+    """
+
+    plan: int
+    peak_bytes: int
+    step_s: float
+    step_joules: float
+    written_bytes: int
+    steps: int | None = None
+    ends_at: float | None = None
+    nights: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job and all that is known of it; replaced, never changed."""
+
+    id: int
+    spec: JobSpec
+    submitted_at: float
+    state: JobState = JobState.QUEUED
+    reason: str = ""
+    started_at: float | None = None
+    finished_at: float | None = None
+    step: int = 0
+    total_steps: int | None = None
+    loss: float | None = None
+    plan: int | None = None
+    memory_ceiling_bytes: int | None = None
+    """Plans must stay below this, a device's own memory included: a plan of that size was killed for lack of memory."""
+    attempts: int = 0
+    failures: int = 0
+    """Failures in a row without a step of progress."""
+    failed_at_step: int = 0
+    retry_after_s: float | None = None
+    trained_s: float = 0.0
+    planned_joules: float | None = None
+    written_bytes: int = 0
+    """To flash: pages and checkpoints."""
+    rounds: int = 0
+    """Finished rounds of a job that waits for data."""
+    measured: JobMeasurements = field(default_factory=JobMeasurements)
+    result: str | None = None
+    result_checksum: str | None = None
+    """Of the result's file as it was written; None where the worker did not say."""
+    promise: JobPromise | None = None
+    away: Away | None = None
+    """Set while a paired device has the job, or still has something of it."""
+
+    @property
+    def label(self) -> str:
+        """Return how people see the job: `3 (birds)`."""
+        return f"{self.id} ({self.spec.name})"
+
+
+def to_record(job: Job) -> dict[str, Any]:
+    """Return plain values for disk and wire; states as numbers."""
+    record: dict[str, Any] = msgspec.to_builtins(job)
+    return {"v": RECORD_VERSION, **record}
+
+
+def from_record(record: Mapping[str, Any]) -> Job:
+    """Return the job that `to_record` wrote; fields of a later agent are skipped.
+
+    Raises JobRequestError when the record is of another version, incomplete, or has a value of another type.
+    """
+    if record.get("v") != RECORD_VERSION:
+        raise JobRequestError(f"job record of version {record.get('v')!r}; this agent reads version {RECORD_VERSION}")
+    try:
+        return msgspec.convert(record, Job)
+    except msgspec.ValidationError as error:
+        raise JobRequestError(f"job record cannot be read: {error}") from error
+
+
+def check_spec(spec: JobSpec) -> JobSpec:
+    """Return `spec` if it can be run; raises JobRequestError that says what is wrong."""
+    if not NAME.fullmatch(spec.name):
+        raise JobRequestError(f"job name {spec.name!r}: use up to 63 of a-z 0-9 . _ - beginning with a letter or digit")
+    if spec.kind is JobKind.TRAIN and not spec.bundle:
+        raise JobRequestError("a training job needs a bundle; make one with `port-agent plan`")
+    if spec.kind is JobKind.FINETUNE:
+        _check_finetune(spec)
+    if spec.epochs is not None and spec.steps is not None:
+        raise JobRequestError(f"give epochs ({spec.epochs}) or steps ({spec.steps}), not both")
+    for name in ("epochs", "steps", "checkpoint_every"):
+        value = getattr(spec, name)
+        if value is not None and value < 1:
+            raise JobRequestError(f"{name} is {value}; it must be at least 1")
+        if value is not None and value > MAX_STEPS:
+            raise JobRequestError(f"{name} is a number above 2^53 ({MAX_STEPS}); give one that can be reached")
+    if not -100 <= spec.priority <= 100:
+        raise JobRequestError(f"priority {spec.priority} is not between -100 and 100")
+    if spec.deadline_at is not None and not 0 <= spec.deadline_at <= LATEST_UNIX:
+        raise JobRequestError("the deadline is not between 1970 and 2100; give one that a calendar knows")
+    if spec.federated and (spec.kind not in (JobKind.TRAIN, JobKind.FINETUNE) or spec.waits_for_data):
+        raise JobRequestError(
+            "only a fine-tuning, or a training job on its own or --data's samples, can be federated; submit it without --inbox"
+        )
+    if spec.movable is not Migratable.NEVER and (
+        spec.kind is not JobKind.TRAIN or spec.waits_for_data or spec.federated or spec.page_dirs
+    ):
+        raise JobRequestError(
+            "only a training job with all its data can move; submit it without --inbox, --federated and --page-dir"
+        )
+    if spec.waits_for_data and spec.data:
+        raise JobRequestError("a job takes its data from --data or from its inbox; give one of them")
+    for name, words in (
+        ("bundle", [spec.bundle]),
+        ("data", [spec.data]),
+        ("page_dirs", spec.page_dirs),
+        ("arguments", spec.arguments),
+    ):
+        for word in words:
+            if word is not None and not _can_be_an_argument(word):
+                raise JobRequestError(f"{name} {word!r} cannot be passed to a program")
+    return spec
+
+
+def _check_finetune(spec: JobSpec) -> None:
+    if not spec.bundle:
+        raise JobRequestError("a fine-tuning needs what it is made of; submit it with `port-agent finetune --submit`")
+    given = [
+        name for name in ("data", "epochs", "steps", "page_dirs", "waits_for_data", "arguments") if getattr(spec, name)
+    ]
+    if given:
+        raise JobRequestError(f"{given[0]} of a fine-tuning is fixed when it is submitted; submit it anew")
+
+
+def _can_be_an_argument(text: str) -> bool:
+    try:
+        return b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
+
+
+def backoff_s(failures: int) -> float:
+    """Return how long to wait after the n-th failure in a row: 30 s, 60 s, ... 5 h."""
+    return min(BACKOFF_LONGEST_S, BACKOFF_FIRST_S * 2.0 ** min(max(failures, 1) - 1, 30))
+
+
+def may_run(job: Job, *, has_data: bool, waited: bool) -> bool:
+    """Return whether the job could start now, apart from the device's conditions.
+
+    `waited` says that its backoff is over: only the supervisor has a clock that does not jump.
+    """
+    if job.state in (JobState.QUEUED, JobState.RUNNING):
+        return True
+    if job.state is JobState.BACKOFF:
+        return waited
+    return job.state is JobState.WAITING_DATA and has_data
+
+
+def order(jobs: Iterable[Job]) -> list[Job]:
+    """Return jobs as they run: priority, then the earlier deadline, then the older."""
+    return sorted(
+        jobs, key=lambda job: (-job.spec.priority, job.spec.deadline_at or float("inf"), job.submitted_at, job.id)
+    )
+
+
+def after_exit(job: Job, outcome: WorkerOutcome, detail: str, give_up_after: int, smaller_plan: int | None) -> Job:
+    """Return the job after its worker ended.
+
+    `smaller_plan` is the next to try after running out of memory.
+    """
+    if outcome is WorkerOutcome.LEFT:
+        return replace(job, state=JobState.QUEUED, reason=detail)
+    if outcome is WorkerOutcome.FINISHED:
+        return _finished(job, detail)
+    if outcome is WorkerOutcome.WRITTEN:
+        waits = f"{detail}; waits for the next round"
+        return replace(job, state=JobState.WAITING_DATA, reason=waits, failures=0, failed_at_step=0)
+    if outcome is WorkerOutcome.CANCELLED:
+        return replace(job, state=JobState.CANCELLED, reason=detail)
+    if outcome is WorkerOutcome.IMPOSSIBLE or job.spec.kind is JobKind.ATTACHED:
+        return replace(job, state=JobState.FAILED, reason=detail)
+    failures = 1 if job.step > job.failed_at_step else job.failures + 1
+    job = replace(job, failures=failures, failed_at_step=job.step)
+    if failures >= give_up_after:
+        reason = f"given up after {failures} failures without a step of progress; last: {detail}"
+        return replace(job, state=JobState.FAILED, reason=reason)
+    if outcome is WorkerOutcome.OUT_OF_MEMORY and smaller_plan is not None:
+        return replace(job, state=JobState.QUEUED, plan=smaller_plan, reason=f"{detail}; next with a smaller plan")
+    wait_s = backoff_s(failures)
+    return replace(job, state=JobState.BACKOFF, retry_after_s=wait_s, reason=detail)
+
+
+def _finished(job: Job, detail: str) -> Job:
+    done = replace(job, failures=0, failed_at_step=job.step, rounds=job.rounds + 1)
+    if job.spec.waits_for_data:
+        done = replace(done, failed_at_step=0)  # the next round counts its steps anew
+        return replace(done, state=JobState.WAITING_DATA, reason=f"round {done.rounds} finished; waits for new data")
+    if job.spec.federated:
+        done = replace(done, failed_at_step=0)
+        return replace(done, state=JobState.WAITING_DATA, reason=f"round {done.rounds} trained; waits for the next")
+    return replace(done, state=JobState.FINISHED, reason=detail)

@@ -1,0 +1,99 @@
+"""Requests of the device that leads a federation, and what the others answer: MessagePack, everything with a cap.
+
+The leader asks, the others answer: `Invitation` whether a device takes part now, `MessageChunk` brings a message of Flower piece by
+piece, `ReplyRequest` fetches the reply when it is there, `RoundEnd` says that nobody waits for it any more. A message is known by its
+hash, so a part or a request that is sent again does nothing twice.
+"""
+
+from enum import StrEnum
+from typing import Annotated
+
+import msgspec
+
+from port_agent.peers.decoding import PeerCodec, Reason, Sha256, Token
+from port_agent.peers.transfer import CHUNK_BYTES
+from port_planner.base.errors import PortError
+
+MAX_MESSAGE_BYTES = 4 << 30
+"""Weights of a billion parameters in 32 bits; a device takes less, by what its job federates."""
+
+_JOB = Annotated[str, msgspec.Meta(min_length=1, max_length=63)]
+_SIZE = Annotated[int, msgspec.Meta(ge=0, le=MAX_MESSAGE_BYTES)]
+
+
+class FederationMessageError(PortError):
+    """Bytes that are no request or answer of a federation."""
+
+
+class FederationRequest(msgspec.Struct, tag_field="kind", frozen=True, kw_only=True):
+    """Something about a job, which both devices call by the same name, in one run of a federation."""
+
+    job: _JOB
+    run: Token
+
+
+class Invitation(FederationRequest, tag="invitation", frozen=True, kw_only=True):
+    """Whether the device would take part in a round now."""
+
+    tensors: Sha256
+    """Names, types and shapes of what is averaged."""
+
+
+class MessageChunk(FederationRequest, tag="part", frozen=True, kw_only=True):
+    """The bytes of a message from `offset` on."""
+
+    message: Sha256
+    tensors: Sha256
+    total: _SIZE
+    offset: _SIZE
+    data: Annotated[bytes, msgspec.Meta(min_length=1, max_length=CHUNK_BYTES)]
+
+
+class ReplyRequest(FederationRequest, tag="reply", frozen=True, kw_only=True):
+    """The bytes of the reply to a message from `offset` on."""
+
+    message: Sha256
+    offset: _SIZE
+
+
+class RoundEnd(FederationRequest, tag="end", frozen=True, kw_only=True):
+    """Nobody waits for the reply any more."""
+
+    message: Sha256
+
+
+Request = Invitation | MessageChunk | ReplyRequest | RoundEnd
+
+
+class TaskState(StrEnum):
+    """How a device stands to a message."""
+
+    READY = "ready"
+    """It would take part."""
+    REFUSED = "refused"
+    """It does not take part now, for the reason that is given."""
+    RECEIVING = "receiving"
+    """It has the first `size` bytes of the message."""
+    WORKING = "working"
+    """It has the message, and the reply is not there yet."""
+    DONE = "done"
+    """The reply has `size` bytes, of which `data` are some."""
+    FAILED = "failed"
+    """There will be no reply, for the reason that is given."""
+    UNKNOWN = "unknown"
+    """It has no such message; it may be sent again."""
+
+
+class TaskAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to each of these requests."""
+
+    state: TaskState
+    reason: Reason = ""
+    size: _SIZE = 0
+    data: Annotated[bytes, msgspec.Meta(max_length=CHUNK_BYTES)] = b""
+    sha256: Sha256 | None = None
+    """Of a whole reply; None from a device whose agent is older."""
+
+
+FEDERATION_REQUESTS: "PeerCodec[Request]" = PeerCodec(Request, FederationMessageError, "no request of a federation")
+FEDERATION_ANSWERS: "PeerCodec[TaskAnswer]" = PeerCodec(TaskAnswer, FederationMessageError, "no answer of a federation")

@@ -1,0 +1,170 @@
+"""Requests of the device that owns a job, and what the device that trains it answers: MessagePack, everything with a cap.
+
+A job is known by its token, 128 random bits that its owner draws for each journey. `Offer` asks whether the device would take it,
+`Bring` announces its files and `Part` brings them, `Begin` hands it over, `Look` asks how it fares, `Stop` ends its training, `Fetch`
+reads its files, `Close` has the device forget it. Each may be sent again and does nothing twice.
+"""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from port_agent.peers.decoding import PeerCodec, Reason, Sha256, Token
+from port_agent.peers.transfer import CHUNK_BYTES, IncomingFile
+from port_planner.base.errors import PortError
+
+MAX_FILES = 2000
+"""What is said of so many fits into one question."""
+_MAX_FILE_BYTES = 1 << 40
+_PATH_LIMIT = 255
+_MAX_COUNT = 1 << 53
+_MAX_PACE = 1e6
+
+_SIZE = Annotated[int, msgspec.Meta(ge=0, le=_MAX_FILE_BYTES)]
+_COUNT = Annotated[int, msgspec.Meta(ge=0, le=_MAX_COUNT)]
+_PACE = Annotated[float, msgspec.Meta(gt=0.0, le=_MAX_PACE)]
+_PATH = Annotated[str, msgspec.Meta(max_length=_PATH_LIMIT, pattern=r"^([^/\x00.][^/\x00]*)(/[^/\x00.][^/\x00]*)*\Z")]
+"""Below the job's directory; no part begins with a dot, so none leads out of it."""
+
+
+class MigrationMessageError(PortError):
+    """Bytes that are no request or answer about a job that moves."""
+
+
+class MigratedFile(msgspec.Struct, frozen=True):
+    """A file of a job."""
+
+    path: _PATH
+    nbytes: _SIZE
+    sha256: Sha256
+
+    def into(self, path: Path) -> IncomingFile:
+        """Return it as a file that arrives at `path`."""
+        return IncomingFile(path, self.nbytes, self.sha256)
+
+
+_FILES = Annotated[tuple[MigratedFile, ...], msgspec.Meta(max_length=MAX_FILES)]
+
+
+class MigratedJob(msgspec.Struct, frozen=True, kw_only=True):
+    """What the owner asked for, and how far the job is."""
+
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=63)]
+    epochs: _COUNT | None = None
+    steps: _COUNT | None = None
+    checkpoint_every: _COUNT | None = None
+    deadline_at: Annotated[float, msgspec.Meta(ge=0.0, le=4102444800.0)] | None = None
+    step: _COUNT = 0
+    total_steps: _COUNT | None = None
+
+
+class MigrationRequest(msgspec.Struct, tag_field="kind", frozen=True, kw_only=True):
+    """Something about a job."""
+
+    token: Token
+
+
+class Offer(MigrationRequest, tag="offer", frozen=True, kw_only=True):
+    """Whether the device would take a job now. Nothing is promised by the answer."""
+
+    nbytes: _SIZE
+    """Of all files."""
+    least_bytes: _SIZE
+    """Of memory, without which it cannot run."""
+    device_kind: Annotated[str, msgspec.Meta(max_length=20)]
+    machine: Annotated[str, msgspec.Meta(max_length=64)] = ""
+    """The kind of machine on which it began; empty for one that has not."""
+
+
+class Bring(MigrationRequest, tag="bring", frozen=True, kw_only=True):
+    """The job comes; its files follow."""
+
+    job: MigratedJob
+    files: _FILES
+
+
+class Part(MigrationRequest, tag="part", frozen=True, kw_only=True):
+    """The bytes of the `file`-th file from `offset` on."""
+
+    file: Annotated[int, msgspec.Meta(ge=0, lt=MAX_FILES)]
+    offset: _SIZE
+    data: Annotated[bytes, msgspec.Meta(min_length=1, max_length=CHUNK_BYTES)]
+
+
+class Begin(MigrationRequest, tag="begin", frozen=True, kw_only=True):
+    """From here on the device has the job."""
+
+
+class Look(MigrationRequest, tag="look", frozen=True, kw_only=True):
+    """How the job fares."""
+
+
+class Stop(MigrationRequest, tag="stop", frozen=True, kw_only=True):
+    """Train it no more; its files will be fetched."""
+
+
+class Fetch(MigrationRequest, tag="fetch", frozen=True, kw_only=True):
+    """The bytes of a file from `offset` on."""
+
+    path: _PATH
+    offset: _SIZE
+
+
+class Close(MigrationRequest, tag="close", frozen=True, kw_only=True):
+    """The owner has what it wants; forget the job."""
+
+
+Request = Offer | Bring | Part | Begin | Look | Stop | Fetch | Close
+
+
+class MigrationState(StrEnum):
+    """How a device stands to a job."""
+
+    WELCOME = "welcome"
+    """It would take it now."""
+    REFUSED = "refused"
+    """It does not take it, for the reason that is given."""
+    RECEIVING = "receiving"
+    """It has the files before `file`, and `offset` bytes of that one; a number past the last: all."""
+    WORKING = "working"
+    """The job is in line there."""
+    STOPPING = "stopping"
+    """Its worker leaves."""
+    STOPPED = "stopped"
+    """It will not train there any more; `files` are its checkpoint."""
+    FAILED = "failed"
+    """It was given up there; `files` are its checkpoint."""
+    DONE = "done"
+    """It is trained; `files` is its result."""
+    PART = "part"
+    """`data` is what was asked for."""
+    CLOSED = "closed"
+    """There is nothing left of it."""
+    UNKNOWN = "unknown"
+    """There is no such job."""
+
+
+class MigrationAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to each of these requests."""
+
+    state: MigrationState
+    reason: Reason = ""
+    pace: _PACE = 1.0
+    """How much longer steps take there than planned here, where it has measured that."""
+    joules_pace: _PACE = 1.0
+    file: Annotated[int, msgspec.Meta(ge=0, le=MAX_FILES)] = 0
+    offset: _SIZE = 0
+    trains: bool = False
+    step: _COUNT = 0
+    total_steps: _COUNT | None = None
+    loss: float | None = None
+    trained_s: Annotated[float, msgspec.Meta(ge=0.0, le=1e12)] = 0.0
+    machine: Annotated[str, msgspec.Meta(max_length=64)] = ""
+    files: _FILES = ()
+    data: Annotated[bytes, msgspec.Meta(max_length=CHUNK_BYTES)] = b""
+
+
+MOVE_REQUESTS: "PeerCodec[Request]" = PeerCodec(Request, MigrationMessageError, "no request about a job")
+MOVE_ANSWERS: "PeerCodec[MigrationAnswer]" = PeerCodec(MigrationAnswer, MigrationMessageError, "no answer about a job")

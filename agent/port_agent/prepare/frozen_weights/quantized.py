@@ -1,0 +1,142 @@
+"""Frozen weights that lie on a grid: kept as codes and scales, and decoded by the step's own operators, where plans cost less so.
+
+A job's own choice put them there; here is only found that they are, and what decodes them gives their bits.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from port_agent import packing
+from port_agent.packing.quantized import NF4_LEVELS, Quantization, encode_quantized
+from port_agent.prepare.tiling.tiled_job import TiledJob, cost_of_plan
+from port_planner import make_bundle
+from port_planner.base.tensor_bytes import chunks_of_tensor
+from port_planner.ir.bundle.manifest import TensorLayout
+from port_planner.ir.costs import DeviceCosts
+from port_planner.ir.device_kinds import CPU
+from port_planner.ir.graph import Role, storage_key
+from port_planner.ir.operands.verify import verify_operands
+from port_planner.make_bundle import CapturedJob
+from port_planner.problem.decoded_weights import PAIRS, CodedWeight, with_decoded
+from port_planner.profiling.operators import MeasuredCosts
+
+MIN_BYTES = 64 << 10
+"""Smaller weights are kept as they are: an operator more takes longer than their bytes."""
+_DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+
+
+def with_quantized_weights(
+    prepared: CapturedJob, measured: MeasuredCosts, device: DeviceCosts, ram_bytes: int, planner: make_bundle.PlanFunction,
+    measure: Callable[[CapturedJob], MeasuredCosts],
+) -> tuple[CapturedJob, MeasuredCosts]:  # fmt: skip
+    """Return the job with its frozen weights on a grid decoded in the step, and its costs, where `planner`'s plans of that cost less.
+
+    Or where only those fit. `measure`: of the rewritten graphs.
+    """
+    if not _candidates(prepared):
+        return prepared, measured
+    whole = cost_of_plan(TiledJob(prepared, measured, ()), device, ram_bytes, planner)
+    if whole is not None and whole.keeps_everything:
+        return prepared, measured
+    coded = quantized(prepared)
+    if coded is prepared:
+        return prepared, measured
+    costs = measure(coded)
+    found = cost_of_plan(TiledJob(coded, costs, ()), device, ram_bytes, planner)
+    better = found is not None and (whole is None or found.joules < whole.joules)
+    return (coded, costs) if better else (prepared, measured)
+
+
+def quantized(prepared: CapturedJob) -> CapturedJob:
+    """Return the job with every frozen weight decoded in the step that lies on a grid; the same where none does."""
+    graphs, weights, tensors = prepared.graphs, dict[str, CodedWeight](), dict(prepared.tensors)
+    layouts, unused = dict(prepared.layouts), dict(prepared.unused)
+    for key, (name, tensor) in _candidates(prepared).items():
+        coded = _coded(name, tensor)
+        if coded is None:
+            continue
+        weights[key], stored = coded
+        layout = layouts.pop(key)
+        unused[name] = tensors.pop(key).as_strided(layout.shape, layout.stride, layout.offset)  # type: ignore[union-attr]
+        for part, contents in stored.items():
+            tensors[part] = contents
+            layouts[part] = TensorLayout(_name_of(contents.dtype), tuple(contents.shape), tuple(contents.stride()))
+    if not weights:
+        return prepared
+    rewritten = {graph_name: with_decoded(graph, weights) for graph_name, graph in graphs.items()}
+    for graph in rewritten.values():
+        verify_operands(graph)
+    return replace(prepared, graphs=rewritten, tensors=tensors, layouts=layouts, unused=unused)
+
+
+def _candidates(prepared: CapturedJob) -> dict[str, tuple[str, torch.Tensor]]:
+    """Return name and contents of the frozen weights, by key, that may be decoded in the step if they lie on a grid."""
+    graphs = prepared.graphs.values()
+    if not packing.available() or any(graph.device != CPU for graph in graphs):
+        return {}
+    written = {g.storages[s].key for g in graphs for op in g.ops for s in op.writes}
+    named = ((key, key.removeprefix(storage_key(Role.PARAMETER, "")), t) for key, t in prepared.tensors.items())
+    return {
+        key: (name, tensor)
+        for key, name, tensor in named
+        if name != key and key not in written and isinstance(tensor, torch.Tensor) and _may_be_coded(tensor)
+    }
+
+
+def _may_be_coded(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor fills its storage with numbers of a type that lies on grids, row after row."""
+    whole = tensor.untyped_storage().nbytes() == tensor.nbytes and tensor.is_contiguous()
+    return whole and tensor.is_cpu and tensor.dtype in _DTYPES and tensor.nbytes >= MIN_BYTES
+
+
+def _coded(name: str, tensor: torch.Tensor) -> tuple[CodedWeight, dict[str, torch.Tensor]] | None:
+    """Return how a weight is kept and its parts by key; None where it lies on no grid, or torch decodes other bits."""
+    for quantization in Quantization:
+        pieces: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for piece in chunks_of_tensor(tensor):  # copies: the weight itself may be on flash, and stay there
+            found = _coded_piece(quantization, tensor.dtype, piece)
+            if found is None:
+                break
+            pieces.append(found)
+        else:
+            weight = CodedWeight(
+                name, _DTYPES[tensor.dtype], tensor.numel(), quantization.block, quantization is Quantization.NF4
+            )
+            codes, scales = (torch.cat(parts) for parts in zip(*pieces, strict=True))
+            stored = {weight.codes_name: codes, weight.scales_name: scales}
+            if weight.paired:
+                stored[PAIRS] = _pairs()
+            return weight, {storage_key(Role.BUFFER, part): contents for part, contents in stored.items()}
+    return None
+
+
+def _coded_piece(
+    quantization: Quantization, dtype: torch.dtype, piece: memoryview
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Return codes and scales of some of a weight's items, a row for each block, as `CodedWeight` has them."""
+    items = np.frombuffer(piece, np.uint8)
+    blocks, rest = divmod(items.size // dtype.itemsize, quantization.block)
+    paired = quantization is Quantization.NF4
+    codes = np.zeros((blocks, quantization.block * quantization.code_bits // 8), np.uint8 if paired else np.int8)
+    scales = np.zeros((blocks, 1), np.float32)
+    addresses = items.ctypes.data, blocks * quantization.block, dtype.itemsize, codes.ctypes.data, scales.ctypes.data
+    if rest or not encode_quantized(quantization, *addresses):
+        return None
+    found = torch.from_numpy(codes).clone(), torch.from_numpy(scales).clone()
+    levels = _pairs()[found[0].int()] if paired else found[0].float()
+    decoded = (levels.view(-1, quantization.block) * found[1]).to(dtype)
+    return found if decoded.view(torch.uint8).numpy().tobytes() == piece.tobytes() else None
+
+
+def _pairs() -> torch.Tensor:
+    """Return the two levels of each byte of codes, the first in its low half."""
+    levels = torch.tensor(NF4_LEVELS)
+    byte = torch.arange(256)
+    return torch.stack([levels[byte & 15], levels[byte >> 4]], -1)
+
+
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,52 @@
+"""What a trial teaches about costs: what packing takes, and how much longer a whole step takes than its operators one by one."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from port_agent.prepare.measurement.dry_run import DryRun
+from port_planner.ir.bundle.manifest import kind_of_graph
+from port_planner.ir.costs import PackingCost
+from port_planner.ir.graph import StepGraph
+from port_planner.make_bundle import neighbour
+from port_planner.profiling import neighbours
+from port_planner.profiling.operators import MeasuredCosts
+
+_LIKELY_PACE = (0.5, 2.0)
+"""Outside of this the trial's step says more about what else the machine was doing."""
+
+
+def with_packings(
+    measured: MeasuredCosts, graphs: Mapping[str, StepGraph], found: DryRun, compute_watts: float, *, estimated: bool
+) -> MeasuredCosts:
+    """Return the costs with what the trial saw of packing, for the watts of the device.
+
+    `estimated`: the costs are of another board, where packing takes as much longer as the step's operators do. Of shapes that the
+    trial did not run, what it saw of the next larger one.
+    """
+    pace = found.pace if estimated and found.pace > 0 else 1.0
+    packings = {
+        name: tuple(_at_pace(cost, pace, compute_watts) for cost in costs) for name, costs in found.packings.items()
+    }
+    seen = {name: graphs[name] for name in packings}
+    for name, graph in graphs.items():
+        alike = {n: g for n, g in seen.items() if kind_of_graph(n) == kind_of_graph(name)}
+        like = neighbour(graph, alike)
+        if name not in packings and like is not None:
+            packings[name] = neighbours.packings_of(graph, seen[like], packings[like])
+    return replace(measured, packings=tuple(packings.get(name, ()) for name in graphs))
+
+
+def _at_pace(cost: PackingCost, pace: float, compute_watts: float) -> PackingCost:
+    return replace(
+        cost, pack_seconds=cost.pack_seconds / pace, unpack_seconds=cost.unpack_seconds / pace,
+        joules=cost.seconds / pace * compute_watts,
+    )  # fmt: skip
+
+
+def at_dry_run_pace(measured: MeasuredCosts, found: DryRun) -> MeasuredCosts:
+    """Return the operators' costs, measured one by one, scaled to what a whole step of the trial took.
+
+    Together they also pay for page faults on memory that was given back, and find caches warmer or colder.
+    """
+    least, most = _LIKELY_PACE
+    return measured.at_pace(found.pace) if least <= found.pace <= most else measured

@@ -1,0 +1,187 @@
+"""A bundle's first steps in a worker of its own: what they take of memory and time, and whether they give the right numbers."""
+
+import contextlib
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from port_agent.malloc import preload_environment
+from port_agent.system.helper_process import HelperCommand, HelperError, run_helper
+from port_agent.system.python_process import module_environment
+from port_agent.worker.options import LOADED_WORKER, TorchOptions
+from port_agent.worker.protocol import (
+    Event,
+    LeaveNow,
+    PackingProbed,
+    StepDone,
+    TakeWork,
+    TrainingFailed,
+    TrainingFinished,
+    WorkerReady,
+)
+from port_agent.worker.start import Worker, start_worker
+from port_planner.base.errors import ExitCode, PortError
+from port_planner.ir.costs import PackingCost
+
+DRY_RUN_STEPS = 2
+"""The second finds what the first left: optimizer state, pages, caches."""
+_CACHE_LIMIT_BYTES = 1 << 30
+"""Of the worker's allocator, live and cached blocks together; not the plan's peak, which the trial is to find out."""
+
+
+class DryRunError(PortError):
+    """The plan could not be tried out; `ended` is the exit code of the worker that tried."""
+
+    def __init__(self, message: str, ended: int = ExitCode.FAILED) -> None:
+        super().__init__(message)
+        never = ended in (ExitCode.IMPOSSIBLE, ExitCode.DIVERGED)
+        self.exit_code = ExitCode.IMPOSSIBLE if never else ExitCode.FAILED
+
+
+@dataclass(frozen=True, slots=True)
+class Throttle:
+    """How fast the trial's worker may page, bytes per second, to try a slower medium than this machine's."""
+
+    read_bytes_per_s: int
+    write_bytes_per_s: int
+
+
+@dataclass(frozen=True, slots=True)
+class DryRun:
+    """What a trial run measured.
+
+    Peaks of resident memory, with what blocks that are touched in part may still add, and its last step's compute seconds over
+    those planned.
+
+    `start_bytes`: the peak before the first step, while the worker loads Python, torch and the bundle. `packings`: by graph,
+    what packing takes, where the run looked at that; without joules.
+    """
+
+    peak_bytes: int
+    start_bytes: int = 0
+    pace: float = 1.0
+    packings: Mapping[str, tuple[PackingCost, ...]] = field(default_factory=dict)
+    device_peak_bytes: int = 0
+    """Of the device's memory, by tensors, context and libraries; `peak_bytes` is the host's."""
+    device_full: bool = False
+    """It ended because the device had no memory left for a tensor."""
+
+
+def nothing() -> None:
+    """Do nothing meanwhile."""
+
+
+class DryRunWorkers:
+    """Workers with so many threads, of which the next may load torch before what it runs is known."""
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+        self._loading: Worker | None = None
+
+    def close(self) -> None:
+        """Have the one that loads torch, or waits for a trial, leave."""
+        if (worker := self._loading) is not None:
+            self._loading = None
+            worker.send(LeaveNow())
+            worker.process.wait()
+
+    def load(self) -> None:
+        """Have a worker load torch for the next trial, while this process does something else."""
+        self._loading = self._loading or self._started()
+
+    def _started(self) -> Worker:
+        return start_worker(LOADED_WORKER, limit_bytes=_CACHE_LIMIT_BYTES, threads=self.threads)
+
+    def dry_run(
+        self, path: Path, page_dirs: Sequence[Path], *, throttle: Throttle | None = None, compared: int = 0,
+        probe_packing: bool = False, steps: int = DRY_RUN_STEPS, meanwhile: Callable[[], None] = nothing,
+    ) -> DryRun:  # fmt: skip
+        """Run a few steps of a bundle, paging to a directory on each of its media, and return what they took.
+
+        At least as many as are `compared` with plain PyTorch's. `probe_packing`: look at what packing tensors would take, too. `meanwhile`: what
+        this process does of its own until it listens.
+
+        Raises DryRunError where the worker fails, or gives other numbers.
+        """
+        with contextlib.ExitStack() as stack:
+            folder, *further = (
+                Path(stack.enter_context(tempfile.TemporaryDirectory(dir=place, prefix=".port-trial-")))
+                for place in page_dirs
+            )
+            options = TorchOptions(
+                bundle=path, state_dir=folder, scratch_dirs=tuple(further), steps=max(steps, compared), verify=compared,
+                probe_packing=probe_packing, discard=True,
+                read_limit=None if throttle is None else throttle.read_bytes_per_s,
+                write_limit=None if throttle is None else throttle.write_bytes_per_s,
+            )  # fmt: skip
+            worker, self._loading = self._loading or self._started(), None
+            worker.send(TakeWork(words=tuple(options.words())))
+            meanwhile()
+            report = _DryRunReport(self.threads)
+            for event in worker.events():
+                report.take(event)
+            return report.dry_run(worker.process.returncode)
+
+
+@dataclass(slots=True)
+class _DryRunReport:
+    """What a trial's worker said so far."""
+
+    threads: int
+    start_bytes: int = 0
+    peak_bytes: int = 0
+    device_peak_bytes: int = 0
+    pace: float = 1.0
+    packings: dict[str, tuple[PackingCost, ...]] = field(default_factory=dict)
+    failed: TrainingFailed | None = None
+
+    def take(self, event: Event) -> None:
+        match event:
+            case WorkerReady():
+                self.start_bytes = event.start_peak_bytes or 0
+            case StepDone():
+                self.peak_bytes = max(self.peak_bytes, event.peak_rss_bytes or 0)
+                self.device_peak_bytes = max(self.device_peak_bytes, event.device_peak_bytes or 0)
+                self.pace = _pace(event, self.threads)
+            case PackingProbed():
+                self.packings[event.graph] = (*self.packings.get(event.graph, ()), *event.costs)
+            case TrainingFinished():
+                self.peak_bytes = max(self.peak_bytes, event.peak_rss_bytes or 0) + event.untouched_block_bytes
+            case TrainingFailed():
+                self.failed = event
+
+    def dry_run(self, ended: int) -> DryRun:
+        """Return what the run measured that `ended` with this exit code. Raises DryRunError where it failed for another reason than a full device."""
+        if self.failed is not None and self.failed.code == torch.OutOfMemoryError.__name__:
+            return DryRun(self.peak_bytes, self.start_bytes, device_full=True)
+        if ended:
+            message = "" if self.failed is None else self.failed.message
+            raise DryRunError(message or f"the trial run ended with exit code {ended}", ended)
+        return DryRun(self.peak_bytes, self.start_bytes, self.pace, self.packings, self.device_peak_bytes)
+
+
+def _pace(step: StepDone, threads: int) -> float:
+    """Return how many seconds a step's compute took for each that was planned.
+
+    One thread computes no longer than the CPU time of the process, which other processes disturb less than the clock.
+    """
+    planned = step.planned_compute_s or 0.0
+    taken = step.wall_s - step.phases_s["stall"]
+    if threads == 1:
+        taken = min(taken, step.cpu_s)
+    return taken / planned if planned > 0 else 1.0
+
+
+def loading_peak() -> int:
+    """Return what a worker takes at its peak while it loads Python and torch, bytes.
+
+    Raises DryRunError where torch cannot be loaded.
+    """
+    environment = {**module_environment(), **preload_environment(None)}
+    try:
+        return int(run_helper(HelperCommand("port_agent.system.torch_loading", (), environment, directory=None)))
+    except HelperError as error:
+        raise DryRunError(f"torch could not be loaded in a process of its own: {error.last_line}") from error

@@ -1,0 +1,72 @@
+"""Keep the process that plans within the budget that it plans for: a model that never fitted here is planned here."""
+
+import gc
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from port_agent.intercept.budget import budget
+from port_agent.intercept.dispatch import deferred_modules, light_dynamo
+from port_agent.intercept.dispatch.operator_memory import MemoryShortage
+from port_agent.intercept.residency.memory import BudgetTooSmallError
+from port_agent.malloc import active, release_free_memory
+from port_planner.base.process_memory import resident_bytes
+from port_planner.base.units import format_bytes
+from port_planner.ir.traced import SEARCH_BYTES
+
+_MIN_TENSOR_BYTES = 32 << 20
+"""Of tensors, where this process alone takes the budget: it loads what the worker that trains does not need."""
+
+_SEARCH_CACHE_BYTES = 16 << 20
+"""Of freed blocks, what a search keeps for reuse: its objects grow beside them. The next tensor sets another limit."""
+
+
+@contextmanager
+def within_budget(ram_bytes: int, page_dir: Path) -> Iterator[Callable[[], None]]:
+    """Follow what the block does within `ram_bytes` of resident memory; its tensors must not be used afterwards.
+
+    What it yields makes room for a search, which is not followed: free memory goes back to the system, and tensors to pages until they are
+    used again, where `SEARCH_BYTES` would not fit beside them. What Python holds by then is left out of its collections of garbage until the
+    block ends: libraries and recordings stay, and each collection during a search went through them all. It raises PageError.
+
+    Which operators take more than the budget leaves is not said one by one: of the plan it says nothing. Where the process passed the budget, that
+    is said at the end.
+
+    Raises UnsupportedError where something in it cannot be followed, or is followed already, and PageError where
+    `page_dir` cannot take pages.
+    """
+    light_dynamo.hold_place()
+    deferred_modules.defer_modules()
+    allocator, limit = active(), budget(ram=ram_bytes, page_dir=page_dir)
+    try:
+        limit.start()
+    except BudgetTooSmallError:
+        limit = budget(tensors=_MIN_TENSOR_BYTES, page_dir=page_dir).start()
+    lacks: list[MemoryShortage] = []
+    limit.interceptor.op_memory.on_shortage = lacks.append
+
+    def make_free() -> None:
+        gc.collect()
+        gc.freeze()
+        release_free_memory()
+        if resident_bytes() + SEARCH_BYTES > ram_bytes:
+            limit.interceptor.give_back()
+        if allocator is not None:
+            allocator.set_limit(allocator.live_bytes() + _SEARCH_CACHE_BYTES)
+
+    try:
+        yield make_free
+    finally:
+        gc.unfreeze()
+        limit.stop(restore=False)
+        if lacks and limit.report.peak_resident_bytes > ram_bytes:
+            _report(max(lacks, key=lambda s: s.needed_bytes), limit.report.peak_resident_bytes)
+
+
+def _report(largest: MemoryShortage, peak_bytes: int) -> None:
+    """Say on standard error that this process passed the budget, and what it ran whole, which the plan may run in pieces."""
+    sys.stderr.write(
+        f"port-agent: planning took {format_bytes(peak_bytes)}, which is more than the budget of {format_bytes(largest.ram_bytes)}: a step is "
+        f"recorded and compared with its operators whole, and {largest}. That says nothing of what the bundle takes\n"
+    )

@@ -1,0 +1,113 @@
+"""How pages get from a device in the host's memory to files: through buffers that they are copied to, or from where they lie.
+
+Without copies is not always faster: memory that both reach may be one that a device does not cache. Both ways are measured, what the device
+and the page thread then do with the bytes included; the medium is the same for both and is left out.
+"""
+
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+import xxhash
+
+from port_agent.backend.base import Backend
+from port_agent.backend.staging import Staging
+from port_agent.paging.pager import BURST, PageError, PageFile, Pager, Slot
+from port_agent.prepare.pools import copy_seconds
+from port_planner.ir.costs import DeviceCosts, Flash
+from port_planner.profiling.timing import shortest_run_s
+
+_SAMPLE_BYTES = BURST
+_REPEATS = 5
+_WORTH_SHARING = 0.95
+"""Of the seconds with copies: less must be saved by more than what measurements scatter by, else pages are copied."""
+
+
+@dataclass(frozen=True, slots=True)
+class PageRoutes:
+    """Seconds that a sample of `nbytes` takes on its way out and back, of the device to compute with it once, and of the page thread to check it.
+
+    `out_s`, `into_s`: of its copies; `copied_s`: with them; `shared_s`: without, None where the host does not reach what the device computes with.
+    """
+
+    nbytes: int
+    out_s: float
+    into_s: float
+    copied_s: float
+    shared_s: float | None
+
+    @property
+    def shares(self) -> bool:
+        """Whether pages are moved without copies."""
+        return self.shared_s is not None and self.shared_s < _WORTH_SHARING * self.copied_s
+
+    def applied(self, device: DeviceCosts) -> DeviceCosts:
+        """Return the costs of a device whose pages take the faster way: where they are copied, no medium is faster than that."""
+        if self.shares:
+            return replace(device, shares_pages=True)
+        first, *others = (self._no_faster(target, device.compute_watts) for target in device.targets)
+        return replace(device, flash=first, scratch_targets=tuple(others))
+
+    def _no_faster(self, flash: Flash, watts: float) -> Flash:
+        out_s, into_s = self.out_s / self.nbytes, self.into_s / self.nbytes
+        return replace(
+            flash,
+            write_bytes_per_s=min(flash.write_bytes_per_s, 1 / out_s),
+            read_bytes_per_s=min(flash.read_bytes_per_s, 1 / into_s),
+            write_joules_per_byte=flash.write_joules_per_byte + watts * out_s,
+            read_joules_per_byte=flash.read_joules_per_byte + watts * into_s,
+        )
+
+
+def measured_page_routes(backend: Backend, page_dir: Path) -> PageRoutes:
+    """Return what both ways take between a device in the host's memory and files in `page_dir`."""
+    own, buffer = backend.allocate(_SAMPLE_BYTES), backend.allocate_host(_SAMPLE_BYTES)
+    out, into = copy_seconds(backend, buffer, own), copy_seconds(backend, own, buffer)
+    copied = out + into + _computing(backend, own) + _checking(buffer)
+    shared = backend.allocate_shared(_SAMPLE_BYTES)
+    without: float | None = None
+    if _comes_back(backend, shared, page_dir):
+        computing = _computing(backend, shared)
+        view = backend.host_view(shared)
+        without = None if view is None else computing + _checking(view)
+    return PageRoutes(_SAMPLE_BYTES, out, into, copied, without)
+
+
+def _computing(backend: Backend, memory: torch.Tensor) -> float:
+    words = memory.view(torch.int32)
+
+    def run() -> None:
+        words.add_(1)
+        backend.synchronize()
+
+    return shortest_run_s(run, _REPEATS)
+
+
+def _checking(memory: torch.Tensor) -> float:
+    return shortest_run_s(lambda: xxhash.xxh3_64_intdigest(memory.numpy().data), _REPEATS)
+
+
+def _comes_back(backend: Backend, memory: torch.Tensor, page_dir: Path) -> bool:
+    """Return whether a page goes to a file in the directory and comes back as it was, without copies: not all memory is one that files take."""
+    memory.fill_(1)
+    backend.synchronize()
+    if backend.host_view(memory) is None:
+        return False
+    pager = Pager(staging=Staging(backend, BURST, shares=True))
+    with tempfile.TemporaryDirectory(dir=page_dir) as folder:
+        file = PageFile(Path(folder) / "sample")
+        slot = Slot(file, 0, memory.numel())
+        try:
+            file.reserve(memory.numel())
+            pager.send(slot, memory).join()
+            memory.fill_(0)
+            back = pager.receive(slot, memory)
+            back.join()
+            pager.arrived(back)
+        except PageError:
+            return False
+        finally:
+            pager.close()
+            file.close()
+    return bool((memory == 1).all())

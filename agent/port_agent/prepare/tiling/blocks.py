@@ -1,0 +1,79 @@
+"""Weights that take much of the budget, read in blocks."""
+
+from dataclasses import replace
+
+import torch
+
+from port_agent.prepare.measurement.progress import Progress
+from port_agent.prepare.tiling import comparing
+from port_agent.prepare.tiling.tiled_job import ComparisonLimits, TiledJob
+from port_planner import make_bundle
+from port_planner.ir.costs import DeviceCosts
+from port_planner.ir.device_kinds import CPU
+from port_planner.ir.graph import StepGraph
+from port_planner.make_bundle import CapturedJob
+from port_planner.tiling.blocks import LargeWeight, blocks_of, large_weights, read_in_blocks
+from port_planner.tiling.rewriting import Replacement, compacted
+
+LARGE = 1 / 2
+"""Of the step's own memory: weights that take more are read in blocks."""
+
+BLOCK = 1 / 8
+"""Of the step's own memory: what a block of them takes, with the optimizer's state of the same rows."""
+
+COLUMNS_BLOCK = 1 / 4
+"""The same of a block of columns that is put together from rows: for each, all rows are read."""
+
+MAX_BLOCKS = 16
+"""More would be copied and read in transfers too small."""
+
+
+def in_blocks(
+    presplit: TiledJob, device: DeviceCosts, ram_bytes: int, allowed: ComparisonLimits, progress: Progress
+) -> TiledJob:
+    """Return the job with the weights in blocks that take much of `ram_bytes`, measured anew, and what stays whole for it gives other bits.
+
+    Where none is in blocks, `prepared` has none, and nothing is measured.
+
+    Raises DryRunError where a process that compares or measures fails.
+    """
+    prepared, own_bytes = presplit.prepared, ram_bytes - device.base_bytes
+    graphs = prepared.graphs
+    if own_bytes <= 0 or prepared.job.pruning is not None or any(graph.device != CPU for graph in graphs.values()):
+        return presplit
+    large = [w for w in large_weights(graphs.values(), int(LARGE * own_bytes)) if _can_be_blocks(prepared, w)]
+    blocks = {w.name: blocks_of(w, *block_counts(w, own_bytes)) for w in large}
+    rewritten = {name: read_in_blocks(graph, blocks) for name, graph in graphs.items()}
+    left = list(presplit.left_whole)
+    for name, found in zip(graphs, comparing.compared(comparing.pairs_of(prepared, rewritten), allowed), strict=True):
+        left += [f"{d.replacement.what}: {d.where}" for d in found]
+        for weight in {weight for d in found for weight in _weights_of(graphs[name], d.replacement)}:
+            blocks.pop(weight, None)
+    if not blocks:
+        return replace(presplit, left_whole=tuple(left)) if large else presplit
+    found_graphs = {name: compacted(read_in_blocks(graph, blocks).graph) for name, graph in graphs.items()}
+    by_key = {key: blocks[w.name] for w in large if w.name in blocks for key in w.keys}
+    made = make_bundle.with_blocks(prepared, found_graphs, by_key)
+    (measured,) = comparing.with_operator_costs(
+        [TiledJob(made, presplit.measured, tuple(left))], allowed, device.compute_watts, progress
+    )
+    return measured
+
+
+def block_counts(weight: LargeWeight, own_bytes: int) -> tuple[int, int]:
+    """Return into how many blocks a weight is cut where so many bytes are the step's own, and into how many of columns if it is trained."""
+    block, columns = (max(int(share * own_bytes), 1) for share in (BLOCK, COLUMNS_BLOCK))
+    count = -(-weight.nbytes * (1 + len(weight.states)) // block)
+    return min(MAX_BLOCKS, count), min(MAX_BLOCKS, -(-weight.nbytes // columns))
+
+
+def _can_be_blocks(prepared: CapturedJob, weight: LargeWeight) -> bool:
+    """Return whether weight and state lie row by row, and the weight has contents of its own."""
+    layouts = [prepared.layouts[key] for key in weight.keys]
+    rows = weight.shape, (weight.shape[1], 1), 0
+    alike = all((layout.shape, layout.stride, layout.offset) == rows for layout in layouts)
+    return alike and isinstance(prepared.tensors[weight.keys[0]], torch.Tensor)
+
+
+def _weights_of(graph: StepGraph, replacement: Replacement) -> set[str]:
+    return {graph.storages[s].name for i in replacement.old for s in graph.reads[i]}

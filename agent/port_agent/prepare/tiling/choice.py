@@ -1,0 +1,108 @@
+"""Whole, in halves or in pieces: what costs least within the budget, chosen before any trial, and again with what a trial found."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from port_agent.prepare.tiling.blocks import in_blocks
+from port_agent.prepare.tiling.channels import in_channels
+from port_agent.prepare.tiling.tiled_job import CutTarget, PlanCost, TiledJob, cost_of_plan
+from port_agent.prepare.tiling.tiling_search import MAX_ESTIMATED_RATIO, TilingSearch, cpu_s
+from port_planner import make_bundle
+from port_planner.ir.bundle.manifest import PlannedLimits
+from port_planner.ir.costs import DeviceCosts
+
+_Result = TypeVar("_Result")
+
+
+CLOSE, APART = 0.01, 0.05
+"""Of the joules: ways that quick plans tell apart by less than the second may be planned properly before one of them is taken; at least by
+the first, once it is known how little that saves."""
+
+SEARCH_S, MIN_SEARCH_S = 60.0, 6.0
+"""Of CPU time, for comparing, measuring and planning what is tried for one budget: after that, nothing further is changed. The shorter
+where the whole has a plan, which pieces can only make cheaper."""
+
+QUICK_S = 5.0
+"""Of planning, for each way that is compared."""
+
+
+def choose_tiling(
+    whole: TiledJob, presplit: TiledJob, target: CutTarget, planner: make_bundle.PlanFunction, limits: PlannedLimits,
+    *, reordered: bool = False,
+) -> TiledJob:  # fmt: skip
+    """Return the job whole, in halves or with chains of operators in pieces, whichever costs least for `target`.
+
+    Graphs of further shapes stay as they are in `presplit` (`further_shapes`). `reordered`: whether chains may sum over their pieces, in
+    another order than the whole. All ways that are tried are compared and measured; quick plans decide, and between what they choose, the halves and the whole, plans
+    of `planner` where those may tell otherwise. Where nothing fits, what needs least. Raises DryRunError where a process fails.
+    """
+    device, ram_bytes, allowed, progress = target.device, target.ram_bytes, target.allowed, target.progress
+    quick = make_bundle.default_planner(strategy="greedy", time_limit_s=QUICK_S, limits=limits)
+    least = cost_of_plan(whole, device, ram_bytes, quick)
+    if least is not None and least.keeps_everything:
+        return whole
+    best: PlanCost | None = None
+    blocked = in_blocks(presplit, device, ram_bytes, allowed, progress)
+    in_rows = [blocked] if blocked.prepared.blocks else []
+    presplit = presplit if in_rows else blocked  # the same, and why no weight is in blocks
+    by_channels = in_channels(presplit, device, ram_bytes, allowed, progress)
+    job = list[TilingSearch]()
+    search_s = SEARCH_S if least is None else MIN_SEARCH_S
+    for base in (presplit, *by_channels, *in_rows):
+        known = [found.joules for found in (least, best) if found is not None]
+        candidates = TilingSearch(
+            whole, base, target, quick, search_s, min(known, default=math.inf), reordered=reordered
+        )  # fmt: skip
+        candidates.plan_starts()
+        candidates.plan_changes(math.inf if least is None else MAX_ESTIMATED_RATIO * least.joules)
+        job.append(candidates)
+        if candidates.best is not None and (best is None or candidates.best.joules < best.joules):
+            best = candidates.best
+    if best is None:
+        return whole if least is not None else job[-1].nearest()
+    if least is not None and least.joules <= best.joules:
+        return whole
+    split = [found] if (found := job[0].untiled) is not None and found is not best else []
+    planned = [best, *split, *([] if least is None else [least])]
+    return best_candidate(planned, lambda tiled: cost_of_plan(tiled, device, ram_bytes, planner), job[-1].end_s).sliced
+
+
+def best_candidate(
+    quick: Sequence["PlanCost"], plan: Callable[[TiledJob], "PlanCost | None"], end_s: float = math.inf
+) -> "PlanCost":
+    """Return the way that costs least by `plan`, of those with `quick` plans; the cheapest of these where none has another.
+
+    Where it is not far from the others, they are planned one after the other, the cheapest first, for as long as the next one may win: if
+    planning saved twice as large a share of its cost as it did of those before, and until so much CPU time was taken.
+    """
+    found: PlanCost | None = None
+    saved = 0.0
+    order = sorted(quick, key=lambda one: one.joules)
+    if all(one.joules * (1 - APART) >= order[0].joules for one in order[1:]):
+        return order[0]
+    for one in order:
+        if cpu_s() > end_s:
+            break
+        if found is not None and one.joules * (1 - max(2 * saved, CLOSE)) >= found.joules:
+            break
+        better = plan(one.sliced)
+        if better is not None:
+            saved = max(saved, 1 - better.joules / one.joules)
+            found = better if found is None or better.joules < found.joules else found
+    return found or order[0]
+
+
+def again_with_base(make: Callable[[DeviceCosts], _Result], device: DeviceCosts) -> _Result:
+    """Return what is made for `device`; where nothing fits, once more for one that holds what a trial found beside the step.
+
+    Pieces are chosen before any trial, and near the floor of the step others are needed where the worker holds more than was measured
+    operator by operator. Raises InfeasibleError where nothing fits then either, or no trial found more.
+    """
+    try:
+        return make(device)
+    except make_bundle.InfeasibleError as error:
+        if error.base_bytes is None or error.base_bytes <= device.base_bytes:
+            raise
+        return make(replace(device, base_bytes=error.base_bytes))

@@ -1,0 +1,80 @@
+"""A job whose operators run in pieces, what may be taken while they are compared, and what a plan of it costs."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from port_agent.prepare.measurement.progress import Progress
+from port_agent.prepare.measurement.worker import MeasurementWorker
+from port_planner import make_bundle
+from port_planner.ir.costs import CostTable, DeviceCosts
+from port_planner.ir.graph import StepGraph
+from port_planner.make_bundle import CapturedJob
+from port_planner.profiling.operators import MeasuredCosts
+from port_planner.search.plan_step import base_joules
+from port_planner.tiling.tilings import Tiling
+
+
+@dataclass(frozen=True, slots=True)
+class TiledJob:
+    """A job whose graphs have operators in pieces, what they cost, and what was left whole and why."""
+
+    prepared: CapturedJob
+    measured: MeasuredCosts
+    left_whole: tuple[str, ...]
+    tiled_chains: tuple[str, ...] = ()
+    """The chains that run in pieces."""
+    tilings: Mapping[str, Tiling] = field(default_factory=dict)
+    """By graph: what `tiled_chains` was made of."""
+    untiled: Mapping[str, StepGraph] = field(default_factory=dict)
+    """What those graphs were before."""
+
+
+@dataclass(frozen=True, slots=True)
+class ComparisonLimits:
+    """What the process that compares may take: bytes of RAM, a directory for what has no room there, threads; and that process."""
+
+    ram_bytes: int
+    page_dir: Path
+    threads: int
+    measurer: MeasurementWorker = field(default_factory=MeasurementWorker)
+
+
+@dataclass(frozen=True, slots=True)
+class CutTarget:
+    """What a job is cut into pieces for: a device, bytes of RAM there, and where pieces are compared; `progress` follows that."""
+
+    device: DeviceCosts
+    ram_bytes: int
+    allowed: ComparisonLimits
+    progress: Progress
+
+
+@dataclass(frozen=True, slots=True)
+class PlanCost:
+    """What a plan costs in all, wear included, and whether it moves nothing."""
+
+    sliced: TiledJob
+    joules: float
+    keeps_everything: bool
+
+
+def cost_of_plan(
+    tiled: TiledJob, device: DeviceCosts, ram_bytes: int, planner: make_bundle.PlanFunction
+) -> PlanCost | None:
+    """Return what a plan of the main graph costs; None where none fits."""
+    graph, costs = main_step(tiled, device)
+    found = planner(graph, costs, ram_bytes).plan
+    if found is None:
+        return None
+    return PlanCost(tiled, base_joules(costs) + found.overhead_joules, not found.decisions and not found.sliced)
+
+
+def main_step(tiled: TiledJob, device: DeviceCosts) -> tuple[StepGraph, CostTable]:
+    """Return the main graph, and what its operators cost."""
+    return next(iter(tiled.prepared.graphs.values())), CostTable(device, tiled.measured.ops[0])
+
+
+def blocked_keys(tiled: TiledJob) -> frozenset[str]:
+    """Return the keys of blocks of weights, whose readers stay out of chains."""
+    return frozenset(key for one in tiled.prepared.blocks.values() for key in (*one.rows, *one.columns))

@@ -1,0 +1,331 @@
+"""Ways to cut a job into pieces: estimated, compared, measured and planned as they come."""
+
+import itertools
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
+
+from port_agent.prepare.tiling.comparing import tiled_with
+from port_agent.prepare.tiling.tiled_job import CutTarget, PlanCost, TiledJob, blocked_keys, cost_of_plan, main_step
+from port_planner import make_bundle
+from port_planner.ir.bundle.manifest import first_shapes
+from port_planner.ir.costs import CostTable
+from port_planner.ir.device_kinds import CPU
+from port_planner.ir.graph import StepGraph
+from port_planner.ir.lowering.lower import lower
+from port_planner.ir.plan import Plan
+from port_planner.search.floor import floor_of
+from port_planner.search.joint_tiling import solve_tiling
+from port_planner.search.plan_step import base_joules
+from port_planner.tiling.chains import Chain, touched_bytes
+from port_planner.tiling.rewriting import RewrittenGraph
+from port_planner.tiling.tile_costs import tile_costs
+from port_planner.tiling.tilings import Tiling, first_tilings, kinds, other_counts, tile_fat
+
+MAX_ESTIMATED_RATIO = 1.05
+"""Of the whole's joules: pieces that are estimated to cost more are not measured, and those that do are not worked on further."""
+
+ESTIMATED_HIGH = 1.1
+"""Estimates of pieces are costlier than what is measured by up to so much: 8 to 11 % for the transformer of `examples/shakespeare`."""
+
+MIN_GAIN = 0.01
+"""Of the joules: where changes gain less, no more are tried."""
+
+MAX_STARTS = 2
+"""Cuts that are worked on."""
+
+JOINT_S = 5.0
+"""For each look at the joint model; one takes 1 to 3 seconds."""
+
+MAX_KINDS = 6
+"""Of chains, those that touch most bytes: what is changed about each is tried."""
+
+TOGETHER = 4
+"""Of graphs that are compared and measured at once: one of 5,000 operators takes tens of megabytes of the budget that planning has, too."""
+
+MANY_OPS, MANY_TIMES = 5000, 3
+"""A graph with more, or so many times those of the halves, is planned only where no other has a plan: its plan takes long, and more
+copies seldom pay."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Needs:
+    """What a way to cut takes before anything is planned; with less of any, a plan may cost less."""
+
+    joules: float
+    floor_bytes: int
+    kept_bytes: int
+    """The peak with everything kept."""
+    touched_bytes_s: float
+    """What each operator touches, for as long as it runs."""
+
+    def dominates(self, other: "_Needs") -> bool:
+        """Return whether this takes no more of anything."""
+        pairs = zip(astuple(self), astuple(other), strict=True)
+        return all(mine <= theirs for mine, theirs in pairs)
+
+
+def _needs(graph: StepGraph, costs: CostTable) -> _Needs:
+    joules = base_joules(costs)
+    kept = lower(graph, costs, Plan(), check_budget=False).peak_bytes
+    touched = sum(touched_bytes(graph, i) * op.seconds for i, op in enumerate(costs.ops))
+    return _Needs(joules, floor_of(graph, costs).nbytes, kept, touched)
+
+
+def cpu_s() -> float:
+    """Return the CPU time of this process and of those it has waited for."""
+    return sum(os.times()[:4])
+
+
+@dataclass(slots=True)
+class _Estimate:
+    """What a cut graph would take where a byte in pieces costs what it does in the whole."""
+
+    tiling: Tiling
+    needs: _Needs
+    joules: float | None = None
+    """What a quick plan costs, infinite where none fits; None: not planned yet."""
+
+
+class TilingSearch:
+    """Ways to cut the halves, planned as they come for one budget; `best` is the cheapest."""
+
+    def __init__(
+        self, whole: TiledJob, presplit: TiledJob, target: CutTarget, quick: make_bundle.PlanFunction, search_s: float,
+        known_joules: float, *, reordered: bool = False,
+    ) -> None:  # fmt: skip
+        self.presplit, self.target, self.quick = presplit, target, quick
+        self.device, self.ram_bytes = target.device, target.ram_bytes
+        graphs = presplit.prepared.graphs
+        self.graphs = {name: graphs[name] for name in first_shapes(graphs) if graphs[name].device == CPU}
+        self.best: PlanCost | None = None
+        self.untiled: PlanCost | None = None
+        """The halves with nothing else in pieces."""
+        self.starts: list[PlanCost] = []
+        """Cuts to begin with."""
+        self.finest = presplit
+        """Of the cuts to begin with, the graph with the most operators."""
+        self.too_large: dict[str, Tiling] | None = None
+        """Of ways none of which may have a plan, the one that needs least."""
+        self.search_s, self.end_s = search_s, cpu_s() + search_s
+        self.known_joules = known_joules
+        """What the cheapest plan of another way costs."""
+        self.orders = (False, True) if reordered else (False,)
+        """Whether chains sum over their pieces, of the ways to be tried."""
+        self.seen = [_needs(*main_step(whole, target.device))]
+        """Of what was planned."""
+        self.estimates: list[_Estimate] = []
+        """Of the ways that were looked at."""
+
+    @property
+    def many_ops(self) -> int:
+        """Of how many operators a graph has too many to be planned beside others."""
+        return min(MANY_OPS, MANY_TIMES * len(main_step(self.presplit, self.device)[0].ops))
+
+    @property
+    def late(self) -> bool:
+        """Whether the time for trying is up."""
+        return cpu_s() > self.end_s
+
+    def plan(self, job: TiledJob) -> PlanCost | None:
+        """Plan a way and return what it costs; None where it has no plan, or takes no less of anything than one before."""
+        needs = _needs(*main_step(job, self.device))
+        if any(before.dominates(needs) for before in self.seen):
+            return None
+        self.seen.append(needs)
+        found = cost_of_plan(job, self.device, self.ram_bytes, self.quick)
+        if found is not None:
+            self.best = found if self.best is None or found.joules < self.best.joules else self.best
+        return found
+
+    def plan_starts(self) -> None:
+        """Plan the cuts that the joint model chooses; where nothing has a plan, all chains in one number of pieces too."""
+        self.untiled = self.plan(self.presplit)
+        if not self.graphs:
+            return
+        candidates = first_tilings(next(iter(self.graphs.values())), self.ram_bytes - self.device.base_bytes)
+        least = self.known_joules if self.best is None else min(self.known_joules, self.best.joules)
+        if math.isfinite(least):
+            # Of the chains of the fattest operators alone: above the floor they save most.
+            joint = self._joint(self._uniform(candidates[-1:]))
+            self._plan_likely(joint, least)
+            # What costs more than its estimate promised: then kernels here are not what the model took them for.
+            if joint and all(found.joules >= least for found in self.starts):
+                self._plan_likely(self._fitting(self._uniform(candidates)), least)
+            return
+        # Where nothing fits yet, what does is looked for, which neither the model nor estimates of workspaces tell for certain.
+        uniform = self._uniform(candidates)
+        self._plan_each(self._promising(self._joint(uniform), math.inf, MAX_STARTS))
+        if not self.starts:
+            self._plan_uniform([candidate for candidate in uniform if self._first_tiled(candidate).replacements])
+
+    def nearest(self) -> TiledJob:
+        """Return what needs least of what was tried where nothing has a plan, compared and measured, to say by how much."""
+        if self.too_large is not None and self.ram_bytes > self.device.base_bytes:
+            (self.finest,) = self._made([self.too_large])
+        return min(self.presplit, self.finest, key=lambda job: floor_of(*main_step(job, self.device)).nbytes)
+
+    def _plan_likely(self, candidates: list[dict[str, Tiling]], least: float) -> None:
+        """Plan those that may cost less than `least` by estimates, and do not have too many operators."""
+        few = [
+            candidate
+            for candidate in candidates
+            if (tiling := self._first_tiled(candidate)).replacements and len(tiling.graph.ops) <= self.many_ops
+        ]
+        self._plan_each(self._promising(few, MAX_ESTIMATED_RATIO * ESTIMATED_HIGH * least, MAX_STARTS))
+
+    def _plan_uniform(self, candidates: list[dict[str, Tiling]]) -> None:
+        """Plan these until one has a plan, the shortest graphs first."""
+        fitting = self._fitting(candidates)
+        if candidates and not fitting:
+            self.too_large = min(candidates, key=self._bare_floor)
+        few = [candidate for candidate in fitting if len(self._first_tiled(candidate).graph.ops) <= self.many_ops]
+        likely = self._promising(few, math.inf, MAX_STARTS)
+        rest = [candidate for candidate in few if not any(candidate is one for one in likely)]
+        for some in (likely, rest, [candidate for candidate in fitting if not any(candidate is one for one in few)]):
+            if not self.starts:
+                self._plan_each(some)
+
+    def _uniform(self, candidates: Sequence[tuple[int, int]]) -> list[dict[str, Tiling]]:
+        """Return all chains of fat operators in one number of pieces, for each meaning of fat."""
+        apart = blocked_keys(self.presplit)
+        return [
+            {name: tile_fat(graph, *candidate, apart, sums=sums) for name, graph in self.graphs.items()}
+            for candidate, sums in itertools.product(candidates, self.orders)
+        ]
+
+    def _joint(self, uniform: list[dict[str, Tiling]]) -> list[dict[str, Tiling]]:
+        """Return those that may have a plan of what the joint model makes of these chains, but for what it leaves whole."""
+        found, seen = list[dict[str, Tiling]](), list[list[Chain]]()
+        graph, costs = main_step(self.presplit, self.device)
+        for candidate in uniform:
+            name, tiling = next(iter(candidate.items()))
+            chains = [chain for chain, _ in tiling.counted]
+            if not chains or chains in seen:
+                continue
+            seen.append(chains)
+            chosen = solve_tiling(graph, costs, self.ram_bytes, tiling, JOINT_S)
+            most = 1 if chosen is None else max((count for _, count in chosen.counted), default=1)
+            if chosen is not None and most > 1:
+                found.append({other: tiling.changed_all(most) for other, tiling in candidate.items()} | {name: chosen})
+        return self._fitting(found)
+
+    def _first_tiled(self, candidate: Mapping[str, Tiling]) -> RewrittenGraph:
+        """Return the first graph cut in a way."""
+        name, tiling = next(iter(candidate.items()))
+        return tiling.applied(self.graphs[name])
+
+    def _fitting(self, candidates: list[dict[str, Tiling]]) -> list[dict[str, Tiling]]:
+        """Return the ways that may have a plan: comparing others, of a large head say, takes minutes and tells nothing."""
+        return [candidate for candidate in candidates if self._bare_floor(candidate) <= self.ram_bytes]
+
+    def _bare_floor(self, candidate: Mapping[str, Tiling]) -> int:
+        """Return what the first graph cut in a way needs at least, bytes, whatever room its operators' kernels take."""
+        graph, costs = self._tiled(candidate[next(iter(candidate))])
+        bare = tuple(replace(cost, workspace_bytes=0) for cost in costs.ops)
+        return floor_of(graph, replace(costs, ops=bare)).nbytes
+
+    def _plan_each(self, candidates: list[dict[str, Tiling]]) -> None:
+        for job in sorted(
+            self._made(candidates) if candidates else [], key=lambda job: len(main_step(job, self.device)[0].ops)
+        ):
+            self.finest = job
+            if (found := self.plan(job)) is not None:
+                self.starts.append(found)
+
+    def _promising(
+        self, candidates: list[dict[str, Tiling]], below_joules: float, most: int
+    ) -> list[dict[str, Tiling]]:
+        """Return those, at `most`, that cost least by estimates, and less than `below_joules`.
+
+        Comparing and measuring a way takes many times as long as planning it.
+        """
+        estimated = ((self._estimated_joules(candidate), n) for n, candidate in enumerate(candidates))
+        return [candidates[n] for joules, n in sorted(estimated)[:most] if joules < below_joules]
+
+    def _better(
+        self, candidates: list[dict[str, Tiling]], start: Mapping[str, Tiling], most: int
+    ) -> list[dict[str, Tiling]]:
+        """Return those, at `most`, that cost least by estimates, and less than `start`; what takes no less of anything is not planned."""
+        begin = self._estimate(start).needs
+        open_candidates = [
+            candidate for candidate in candidates if not begin.dominates(self._estimate(candidate).needs)
+        ]
+        return self._promising(open_candidates, self._estimated_joules(start), most) if open_candidates else []
+
+    def _estimate(self, candidate: Mapping[str, Tiling]) -> _Estimate:
+        """Return what the first graph cut in a way would take; it is looked at once."""
+        tiling = candidate[next(iter(candidate))]
+        known = next((one for one in self.estimates if one.tiling == tiling), None)
+        if known is None:
+            known = _Estimate(tiling, _needs(*self._tiled(tiling)))
+            self.estimates.append(known)
+        return known
+
+    def _estimated_joules(self, candidate: Mapping[str, Tiling]) -> float:
+        """Return what a quick plan costs where pieces cost what the whole does; infinite where none fits."""
+        estimate = self._estimate(candidate)
+        if estimate.joules is None:
+            graph, costs = self._tiled(estimate.tiling)
+            plan = self.quick(graph, costs, self.ram_bytes).plan
+            estimate.joules = math.inf if plan is None else base_joules(costs) + plan.overhead_joules
+        return estimate.joules
+
+    def _tiled(self, tiling: Tiling) -> tuple[StepGraph, CostTable]:
+        """Return the first graph in pieces, and what its operators are estimated to cost."""
+        graph, costs = main_step(self.presplit, self.device)
+        rewritten = tiling.applied(graph)
+        return rewritten.graph, replace(costs, ops=tile_costs(graph, costs.ops, rewritten))
+
+    def plan_changes(self, max_joules: float) -> None:
+        """Change the best cuts for as long as that pays; one that costs more than `max_joules` is not worth it.
+
+        There is half of the time for it, whatever comparing and measuring those cuts took.
+        """
+        name = next(iter(self.graphs), "")
+        near = [found for found in self.starts if found.joules <= max_joules and name in found.sliced.tilings]
+        self.end_s = max(self.end_s, cpu_s() + self.search_s / 2)
+        for start in sorted(near, key=lambda found: found.joules)[:MAX_STARTS]:
+            if self.late:
+                return
+            graph, tiling = self.graphs[name], start.sliced.tilings[name]
+            alike = kinds(graph, tiling.applied(graph))[:MAX_KINDS]
+            better = start
+            while not self.late and (changed := self._changed(name, alike, better)) is not None:
+                gained, better = better.joules - changed.joules, changed
+                if gained < MIN_GAIN * changed.joules:
+                    break
+
+    def _changed(self, name: str, alike: Sequence[frozenset[int]], start: PlanCost) -> PlanCost | None:
+        """Plan a cut with one kind of chain in another number of pieces, 1 of them too, and with all such changes that paid.
+
+        Return the cheapest; None where nothing costs less than `start`.
+        """
+        tilings = start.sliced.tilings
+        tiling = tilings[name]
+        changes = [(ops, n) for ops in alike for n in other_counts(tiling.count(ops))]
+        candidates = [{**tilings, name: tiling.changed(*change)} for change in changes]
+        chosen = self._better(candidates, tilings, TOGETHER)
+        planned = [
+            (changes[candidates.index(candidate)], self.plan(job))
+            for candidate, job in zip(chosen, self._made(chosen), strict=True)
+        ]
+        paid = [(change, found) for change, found in planned if found is not None and found.joules < start.joules]
+        paid.sort(key=lambda pair: -pair[1].joules)
+        if not paid:
+            return None
+        best = paid[-1][1]
+        if len({ops for (ops, _), _ in paid}) > 1:
+            for change, _ in paid:  # the cheapest change of a kind comes last
+                tiling = tiling.changed(*change)
+            (together,) = self._made([{**tilings, name: tiling}])
+            found = self.plan(together)
+            best = best if found is None or found.joules > best.joules else found
+        return best if name in best.sliced.tilings else None
+
+    def _made(self, candidates: list[dict[str, Tiling]]) -> list[TiledJob]:
+        """Return the halves cut in each of these ways."""
+        return tiled_with(
+            self.presplit, candidates, self.target.allowed, self.device.compute_watts, self.target.progress
+        )

@@ -1,0 +1,73 @@
+"""The files of a job that move with it, and what kind of machine this is: a run has the bits of one kind."""
+
+import hashlib
+import os
+import platform
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from port_agent.jobs.job import Job
+from port_agent.peers.migration_requests import MAX_FILES, MigratedFile
+from port_agent.peers.transfer import sha256_of
+from port_agent.supervisor.job.worker_kinds import bundle_path
+from port_agent.supervisor.service import BUNDLE_NAME
+from port_planner.base.errors import PortError
+
+STATE, DATA, RESULT = "state", "data", "out.safetensors"
+"""In a job's directory: checkpoints, samples that came with it, trained weights."""
+_CPU_LINES = ("model name", "CPU part", "CPU implementer", "flags", "Features")
+
+
+class MigratedFileError(PortError):
+    """Files that cannot move."""
+
+
+def job_sources(job: Job, job_dir: Path) -> dict[str, Path]:
+    """Return what moves with a job: its place there, and the file here; raises MigratedFileError, OSError."""
+    bundle = bundle_path(job, job_dir)
+    if bundle is None:
+        raise MigratedFileError(f"job {job.label} has no bundle")
+    data = {} if job.spec.data is None else tree(job_dir / job.spec.data, DATA)
+    found = {BUNDLE_NAME: bundle, **tree(job_dir / STATE, STATE), **data}
+    if len(found) > MAX_FILES:
+        raise MigratedFileError(f"job {job.label} has {len(found)} files; a job moves with {MAX_FILES} at most")
+    return found
+
+
+def tree(folder: Path, name: str) -> dict[str, Path]:
+    """Return the files below a folder by their path as it is below `name`; none where there is no such folder."""
+    return {
+        f"{name}/{path.relative_to(folder).as_posix()}": path for path in sorted(folder.rglob("*")) if path.is_file()
+    }
+
+
+def total_bytes(sources: dict[str, Path]) -> int:
+    """Return the size of files; raises OSError."""
+    return sum(path.stat().st_size for path in sources.values())
+
+
+def migrated_files(sources: dict[str, Path], hash_of: Callable[[Path], str] = sha256_of) -> tuple[MigratedFile, ...]:
+    """Return files as they are announced, read at the medium's speed; raises OSError."""
+    return tuple(MigratedFile(name, path.stat().st_size, hash_of(path)) for name, path in sources.items())
+
+
+def free_bytes(folder: Path) -> int:
+    """Return how much room the agent has on the disk of a folder; raises OSError."""
+    disk = os.statvfs(folder)
+    return disk.f_bavail * disk.f_frsize
+
+
+def machine_kind() -> str:
+    """Return a hash of what the bits of a step depend on beside the bundle: processor and torch."""
+    words = [platform.system(), platform.machine()]
+    try:
+        words.append(version("torch"))
+    except PackageNotFoundError:
+        words.append("no torch")
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        words += sorted({line for line in lines if line.startswith(_CPU_LINES)})
+    except OSError:
+        words.append(platform.processor())
+    return hashlib.sha256("\n".join(words).encode()).hexdigest()

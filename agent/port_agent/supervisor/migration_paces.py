@@ -1,0 +1,39 @@
+"""How much longer, and how much costlier, steps are here than planned: the middle of what the last jobs measured."""
+
+from collections.abc import Sequence
+
+from port_agent.jobs.job import Job
+from port_agent.supervisor.context import DaemonContext
+
+_LAST = 9
+_LEAST, _MOST = 1e-3, 1e3
+"""What is beyond was no measurement."""
+
+
+def paces(context: DaemonContext, guests_of: str | None = None) -> tuple[float, float]:
+    """Return measured over planned seconds, and joules, of a step: 1 where nothing is measured.
+
+    Of jobs that came from the device of the id `guests_of` where there are any: their plans were made there.
+    """
+    jobs = [job for job in context.store.all() if job.promise is not None and job.measured.step_s]
+    theirs = [job for job in jobs if guests_of and job.spec.guest is not None and job.spec.guest.device == guests_of]
+    chosen = (theirs or [job for job in jobs if job.spec.guest is None])[-_LAST:]
+    seconds = [
+        (job.measured.step_s or 0.0) / job.promise.step_s for job in chosen if job.promise and job.promise.step_s
+    ]
+    joules = [one for job in chosen if (one := _joules(context, job)) is not None]
+    return _middle(seconds), _middle(joules)
+
+
+def _joules(context: DaemonContext, job: Job) -> float | None:
+    """Return measured over planned joules of a job's step, since the agent started."""
+    used = None if context.meter is None else context.meter.job_energy().get(str(job.id))
+    if used is None or not used.steps or job.promise is None or not job.promise.step_joules:
+        return None
+    return used.gross_joules / used.steps / job.promise.step_joules
+
+
+def _middle(values: Sequence[float]) -> float:
+    if not values:
+        return 1.0
+    return min(_MOST, max(_LEAST, sorted(values)[len(values) // 2]))

@@ -1,0 +1,28 @@
+"""Was the loop held up? A look that comes much later than planned says so."""
+
+from port_agent.health.conditions import HealthBoard
+from port_agent.system.clock import Clock
+
+STALL_S = 10.0
+_SHOWN_S = 3600.0
+
+
+class StallMonitor:
+    """Compares when the loop looks with when it meant to."""
+
+    def __init__(self, health: HealthBoard, clock: Clock) -> None:
+        self._health, self._clock = health, clock
+        self._due_s: float | None = None
+
+    def looked(self) -> None:
+        """Report a look that came more than `STALL_S` late."""
+        now_s = self._clock.monotonic_s()
+        late_s = 0.0 if self._due_s is None else now_s - self._due_s
+        if late_s > STALL_S:
+            self._health.report("loop-stalled", now_s, self._clock.wall_s(), lasts_s=_SHOWN_S, stall=f"{late_s:.0f} s")
+        self._due_s = now_s
+
+    def rests(self, rest_s: float) -> None:
+        """Take in how long the loop means to rest after the look."""
+        if self._due_s is not None:
+            self._due_s += rest_s

@@ -1,0 +1,51 @@
+"""Whether the threads of a bundle's operators have room here."""
+
+import mmap
+import os
+import resource
+import sys
+
+from port_planner.base.errors import ExitCode, PortError
+
+_DEFAULT_STACK_BYTES = 8 << 20
+"""Of a thread where the process's own stack has no limit."""
+_MAP_NORESERVE = 0x4000
+"""Of Linux; Python names it from 3.13 on. Only the process's limit counts such memory, and it is never touched."""
+
+
+class ThreadLimitError(PortError):
+    """More threads than there is room for."""
+
+    exit_code = ExitCode.IMPOSSIBLE
+
+
+def usable_core_numbers() -> frozenset[int] | None:
+    """Return the numbers of the cores that this process may run on, None where the system does not tell."""
+    return frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+
+
+def usable_cores() -> int:
+    """Return how many cores this process may run on."""
+    return len(usable_core_numbers() or ()) or os.cpu_count() or 1
+
+
+def check_thread_limit(count: int) -> None:
+    """Raise ThreadLimitError where the process's memory limit (RLIMIT_DATA, on Linux) has no room for so many threads.
+
+    The OpenMP library would end the process where one cannot start: so as much as their stacks take is mapped for a
+    moment. After an operator that takes fewer threads the library ends the others; where they are more than the cores,
+    they may still be there when the next set starts, and there must be room for both.
+    """
+    if count == 1 or sys.platform != "linux":
+        return
+    cores = usable_cores()
+    stack = resource.getrlimit(resource.RLIMIT_STACK)[0]
+    stack_bytes = _DEFAULT_STACK_BYTES if stack == resource.RLIM_INFINITY else stack
+    threads = (count - 1) * (2 if count > cores else 1)
+    try:
+        mmap.mmap(-1, threads * stack_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE).close()
+    except OSError as error:
+        raise ThreadLimitError(
+            f"there is no room for the bundle's {count} threads on {cores} cores; plan it again with fewer `--threads`, or "
+            "with more --ram"
+        ) from error

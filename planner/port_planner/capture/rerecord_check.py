@@ -1,0 +1,234 @@
+"""Whether recordings of one step are the same step.
+
+A bundle repeats the operators, numbers and shapes of its recording for the whole job. So the step is recorded again on
+other rows and other random numbers; whatever is not the same each time would be frozen, and is refused.
+"""
+
+import pickle
+import random
+from collections.abc import Iterator, Sequence, Set
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import zip_longest
+
+import numpy as np
+import torch
+
+from port_planner.base.errors import CaptureError
+from port_planner.capture.recorder import RecordedOp, RecordedStorage, Tape
+from port_planner.ir.graph import Argument, Phase, Ref, Role, Value, references
+from port_planner.ir.operators import GUARD
+
+_REMEDY = (
+    "a bundle would repeat the first recording for ever. Make it depend on the batch and on torch's random numbers alone, "
+    "by torch's operators; or train with `port-agent exec`, which follows what changes"
+)
+
+_MAX_NAMED = 3
+
+
+def require_same(first: Tape, other: Tape) -> None:
+    """Raise CaptureError with the program's line for the first difference of two tapes of one step.
+
+    Compared are operators, their order, numbers and dependencies, shapes and layouts, and the contents of constants. Variables of Python's
+    that changed in both count on, and may decide something later.
+    """
+    for mine, theirs in zip_longest(first.ops, other.ops):
+        difference = _difference(first, mine, other, theirs)
+        if difference:
+            op = theirs or mine
+            place = f"{op.line}: " if op is not None and op.line else ""
+            raise CaptureError(f"{place}{difference}: {_REMEDY}")
+    if counting := sorted(first.changing & other.changing):
+        raise CaptureError(
+            f"the step changes {', '.join(counting[:_MAX_NAMED])} in Python each time, and what the program decides by that in a later step no "
+            "recording shows. Keep counts in a buffer of the model, compute with them by torch's operators, or train with `port-agent exec`, "
+            "which follows what changes"
+        )
+
+
+def require_same_but_for_sums(first: Tape, other: Tape) -> None:
+    """The same of a tape whose step found gradients there and added its own to them, as all batches of an update but its first do.
+
+    Raises CaptureError where it did anything else with them, too.
+    """
+    sums = [op for op in other.ops if _adds_to_gradient(other, op)]
+    added = frozenset(other.values[v].storage for op in sums for v in references(op.args[1]))
+    alone = _without(other, [*sums, *_last_copies(other, added)])
+    for op in alone.ops:
+        if any(alone.storages[s].role is Role.GRADIENT for s in _touched(alone, op)):
+            raise CaptureError(
+                f"{op.line}{': ' if op.line else ''}{op.name} takes a gradient that an earlier batch of the same update left, besides adding to it: "
+                "a bundle sums gradients of its batches, and nothing else. Read them where the update is made, or train with `port-agent exec`, "
+                "which follows the program itself"
+            )
+    require_same(_without(first, _last_copies(first, first.gradients)), alone)
+
+
+def constants_of(tape: Tape) -> tuple[str, ...]:
+    """Say of each constant what it is and which operator reads it first."""
+    found: dict[int, str] = {}
+    for op in tape.ops:
+        for v in (v for a in (*op.args, *(a for _, a in op.kwargs)) for v in references(a)):
+            value = tape.values[v]
+            if tape.storages[value.storage].role is Role.CONSTANT:
+                place = f" at {op.line}" if op.line else ""
+                found.setdefault(value.storage, f"{value.dtype} {[*value.shape]} read by {op.name}{place}")
+    return tuple(found.values())
+
+
+def _difference(first: Tape, mine: RecordedOp | None, other: Tape, theirs: RecordedOp | None) -> str:
+    """Return what is different between two operators at the same place of two tapes, "" for nothing."""
+    if mine is None or theirs is None:
+        op = mine or theirs
+        name = "" if op is None else op.name
+        return f"{name} ran in one recording of the step and not in another"
+    if mine.name != theirs.name:
+        return f"{theirs.name} ran where {mine.name} ran in another recording of the step"
+    if mine.name == GUARD and mine.args[1] != theirs.args[1]:
+        return f"a tensor's value is read in Python (.item(), bool()): {mine.args[1]!r}, then {theirs.args[1]!r}"
+    mine_args, their_args = _arguments(mine), _arguments(theirs)
+    for was, now in zip_longest(_spelled(mine_args), _spelled(their_args)):
+        if was != now:
+            return f"{mine.name} was called with {was} in one recording of the step and with {now} in another"
+    mine_values = [*references(mine_args), *(v for v in mine.outputs if v is not None)]
+    their_values = [*references(their_args), *(v for v in theirs.outputs if v is not None)]
+    for a, b in zip_longest(mine_values, their_values):
+        reason = "another number of tensors" if a is None or b is None else _unlike(first, a, other, b)
+        if reason:
+            return f"{mine.name} works on {reason} in another recording of the step"
+    if (mine.writes, mine.outputs, mine.phase) != (theirs.writes, theirs.outputs, theirs.phase):
+        return f"{mine.name} writes elsewhere in another recording of the step"
+    return ""
+
+
+def _adds_to_gradient(tape: Tape, op: RecordedOp) -> bool:
+    """Return whether this is autograd's sum of a gradient that was there and the step's own."""
+    if op.name != "aten::add_.Tensor" or op.phase is not Phase.BACKWARD or len(op.args) != 2 or op.kwargs:
+        return False
+    summed, own = op.args
+    if not isinstance(summed, Ref) or not isinstance(own, Ref):
+        return False
+    roles = [tape.storages[tape.values[ref.value].storage].role for ref in (summed, own)]
+    return roles[0] is Role.GRADIENT and roles[1] is not Role.GRADIENT
+
+
+def _last_copies(tape: Tape, storages: Set[int]) -> list[RecordedOp]:
+    """Return what makes gradients in these storages by copying others: autograd does where something else holds those, or they lie otherwise.
+
+    Where a gradient is there already it adds to that instead.
+    """
+    found = list[RecordedOp]()
+    for op, following in zip_longest(tape.ops, tape.ops[1:]):
+        made = {tape.values[v].storage for v in op.outputs if v is not None}
+        if op.phase is not Phase.BACKWARD or not made or not made <= storages:
+            continue
+        if op.name == "aten::clone":
+            found.append(op)
+        elif op.name == "aten::new_empty_strided" and following is not None and following.name == "aten::copy_":
+            found += [op, following] if {*following.writes} == made else []
+    return found
+
+
+def _without(tape: Tape, ops: Sequence[RecordedOp]) -> Tape:
+    """Return a tape without these operators, values and storages numbered as they come, and constants named so."""
+    left_out = {id(op) for op in ops}
+    kept = [op for op in tape.ops if id(op) not in left_out]
+    values, storages = dict[int, int](), dict[int, int]()
+
+    def storage(old: int) -> int:
+        return storages.setdefault(old, len(storages))
+
+    def value(old: int) -> int:
+        storage(tape.values[old].storage)
+        return values.setdefault(old, len(values))
+
+    def renumbered(argument: Argument) -> Argument:
+        if isinstance(argument, Ref):
+            return Ref(value(argument.value))
+        return tuple(renumbered(a) for a in argument) if isinstance(argument, tuple) else argument
+
+    made = [
+        replace(
+            op, args=tuple(renumbered(a) for a in op.args), kwargs=tuple((k, renumbered(a)) for k, a in op.kwargs),
+            outputs=tuple(None if v is None else value(v) for v in op.outputs), writes=tuple(sorted(storage(s) for s in op.writes)),
+        )
+        for op in kept
+    ]  # fmt: skip
+    found = [
+        replace(tape.storages[old], name=f"constant{new}")
+        if tape.storages[old].role is Role.CONSTANT
+        else tape.storages[old]
+        for old, new in storages.items()
+    ]
+    return Tape(
+        found, [replace(tape.values[old], storage=storages[tape.values[old].storage]) for old in values], made, tape.draws_from,
+        changing=tape.changing,
+    )  # fmt: skip
+
+
+def _touched(tape: Tape, op: RecordedOp) -> set[int]:
+    values = [*references(_arguments(op)), *(v for v in op.outputs if v is not None)]
+    return {*op.writes, *(tape.values[v].storage for v in values)}
+
+
+def _arguments(op: RecordedOp) -> tuple[Argument, ...]:
+    return (*op.args, *(part for name, value in op.kwargs for part in (name, value)))
+
+
+def _spelled(argument: Argument) -> Iterator[str]:
+    """Yield what an argument consists of; floats to the last bit, tensors without their place."""
+    if isinstance(argument, tuple):
+        yield "("
+        for part in argument:
+            yield from _spelled(part)
+        yield ")"
+    else:
+        yield "a tensor" if isinstance(argument, Ref) else repr(argument)
+
+
+def _unlike(first: Tape, mine: int, other: Tape, theirs: int) -> str:
+    a, b = first.values[mine], other.values[theirs]
+    if (a.dtype, a.shape) != (b.dtype, b.shape):
+        return f"a tensor of {_shape(b)} instead of {_shape(a)}"
+    if replace(a, storage=0) != replace(b, storage=0):
+        return f"a tensor of {_shape(a)} with another layout"
+    s, t = first.storages[a.storage], other.storages[b.storage]
+    if a.storage != b.storage or (s.nbytes, s.role, s.name, s.device) != (t.nbytes, t.role, t.name, t.device):
+        return f"another tensor of {_shape(a)}"
+    return (
+        ""
+        if _same_contents(s, t)
+        else f"other contents of a tensor of {_shape(a)} that no operator of torch made in the thread of the step"
+    )
+
+
+def _shape(value: Value) -> str:
+    return f"{value.dtype} {[*value.shape]}"
+
+
+def _same_contents(a: RecordedStorage, b: RecordedStorage) -> bool:
+    if a.data is None or b.data is None:
+        return a.data is b.data
+    return torch.equal(a.data, b.data)
+
+
+@contextmanager
+def other_generators_untouched() -> Iterator[None]:
+    """Raise CaptureError where the block draws from Python's or numpy's global generator; restore them."""
+    python, arrays = random.getstate(), np.random.get_state(legacy=False)
+    try:
+        yield
+        drawn = [
+            name
+            for name, before, now in (
+                ("Python's `random`", python, random.getstate()),
+                ("`numpy.random`", arrays, np.random.get_state(legacy=False)),
+            )
+            if pickle.dumps(before) != pickle.dumps(now)
+        ]
+        if drawn:
+            raise CaptureError(f"the step draws random numbers from {' and '.join(drawn)}: {_REMEDY}")
+    finally:
+        random.setstate(python)
+        np.random.set_state(arrays)

@@ -1,0 +1,218 @@
+"""The memory plan of a budget: everything kept where that fits, else bands and the cheapest recomputation and paging that fit."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+from port_planner.base.errors import ExitCode, PortError
+from port_planner.mcu.autodiff import SparseScheme
+from port_planner.mcu.board_problem import BoardProblem, PageOptions, board_problem
+from port_planner.mcu.choose_tiles import choose_tiles, stage_loads
+from port_planner.mcu.core_costs import CoreCosts, core_costs
+from port_planner.mcu.ir import Graph
+from port_planner.mcu.memory import ArenaBudgetError, MemoryPlan, PageUse, parameter_block_bytes, plan_memory
+from port_planner.mcu.page_costs import PageCosts, PageMedium, page_costs
+from port_planner.mcu.parameter_trips import skip_parameter_trips
+from port_planner.problem.problem import Schedule
+from port_planner.problem.replay import ScheduleCost, replay
+from port_planner.search.solve import solve
+
+DEFAULT_CORE = "nrf52840"
+"""Whose costs decide where no board is named: what is cheapest differs little between cores, the bits not at all."""
+
+SEARCH_S = 4.0
+"""CPU seconds per attempt; nets of a few hundred steps are at their optimum within a few."""
+
+ATTEMPTS = 12
+"""How often the search is given less than the budget, by what the arena's placement took beyond the sum of its tensors,
+or stages are made smaller by bands, because what lives beside them cannot be computed again."""
+
+SMALLER = 16
+"""By this part of the fullest stage, at least, the limit of stages falls from one attempt to the next."""
+
+
+class BoardDeadlineError(PortError):
+    """A training step that takes longer than it may, with both figures."""
+
+    exit_code = ExitCode.IMPOSSIBLE
+
+    def __init__(self, seconds: float, deadline_s: float, board: str) -> None:
+        super().__init__(
+            f"one sample takes {seconds:.3g} s on {board} (estimated), the deadline is {deadline_s:.3g} s; train fewer "
+            "layers (--sparse-update), allow more RAM, or raise the deadline"
+        )
+        self.seconds = seconds
+        self.deadline_s = deadline_s
+
+
+@dataclass(frozen=True, slots=True)
+class FitOptions:
+    """What a memory plan is held to, and whose costs decide. `ram_bytes` covers arena and trained parameters.
+
+    `page`: the external memory that tensors may be paged to, and trained parameters where it is mapped; None: none.
+    """
+
+    ram_bytes: int
+    core: CoreCosts | None = None
+    deadline_s: float | None = None
+    search_s: float = SEARCH_S
+    page: PageMedium | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FittedMemory:
+    """A memory plan within its budget. Seconds and joules are of one training sample, by the board's file.
+
+    `overhead_joules`: of bands, recomputation and paging together. `bound_joules`: with these bands no plan recomputes and
+    pages for less; None where nothing had to be decided, or parameters are paged: what is kept of them between samples is no part of it. `page_costs`: of the medium, where something is paged.
+    """
+
+    memory: MemoryPlan
+    seconds: float
+    joules: float
+    overhead_joules: float
+    bound_joules: float | None
+    page_costs: PageCosts | None = None
+
+    @property
+    def overhead(self) -> float:
+        """What bands, recomputation and paging add, as a share of the joules without them."""
+        return self.overhead_joules / (self.joules - self.overhead_joules)
+
+
+def fit_memory(graph: Graph, scheme: SparseScheme, options: FitOptions, *, simd: bool = True) -> FittedMemory:
+    """Return the cheapest plan of `scheme` within the budget.
+
+    Raises ArenaBudgetError where not even recomputation fits, BoardDeadlineError where no fitting plan is fast enough.
+    """
+    core = options.core or core_costs(DEFAULT_CORE)
+    kept = plan_memory(graph, scheme, simd=simd)
+    stated = board_problem(kept.program, scheme, core, kept.arena.peak_bytes, simd=simd)
+    plain = replay(stated.problem, Schedule())
+    if kept.ram_bytes <= options.ram_bytes:
+        return _within(_fitted(kept, plain, plain.joules, None), options, core)
+    fit = _Fit(graph, scheme, options, core, kept, plain.joules, simd)
+    return _within(fit.best(), options, core)
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """A budget that needs more than keeping everything. `kept`, `plain_joules`: of that."""
+
+    graph: Graph
+    scheme: SparseScheme
+    options: FitOptions
+    core: CoreCosts
+    kept: MemoryPlan
+    plain_joules: float
+    simd: bool
+
+    def best(self) -> FittedMemory:
+        """Return the cheapest of the plans with parameters in RAM and, where the medium may hold them, there.
+
+        Without the medium where the search found none with it.
+        """
+        medium = self.options.page
+        if medium is None:
+            return self.plan(None)
+        costs = page_costs(self.core.name, medium, self.core)
+        found: list[FittedMemory] = []
+        failed: list[ArenaBudgetError] = []
+        for parameters in (False, True) if medium.holds_parameters else (False,):
+            try:
+                found.append(self.plan(PageOptions(costs, parameters)))
+            except ArenaBudgetError as error:
+                failed.append(error)
+        if not found:
+            with contextlib.suppress(ArenaBudgetError):
+                return self.plan(None)
+            raise min(failed, key=lambda error: error.least_bytes or error.needed_bytes)
+        return min(found, key=lambda fitted: fitted.joules)
+
+    def _stated(self, limit: int, pages: PageOptions | None) -> BoardProblem:
+        if self.scheme.chosen is not None:  # which channels matter is known of a whole gradient only, not of a band
+            return board_problem(self.kept.program, self.scheme, self.core, limit, simd=self.simd, pages=pages)
+        return choose_tiles(self.kept.program, self.scheme, self.core, limit, simd=self.simd, pages=pages)
+
+    def plan(self, pages: PageOptions | None) -> FittedMemory:
+        """Return the cheapest plan found. Raises ArenaBudgetError where nothing fits."""
+        options, kept = self.options, self.kept
+        parameters = 0 if pages is not None and pages.parameters else kept.parameters.size_bytes
+        allowed = options.ram_bytes - parameters
+        target = limit = allowed
+        fullest, needed = 0, None
+        for _ in range(ATTEMPTS):
+            stated = self._stated(limit, pages)
+            fullest = max(stage_loads(stated.problem))
+            problem = replace(stated.problem, ram_bytes=target, deadline_s=options.deadline_s)
+            found = solve(problem, time_limit_s=options.search_s)
+            needed = found.needed_bytes
+            if found.schedule is None or found.evaluation is None:
+                if fullest > limit or limit <= 0:
+                    break
+                limit = fullest - max((needed or target) - target, fullest // SMALLER)
+                continue
+            use, paging = None, stated.paging(found.schedule)
+            if pages is not None and (paging.moves or paging.parameters):
+                medium = pages.costs.medium
+                use = PageUse(medium.value, medium.block_bytes, paging)
+            planned = partial(
+                plan_memory, self.graph, self.scheme, simd=self.simd, repeated=stated.recomputation(found.schedule),
+                groups=stated.groups,
+            )  # fmt: skip
+            memory = planned(pages=use)
+            if memory.arena.peak_bytes <= allowed:
+                costs = None if pages is None or use is None else pages.costs
+                fitted = _fitted(memory, found.evaluation, self.plain_joules, found.bound_joules, costs)
+                return fitted if use is None else self._spared(fitted, use, planned)
+            target -= max(memory.arena.peak_bytes - allowed, 1)
+        least = max(fullest, needed or 0) + parameters
+        raise ArenaBudgetError(
+            kept.ram_bytes, options.ram_bytes, kept.arena.peak_bytes, kept.parameters.size_bytes, least,
+            "" if pages is None or pages.costs.medium.holds_parameters else self._parameters_stay(pages.costs),
+        )  # fmt: skip
+
+    def _spared(self, fitted: FittedMemory, use: PageUse, planned: Callable[..., MemoryPlan]) -> FittedMemory:
+        """Return the plan without the trips of parameters that the room it leaves can spare."""
+        if fitted.page_costs is None or not use.paging.parameters:
+            return fitted
+        found = skip_parameter_trips(
+            self.graph, self.scheme, self.core, fitted.page_costs, fitted.memory, use, self.options.ram_bytes, planned
+        )  # fmt: skip
+        return replace(
+            fitted, memory=found.memory, seconds=fitted.seconds - found.saved_seconds,
+            joules=fitted.joules - found.saved_joules,
+            overhead_joules=fitted.overhead_joules - found.saved_joules, bound_joules=None,
+        )  # fmt: skip
+
+    def _parameters_stay(self, costs: PageCosts) -> str:
+        """Say why a medium holds no trained parameters, with what it would take."""
+        written = sum(
+            costs.paging(parameter_block_bytes(op, self.scheme.of(op.name))).joules_out
+            for op in self.graph.weighted()
+        )  # fmt: skip
+        wears = (
+            ""
+            if costs.endurance_cycles is None
+            else f" and wear its blocks out in {costs.endurance_cycles:,.0f} samples"
+        )
+        return (
+            f"Trained parameters stay in RAM with {costs.medium.value}: to write them back would take {1e3 * written:.3g} mJ of "
+            f"every sample beside {1e3 * self.plain_joules:.3g} mJ of training{wears}; --page psram holds them"
+        )
+
+
+def _fitted(
+    memory: MemoryPlan, cost: ScheduleCost, plain_joules: float, bound_joules: float | None,
+    costs: PageCosts | None = None,
+) -> FittedMemory:  # fmt: skip
+    return FittedMemory(memory, cost.seconds, cost.joules, cost.joules - plain_joules, bound_joules, costs)
+
+
+def _within(fitted: FittedMemory, options: FitOptions, core: CoreCosts) -> FittedMemory:
+    if options.deadline_s is not None and fitted.seconds > options.deadline_s:
+        raise BoardDeadlineError(fitted.seconds, options.deadline_s, core.name)
+    return fitted

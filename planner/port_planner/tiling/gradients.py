@@ -1,0 +1,119 @@
+"""The backward pass of a convolution as its halves: the weight's gradient, then the input's.
+
+As one operator it holds output gradient, input, both results and the workspace of both at once. The weight's half needs
+no room for the input's gradient; the input's half is a convolution of the output's gradient with the weight (transposed,
+where the original was not), which is the kernel that the backward pass runs, and does not read the input at all. The
+halves may lie apart: in between the input may leave, be recomputed or not come back.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from port_planner.ir.graph import Op, Ref, StepGraph, Tile, Value
+from port_planner.tiling.rewriting import GraphBuilder, Replacement, RewrittenGraph, row_major
+
+CONVOLUTION_BACKWARD = "aten::convolution_backward"
+CONVOLUTION = "aten::convolution"
+WHAT = "convolution_backward in halves"
+_PIECES = "convolution_backward, gradient by gradient"
+
+
+@dataclass(frozen=True, slots=True)
+class _Backward:
+    """The arguments of `convolution_backward`, by name (native_functions.yaml of torch 2)."""
+
+    gradient: Value
+    input: Value
+    weight: Value
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    transposed: bool
+    output_padding: tuple[int, ...]
+    groups: int
+    wanted: tuple[bool, ...]
+
+
+def split_gradients(graph: StepGraph, without: frozenset[int] = frozenset()) -> RewrittenGraph:
+    """Return the graph with every convolution's backward pass in halves, but those of the ops `without`."""
+    builder = GraphBuilder(graph)
+    replacements = list[Replacement]()
+    for i, op in enumerate(graph.ops):
+        halves = None if i in without else _halves(graph, op)
+        if halves is None:
+            builder.add(op)
+            continue
+        if len(halves) > 1:
+            chain, count = len(replacements), len(halves)
+            halves = tuple(replace(half, tile=Tile(chain, _PIECES, k, count)) for k, half in enumerate(halves))
+        replacements.append(Replacement((i,), tuple(builder.add(half) for half in halves), WHAT))
+    return RewrittenGraph(builder.graph(), tuple(replacements))
+
+
+def saved_bytes(graph: StepGraph, rewritten: RewrittenGraph, replacement: Replacement) -> int:
+    """Return how much less the fullest of the new ops touches than the fullest of the old."""
+    return _fullest(graph, replacement.old) - _fullest(rewritten.graph, replacement.new)
+
+
+def _fullest(graph: StepGraph, ops: tuple[int, ...]) -> int:
+    return max(sum(graph.storages[s].nbytes for s in {*graph.reads[i], *graph.creates[i]}) for i in ops)
+
+
+def _halves(graph: StepGraph, op: Op) -> tuple[Op, ...] | None:
+    """Return the ops that compute what `op` does, half by half; None where it is no such op or is one half already."""
+    call = _backward(graph, op)
+    if call is None or not call.wanted[0] or len(op.outputs) != sum(call.wanted) or op.outputs[0] is None:
+        return None
+    out = graph.values[op.outputs[0]]
+    if any(v.stride != row_major(v.shape) for v in (call.gradient, call.input, call.weight, out)):
+        return None  # a layout that torch chooses by its operands' could be another without the input among them
+    padding = tuple(_output_padding(call))
+    if any(not 0 <= p < max(s, d) for p, s, d in zip(padding, call.stride, call.dilation, strict=True)):
+        return None
+    gradient, _, weight = op.args[:3]
+    by_input = Op(
+        CONVOLUTION,
+        (
+            gradient, weight, None, call.stride, call.padding, call.dilation, not call.transposed,
+            (0,) * len(padding) if call.transposed else padding, call.groups,
+        ),
+        (), (op.outputs[0],), (), op.phase,
+    )  # fmt: skip
+    if not any(call.wanted[1:]):
+        return (by_input,)
+    by_weight = Op(op.name, (*op.args[:-1], (False, *call.wanted[1:])), op.kwargs, op.outputs[1:], (), op.phase)
+    return by_weight, by_input
+
+
+def _backward(graph: StepGraph, op: Op) -> _Backward | None:
+    if op.name != CONVOLUTION_BACKWARD or op.kwargs:
+        return None
+    gradient, source, weight = (graph.values[a.value] for a in op.args[:3] if isinstance(a, Ref))
+    stride, padding, dilation, transposed, output_padding, groups, wanted = op.args[4:]
+    return _Backward(
+        gradient, source, weight, tuple(_numbers(stride)), tuple(_numbers(padding)), tuple(_numbers(dilation)),
+        transposed is True, tuple(_numbers(output_padding)), next(_numbers((groups,))), tuple(w is True for w in _items(wanted)),
+    )  # fmt: skip
+
+
+def _items(argument: object) -> tuple[object, ...]:
+    return argument if isinstance(argument, tuple) else ()
+
+
+def _numbers(argument: object) -> Iterator[int]:
+    for number in _items(argument):
+        if isinstance(number, int):
+            yield number
+
+
+def _output_padding(call: _Backward) -> Iterator[int]:
+    """Yield, per dimension, how far the input reaches beyond what the output's size implies."""
+    if call.transposed:
+        yield from (0 for _ in call.stride)
+        return
+    sizes = zip(
+        call.input.shape[2:], call.gradient.shape[2:], call.weight.shape[2:], call.stride, call.padding, call.dilation,
+        strict=True,
+    )  # fmt: skip
+    for whole, out, kernel, stride, padding, dilation in sizes:
+        yield whole - ((out - 1) * stride - 2 * padding + dilation * (kernel - 1) + 1)

@@ -1,0 +1,64 @@
+"""A convolution of single pixels as a product of matrices for each sample: im2col, where the columns are the image itself.
+
+The kernel of convolutions lays image and result out anew, in workspace of their size; a product takes them as they are, with the
+same bits and mostly in less time (torch 2.13 on AVX-512: forward 0.5 to 1.05, the input's gradient 0.3 to 0.97 of it). Of larger
+windows neither columns nor images that lie channels-last gave the same bits, and both took longer.
+"""
+
+import math
+from dataclasses import replace
+
+from port_planner.ir.graph import Op, Ref, StepGraph, Value
+from port_planner.tiling.gradients import CONVOLUTION
+from port_planner.tiling.rewriting import GraphBuilder, Replacement, RewrittenGraph, row_major
+
+PRODUCTS = "aten::bmm"
+WHAT = "convolution of pixels as products"
+_INPUT, _WEIGHT, _BIAS = range(3)
+_STRIDE, _PADDING, _DILATION, _TRANSPOSED, _OUTPUT_PADDING, _GROUPS = range(3, 9)
+
+
+def as_products(graph: StepGraph, without: frozenset[int] = frozenset()) -> RewrittenGraph:
+    """Return the graph with every convolution of single pixels as products, but those of the ops `without`; ops keep their numbers."""
+    builder = GraphBuilder(graph)
+    replacements = list[Replacement]()
+    for i, op in enumerate(graph.ops):
+        made = None if i in without else _products(graph, builder, op)
+        builder.add(op if made is None else made)
+        if made is not None:
+            replacements.append(Replacement((i,), (i,), WHAT))
+    return RewrittenGraph(builder.graph(), tuple(replacements))
+
+
+def _products(graph: StepGraph, builder: GraphBuilder, op: Op) -> Op | None:
+    """Return the op that computes what a convolution does; None where it is none of single pixels, each of all channels."""
+    if op.name != CONVOLUTION or op.kwargs or op.args[_BIAS] is not None or not _moves_by_pixels(op):
+        return None
+    image, weight = (graph.values[a.value] for a in op.args[: _WEIGHT + 1] if isinstance(a, Ref))
+    out = graph.values[op.outputs[0]] if op.outputs[0] is not None else None
+    if out is None or any(v.stride != row_major(v.shape) for v in (image, weight, out)):
+        return None
+    if any(n != 1 for n in weight.shape[2:]) or len(image.shape) != len(weight.shape):
+        return None
+    samples, channels = image.shape[:2]
+    first, second = weight.shape[:2]
+    transposed = op.args[_TRANSPOSED] is True
+    matrix = (second, first) if transposed else (first, second)
+    stride = (0, 1, second) if transposed else (0, second, 1)  # the same matrix for each sample
+    left = replace(weight, shape=(samples, *matrix), stride=stride)
+    right, made = _flat(image, channels), _flat(out, matrix[0])
+    return replace(
+        op, name=PRODUCTS, args=(Ref(builder.value(left)), Ref(builder.value(right))), outputs=(builder.value(made),)
+    )
+
+
+def _moves_by_pixels(op: Op) -> bool:
+    wanted = {_STRIDE: 1, _PADDING: 0, _DILATION: 1, _OUTPUT_PADDING: 0}
+    each = all(isinstance(a := op.args[k], tuple) and set(a) <= {n} for k, n in wanted.items())
+    return each and op.args[_GROUPS] == 1
+
+
+def _flat(image: Value, channels: int) -> Value:
+    """Return images as matrices [samples, channels, pixels]."""
+    shape = (image.shape[0], channels, math.prod(image.shape[2:]))
+    return replace(image, shape=shape, stride=row_major(shape))

@@ -1,0 +1,32 @@
+"""What a step costs on a core: every kernel of every program has a count, and boards without counts are named."""
+
+from __future__ import annotations
+
+import pytest
+
+from port_planner.mcu.autodiff import full_scheme, training_program
+from port_planner.mcu.core_costs import M0, M4F, CoreError, core_costs, kernel_of, work_of
+from port_planner.mcu.frontend import import_module
+from tests.planner.mcu.networks import every_layer
+
+
+def test_every_step_of_every_kind_has_a_count_and_work():
+    module, data = every_layer(2)
+    graph = import_module(module, data.shape[1:])
+    scheme = full_scheme(graph)
+    for step in training_program(graph, scheme).steps:
+        assert M0[kernel_of(graph, step)] > 0 and M4F[kernel_of(graph, step)] > 0
+        assert work_of(graph, step, scheme) > 0
+
+
+def test_seconds_are_instructions_by_the_boards_clock():
+    module, data = every_layer(2)
+    graph = import_module(module, data.shape[1:])
+    step, core = training_program(graph, full_scheme(graph)).steps[0], core_costs("nrf52840")
+    counted = core.step_instructions(graph, step, full_scheme(graph))
+    assert core.seconds(graph, step, full_scheme(graph)) == pytest.approx(counted * 1.1 / 64e6)
+
+
+def test_a_board_without_counts_is_named():
+    with pytest.raises(CoreError, match="no instruction counts for 'pi5'; there are some for mkr1000, nrf52840"):
+        core_costs("pi5")

@@ -37,7 +37,7 @@ from benchmarks.mcu_networks.memory_table import (
     with_accuracy,
 )
 from benchmarks.mcu_networks.schemes import last_five, late_blocks
-from benchmarks.mcu_networks.target import DaemonContext, build_counter, build_image, missing_tools, run_image
+from benchmarks.mcu_networks.target import Core, build_counter, build_image, missing_tools, run_image
 from benchmarks.mcu_tasks import TASKS
 from benchmarks.tables import table_console
 from port_planner.mcu import CompiledModel, SparseScheme, UpdateOptions, UpdateRounding, compile_model
@@ -51,7 +51,7 @@ class Case:
     """One model on one core, with what of it is trained and the limit it is held to."""
 
     name: str
-    core: DaemonContext
+    core: Core
     module: nn.Module
     shape: tuple[int, int, int]
     ram_limit_bytes: int
@@ -124,10 +124,10 @@ SPEED_LIMITS = (2.9, 5.4)
 POINTWISE_LIMIT = 1.8
 
 CASES = (
-    Case("digits 8x8", DaemonContext.M0, DigitsNet(), (1, 8, 8), 16_384),
-    Case("digits 8x8", DaemonContext.M4F, DigitsNet(), (1, 8, 8), 16_384),
-    Case("camera 80x80x3", DaemonContext.M4F, CameraNet(), (3, 80, 80), 180_000, SPEED_LIMITS),
-    Case("MobileNetV2-w0.35 96x96x3", DaemonContext.M4F, MobileNetV2(), (3, 96, 96), 256 * 1024, SPEED_LIMITS),
+    Case("digits 8x8", Core.M0, DigitsNet(), (1, 8, 8), 16_384),
+    Case("digits 8x8", Core.M4F, DigitsNet(), (1, 8, 8), 16_384),
+    Case("camera 80x80x3", Core.M4F, CameraNet(), (3, 80, 80), 180_000, SPEED_LIMITS),
+    Case("MobileNetV2-w0.35 96x96x3", Core.M4F, MobileNetV2(), (3, 96, 96), 256 * 1024, SPEED_LIMITS),
 )
 
 
@@ -152,7 +152,7 @@ def compile_case(case: Case) -> tuple[CompiledModel, np.ndarray]:
         case.module.train()(torch.from_numpy(data))
     graph = import_module(case.module.eval(), case.shape)
     scheme = late_blocks(graph) if isinstance(case.module, MobileNetV2) else last_five(graph)
-    return compile_model(case.module, data, name=case.name, scheme=scheme, simd=case.core is not DaemonContext.M0), data
+    return compile_model(case.module, data, name=case.name, scheme=scheme, simd=case.core is not Core.M0), data
 
 
 def measure(case: Case, folder: Path) -> MeasuredCosts:
@@ -164,7 +164,7 @@ def measure(case: Case, folder: Path) -> MeasuredCosts:
     training = run_image(image, sample, label, options=UpdateOptions(0.01), counter=counter)
     graph, arena = model.quantized.graph, model.memory.arena
     backward = backward_macs(graph, model.scheme)
-    inference = compile_model(case.module, data, scheme=SparseScheme({}), simd=case.core is not DaemonContext.M0)
+    inference = compile_model(case.module, data, scheme=SparseScheme({}), simd=case.core is not Core.M0)
     return MeasuredCosts(
         case.name, case.core.name, model.scheme.describe(), arena.peak_bytes, arena.lower_bound_bytes,
         inference.memory.arena.peak_bytes, model.memory.parameters.size_bytes, training.stack_bytes,
@@ -182,7 +182,7 @@ def pointwise_per_mac(folder: Path) -> float:
         body = [nn.Conv2d(1, 96, 1), nn.ReLU(), *[nn.Conv2d(96, 96, 1), nn.ReLU()] * layers]
         module = nn.Sequential(*body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(96, 2)).eval()
         model = compile_model(module, data, scheme=SparseScheme({}))
-        image, counter = build_image(model, DaemonContext.M4F, folder / str(layers)), build_counter(folder)
+        image, counter = build_image(model, Core.M4F, folder / str(layers)), build_counter(folder)
         totals.append(
             run_image(image, model.quantize_input(data[:1]), np.zeros(1, np.int64), counter=counter).instructions[0]
         )

@@ -27,7 +27,7 @@ _REPLY = struct.Struct("<IIIIIfII")
 RUN_TIMEOUT_S = 570.0
 
 
-class DaemonContext(Enum):
+class Core(Enum):
     """A Cortex-M core: compiler flags, QEMU machine, flash and RAM the linker enforces."""
 
     M0 = ("-mcpu=cortex-m0 -mfloat-abi=soft", "microbit", 256 * 1024, 16 * 1024)
@@ -60,7 +60,7 @@ class TargetError(PortError):
 class Image:
     """A linked bench program: its ELF and its static sizes in bytes."""
 
-    core: DaemonContext
+    core: Core
     elf: Path
     text_bytes: int
     data_bytes: int
@@ -112,7 +112,7 @@ def _run(command: list[str], cwd: Path, timeout_s: float = RUN_TIMEOUT_S) -> str
 
 def build_image(
     model: CompiledModel,
-    core: DaemonContext,
+    core: Core,
     directory: Path,
     *,
     optimise: str = "-O2",
@@ -150,7 +150,7 @@ def build_image(
             *core.flags,
             *flags,
             *defines,
-            *(("-DBENCH_MEDIUM=0x60000000u",) if core is DaemonContext.M7F else ()),
+            *(("-DBENCH_MEDIUM=0x60000000u",) if core is Core.M7F else ()),
             *include,
             *map(str, sources),
             *link,

@@ -69,8 +69,8 @@ class Live:
         write_tree(self.root, {f"{zone}/type": "cpu", f"{zone}/temp": str(int(celsius * 1000))})
 
     @property
-    def core(self) -> Any:
-        return self.daemon.core
+    def context(self) -> Any:
+        return self.daemon.context
 
     async def ask(self, function: Callable[..., Any], *arguments: Any, **fields: Any) -> Any:
         """Call the client in a thread: it blocks, and the daemon shares this loop."""
@@ -83,10 +83,10 @@ class Live:
         return int((await self.ask(self.client.post, "/v1/jobs", name=name, upload=token, **fields))["id"])
 
     def job(self, number: int) -> Job:
-        return self.core.store.get(number)
+        return self.context.store.get(number)
 
     async def until(self, condition: Callable[[], bool], what: str = "") -> None:
-        await until(condition, lambda: f"{what}: {self.core.admission.decision} {self.core.store.all()}")
+        await until(condition, lambda: f"{what}: {self.context.admission.decision} {self.context.store.all()}")
 
     async def until_state(self, number: int, state: JobState) -> Job:
         await self.until(lambda: self.job(number).state is state, f"job {number} {state.name}")
@@ -96,8 +96,8 @@ class Live:
         await self.until(lambda: self.job(number).step >= step, f"job {number} at step {step}")
 
     def health_codes(self) -> set[str]:
-        later = self.core.clock.monotonic_s() + 1000.0
-        return {item.code for item in self.core.health.items(later)}
+        later = self.context.clock.monotonic_s() + 1000.0
+        return {item.code for item in self.context.health.items(later)}
 
     def plug(self, online: bool) -> None:
         status = "Charging" if online else "Discharging"
@@ -105,7 +105,7 @@ class Live:
         supply_tree(self.settings.sysfs_root or self.root, ACAD=MAINS.format(online=int(online)), BAT0=battery)
 
     def weights(self, number: int) -> Any:
-        return json.loads((self.core.store.job_dir(number) / "out.safetensors").read_text())
+        return json.loads((self.context.store.job_dir(number) / "out.safetensors").read_text())
 
 
 @asynccontextmanager

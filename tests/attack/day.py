@@ -149,7 +149,7 @@ class Day:
         ): text})  # fmt: skip
 
     async def kill_worker(self) -> None:
-        pid = self.live.core.runners.host.pid
+        pid = self.live.context.runners.host.pid
         if pid is not None and process_state(pid):
             os.kill(pid, self.rng.choice([signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM]))
 
@@ -190,9 +190,9 @@ class Day:
     async def look(self) -> None:
         """Let the usual time between two looks pass, with what a worker does in it."""
         self.clock.pass_time(IDLE_LOOK_S)
-        self.live.core.wake.set()
+        self.live.context.wake.set()
         loop = asyncio.get_running_loop()
-        end_s, runner = loop.time() + STEADY_S, self.live.core.runners.host
+        end_s, runner = loop.time() + STEADY_S, self.live.context.runners.host
         await asyncio.sleep(0.002)
         step = runner.job.step if runner.job is not None else None
         while runner.job is not None and loop.time() < end_s:
@@ -204,7 +204,7 @@ class Day:
 
     async def check(self) -> None:
         """Every acknowledged job is there, or was over and is beyond what the history keeps."""
-        found = {job.spec.name: job for job in self.live.core.store.all()}
+        found = {job.spec.name: job for job in self.live.context.store.all()}
         for name, bundle in self.bundles.items():
             job = found.get(name)
             if job is None:
@@ -231,18 +231,18 @@ class Day:
         while set(self.bundles) - self.over - self.cancelled and patience:
             patience -= 1
             for name in sorted(set(self.bundles) - self.over - self.cancelled):
-                if self.live.core.store.get(self.number(name)).state in (JobState.PAUSED, JobState.BACKOFF):
+                if self.live.context.store.get(self.number(name)).state in (JobState.PAUSED, JobState.BACKOFF):
                     await self.post(f"/v1/jobs/{name}/resume")
             await self.look()
             await self.check()
         left = set(self.bundles) - self.over - self.cancelled
         self.harmed.extend(f"{name} never ends: {self.live.job(self.number(name))}" for name in sorted(left))
-        await self.live.until(lambda: self.live.core.runners.host.job is None, "no worker")
+        await self.live.until(lambda: self.live.context.runners.host.job is None, "no worker")
         return _held(self.live.root / "state", said)
 
     def number(self, name: str) -> int:
         """Return the id of a job."""
-        return next(job.id for job in self.live.core.store.all() if job.spec.name == name)
+        return next(job.id for job in self.live.context.store.all() if job.spec.name == name)
 
     async def hour(self) -> None:
         """Live through an hour of looks."""

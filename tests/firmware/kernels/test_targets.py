@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks.mcu_networks.target import (
-    DaemonContext,
+    Core,
     TargetError,
     build_counter,
     build_image,
@@ -59,7 +59,7 @@ def digits(simd: bool = True) -> tuple[CompiledModel, np.ndarray, np.ndarray]:
 
 
 @pytest.mark.sample(4)
-@pytest.mark.parametrize("core", list(DaemonContext))
+@pytest.mark.parametrize("core", list(Core))
 @pytest.mark.parametrize("rule", [UpdateRounding.STOCHASTIC, UpdateRounding.Q88])
 def test_every_core_trains_to_the_hosts_bits(core, rule, tmp_path):
     """All layer kinds, all parameters, five samples."""
@@ -70,7 +70,7 @@ def test_every_core_trains_to_the_hosts_bits(core, rule, tmp_path):
     host.set_options(UpdateOptions(0.02, rule))
     loss, right = host.train_many(inputs, labels)
     host_generator = host.state.generator
-    if core is DaemonContext.M0:
+    if core is Core.M0:
         with pytest.raises(TargetError, match="overflowed"):
             build_image(model, core, tmp_path)
         return
@@ -85,7 +85,7 @@ def test_the_small_core_trains_to_the_hosts_bits_in_16_kib(tmp_path):
     host = HostEngine(model)
     host.set_options(UpdateOptions(0.03))
     host.train_many(inputs[:10], labels[:10])
-    image = build_image(model, DaemonContext.M0, tmp_path)
+    image = build_image(model, Core.M0, tmp_path)
     run = run_image(image, inputs[:10], labels[:10], options=UpdateOptions(0.03))
     assert run.parameters == host.parameters
     assert image.static_ram_bytes + run.stack_bytes <= 16_384
@@ -102,18 +102,16 @@ def test_operators_that_run_again_or_in_bands_give_the_hosts_bits(share, tmp_pat
     host = HostEngine(kept)
     host.set_options(UpdateOptions(0.02))
     host.train_many(inputs, labels)
-    run = run_image(build_image(model, DaemonContext.M4F, tmp_path), inputs, labels, options=UpdateOptions(0.02))
+    run = run_image(build_image(model, Core.M4F, tmp_path), inputs, labels, options=UpdateOptions(0.02))
     assert run.parameters == host.parameters
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize(
-    ("core", "share"), [(DaemonContext.M4F, 0.5), (DaemonContext.M7F, 0.5), (DaemonContext.M3, 0.75)]
-)
+@pytest.mark.parametrize(("core", "share"), [(Core.M4F, 0.5), (Core.M7F, 0.5), (Core.M3, 0.75)])
 def test_pages_give_the_hosts_bits_on_the_cores(core, share, tmp_path):
     """Trained parameters and activations on memory-mapped PSRAM, which the emulated boards have."""
     module, data = every_layer(3)
-    kept = compile_model(module, data, simd=core is not DaemonContext.M3)
+    kept = compile_model(module, data, simd=core is not Core.M3)
     model, plan = recompile(kept, FitOptions(int(share * kept.ram_bytes), page=PageMedium.PSRAM))
     assert plan.memory.paged and plan.memory.medium is not None
     inputs, labels = kept.quantize_input(data), np.arange(3) % 7
@@ -127,13 +125,13 @@ def test_pages_give_the_hosts_bits_on_the_cores(core, share, tmp_path):
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("core", [DaemonContext.M4F, DaemonContext.M3, DaemonContext.M0])
+@pytest.mark.parametrize("core", [Core.M4F, Core.M3, Core.M0])
 def test_dynamic_updates_give_the_hosts_bits_and_take_fewer_instructions(core, tmp_path):
     torch.manual_seed(0)
     data = np.random.default_rng(0).random((10, 1, 8, 8), np.float32)
-    whole = compile_model(settled(DigitsNet(), data), data, name="digits", simd=core is DaemonContext.M4F)
+    whole = compile_model(settled(DigitsNet(), data), data, name="digits", simd=core is Core.M4F)
     scheme = replace(whole.scheme, chosen=0.25)
-    some = compile_quantized(whole.quantized, scheme=scheme, simd=core is DaemonContext.M4F)
+    some = compile_quantized(whole.quantized, scheme=scheme, simd=core is Core.M4F)
     inputs, labels, counts = whole.quantize_input(data), np.arange(10), []
     for name, model in (("whole", whole), ("some", some)):
         host = HostEngine(model)
@@ -156,7 +154,7 @@ def test_the_digits_net_trains_all_its_layers_on_the_small_core_in_16_kib(rule, 
     host = HostEngine(model)
     host.set_options(options)
     host.train_many(inputs, labels)
-    image = build_image(model, DaemonContext.M0, tmp_path)
+    image = build_image(model, Core.M0, tmp_path)
     run = run_image(image, inputs, labels, options=options)
     assert run.parameters == host.parameters
     assert image.static_ram_bytes + run.stack_bytes <= 16_384
@@ -182,7 +180,7 @@ def test_a_mobilenet_trains_all_its_layers_in_256_kib(tmp_path):
         engine.set_options(options)
         engine.train_many(inputs, labels)
     assert all(host.values(op.name) == keeping.values(op.name) for op in kept.quantized.graph.weighted())
-    image = build_image(model, DaemonContext.M4F, tmp_path)
+    image = build_image(model, Core.M4F, tmp_path)
     run = run_image(image, inputs, labels, options=options)
     assert run.parameters == host.parameters
     assert image.static_ram_bytes + run.stack_bytes <= 256 * 1024 and image.text_bytes <= 1024 * 1024
@@ -196,8 +194,8 @@ def test_a_thousand_steps_are_bit_identical_everywhere(tmp_path):
     host.set_options(UpdateOptions(0.03))
     host.train_many(repeated, targets)
     vector = digits(simd=True)[0]
-    for core in DaemonContext:
-        image = build_image(model if core is DaemonContext.M0 else vector, core, tmp_path / core.name)
+    for core in Core:
+        image = build_image(model if core is Core.M0 else vector, core, tmp_path / core.name)
         run = run_image(image, repeated, targets, options=UpdateOptions(0.03))
         assert run.steps == 1000
         assert run.parameters == host.parameters, core
@@ -213,7 +211,7 @@ def camera() -> tuple[CompiledModel, np.ndarray]:
 
 def count(model: CompiledModel, data: np.ndarray, folder: Path, options: UpdateOptions | None) -> tuple[int, int]:
     """Return the instructions of one sample, and the static RAM with the stack."""
-    image = build_image(model, DaemonContext.M4F, folder)
+    image = build_image(model, Core.M4F, folder)
     run = run_image(
         image, model.quantize_input(data[:1]), np.zeros(1, np.int64), options=options, counter=build_counter(folder)
     )
@@ -241,7 +239,7 @@ def test_less_memory_costs_few_instructions_and_no_bit(share, most, tmp_path):
     less, _ = recompile(whole, FitOptions(allowed))
     runs = []
     for name, model in (("whole", whole), ("less", less)):
-        image = build_image(model, DaemonContext.M4F, tmp_path / name, ram_bytes=1 << 20)
+        image = build_image(model, Core.M4F, tmp_path / name, ram_bytes=1 << 20)
         counter = build_counter(tmp_path / name)
         sample, label = model.quantize_input(data[:1]), np.zeros(1, np.int64)
         runs.append(run_image(image, sample, label, options=UpdateOptions(0.01), counter=counter))
@@ -275,13 +273,13 @@ def last_layers_none() -> SparseScheme:
 
 def test_a_network_too_large_for_the_core_does_not_link(camera, tmp_path):
     with pytest.raises(TargetError, match="overflowed"):
-        build_image(camera[0], DaemonContext.M0, tmp_path)
+        build_image(camera[0], Core.M0, tmp_path)
 
 
 def test_counting_is_exact(tmp_path):
     """Two runs of the same work count the same instructions."""
     model, inputs, labels = digits()
-    image, counter = build_image(model, DaemonContext.M4F, tmp_path), build_counter(tmp_path)
+    image, counter = build_image(model, Core.M4F, tmp_path), build_counter(tmp_path)
     runs = [
         run_image(image, inputs[:2], labels[:2], options=UpdateOptions(0.03), counter=counter).instructions
         for _ in range(2)
@@ -309,5 +307,5 @@ def test_partial_rows_train_in_ram_while_the_rest_stays_in_flash(tmp_path):
     host = HostEngine(model)
     host.set_options(UpdateOptions(0.02))
     host.train_many(inputs, labels)
-    run = run_image(build_image(model, DaemonContext.M4F, tmp_path), inputs, labels, options=UpdateOptions(0.02))
+    run = run_image(build_image(model, Core.M4F, tmp_path), inputs, labels, options=UpdateOptions(0.02))
     assert run.parameters == host.parameters

@@ -60,7 +60,7 @@ def passing(count: int, *, room: int) -> Problem:
 
 @pytest.mark.slow
 def test_what_is_gone_is_made_again_on_the_way_to_others() -> None:
-    problem = passing(4, limit_bytes=3)
+    problem = passing(4, room=3)
     best, complete = cheapest(problem)
     alone, found = bound(problem, ALONE), bound(problem)
     assert complete and best is not None and alone is not None and found is not None
@@ -69,7 +69,7 @@ def test_what_is_gone_is_made_again_on_the_way_to_others() -> None:
 
 
 def test_what_has_no_source_at_all_is_not_made_again() -> None:
-    problem = passing(2, limit_bytes=2)
+    problem = passing(2, room=2)
     first, second, *others = problem.tensors
     gone = replace(first, rematerializations=(None,))
     lost = replace(problem, tensors=(gone, second, *others))

@@ -121,12 +121,12 @@ def test_a_convolutions_gradient_is_a_sum_over_samples() -> None:
 
 
 def test_a_part_that_is_left_out_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    part_of_sum: Callable[..., int] = tiles._Rewriting._tile_of_sum
+    part_of_sum: Callable[..., int] = tiles._TileRewriter._tile_of_sum
 
-    def twice(made: tiles._Rewriting, v: int, tile: int) -> int:
+    def twice(made: tiles._TileRewriter, v: int, tile: int) -> int:
         """Let the last piece begin the sum anew."""
         return part_of_sum(made, v, 0 if tile == len(made.bounds) - 1 else tile)
 
-    monkeypatch.setattr(tiles._Rewriting, "_tile_of_sum", twice)
+    monkeypatch.setattr(tiles._TileRewriter, "_tile_of_sum", twice)
     graph, rewritten = cut(sums=True)
     assert differing(graph, rewritten)

@@ -283,14 +283,14 @@ def _define(name: str, product: _Product) -> None:
 for _name, _kind in _PRODUCTS.items():
     _define(_name, _kind)
 _operators.impl(
-    "grid_decode",
+    "dequantize",
     lambda codes, scales, quantization, dtype: _decoded(
         codes, scales, quantization, dtype, range(codes.shape[0]), range(_row_items(codes, quantization))
     ),
     "CPU",
 )
 _operators.impl(
-    "grid_decode",
+    "dequantize",
     lambda codes, scales, quantization, dtype: codes.new_empty(
         (codes.shape[0], _row_items(codes, quantization)), dtype=dtype
     ),

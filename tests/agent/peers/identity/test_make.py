@@ -18,8 +18,8 @@ def test_a_certificate_tells_nothing_and_never_ends() -> None:
     der = certificate_in(pem.decode())
     assert hashlib.sha256(der).digest() == digest
     made = x509.load_der_x509_certificate(der)
-    assert made.topic == made.issuer
-    common, serial = made.topic
+    assert made.subject == made.issuer
+    common, serial = made.subject
     mark = x509.SubjectKeyIdentifier.from_public_key(made.public_key()).digest
     assert (common.value, serial.value) == ("port-agent", mark.hex())
     assert made.not_valid_before_utc == datetime(1970, 1, 1, tzinfo=UTC), "boards without a clock battery"

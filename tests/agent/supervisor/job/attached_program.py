@@ -25,12 +25,12 @@ MIB = 1 << 20
 
 
 class ObedientProgram:
-    """What `port_agent.intercept.exec.opportunistic` does on the line; `note` are the commands."""
+    """What `port_agent.intercept.exec.opportunistic` does on the line; `heard` are the commands."""
 
     def __init__(self, path: Path, *, name: str = "train", ram_bytes: int = 300 * MIB, job: int | None = None) -> None:
         attached = attach(path, AttachRequest(name=name, ram_bytes=ram_bytes, pid=os.getpid(), job=job))
         self.job, self.name = attached.job, attached.name
-        self.note: list[Command] = []
+        self.heard: list[Command] = []
         self.step = 0
         self.answers = True
         self._told = threading.Condition()
@@ -60,13 +60,13 @@ class ObedientProgram:
     def wait_for(self, kind: type[Command], patience_s: float = 60.0) -> None:
         """Wait until the program was told something."""
         with self._told:
-            told = self._told.wait_for(lambda: any(isinstance(c, kind) for c in self.note), patience_s)
-        assert told, self.note
+            told = self._told.wait_for(lambda: any(isinstance(c, kind) for c in self.heard), patience_s)
+        assert told, self.heard
 
     def _listen(self) -> None:
         for command in self._channel.commands():
             with self._told:
-                self.note.append(command)
+                self.heard.append(command)
                 self._told.notify_all()
             if self.answers:
                 self._answer(command)

@@ -41,7 +41,7 @@ async def program_of(live: Live, **said: object) -> AsyncIterator[ObedientProgra
 
 async def until_heard(live: Live, program: ObedientProgram, *kinds: type) -> None:
     """Wait until a program has heard exactly these commands."""
-    await live.until(lambda: [type(command) for command in program.note] == list(kinds), f"heard {program.note}")
+    await live.until(lambda: [type(command) for command in program.heard] == list(kinds), f"heard {program.heard}")
 
 
 @go
@@ -50,7 +50,7 @@ async def test_it_runs_while_the_policy_says_so_and_its_work_is_counted(tmp_path
         live.plug(False)
         async with program_of(live) as program:
             await live.until(lambda: live.context.admission.decision is not None)
-            assert program.note == [] and live.job(program.job).state is JobState.QUEUED
+            assert program.heard == [] and live.job(program.job).state is JobState.QUEUED
             live.plug(True)
             await until_heard(live, program, ResumeTraining)
             program.do_step(paged_out_bytes=5 * MIB)
@@ -62,7 +62,7 @@ async def test_it_runs_while_the_policy_says_so_and_its_work_is_counted(tmp_path
             assert status["owner"] == (await live.ask(live.client.get, "/v1/jobs"))["jobs"][0]["owner"] != ""
             live.plug(False)
             await live.until(lambda: live.context.runners.host.job is None)
-            assert isinstance(program.note[-1], ReleaseMemory) and program.note[-1].reason == "on battery 80 %"
+            assert isinstance(program.heard[-1], ReleaseMemory) and program.heard[-1].reason == "on battery 80 %"
             await live.until(lambda: live.context.wear.today_bytes() >= 12 * MIB)  # a step's, and of giving memory back
             assert live.context.wear.today_bytes() < 90 * MIB, "what went to compressed RAM"
             live.plug(True)
@@ -89,7 +89,7 @@ async def test_a_user_pauses_resumes_and_cancels_it(tmp_path: Path) -> None:
             await until_heard(live, program, ResumeTraining, ReleaseMemory, ResumeTraining)
             assert await live.ask(main, ["cancel", "train", *place]) == 0
             await live.until(lambda: live.context.runners.host.job is None)
-            assert isinstance(program.note[-1], LeaveNow)
+            assert isinstance(program.heard[-1], LeaveNow)
             job = live.job(program.job)
             assert (job.state, job.reason) == (JobState.CANCELLED, "cancelled by you")
             with pytest.raises(ControlError, match="start it again there"):
@@ -116,7 +116,7 @@ async def test_one_job_runs_at_a_time_attached_or_not(tmp_path: Path) -> None:
             number = await live.submit(LONG, name="bundle", priority=1)
             await live.until_step(number, 1)
             await until_heard(live, first, ResumeTraining, ReleaseMemory)
-            assert second.note == []
+            assert second.heard == []
             await live.ask(live.client.post, f"/v1/jobs/{number}/cancel")
             await until_heard(live, first, ResumeTraining, ReleaseMemory, ResumeTraining)
             await live.ask(first.end)
@@ -149,12 +149,12 @@ async def test_one_that_does_not_fit_waits_and_pushes_nobody_aside(tmp_path: Pat
     config = CONFIG + '[limits.not_in_use]\nmemory = "200M"\n'
     async with running(tmp_path, config) as live, program_of(live) as program:
         await live.until(lambda: "job-does-not-fit" in live.health_codes())
-        assert program.note == []
+        assert program.heard == []
         number = await live.submit({**LONG, "plans": []})
         await live.until_step(number, 1)
         await live.ask(live.client.post, "/v1/jobs/train/change", priority=1)
         await live.until_step(number, live.job(number).step + 20)
-        assert program.note == [] and live.job(number).attempts == 1  # the other is not pushed aside for nothing
+        assert program.heard == [] and live.job(number).attempts == 1  # the other is not pushed aside for nothing
 
 
 @go
@@ -162,11 +162,11 @@ async def test_it_is_told_how_much_of_the_cpus_it_may_take(tmp_path: Path) -> No
     config = CONFIG + "[limits.not_in_use]\ncpu = 50\n"
     async with running(tmp_path, config) as live, program_of(live) as program:
         await until_heard(live, program, ResumeTraining)
-        assert program.note == [ResumeTraining(cpu_percent=50)]
+        assert program.heard == [ResumeTraining(cpu_percent=50)]
         (tmp_path / "config.toml").write_text(config.replace("50", "100"))
         await live.ask(live.client.post, "/v1/reload")
         await until_heard(live, program, ResumeTraining, ResumeTraining)
-        assert program.note[-1] == ResumeTraining(cpu_percent=100)
+        assert program.heard[-1] == ResumeTraining(cpu_percent=100)
 
 
 @go
@@ -181,7 +181,7 @@ async def test_one_that_does_not_answer_holds_up_nobody_for_ever(tmp_path: Path)
             await live.ask(live.client.post, f"/v1/jobs/{stopped.job}/resume")
             await live.ask(other.end)
             await live.until(lambda: live.context.runners.host.job is None)
-            assert len(stopped.note) == 2
+            assert len(stopped.heard) == 2
             stopped.do_step()  # its user let it go on
             await until_heard(live, stopped, ResumeTraining, ReleaseMemory, ResumeTraining)
     finally:
@@ -194,7 +194,7 @@ async def test_after_a_restart_it_has_its_number_again_and_nothing_else_was_kept
     async with running(tmp_path) as live:
         program = await live.ask(ObedientProgram, live.client.path)
         await until_heard(live, program, ResumeTraining)
-    assert isinstance(program.note[-1], ReleaseMemory) and program.note[-1].reason == "the agent stops"
+    assert isinstance(program.heard[-1], ReleaseMemory) and program.heard[-1].reason == "the agent stops"
     async with running(tmp_path) as live:
         assert live.context.store.all() == [] and not (live.settings.state_dir / "jobs" / str(program.job)).exists()
         number = await live.submit(LONG)

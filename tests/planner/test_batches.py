@@ -75,7 +75,7 @@ def changed(**leaves: Any) -> list[dict[str, Any]]:
     ("batches", "message"),
     [
         ([], "there is no batch"),
-        ([{"x": 1}], "not a valid tensor with a row per sample"),
+        ([{"x": 1}], "no tensor with a row per sample"),
         ([{"x": torch.zeros(2, n)} for n in range(1, MAX_BUCKETS + 2)], "have more than 16 shapes.*pad them to as many"),
         (changed(x=torch.zeros(4, 5, 1)), r"leaf 0 of batch 2 is float32 \[4, 5, 1\], and float32 with 2 dimensions in the first"),
         (changed(x=torch.zeros(4, 3).double()), r"is float64 \[4, 3\]"),

@@ -152,8 +152,8 @@ def test_the_graph_that_does_not_fit_is_named_with_what_it_needs() -> None:
 
 
 def test_the_error_tells_what_is_whole_and_why_once_each_and_no_more_than_a_few() -> None:
-    error = InfeasibleError("not a valid plan fits", 17)
-    assert str(error) == "not a valid plan fits"
+    error = InfeasibleError("no plan fits", 17)
+    assert str(error) == "no plan fits"
     error.left_whole = ("mm in 6 blocks: row 3 differs", "mm in 6 blocks: row 3 differs")
     assert (
         str(error)

@@ -94,7 +94,7 @@ class HttpRequest:
         except msgspec.ValidationError as error:
             raise HttpError(400, f"the body is not a valid JSON object: {error}") from error
         except (ValueError, RecursionError) as error:
-            raise HttpError(400, f"the body is not a valid JSON: {error}") from error
+            raise HttpError(400, f"the body is not valid JSON: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)

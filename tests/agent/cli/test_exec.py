@@ -19,7 +19,7 @@ from tests.agent.intercept.programs import followed, written
         (("--ram", "0", "--", "train.py"), "at least one byte"),
         (("--", "train.py"), "--ram --tensors is required"),
         (("--ram", "1G", "--tensors", "4K", "--", "train.py"), "not allowed with"),
-        (("--ram", "1G"), "not a valid program"),
+        (("--ram", "1G"), "no program"),
         (("--ram", "1G", "--", "-m"), "name of a module"),
         (("--ram", "1G", "--", "python"), "python alone is not a valid program"),
         (("--ram", "1G", "--", "python", "-u", "train.py"), "-u is not a program"),

@@ -117,7 +117,7 @@ def test_a_dead_sensor_is_kept_where_only_an_estimate_is_found_and_that_is_given
 def test_an_estimate_is_replaced_by_whatever_is_found() -> None:
     found = scripted("chip", 5.0)
     bench = MeasurementWorker(
-        scripted("estimated", "not a valid model", kind=Kind.ESTIMATED), reopen=lambda: SourceChoice((found,), ())
+        scripted("estimated", "no model", kind=Kind.ESTIMATED), reopen=lambda: SourceChoice((found,), ())
     )
     for _ in range(62):
         bench.sample()

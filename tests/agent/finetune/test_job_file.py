@@ -46,7 +46,7 @@ CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "weights": (other_weights, r"model/model\.safetensors has changed since the job was submitted"),
     "data": (lambda f: (f / "data.jsonl").write_text('{"text": "x"}'), r"data\.jsonl has changed since the job was"),
     "no data": (lambda f: (f / "data.jsonl").unlink(), r"data\.jsonl: No such file"),
-    "not a valid model": (lambda f: (f / "model" / "config.json").unlink(), r"config\.json: No such file"),
+    "no model": (lambda f: (f / "model" / "config.json").unlink(), r"config\.json: No such file"),
 }
 
 

@@ -83,7 +83,7 @@ def test_names_of_living_jobs_are_unique(tmp_path: Path) -> None:
         store.add(SPEC, 2.0)
     store.save(replace(first, state=JobState.CANCELLED))
     assert store.add(SPEC, 3.0).id == store.find("birds").id
-    with pytest.raises(JobRequestError, match="not a valid job"):
+    with pytest.raises(JobRequestError, match="no job"):
         store.find("nobody")
     store.close()
 

@@ -33,7 +33,7 @@ def test_floats_are_quantised_half_up_and_channels_last(floating: ModelDirectory
 
 
 def test_floats_without_a_scale_are_refused(model: Path) -> None:
-    with pytest.raises(BoardJobError, match=r"not a valid model\.json"):
+    with pytest.raises(BoardJobError, match=r"no model\.json"):
         read_model(model).quantize(np.zeros((1, 24), np.float32))
 
 

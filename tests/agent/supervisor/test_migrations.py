@@ -125,9 +125,7 @@ async def test_recalled_before_the_worker_there_told_its_total_it_keeps_the_one_
         assert (store.get(1).step, store.get(1).total_steps) == (30, 1200)
         await moves._take_checkpoint(job, away, MigrationAnswer(state=MigrationState.STOPPED, step=30, trained_s=2.0))
         back = store.get(1)
-        assert (back.state, back.step, back.total_steps) == (JobState.QUEUED, 20, 1200), (
-            "not a valid checkpoint came with it"
-        )
+        assert (back.state, back.step, back.total_steps) == (JobState.QUEUED, 20, 1200), "no checkpoint came with it"
         assert back.reason == "cellar: came back" and back.trained_s == 2.0
         store.save(job)
         await moves._take_checkpoint(

@@ -156,7 +156,7 @@ def test_a_place_for_the_weights_that_cannot_be_is_refused_before_training(tmp_p
     worker = start(tmp_path / "state", out=tmp_path / "missing/w.safetensors")
     (failed,) = said(worker)
     assert worker.process.returncode == 2
-    assert failed["code"] == "ResultPlaceError" and "not a valid directory" in failed["message"]
+    assert failed["code"] == "ResultPlaceError" and "no directory" in failed["message"]
 
 
 def test_two_runs_in_one_state_directory_are_refused(tmp_path: Path, reference: str) -> None:

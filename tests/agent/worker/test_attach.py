@@ -25,7 +25,7 @@ def test_what_cannot_be_attached_is_refused(tmp_path: Path) -> None:
         ):
             with pytest.raises(ControlError, match=words):
                 client._json("POST", "/v1/attach", fields)
-        with pytest.raises(ControlError, match="not a valid job kind"):
+        with pytest.raises(ControlError, match="no job kind"):
             client.post("/v1/jobs", name="x", kind="attached")
         with pytest.raises(AttachError, match="job name") as refused:
             attach(client.path, AttachRequest(name="Not a name", ram_bytes=1, pid=1))

@@ -87,7 +87,7 @@ def _config(folder: Path) -> _Config:
     except msgspec.ValidationError as error:
         raise FinetuneError(f"{path} names no model_type; it is not a model of transformers") from error
     except (ValueError, RecursionError) as error:
-        raise FinetuneError(f"{path} is not a valid JSON ({error}); download it again") from error
+        raise FinetuneError(f"{path} is not valid JSON ({error}); download it again") from error
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -58,7 +58,7 @@ def manifest_json(archive: zipfile.ZipFile, path: Path) -> dict[str, Any]:
     try:
         raw = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise BundleError(f"{path}: the manifest is not a valid JSON ({error})") from error
+        raise BundleError(f"{path}: the manifest is not valid JSON ({error})") from error
     if not isinstance(raw, dict) or raw.get("format") not in FORMATS:
         found = raw.get("format") if isinstance(raw, dict) else None
         raise BundleError(

@@ -57,7 +57,7 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
     "codes": (quantised, "says that its weights are quantised .*; take the model that they were made of, in floats"),
     "wrong dtype": (of_8_bits, r"holds lm_head.weight as F8_E4M3, and training takes weights of BF16, F16, F32, F64"),
     "no config": (lambda folder: (folder / "config.json").unlink(), "No such file.*hf download NAME"),
-    "config is not a valid JSON": (lambda folder: (folder / "config.json").write_text("{"), "is not a valid JSON"),
+    "config is not valid JSON": (lambda folder: (folder / "config.json").write_text("{"), "is not valid JSON"),
     "config of nothing": (lambda folder: (folder / "config.json").write_text("[]"), "names no model_type"),
     "weights are noise": (lambda folder: (folder / "model.safetensors").write_bytes(b"x" * 99), "is damaged"),
     "index is noise": (

@@ -135,7 +135,7 @@ def test_rows_of_a_weight_in_its_file_are_put_on_the_grid_without_the_others(
     dtype: torch.dtype, quantization: Quantization, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of TinyLlama-1.1B in 380 MiB there was no room for one weight of 22 MiB and its copy in 32 bits."""
-    monkeypatch.setattr(rows, "STRETCH_BYTES", 16 << 10)
+    monkeypatch.setattr(rows, "TILE_BYTES", 16 << 10)
     monkeypatch.setattr(rows, "AROUND_BYTES", 16 << 10)
     save_file({"weight": torch.randn(512, 512).to(dtype)}, tmp_path / "w.safetensors")
     weight = load_file(tmp_path / "w.safetensors")["weight"]

@@ -88,7 +88,7 @@ def test_a_refusal_has_its_reason_and_the_next_question_is_answered(tmp_path: Pa
         async with exchanging(tmp_path) as (ours, _, contents, _link):
             contents.refusal = "somebody uses the device"
             contents[f"costs {NAME}"] = b"3"
-            with pytest.raises(NotAnsweredError, match="not a valid plan of this name"):
+            with pytest.raises(NotAnsweredError, match="no plan of this name"):
                 await ours.ask(Topic.PLAN, NAME)
             with pytest.raises(NotAnsweredError, match="somebody uses the device"):
                 await ours.ask(Topic.SOLVE, NAME, LONG)

@@ -81,7 +81,7 @@ def test_a_worker_loads_torch_while_its_bundle_is_made_and_leaves_where_it_is_no
         assert found.peak_bytes > 0 and order == ["meanwhile"]
         workers.load()
     assert [worker.process.returncode for worker in started] == [ExitCode.DONE, ExitCode.LEFT]
-    assert [file.name for file in tmp_path.iterdir()] == ["job.port"], "not a valid directory for pages is left"
+    assert [file.name for file in tmp_path.iterdir()] == ["job.port"], "no directory for pages is left"
 
 
 def test_a_trial_counts_what_huge_pages_may_still_fill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

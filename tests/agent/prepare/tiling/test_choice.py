@@ -196,7 +196,7 @@ def test_pieces_are_chosen_again_where_a_trial_found_more_beside_the_step(found:
         seen.append(device.base_bytes)
         if len(seen) == 2:
             return "made"
-        error = make_bundle.InfeasibleError("not a valid plan fits", None)
+        error = make_bundle.InfeasibleError("no plan fits", None)
         error.base_bytes = found
         raise error
 

@@ -61,5 +61,11 @@ def test_every_firmware_file_is_package_data() -> None:
 
     patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["port_agent"]
     firmware = ROOT / "firmware"
-    shipped = {path for pattern in patterns for path in firmware.glob(pattern.removeprefix("firmware/"))}
-    assert {path for path in firmware.rglob("*") if path.is_file() and "__pycache__" not in path.parts} == shipped
+    shipped = {
+        path
+        for pattern in patterns
+        for path in firmware.glob(pattern.removeprefix("firmware/"))
+        if not path.name.startswith(".")
+    }
+    files = {path for path in firmware.rglob("*") if path.is_file() and not path.name.startswith(".")}
+    assert {path for path in files if "__pycache__" not in path.parts} == shipped

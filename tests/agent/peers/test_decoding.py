@@ -14,7 +14,7 @@ TEXTS: "PeerCodec[str]" = PeerCodec(str, PortError, "not a valid text")
 
 @pytest.mark.parametrize("content", [b"", b"\x01", b"\xa1\xff", DEEP], ids=["none", "number", "no UTF-8", "deep"])
 def test_what_is_no_text_is_refused_by_the_callers_error(content: bytes) -> None:
-    with pytest.raises(PortError, match=rf"^no text \({len(content)} bytes\): "):
+    with pytest.raises(PortError, match=rf"^not a valid text \({len(content)} bytes\): "):
         TEXTS.decode(content)
 
 

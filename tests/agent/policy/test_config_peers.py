@@ -38,7 +38,7 @@ def test_nothing_is_shared_or_solved_unless_the_owner_says_so(tmp_path: Path) ->
         ("discovr = true", "did you mean peers.discover"),
         (r'name = "a\u001b[31m"', "not a valid name of at most 40 printable"),
         (f'name = "{"x" * 41}"', "not a valid name of at most 40 printable"),
-        ("name = 7", "no name"),
+        ("name = 7", "not a valid name"),
     ],
 )
 def test_mistakes_are_refused_with_their_line(tmp_path: Path, text: str, words: str) -> None:

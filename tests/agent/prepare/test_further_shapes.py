@@ -11,7 +11,7 @@ from port_agent.prepare.further_shapes import tiled_like, with_further_shapes
 from port_agent.prepare.tiling import comparing, tiling_search
 from port_agent.prepare.tiling.choice import choose_tiling
 from port_agent.prepare.tiling.comparing import tiled_with
-from port_agent.prepare.tiling.tiled_job import ComparisonLimits, TiledJob
+from port_agent.prepare.tiling.tiled_job import ComparisonLimits, CutTarget, TiledJob
 from port_planner import make_bundle
 from port_planner.ir.bundle.manifest import NO_LIMITS
 from port_planner.ir.costs import CostTable, OpCost
@@ -68,7 +68,7 @@ def test_the_first_shape_is_tried_in_pieces_and_no_other(monkeypatch: pytest.Mon
     device = costs_of(graph, base=1 << 20).device
     ram_bytes = floor_of(graph, CostTable(device, whole.measured.ops[0])).nbytes
     quick = make_bundle.default_planner(strategy="greedy", time_limit_s=1.0)
-    found = choose_tiling(whole, whole, device, ram_bytes, ROOM, quick, lambda *_: None, NO_LIMITS)
+    found = choose_tiling(whole, whole, CutTarget(device, ram_bytes, ROOM, lambda *_: None), quick, NO_LIMITS)
     assert found.tilings.keys() == {"step"} == found.untiled.keys() and found.untiled["step"] is graph
     assert found.prepared.graphs["step#1"] is whole.prepared.graphs["step#1"]
 

@@ -15,7 +15,7 @@ from port_planner.ir.bundle.codec import pack_graph
 from port_planner.make_bundle import prepare
 from tests.agent.jobs_small import make_job
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 TENSORS = "16K"
 """Less than the job's tensors take."""
 

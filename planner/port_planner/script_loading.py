@@ -91,7 +91,7 @@ def _loaded_at_start() -> set[str]:
     import subprocess
 
     done = subprocess.run(
-        [sys.executable, "-c", "import sys; print(*sys.modules)"], capture_output=True, text=True, check=True
+        [sys.executable, "-P", "-c", "import sys; print(*sys.modules)"], capture_output=True, text=True, check=True
     )
     return set(done.stdout.split())
 

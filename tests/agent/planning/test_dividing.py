@@ -98,7 +98,7 @@ def _divide_the_costs(folder: Path) -> None:
     All take longer than any transfer on the CPU.
     """
     for path in folder.iterdir():
-        kept = read_cached(folder, path.name, dict[str, kept_costs.Kept]) or {}
+        kept = read_cached(folder, path.name, dict[str, kept_costs.KeptCost]) or {}
         moments = sorted(cost.measured_at for cost in kept.values())
         _, begin = max((b - a, b) for a, b in itertools.pairwise(moments))
         seconds = {
@@ -123,8 +123,8 @@ def test_what_is_trained_is_chosen_and_then_divided(tmp_path: Path) -> None:
             cwd=tmp_path, env=environment, capture_output=True, text=True,
         )  # fmt: skip
 
-    def kept() -> dict[Path, dict[str, kept_costs.Kept]]:
-        return {p: read_cached(folder, p.name, dict[str, kept_costs.Kept]) or {} for p in folder.iterdir()}
+    def kept() -> dict[Path, dict[str, kept_costs.KeptCost]]:
+        return {p: read_cached(folder, p.name, dict[str, kept_costs.KeptCost]) or {} for p in folder.iterdir()}
 
     alone = run("plan", "train.py", "--ram", "900M", "--strategy", "greedy", "-o", "alone.port")
     assert alone.returncode == 0, alone.stderr
@@ -187,7 +187,7 @@ def test_operators_are_divided_among_threads_trained_twice_alike_and_shown(tmp_p
 def _divide_the_threads(folder: Path) -> None:
     """Let operators take a tenth of a second with one number of threads and a hundredth with the other, half of them each way."""
     for number, path in enumerate(sorted(folder.iterdir())):
-        kept = read_cached(folder, path.name, dict[str, kept_costs.Kept]) or {}
+        kept = read_cached(folder, path.name, dict[str, kept_costs.KeptCost]) or {}
         seconds = {key: 0.1 if (key[0] in "02468ace") == bool(number) else 0.01 for key in kept}
         changed = {key: msgspec.structs.replace(cost, seconds=seconds[key]) for key, cost in kept.items()}
         write_cached(folder, path.name, changed, max_files=kept_costs.MAX_FILES)

@@ -95,16 +95,16 @@ class Growing(Remembering):
 
 
 CHANGING: dict[str, tuple[Callable[[], nn.Module], Loss, str]] = {
-    "numpy noise": (net, numpy_noise, r"test_constancy.py:\d+: aten::add.Tensor works on other contents"),
+    "numpy noise": (net, numpy_noise, r"test_rerecord_check.py:\d+: aten::add.Tensor works on other contents"),
     "numpy's generator": (net, lambda m, x, y: entropy(m, x, y) * np.random.rand(), r"draws .* from `numpy.random`"),
     "Python's generator": (
         net, lambda m, x, y: entropy(m, x, y) * (2 if random.random() < 1e-9 else 1), "draws .* from Python's `random`",
     ),
-    "counter": (net, counting, r"test_constancy.py:\d+: aten::div.Tensor was called with \d in one recording"),
+    "counter": (net, counting, r"test_rerecord_check.py:\d+: aten::div.Tensor was called with \d in one recording"),
     "phases": (net, alternating, "ran (where|in one recording)"),
     "clock": (net, lambda m, x, y: entropy(m, x, y) * time.perf_counter(), "aten::mul.Tensor was called with"),
     "through numpy": (
-        net, lambda m, x, y: entropy(m, torch.from_numpy(x.numpy() * 2), y), r"test_constancy.py:\d+ reads \d+ numbers of a tensor .*numpy",
+        net, lambda m, x, y: entropy(m, torch.from_numpy(x.numpy() * 2), y), r"test_rerecord_check.py:\d+ reads \d+ numbers of a tensor .*numpy",
     ),
     "values in Python": (net, lambda m, x, y: entropy(m, x, y) * x.tolist()[0][0], r"reads \d+ numbers of a tensor .*tolist"),
     "whole numbers": (net, lambda m, x, y: entropy(m, x, y) * (1 + y.tolist()[0]), r"value is read in Python .*: \d, then \d"),
@@ -157,7 +157,7 @@ def test_constants_are_named_with_where_they_are_read() -> None:
     weights = torch.tensor([1.0, 2.0, 3.0])
     capture = recorded(net(), lambda m, x, y: functional.cross_entropy(m(x), y, weight=weights))
     (named,) = capture.constants
-    assert named.startswith("float32 [3] read by aten::nll_loss_forward at test_constancy.py:")
+    assert named.startswith("float32 [3] read by aten::nll_loss_forward at test_rerecord_check.py:")
 
 
 def test_an_empty_tape_has_nothing_constant() -> None:

@@ -30,7 +30,7 @@ def test_a_gap_without_a_fate_and_one_with_two_are_no_solutions() -> None:
     for chosen in ([], [keep, some]):
         for model, ends in (
             (formulation.model, SolverStatus.INFEASIBLE),
-            (without(formulation.model, "eq1_one_fate", "eq2_presence"), SolverStatus.OPTIMAL),
+            (without(formulation.model, "eq1_one_decision", "eq2_presence"), SolverStatus.OPTIMAL),
         ):
             session = HighsSession(model)
             values = np.array([float(c in chosen) for c in own])

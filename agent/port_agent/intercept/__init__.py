@@ -5,7 +5,7 @@ storages that it reads are made resident, after it those needed last leave (`sto
 objects). Values come from the operator as it is called, never from a record, so nothing can be stale; traces of earlier
 steps only say what is needed when, and all that hangs on them is advice.
 
-Rooms: `budget` is what users import; `mode` sees the operators; `storages` knows what is resident; `residency` moves
-storages, to `port_agent.paging`; `parts` runs operators that do not fit whole; `decisions` says what leaves when; `patches`
-guards what passes by the dispatcher.
+Rooms: `budget` is what users import; `dispatch` sees the operators; `residency` knows what is resident and moves storages, to
+`port_agent.paging`; `tiles` runs operators that do not fit whole; `decisions` says what leaves when; `patches` guards what
+passes by the dispatcher.
 """

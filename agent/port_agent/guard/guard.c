@@ -221,14 +221,14 @@ static void leave(struct block *block) {
     frames_offer(block);
 }
 
+/* Return the block that was used longest ago and may leave; those that faulted lately never do: two would chase each other. */
 static struct block *choose(const struct block *except) {
-    for (int recent = 0; recent < 2; recent++) /* those that faulted lately never: two would chase each other */
-        for (uint32_t index = oldest_; index != NOTHING && !recent; index = arena_block(index)->newer) {
-            struct block *block = arena_block(index);
-            uint32_t state = atomic_load(&block->state);
-            if (block != except && !block->pins && (state == DIRTY || state == CLEAN) && !faulted_lately(block))
-                return block;
-        }
+    for (uint32_t index = oldest_; index != NOTHING; index = arena_block(index)->newer) {
+        struct block *block = arena_block(index);
+        uint32_t state = atomic_load(&block->state);
+        if (block != except && !block->pins && (state == DIRTY || state == CLEAN) && !faulted_lately(block))
+            return block;
+    }
     return NULL;
 }
 
@@ -511,10 +511,12 @@ void guard_unpin(const void *address, size_t bytes) {
     struct block *block = bytes ? arena_block_at((uintptr_t)address) : NULL;
     if (!block)
         return;
+    int saved = errno; /* of the call that was made meanwhile; waiting for the lock may set another */
     lock();
     if (block->pins)
         block->pins--;
     unlock();
+    errno = saved;
 }
 
 bool guard_bring(const void *address) {

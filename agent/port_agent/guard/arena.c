@@ -139,3 +139,26 @@ void arena_give(struct block *block) {
     block->next = free_by_class_[class];
     free_by_class_[class] = arena_index_of(block);
 }
+
+void list_append(struct block_list *list, struct block *block) {
+    uint32_t own = arena_index_of(block);
+    block->older = list->newest;
+    block->newer = NOTHING;
+    if (list->newest != NOTHING)
+        blocks_[list->newest].newer = own;
+    else
+        list->oldest = own;
+    list->newest = own;
+}
+
+void list_remove(struct block_list *list, struct block *block) {
+    if (block->older != NOTHING)
+        blocks_[block->older].newer = block->newer;
+    else
+        list->oldest = block->newer;
+    if (block->newer != NOTHING)
+        blocks_[block->newer].older = block->older;
+    else
+        list->newest = block->older;
+    block->older = block->newer = NOTHING;
+}

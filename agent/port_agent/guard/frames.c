@@ -15,7 +15,7 @@
 #define MREMAP_DONTUNMAP 4
 #endif
 
-static uint32_t oldest_ = NOTHING, newest_ = NOTHING;
+static struct block_list donors_ = EMPTY_LIST;
 static size_t offered_;
 static bool cannot_move_;
 
@@ -31,31 +31,16 @@ size_t frames_offered(void) { return offered_; }
 void frames_offer(struct block *block) {
     if (block->donor || !block->span_count)
         return;
-    uint32_t own = arena_index_of(block);
     block->donor = 1;
-    block->older = newest_;
-    block->newer = NOTHING;
-    if (newest_ != NOTHING)
-        arena_block(newest_)->newer = own;
-    else
-        oldest_ = own;
-    newest_ = own;
+    list_append(&donors_, block);
     offered_ += frames_of(block);
 }
 
 void frames_withdraw(struct block *block) {
     if (!block->donor)
         return;
-    if (block->older != NOTHING)
-        arena_block(block->older)->newer = block->newer;
-    else
-        oldest_ = block->newer;
-    if (block->newer != NOTHING)
-        arena_block(block->newer)->older = block->older;
-    else
-        newest_ = block->older;
+    list_remove(&donors_, block);
     block->donor = 0;
-    block->older = block->newer = NOTHING;
     offered_ -= frames_of(block);
 }
 
@@ -93,8 +78,8 @@ static void forget_if_empty(struct block *block) {
 
 size_t frames_trim(size_t bytes) {
     size_t given = 0;
-    while (given < bytes && oldest_ != NOTHING) {
-        struct block *block = arena_block(oldest_);
+    while (given < bytes && donors_.oldest != NOTHING) {
+        struct block *block = arena_block(donors_.oldest);
         size_t has = frames_of(block), wanted = bytes - given;
         size_t part = has <= wanted ? has : (wanted + guard_page - 1) & ~(guard_page - 1);
         frames_withdraw(block);
@@ -121,8 +106,8 @@ static bool move_span(struct span from, size_t bytes, uintptr_t target) {
 bool frames_take(struct block *block, size_t *moved, size_t *fresh) {
     size_t have = 0;
     *moved = *fresh = 0;
-    while (have < block->bytes && newest_ != NOTHING && block->span_count < MAX_SPANS - 1) {
-        struct block *donor = arena_block(newest_);
+    while (have < block->bytes && donors_.newest != NOTHING && block->span_count < MAX_SPANS - 1) {
+        struct block *donor = arena_block(donors_.newest);
         frames_withdraw(donor);
         struct span *last = &donor->spans[donor->span_count - 1];
         size_t part = last->bytes < block->bytes - have ? last->bytes : block->bytes - have;

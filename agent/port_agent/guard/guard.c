@@ -26,7 +26,7 @@ static bool active_;
 static size_t smallest_;
 static struct guard_counters counters_;
 static _Atomic uint32_t lock_;
-static uint32_t oldest_ = NOTHING, newest_ = NOTHING; /* resident blocks by last known use */
+static struct block_list resident_ = EMPTY_LIST; /* by last known use */
 static uint32_t free_bins_[BINS];
 static uint32_t recent_[RECENT];
 static unsigned recent_next_;
@@ -77,33 +77,10 @@ _Noreturn void guard_die(const char *what, const struct block *block) {
 
 /* ---- lists -------------------------------------------------------------------------------------------------------- */
 
-static void use_now(struct block *block) {
-    uint32_t own = arena_index_of(block);
-    block->older = newest_;
-    block->newer = NOTHING;
-    if (newest_ != NOTHING)
-        arena_block(newest_)->newer = own;
-    else
-        oldest_ = own;
-    newest_ = own;
-}
-
-static void leave_use(struct block *block) {
-    if (block->older != NOTHING)
-        arena_block(block->older)->newer = block->newer;
-    else
-        oldest_ = block->newer;
-    if (block->newer != NOTHING)
-        arena_block(block->newer)->older = block->older;
-    else
-        newest_ = block->older;
-    block->older = block->newer = NOTHING;
-}
-
 static void used_again(struct block *block) {
-    if (newest_ != arena_index_of(block)) {
-        leave_use(block);
-        use_now(block);
+    if (resident_.newest != arena_index_of(block)) {
+        list_remove(&resident_, block);
+        list_append(&resident_, block);
     }
 }
 
@@ -216,14 +193,14 @@ static void leave(struct block *block) {
         return; /* somebody was faster, while it was written */
     protect(block, PROT_NONE);
     become(block, AWAY);
-    leave_use(block);
+    list_remove(&resident_, block);
     block->writable = 0;
     frames_offer(block);
 }
 
 /* Return the block that was used longest ago and may leave; those that faulted lately never do: two would chase each other. */
 static struct block *choose(const struct block *except) {
-    for (uint32_t index = oldest_; index != NOTHING; index = arena_block(index)->newer) {
+    for (uint32_t index = resident_.oldest; index != NOTHING; index = arena_block(index)->newer) {
         struct block *block = arena_block(index);
         uint32_t state = atomic_load(&block->state);
         if (block != except && !block->pins && (state == DIRTY || state == CLEAN) && !faulted_lately(block))
@@ -305,7 +282,7 @@ static void bring(struct block *block, bool write) {
     }
     block->writable = write;
     busy_--;
-    use_now(block);
+    list_append(&resident_, block);
     become(block, write ? DIRTY : CLEAN);
 }
 
@@ -447,7 +424,7 @@ void *guard_allocate(size_t bytes) {
     }
     counters_.live_bytes += bytes;
     counters_.live_blocks++;
-    use_now(block);
+    list_append(&resident_, block);
     become(block, DIRTY);
     unlock();
     return (void *)block->address;
@@ -466,7 +443,7 @@ bool guard_free(void *address) {
         guard_die("a tensor's memory was freed twice", block);
     }
     if (state != AWAY)
-        leave_use(block);
+        list_remove(&resident_, block);
     frames_withdraw(block);
     store_release(block);
     store_reserve(-block->bytes);
@@ -586,12 +563,12 @@ void guard_set_process_limit(size_t bytes) {
 void guard_pause(void) {
     lock();
     atomic_store(&paused_, 1);
-    for (uint32_t index = oldest_; index != NOTHING;) {
+    for (uint32_t index = resident_.oldest; index != NOTHING;) {
         struct block *block = arena_block(index);
         uint32_t state = atomic_load(&block->state);
         if (!block->pins && (state == DIRTY || state == CLEAN)) {
             leave(block);
-            index = oldest_; /* the list may be another now */
+            index = resident_.oldest; /* the list may be another now */
             if (index == arena_index_of(block))
                 index = block->newer;
         } else {

@@ -55,6 +55,14 @@ uint32_t arena_index_of(const struct block *block);
 struct block *arena_take(size_t bytes);       /* a block without pages */
 void arena_give(struct block *block);         /* takes back one without pages */
 
+/* Blocks in an order, each in one list at a time: it is resident, or its pages are offered. */
+struct block_list {
+    uint32_t oldest, newest;
+};
+#define EMPTY_LIST {NOTHING, NOTHING}
+void list_append(struct block_list *list, struct block *block);
+void list_remove(struct block_list *list, struct block *block);
+
 /* frames.c: resident pages and who may have them. The guard's lock is held. */
 size_t frames_of(const struct block *block);
 size_t frames_offered(void);

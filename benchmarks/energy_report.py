@@ -59,11 +59,12 @@ def port_job():
     return TrainingJob(model, loss, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), (x, y), 64)
 """
 RECORDED_OTHERS = {
-    "codecarbon": "3.3.2", "jetson_stats": "7.2.2",
+    "codecarbon": "3.3.2",
+    "jetson_stats": "7.2.2",
     "codecarbon_rapl": {"joules": 70.0, "watts_while_dead": 0},
     "jetson_stats_nano": {"milliwatts_before": 4761, "milliwatts_after": 1943},
     "jetson_stats_agx": {"milliwatts_before": 6841, "milliwatts_after": 4077},
-}  # fmt: skip
+}
 """Printed by energy_others.py on 2026-11-21."""
 
 
@@ -341,9 +342,12 @@ def dying_sensors(folder: Path) -> dict[str, Any]:
     clock = _Hour()
     config = EnergyConfig()
     meter = EnergyMeter(
-        SourceChoice((RaplSource(tree),), ()), Ledger(tree / FILE_NAME, clock.unix()), config, configured_model(config, None),
+        SourceChoice((RaplSource(tree),), ()),
+        Ledger(tree / FILE_NAME, clock.unix()),
+        config,
+        configured_model(config, None),
         seams=MeterSeams(clock.unix),
-    )  # fmt: skip
+    )
     meter.on_worker_start("job", clock.now_s)
     watts = health = None
     for second in range(1, SECONDS + 1):

@@ -49,9 +49,11 @@ def main() -> int:
     parser.add_argument("models", nargs="*", help=f"of {', '.join(WORKLOADS)} (default: all)")
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument(
-        "--share", type=float, default=0.5,
+        "--share",
+        type=float,
+        default=0.5,
         help="budget as a share of what the step takes, more where its ops need more (default 0.5)",
-    )  # fmt: skip
+    )
     parser.add_argument("--small", action="store_true", help="shrunken models")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()

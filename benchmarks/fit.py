@@ -250,9 +250,12 @@ def run_follow(
             command += ["--page-dir", str(page_dir)]
         done = subprocess.run(
             [sys.executable, "-W", "ignore", *command, "--", "-m", "benchmarks.loop", model, str(steps)],
-            env={**os.environ, "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": cache}, preexec_fn=limit, capture_output=True,
-            text=True, timeout=1800,
-        )  # fmt: skip
+            env={**os.environ, "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": cache},
+            preexec_fn=limit,
+            capture_output=True,
+            text=True,
+            timeout=1800,
+        )
         lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
         if done.returncode != 0 or not lines:
             return None
@@ -376,9 +379,10 @@ def beside_others(model: str, folder: Path, console: Console, *, small: bool) ->
         if path is not None:
             planning_s, choice = time.perf_counter() - begin, read_manifest(path).plans[0]
             row = replace(
-                _unlimited(model, row.method, as_result(ours.train(path)), reference), planning_s=planning_s,
+                _unlimited(model, row.method, as_result(ours.train(path)), reference),
+                planning_s=planning_s,
                 gap=relative_gap(choice.overhead_joules, choice.bound_joules),
-            )  # fmt: skip
+            )
         rows.append(row)
     return rows
 

@@ -95,9 +95,11 @@ def measure(model: str, *, bundle: bool) -> list[Row]:
     """Return a row per budget."""
     target = TARGETS_MIB[model]
     budgets: tuple[tuple[str, int, tuple[int, int] | None], ...] = (
-        ("ample", AMPLE_MIB, None), ("twice floor", 2 * FOLLOW_TARGETS_MIB[model], None), ("target", target, None),
+        ("ample", AMPLE_MIB, None),
+        ("twice floor", 2 * FOLLOW_TARGETS_MIB[model], None),
+        ("target", target, None),
         ("target, SD card", target, SD_CARD),
-    )  # fmt: skip
+    )
     rows = []
     for name, ram_mib, rates in budgets:
         with tempfile.TemporaryDirectory(prefix="port-follow-plans-") as plans:

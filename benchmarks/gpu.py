@@ -32,8 +32,8 @@ from port_agent.backend.staging import Staging
 from port_agent.paging.pager import BURST, PageFile, Pager, Slot
 from port_agent.prepare.page_routes import PageRoutes, measured_page_routes
 from port_agent.prepare.repeatable import OperatorDigests
-from port_agent.train.comparison import tensor_checksum
-from port_agent.train.step_values import StepValues
+from port_agent.training.comparison import tensor_checksum
+from port_agent.training.step_values import StepValues
 from port_planner.base.errors import PortError
 from port_planner.base.process_memory import resident_bytes
 from port_planner.base.units import format_bytes

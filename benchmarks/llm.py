@@ -28,7 +28,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from port_agent.finetune.inputs.options import FinetuneOptions, MicroBatchOrder
+from port_agent.finetuning.inputs.options import FinetuneOptions, MicroBatchOrder
 from port_agent.packing.quantized import Quantization
 
 TOKENS = 256
@@ -91,9 +91,12 @@ def main() -> int:
     parser.add_argument("cases", nargs="*", default=["qwen2.5-0.5b", "tinyllama-1.1b"], help=", ".join(SHAPES))
     parser.add_argument("--budgets", nargs="*", type=int, default=[450, 600], help="MiB of the whole process")
     parser.add_argument(
-        "--weights", nargs="+", default=[PLAIN_WEIGHTS, Quantization.NF4], choices=[PLAIN_WEIGHTS, *Quantization],
-        help="of the base: as they are, or on a grid"
-    )  # fmt: skip
+        "--weights",
+        nargs="+",
+        default=[PLAIN_WEIGHTS, Quantization.NF4],
+        choices=[PLAIN_WEIGHTS, *Quantization],
+        help="of the base: as they are, or on a grid",
+    )
     parser.add_argument("--no-plain", action="store_true", help="for a model that plain PyTorch has no room for")
     parser.add_argument("--folder", type=Path, default=Path("/var/tmp"), help="a disk for weights and pages")
     parser.add_argument("--full", action="store_true", help="all weights, in 32 bits, instead of adapters")

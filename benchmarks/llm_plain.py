@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 
-from port_agent.finetune import trained_model as base
-from port_agent.finetune import training
-from port_agent.finetune.inputs.options import FinetuneOptions
+from port_agent.finetuning import trained_model as base
+from port_agent.finetuning import training
+from port_agent.finetuning.inputs.options import FinetuneOptions
 
 
 def main() -> None:

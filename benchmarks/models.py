@@ -17,9 +17,7 @@ from port_planner.job_sources import load_job
 
 Batch = tuple[torch.Tensor, ...]
 
-CASES = {
-    "resnet18": ("sgd", 32), "resnet50": ("sgd", 8), "bert": ("adamw", 8), "gpt2": ("adamw", 2)
-}  # fmt: skip
+CASES = {"resnet18": ("sgd", 32), "resnet50": ("sgd", 8), "bert": ("adamw", 8), "gpt2": ("adamw", 2)}
 """Model -> optimizer and batch size of the targets."""
 
 DEMO = "demo"
@@ -203,8 +201,10 @@ def _mobilenetv2(small: bool, n: int | None, size: int | None) -> Workload:
     ]
     shrink = 4 if small else 1
     layers: list[nn.Module] = [
-        nn.Conv2d(3, 32 // shrink, 3, 2, 1, bias=False), nn.BatchNorm2d(32 // shrink), nn.ReLU6(inplace=True)
-    ]  # fmt: skip
+        nn.Conv2d(3, 32 // shrink, 3, 2, 1, bias=False),
+        nn.BatchNorm2d(32 // shrink),
+        nn.ReLU6(inplace=True),
+    ]
     cin = 32 // shrink
     for expand, c, count, stride in settings:
         for i in range(1 if small else count):
@@ -243,9 +243,11 @@ def _labelled(model: nn.Module, ids: torch.Tensor, labels: torch.Tensor) -> torc
 def _bert(small: bool, n: int | None, size: int | None) -> Workload:
     from transformers import BertConfig, BertForSequenceClassification
 
-    config = BertConfig(
-        vocab_size=1000, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=128
-    ) if small else BertConfig()  # fmt: skip
+    config = (
+        BertConfig(vocab_size=1000, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=128)
+        if small
+        else BertConfig()
+    )
     length = size or (16 if small else 128)
     return Workload(
         BertForSequenceClassification(config),
@@ -352,8 +354,10 @@ def _demo(small: bool, batch_size: int | None, size: int | None) -> Workload:
     job = load_job(DEMO_SCRIPT)
     rows = batch_size or job.batch_size
     return Workload(
-        job.model, lambda model, *batch: job.loss_fn(model, *batch)[0], lambda i: tuple(column[i * rows : (i + 1) * rows] for column in job.data)
-    )  # fmt: skip
+        job.model,
+        lambda model, *batch: job.loss_fn(model, *batch)[0],
+        lambda i: tuple(column[i * rows : (i + 1) * rows] for column in job.data),
+    )
 
 
 WORKLOADS: dict[str, Callable[[bool, int | None, int | None], Workload]] = {

@@ -20,7 +20,7 @@ from port_planner.plain_steps import plain_losses
 
 
 def digest(job: TrainingJob, keys: list[str]) -> str:
-    """Return the checksum over the named tensors of model and optimizer, as `port_agent.train.trainer` computes it."""
+    """Return the checksum over the named tensors of model and optimizer, as `port_agent.training.trainer` computes it."""
     tensors: dict[str, torch.Tensor] = {f"parameter/{n}": p for n, p in job.model.named_parameters()}
     tensors |= {f"buffer/{n}": b for n, b in job.model.named_buffers()}
     for name, parameter in job.model.named_parameters():
@@ -46,10 +46,12 @@ def main(arguments: list[str]) -> int:
         losses.append(loss)
         print(json.dumps({"step": len(losses), "loss": loss, "cpu_s": time.process_time() - cpu}), flush=True)
     result = {
-        "losses": losses, "wall_s": time.perf_counter() - begin, "cpu_s": time.process_time() - cpu,
+        "losses": losses,
+        "wall_s": time.perf_counter() - begin,
+        "cpu_s": time.process_time() - cpu,
         "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "digest": digest(job, list(manifest.state)),
-    }  # fmt: skip
+    }
     print(json.dumps(result))
     return 0
 

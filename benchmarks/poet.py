@@ -189,9 +189,12 @@ def solution_matrices(problem: Problem, schedule: Schedule) -> dict[str, dict[st
         last = max(chosen[g].stage for g in gaps)
         on_flash |= {(t, i) for t in range(out + 1, last)}
     return {
-        "R": _sparse(recomputed), "SRam": _sparse(in_ram), "SSd": _sparse(on_flash),
-        "Min": _sparse(page_in), "Mout": _sparse(page_out),
-    }  # fmt: skip
+        "R": _sparse(recomputed),
+        "SRam": _sparse(in_ram),
+        "SSd": _sparse(on_flash),
+        "Min": _sparse(page_in),
+        "Mout": _sparse(page_out),
+    }
 
 
 def _sparse(pairs: set[tuple[int, int]] | list[tuple[int, int]]) -> dict[str, list[list[int]]]:

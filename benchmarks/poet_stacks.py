@@ -66,12 +66,15 @@ class _Nodes:
         chip, i = self.chip, len(self.nodes)
         self.nodes.append(
             {
-                "id": i, "name": f"{name}{i}", "ram_bytes": nbytes, "compute_J": operations / chip.operations_per_j,
+                "id": i,
+                "name": f"{name}{i}",
+                "ram_bytes": nbytes,
+                "compute_J": operations / chip.operations_per_j,
                 "pagein_J": chip.memory_watts * (chip.read_latency_s + nbytes / chip.read_bytes_per_s),
                 "pageout_J": chip.memory_watts * (chip.write_latency_s + nbytes / chip.write_bytes_per_s),
                 "runtime_s": operations / chip.operations_per_s,
             }
-        )  # fmt: skip
+        )
         self.edges += [[u, i] for u in sorted(set(inputs))]
         return i
 
@@ -137,9 +140,11 @@ def _budgeted(made: _Nodes, name: str, ram: float, time: float) -> dict[str, Any
     chip = made.chip
     data: dict[str, Any] = {
         "id": f"{name}__{chip.name}__ram{ram * 100:.0f}__rt{time * 100:.0f}",
-        "T": len(made.nodes), "nodes": made.nodes, "edges": made.edges,
+        "T": len(made.nodes),
+        "nodes": made.nodes,
+        "edges": made.edges,
         "chip": {"MEMORY_POWER": chip.memory_watts, "POWER": chip.watts},
-    }  # fmt: skip
+    }
     peak = replay(parse_instance(data, name).problem, Schedule()).peak_bytes
     data["nobudget_peak_bytes"] = peak
     data["total_runtime"] = sum(node["runtime_s"] for node in made.nodes)

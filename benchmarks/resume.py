@@ -113,8 +113,11 @@ def _run(
                 done = subprocess.run(
                     [sys.executable, "-W", "ignore", "-m", *words, "benchmarks.resume_loop", way, str(here), *size],
                     env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "XDG_CACHE_HOME": pages},
-                    preexec_fn=enter, capture_output=True, text=True, timeout=TIMEOUT_S,
-                )  # fmt: skip
+                    preexec_fn=enter,
+                    capture_output=True,
+                    text=True,
+                    timeout=TIMEOUT_S,
+                )
             if done.returncode != 0:
                 raise SystemExit(f"{way} does not finish: {done.stderr[-2000:]}")
             result = json.loads(next(line for line in done.stdout.splitlines() if line.startswith('{"cpu_s"')))

@@ -113,8 +113,10 @@ def lightning_trainer(folder: Path, *, small: bool) -> None:
 
 
 WAYS: dict[str, Callable[..., None]] = {
-    "torch.save": plain_loop, "transformers": trainer, "lightning": lightning_trainer,
-}  # fmt: skip
+    "torch.save": plain_loop,
+    "transformers": trainer,
+    "lightning": lightning_trainer,
+}
 
 
 def main() -> None:

@@ -129,10 +129,13 @@ def run_loop(model: str, enter: Callable[[int], None] | None = None) -> dict[str
     """Run the script with plain Python; None if it is killed or takes too long."""
     try:
         done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-m", "benchmarks.loop", model, str(STEPS)], capture_output=True, text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=TIMEOUT_S,
+            [sys.executable, "-W", "ignore", "-m", "benchmarks.loop", model, str(STEPS)],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            timeout=TIMEOUT_S,
             preexec_fn=functools.partial(_move_in, enter) if enter else None,
-        )  # fmt: skip
+        )
     except subprocess.TimeoutExpired:
         return None
     if done.returncode != 0:
@@ -154,9 +157,10 @@ def _bundle(model: str, limit_mib: int, folder: Path, reference: dict[str, Any])
         return Row(model, limit_mib, "bundle")
     written = sum(step["paged_out_bytes"] for step in run.steps) / 2**20
     result = {
-        "losses": [step["loss"].hex() for step in run.steps], "cpu_s": [step["cpu_s"] for step in run.steps[1:]],
+        "losses": [step["loss"].hex() for step in run.steps],
+        "cpu_s": [step["cpu_s"] for step in run.steps[1:]],
         "wall_s": [step["wall_s"] for step in run.steps],
-    }  # fmt: skip
+    }
     return _row(model, limit_mib, "bundle", result, written, reference)
 
 
@@ -192,9 +196,12 @@ def _print(rows: list[Row]) -> None:
     for row in rows:
         figures = (row.wall_s, row.cpu_s, row.first_wall_s, row.written_mib)
         table.add_row(
-            row.model, str(row.limit_mib or ""), row.way, *(f"{v:.2f}" if v is not None else "-" for v in figures),
+            row.model,
+            str(row.limit_mib or ""),
+            row.way,
+            *(f"{v:.2f}" if v is not None else "-" for v in figures),
             {True: "yes", False: "NO", None: "does not finish"}[row.equal],
-        )  # fmt: skip
+        )
     table_console(110).print(table)
 
 

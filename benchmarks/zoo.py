@@ -100,8 +100,11 @@ def run_and_tell(chosen: list[Judged], results: Results, jobs: int, timeout_s: f
         results.add(outcome)
         found.append(outcome)
         where = f" at {outcome.setting}" if outcome.setting else ""
-        print(f"{len(found)}/{len(chosen)} {outcome.verdict.value:<13}{outcome.seconds:6.1f} s  {outcome.name}{where}"
-              f"  {outcome.detail[:200]}", flush=True)  # fmt: skip
+        print(
+            f"{len(found)}/{len(chosen)} {outcome.verdict.value:<13}{outcome.seconds:6.1f} s  {outcome.name}{where}"
+            f"  {outcome.detail[:200]}",
+            flush=True,
+        )
     return found
 
 

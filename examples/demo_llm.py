@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from examples.demo import disk
-from port_agent.finetune.inputs.options import FinetuneOptions
+from port_agent.finetuning.inputs.options import FinetuneOptions
 
 HERE = Path(__file__).parent
 TEXT = HERE / "shakespeare" / "tinyshakespeare.txt"

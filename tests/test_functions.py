@@ -12,7 +12,7 @@ MOST_PARAMETERS = 8
 YET = frozenset(
     {
         "port_agent.cli.finetune.explanation.explanation_table",
-        "port_agent.finetune.explain.explain",
+        "port_agent.finetuning.explain.explain",
         "port_agent.intercept.dispatch.mode.Interceptor._after",
         "port_agent.intercept.dispatch.mode.Interceptor._run_one",
         "port_agent.supervisor.job.runner.Runner._spawn",

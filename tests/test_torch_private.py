@@ -107,27 +107,33 @@ def test_no_other_module_touches_a_private_part_of_torch() -> None:
     assert not found, "private parts of torch belong to port_planner.torch_compat:\n" + "\n".join(found)
 
 
-@pytest.mark.parametrize("source", [
-    "from torch._ops import HigherOrderOperator",
-    "from torch.optim.sgd import _fused_sgd",
-    "import torch._dynamo",
-    "import torch\ntorch._C._get_mkldnn_enabled()",
-    "from torch.autograd import forward_ad\nforward_ad._current_level",
-    "def f(t):\n    return t.untyped_storage()._cdata",
-    "def f(optimizer):\n    optimizer._opt_called = True",
-    "def f(step):\n    return hasattr(step, '_version')",
-    "import sys\nsys.modules['torch._dynamo']",
-    "class A:\n    def f(self, other):\n        self._own = other._buffers",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from torch._ops import HigherOrderOperator",
+        "from torch.optim.sgd import _fused_sgd",
+        "import torch._dynamo",
+        "import torch\ntorch._C._get_mkldnn_enabled()",
+        "from torch.autograd import forward_ad\nforward_ad._current_level",
+        "def f(t):\n    return t.untyped_storage()._cdata",
+        "def f(optimizer):\n    optimizer._opt_called = True",
+        "def f(step):\n    return hasattr(step, '_version')",
+        "import sys\nsys.modules['torch._dynamo']",
+        "class A:\n    def f(self, other):\n        self._own = other._buffers",
+    ],
+)
 def test_a_private_part_is_found(source: str) -> None:
     assert list(private_uses(source))
 
 
-@pytest.mark.parametrize("source", [
-    "def f(func):\n    return func._schema.name",
-    "import torch\ntorch.ops.aten._softmax.default",
-    "class A:\n    def __init__(self):\n        self._buffers = []\n    def f(self, other):\n        return other._buffers",
-    "TABLE = ('_softmax', '_is_all_true')",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def f(func):\n    return func._schema.name",
+        "import torch\ntorch.ops.aten._softmax.default",
+        "class A:\n    def __init__(self):\n        self._buffers = []\n    def f(self, other):\n        return other._buffers",
+        "TABLE = ('_softmax', '_is_all_true')",
+    ],
+)
 def test_what_is_no_private_part_is_not_found(source: str) -> None:
     assert not list(private_uses(source))

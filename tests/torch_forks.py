@@ -35,8 +35,8 @@ _ABOUT_THE_PROCESS = (
     "port_agent.system.",
     "port_agent.malloc.",
     "port_agent.backend.",
-    "port_agent.train.",
-    "port_agent.finetune.",
+    "port_agent.training.",
+    "port_agent.finetuning.",
 )
 """Modules that limit, measure or examine the process that they begin in: a worker's limit leaves no room for what a fork brings."""
 _FOLLOWED = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
@@ -208,10 +208,10 @@ def _load() -> None:
     import torch._dynamo  # optimizers import this at their first step
 
     import port_agent.cli
-    import port_agent.finetune.job.worker
+    import port_agent.finetuning.job.worker
     import port_agent.intercept.budget
     import port_agent.prepare.measurement.within_budget
-    import port_agent.train.run  # noqa: F401
+    import port_agent.training.run  # noqa: F401
     from port_agent.malloc import preload_mode
 
     preload_mode()

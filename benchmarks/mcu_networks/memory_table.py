@@ -111,19 +111,18 @@ def network_rows(network: Network) -> list[MemoryRow]:
         MemoryRow(network.name, "full, int8, all gradients first", _unordered(graph, differentiate(graph), full, simd)),
         _planned(network.name, "full, int8, in place", plan_memory(graph, full, simd=simd), full, core, simd),
         MemoryRow(
-            network.name, "sparse, int8, all gradients first",
+            network.name,
+            "sparse, int8, all gradients first",
             _unordered(graph, prune(differentiate(graph), sparse), sparse, simd),
         ),
         _planned(network.name, "sparse, int8, in place", plan_memory(graph, sparse, simd=simd), sparse, core, simd),
-    ]  # fmt: skip
+    ]
     rows += [_fitted(network.name, graph, full, share, core, simd) for share in (0.75, 0.5)]
     rows += [_paged(network.name, graph, full, share, core, simd) for share in network.paged]
     if network.wide_bytes is not None:
         narrow, found = low_bytes_within(network, network.wide_bytes)
         way = f"full, {len(narrow)} of {len(full.updates)} layers int8, the others Q8.8, pages"
-        rows.append(
-            MemoryRow(network.name, way, found.memory.ram_bytes, found.seconds, found.joules, found.overhead)
-        )  # fmt: skip
+        rows.append(MemoryRow(network.name, way, found.memory.ram_bytes, found.seconds, found.joules, found.overhead))
     return rows
 
 

@@ -132,9 +132,12 @@ def _takes_parts(loss_fn: Callable[..., Any]) -> bool:
 
 
 def _job(
-    model: torch.nn.Module, loss: Callable[[Any, Any], Any], optimizer: torch.optim.Optimizer, kinds: Sequence[JoinedBatches],
+    model: torch.nn.Module,
+    loss: Callable[[Any, Any], Any],
+    optimizer: torch.optim.Optimizer,
+    kinds: Sequence[JoinedBatches],
     **settings: Any,
-) -> TrainingJob:  # fmt: skip
+) -> TrainingJob:
     """Return a job with a bucket for each kind of batches; `loss(model, batch)` takes a batch in its own structure."""
 
     def on_rows(kind: JoinedBatches) -> Callable[..., Any]:

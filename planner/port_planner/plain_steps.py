@@ -23,9 +23,12 @@ def plain_pass(job: TrainingJob, batch: tuple[torch.Tensor, ...], number: int, b
 
 
 def plain_losses(
-    job: TrainingJob, data: Sequence[Column], steps: int, run: Pass = plain_pass,
+    job: TrainingJob,
+    data: Sequence[Column],
+    steps: int,
+    run: Pass = plain_pass,
     buckets: Sequence[Sequence[Column]] = (),
-) -> Iterator[float]:  # fmt: skip
+) -> Iterator[float]:
     """Train with plain PyTorch exactly as a bundle of this job would, yielding the loss of each batch.
 
     `data`, `buckets`: the columns of the job's samples, as tensors or in files.

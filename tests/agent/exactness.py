@@ -15,10 +15,10 @@ from port_agent.backend.raw_bytes import placed, whole_bytes
 from port_agent.backend.staging import Staging
 from port_agent.packing import Layout, largest_bytes
 from port_agent.paging.pager import BURST, CHUNK, Pager
-from port_agent.train.executor import Executor, StepContents
-from port_agent.train.state.checkpoint import StateStore
-from port_agent.train.state.resident_state import Persistents
-from port_agent.train.step_paging import Scratch
+from port_agent.training.executor import Executor, StepContents
+from port_agent.training.state.checkpoint import StateStore
+from port_agent.training.state.resident_state import Persistents
+from port_agent.training.step_paging import Scratch
 from port_planner.capture.step import Capture, Fill, capture_step
 from port_planner.ir.costs import Codec, CostTable, DeviceCosts, Flash, OpCost, PackingCost, by_version
 from port_planner.ir.graph import Role, StepGraph

@@ -22,7 +22,7 @@ from port_planner.base.errors import PortError
 from port_planner.ir.bundle.bundle import Bundle
 from port_planner.ir.bundle.manifest import BundleError
 from tests.agent.jobs_small import small_bundle
-from tests.agent.train.trained_job import train
+from tests.agent.training.trained_job import train
 from tests.attack.outcome import AttackOutcome
 from tests.attack.short_service import flip_result, jobs_afterwards, serve_shortly
 from tests.planner.bundles import read_everything

@@ -144,9 +144,10 @@ class Day:
 
     async def junk(self) -> None:
         text = self.rng.choice(["", "\0\0", "hot", "9" * 400, "-1"])
-        write_tree(self.live.root, {self.rng.choice(
-            ["sys/class/thermal/thermal_zone0/temp", "sys/class/power_supply/BAT0/uevent"]
-        ): text})  # fmt: skip
+        write_tree(
+            self.live.root,
+            {self.rng.choice(["sys/class/thermal/thermal_zone0/temp", "sys/class/power_supply/BAT0/uevent"]): text},
+        )
 
     async def kill_worker(self) -> None:
         pid = self.live.context.runners.host.pid

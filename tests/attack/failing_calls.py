@@ -208,7 +208,7 @@ def _check_store(folder: Path) -> str:
 
 
 def _train(folder: Path) -> None:
-    from tests.agent.train.trained_job import trainer
+    from tests.agent.training.trained_job import trainer
 
     t = trainer(folder / "state", steps=4, checkpoint_every=2)
     t.start()
@@ -218,7 +218,7 @@ def _train(folder: Path) -> None:
 
 
 def _check_trained(digest: str, folder: Path) -> str:
-    from tests.agent.train.trained_job import train
+    from tests.agent.training.trained_job import train
 
     left = {path.name for path in (folder / "out").glob("*")} - {"w.safetensors"}
     got = train(folder / "state", steps=4)[1]
@@ -235,7 +235,7 @@ def main() -> None:
     if name == "daemon":
         scenario = Scenario(serve_and_be_heard, check_service)
     if name == "train":
-        from tests.agent.train.trained_job import train
+        from tests.agent.training.trained_job import train
 
         digest = train(folder.with_name("reference"), steps=4)[1]
         scenario = Scenario(_train, lambda made: _check_trained(digest, made))

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import torch
 
-from port_agent.train.trainer import Trainer
+from port_agent.training.trainer import Trainer
 from port_planner.base.errors import PortError
 from port_planner.ir.bundle.bundle import Bundle
-from tests.agent.train.options import train_options
+from tests.agent.training.options import train_options
 from tests.attack.children import lines_of_child
 from tests.attack.outcome import AttackOutcome
 from tests.planner.bundles import members, write_mutated

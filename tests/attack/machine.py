@@ -71,9 +71,12 @@ def attack_memory(scratch: Path, rounds: int) -> AttackOutcome:
 
 
 SLEEPS = {
-    "asleep for eight hours": (8 * HOUR_S, 8 * HOUR_S), "asleep, and the clock went back a year": (-365 * DAY_S, HOUR_S),
-    "asleep for a week": (7 * DAY_S, 7 * DAY_S), "frozen": (0, 0), "frozen, and the clock went forward a day": (DAY_S, 0),
-}  # fmt: skip
+    "asleep for eight hours": (8 * HOUR_S, 8 * HOUR_S),
+    "asleep, and the clock went back a year": (-365 * DAY_S, HOUR_S),
+    "asleep for a week": (7 * DAY_S, 7 * DAY_S),
+    "frozen": (0, 0),
+    "frozen, and the clock went forward a day": (DAY_S, 0),
+}
 """What each does to calendar and uptime, in seconds."""
 
 

@@ -28,7 +28,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.follow_zoo.operators import torch_functions
-from port_agent.train.step_values import StepValues
+from port_agent.training.step_values import StepValues
 from port_planner.base.errors import PortError
 from port_planner.ir.graph import ITEM_BYTES, Named, Op, Phase, Ref, Role, StepGraph, Storage, Value, verify_graph
 from port_planner.ir.operands.verify import verify_operands
@@ -180,8 +180,11 @@ def _resizes(volume: torch.Tensor, mode: str) -> None:
 
 
 _FUSED: tuple[tuple[type[torch.optim.Optimizer], dict[str, Any]], ...] = (
-    (torch.optim.Adam, {"amsgrad": True}), (torch.optim.AdamW, {}), (torch.optim.Adagrad, {}), (torch.optim.SGD, {"momentum": 0.9}),
-)  # fmt: skip
+    (torch.optim.Adam, {"amsgrad": True}),
+    (torch.optim.AdamW, {}),
+    (torch.optim.Adagrad, {}),
+    (torch.optim.SGD, {"momentum": 0.9}),
+)
 
 
 def _fused_step(kind: type[torch.optim.Optimizer], settings: dict[str, Any]) -> None:
@@ -344,9 +347,7 @@ def as_graph(call: Call) -> tuple[StepGraph, list[Operand]]:
     values = tuple(Value(i, o.dtype, o.shape, o.stride, 0) for i, o in enumerate(found))
     storages = tuple(Storage(len(o.contents), Role.CONSTANT, str(i)) for i, o in enumerate(found))
     loss = Value(len(found), "float32", (), (), 0)
-    graph = StepGraph(
-        (*storages, Storage(4, Role.CONSTANT, "loss")), (*values, loss), (op,), (), len(found), (), 0
-    )  # fmt: skip
+    graph = StepGraph((*storages, Storage(4, Role.CONSTANT, "loss")), (*values, loss), (op,), (), len(found), (), 0)
     return graph, found
 
 

@@ -120,8 +120,10 @@ def _pieces(rng: random.Random, problem: Problem, stages: list[int], count: int)
     for i, tensor in enumerate(problem.tensors):
         touched = tuple(s for s in tensor.accesses if s in stages)
         around = [
-            g for g in problem.gaps_of[i] if not problem.gaps[g].dead and {problem.gaps[g].after, problem.gaps[g].before} & set(touched)
-        ]  # fmt: skip
+            g
+            for g in problem.gaps_of[i]
+            if not problem.gaps[g].dead and {problem.gaps[g].after, problem.gaps[g].before} & set(touched)
+        ]
         if touched and rng.random() < 0.8:
             savings.append(TileSaving(i, tensor.nbytes * (count - 1) // count, touched, tuple(around)))
     changes = [StageChange(s, rng.uniform(0, 0.5), rng.uniform(0, 1), 0, rng.randint(0, 1)) for s in stages]

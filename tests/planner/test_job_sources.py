@@ -90,11 +90,14 @@ def test_a_path_that_is_no_script(tmp_path: Path) -> None:
     ("text", "shown"),
     [
         ("import no_such_thing", ["line 1, in <module>", "import no_such_thing", "ModuleNotFoundError"]),
-        ("def port_job():\n    return 1 / zero()\ndef zero():\n    return {}['x']", ["line 2, in port_job", "line 4, in zero", "KeyError: 'x'"]),
+        (
+            "def port_job():\n    return 1 / zero()\ndef zero():\n    return {}['x']",
+            ["line 2, in port_job", "line 4, in zero", "KeyError: 'x'"],
+        ),
         ("def port_job(:", ["line 1", "SyntaxError"]),
         ("import json\njson.loads('{')", ["json.loads('{')", "JSONDecodeError"]),
     ],
-)  # fmt: skip
+)
 def test_what_the_script_itself_raises_is_shown_with_its_own_lines(tmp_path: Path, text: str, shown: list[str]) -> None:
     with pytest.raises(ScriptError) as caught:
         load_job(script(tmp_path, text))

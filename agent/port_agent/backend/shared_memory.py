@@ -20,9 +20,12 @@ class SharedMemory:
     """
 
     def __init__(
-        self, device: torch.device, take: Callable[[int], torch.Tensor], reached: Callable[[], Event],
+        self,
+        device: torch.device,
+        take: Callable[[int], torch.Tensor],
+        reached: Callable[[], Event],
         changed: Callable[[], None] = lambda: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._device, self._take, self._reached, self._changed = device, take, reached, changed
         self._held: dict[int, torch.Tensor] = {}
         """The device's storage -> the host's memory that it is."""

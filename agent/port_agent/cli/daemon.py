@@ -82,20 +82,26 @@ def _add_submit(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     submit = _client(commands, "submit", "give the agent a job", _submit)
     submit.epilog = "A language model on your own text is submitted by `port-agent finetune ... --submit`."
     submit.add_argument(
-        "bundle", nargs="?", type=readable_file_or_folder, metavar="JOB",
+        "bundle",
+        nargs="?",
+        type=readable_file_or_folder,
+        metavar="JOB",
         help="a bundle made by `port-agent plan`; with --kind mcu a model directory made by `port-agent mcu compile`",
-    )  # fmt: skip
+    )
     submit.add_argument("--name", help="default: the bundle's file name")
     submit.add_argument(
-        "--kind", choices=("train", "mcu"), default="train",
+        "--kind",
+        choices=("train", "mcu"),
+        default="train",
         help="train: on this machine (default); mcu: on a microcontroller on a serial port",
-    )  # fmt: skip
+    )
     submit.add_argument("--data", type=readable_folder, metavar="DIR", help="data that the agent can read")
     submit.add_argument("--inbox", action="store_true", help="train on files as they arrive in the job's inbox")
     submit.add_argument(
-        "--federated", action="store_true",
+        "--federated",
+        action="store_true",
         help="train a round when a paired device that leads a federation of this name asks (`port-agent federate`)",
-    )  # fmt: skip
+    )
     submit.add_argument(
         "--movable", nargs="?", const="soonest", choices=("soonest", "cheapest"), default="never",
         help="a paired device that takes jobs (take_jobs = true under [peers] there) may train it, with its bundle, checkpoint and data: "
@@ -123,11 +129,12 @@ def _add_submit(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     board.add_argument("--simulate", action="store_true", help="run the firmware in QEMU instead of on a board")
     board.add_argument("--board", help="which board --simulate stands in for (default qemu-m4f)")
     board.add_argument(
-        "--boards", metavar="all|BOARD,...",
+        "--boards",
+        metavar="all|BOARD,...",
         help="divide the samples among several boards, named by serial port or USB serial number, or all that are plugged in "
         "(with --simulate: how many); one job per board, named NAME.1-of-N and so on, and each sample is trained by exactly "
         "one of them",
-    )  # fmt: skip
+    )
 
 
 def _add_control(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -145,9 +152,10 @@ def _add_control(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     recall = _client(commands, "recall", "take a job back from the paired device that it moved to", _recall)
     _add_job(recall)
     recall.add_argument(
-        "--force", action="store_true",
+        "--force",
+        action="store_true",
         help="do not wait for the other device, which may be lost: go on from the checkpoint that is here",
-    )  # fmt: skip
+    )
     change = _client(commands, "deadline", "change or drop the deadline of a job", _deadline)
     _add_job(change)
     change.add_argument("when", type=deadline_or_none, help='"8h", "07:00", "2026-12-24 18:00" or "none"')

@@ -69,12 +69,17 @@ def _add_profile(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "as they were measured when it was planned: port-agent profile --ops job.port",
     )
     parser.add_argument(
-        "--ops", type=readable_file, metavar="BUNDLE",
+        "--ops",
+        type=readable_file,
+        metavar="BUNDLE",
         help="measure nothing; print what each operator of the bundle's step takes, whole and in pieces, and where it runs",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--plot", type=writable_file, metavar="FILE.svg", help="with --ops: draw seconds of a call over the memory it touches"
-    )  # fmt: skip
+        "--plot",
+        type=writable_file,
+        metavar="FILE.svg",
+        help="with --ops: draw seconds of a call over the memory it touches",
+    )
     parser.add_argument("--json", action="store_true", help="print the table of --ops as JSON")
     parser.add_argument(
         "-o", "--out", type=writable_file, default=Path("board.toml"), help="file to write (default board.toml)"
@@ -83,16 +88,20 @@ def _add_profile(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "--page-dir", type=writable_folder, default=Path(), help="where flash is measured (default: here)"
     )
     parser.add_argument(
-        "--flash-writes", type=size, metavar="SIZE",
+        "--flash-writes",
+        type=size,
+        metavar="SIZE",
         help="write at most so much to find how fast writing is once the medium's cache is full (default 4G, and two minutes)",
-    )  # fmt: skip
+    )
     parser.add_argument("--threads", type=whole_number(1, 1024), default=1, help="threads per operator (default 1)")
     parser.add_argument("--static-watts", type=positive_number, help="what the machine draws at rest, from a meter")
     parser.add_argument("--compute-watts", type=positive_number, help="what full load adds, from a meter")
     parser.add_argument(
-        "--config", type=readable_file, metavar="F",
+        "--config",
+        type=readable_file,
+        metavar="F",
         help=f"[energy] there says which sensor; default {places.SYSTEM_CONFIG} if it exists",
-    )  # fmt: skip
+    )
     parser.set_defaults(run=_profile)
 
 
@@ -162,10 +171,13 @@ def _boards(arguments: argparse.Namespace) -> int:
     )
     for board in boards:
         table.add_row(
-            board.name, board.title, format_bytes(board["ram_bytes"]), f"{board['flops_per_s'] / 1e9:.3g} GFLOP/s",
+            board.name,
+            board.title,
+            format_bytes(board["ram_bytes"]),
+            f"{board['flops_per_s'] / 1e9:.3g} GFLOP/s",
             f"{board['read_bytes_per_s'] / 1e6:.3g} / {board['write_bytes_per_s'] / 1e6:.3g} MB/s",
             f"{board['static_watts']:g} + {board['compute_watts']:g}",
-        )  # fmt: skip
+        )
     console.print(table)
     console.print(
         "Figures that nobody measured on the board itself are estimates: `port-agent boards NAME` says which."

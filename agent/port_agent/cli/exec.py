@@ -74,9 +74,10 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     add_budget_options(parser)
     parser.add_argument(
-        "--guard-only", action="store_true",
+        "--guard-only",
+        action="store_true",
         help="follow no operators: right also for torch.compile, C++ extensions and kept pointers",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--gpu-ram", type=size, metavar="SIZE", help="no budget is kept for a GPU here: `plan` takes one"
     )
@@ -89,9 +90,12 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
 def add_budget_options(parser: argparse.ArgumentParser) -> None:
     """Add how a budget is kept, beside how large it is."""
     parser.add_argument(
-        "--page-dir", type=Path, metavar="DIR", default=default_page_dir(),
+        "--page-dir",
+        type=Path,
+        metavar="DIR",
+        default=default_page_dir(),
         help="where tensors that are away are kept, on a disk, not in RAM (default: %(default)s)",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--cpus", type=whole_number(1), metavar="N", help="run on N CPUs, one thread each (default: as without)"
     )
@@ -107,9 +111,11 @@ def add_budget_options(parser: argparse.ArgumentParser) -> None:
         "--writes-per-step", type=size, metavar="SIZE", help="plan a step that writes at most so much, to spare flash"
     )
     parser.add_argument(
-        "--config", type=readable_file, metavar="F",
+        "--config",
+        type=readable_file,
+        metavar="F",
         help=f"[energy] there says what the flash endures and costs; default {places.SYSTEM_CONFIG} if it exists",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--opportunistic", action="store_true", help="run when the agent's policy says so, pause and make room when not"
     )
@@ -134,10 +140,12 @@ def _exec(arguments: argparse.Namespace) -> NoReturn:
 def _check_guard_only(arguments: argparse.Namespace) -> None:
     """Raise UsageError for what needs operators to be followed, and where memory cannot be guarded."""
     needing = {
-        "--opportunistic": arguments.opportunistic, "--read-limit": arguments.read_limit,
-        "--write-limit": arguments.write_limit, "--step-deadline": arguments.step_deadline,
+        "--opportunistic": arguments.opportunistic,
+        "--read-limit": arguments.read_limit,
+        "--write-limit": arguments.write_limit,
+        "--step-deadline": arguments.step_deadline,
         "--writes-per-step": arguments.writes_per_step,
-    }  # fmt: skip
+    }
     given = [name for name, value in needing.items() if value]
     if given:
         raise UsageError(
@@ -218,7 +226,7 @@ def _program(words: list[str]) -> tuple[bool, list[str]]:
         raise UsageError("no program; write it after --, as in: port-agent exec --ram 600M -- train.py --epochs 3")
     words = _without_python(words)
     if not words:
-        raise UsageError("python alone is not a valid program; give a script, or -m and a module")
+        raise UsageError("python alone runs nothing; give a script, or -m and a module")
     if words[0] == "-m":
         if len(words) == 1:
             raise UsageError("-m needs the name of a module")

@@ -125,9 +125,12 @@ def follow(worker: Worker, manifest: Manifest, plan: int, *, as_json: bool) -> i
 
 def _watch(worker: Worker, summary: Summary, resident_bytes: int | None, as_json: bool) -> None:
     columns = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
         TextColumn("loss {task.fields[loss]}"),
-    )  # fmt: skip
+    )
     quiet = as_json or not sys.stderr.isatty()
     with Progress(*columns, console=terminal(stderr=True), disable=quiet) as bar:
         task = bar.add_task("step", total=None, loss="-")

@@ -30,9 +30,12 @@ PHASES = tuple(phase.value for phase in EnergyPhase if phase is not EnergyPhase.
 _PHASE_ORDER = {phase.value: place for place, phase in enumerate(EnergyPhase)}
 _MAX_POINTS = 3000
 _MAX_IN_A_QUERY = {
-    "since": LATEST_UNIX, "price_per_kwh": 1e9, "co2_grams_per_kwh": 1e9, "flash_bytes_per_day": LARGEST_BYTES,
+    "since": LATEST_UNIX,
+    "price_per_kwh": 1e9,
+    "co2_grams_per_kwh": 1e9,
+    "flash_bytes_per_day": LARGEST_BYTES,
     "flash_endurance_bytes": LARGEST_BYTES,
-}  # fmt: skip
+}
 """No money and no gas is worth more than these; a moment and bytes are what calendars and files know."""
 """Points of a curve in a report: more than any screen shows, and a phone still draws them at once."""
 

@@ -35,7 +35,7 @@ from port_agent.federate.orders import (
     SAMPLES,
     START_FILE,
     TRAIN_FIRST,
-)  # fmt: skip
+)
 from port_agent.federate.tensors import Arrays, FederatedTensorError, FederatedTensors, federated_tensors
 from port_agent.federate.wire import (
     array_record,

@@ -109,8 +109,11 @@ class Round:
             return {}
 
         strategy = MaskedFedAvg(
-            fraction_evaluate=0.0, min_fit_clients=count, min_available_clients=count, fit_metrics_aggregation_fn=averaged_loss,
-        )  # fmt: skip
+            fraction_evaluate=0.0,
+            min_fit_clients=count,
+            min_available_clients=count,
+            fit_metrics_aggregation_fn=averaged_loss,
+        )
         context = LegacyContext(Context(order.run_id, _LEADER_NODE, {}, RecordDict(), {}), None, strategy, manager)
         before = recorddict_compat.parameters_to_arrayrecord(ndarrays_to_parameters(list(arrays.values())), True)
         context.state.config_records[MAIN_CONFIGS_RECORD] = ConfigRecord({Key.CURRENT_ROUND: order.number})

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from port_agent.federate.orders import TensorsOf
-from port_agent.finetune.job_file import FinetuneJob
+from port_agent.finetuning.job_file import FinetuneJob
 from port_agent.system.atomic_file import atomic_stream
 from port_agent.system.helper_process import helper_exit_code, send_event
 from port_planner.base.errors import ExitCode, PortError

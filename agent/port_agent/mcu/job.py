@@ -74,7 +74,7 @@ def read_job(path: Path) -> BoardJobSpec:
         ) from error
     except UnicodeDecodeError as error:
         raise BoardJobError(
-            f"cannot use the job {path}: it is not a valid text; name job.json or a model directory"
+            f"cannot use the job {path}: it is not a text file; name job.json or a model directory"
         ) from error
     except (msgspec.MsgspecError, RecursionError) as error:
         raise BoardJobError(

@@ -109,9 +109,11 @@ def export_parameters(snapshot: Snapshot) -> bytes:
     The same parameters give the same bytes: results can be compared by their checksum.
     """
     about = {
-        "format": "port-mcu", "model_sha256": snapshot.model_sha256.hex(), "steps": str(snapshot.state.steps),
+        "format": "port-mcu",
+        "model_sha256": snapshot.model_sha256.hex(),
+        "steps": str(snapshot.state.steps),
         "generator": str(snapshot.state.generator),
-    }  # fmt: skip
+    }
     data = snapshot.parameters
     return b"".join(encode({"parameters": Chunks("uint8", (len(data),), lambda: [data])}, metadata=about))
 

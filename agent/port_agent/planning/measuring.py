@@ -230,9 +230,11 @@ def limits_of(request: PlanRequest, pace: "Pace | None", costs: "CostTable") -> 
         begin, end = request.charging
         charging = (f"{begin:%H:%M}", f"{end:%H:%M}")
     return PlannedLimits(
-        step_s=None if pace is None else pace.seconds_per_step, written_bytes=_write_limit(request, costs),
-        deadline_at=request.deadline_at, charging=charging,
-    )  # fmt: skip
+        step_s=None if pace is None else pace.seconds_per_step,
+        written_bytes=_write_limit(request, costs),
+        deadline_at=request.deadline_at,
+        charging=charging,
+    )
 
 
 def _write_limit(request: PlanRequest, costs: "CostTable") -> int | None:

@@ -35,9 +35,12 @@ def make_revision(request: RevisionRequest) -> RevisedPlans:
     old = choice_of(0, bundle.plans[request.plan], bundle.graphs, revision.costs, bundle.manifest.accumulate)
     new = revision.choices[request.plan]
     return RevisedPlans(
-        old.joules + old.wear_joules, new.joules + new.wear_joules, old.written_bytes, new.written_bytes,
+        old.joules + old.wear_joules,
+        new.joules + new.wear_joules,
+        old.written_bytes,
+        new.written_bytes,
         tuple(peers.report()) if peers is not None else (),
-    )  # fmt: skip
+    )
 
 
 def main() -> int:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from port_agent.prepare.repeatable import not_repeated
-from port_agent.train.comparison import processor, tensor_checksum
+from port_agent.training.comparison import processor, tensor_checksum
 from port_planner.base.errors import CaptureError
 from port_planner.capture.step import bind_buffers, record_again
 from port_planner.ir.bundle.manifest import ExpectedResults, Recordings

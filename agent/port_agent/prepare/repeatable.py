@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from port_agent.train.comparison import tensor_checksum
+from port_agent.training.comparison import tensor_checksum
 from port_planner.base.errors import ExitCode, PortError
 from port_planner.column_file import Column
 from port_planner.ir.devices.exactness import reordered_operators

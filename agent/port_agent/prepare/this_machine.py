@@ -143,8 +143,10 @@ def board_numbers(found: Calibration, cores: int, meter: str) -> dict[str, Numbe
     active, figures = found.figures.get(WorkClass.ACTIVE, zero), found.figures
     numbers = {"static_watts": number(found.static_watts.value, found.static_watts.error, "W")}
     for key, work, busy in (
-        ("compute_watts", WorkClass.DENSE, cores), ("one_core_watts", WorkClass.DENSE, 1), ("moving_watts", WorkClass.MOVING, cores),
-    ):  # fmt: skip
+        ("compute_watts", WorkClass.DENSE, cores),
+        ("one_core_watts", WorkClass.DENSE, 1),
+        ("moving_watts", WorkClass.MOVING, cores),
+    ):
         if work in figures:
             each = figures[work]
             numbers[key] = number(active.value + busy * each.value, active.error + busy * each.error, "W")

@@ -273,8 +273,10 @@ class Guests:
             known = self._known(token)
             return MigrationAnswer(state=MigrationState.UNKNOWN) if known is None else self._received(known)
         state = {
-            JobState.FINISHED: MigrationState.DONE, JobState.FAILED: MigrationState.FAILED, JobState.CANCELLED: MigrationState.STOPPED,
-        }.get(job.state, MigrationState.WORKING)  # fmt: skip
+            JobState.FINISHED: MigrationState.DONE,
+            JobState.FAILED: MigrationState.FAILED,
+            JobState.CANCELLED: MigrationState.STOPPED,
+        }.get(job.state, MigrationState.WORKING)
         if state is not MigrationState.WORKING and self._context.runners.of_job(job.id) is not None:
             state = MigrationState.STOPPING
         trains = job.state is JobState.RUNNING

@@ -155,9 +155,12 @@ class Migrations:
             return
         began = any(name.startswith(f"{STATE}/") for name in sources)
         offer = Offer(
-            token=secrets.token_hex(16), nbytes=nbytes, least_bytes=math.ceil(least), device_kind=facts.device_kind,
+            token=secrets.token_hex(16),
+            nbytes=nbytes,
+            least_bytes=math.ceil(least),
+            device_kind=facts.device_kind,
             machine=machine_kind() if began else "",
-        )  # fmt: skip
+        )
         welcome = await self._welcomes(job, offer)
         best = self._best(job, nbytes, welcome)
         now = context.store.get(job.id)

@@ -87,7 +87,7 @@ async def _result_is_damaged(job: Job) -> bool:
 
 def _check_reachable(bundle: Path) -> None:
     """Raise PortError where a fine-tuning would run with this agent's rights, and these do not suffice."""
-    from port_agent.finetune.job_file import FinetuneJob
+    from port_agent.finetuning.job_file import FinetuneJob
 
     if os.geteuid() != 0:  # as root it has the rights of who submits, and looks at nothing with its own
         FinetuneJob.read(bundle).check_reachable(f"this agent's user {user_name(os.geteuid())}")

@@ -13,10 +13,10 @@ from port_agent.system.python_process import module_command
 from port_agent.worker.shard import Shard
 from port_planner.base.units import parse_bytes
 
-TORCH_WORKER = module_command("port_agent.train.worker")
-LOADED_WORKER = module_command("port_agent.train.loaded_worker")
+TORCH_WORKER = module_command("port_agent.training.worker")
+LOADED_WORKER = module_command("port_agent.training.loaded_worker")
 BOARD_WORKER = module_command("port_agent.mcu.worker")
-FINETUNE_WORKER = module_command("port_agent.finetune.job.start")
+FINETUNE_WORKER = module_command("port_agent.finetuning.job.start")
 """The programs of the workers."""
 
 CONTROL_FD_PLACE = "{control_fd}"

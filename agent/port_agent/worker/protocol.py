@@ -269,7 +269,7 @@ class TakeWork(_CommandMessage, frozen=True, kw_only=True, tag="work"):
 
 Command = (
     PauseTraining | ResumeTraining | ReleaseMemory | LeaveNow | StopAfterStep | WriteCheckpoint | SwitchPlan | TakeWork
-)  # fmt: skip
+)
 
 
 class _Head(msgspec.Struct):

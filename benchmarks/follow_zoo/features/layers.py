@@ -78,7 +78,7 @@ _IMAGE_LAYERS: dict[str, Callable[[], nn.Module]] = {
     "constant_pad2d": lambda: nn.ConstantPad2d(2, 1.5),
     "channel_shuffle": lambda: nn.ChannelShuffle(4),
     "softmax2d": lambda: nn.Softmax2d(),
-}  # fmt: skip
+}
 for _name, _make in _IMAGE_LAYERS.items():
     FEATURES.named(_name, partial(_trains, _make, _image, 8, 2))
 

@@ -82,7 +82,7 @@ def _span(text: str) -> float | None:
     A bare number says nothing, not even a year.
     """
     if _BARE_NUMBER.fullmatch(text.strip()):
-        raise MomentError(f"{shown(text)} is not a valid moment, it has no unit; {_HOW}")
+        raise MomentError(f"{shown(text)} has no unit; {_HOW}")
     try:
         return parse_duration(text)
     except DurationRangeError as error:

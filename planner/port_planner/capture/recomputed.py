@@ -112,10 +112,11 @@ def _settled(tape: Tape, lives: Mapping[int, _Life], twins: dict[int, int]) -> s
     while True:
         repeated = {i for i, op in enumerate(tape.ops) if (made := _made(tape, op)) and all(s in twins for s in made)}
         struck = [
-            s for s in twins
+            s
+            for s in twins
             if any(i not in repeated for i in lives[s].makers)
             or any(i not in repeated for i, seen in lives[s].readers if seen < len(lives[s].contents))
-        ]  # fmt: skip
+        ]
         if not struck:
             return repeated
         for storage in struck:

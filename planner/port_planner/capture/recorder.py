@@ -160,9 +160,12 @@ class StepRecorder(TorchDispatchMode):
                 self.tape.storages[index].data = whole.to(CPU, copy=True)
             place = self._places[key]
         value = Value(
-            place.storage, str(tensor.dtype).removeprefix("torch."), tuple(map(int, tensor.shape)),
-            tuple(map(int, tensor.stride())), int(tensor.storage_offset()),
-        )  # fmt: skip
+            place.storage,
+            str(tensor.dtype).removeprefix("torch."),
+            tuple(map(int, tensor.shape)),
+            tuple(map(int, tensor.stride())),
+            int(tensor.storage_offset()),
+        )
         index = self._value_ids.setdefault(value, len(self.tape.values))
         if index == len(self.tape.values):
             self.tape.values.append(value)

@@ -150,11 +150,14 @@ def _without(tape: Tape, ops: Sequence[RecordedOp]) -> Tape:
 
     made = [
         replace(
-            op, args=tuple(renumbered(a) for a in op.args), kwargs=tuple((k, renumbered(a)) for k, a in op.kwargs),
-            outputs=tuple(None if v is None else value(v) for v in op.outputs), writes=tuple(sorted(storage(s) for s in op.writes)),
+            op,
+            args=tuple(renumbered(a) for a in op.args),
+            kwargs=tuple((k, renumbered(a)) for k, a in op.kwargs),
+            outputs=tuple(None if v is None else value(v) for v in op.outputs),
+            writes=tuple(sorted(storage(s) for s in op.writes)),
         )
         for op in kept
-    ]  # fmt: skip
+    ]
     found = [
         replace(tape.storages[old], name=f"constant{new}")
         if tape.storages[old].role is Role.CONSTANT
@@ -162,9 +165,12 @@ def _without(tape: Tape, ops: Sequence[RecordedOp]) -> Tape:
         for old, new in storages.items()
     ]
     return Tape(
-        found, [replace(tape.values[old], storage=storages[tape.values[old].storage]) for old in values], made, tape.draws_from,
+        found,
+        [replace(tape.values[old], storage=storages[tape.values[old].storage]) for old in values],
+        made,
+        tape.draws_from,
         changing=tape.changing,
-    )  # fmt: skip
+    )
 
 
 def _touched(tape: Tape, op: RecordedOp) -> set[int]:

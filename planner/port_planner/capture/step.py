@@ -428,8 +428,10 @@ class _Session:
         update_ops = UpdateOps(
             {recorder.value_of(p): g for p, g in gradient.items()},
             {recorder.value_of(p): a for p, a in accumulators.items()},
-            updates, tuple(clipping), scalars,
-        )  # fmt: skip
+            updates,
+            tuple(clipping),
+            scalars,
+        )
         return update_ops, spec
 
     def _accumulators(self, gradient: dict[torch.Tensor, int]) -> dict[torch.Tensor, int]:

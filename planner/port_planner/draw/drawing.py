@@ -181,9 +181,11 @@ def _bars(graph: StepGraph, lane: int, s: int, decisions: list[Decision]) -> lis
             found.append(Bar(lane, d.after + 1, d.before, Shade.PACKED))
         end = d.after + 1
         if end > start:
-            found += _leaving(Bar(lane, start, end, shade)) if d.action in (Action.PAGE, Action.PACK_PAGE) and is_written else (
-                [Bar(lane, start, end, shade)]
-            )  # fmt: skip
+            found += (
+                _leaving(Bar(lane, start, end, shade))
+                if d.action in (Action.PAGE, Action.PACK_PAGE) and is_written
+                else ([Bar(lane, start, end, shade)])
+            )
         if d is wrapping:
             start = stop
             break

@@ -320,9 +320,12 @@ def _inputs(graph: StepGraph, ops: Sequence[int]) -> list[int]:
 
 
 def _run(
-    graph: StepGraph, ops: Sequence[int], given: dict[int, torch.Tensor], wanted: set[int],
+    graph: StepGraph,
+    ops: Sequence[int],
+    given: dict[int, torch.Tensor],
+    wanted: set[int],
     sources: Mapping[int, Value] = MappingProxyType({}),
-) -> dict[int, torch.Tensor]:  # fmt: skip
+) -> dict[int, torch.Tensor]:
     """Run ops on copies of the given contents; return the bytes of the wanted storages.
 
     `sources`: of storages that hold a part of a given one from the start, which.

@@ -25,8 +25,11 @@ def usual_number(_: int) -> float:
 
 
 def fill(
-    argument: Argument, fetch: Fetch, number: Callable[[int], float] = usual_number, constant: Callable[[Argument], Any] = literal
-) -> Any:  # fmt: skip
+    argument: Argument,
+    fetch: Fetch,
+    number: Callable[[int], float] = usual_number,
+    constant: Callable[[Argument], Any] = literal,
+) -> Any:
     """Return an argument with tensors for values and numbers for scalars.
 
     No closure is made, which would keep what it holds until cycles are collected.

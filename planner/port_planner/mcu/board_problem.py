@@ -96,10 +96,12 @@ class BoardProblem:
                 wanted.setdefault(self.starts[choice.stage], set()).add(tensor)
         for tensor, stage in schedule.intermediates:
             wanted.setdefault(self.starts[stage], set()).add(tensor)
-        return RepeatedOps({
-            stage: tuple(self.names[i] for i in sorted(found, key=self._first_made))
-            for stage, found in wanted.items()
-        })  # fmt: skip
+        return RepeatedOps(
+            {
+                stage: tuple(self.names[i] for i in sorted(found, key=self._first_made))
+                for stage, found in wanted.items()
+            }
+        )
 
     def _first_made(self, tensor: int) -> tuple[int, bool]:
         return self.problem.tensors[tensor].birth, not is_parameters(self.names[tensor])
@@ -204,10 +206,13 @@ class _Builder:
         weights += [parameter_name(op) for op in group.ops if self._trained(op)]
         updated = [n for i in steps for n in self._writes(i) if is_parameters(n)]
         return Unit(
-            group.start, group.stop, tuple(dict.fromkeys((*(home(self.graph, n) for n in read), *weights))),
+            group.start,
+            group.stop,
+            tuple(dict.fromkeys((*(home(self.graph, n) for n in read), *weights))),
             tuple(dict.fromkeys((*(home(self.graph, n) for n in written), *updated))),
-            sum(self._row_seconds(row) for row in made.rows), own,
-        )  # fmt: skip
+            sum(self._row_seconds(row) for row in made.rows),
+            own,
+        )
 
     def _row_seconds(self, row: TableRow) -> float:
         seconds = row_seconds(self.graph, self.scheme, self.costs, row)
@@ -241,9 +246,11 @@ class _Builder:
         if self.pages is None or not self.pages_parameters:
             return found
         updates = {
-            step.op: index for index, unit in enumerate(self.units)
-            for step in self.program.steps[unit.start : unit.stop] if step.kind in UPDATES
-        }  # fmt: skip
+            step.op: index
+            for index, unit in enumerate(self.units)
+            for step in self.program.steps[unit.start : unit.stop]
+            if step.kind in UPDATES
+        }
         for name, touched in self.accesses.items():
             op = name.removeprefix("p:")
             if not is_parameters(name):
@@ -252,8 +259,9 @@ class _Builder:
             costs, nbytes = self.pages.costs, self._block(op)
             cost = costs.paging(nbytes)
             for stage, seconds, joules in (
-                (touched[0], cost.seconds_in, cost.joules_in), (updates[op], cost.seconds_out, cost.joules_out),
-            ):  # fmt: skip
+                (touched[0], cost.seconds_in, cost.joules_in),
+                (updates[op], cost.seconds_out, cost.joules_out),
+            ):
                 before = found.get(stage, (0.0, 0.0))
                 found[stage] = before[0] + seconds, before[1] + costs.waited(nbytes, seconds, joules)
         return found

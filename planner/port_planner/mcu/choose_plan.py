@@ -181,19 +181,21 @@ class _Fit:
             return fitted
         found = skip_parameter_trips(
             self.graph, self.scheme, self.core, fitted.page_costs, fitted.memory, use, self.options.ram_bytes, planned
-        )  # fmt: skip
+        )
         return replace(
-            fitted, memory=found.memory, seconds=fitted.seconds - found.saved_seconds,
+            fitted,
+            memory=found.memory,
+            seconds=fitted.seconds - found.saved_seconds,
             joules=fitted.joules - found.saved_joules,
-            overhead_joules=fitted.overhead_joules - found.saved_joules, bound_joules=None,
-        )  # fmt: skip
+            overhead_joules=fitted.overhead_joules - found.saved_joules,
+            bound_joules=None,
+        )
 
     def _parameters_stay(self, costs: PageCosts) -> str:
         """Say why a medium holds no trained parameters, with what it would take."""
         written = sum(
-            costs.paging(parameter_block_bytes(op, self.scheme.of(op.name))).joules_out
-            for op in self.graph.weighted()
-        )  # fmt: skip
+            costs.paging(parameter_block_bytes(op, self.scheme.of(op.name))).joules_out for op in self.graph.weighted()
+        )
         wears = (
             ""
             if costs.endurance_cycles is None
@@ -206,9 +208,12 @@ class _Fit:
 
 
 def _fitted(
-    memory: MemoryPlan, cost: ScheduleCost, plain_joules: float, bound_joules: float | None,
+    memory: MemoryPlan,
+    cost: ScheduleCost,
+    plain_joules: float,
+    bound_joules: float | None,
     costs: PageCosts | None = None,
-) -> FittedMemory:  # fmt: skip
+) -> FittedMemory:
     return FittedMemory(memory, cost.seconds, cost.joules, cost.joules - plain_joules, bound_joules, costs)
 
 

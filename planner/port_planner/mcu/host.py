@@ -118,9 +118,11 @@ class PageCounters(ctypes.Structure):
     """What the engine's pager did since it was bound: bytes read, bytes written in whole blocks, failures, damaged pages."""
 
     _fields_ = (
-        ("read_bytes", ctypes.c_uint64), ("written_bytes", ctypes.c_uint64),
-        ("failed", ctypes.c_uint32), ("damaged", ctypes.c_uint32),
-    )  # fmt: skip
+        ("read_bytes", ctypes.c_uint64),
+        ("written_bytes", ctypes.c_uint64),
+        ("failed", ctypes.c_uint32),
+        ("damaged", ctypes.c_uint32),
+    )
 
 
 _YIELD = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint32)

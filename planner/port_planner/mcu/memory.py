@@ -170,11 +170,13 @@ def _lifetimes(
         return sizes[name] if name in sizes else board_tensor_bytes(graph, tensor_of(name), scheme)
 
     found = [
-        Buffer(name, size(name), first[name], last[name]) if name not in carried
-        else Buffer(name, size(name), -1, last[name], (carried[name], count - 1)) if name in last
+        Buffer(name, size(name), first[name], last[name])
+        if name not in carried
+        else Buffer(name, size(name), -1, last[name], (carried[name], count - 1))
+        if name in last
         else Buffer(name, size(name), -1, count - 1)
         for name in first
-    ]  # fmt: skip
+    ]
     if CHECKSUMS in sizes:
         found.append(Buffer(CHECKSUMS, sizes[CHECKSUMS], -1, count - 1))
     return found
@@ -313,9 +315,7 @@ def plan_memory(
                 sizes[name] = layout.pages[tensor].size_bytes
             elif row.page:
                 sizes[name] = aligned(board_tensor_bytes(graph, tensor, scheme))
-    medium = medium_layout(
-        pages.medium, table.rows, sizes, layout.pages, layout.size_bytes, pages.block_bytes
-    )  # fmt: skip
+    medium = medium_layout(pages.medium, table.rows, sizes, layout.pages, layout.size_bytes, pages.block_bytes)
     sizes[CHECKSUMS] = 4 * (len(medium.pages) + medium.parameter_pages)
     arena = plan_arena(table_buffers(graph, table.rows, scheme, sizes), rounds)
     return MemoryPlan(program, table.rows, arena, layout, medium)

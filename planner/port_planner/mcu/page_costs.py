@@ -68,11 +68,12 @@ class PageCosts:
         cpu = self.core_seconds_per_byte * nbytes
         written = self.written(nbytes)
         return Paging(
-            0, self.latency_s + written / self.write_bytes_per_s + cpu,
+            0,
+            self.latency_s + written / self.write_bytes_per_s + cpu,
             self.latency_s + nbytes / self.read_bytes_per_s + cpu,
             written * self.write_joules_per_byte + cpu * self.core_watts,
             nbytes * self.read_joules_per_byte + cpu * self.core_watts,
-        )  # fmt: skip
+        )
 
 
 def page_costs(board: str, medium: PageMedium, core: CoreCosts) -> PageCosts:

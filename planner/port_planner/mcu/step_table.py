@@ -114,11 +114,14 @@ def _ends_where_it_began(rows: Sequence[TableRow], page: str) -> list[TableRow]:
 
     return [
         replace(
-            row, source=named(row.source), output=named(row.output), parameters=named(row.parameters),
+            row,
+            source=named(row.source),
+            output=named(row.output),
+            parameters=named(row.parameters),
             carried=row.carried or index == read[0],
         )
         for index, row in enumerate(rows)
-    ]  # fmt: skip
+    ]
 
 
 class _Residencies:
@@ -190,13 +193,16 @@ class _Residencies:
         if step.kind is StepKind.WEIGHT or (step.kind is StepKind.INPUT and op.kind is OpKind.MAX_POOL):
             source = self._found(op.inputs[0])
         return TableRow(
-            step.kind, step.op, source=source, other=f"norm:{step.op}" if self._chooses(step) else "",
+            step.kind,
+            step.op,
+            source=source,
+            other=f"norm:{step.op}" if self._chooses(step) else "",
             output=self._found(step.op) if step.kind is StepKind.MASK else "",
             gradient=self._found(step.gradient),
             target=self._found(step.target) if step.kind in (StepKind.INPUT, StepKind.COPY) else "",
             accumulate=step.accumulate,
             parameters=self._parameters(step.op) if step.kind in PARAMETER_USERS else "",
-        )  # fmt: skip
+        )
 
     def _chooses(self, step: Step) -> bool:
         return self.chooses and step.kind is StepKind.WEIGHT
@@ -218,7 +224,7 @@ class _Residencies:
         rows = tuple(
             replace(row, parameters=self._parameters(row.op)) if row.kind in PARAMETER_USERS else row
             for row in made.rows
-        )  # fmt: skip
+        )
         return GroupRows(rows, made.sizes)
 
     def _found(self, tensor: str) -> str:

@@ -122,8 +122,11 @@ class SolverRun:
 
 
 _OPTIONS: dict[str, bool | int] = {
-    "output_flag": False, "threads": 1, "random_seed": 0, "mip_heuristic_run_feasibility_jump": False
-}  # fmt: skip
+    "output_flag": False,
+    "threads": 1,
+    "random_seed": 0,
+    "mip_heuristic_run_feasibility_jump": False,
+}
 """Feasibility jumps took 3 of the 5 seconds that a large step's joint model has, for solutions that were 24 % costlier than those which rounding finds at once."""
 
 _SUB_MODELS = ("rins", "rens", "root_reduced_cost")

@@ -41,8 +41,11 @@ PLANNED_SHARE = 15 / 16
 Counts = npt.NDArray[np.int64]
 
 _ACTIONS = {
-    GapDecision.PAGE: Action.PAGE, GapDecision.RECOMPUTE: Action.RECOMPUTE, GapDecision.PACK: Action.PACK, GapDecision.PACK_PAGE: Action.PACK_PAGE
-}  # fmt: skip
+    GapDecision.PAGE: Action.PAGE,
+    GapDecision.RECOMPUTE: Action.RECOMPUTE,
+    GapDecision.PACK: Action.PACK,
+    GapDecision.PACK_PAGE: Action.PACK_PAGE,
+}
 
 
 @dataclass(frozen=True)
@@ -113,9 +116,12 @@ def coarsen(
 
 def _round_trip(d: int, target: Flash, nbytes: int) -> Paging:
     return Paging(
-        d, target.write_seconds(nbytes), target.read_seconds(nbytes),
-        nbytes * target.written_cost_joules_per_byte, nbytes * target.read_joules_per_byte,
-    )  # fmt: skip
+        d,
+        target.write_seconds(nbytes),
+        target.read_seconds(nbytes),
+        nbytes * target.written_cost_joules_per_byte,
+        nbytes * target.read_joules_per_byte,
+    )
 
 
 class _CoarseBuilder:

@@ -450,9 +450,8 @@ class _Replay:
 def gaps_around(problem: Problem, tensor: int, stage: int) -> list[int]:
     """Return the gaps of a tensor that end or start at `stage`."""
     return [
-        g for g in problem.gaps_of[tensor]
-        if stage in (problem.gaps[g].after, problem.gaps[g].before % problem.size)
-    ]  # fmt: skip
+        g for g in problem.gaps_of[tensor] if stage in (problem.gaps[g].after, problem.gaps[g].before % problem.size)
+    ]
 
 
 def _rematerialized_at(problem: Problem, gap: Gap, chosen: dict[int, Choice]) -> int | None:

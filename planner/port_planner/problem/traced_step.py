@@ -205,9 +205,12 @@ class _TraceBuilder:
     def _paging(self, nbytes: int) -> Paging:
         flash = self.device.flash
         return Paging(
-            0, flash.write_seconds(nbytes), flash.read_seconds(nbytes),
-            nbytes * flash.written_cost_joules_per_byte, nbytes * flash.read_joules_per_byte,
-        )  # fmt: skip
+            0,
+            flash.write_seconds(nbytes),
+            flash.read_seconds(nbytes),
+            nbytes * flash.written_cost_joules_per_byte,
+            nbytes * flash.read_joules_per_byte,
+        )
 
     def _rematerialization(self, s: int) -> Rematerialization | None:
         """Return how a storage's first contents can be made again, None where they cannot."""

@@ -184,9 +184,10 @@ def _late(graph: StepGraph, places: Sequence[int]) -> list[int]:
             continue
         made = sum(graph.storages[s].nbytes for s in graph.creates[i])
         waiting = sum(
-            graph.storages[s].nbytes for s in graph.reads[i]
+            graph.storages[s].nbytes
+            for s in graph.reads[i]
             if graph.storages[s].role is Role.TEMPORARY and graph.uses[s][-1] == i
-        )  # fmt: skip
+        )
         if made > waiting and places[target] != places[i] + 1:
             moved.setdefault(places[target], []).append(places[i])
     away = {p for group in moved.values() for p in group}
@@ -267,9 +268,10 @@ class _Segments:
             self._grow(span, k)
             waiting.append(span.waiting_bytes)
         low = (
-            c for c in range(1, len(self._order))
+            c
+            for c in range(1, len(self._order))
             if waiting[c] <= min(waiting[c - 1], waiting[c + 1]) and c != self._turn
-        )  # fmt: skip
+        )
         return [0, *low]
 
     def _used_again(self) -> list[set[int]]:

@@ -73,9 +73,10 @@ def interpolated(known: Sequence[Point], work: float) -> OpCost:
     share = (work - less[0]) / (more[0] - less[0]) if more[0] > less[0] else 1.0
     a, b = less[1], more[1]
     return OpCost(
-        a.seconds + share * (b.seconds - a.seconds), max(a.workspace_bytes, b.workspace_bytes),
+        a.seconds + share * (b.seconds - a.seconds),
+        max(a.workspace_bytes, b.workspace_bytes),
         a.joules + share * (b.joules - a.joules),
-    )  # fmt: skip
+    )
 
 
 def packings_of(graph: StepGraph, larger: StepGraph, costs: Iterable[PackingCost]) -> tuple[PackingCost, ...]:

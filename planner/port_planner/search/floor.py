@@ -180,7 +180,7 @@ def paging_plan(graph: StepGraph, least_bytes: int, ram_bytes: int) -> Plan:
         if storage.nbytes >= least_bytes and graph.uses[s] and storage.role not in (Role.BATCH, Role.CONSTANT)
         for a, b in (*idle_gaps(graph, s), *_around_the_step(graph, s))
         if not _inside(streamed, a, b)
-    ]  # fmt: skip
+    ]
     return Plan(tuple(sorted(decisions)), sliced=tuple(sorted(sliced.items())), ram_bytes=ram_bytes, strategy=STRATEGY)
 
 

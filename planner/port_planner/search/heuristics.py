@@ -44,9 +44,10 @@ def page_everything(problem: Problem) -> Schedule:
 def pack_everything(problem: Problem) -> Schedule:
     """Return the schedule that packs every gap that can be packed."""
     packable = (
-        g for g, gap in enumerate(problem.gaps)
+        g
+        for g, gap in enumerate(problem.gaps)
         if not gap.dead and problem.tensors[gap.tensor].packing(gap.version) is not None
-    )  # fmt: skip
+    )
     return Schedule(tuple(Choice(g, problem.gaps[g].before, GapDecision.PACK) for g in packable))
 
 

@@ -201,9 +201,10 @@ def _takes_no_more(graph: StepGraph, costs: CostTable, plan: Plan | None, other:
     program = lower(graph, costs, plan)
     slower = SPARING_TIME if program.written_bytes < other.written_bytes and costliest_wear(costs.device) else 1.0
     pairs = (
-        (program.cost_joules, other.cost_joules), (program.seconds, slower * other.seconds),
+        (program.cost_joules, other.cost_joules),
+        (program.seconds, slower * other.seconds),
         (program.written_bytes, other.written_bytes),
-    )  # fmt: skip
+    )
     return all(mine <= others * (1 + _ROUNDING) for mine, others in pairs)
 
 

@@ -39,9 +39,10 @@ def at_speeds(costs: CostTable, speeds: Speeds) -> CostTable:
     flash, pace = costs.device.flash, speeds.compute
     if not costs.device.scratch_targets and not flash.packs_pages:
         flash = replace(
-            flash, read_bytes_per_s=speeds.read_bytes_per_s or flash.read_bytes_per_s,
+            flash,
+            read_bytes_per_s=speeds.read_bytes_per_s or flash.read_bytes_per_s,
             write_bytes_per_s=speeds.write_bytes_per_s or flash.write_bytes_per_s,
-        )  # fmt: skip
+        )
     ops = tuple(replace(c, seconds=c.seconds * pace, joules=c.joules * pace) for c in costs.ops)
     packings = tuple(
         replace(c, pack_seconds=c.pack_seconds * pace, unpack_seconds=c.unpack_seconds * pace, joules=c.joules * pace)
@@ -54,9 +55,7 @@ def in_proportion(before: CostTable, after: CostTable) -> bool:
     """Return whether compute, reads and writes became slower by about one factor, so that the best plan is the one it was."""
     old, new = before.device.flash, after.device.flash
     pace = sum(c.seconds for c in after.ops) / sum(c.seconds for c in before.ops)
-    factors = (
-        pace, old.read_bytes_per_s / new.read_bytes_per_s, old.write_bytes_per_s / new.write_bytes_per_s
-    )  # fmt: skip
+    factors = (pace, old.read_bytes_per_s / new.read_bytes_per_s, old.write_bytes_per_s / new.write_bytes_per_s)
     return max(factors) <= OUT_OF_PROPORTION * min(factors)
 
 

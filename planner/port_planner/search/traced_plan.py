@@ -49,9 +49,12 @@ def traced_plans(request: TracedRequest) -> Iterator[TracedPlan]:
 
 def _problem(request: TracedRequest, device: DeviceCosts, deadline_s: float | None) -> TracedProblem:
     return traced_problem(
-        request.step, device, tensor_bytes=request.tensor_bytes, deadline_s=deadline_s,
+        request.step,
+        device,
+        tensor_bytes=request.tensor_bytes,
+        deadline_s=deadline_s,
         write_limit_bytes=request.write_limit_bytes,
-    )  # fmt: skip
+    )
 
 
 def _solved(traced: TracedProblem, search_s: float, strategy: str) -> Schedule | None:

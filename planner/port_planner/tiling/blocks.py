@@ -454,12 +454,13 @@ class _BlockRewriter:
         storages = {self.graph.values[v].storage: self.builder.known(made).storage for v, made in values.items()}
         self.builder.add(
             replace(
-                op, args=tuple(substituted(a, values) for a in op.args),
+                op,
+                args=tuple(substituted(a, values) for a in op.args),
                 kwargs=tuple((k, substituted(a, values)) for k, a in op.kwargs),
                 outputs=tuple(None if v is None else values.get(v, v) for v in op.outputs),
                 writes=tuple(storages.get(s, s) for s in op.writes),
             )
-        )  # fmt: skip
+        )
 
     # -- parts of an operator
 

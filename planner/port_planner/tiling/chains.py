@@ -238,9 +238,11 @@ class _Walk:
             return False
         shape = self.graph.values[log_probs.value].shape
         return (
-            len(shape) == 2 and isinstance(ignored, int) and ignored < 0
+            len(shape) == 2
+            and isinstance(ignored, int)
+            and ignored < 0
             and self.graph.values[log_probs.value].storage in self.pieces
-        )  # fmt: skip
+        )
 
     def _can_run_before(self, i: int, op: Op) -> bool:
         """Return whether an op depends on nothing of the chain and may run ahead of it."""

@@ -130,13 +130,14 @@ def compacted(graph: StepGraph) -> StepGraph:
     storages = {s: k for k, s in enumerate(old_storages)}
     ops = tuple(
         replace(
-            op, args=tuple(substituted(a, values) for a in op.args),
+            op,
+            args=tuple(substituted(a, values) for a in op.args),
             kwargs=tuple((k, substituted(a, values)) for k, a in op.kwargs),
             outputs=tuple(None if v is None else values[v] for v in op.outputs),
             writes=tuple(storages[s] for s in op.writes),
         )
         for op in graph.ops
-    )  # fmt: skip
+    )
     return replace(
         graph, storages=tuple(graph.storages[s] for s in old_storages), ops=ops,
         values=tuple(replace(graph.values[v], storage=storages[graph.values[v].storage]) for v in old_values),
@@ -152,11 +153,12 @@ def lying(builder: GraphBuilder, graph: StepGraph, op: Op, moved: Mapping[int, i
         if (value := graph.values[v]).storage in moved
     }
     return replace(
-        op, args=tuple(substituted(a, values) for a in op.args),
+        op,
+        args=tuple(substituted(a, values) for a in op.args),
         kwargs=tuple((k, substituted(a, values)) for k, a in op.kwargs),
         outputs=tuple(None if v is None else values.get(v, v) for v in op.outputs),
         writes=tuple(moved.get(s, s) for s in op.writes),
-    )  # fmt: skip
+    )
 
 
 def substituted(argument: Argument, values: dict[int, int]) -> Argument:

@@ -96,9 +96,12 @@ class _TileGroups:
         for change in (*self._costs(), *(one for chain in chains for one in self._loads(chain))):
             known = changes.get(change.stage, StageChange(change.stage))
             changes[change.stage] = StageChange(
-                change.stage, known.seconds + change.seconds, known.joules + change.joules,
-                known.workspace_bytes + change.workspace_bytes, known.fixed_bytes + change.fixed_bytes,
-            )  # fmt: skip
+                change.stage,
+                known.seconds + change.seconds,
+                known.joules + change.joules,
+                known.workspace_bytes + change.workspace_bytes,
+                known.fixed_bytes + change.fixed_bytes,
+            )
         for chain in chains:
             savings |= {(one.tensor, one.stages): one for one in self._savings(chain)}
         return Alternative(f"{self.count} pieces", tuple(changes.values()), tuple(savings.values()))
@@ -145,8 +148,9 @@ class _TileGroups:
             inside = {self.stage_of[u] for u in graph.uses[s] if u in chain.cut or u in chain.drawn}
             stages = tuple(t for t in problem.tensors[i].accesses if t in inside)
             gaps = tuple(
-                g for g in problem.gaps_of[i]
+                g
+                for g in problem.gaps_of[i]
                 if not problem.gaps[g].dead and (problem.gaps[g].after in inside) != (problem.gaps[g].before in inside)
-            )  # fmt: skip
+            )
             if stages:
                 yield TileSaving(i, problem.tensors[i].nbytes * (self.count - 1) // self.count, stages, gaps)

@@ -27,8 +27,11 @@ STORAGE_METHODS: Mapping[str, tuple[str, ...]] = {
 it while they run, would say 0 bytes of one that is away, or give it other memory. The others are in `decided/methods.txt`."""
 
 DLPACK_EXPORTS: tuple[tuple[Any, str], ...] = (
-    (torch._C, "_to_dlpack"), (torch._C, "_to_dlpack_versioned"), (torch.utils.dlpack, "to_dlpack"), (torch, "to_dlpack"),
-)  # fmt: skip
+    (torch._C, "_to_dlpack"),
+    (torch._C, "_to_dlpack_versioned"),
+    (torch.utils.dlpack, "to_dlpack"),
+    (torch, "to_dlpack"),
+)
 """Functions that hand a tensor's memory to whoever takes the capsule, for as long as that lives (`Tensor.__dlpack__` calls them)."""
 
 FILE_READS: tuple[Any, str] = (torch._C.PyTorchFileReader, "get_storage_from_record")

@@ -126,10 +126,13 @@ def test_what_was_promised_stands_beside_what_happened(shown: Any) -> None:
     }  # fmt: skip
     rows = [" ".join(re.sub("[│┃]", " ", line).split()) for line in shown(job_screen(detail)).splitlines()]
     for row in (
-        "promised so far", "memory 300.0 MiB 290.0 MiB", "time a step 2.0 s 2.1 s", "energy a step 8.00 J 8.25 J",
+        "promised so far",
+        "memory 300.0 MiB 290.0 MiB",
+        "time a step 2.0 s 2.1 s",
+        "energy a step 8.00 J 8.25 J",
         "written a step 20.0 MiB 25.0 MiB, checkpoints included",
         "done 30 min 00 s of training; in nights once the agent has watched this device for a day step 100 of 900",
-    ):  # fmt: skip
+    ):
         assert row in rows, rows
     tomorrow = datetime.now().replace(hour=7, minute=10) + timedelta(days=1)
     known = {**PROMISE, "ends_at": tomorrow.timestamp(), "nights": 1}

@@ -21,7 +21,7 @@ from tests.agent.intercept.programs import followed, written
         (("--ram", "1G", "--tensors", "4K", "--", "train.py"), "not allowed with"),
         (("--ram", "1G"), "no program"),
         (("--ram", "1G", "--", "-m"), "name of a module"),
-        (("--ram", "1G", "--", "python"), "python alone is not a valid program"),
+        (("--ram", "1G", "--", "python"), "python alone runs nothing"),
         (("--ram", "1G", "--", "python", "-u", "train.py"), "-u is not a program"),
         (("--ram", "1G", "--", "/nowhere/bin/python3", "train.py"), "/nowhere/bin/python3 may be another Python than"),
         (("--ram", "1G", "--", "-x"), "-x is not a program"),

@@ -56,9 +56,12 @@ class Agent:
 
     def run(self, *words: str, **more: str) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
-            [sys.executable, "-m", "port_agent.cli", *words], cwd=self.folder, env={**self.environment, **more},
-            capture_output=True, text=True,
-        )  # fmt: skip
+            [sys.executable, "-m", "port_agent.cli", *words],
+            cwd=self.folder,
+            env={**self.environment, **more},
+            capture_output=True,
+            text=True,
+        )
 
     def run_forked(self, *words: str) -> "subprocess.CompletedProcess[str]":
         """Do the same in a fork of a process that has loaded what `plan` needs."""

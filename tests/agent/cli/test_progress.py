@@ -19,9 +19,7 @@ def test_a_stage_that_begins_completes_those_before() -> None:
     bar.update("capture", 0.5)
     assert drawn(bar)[0] == ("capture", 0.5, True, False) and not drawn(bar)[1][2]
     bar.update("plan", 0.25)
-    assert drawn(bar) == [
-        ("capture", 1.0, True, True), ("profile", 1.0, False, True), ("plan", 0.25, True, False)
-    ]  # fmt: skip
+    assert drawn(bar) == [("capture", 1.0, True, True), ("profile", 1.0, False, True), ("plan", 0.25, True, False)]
     bar.update("plan", 1.0)
     assert drawn(bar)[2][:2] == ("plan", 1.0)
 

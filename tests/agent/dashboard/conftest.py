@@ -18,8 +18,10 @@ from tests.agent.energy.simulated import write_afternoon
 
 ATTIC = Peer(
     Announcement("3f09c1d2aa10", "attic-pi <b>", "Raspberry Pi 5 Model B Rev 1.0", "0.1.0", PublicState.TRAINING),
-    ("192.168.1.23",), 1000.0, 1084.0,
-)  # fmt: skip
+    ("192.168.1.23",),
+    1000.0,
+    1084.0,
+)
 
 
 def status(time_unix: float) -> dict[str, object]:

@@ -101,7 +101,10 @@ def write_afternoon(path: Path) -> float:
 def priced_report(path: Path, now_unix: float) -> EnergyReport:
     """Return the report on that afternoon, with prices."""
     options = ReportOptions(
-        price_per_kwh=0.36, currency="EUR", co2_grams_per_kwh=360.0, flash_endurance_bytes=10**13,
+        price_per_kwh=0.36,
+        currency="EUR",
+        co2_grams_per_kwh=360.0,
+        flash_endurance_bytes=10**13,
         flash_bytes_per_day=10**10,
-    )  # fmt: skip
+    )
     return read_report(path, options, now_unix)

@@ -69,9 +69,7 @@ def loads(board: Board) -> list[SimulatedLoad]:
 
 
 def calibrated(board: Board) -> Calibration:
-    runs, gaps = meter_runs(
-        board.source, loads(board), run_s=2.0, repeats=5, clock=board.clock, wait=board.wait
-    )  # fmt: skip
+    runs, gaps = meter_runs(board.source, loads(board), run_s=2.0, repeats=5, clock=board.clock, wait=board.wait)
     return fit(runs, gaps)
 
 

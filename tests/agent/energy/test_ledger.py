@@ -77,9 +77,12 @@ def test_short_steps_share_a_row_and_long_ones_do_not(path: Path) -> None:
         ).fetchall()
         epochs = database.execute("SELECT epoch, steps, gross_joules, planned_joules FROM epoch").fetchall()
     assert [tuple(row) for row in rows] == [
-        (0, 4, 15.0, 12.5, 0), (5, 9, 15.0, 12.5, 0), (10, 12, 9.0, 7.5, 0), (13, 13, 3.0, 2.5, 1),
+        (0, 4, 15.0, 12.5, 0),
+        (5, 9, 15.0, 12.5, 0),
+        (10, 12, 9.0, 7.5, 0),
+        (13, 13, 3.0, 2.5, 1),
         (14, 14, None, 2.5, 1),
-    ]  # fmt: skip
+    ]
     # an unmeasured step's plan is left out too, so that planned and measured can be compared
     assert [tuple(row) for row in epochs] == [(0, 13, 39.0, 32.5), (1, 2, 6.0, 2.5)]
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from port_agent.finetune.inputs.options import FinetuneOptions
-from port_agent.finetune.job_file import FinetuneJob
+from port_agent.finetuning.inputs.options import FinetuneOptions
+from port_agent.finetuning.job_file import FinetuneJob
 from port_planner.ir.bundle.safetensors_io import Chunks, encode
 from port_planner.job import TrainingJob
 from tests.agent.jobs_small import classify, write_job

@@ -23,8 +23,11 @@ def ran(folder: Path, environment: dict[str, str]) -> list[str]:
     root = str(Path(__file__).parents[3])
     done = subprocess.run(
         [sys.executable, "-W", "ignore", str(script), "a word", "--option"],
-        env={**os.environ, "PYTHONPATH": root, **environment}, capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        env={**os.environ, "PYTHONPATH": root, **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return done.stdout.splitlines()
 
 

@@ -38,8 +38,10 @@ def wheel_names(directory: Path, **variables: str) -> list[str]:
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
     result = subprocess.run(
         [*command, "--wheel-dir", str(directory), str(sources)],
-        env={**os.environ, **variables}, capture_output=True, text=True,
-    )  # fmt: skip
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+    )
     assert result.returncode == 0, result.stderr
     (wheel,) = directory.glob("*.whl")
     return zipfile.ZipFile(wheel).namelist()

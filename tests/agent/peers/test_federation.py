@@ -65,7 +65,7 @@ def trained(bundle: Path, epochs: int) -> Path:
         "--checkpoint-every",
         "1000",
     ]
-    command = [sys.executable, "-m", "port_agent.train.worker", "--bundle", str(bundle), *words]
+    command = [sys.executable, "-m", "port_agent.training.worker", "--bundle", str(bundle), *words]
     assert subprocess.run(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}).returncode == 0
     return out
 

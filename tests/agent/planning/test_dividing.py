@@ -114,14 +114,20 @@ def test_what_is_trained_is_chosen_and_then_divided(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     folder = tmp_path / "cache" / "port-agent" / "operators"
     environment = {
-        **installed(tmp_path / "site"), "OMP_NUM_THREADS": "1", OWN_BITS: "1", "XDG_CACHE_HOME": str(tmp_path / "cache"),
-    }  # fmt: skip
+        **installed(tmp_path / "site"),
+        "OMP_NUM_THREADS": "1",
+        OWN_BITS: "1",
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+    }
 
     def run(*words: str) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
             [sys.executable, "-m", "port_agent.cli", *words, "--sparse-update", "--probe-steps", "2", "--json"],
-            cwd=tmp_path, env=environment, capture_output=True, text=True,
-        )  # fmt: skip
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
 
     def kept() -> dict[Path, dict[str, kept_costs.KeptCost]]:
         return {p: read_cached(folder, p.name, dict[str, kept_costs.KeptCost]) or {} for p in folder.iterdir()}

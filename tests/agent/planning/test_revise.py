@@ -51,14 +51,17 @@ def test_a_paired_device_solves(tmp_path: Path) -> None:
             msgspec.json.decode(
                 process(
                     RevisionRequest(
-                        str(bundle), str(revision_path(bundle)), 0, Speeds(1.0, 1e5, 1e5),
+                        str(bundle),
+                        str(revision_path(bundle)),
+                        0,
+                        Speeds(1.0, 1e5, 1e5),
                         PeerSolving("any", str(agent.path.parent)),
                     )
                 ).stdout,
                 type=RevisedPlans,
             )
             for agent in (cellar, attic)
-        )  # fmt: skip
+        )
     assert report.peers == ("1 plan solved on attic",)
     assert refused.peers == (
         "solved here: cellar: it solves for no other device (solve = true under [peers] there would)",

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from port_agent.prepare.reference import compared_steps
-from port_agent.train.step_values import GraphChangedError
-from port_agent.train.trainer import Trainer
+from port_agent.training.step_values import GraphChangedError
+from port_agent.training.trainer import Trainer
 from port_planner.base.errors import CaptureError, PortError
 from port_planner.ir.bundle.bundle import Bundle
 from port_planner.ir.bundle.data_order import epoch_order
@@ -30,7 +30,7 @@ from port_planner.job import JobError, TrainingJob
 from port_planner.job_sources import as_job
 from port_planner.plain_steps import plain_losses
 from tests.agent.jobs_small import write_job
-from tests.agent.train.options import train_options
+from tests.agent.training.options import train_options
 
 ROWS, BATCH, WIDTH, CLASSES, STEPS = 32, 8, 16, 4, 7
 

@@ -13,14 +13,14 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from port_agent.prepare.reference import compared_steps, with_expected_results
-from port_agent.train.trainer import Trainer
+from port_agent.training.trainer import Trainer
 from port_planner.base.errors import CaptureError, PortError
 from port_planner.ir.bundle.bundle import Bundle
 from port_planner.job import Bucket, JobError, TrainingJob
 from port_planner.make_bundle import prepare
 from port_planner.plain_steps import plain_losses
 from tests.agent.jobs_small import classify, make_job, write_job
-from tests.agent.train.options import train_options
+from tests.agent.training.options import train_options
 
 
 def everything(job: TrainingJob) -> list[Any]:

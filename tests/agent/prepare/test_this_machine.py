@@ -16,11 +16,14 @@ from tests.agent.facts.cores import RK3588, machine
 FOUND = Calibration(
     Estimate(2.7, 0.05),
     {
-        WorkClass.ACTIVE: Estimate(0.6, 0.1), WorkClass.DENSE: Estimate(0.9, 0.02), WorkClass.MOVING: Estimate(0.5, 0.02),
-        WorkClass.READ: Estimate(9e-9, 1e-9), WorkClass.WRITTEN: Estimate(3e-8, 2e-9),
+        WorkClass.ACTIVE: Estimate(0.6, 0.1),
+        WorkClass.DENSE: Estimate(0.9, 0.02),
+        WorkClass.MOVING: Estimate(0.5, 0.02),
+        WorkClass.READ: Estimate(9e-9, 1e-9),
+        WorkClass.WRITTEN: Estimate(3e-8, 2e-9),
     },
     30,
-)  # fmt: skip
+)
 
 
 def test_a_calibration_becomes_figures_of_a_board_with_their_errors() -> None:
@@ -56,8 +59,10 @@ def test_without_a_meter_watts_are_assumed_or_given(tmp_path: Path) -> None:
     for source in (None, ScriptedSource("estimated", Kind.ESTIMATED)):
         kinds, gaps = measured(tmp_path, source, static_watts=3.0)
         assert (kinds["static_watts"], kinds["compute_watts"], kinds["read_joules_per_byte"]) == (
-            "measured", "assumed", "derived",
-        )  # fmt: skip
+            "measured",
+            "assumed",
+            "derived",
+        )
         assert kinds["write_bytes_per_s"] == kinds["burst_write_bytes_per_s"] == "measured"
         assert gaps == () and "one_core_watts" not in kinds
 

@@ -54,7 +54,7 @@ def test_interrupted_training_gives_the_weights_of_plain_training(tmp_path: Path
     bundle = make_bundle(tmp_path)
     plain = tmp_path / "plain.safetensors"
     words = ["--state-dir", str(tmp_path / "plain"), "--steps", str(STEPS), "--out", str(plain)]
-    command = [sys.executable, "-m", "port_agent.train.worker", "--bundle", str(bundle), *words]
+    command = [sys.executable, "-m", "port_agent.training.worker", "--bundle", str(bundle), *words]
     assert subprocess.run(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}).returncode == 0
     (tmp_path / "config.toml").write_text(CONFIG)
     places = ["--state-dir", str(tmp_path / "s"), "--runtime-dir", str(tmp_path / "r")]
@@ -91,7 +91,7 @@ def train_on(bundle: Path, state: Path, data: Path, number: int) -> Path:
     """Return the weights of an undisturbed worker that trains one round on a directory."""
     out = state / f"round-{number}.safetensors"
     words = ["--state-dir", str(state), "--data", str(data), "--round", str(number), "--epochs", "2", "--out", str(out)]
-    command = [sys.executable, "-m", "port_agent.train.worker", "--bundle", str(bundle), *words]
+    command = [sys.executable, "-m", "port_agent.training.worker", "--bundle", str(bundle), *words]
     assert subprocess.run(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}).returncode == 0
     return out
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from port_agent.control.client import ControlError
-from port_agent.finetune.inputs.options import FinetuneOptions
-from port_agent.finetune.job_file import FinetuneJob
+from port_agent.finetuning.inputs.options import FinetuneOptions
+from port_agent.finetuning.job_file import FinetuneJob
 from port_agent.supervisor.service import MAX_UPLOADS
 from tests.agent.live_daemon import BUNDLE, CONFIG, ROOT, daemon
 

@@ -57,8 +57,10 @@ def test_a_job_that_cannot_run_here_is_trained_there_and_its_result_comes_back(
     assert attic.result() == expected
     assert done["step"] == done["total_steps"] == BUNDLE["steps"] and done["reason"] == "trained on cellar"
     assert [entry["text"] for entry in done["history"] if entry["kind"] == "moved"] == [
-        "moves to cellar", "is on cellar now", "was trained on cellar",
-    ]  # fmt: skip
+        "moves to cellar",
+        "is on cellar now",
+        "was trained on cellar",
+    ]
     until(lambda: settled(attic, cellar), attic.own)
 
 
@@ -198,7 +200,7 @@ def trained_at_home(bundle: Path, epochs: int) -> bytes:
     out = bundle.with_suffix(".safetensors")
     words = ["--bundle", str(bundle), "--state-dir", str(bundle.with_suffix(".state"))]
     words += ["--epochs", str(epochs), "--out", str(out)]
-    command = [sys.executable, "-m", "port_agent.train.worker", *words]
+    command = [sys.executable, "-m", "port_agent.training.worker", *words]
     done = subprocess.run(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return out.read_bytes()

@@ -107,9 +107,12 @@ def test_it_does_not_outlive_who_started_it() -> None:
     waiting = "import signal, sys; print('ready', flush=True); sys.stdin.read()"
     command = [*module_command("port_agent.system.exec_with_limits"), "--", sys.executable, "-c", waiting]
     with subprocess.Popen(
-        [sys.executable, "-c", middle, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        [sys.executable, "-c", middle, *command],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
         env=module_environment(),
-    ) as process:  # fmt: skip
+    ) as process:
         assert process.stdout is not None
         pid = int(process.stdout.readline())
         try:

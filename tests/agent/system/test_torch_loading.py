@@ -49,5 +49,5 @@ print(gc.isenabled(), sum(generation["collections"] for generation in gc.get_sta
 
 
 def test_a_worker_listens_before_torch_is_there() -> None:
-    program = "import sys, port_agent.train.worker; print('torch' in sys.modules)"
+    program = "import sys, port_agent.training.worker; print('torch' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", program], text=True).strip() == "False"

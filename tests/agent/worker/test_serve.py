@@ -6,7 +6,7 @@ import signal
 import pytest
 import torch
 
-from port_agent.train.state.finite import NonFiniteError
+from port_agent.training.state.finite import NonFiniteError
 from port_agent.worker.control import Control, Emit
 from port_agent.worker.protocol import FailureCause
 from port_agent.worker.serve import failure_cause, serve

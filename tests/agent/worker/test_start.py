@@ -70,5 +70,5 @@ def test_where_its_errors_go() -> None:
 def test_the_torch_worker_reads_back_what_it_is_told(tmp_path: Path) -> None:
     told = TorchOptions(bundle=tmp_path / "a bundle", state_dir=tmp_path, steps=3, verify=4, digest=True)
     program, dash_m, module, *words = [word for word in torch_worker(told) if word != "-P"]
-    assert (program, dash_m, module) == (sys.executable, "-m", "port_agent.train.worker")
+    assert (program, dash_m, module) == (sys.executable, "-m", "port_agent.training.worker")
     assert TorchOptions.parse(words, program="test") == told

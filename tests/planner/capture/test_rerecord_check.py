@@ -143,8 +143,11 @@ STEADY: dict[str, tuple[Callable[[], nn.Module], Loss]] = {
     "dropout": (net, entropy),
     "torch noise": (net, lambda m, x, y: entropy(m, x + torch.randn_like(x), y)),
     "masked rows": (net, lambda m, x, y: (functional.cross_entropy(m(x), y, reduction="none") * (x[:, 0] > 0)).mean()),
-    "classes spread out": (net, lambda m, x, y: (m(x) * functional.one_hot((99 * x[:, :3]).abs().long(), 999).sum(-1)).mean()),
-}  # fmt: skip
+    "classes spread out": (
+        net,
+        lambda m, x, y: (m(x) * functional.one_hot((99 * x[:, :3]).abs().long(), 999).sum(-1)).mean(),
+    ),
+}
 
 
 @pytest.mark.parametrize("what", STEADY)

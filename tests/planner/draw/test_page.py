@@ -38,5 +38,7 @@ def test_what_the_pointer_shows_is_data_and_no_markup() -> None:
     found = re.search(r'<script type="application/json" id="step">(.*?)</script>', text)
     assert found is not None
     assert json.loads(found[1]) == {
-        "moments": [0.0, 0.5, 1.0], "memory": [1024, 3072], "operators": ["</script><b>", "relu"]
-    }  # fmt: skip
+        "moments": [0.0, 0.5, 1.0],
+        "memory": [1024, 3072],
+        "operators": ["</script><b>", "relu"],
+    }

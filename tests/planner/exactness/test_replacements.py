@@ -73,7 +73,7 @@ def test_what_comparing_holds_at_once_is_known_before(monkeypatch: pytest.Monkey
     model = nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.Tanh(), nn.Linear(32, 1))
     deep = capture_step(
         model, lambda m, x: m(x).square().mean(), torch.optim.SGD(model.parameters(), lr=0.1), (torch.randn(256, 32),)
-    ).graphs["step"]  # fmt: skip
+    ).graphs["step"]
     halved, chained = split_gradients(step()), tile_chains(deep, find_chains(deep, 1 << 10), 4)
     for graph, rewritten in ((step(), halved), (deep, chained)):
         assert rewritten.replacements
@@ -93,9 +93,11 @@ def test_what_vectors_round_apart_is_cut_where_threads_shares_end_with_whole_one
     monkeypatch.setattr(tiles, "SPLIT_BYTES", 1 << 10)
     model = nn.Sequential(nn.Linear(8, width), nn.SiLU(), nn.Linear(width, 1)).double()
     graph = capture_step(
-        model, lambda m, x: m(x).square().mean(), torch.optim.SGD(model.parameters(), lr=0.1),
+        model,
+        lambda m, x: m(x).square().mean(),
+        torch.optim.SGD(model.parameters(), lr=0.1),
         (torch.randn(250, 8, dtype=torch.float64),),
-    ).graphs["step"]  # fmt: skip
+    ).graphs["step"]
     rewritten = tile_chains(graph, find_chains(graph, 1 << 10), 4)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -143,9 +145,9 @@ def half_step() -> StepGraph:
 
     model = nn.Sequential(Block(), Block()).bfloat16()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return capture_step(
-        model, lambda m, x: m(x).square().mean(), optimizer, (torch.randn(128, 96).bfloat16(),)
-    ).graphs["step"]  # fmt: skip
+    return capture_step(model, lambda m, x: m(x).square().mean(), optimizer, (torch.randn(128, 96).bfloat16(),)).graphs[
+        "step"
+    ]
 
 
 def otherwise_added(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
@@ -191,9 +193,11 @@ def test_numbers_that_do_not_cancel_hide_it(seen: bool, monkeypatch: pytest.Monk
     monkeypatch.setattr(tiles, "SPLIT_BYTES", 1 << 10)
     model = nn.Linear(96, 16).bfloat16()
     graph = capture_step(
-        model, lambda m, x: m(x).square().mean(), torch.optim.SGD(model.parameters(), lr=0.1),
+        model,
+        lambda m, x: m(x).square().mean(),
+        torch.optim.SGD(model.parameters(), lr=0.1),
         (torch.randn(128, 96).bfloat16(),),
-    ).graphs["step"]  # fmt: skip
+    ).graphs["step"]
     rewritten = tile_chains(graph, find_chains(graph, 1 << 11), 4)
     otherwise_added(monkeypatch, 128)
     if not seen:
@@ -205,9 +209,11 @@ def test_products_are_compared_with_the_factors_that_they_are_called_with(monkey
     monkeypatch.setattr(tiles, "SPLIT_BYTES", 1 << 10)
     model = nn.Linear(96, 16).bfloat16()
     graph = capture_step(
-        model, lambda m, x: torch.addmm(m.bias, x, m.weight.t(), beta=0.5, alpha=2.0).square().mean(),
-        torch.optim.SGD(model.parameters(), lr=0.1), (torch.randn(128, 96).bfloat16(),),
-    ).graphs["step"]  # fmt: skip
+        model,
+        lambda m, x: torch.addmm(m.bias, x, m.weight.t(), beta=0.5, alpha=2.0).square().mean(),
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        (torch.randn(128, 96).bfloat16(),),
+    ).graphs["step"]
     rewritten = tile_chains(graph, find_chains(graph, 1 << 11), 4)
     function_of, called = comparison.function_of, list[dict[str, Any]]()
 

@@ -9,8 +9,10 @@ from port_planner.ir.graph import Op, Phase, Ref, Role, StepGraph, Storage, Valu
 def looked_up() -> StepGraph:
     """Return a step that looks eight rows of five up."""
     storages = (
-        Storage(5 * 3 * 4, Role.PARAMETER, "table"), Storage(8 * 8, Role.BATCH, "rows"), Storage(8 * 3 * 4, Role.TEMPORARY, ""),
-    )  # fmt: skip
+        Storage(5 * 3 * 4, Role.PARAMETER, "table"),
+        Storage(8 * 8, Role.BATCH, "rows"),
+        Storage(8 * 3 * 4, Role.TEMPORARY, ""),
+    )
     values = (
         Value(0, "float32", (5, 3), (3, 1), 0),
         Value(1, "int64", (8,), (1,), 0),

@@ -36,9 +36,10 @@ def test_keeping_everything_takes_what_the_arena_takes(count):
 def test_what_runs_again_stands_before_its_step_with_its_inputs_first():
     found, _ = stated()
     gap = next(
-        (g, gap) for g, gap in enumerate(found.problem.gaps)
+        (g, gap)
+        for g, gap in enumerate(found.problem.gaps)
         if found.problem.tensors[gap.tensor].rematerializations and not gap.dead and gap.tensor > 1
-    )  # fmt: skip
+    )
     schedule = Schedule((Choice(gap[0], gap[1].before, GapDecision.RECOMPUTE),))
     assert found.recomputation(schedule).before == {gap[1].before: (found.names[gap[1].tensor],)}
 

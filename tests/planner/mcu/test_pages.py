@@ -255,8 +255,11 @@ def moved() -> tuple[SampleProgram, list[TableRow], str]:
 def test_no_page_row_can_be_left_out_or_aimed_elsewhere(moved):
     program, rows, name = moved
     assert [row.kind for row in rows if row.page == name] == [
-        StepKind.PAGE_OUT, StepKind.PAGE_WAIT, StepKind.PAGE_IN, StepKind.PAGE_WAIT,
-    ]  # fmt: skip
+        StepKind.PAGE_OUT,
+        StepKind.PAGE_WAIT,
+        StepKind.PAGE_IN,
+        StepKind.PAGE_WAIT,
+    ]
     names = sorted({residency for row in rows for residency in row.touched})
     for index, row in enumerate(rows):
         if not row.page:

@@ -137,9 +137,10 @@ def test_layers_without_low_bytes_round_stochastically_and_the_others_to_nearest
     assert mixed.q88 and mixed.ram_bytes < compiled.ram_bytes
     engines = {}
     for name, built, rule in (
-        ("mixed", mixed, UpdateRounding.Q88), ("wide", compiled, UpdateRounding.Q88),
+        ("mixed", mixed, UpdateRounding.Q88),
+        ("wide", compiled, UpdateRounding.Q88),
         ("int8", compiled, UpdateRounding.STOCHASTIC),
-    ):  # fmt: skip
+    ):
         engine = engines[name] = HostEngine(built)
         engine.set_options(UpdateOptions(5e-3, rule))
         engine.train(inputs[0], int(labels[0]))

@@ -121,9 +121,7 @@ def test_an_input_is_there_kept_back_or_as_an_intermediate() -> None:
     assert formulation.presence(1, 0, 1) == [], "only born there"
     assert formulation.presence(1, 5, 2) == [], "another version"
     assert formulation.presence(3, 0, 9) == [], "gone for good"
-    assert formulation.presence(1, 0, 5) == [
-        (columns.presence[5], 1.0), (formulation.intermediates[1, 5], 1.0)
-    ]  # fmt: skip
+    assert formulation.presence(1, 0, 5) == [(columns.presence[5], 1.0), (formulation.intermediates[1, 5], 1.0)]
     fixed = Formulation(replace(chain(), ram_bytes=40), Breadth())
     assert fixed.presence(1, 0, 5) is None, "kept whatever is decided"
 

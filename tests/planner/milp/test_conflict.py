@@ -17,9 +17,7 @@ from tests.planner.steps import costs_of, tiny_step
 
 def tightened(seed: int, ram: float, time: float) -> Formulation:
     problem = random_problem(seed, semantics=Semantics.REAL)
-    tight = replace(
-        problem, ram_bytes=round((problem.ram_bytes or 0) * ram), deadline_s=problem.base_seconds * time
-    )  # fmt: skip
+    tight = replace(problem, ram_bytes=round((problem.ram_bytes or 0) * ram), deadline_s=problem.base_seconds * time)
     return Formulation(tight, SMALLEST)
 
 

@@ -145,9 +145,11 @@ BORN = Problem(
 """What comes back at stage 2 needs 15 bytes, before a tensor is made there in pieces."""
 
 LATER = Problem(
-    _stages(), (AGAIN, BUSY, replace(AGAIN, name="later", nbytes=9, rematerializations=(Rematerialization(1.0, 1.0, ()),))), 15,
+    _stages(),
+    (AGAIN, BUSY, replace(AGAIN, name="later", nbytes=9, rematerializations=(Rematerialization(1.0, 1.0, ()),))),
+    15,
     groups=(_in_pieces(2, 6, 2, (2,)),),
-)  # fmt: skip
+)
 """What comes back first at stage 2 needs 15 bytes, before another tensor comes back in pieces."""
 
 

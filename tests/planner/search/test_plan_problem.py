@@ -56,10 +56,13 @@ def test_the_name_is_of_step_and_limits_and_not_of_costs() -> None:
     costlier = replace(asked.costs, ops=tuple(replace(op, seconds=2 * op.seconds) for op in asked.costs.ops))
     assert unpack_problem(pack_problem(asked)).name == asked.name == replace(asked, costs=costlier).name
     others = [
-        replace(asked, ram_bytes=asked.ram_bytes + 1), replace(asked, deadline_s=9.0), replace(asked, write_limit_bytes=1),
-        replace(asked, time_limit_s=6.0), replace(asked, strategy="milp"),
+        replace(asked, ram_bytes=asked.ram_bytes + 1),
+        replace(asked, deadline_s=9.0),
+        replace(asked, write_limit_bytes=1),
+        replace(asked, time_limit_s=6.0),
+        replace(asked, strategy="milp"),
         replace(asked, graph=replace(asked.graph, aux=(*asked.graph.aux, asked.graph.loss))),
-    ]  # fmt: skip
+    ]
     assert len({asked.name, *(other.name for other in others)}) == len(others) + 1
 
 

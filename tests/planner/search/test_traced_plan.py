@@ -78,9 +78,12 @@ def test_nothing_leaves_where_all_fits() -> None:
 def test_what_passes_through_in_pieces_may_leave_where_it_is_made() -> None:
     """An operator takes and makes 12 MiB of 10; what it made is not there all the time afterwards."""
     ops = (
-        TracedOp(0.01, 0, (0,), (), (1,)), TracedOp(0.01, 0, (0, 1), (), (2,)), TracedOp(0.01, 0, (2,)),
-        TracedOp(0.01, 0, (0, 3)), TracedOp(0.01, 0, (2,)),
-    )  # fmt: skip
+        TracedOp(0.01, 0, (0,), (), (1,)),
+        TracedOp(0.01, 0, (0, 1), (), (2,)),
+        TracedOp(0.01, 0, (2,)),
+        TracedOp(0.01, 0, (0, 3)),
+        TracedOp(0.01, 0, (2,)),
+    )
     storages = tuple(TracedStorage(4 * MIB, s in (0, 3), 5) for s in range(4))
     plans = list(traced_plans(TracedRequest(TracedStep(ops, storages), DEVICE, 10 * MIB, search_s=0.0)))
     assert len(plans) == 1 and plans[0].peak_bytes <= 10 * MIB

@@ -57,8 +57,10 @@ def test_a_frozen_weight_that_is_embedding_and_head_is_found_and_read_both_ways(
     cut = blocks_of(weight, 3)
     assert [(b.begin, b.end) for b in cut[ROWS]] == [(0, 320), (320, 656), (656, 1000)]
     assert [(b.suffix, b.begin, b.end) for b in cut[COLUMNS]] == [
-        ("#columns/0", 0, 32), ("#columns/1", 32, 64), ("#columns/2", 64, 96)
-    ]  # fmt: skip
+        ("#columns/0", 0, 32),
+        ("#columns/1", 32, 64),
+        ("#columns/2", 64, 96),
+    ]
 
 
 def test_weights_that_are_read_in_another_way_stay_whole() -> None:
@@ -93,8 +95,9 @@ def test_a_head_with_a_bias_and_an_input_of_three_dimensions() -> None:
     graph = capture_step(model, lambda m, x: m(x).square().mean(), optimizer, (torch.randn(3, 17, 64),)).graphs["step"]
     rewritten = read_in_blocks(graph, chosen(graph, 4))
     assert sorted(r.what for r in rewritten.replacements) == [
-        "addmm with 1.weight by rows in 4 blocks", "mm with 1.weight by columns in 4 blocks",
-    ]  # fmt: skip
+        "addmm with 1.weight by rows in 4 blocks",
+        "mm with 1.weight by columns in 4 blocks",
+    ]
     assert differing(graph, rewritten) == ()
 
 
@@ -306,9 +309,11 @@ def test_a_trained_head_that_is_the_embedding_too_exists_in_rows_alone(optimizer
         verify_operands(small)
         assert differing(graph, rewritten) == ()
         assert sorted(r.what for r in rewritten.replacements) == [
-            f"embedding with {NAME} by rows in 5 blocks", f"gradient and update of {NAME} by rows in 5 blocks",
-            f"mm with {NAME} by columns in {columns} blocks", f"mm with {NAME} by rows in 5 blocks",
-        ]  # fmt: skip
+            f"embedding with {NAME} by rows in 5 blocks",
+            f"gradient and update of {NAME} by rows in 5 blocks",
+            f"mm with {NAME} by columns in {columns} blocks",
+            f"mm with {NAME} by rows in 5 blocks",
+        ]
         assert not any("#columns" in storage.name for storage in small.storages)
     least, whole = floor_of(small, costs_of(small)), floor_of(graph, costs_of(graph))
     assert least.nbytes < whole.nbytes * 0.6

@@ -19,15 +19,18 @@ def run(code: str) -> str:
 
 
 def test_torch_is_imported_without_kernels_for_the_meta_device_and_has_them_later() -> None:
-    assert run(
-        "import sys, warnings\n"
-        "from port_planner.torch_compat.loading import without_meta_kernels\n"
-        "with without_meta_kernels():\n"
-        "    import torch\n"
-        "gone = 'torch._meta_registrations' not in sys.modules\n"
-        "import torch._meta_registrations as later\n"
-        "print(gone, hasattr(later, 'meta_mm'), torch.Generator().initial_seed() > 0)"
-    ) == "True True True"  # fmt: skip
+    assert (
+        run(
+            "import sys, warnings\n"
+            "from port_planner.torch_compat.loading import without_meta_kernels\n"
+            "with without_meta_kernels():\n"
+            "    import torch\n"
+            "gone = 'torch._meta_registrations' not in sys.modules\n"
+            "import torch._meta_registrations as later\n"
+            "print(gone, hasattr(later, 'meta_mm'), torch.Generator().initial_seed() > 0)"
+        )
+        == "True True True"
+    )
 
 
 def test_the_marks_are_those_of_the_real_compiler() -> None:
@@ -74,5 +77,5 @@ def test_what_is_marked_is_not_compiled() -> None:
         "seen = []\n"
         "never_compile(marked)\n"
         "print(torch.compile(marked, backend='eager')(torch.ones(1)).item(), seen)"
-    )  # fmt: skip
+    )
     assert out == "2.0 [False]"

@@ -13,13 +13,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from port_agent.cli.terminal import terminal
-from port_agent.finetune.inputs.options import FinetuneOptions
-from port_agent.finetune.text.tokenizing import TokenizerProcess
+from port_agent.finetuning.inputs.options import FinetuneOptions
+from port_agent.finetuning.text.tokenizing import TokenizerProcess
 from port_planner.base.errors import PortError
 
 if TYPE_CHECKING:
-    from port_agent.finetune.explain import Explanation
-    from port_agent.finetune.training import FinetuneOutcome, Update
+    from port_agent.finetuning.explain import Explanation
+    from port_agent.finetuning.training import FinetuneOutcome, Update
 
 
 def main() -> int:
@@ -32,7 +32,7 @@ def main() -> int:
             tokenizer.tokenized()  # before torch: it ends with its memory
         if sys.argv[2:3] == ["--explain"]:
             return _explain(options, int(sys.argv[3]), tokenizer)
-        from port_agent.finetune.training import exit_code, finetune
+        from port_agent.finetuning.training import exit_code, finetune
 
         bar = Progress(
             TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[said]}"),
@@ -63,7 +63,7 @@ def main() -> int:
 def _explain(options: FinetuneOptions, ram_bytes: int, tokenizer: TokenizerProcess) -> int:
     """Print what a fine-tuning would do. Raises FinetuneError."""
     from port_agent.cli.finetune.explanation import explanation_table
-    from port_agent.finetune.explain import explain
+    from port_agent.finetuning.explain import explain
 
     found = explain(options, ram_bytes, tokenizer)
     if options.json:

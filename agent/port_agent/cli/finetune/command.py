@@ -15,16 +15,16 @@ import msgspec
 from port_agent.cli.arguments import UsageError, positive_number, size, whole_number, writable_folder
 from port_agent.cli.exec import add_budget_options, check_page_dir, run_in_budget
 from port_agent.control import places
-from port_agent.finetune.inputs.model_files import check_model_files, check_stored_as, has_own_code
-from port_agent.finetune.inputs.options import FinetuneOptions, MicroBatchOrder
-from port_agent.finetune.text.records import Records
-from port_agent.finetune.text.task import read_config
+from port_agent.finetuning.inputs.model_files import check_model_files, check_stored_as, has_own_code
+from port_agent.finetuning.inputs.options import FinetuneOptions, MicroBatchOrder
+from port_agent.finetuning.text.records import Records
+from port_agent.finetuning.text.task import read_config
 from port_agent.packing.quantized import Quantization
 from port_agent.worker.thread_limit import usable_cores
 from port_planner.base.units import format_bytes
 
 if TYPE_CHECKING:
-    from port_agent.finetune.job_file import FinetuneJob
+    from port_agent.finetuning.job_file import FinetuneJob
 
 _EPILOG = """\
 data: .jsonl, a line each with "text", or "prompt" and "completion", or "messages" (role and content; written in the
@@ -104,41 +104,54 @@ def _add_what_is_trained(group: "argparse._ArgumentGroup") -> None:
     )
     what.add_argument("--full", action="store_true", help="train all weights, in 32 bits, instead of adapters")
     group.add_argument(
-        "--base", choices=(_AS_STORED, *(grid.value for grid in Quantization)), metavar="GRID",
+        "--base",
+        choices=(_AS_STORED, *(grid.value for grid in Quantization)),
+        metavar="GRID",
         help="put the frozen weights on a grid first: nf4 (4.5 bits a weight) or int8 (8.25); less is read at each step, and it "
         f"is another model that is trained (default: as they are stored; {_AS_STORED} says that this is bfloat16, or refuses)",
-    )  # fmt: skip
+    )
     group.add_argument(
-        "--targets", metavar="A,B", default="",
+        "--targets",
+        metavar="A,B",
+        default="",
         help="layers that get adapters, by the ends of their names (default: what peft takes for this kind of model)",
-    )  # fmt: skip
+    )
 
 
 def _add_updates(group: "argparse._ArgumentGroup") -> None:
     group.add_argument(
-        "--seq-len", type=whole_number(_MIN_TOKENS, _MAX_TOKENS), default=256, metavar="N",
+        "--seq-len",
+        type=whole_number(_MIN_TOKENS, _MAX_TOKENS),
+        default=256,
+        metavar="N",
         help="tokens of the longest sequence (default 256)",
-    )  # fmt: skip
+    )
     group.add_argument("--batch", type=whole_number(1), default=1, metavar="N", help="sequences at once (default 1)")
     group.add_argument(
         "--accumulate", type=whole_number(1), default=1, metavar="N", help="batches per update (default 1)"
     )
     group.add_argument(
-        "--accumulate-by", type=MicroBatchOrder, choices=tuple(MicroBatchOrder), metavar="ORDER",
+        "--accumulate-by",
+        type=MicroBatchOrder,
+        choices=tuple(MicroBatchOrder),
+        metavar="ORDER",
         help="run the batches of an update one after the other (batches), or together, layer by layer (layers): weights are read once per "
         "update, layers are computed once more; the same bits (default: layers where weights do not fit into --ram and --accumulate is "
         "more than 1, and where adapters wrote to a disk that wears out). With one batch, layers keeps of each layer only what it is given: where "
         "what one layer makes fits, adapters then train without writing to the disk",
-    )  # fmt: skip
+    )
     group.add_argument(
-        "--autocast", action="store_true",
+        "--autocast",
+        action="store_true",
         help="run forward passes in bfloat16 where torch's autocast does so; weights stay as they are",
-    )  # fmt: skip
+    )
     group.add_argument(
-        "--head-rows", type=whole_number(_MIN_HEAD_ROWS), metavar="N",
+        "--head-rows",
+        type=whole_number(_MIN_HEAD_ROWS),
+        metavar="N",
         help="run the head on N rows at a time, whatever the bits (default: on all, or on fewer where the budget has no room for all and "
         "this device gives the same bits, which is compared)",
-    )  # fmt: skip
+    )
     length = group.add_mutually_exclusive_group()
     length.add_argument(
         "--epochs", type=whole_number(1), default=1, metavar="N", help="passes over the data (default 1)"
@@ -146,9 +159,12 @@ def _add_updates(group: "argparse._ArgumentGroup") -> None:
     length.add_argument("--updates", type=whole_number(1), metavar="N", help="so many updates instead")
     group.add_argument("--lr", type=positive_number, default=2e-4, metavar="R", help="learning rate (default 2e-4)")
     group.add_argument(
-        "--held-out", type=_share, default=0.05, metavar="SHARE",
+        "--held-out",
+        type=_share,
+        default=0.05,
+        metavar="SHARE",
         help="share of the sequences that only measures perplexity, before and after (default 0.05; 0: none)",
-    )  # fmt: skip
+    )
     group.add_argument("--seed", type=whole_number(0), default=0, metavar="N", help="of order and adapters (default 0)")
 
 
@@ -163,9 +179,10 @@ def _add_job(group: "argparse._ArgumentGroup") -> None:
     )
     group.add_argument("--name", help="of the job, with --submit (default: after model and data)")
     group.add_argument(
-        "--federated", action="store_true",
+        "--federated",
+        action="store_true",
         help="with --submit: train a round of the adapters when a paired device that leads a federation of this name asks",
-    )  # fmt: skip
+    )
 
 
 def _rank(text: str) -> int:
@@ -223,7 +240,7 @@ def _finetune(arguments: argparse.Namespace) -> int:
 
 def _submit(arguments: argparse.Namespace, options: FinetuneOptions) -> int:
     """Give it to the agent. Raises UsageError, and ControlError of the agent."""
-    from port_agent.finetune.job_file import FinetuneJob
+    from port_agent.finetuning.job_file import FinetuneJob
     from port_agent.jobs.job import JobKind, name_like
 
     given = next((name for name in _NOT_SUBMITTED if getattr(arguments, name)), None)
@@ -260,6 +277,8 @@ def _job_file(job: "FinetuneJob", *, federated: bool) -> Iterable[bytes]:
     """Return the content of a job's file. Raises FinetuneError and OSError."""
     if not federated:
         return (job.encoded(),)
-    from port_agent.finetune.federated import federated_job  # with torch, for the adapter that a federation begins with
+    from port_agent.finetuning.federated import (
+        federated_job,  # with torch, for the adapter that a federation begins with
+    )
 
     return federated_job(job)

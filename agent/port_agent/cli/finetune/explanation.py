@@ -7,8 +7,8 @@ from rich.table import Table
 from port_planner.base.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from port_agent.finetune.explain import Explanation
-    from port_agent.finetune.inputs.options import FinetuneOptions
+    from port_agent.finetuning.explain import Explanation
+    from port_agent.finetuning.inputs.options import FinetuneOptions
 
 
 def explanation_table(found: "Explanation", options: "FinetuneOptions") -> Table:

@@ -54,7 +54,7 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def _merge(arguments: argparse.Namespace) -> int:
     """Raises FinetuneError."""
-    from port_agent.finetune.inputs.model_files import check_not_there
+    from port_agent.finetuning.inputs.model_files import check_not_there
 
     check_not_there(arguments.out)  # before torch and transformers, which take seconds
     from port_agent.system.torch_loading import load_torch_library
@@ -64,7 +64,7 @@ def _merge(arguments: argparse.Namespace) -> int:
 
     light_dynamo.hold_place()  # nothing is compiled here
     from port_agent.cli.progress import StageBar
-    from port_agent.finetune.merge import merge_adapter
+    from port_agent.finetuning.merge import merge_adapter
 
     def note(text: str) -> None:
         print(f"port-agent: {text}", file=sys.stderr)

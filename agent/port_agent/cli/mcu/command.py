@@ -62,38 +62,54 @@ def _add_compile(add: Adder) -> None:
     parser.add_argument("project", type=readable_folder, help="directory with project.py")
     parser.add_argument("-o", "--out", type=writable_folder, help="directory to write (default: PROJECT/build)")
     parser.add_argument(
-        "--sparse-update", type=size, metavar="RAM",
+        "--sparse-update",
+        type=size,
+        metavar="RAM",
         help="choose which biases and weights are trained: measure what each gains on the project's training samples, "
         "solve for the best sets whose arena and trained parameters take at most RAM, such as 12K, and take the one that "
         "measures best when it is trained itself",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--dynamic-update", type=positive_number, metavar="SHARE", help="in every step train only this share of each layer's "
+        "--dynamic-update",
+        type=positive_number,
+        metavar="SHARE",
+        help="in every step train only this share of each layer's "
         "channels, such as 0.25: those with the largest gradients (groups of four); less work, but no bands within --ram",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--q88", action="store_true", help="give every trained weight a low byte and round to nearest: ends nearer to fp32 than "
+        "--q88",
+        action="store_true",
+        help="give every trained weight a low byte and round to nearest: ends nearer to fp32 than "
         "stochastic rounding of int8, takes a byte more per trained weight; where --ram does not hold that, the layers with most "
         "weights have none",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--ram", type=size, help="let arena and trained parameters take at most RAM, such as 16K; what is not kept between "
+        "--ram",
+        type=size,
+        help="let arena and trained parameters take at most RAM, such as 16K; what is not kept between "
         "forward and backward is computed again, with the same bits",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--page", choices=["psram", "nor", "sd"], help="external memory that tensors may be paged to where that takes less "
+        "--page",
+        choices=["psram", "nor", "sd"],
+        help="external memory that tensors may be paged to where that takes less "
         "energy than computing again, or memory that nothing else frees; psram also holds what is trained; goes with --ram",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--deadline", type=duration, metavar="TIME", help="refuse a training step that takes longer per sample, such as "
+        "--deadline",
+        type=duration,
+        metavar="TIME",
+        help="refuse a training step that takes longer per sample, such as "
         "50ms, by the instruction counts and the board's file; goes with --ram",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--per-joule", action="store_true", help="choose between training less and recomputing or paging more: the project's "
+        "--per-joule",
+        action="store_true",
+        help="choose between training less and recomputing or paging more: the project's "
         "scheme (or the one --sparse-update finds), a quarter, half and three quarters of the layers, and everything are "
         "planned for --ram and trained on the project's samples in the host's engine; of those within one standard error of "
         "the best accuracy the one that gains most per joule is taken",
-    )  # fmt: skip
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=_loaded_when_run("compiling", "run_compile"))
 
@@ -149,9 +165,12 @@ def _add_train(add: Adder) -> None:
         "--snapshot-every", type=whole_number(1), help="samples between snapshots on the host (default 200)"
     )
     parser.add_argument(
-        "--shard", type=_shard, metavar="K/N", help="train only part K of N of the samples, such as 2/3: several boards, each "
+        "--shard",
+        type=_shard,
+        metavar="K/N",
+        help="train only part K of N of the samples, such as 2/3: several boards, each "
         "with a part and a --state-dir of its own, train every sample exactly once; it goes on only while its part is unchanged",
-    )  # fmt: skip
+    )
     parser.add_argument("--state-dir", type=writable_folder, help="where snapshots are kept (default: beside the job)")
     parser.add_argument("--out", type=writable_file, help="write the trained parameters here")
     parser.set_defaults(run=_loaded_when_run("training", "run_train"))
@@ -174,10 +193,11 @@ def _add_eval(add: Adder) -> None:
 
 def _add_logs(add: Adder) -> None:
     parser = add(
-        "logs", help="counters of a board: frames, errors, steps, stack, resets",
+        "logs",
+        help="counters of a board: frames, errors, steps, stack, resets",
         description="Show what a board counts: frames, errors, steps, stack, resets. What a job in the agent's queue "
         "did is in its own log: port-agent logs JOB.",
-    )  # fmt: skip
+    )
     _add_port(parser)
     parser.add_argument("--follow", action="store_true", help="print again every second")
     parser.add_argument("--json", action="store_true", help="print JSON lines")

@@ -55,9 +55,12 @@ def run_compile(arguments: argparse.Namespace) -> int:
     model = read_model(out)
     if arguments.json:
         figures = {
-            "job": str(job), "model": model.name, "hash": model.sha256.hex(), "arena_bytes": model.arena_bytes,
+            "job": str(job),
+            "model": model.name,
+            "hash": model.sha256.hex(),
+            "arena_bytes": model.arena_bytes,
             "parameter_bytes": model.parameter_bytes,
-        }  # fmt: skip
+        }
         show_json(figures | _choices_json(choices, arguments.q88))
         return 0
     _show_choices(choices)
@@ -95,9 +98,12 @@ def _choose(project: Project, arguments: argparse.Namespace) -> tuple[Project, _
     if arguments.per_joule:
         with StageBar(("measure",), quiet=arguments.json) as bar:
             project, valuation = value_project(
-                project, arguments.ram, arguments.deadline, arguments.page,
+                project,
+                arguments.ram,
+                arguments.deadline,
+                arguments.page,
                 lambda done, total: bar.update("measure", done / total),
-            )  # fmt: skip
+            )
         held = valuation.chosen.fitted
     elif arguments.ram is not None:
         project, held = hold_project(project, arguments.ram, arguments.deadline, arguments.page)
@@ -137,9 +143,10 @@ def _fitted_json(fitted: FittedModel) -> dict[str, Any]:
     `proven`: no scheme within the limits is predicted to do better than the knapsack's answer.
     """
     return _finalist_json(fitted.best) | {
-        "proven": fitted.optimum.proven, "untrained": fitted.table.baseline,
+        "proven": fitted.optimum.proven,
+        "untrained": fitted.table.baseline,
         "finalists": [_finalist_json(finalist) for finalist in fitted.finalists],
-    }  # fmt: skip
+    }
 
 
 def _finalist_json(finalist: Finalist) -> dict[str, Any]:

@@ -50,16 +50,22 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
         help="a round ends then, without those who have not replied (default 1h)",
     )  # fmt: skip
     start.add_argument(
-        "--min-share", type=positive_number, default=0.5, metavar="X",
+        "--min-share",
+        type=positive_number,
+        default=0.5,
+        metavar="X",
         help="with replies of fewer than this share of those asked a round is abandoned and done again (default 0.5)",
-    )  # fmt: skip
+    )
     start.add_argument(
         "--clip", type=positive_number, default=0.0, metavar="NORM", help="clip each device's change to this norm"
     )
     start.add_argument(
-        "--noise", type=positive_number, default=0.0, metavar="Z",
+        "--noise",
+        type=positive_number,
+        default=0.0,
+        metavar="Z",
         help="with --clip: Gaussian noise of Z times the norm over the number of devices (differential privacy; its epsilon over all rounds is printed)",
-    )  # fmt: skip
+    )
     start.add_argument(
         "--secure",
         action="store_true",

@@ -64,40 +64,51 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def _add_devices(group: "argparse._ArgumentGroup") -> None:
     group.add_argument(
-        "--gpu-ram", type=size, metavar="SIZE",
+        "--gpu-ram",
+        type=size,
+        metavar="SIZE",
         help="memory of a device that has its own, e.g. 4G: tensors, context and libraries. Where the device shares the host's memory, "
         "--ram is for all of it",
-    )  # fmt: skip
+    )
     group.add_argument(
-        "--recording-gpu-ram", type=size, metavar="SIZE",
+        "--recording-gpu-ram",
+        type=size,
+        metavar="SIZE",
         help="with --gpu-ram: memory of the device that planning may take while plain PyTorch's steps run, which are recorded and compared with "
         "(default: as --gpu-ram). What autograd saves goes to the host's memory then, weights, gradients and optimizer state do not",
-    )  # fmt: skip
+    )
     group.add_argument(
-        "--device", metavar="KIND",
+        "--device",
+        metavar="KIND",
         help="cpu, cuda or mps: where the step computes (default: where the script's model lies). The bundle is for that kind of device",
-    )  # fmt: skip
+    )
     group.add_argument(
-        "--place", metavar="KIND",
+        "--place",
+        metavar="KIND",
         help="cuda or mps: divide the step's operators between the CPU and this device, each where it was measured to take less time, transfers "
         "between them included. Or teams of the CPU's threads, such as cpu:1,cpu:4 or cpu:4xA76,cpu:4xA55 (clusters as `doctor` names them): each "
         "operator on the one with which it takes least energy. Bits are then those of each operator so, not of plain PyTorch "
         "(default: all on one device, with one number of threads)",
-    )  # fmt: skip
+    )
     group.add_argument(
-        "--threads", type=whole_number(1, 1024), metavar="N",
+        "--threads",
+        type=whole_number(1, 1024),
+        metavar="N",
         help="threads per operator, fixed in the bundle (default: what the script or OMP_NUM_THREADS sets, else the fastest "
         "number of 1 to all cores; 1 with --board)",
-    )  # fmt: skip
+    )
     group.add_argument(
-        "--cpus", type=whole_number(1), metavar="N",
+        "--cpus",
+        type=whole_number(1),
+        metavar="N",
         help="plan for N cores: measured, timed and tried on so many, page thread included (default: those that the policy's [limits] "
         "grant while nobody uses the device)",
-    )  # fmt: skip
+    )
     group.add_argument(
-        "--board", metavar="NAME",
+        "--board",
+        metavar="NAME",
         help="plan for a board that is not at hand: costs measured here are scaled to it, and the bundle says estimated",
-    )  # fmt: skip
+    )
 
 
 def _add_flash(group: "argparse._ArgumentGroup") -> None:
@@ -112,21 +123,26 @@ def _add_flash(group: "argparse._ArgumentGroup") -> None:
         "lives within a step; weights and optimizer state stay on the first",
     )
     group.add_argument(
-        "--medium", choices=[kind.name.lower() for kind in MediumKind],
+        "--medium",
+        choices=[kind.name.lower() for kind in MediumKind],
         help="what pages are written to (default: what the first --page-dir lies on, or the --board has): sets what a written byte costs",
-    )  # fmt: skip
+    )
     spared = group.add_mutually_exclusive_group()
     spared.add_argument("--writes-per-step", type=size, metavar="SIZE", help="write no more to flash in a step")
     spared.add_argument(
-        "--flash-life", type=duration, metavar="TIME",
+        "--flash-life",
+        type=duration,
+        metavar="TIME",
         help="write so little that the flash lasts so long if training never stops, such as 3y",
-    )  # fmt: skip
+    )
     group.add_argument("--flash-read", type=size, help="plan for flash no faster than this, bytes per second")
     group.add_argument("--flash-write", type=size, help="plan for flash no faster than this, bytes per second")
     group.add_argument(
-        "--config", type=readable_file, metavar="F",
+        "--config",
+        type=readable_file,
+        metavar="F",
         help=f"[energy] there says watts, prices and the card's endurance; default {places.SYSTEM_CONFIG} if it exists",
-    )  # fmt: skip
+    )
     add_deadline(group)
 
 
@@ -138,38 +154,49 @@ def _add_numbers(group: "argparse._ArgumentGroup") -> None:
         help="how far a learning-rate schedule is tabulated, and the numbers of an optimizer that is none of torch's",
     )
     group.add_argument(
-        "--verify", type=whole_number(0), metavar="N",
+        "--verify",
+        type=whole_number(0),
+        metavar="N",
         help="compare the first N steps with plain PyTorch's, bit for bit (default: one more than `accumulate`; 0: none)",
-    )  # fmt: skip
+    )
     group.add_argument(
-        "--prune", type=float, metavar="SHARE",
+        "--prune",
+        type=float,
+        metavar="SHARE",
         help="set this share of each weight matrix to zero, the smallest magnitudes, in steps over the first half of --epochs, and keep it so: "
         "weights and activations then pack smaller. Other numbers than plain PyTorch's (default: none is)",
-    )  # fmt: skip
+    )
     group.add_argument(
-        "--allow", choices=("reordered",),
+        "--allow",
+        choices=("reordered",),
         help="reordered: plan although operators of the step add in another order each time on its device, so that numbers differ from "
         "run to run, and let sums over rows or samples (gradients of weights) be made in pieces, whose last digits differ; nothing is "
         "compared with plain PyTorch then",
-    )  # fmt: skip
+    )
 
 
 def _add_sparse(group: "argparse._ArgumentGroup") -> None:
     group.add_argument(
-        "--sparse-update", action="store_true",
+        "--sparse-update",
+        action="store_true",
         help="train only the biases and weights that gain most, chosen so that the step fits the memory that the model lies in (--ram, "
         "--gpu-ram; --deadline, --step-joules) without paging or computing anything twice: measures what each layer gains in a short "
         "training, solves for the best set over the planner's bytes, freezes the rest and captures again",
-    )  # fmt: skip
+    )
     group.add_argument(
-        "--probe-steps", type=whole_number(1), default=20, metavar="N",
+        "--probe-steps",
+        type=whole_number(1),
+        default=20,
+        metavar="N",
         help="batches that each short training of --sparse-update takes (default 20)",
-    )  # fmt: skip
+    )
     group.add_argument(
-        "--step-joules", type=positive_number, metavar="J",
+        "--step-joules",
+        type=positive_number,
+        metavar="J",
         help="energy that a step of --sparse-update may take, in joules: operators and the device at rest meanwhile, "
         "estimated from the watts of the --board, or of a small board where none is given",
-    )  # fmt: skip
+    )
 
 
 def _add_search(group: "argparse._ArgumentGroup") -> None:
@@ -178,14 +205,16 @@ def _add_search(group: "argparse._ArgumentGroup") -> None:
         "--time-limit", type=duration, default=12.0, metavar="S", help="seconds of planning per graph (default 12)"
     )
     group.add_argument(
-        "--frontier", action="store_true",
+        "--frontier",
+        action="store_true",
         help="put more plans for smaller budgets into the bundle, and print them; the agent switches between them",
-    )  # fmt: skip
+    )
     group.add_argument(
-        "--solve-on", metavar="PEER",
+        "--solve-on",
+        metavar="PEER",
         help="let a paired device solve for the plan, by its name or id, or `any`: operators, their costs and the limits are sent, no "
         "weights, data or code; what comes back is checked here, and solved here where it does not",
-    )  # fmt: skip
+    )
     group.add_argument(
         "--runtime-dir",
         type=Path,
@@ -193,9 +222,11 @@ def _add_search(group: "argparse._ArgumentGroup") -> None:
         help="where the control socket of the agent is that knows paired devices",
     )
     group.add_argument(
-        "--write-model", type=writable_file, metavar="FILE",
+        "--write-model",
+        type=writable_file,
+        metavar="FILE",
         help="write the training step's planning model in the LP format (FILE.lp), its rows and columns by name",
-    )  # fmt: skip
+    )
 
 
 def _plan(arguments: argparse.Namespace) -> int:
@@ -277,9 +308,12 @@ def _print_choices(arguments: argparse.Namespace, manifest: "Manifest") -> None:
             table.add_column(column, justify="right")
         for i, c in enumerate(manifest.plans):
             table.add_row(
-                str(i), format_bytes(c.computing_peak_bytes), format_seconds(c.seconds), format_joules(c.joules),
+                str(i),
+                format_bytes(c.computing_peak_bytes),
+                format_seconds(c.seconds),
+                format_joules(c.joules),
                 format_bytes(c.written_bytes),
-            )  # fmt: skip
+            )
         terminal().print(table)
     wanted = wanted_pace(arguments.deadline, arguments.charging, arguments.epochs, manifest.steps_per_epoch())
     if wanted is not None:

@@ -44,12 +44,14 @@ def facts_of(path: Path, bundle: "Bundle", index: int) -> dict[str, Any]:
     media = bundle.costs[main].device.targets
     lasting = [
         {
-            "medium": medium.name, "endurance_bytes": medium.endurance_bytes, "written_bytes": written,
+            "medium": medium.name,
+            "endurance_bytes": medium.endurance_bytes,
+            "written_bytes": written,
             "packs_pages": medium.packs_pages,
             "lasts_steps": batches * medium.endurance_bytes / written if medium.endurance_bytes and written else None,
         }
         for medium, written in zip(media, program.written_to, strict=True)
-    ]  # fmt: skip
+    ]
     floor = floor_of(graph, bundle.costs[main])
     first = min(lasting, key=lambda one: one["lasts_steps"] or math.inf)
     count = {a: len({d.storage for d in plan.decisions if d.action is a}) for a in Action}
@@ -108,15 +110,19 @@ def _placed(bundle: "Bundle") -> dict[str, Any] | None:
         return {
             "operators": {team: where.count(team) for team in teams},
             "runs": [(team, len([*together])) for team, together in itertools.groupby(where)],
-            "transfers": 0, "transferred_bytes": 0, "teams": True,
-        }  # fmt: skip
+            "transfers": 0,
+            "transferred_bytes": 0,
+            "teams": True,
+        }
     moved = {i: found for i, op in enumerate(graph.ops) if (found := transfer_of(graph, op)) is not None}
     kinds = [where_it_runs(graph, i) for i in range(len(graph.ops)) if i not in moved]
     return {
         "operators": {kind: kinds.count(kind) for kind in bundle.manifest.placed},
         "runs": [(kind, len([*together])) for kind, together in itertools.groupby(kinds)],
-        "transfers": len(moved), "transferred_bytes": sum(graph.storages[t.target].nbytes for t in moved.values()), "teams": False,
-    }  # fmt: skip
+        "transfers": len(moved),
+        "transferred_bytes": sum(graph.storages[t.target].nbytes for t in moved.values()),
+        "teams": False,
+    }
 
 
 def _buckets(bundle: "Bundle") -> list[str]:

@@ -52,9 +52,12 @@ def _add_train(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "--verify", type=whole_number(0), default=0, metavar="N", help="compare the first N steps with plain PyTorch's"
     )
     parser.add_argument(
-        "--checkpoint-every", type=whole_number(1), default=1, metavar="N",
+        "--checkpoint-every",
+        type=whole_number(1),
+        default=1,
+        metavar="N",
         help="steps between checkpoints (default 1: a killed run loses only the unfinished step; more spares the flash)",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--read-limit",
         type=size,

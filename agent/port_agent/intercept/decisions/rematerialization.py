@@ -134,9 +134,12 @@ def remat_of(
     followed = {source.key for source in sources}
     try:
         return StorageRemat(
-            func, [_argument(a, followed) for a in args], {k: _argument(a, followed) for k, a in kwargs.items()},
-            sources, workspace_bytes,
-        )  # fmt: skip
+            func,
+            [_argument(a, followed) for a in args],
+            {k: _argument(a, followed) for k, a in kwargs.items()},
+            sources,
+            workspace_bytes,
+        )
     except _NotRepeatableError:
         return None
 

@@ -102,7 +102,7 @@ class TilingChoice:
 
 def _needed_resident(
     traits: OperatorTraits, inputs: list[Storage], mapped: MappedTiling | None, *, whole: bool
-) -> list[Storage]:  # fmt: skip
+) -> list[Storage]:
     """Return which operands must be resident: not those read by row or in pieces from a mapping."""
     if mapped is not None:
         return [storage for storage in inputs if storage is not mapped.storage]

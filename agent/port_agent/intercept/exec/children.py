@@ -56,9 +56,12 @@ class Children:
         self._dismiss()
         with contextlib.suppress(OSError):  # no process is left to be had: they are stopped all the same
             self._guard = subprocess.Popen(
-                [*_GUARD, *map(str, pids)], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL, start_new_session=True,
-            )  # fmt: skip
+                [*_GUARD, *map(str, pids)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
 
     def _dismiss(self) -> None:
         guard, self._guard = self._guard, None

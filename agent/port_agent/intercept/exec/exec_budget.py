@@ -168,9 +168,12 @@ class ExecBudget:
         if self._options.report is None:
             return
         run = {
-            "program": self._program, "ram_bytes": self._options.ram_bytes, "tensors_bytes": self._options.tensors_bytes,
-            "wall_s": time.perf_counter() - self._begin, "cpu_s": time.process_time(),
-        }  # fmt: skip
+            "program": self._program,
+            "ram_bytes": self._options.ram_bytes,
+            "tensors_bytes": self._options.tensors_bytes,
+            "wall_s": time.perf_counter() - self._begin,
+            "cpu_s": time.process_time(),
+        }
         try:
             write_atomically(Path(self._options.report), json.dumps({**run, **facts}, indent=1).encode() + b"\n")
         except OSError as error:

@@ -187,11 +187,13 @@ class Opportunistic:
         self._reported = StepFigures.now(self._steps, self._report())
         self._send(
             MemoryReleased(
-                step=self._steps, resident_bytes=resident_now(), wall_s=time.perf_counter() - begin_s,
+                step=self._steps,
+                resident_bytes=resident_now(),
+                wall_s=time.perf_counter() - begin_s,
                 paged_out_bytes=self._reported.written_bytes - before.written_bytes,
                 unworn_bytes=self._reported.unworn_bytes - before.unworn_bytes,
             )
-        )  # fmt: skip
+        )
 
     def _cancel(self) -> None:
         self._emit("cancelled: as with Ctrl-C")

@@ -258,9 +258,11 @@ class _BorrowedMemory:
         self._tensor = tensor
         self.__array_interface__ = {
             "data": (data_ptr(untyped_storage(tensor)) + int(tensor.storage_offset()) * itemsize, False),
-            "shape": tuple(tensor.shape), "strides": tuple(n * itemsize for n in tensor.stride()),
-            "typestr": data_type.str, "version": _ARRAY_INTERFACE,
-        }  # fmt: skip
+            "shape": tuple(tensor.shape),
+            "strides": tuple(n * itemsize for n in tensor.stride()),
+            "typestr": data_type.str,
+            "version": _ARRAY_INTERFACE,
+        }
         weakref.finalize(self, released).atexit = False
 
 

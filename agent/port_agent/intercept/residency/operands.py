@@ -249,10 +249,13 @@ def result_bytes(func: Any, args: Any, kwargs: dict[str, Any]) -> int | None:
 
 def _meta(values: Any) -> list[Any]:
     return [
-        torch.empty_strided(v.size(), v.stride(), dtype=v.dtype, device="meta") if isinstance(v, torch.Tensor)
-        else _meta(v) if isinstance(v, (list, tuple)) else v
+        torch.empty_strided(v.size(), v.stride(), dtype=v.dtype, device="meta")
+        if isinstance(v, torch.Tensor)
+        else _meta(v)
+        if isinstance(v, (list, tuple))
+        else v
         for v in values
-    ]  # fmt: skip
+    ]
 
 
 @cache

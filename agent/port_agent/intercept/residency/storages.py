@@ -115,7 +115,7 @@ class Storage:
         "transfer",
         "version",
         "watched",
-    )  # fmt: skip
+    )
 
     def __init__(
         self, ref: "weakref.ref[torch.UntypedStorage]", key: int, nbytes: int, number: int, *, mapped: bool

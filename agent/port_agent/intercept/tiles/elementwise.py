@@ -208,9 +208,8 @@ def run_tiled(
     """Run a call piece by piece and return what the whole call would. Raises PageError."""
     tensors = list(tensors_in((*args, *kwargs.values())))
     away = {
-        s.key: s for s in (table.known(t) for t in tensors)
-        if s is not None and not s.resident and s.region is not None
-    }  # fmt: skip
+        s.key: s for s in (table.known(t) for t in tensors) if s is not None and not s.resident and s.region is not None
+    }
     buffers = TileBuffers(residency, away)
     if tiling.runs:
         return _run_copies(tiling, buffers, residency, table)

@@ -94,8 +94,11 @@ class Simulator:
             environment["PORT_PAGES"] = str(self._storage.with_name("pages.bin"))
         self._process = subprocess.Popen(
             command_line(self.firmware.board, self.firmware.elf, self._storage),
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment,
-        )  # fmt: skip
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=environment,
+        )
         terminal = self._wait_for_pty(self._process)
         fresh = self.port.with_suffix(".new")
         fresh.unlink(missing_ok=True)

@@ -67,9 +67,12 @@ def slower_flash(device: DeviceCosts, read_bytes_per_s: float | None, write_byte
     more_read = operators.medium_joules(read) - operators.medium_joules(flash.read_bytes_per_s)
     more_write = operators.medium_joules(write) - operators.medium_joules(flash.write_bytes_per_s)
     slower = replace(
-        flash, read_bytes_per_s=read, read_joules_per_byte=flash.read_joules_per_byte + more_read,
-        write_bytes_per_s=write, write_joules_per_byte=flash.write_joules_per_byte + more_write,
-    )  # fmt: skip
+        flash,
+        read_bytes_per_s=read,
+        read_joules_per_byte=flash.read_joules_per_byte + more_read,
+        write_bytes_per_s=write,
+        write_joules_per_byte=flash.write_joules_per_byte + more_write,
+    )
     return replace(device, flash=slower)
 
 
@@ -90,6 +93,8 @@ def with_scratch(device: DeviceCosts, media: Sequence[tuple[Path, Medium]], prog
 
 def _of_kind(flash: Flash, medium: Medium) -> Flash:
     return replace(
-        flash, name=medium.kind.value, endurance_bytes=medium.endurance_bytes,
+        flash,
+        name=medium.kind.value,
+        endurance_bytes=medium.endurance_bytes,
         wear_joules_per_byte=medium.wear_joules_per_byte,
-    )  # fmt: skip
+    )

@@ -38,9 +38,11 @@ def with_packings(
 
 def _at_pace(cost: PackingCost, pace: float, compute_watts: float) -> PackingCost:
     return replace(
-        cost, pack_seconds=cost.pack_seconds / pace, unpack_seconds=cost.unpack_seconds / pace,
+        cost,
+        pack_seconds=cost.pack_seconds / pace,
+        unpack_seconds=cost.unpack_seconds / pace,
         joules=cost.seconds / pace * compute_watts,
-    )  # fmt: skip
+    )
 
 
 def at_dry_run_pace(measured: MeasuredCosts, found: DryRun) -> MeasuredCosts:

@@ -70,9 +70,12 @@ def _packing_medium(flash: Flash, found: _PagePacking, compute_watts: float) -> 
     if read_s + write_s > _WORTH_PACKING_PAGES * (1 / flash.read_bytes_per_s + 1 / flash.write_bytes_per_s):
         return flash
     return replace(
-        flash, packs_pages=True, read_bytes_per_s=1 / read_s, write_bytes_per_s=1 / write_s,
+        flash,
+        packs_pages=True,
+        read_bytes_per_s=1 / read_s,
+        write_bytes_per_s=1 / write_s,
         read_joules_per_byte=found.share * flash.read_joules_per_byte + found.unpack_s * compute_watts,
         write_joules_per_byte=found.share * flash.write_joules_per_byte + found.pack_s * compute_watts,
         wear_joules_per_byte=found.share * flash.wear_joules_per_byte,
         endurance_bytes=None if flash.endurance_bytes is None else flash.endurance_bytes / found.share,
-    )  # fmt: skip
+    )

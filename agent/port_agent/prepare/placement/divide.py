@@ -258,7 +258,7 @@ def _costs(
         moved = transfer_of(graph, op)
         if origin is None:
             if moved is None:
-                raise PlacementError(f"{op.name} was placed and is not a valid operator of the step; report this")
+                raise PlacementError(f"{op.name} was placed and is not an operator of the step; report this")
             target = graph.storages[moved.target]
             seconds = (links.out if target.device == CPU else links.into).seconds(target.nbytes)
             found.append(OpCost(seconds, 0, seconds * watts))

@@ -54,7 +54,7 @@ def choose_tiling(
         known = [found.joules for found in (least, best) if found is not None]
         candidates = TilingSearch(
             whole, base, target, quick, search_s, min(known, default=math.inf), reordered=reordered
-        )  # fmt: skip
+        )
         candidates.plan_starts()
         candidates.plan_changes(math.inf if least is None else MAX_ESTIMATED_RATIO * least.joules)
         job.append(candidates)

@@ -108,9 +108,12 @@ def _without_differing(
 
 
 def with_operator_costs(
-    made: list[TiledJob], allowed: ComparisonLimits, compute_watts: float, progress: Progress,
+    made: list[TiledJob],
+    allowed: ComparisonLimits,
+    compute_watts: float,
+    progress: Progress,
     known: Mapping[int, tuple[OpCost, ...]] = {},
-) -> list[TiledJob]:  # fmt: skip
+) -> list[TiledJob]:
     """Return the same with what their operators cost. `known`: of graphs that are measured already, by their `id`."""
     graphs = [graph for tiled in made for graph in tiled.prepared.graphs.values() if id(graph) not in known]
     if not graphs:

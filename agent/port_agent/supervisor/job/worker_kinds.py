@@ -128,7 +128,7 @@ def read_training_bundle(bundle: Path) -> BundleFacts:
 
 def read_finetune_job(bundle: Path) -> BundleFacts:
     """Return the budget of a fine-tuning as its only plan. Raises PortError when it is none, OSError when unreadable."""
-    from port_agent.finetune.job_file import FinetuneJob
+    from port_agent.finetuning.job_file import FinetuneJob
 
     job = FinetuneJob.read(bundle)
     return BundleFacts((PlanFigures(0, job.ram_bytes),), job.threads)

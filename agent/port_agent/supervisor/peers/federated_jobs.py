@@ -24,7 +24,7 @@ from port_agent.federate.orders import (
     START_FILE,
     TensorsOf,
     has_round,
-)  # fmt: skip
+)
 from port_agent.jobs.job import Job, JobKind, JobState
 from port_agent.jobs.store import JobStore
 from port_agent.peers.decoding import REASON_LIMIT
@@ -39,7 +39,7 @@ from port_agent.peers.federation_requests import (
     RoundEnd,
     TaskAnswer,
     TaskState,
-)  # fmt: skip
+)
 from port_agent.peers.transfer import IncomingFile, file_bytes, file_hash, read_chunk
 from port_agent.supervisor.job.worker_kinds import bundle_path
 from port_agent.supervisor.peers.answers import FederatedContext

@@ -26,7 +26,7 @@ from port_agent.federate.orders import (
     RoundEnded,
     RoundEvent,
     RoundOrder,
-)  # fmt: skip
+)
 from port_agent.jobs.job import Job, JobRequestError
 from port_agent.jobs.store import JobStore
 from port_agent.peers.decoding import REASON_LIMIT
@@ -43,7 +43,7 @@ from port_agent.peers.federation_requests import (
     RoundEnd,
     TaskAnswer,
     TaskState,
-)  # fmt: skip
+)
 from port_agent.peers.transfer import IncomingFile, file_bytes, read_chunk, sha256_of
 from port_agent.supervisor.job.worker_kinds import bundle_path
 from port_agent.supervisor.peers.federated_jobs import NO_FLOWER, FederatedJobs, flower_environment, has_flower

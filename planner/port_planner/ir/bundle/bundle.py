@@ -100,7 +100,7 @@ class Bundle:
                 )
             if not Path(part.path).is_absolute() or "\0" in part.path:
                 raise BundleError(
-                    f"{self.path}: {key[:60]} is to lie in {part.path[:60]!r}, which is not a valid whole path"
+                    f"{self.path}: {key[:60]} is to lie in {part.path[:60]!r}, which is not a path within it"
                 )
             self.tensors[key] = Member(part.offset, part.nbytes, "uint8", (part.nbytes,))
 

@@ -353,9 +353,11 @@ def unpack_costs(data: Any) -> CostTable:
     device = DeviceCosts(name, base, static, compute, target, max(1, threads), tuple(targets), beside, shares)
     others = iter(_of_rows(OpCost, tuple(op for op in elsewhere if op is not None), "a cost table"))
     return CostTable(
-        device, _of_rows(OpCost, ops, "a cost table"), _of_rows(PackingCost, packings, "a cost table"),
+        device,
+        _of_rows(OpCost, ops, "a cost table"),
+        _of_rows(PackingCost, packings, "a cost table"),
         tuple(None if op is None else next(others) for op in elsewhere),
-    )  # fmt: skip
+    )
 
 
 # -- values of one class

@@ -50,11 +50,14 @@ def write_revision(path: Path, revision: Revision) -> None:
     """Write a revision, whole or not at all. Raises OSError."""
     packed = msgspec.msgpack.encode(
         _Record(
-            _FORMAT, revision.bundle_id, revision.speeds, revision.choices,
+            _FORMAT,
+            revision.bundle_id,
+            revision.speeds,
+            revision.choices,
             [{name: pack_plan(plan) for name, plan in choice.items()} for choice in revision.plans],
             {name: pack_costs(table) for name, table in revision.costs.items()},
         )
-    )  # fmt: skip
+    )
     temporary = path.with_name(path.name + ".new")
     with open(temporary, "wb") as stream:
         stream.write(hashlib.sha256(packed).digest() + packed)

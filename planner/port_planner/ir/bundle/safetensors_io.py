@@ -69,8 +69,10 @@ def encoded_header(tensors: Mapping[str, Chunks], metadata: Mapping[str, str] | 
         chunks = tensors[key]
         size = tensor_bytes(chunks.dtype, chunks.shape)
         header[key] = {
-            "dtype": _SAFE_NAMES[chunks.dtype], "shape": list(chunks.shape), "data_offsets": [offset, offset + size],
-        }  # fmt: skip
+            "dtype": _SAFE_NAMES[chunks.dtype],
+            "shape": list(chunks.shape),
+            "data_offsets": [offset, offset + size],
+        }
         offset += size
     encoded = json.dumps(header).encode()
     encoded += b" " * (-len(encoded) % 8)

@@ -71,9 +71,10 @@ def _group(graph: StepGraph, parameter: int, first: int, last: int) -> UpdateGro
         return None
     inside = set(range(first, last + 1))
     temporaries = {
-        s for s in storages
+        s
+        for s in storages
         if graph.storages[s].role is Role.TEMPORARY and inside.issuperset(graph.uses[s]) and s not in graph.kept
-    }  # fmt: skip
+    }
     if any(storages & set(graph.creates[i]) - temporaries for i in inside):
         return None  # what is made slice by slice would be read whole later
     return UpdateGroup(

@@ -33,9 +33,10 @@ class _Machine:
         self.program, self.graph = program, program.graph
         self.lasting = {s for s, x in enumerate(self.graph.storages) if x.persistent and self.graph.uses[s]}
         self.whole = {
-            s for s, x in enumerate(self.graph.storages)
+            s
+            for s, x in enumerate(self.graph.storages)
             if x.role is not Role.TEMPORARY and self.graph.uses[s] and s not in program.starts_away
-        }  # fmt: skip
+        }
         self.away = set(program.starts_away)
         self.leaving, self.landing = set(program.cross_step), set[int]()
         self.made: set[int] = set()

@@ -40,9 +40,12 @@ def _layer_norm_backward(call: GraphCall) -> bool:
     shape, inner = call.shape("input"), call.sizes("normalized_shape")
     rows = math.prod(shape[: len(shape) - len(inner)])
     return (
-        call.shape("grad_out") == shape and shape[len(shape) - len(inner) :] == inner and bool(inner)
-        and math.prod(call.shape("mean")) == math.prod(call.shape("rstd")) == rows and call.all_of("weight bias", inner)
-    )  # fmt: skip
+        call.shape("grad_out") == shape
+        and shape[len(shape) - len(inner) :] == inner
+        and bool(inner)
+        and math.prod(call.shape("mean")) == math.prod(call.shape("rstd")) == rows
+        and call.all_of("weight bias", inner)
+    )
 
 
 def _weight_norm(call: GraphCall) -> bool:

@@ -12,16 +12,19 @@ def _nll_loss(call: GraphCall) -> bool:
     """The forward pass checks every label; the backward pass none."""
     plain, forward = ("ignore_index", "reduction"), call.name.replace("backward", "forward")
     checked = [
-        f for f in call.taken_by("target", forward)
+        f
+        for f in call.taken_by("target", forward)
         if f.shape("self") == call.shape("self") and all(f.arguments.get(n) == call.arguments.get(n) for n in plain)
-    ]  # fmt: skip
+    ]
     classes, rows = call.shape("self")[-1 if forward == "nll_loss_forward" else 1], call.shape("target")
     grad = rows if call.arguments.get("reduction") == 0 else ()
     seen = bool(checked) or (forward == "nll_loss_forward" and _labels_seen_in_pieces(call))
     return (
-        seen and call.all_of("weight", (classes,)) and call.shape("grad_output") == grad
+        seen
+        and call.all_of("weight", (classes,))
+        and call.shape("grad_output") == grad
         and math.prod(call.shape("total_weight")) == 1
-    )  # fmt: skip
+    )
 
 
 def _labels_seen_in_pieces(call: GraphCall) -> bool:
@@ -69,11 +72,13 @@ def _gathers(call: GraphCall, after: int, index: Value, table: Shape) -> bool:
     column = Value(index.storage, index.dtype, (*index.shape, 1), (1, 1), 0)
     values = call.graph.graph.values
     return index.offset == 0 and any(
-        op.name == "aten::gather" and op.args[1] == 1
+        op.name == "aten::gather"
+        and op.args[1] == 1
         and [values[a.value] for a in op.args if isinstance(a, Ref)][1:] == [column]
-        and isinstance(op.args[0], Ref) and values[op.args[0].value].shape == table
+        and isinstance(op.args[0], Ref)
+        and values[op.args[0].value].shape == table
         for op in call.graph.graph.ops[after : call.index]
-    )  # fmt: skip
+    )
 
 
 def _ignores(call: GraphCall, after: int, target: Value) -> bool:
@@ -120,11 +125,13 @@ def _ctc_loss(call: GraphCall) -> bool:
     given = [call.taken_by(name, "_ctc_loss") for name in ("targets", *lengths) if call.value(name) is not None]
     listed = [(call.arguments.get(name), made.arguments.get(name)) for name in lengths if call.value(name) is None]
     return (
-        likelihood.index == made.index and all(made.index in [c.index for c in taken] for taken in given)
-        and all(mine == its for mine, its in listed) and call.arguments.get("blank") == made.arguments.get("blank", 0)
+        likelihood.index == made.index
+        and all(made.index in [c.index for c in taken] for taken in given)
+        and all(mine == its for mine, its in listed)
+        and call.arguments.get("blank") == made.arguments.get("blank", 0)
         and call.shape("log_probs") == made.shape("log_probs")
         and call.shape("grad") == call.shape("neg_log_likelihood")
-    )  # fmt: skip
+    )
 
 
 RULES: dict[ArgumentCheck, Fits] = {

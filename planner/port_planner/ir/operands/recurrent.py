@@ -40,12 +40,15 @@ def _lstm_of_forward(call: GraphCall, sizes: Mapping[str, Shape]) -> bool:
     made = call.made_by("workspace", "mkldnn_rnn_layer", 3)
     alike = (*_LSTM_FLAGS, "mode", "hidden_size", "num_layers", "batch_sizes")
     return (
-        call.arguments.get("train") is True and all(call.arguments.get(n) == made.arguments.get(n) for n in alike)
-        and _lstm(made) and made.shape("input") == sizes["input"] and call.shape("grad_output") == sizes["output"]
+        call.arguments.get("train") is True
+        and all(call.arguments.get(n) == made.arguments.get(n) for n in alike)
+        and _lstm(made)
+        and made.shape("input") == sizes["input"]
+        and call.shape("grad_output") == sizes["output"]
         and call.all_of("grad_hy grad_cy", sizes["hy_"])
         and {_kind_of(call, n) for n in ("grad_output", "grad_hy", "grad_cy")} <= {_kind_of(made, "input"), None}
         and _kind_of(call, "input") == _kind_of(made, "input")
-    )  # fmt: skip
+    )
 
 
 def _kind_of(call: GraphCall, name: str) -> str | None:

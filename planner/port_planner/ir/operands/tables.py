@@ -58,9 +58,12 @@ def _embedding_bag_backward(call: GraphCall) -> bool:
     result = call.graph.graph.ops[made.index].outputs[0]
     bags = None if result is None else call.graph.graph.values[result].shape
     return (
-        taken and same and call.shape("grad") == bags and call.all_of("weight", weight)
+        taken
+        and same
+        and call.shape("grad") == bags
+        and call.all_of("weight", weight)
         and call.all_of("per_sample_weights", made.shape("indices"))
-    )  # fmt: skip
+    )
 
 
 RULES: dict[ArgumentCheck, Fits] = {

@@ -16,11 +16,13 @@ def _fused_update(call: GraphCall) -> bool:
     alike = [value for name in wanted for value in call.listed(name, 1)]
     counts = call.listed("state_steps", 1) if "state_steps" in call.parameters else []
     return (
-        _dense(parameter) and all(_lies_as(value, parameter) for value in alike)
+        _dense(parameter)
+        and all(_lies_as(value, parameter) for value in alike)
         and all(count.shape == () and count.dtype == "float32" for count in counts)
         and (call.arguments.get("amsgrad") is True or not call.arguments.get("max_exp_avg_sqs"))
-        and call.arguments.get("grad_scale") is None and call.arguments.get("found_inf") is None
-    )  # fmt: skip
+        and call.arguments.get("grad_scale") is None
+        and call.arguments.get("found_inf") is None
+    )
 
 
 def _lies_as(one: Value, other: Value) -> bool:

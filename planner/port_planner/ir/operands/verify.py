@@ -42,9 +42,10 @@ def verify_operands(graph: StepGraph) -> None:
                 fits = False
             if not fits:
                 shapes = ", ".join(
-                    str(list(graph.values[a.value].shape)) for a in (*op.args, *(a for _, a in op.kwargs))
+                    str(list(graph.values[a.value].shape))
+                    for a in (*op.args, *(a for _, a in op.kwargs))
                     if isinstance(a, Ref)
-                )  # fmt: skip
+                )
                 raise GraphError(
                     f"op {i} ({op.name}) takes tensors of shapes {shapes} that do not fit each other, or indices that nothing "
                     "checked. In a bundle: it is damaged or hostile; plan the job again. While a job is recorded: something "

@@ -320,9 +320,11 @@ def _model(
         for source, target in _ways(problem, place, contents):
             link = problem.links[source][target]
             moved = column(
-                f"t({c},{source},{target})", link.seconds(contents.nbytes),
-                link.joules_per_byte * contents.nbytes, integral=False,
-            )  # fmt: skip
+                f"t({c},{source},{target})",
+                link.seconds(contents.nbytes),
+                link.joules_per_byte * contents.nbytes,
+                integral=False,
+            )
             written = [] if contents.writer is None else [(place[contents.writer][source], -1.0)]
             there = len(written)
             for i in contents.readers:

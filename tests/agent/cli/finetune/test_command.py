@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from port_agent.cli import main
-from port_agent.finetune.inputs.options import FinetuneOptions
+from port_agent.finetuning.inputs.options import FinetuneOptions
 from port_agent.packing import Quantization
-from tests.agent.finetune.left_alone import WEIGHTS, trained_alone
-from tests.agent.finetune.tiny_model import make_data, make_model
+from tests.agent.finetuning.left_alone import WEIGHTS, trained_alone
+from tests.agent.finetuning.tiny_model import make_data, make_model
 from tests.their_modules import NOT_IMPORTED, fill_with_modules
 
 
@@ -46,7 +46,7 @@ def untimed(lines: list[str]) -> list[dict[str, Any]]:
     "base",
     [
         Quantization.NF4,
-        pytest.param(None, marks=pytest.mark.long),  # `finetune/job/test_worker.py` compares these bits each time
+        pytest.param(None, marks=pytest.mark.long),  # `finetuning/job/test_worker.py` compares these bits each time
         pytest.param(Quantization.INT8, marks=pytest.mark.long),
     ],
 )

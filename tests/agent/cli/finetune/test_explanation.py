@@ -13,9 +13,9 @@ from rich.console import Console
 
 from port_agent.cli import main
 from port_agent.cli.finetune.explanation import explanation_table
-from port_agent.finetune.explain import Explanation
-from port_agent.finetune.inputs.options import FinetuneOptions
-from tests.agent.finetune.tiny_model import make_data, make_model
+from port_agent.finetuning.explain import Explanation
+from port_agent.finetuning.inputs.options import FinetuneOptions
+from tests.agent.finetuning.tiny_model import make_data, make_model
 
 MIB = 1 << 20
 FOUND = Explanation(
@@ -80,9 +80,12 @@ def explained(folder: Path, *more: str) -> str:
     )
     before = sorted(path.name for path in folder.iterdir())
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "port_agent.cli", *words, *more], cwd=folder, capture_output=True, text=True,
+        [sys.executable, "-P", "-m", "port_agent.cli", *words, *more],
+        cwd=folder,
+        capture_output=True,
+        text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     assert sorted(path.name for path in folder.iterdir()) == before
     return done.stdout

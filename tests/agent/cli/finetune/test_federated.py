@@ -11,7 +11,7 @@ import torch
 from port_planner.base.units import format_bytes
 from tests.agent.federate.agents import Device, local_devices
 from tests.agent.federate.jobs import needs_flower
-from tests.agent.finetune.tiny_model import TEXT, make_model
+from tests.agent.finetuning.tiny_model import TEXT, make_model
 from tests.waiting import until
 
 pytestmark = [needs_flower, pytest.mark.long]

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from port_agent.cli import main
-from port_agent.finetune.inputs.options import FinetuneOptions
+from port_agent.finetuning.inputs.options import FinetuneOptions
 from port_agent.packing import Quantization
-from tests.agent.finetune.left_alone import trained_alone
-from tests.agent.finetune.tiny_model import make_data, make_model
+from tests.agent.finetuning.left_alone import trained_alone
+from tests.agent.finetuning.tiny_model import make_data, make_model
 
 
 @pytest.fixture(scope="module")

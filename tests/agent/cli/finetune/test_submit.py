@@ -12,10 +12,10 @@ import pytest
 
 from port_agent.cli import main
 from port_agent.control.client import ControlClient, ControlError
-from port_agent.finetune.inputs.options import FinetuneOptions
+from port_agent.finetuning.inputs.options import FinetuneOptions
 from tests import waiting
-from tests.agent.finetune.left_alone import WEIGHTS, adapter_left_alone
-from tests.agent.finetune.tiny_model import make_data, make_model
+from tests.agent.finetuning.left_alone import WEIGHTS, adapter_left_alone
+from tests.agent.finetuning.tiny_model import make_data, make_model
 from tests.agent.live_daemon import CONFIG, start_agent
 from tests.agent.trees import LAPTOP_BATTERY, MAINS, supply_tree
 
@@ -98,7 +98,7 @@ def rig(root: Path) -> Iterator[Rig]:
         made.daemon.wait(30.0)
 
 
-@pytest.mark.long  # `finetune/job/test_worker.py` leaves, pauses and kills the worker without a daemon
+@pytest.mark.long  # `finetuning/job/test_worker.py` leaves, pauses and kills the worker without a daemon
 def test_unplugged_paused_and_without_its_daemon_for_a_time_it_ends_with_the_same_bits(tmp_path: Path) -> None:
     with rig(tmp_path) as it:
         assert it.submit() == 1
@@ -143,7 +143,7 @@ def test_unplugged_paused_and_without_its_daemon_for_a_time_it_ends_with_the_sam
     assert (tmp_path / "out" / WEIGHTS).read_bytes() == adapter_left_alone(options)
 
 
-@pytest.mark.long  # `finetune/job/test_worker.py` ends the worker without a daemon
+@pytest.mark.long  # `finetuning/job/test_worker.py` ends the worker without a daemon
 def test_cancelled_it_ends_and_leaves_no_result(tmp_path: Path) -> None:
     with rig(tmp_path) as it:
         it.submit(updates=100_000)

@@ -54,8 +54,9 @@ def test_two_jobs_share_by_their_cpu_time() -> None:
     static = {c.job: c.gross_joules for c in charges if c.phase is EnergyPhase.STATIC}
     assert static == pytest.approx({"host": 9.0, "board": 3.0})
     assert {s.job: (s.gross_joules, s.net_joules) for s in steps} == {
-        "host": pytest.approx((21.0, 12.0)), "board": pytest.approx((3.5, 2.0))
-    }  # fmt: skip
+        "host": pytest.approx((21.0, 12.0)),
+        "board": pytest.approx((3.5, 2.0)),
+    }
     assert meter.busy and meter.jobs == ("host", "board")
 
 
@@ -111,11 +112,14 @@ def test_a_gap_is_a_gap_for_each() -> None:
 
 MOVES = st.lists(
     st.tuples(
-        st.sampled_from(["a", "b", "c"]), st.sampled_from(["start", "stop", "pause", "resume", "step"]),
-        st.floats(0.1, 5.0), st.floats(0.0, 40.0), st.floats(0.0, 3.0),
+        st.sampled_from(["a", "b", "c"]),
+        st.sampled_from(["start", "stop", "pause", "resume", "step"]),
+        st.floats(0.1, 5.0),
+        st.floats(0.0, 40.0),
+        st.floats(0.0, 3.0),
     ),
     max_size=25,
-)  # fmt: skip
+)
 
 
 @pytest.mark.slow

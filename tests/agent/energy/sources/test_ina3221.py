@@ -32,8 +32,11 @@ def test_agx_orin_sums_three_rails_and_says_so(tmp_path: Path) -> None:
     assert source.info.coverage is Coverage.RAIL_SUM
     assert "carrier" in source.info.covers
     assert {channel.rail for channel in find_channels(tmp_path)} == {
-        "VDD_GPU_SOC", "VDD_CPU_CV", "VIN_SYS_5V0", "VDDQ_VDD2_1V8AO",
-    }  # fmt: skip
+        "VDD_GPU_SOC",
+        "VDD_CPU_CV",
+        "VIN_SYS_5V0",
+        "VDDQ_VDD2_1V8AO",
+    }
 
 
 def test_jetpack_4_layout(tmp_path: Path) -> None:
@@ -51,10 +54,13 @@ def test_jetpack_4_layout(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rails", "said"),
     [
-        (ORIN_NANO, "reads 4.76 W, of it 0.52 W on VDD_CPU_GPU_CV, which feeds the GPU with CPU and vision accelerators"),
+        (
+            ORIN_NANO,
+            "reads 4.76 W, of it 0.52 W on VDD_CPU_GPU_CV, which feeds the GPU with CPU and vision accelerators",
+        ),
         (AGX_ORIN, "reads 6.84 W, of it 2.76 W on VDD_GPU_SOC, which feeds the GPU with the rest of the chip's core"),
     ],
-)  # fmt: skip
+)
 def test_what_the_gpus_rail_draws_is_said(tmp_path: Path, rails: dict[int, tuple[str, int, int]], said: str) -> None:
     hwmon(tmp_path, "1-0040", rails)
     source = Ina3221Source(tmp_path)

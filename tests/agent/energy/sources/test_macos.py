@@ -101,10 +101,13 @@ def test_registers_cut_anywhere_are_never_a_wrong_number(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("old", "new"),
-    [('"InstantAmperage" = 18446744073709550524', '"InstantAmperage" = 1844674407370955'),
-     ('"Voltage" = 11974', '"Voltage" = 11x74'), ('"Voltage" = 11974', '"Voltage" = 119740'),
-     ('"IsCharging" = No', '"IsCharging" = N')],
-)  # fmt: skip
+    [
+        ('"InstantAmperage" = 18446744073709550524', '"InstantAmperage" = 1844674407370955'),
+        ('"Voltage" = 11974', '"Voltage" = 11x74'),
+        ('"Voltage" = 11974', '"Voltage" = 119740'),
+        ('"IsCharging" = No', '"IsCharging" = N'),
+    ],
+)
 def test_garbled_registers_are_never_a_number(old: str, new: str) -> None:
     assert old in DISCHARGING
     source = mac_battery_source(lambda: DISCHARGING.replace(old, new))

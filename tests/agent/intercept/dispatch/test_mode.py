@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from port_agent import budget
-from port_agent.finetune.quantized.linear import encode_weight
+from port_agent.finetuning.quantized.linear import encode_weight
 from port_agent.intercept.budget import keeping, without_prefetch
 from port_agent.packing.quantized import Quantization
 

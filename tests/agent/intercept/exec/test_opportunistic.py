@@ -281,8 +281,9 @@ def test_killed_it_leaves_nothing_and_the_next_program_runs(tmp_path: Path) -> N
 def test_without_an_agent_or_a_size_it_does_not_start(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "train.py").write_text("print('ran')")
     for words, code, said in (
-        (("--ram", "500M"), 3, "no agent is running"), (("--tensors", "1M"), 2, "--opportunistic needs --ram"),
-    ):  # fmt: skip
+        (("--ram", "500M"), 3, "no agent is running"),
+        (("--tensors", "1M"), 2, "--opportunistic needs --ram"),
+    ):
         bound = (*words, "--opportunistic", "--runtime-dir", str(tmp_path))
         done = subprocess.run(
             [*exec_words(bound, tmp_path), "train.py"], cwd=tmp_path, text=True, capture_output=True, check=False

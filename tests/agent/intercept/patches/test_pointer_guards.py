@@ -116,8 +116,10 @@ def test_methods_are_torchs_own_afterwards(tmp_path: Path) -> None:
 @pytest.mark.parametrize("export", ["numpy", "torch", "capsule"])
 def test_memory_handed_out_by_dlpack_is_shared_for_good(export: str, tmp_path: Path) -> None:
     import_again: dict[str, Any] = {
-        "numpy": np.from_dlpack, "torch": torch.from_dlpack, "capsule": lambda t: torch.from_dlpack(torch.utils.dlpack.to_dlpack(t)),
-    }  # fmt: skip
+        "numpy": np.from_dlpack,
+        "torch": torch.from_dlpack,
+        "capsule": lambda t: torch.from_dlpack(torch.utils.dlpack.to_dlpack(t)),
+    }
     weight = torch.arange(4096.0)
     with budget(tensors="4K", page_dir=tmp_path):
         weight.sum()

@@ -19,13 +19,13 @@ def tensors() -> dict[str, torch.Tensor]:
     torch.manual_seed(0)
     base = torch.randn(4, ELEMENTS)
     return {
-        "größe \"1\"": base[1],
+        'größe "1"': base[1],
         "bf16": torch.randn(2, ELEMENTS).to(torch.bfloat16),
         "bools": torch.rand(ELEMENTS) > 0.5,
         "integers": torch.arange(ELEMENTS),
         "none": torch.empty(0, 3),
         "scalar": torch.tensor(2.5),
-    }  # fmt: skip
+    }
 
 
 METADATA = {"format": "pt"}

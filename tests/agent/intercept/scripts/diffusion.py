@@ -17,10 +17,13 @@ def main(folder: Path) -> None:
     torch.set_num_threads(1)
     accelerator = Accelerator(gradient_accumulation_steps=2, cpu=True)
     model = UNet2DModel(
-        sample_size=16, layers_per_block=2, block_out_channels=(64, 128, 128), norm_num_groups=16,
+        sample_size=16,
+        layers_per_block=2,
+        block_out_channels=(64, 128, 128),
+        norm_num_groups=16,
         down_block_types=("DownBlock2D", "AttnDownBlock2D", "DownBlock2D"),
         up_block_types=("UpBlock2D", "AttnUpBlock2D", "UpBlock2D"),
-    )  # fmt: skip
+    )
     ema = EMAModel(model.parameters(), decay=0.99, use_ema_warmup=True)
     noise_schedule = DDPMScheduler(num_train_timesteps=100)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=1e-6)

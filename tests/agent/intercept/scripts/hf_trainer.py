@@ -55,10 +55,13 @@ def trainer(folder: Path, steps: int) -> Trainer:
         use_cpu=True, seed=3, disable_tqdm=True, load_best_model_at_end=True, metric_for_best_model="accuracy",
     )  # fmt: skip
     return Trainer(
-        BertForSequenceClassification(config), arguments, data_collator=collate, train_dataset=Sentences(96, 1),
+        BertForSequenceClassification(config),
+        arguments,
+        data_collator=collate,
+        train_dataset=Sentences(96, 1),
         eval_dataset=Sentences(20, 2),
         compute_metrics=lambda seen: {"accuracy": float((seen.predictions.argmax(-1) == seen.label_ids).mean())},
-    )  # fmt: skip
+    )
 
 
 def main(folder: Path) -> None:

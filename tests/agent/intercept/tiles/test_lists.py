@@ -47,10 +47,13 @@ def test_empty_lists_are_one_call() -> None:
     [
         (ADD_IN_PLACE, ([torch.ones(3), torch.ones(3)], [torch.ones(3)])),
         (torch.ops.aten._foreach_mul_.ScalarList, ([torch.ones(3), torch.ones(3)], [2.0, 2.0, 2.0])),
-        (torch.ops.aten._foreach_addcmul_.Tensor, ([torch.ones(3)] * 2, [torch.ones(3)] * 2, [torch.ones(3)] * 2, torch.ones(3))),
+        (
+            torch.ops.aten._foreach_addcmul_.Tensor,
+            ([torch.ones(3)] * 2, [torch.ones(3)] * 2, [torch.ones(3)] * 2, torch.ones(3)),
+        ),
     ],
     ids=["tensors", "numbers", "a tensor of numbers"],
-)  # fmt: skip
+)
 def test_lists_of_different_lengths_are_the_error_of_the_whole_call(func: Any, args: Any) -> None:
     with pytest.raises(RuntimeError):
         split_call(func, args, {}, call)

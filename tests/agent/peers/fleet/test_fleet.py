@@ -52,9 +52,12 @@ class Node:
     def __post_init__(self) -> None:
         self.paired = PairedDevices(self.root)
         context = FleetContext(
-            "1.0", lambda: self.heartbeat, lambda device: [self.places[device]] if device in self.places else [],
-            self.server, lambda name, what: self.audits.append(f"{name}: {what}"),
-        )  # fmt: skip
+            "1.0",
+            lambda: self.heartbeat,
+            lambda device: [self.places[device]] if device in self.places else [],
+            self.server,
+            lambda name, what: self.audits.append(f"{name}: {what}"),
+        )
         self.fleet = Fleet(self.own, self.paired, context)
 
     def trusts(self, other: "Node", *, where: bool = False) -> None:

@@ -17,9 +17,11 @@ _DECODER: "msgspec.json.Decoder[PairingEvent]" = msgspec.json.Decoder(PairingEve
 
 def test_events_come_as_they_went() -> None:
     events = (
-        CodeShown("482-193-059", 9479, 300.0), WrongCode("10.0.0.2", 2),
-        PairingFailed("nobody"), NewPartner(bytes(range(256)), "attic", ("10.0.0.2", 9478)),
-    )  # fmt: skip
+        CodeShown("482-193-059", 9479, 300.0),
+        WrongCode("10.0.0.2", 2),
+        PairingFailed("nobody"),
+        NewPartner(bytes(range(256)), "attic", ("10.0.0.2", 9478)),
+    )
     for event in events:
         assert _DECODER.decode(msgspec.json.encode(event)) == event
 

@@ -13,14 +13,14 @@ from port_agent.prepare.frozen_weights.files import with_weight_files
 from port_agent.prepare.measurement.dry_run import DryRunWorkers
 from port_agent.prepare.measurement.within_budget import within_budget
 from port_agent.prepare.reference import with_expected_results
-from port_agent.train.trainer import Trainer
+from port_agent.training.trainer import Trainer
 from port_planner import make_bundle
 from port_planner.ir.bundle.bundle import Bundle
 from port_planner.ir.bundle.manifest import FILES_FORMAT, BundleError
 from port_planner.ir.costs import DeviceCosts, Flash, OpCost
 from port_planner.job import TrainingJob
 from port_planner.profiling.operators import MeasuredCosts
-from tests.agent.train.options import train_options
+from tests.agent.training.options import train_options
 from tests.planner.bundles import read_everything, rewrite
 
 WIDTH, ROWS = 256, 4
@@ -159,5 +159,5 @@ def test_a_bundle_gets_at_no_other_files(weights: Path, tmp_path: Path, named: s
         return manifest
 
     rewrite(tmp_path / "job.port", tmp_path / "other.port", {"manifest.json": change})
-    with pytest.raises(BundleError, match=r"is not a valid file of weights|is not a valid whole path"):
+    with pytest.raises(BundleError, match=r"is not a valid file of weights|is not a path within it"):
         read_everything(Bundle(tmp_path / "other.port"))

@@ -15,8 +15,8 @@ from port_agent.prepare.frozen_weights.quantized import quantized, with_quantize
 from port_agent.prepare.measurement.dry_run import DryRunWorkers
 from port_agent.prepare.measurement.within_budget import within_budget
 from port_agent.prepare.reference import with_expected_results
-from port_agent.train.result import save_result
-from port_agent.train.trainer import Trainer
+from port_agent.training.result import save_result
+from port_agent.training.trainer import Trainer
 from port_planner import make_bundle
 from port_planner.ir.bundle.bundle import Bundle
 from port_planner.ir.costs import CostTable, DeviceCosts, Flash, OpCost
@@ -27,7 +27,7 @@ from port_planner.job import TrainingJob
 from port_planner.make_bundle import CapturedJob
 from port_planner.profiling.operators import MeasuredCosts
 from port_planner.search.plan_step import PlanResult
-from tests.agent.train.options import train_options
+from tests.agent.training.options import train_options
 
 pytestmark = pytest.mark.skipif(not packing.available(), reason="packing was not built (no compiler)")
 

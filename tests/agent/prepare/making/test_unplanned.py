@@ -39,8 +39,11 @@ def test_two_pools_are_each_corrected_by_their_own_trial(tmp_path: Path, monkeyp
     found = small_made(path, prepared, 64 * MIB, device=device, device_bytes=4 * MIB)
     quarter = 4 * MIB // 16
     assert seen == [
-        (MIB, 20 * MIB), (MIB + quarter, 20 * MIB), (MIB + quarter, 30 * MIB), (MIB + quarter + MIB // 2, 30 * MIB),
-    ]  # fmt: skip
+        (MIB, 20 * MIB),
+        (MIB + quarter, 20 * MIB),
+        (MIB + quarter, 30 * MIB),
+        (MIB + quarter + MIB // 2, 30 * MIB),
+    ]
     first = found.manifest.plans[0]
     assert (found.measured_peak_bytes, found.measured_device_bytes) == (first.peak_bytes, first.device_peak_bytes)
     assert {plan.ram_bytes for plan in found.manifest.plans} == {64 * MIB}

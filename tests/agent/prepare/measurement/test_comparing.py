@@ -35,15 +35,17 @@ def deep() -> StepGraph:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     return capture_step(
         model, lambda model, x: model(x).square().mean(), optimizer, (torch.randn(ROWS, WIDTH),)
-    ).graphs["step"]  # fmt: skip
+    ).graphs["step"]
 
 
 def compared(source: Path, target: Path, ram_bytes: int, page_dir: Path) -> tuple[bool, int]:
     """Return whether a comparison in a process of its own was followed, and that process's peak of resident bytes."""
     done = subprocess.run(
-        [sys.executable, "-c", PEAK, str(source), str(target), str(ram_bytes), str(page_dir)], capture_output=True, text=True,
+        [sys.executable, "-c", PEAK, str(source), str(target), str(ram_bytes), str(page_dir)],
+        capture_output=True,
+        text=True,
         env={**preload_environment(None), "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     followed, peak = done.stdout.split()
     return followed == "True", int(peak)

@@ -86,10 +86,12 @@ def test_a_worker_loads_torch_while_its_bundle_is_made_and_leaves_where_it_is_no
 
 def test_a_trial_counts_what_huge_pages_may_still_fill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     on_line = [
-        WorkerReady(pid=1, step=0, total_steps=2, plan=0, planned_peak_bytes=300, resident_bytes=50, start_peak_bytes=60),
+        WorkerReady(
+            pid=1, step=0, total_steps=2, plan=0, planned_peak_bytes=300, resident_bytes=50, start_peak_bytes=60
+        ),
         replaced(step_event(wall_s=1.0, stall_s=0.0, cpu_s=1.0, planned_compute_s=1.0), peak_rss_bytes=300),
         TrainingFinished(step=2, peak_rss_bytes=310, untouched_block_bytes=7),
-    ]  # fmt: skip
+    ]
     ended = worker_that_ended(on_line, 0)
     monkeypatch.setattr(trials, "start_worker", lambda *_, **__: ended)
     assert trials.DryRunWorkers(1).dry_run(tmp_path / "job.port", (tmp_path,)).peak_bytes == 317

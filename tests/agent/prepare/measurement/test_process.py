@@ -22,9 +22,12 @@ def test_each_request_is_answered_with_what_a_worker_holds_where_that_was_asked(
     source.write_bytes(msgpack.packb([pack_graph(graph)]))
     request = [Measure(str(source), str(tmp_path / str(resident)), 2.0, resident) for resident in (True, False)]
     on_line = subprocess.run(
-        [*module_command("port_agent.prepare.measurement.process"), "1"], check=True, capture_output=True, text=True,
+        [*module_command("port_agent.prepare.measurement.process"), "1"],
+        check=True,
+        capture_output=True,
+        text=True,
         input="".join(msgspec.json.encode(one).decode() + "\n" for one in request),
-    ).stdout.splitlines()  # fmt: skip
+    ).stdout.splitlines()
     events: list[Event] = [msgspec.json.decode(line, type=Event) for line in on_line]
     assert events.count(Answered()) == 2 and events[-1] == Answered()
     last = events[events.index(Answered()) - 1]

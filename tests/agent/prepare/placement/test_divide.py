@@ -11,8 +11,8 @@ from port_agent.prepare.placement.divide import PlacedJob, PlacementError, measu
 from port_agent.prepare.placement.memories import PlacementMemory
 from port_agent.prepare.placement.reference import with_placed_reference
 from port_agent.prepare.pools import Pools
-from port_agent.train.comparison import MismatchError
-from port_agent.train.trainer import Trainer
+from port_agent.training.comparison import MismatchError
+from port_agent.training.trainer import Trainer
 from port_planner import make_bundle
 from port_planner.ir.bundle.bundle import Bundle
 from port_planner.ir.bundle.manifest import NO_LIMITS, PLACED_FORMAT
@@ -25,7 +25,7 @@ from port_planner.ir.program import host_bytes_of
 from port_planner.make_bundle import CapturedJob
 from port_planner.search.plan_problem import judged, pack_answer, pack_problem, plan_in, plan_problem, unpack_problem
 from tests.agent.prepare.placement.placed_job import LINKS, WORKSPACE, device_costs, prepared_job, tables
-from tests.agent.train.options import train_options
+from tests.agent.training.options import train_options
 from tests.simulated_device import NAME, SimBackend
 
 pytestmark = pytest.mark.own_process

@@ -10,7 +10,7 @@ import torch
 from port_agent.prepare.placement.eager import EagerStep
 from port_agent.prepare.placement.reference import with_placed_reference
 from port_agent.prepare.repeatable import UnrepeatableError
-from port_agent.train.comparison import MismatchError
+from port_agent.training.comparison import MismatchError
 from port_planner.ir.device_kinds import CPU
 from port_planner.make_bundle import CapturedJob
 from tests.agent.prepare.placement.placed_job import prepared_job

@@ -13,8 +13,8 @@ from port_agent.prepare.placement.divide import PlacementError
 from port_agent.prepare.placement.reference import with_placed_reference
 from port_agent.prepare.placement.teams import TeamPlacement, TeamTimes, measured_times, on_cores_of, team_placement
 from port_agent.prepare.reference import with_expected_results
-from port_agent.train.comparison import MismatchError
-from port_agent.train.trainer import Trainer
+from port_agent.training.comparison import MismatchError
+from port_agent.training.trainer import Trainer
 from port_planner import make_bundle
 from port_planner.ir.bundle.bundle import Bundle
 from port_planner.ir.bundle.manifest import TEAMS_FORMAT, BundleError
@@ -26,7 +26,7 @@ from port_planner.ir.plan import Plan
 from port_planner.job import TrainingJob
 from port_planner.make_bundle import CapturedJob
 from port_planner.profiling.operators import MeasuredCosts
-from tests.agent.train.options import train_options
+from tests.agent.training.options import train_options
 
 pytestmark = pytest.mark.own_process
 
@@ -151,7 +151,7 @@ def test_operators_that_run_with_another_number_of_threads_end_the_training(
     prepared: CapturedJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bundle = bundle_of(divide(prepared), prepared, tmp_path / "teams.port")
-    monkeypatch.setattr("port_agent.train.executor.Executor._in_team", lambda self, index, run: run)
+    monkeypatch.setattr("port_agent.training.executor.Executor._in_team", lambda self, index, run: run)
     with pytest.raises(MismatchError):
         trained(bundle, tmp_path / "state")
 

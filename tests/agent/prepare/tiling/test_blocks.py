@@ -17,8 +17,8 @@ from port_agent.prepare.reference import with_expected_results
 from port_agent.prepare.tiling import comparing
 from port_agent.prepare.tiling.blocks import in_blocks
 from port_agent.prepare.tiling.tiled_job import ComparisonLimits, TiledJob
-from port_agent.train.result import trained_bytes
-from port_agent.train.trainer import Trainer
+from port_agent.training.result import trained_bytes
+from port_agent.training.trainer import Trainer
 from port_planner import make_bundle
 from port_planner.exactness.replacements import Difference
 from port_planner.ir.bundle.bundle import Bundle
@@ -30,7 +30,7 @@ from port_planner.profiling.operators import MeasuredCosts
 from port_planner.tiling.rewriting import RewrittenGraph
 from tests.agent.exactness import OPTIMIZERS
 from tests.agent.prepare.tiling.small_jobs import GREEDY, ROOM, adapted_job
-from tests.agent.train.options import train_options
+from tests.agent.training.options import train_options
 from tests.planner.bundles import rewrite
 from tests.planner.steps import costs_of
 from tests.planner.tiling.adapted_step import ROWS, adapted_model
@@ -43,8 +43,11 @@ def in_tight_room(prepared: make_bundle.CapturedJob) -> tuple[TiledJob, DeviceCo
     budget = (1 << 20) + 600_000
     tiled = in_blocks(
         TiledJob(prepared, MeasuredCosts(tuple(costs_of(g).ops for g in prepared.graphs.values()), 0, 0), ()),
-        device, budget, ROOM, lambda *_: None,
-    )  # fmt: skip
+        device,
+        budget,
+        ROOM,
+        lambda *_: None,
+    )
     return tiled, device, budget
 
 

@@ -76,10 +76,13 @@ def test_chains_run_in_pieces_where_that_is_cheaper_and_only_there(monkeypatch: 
     model = language_model()
     made = make_bundle.prepare(
         TrainingJob(
-            model, language_loss, OPTIMIZERS["adamw"](model.parameters()),
-            [torch.cat(columns) for columns in zip(language_batch(0), language_batch(1), strict=True)], 8,
+            model,
+            language_loss,
+            OPTIMIZERS["adamw"](model.parameters()),
+            [torch.cat(columns) for columns in zip(language_batch(0), language_batch(1), strict=True)],
+            8,
         )
-    )  # fmt: skip
+    )
     graph = made.graphs["step"]
     device = costs_of(graph, base=1 << 20).device
     measured = MeasuredCosts((costs_of(graph).ops,), 0, 0)
@@ -131,9 +134,12 @@ def test_each_kind_of_chain_is_a_choice_and_the_chosen_is_nearly_the_best(
     monkeypatch.setattr(ways_to_cut, "first_tilings", lambda *_: [(280_000, 4)])
     monkeypatch.setattr(comparing, "compared", lambda pairs, _: ((),) * len(pairs))
     monkeypatch.setattr(
-        comparing, "with_operator_costs",
-        lambda made, *_: [replace(s, measured=MeasuredCosts((ops_by_bytes(s.prepared.graphs["step"]),), 0, 0)) for s in made],
-    )  # fmt: skip
+        comparing,
+        "with_operator_costs",
+        lambda made, *_: [
+            replace(s, measured=MeasuredCosts((ops_by_bytes(s.prepared.graphs["step"]),), 0, 0)) for s in made
+        ],
+    )
     graph = language_step().graphs["step"]
     device = costs_of(graph, base=1 << 20).device
     recorded = TiledJob(replace(whole()[0], graphs={"step": graph}), MeasuredCosts((ops_by_bytes(graph),), 0, 0), ())

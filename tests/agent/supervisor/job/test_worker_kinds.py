@@ -3,8 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
-from port_agent.finetune.inputs.options import FinetuneOptions
-from port_agent.finetune.job_file import FinetuneJob
+from port_agent.finetuning.inputs.options import FinetuneOptions
+from port_agent.finetuning.job_file import FinetuneJob
 from port_agent.jobs.job import Job, JobKind, JobMeasurements, JobSpec
 from port_agent.supervisor.job.plan_choice import (
     PlanFigures,

@@ -17,6 +17,15 @@ from tests.agent.live_daemon import until
 NAME = "ab" * 32
 ALLOWED = AgentOptions(share_with_peers=True, solve_for_peers=True)
 SLEEPER = "tests.agent.supervisor.peers.sleeping_solver"
+ROOT = Path(__file__).resolve().parents[4]
+
+
+@pytest.fixture
+def sleeper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Solve by a process that only sleeps, and look often whether it may."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setattr(answers_module, "SOLVER_MODULE", SLEEPER)
+    monkeypatch.setattr(answers_module, "_WATCH_S", 0.05)
 
 
 def run(work: Awaitable[None]) -> None:
@@ -75,12 +84,8 @@ def test_what_is_kept_is_shared(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-def test_the_policy_refuses_with_its_reason_and_stops_what_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(answers_module, "SOLVER_MODULE", SLEEPER)
-    monkeypatch.setattr(answers_module, "_WATCH_S", 0.05)
-
+@pytest.mark.usefixtures("sleeper")
+def test_the_policy_refuses_with_its_reason_and_stops_what_runs(tmp_path: Path) -> None:
     async def work() -> None:
         home = Home(tmp_path)
         home.objection = "on battery 64 %"
@@ -100,11 +105,10 @@ def test_the_policy_refuses_with_its_reason_and_stops_what_runs(
 
 
 @pytest.mark.process
+@pytest.mark.usefixtures("sleeper")
 def test_time_is_bounded_and_nobody_waits_for_what_was_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(answers_module, "SOLVER_MODULE", SLEEPER)
-    monkeypatch.setattr(answers_module, "_WATCH_S", 0.05)
     monkeypatch.setattr(answers_module, "solving_patience_s", lambda seconds: seconds)
 
     async def work() -> None:

@@ -75,6 +75,6 @@ def trained_alone(bundle: Path) -> Path:
     """Return what one epoch makes of the bundle's own weights, without any agent."""
     out = bundle.with_suffix(".safetensors")
     words = ["--state-dir", str(bundle.with_suffix(".state")), "--epochs", "1", "--out", str(out)]
-    command = [sys.executable, "-m", "port_agent.train.worker", "--bundle", str(bundle), *words]
+    command = [sys.executable, "-m", "port_agent.training.worker", "--bundle", str(bundle), *words]
     assert subprocess.run(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}).returncode == 0
     return out

@@ -45,10 +45,11 @@ def test_an_update_of_all_micro_batches_takes_their_columns_and_gives_their_loss
         return {**members_of, "update": members_of["first"]}
 
     changes: dict[str, Any] = {
-        "graphs.msgpack": merged, "costs.msgpack": with_update,
+        "graphs.msgpack": merged,
+        "costs.msgpack": with_update,
         "plans.msgpack": lambda plans: [with_update(plan) for plan in plans],
         "manifest.json": lambda m: {**m, "format": DEVICE_FORMAT, "graphs": [*m["graphs"], "update"]},
-    }  # fmt: skip
+    }
     whole = tmp_path / "whole.port"
     rewrite(small_bundle(2), whole, changes)
     manifest = load(whole).manifest

@@ -157,8 +157,9 @@ def test_costs_come_back(endurance: float | None) -> None:
 
 def test_what_packing_takes_comes_back_and_costs_without_it_are_as_they_were() -> None:
     packings = (
-        PackingCost(3, 1, Codec.BITMAP, 4, 0.5, 700, 1e-3, 2e-3, 0.1), PackingCost(4, 2, Codec.BITS, 1, 1.0, 8, 0.0, 0.0, 0.0)
-    )  # fmt: skip
+        PackingCost(3, 1, Codec.BITMAP, 4, 0.5, 700, 1e-3, 2e-3, 0.1),
+        PackingCost(4, 2, Codec.BITS, 1, 1.0, 8, 0.0, 0.0, 0.0),
+    )
     costs = replace(COSTS, packings=packings)
     assert unpack_costs(through(pack_costs(costs))) == costs
     assert len(pack_costs(COSTS)) == 3, "what readers from before plans could pack expect"

@@ -10,8 +10,10 @@ from port_planner.ir.graph import Named, Op, Phase, Ref, Role, StepGraph, Storag
 STEP = StepGraph(
     storages=(Storage(8, Role.BATCH, "batch0"), Storage(8, Role.TEMPORARY, "", "sim"), Storage(8, Role.TEMPORARY, "")),
     values=(all_bytes(0, 8), all_bytes(1, 8), Value(0, "float32", (2,), (1,), 0), all_bytes(2, 8), all_bytes(0, 4)),
-    ops=(), batch=(2,), loss=2,
-)  # fmt: skip
+    ops=(),
+    batch=(2,),
+    loss=2,
+)
 TO_SIM = transfer_op(0, 1, "sim", Phase.FORWARD)
 
 

@@ -122,9 +122,10 @@ def walk(program: Program, workspaces: list[int], cross_step: Set[int] = frozens
     graph = program.graph
     size = [s.nbytes for s in graph.storages]
     there = {
-        s for s, storage in enumerate(graph.storages)
+        s
+        for s, storage in enumerate(graph.storages)
         if storage.role is not Role.TEMPORARY and graph.uses[s] and s not in program.starts_on_flash
-    }  # fmt: skip
+    }
     flash = set(program.starts_on_flash)
     landing: set[int] = set()
     leaving = set(cross_step)
@@ -306,12 +307,10 @@ def _wrong_plans() -> dict[str, Callable[[StepGraph], Plan]]:
         "before it returns": one(lambda g, s, a, b: Decision(s, a, b + 1, page)),
         "around the end of the step": one(lambda g, s, a, b: Decision(s, b, a, page)),
         "persistent storage may be paged around": one(lambda g, s, a, b: Decision(s, b, a, again)),
-        "cannot be recomputed": lambda g: Plan(
-            (Decision(w := _weight(g), g.uses[w][0], g.uses[w][1], again),)
-        ),
+        "cannot be recomputed": lambda g: Plan((Decision(w := _weight(g), g.uses[w][0], g.uses[w][1], again),)),
         "slices update group": lambda g: Plan(sliced=((len(update_groups(g)), 2),)),
         "profile it again": lambda g: Plan(),
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize("message", _wrong_plans())

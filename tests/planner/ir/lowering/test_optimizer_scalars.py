@@ -59,8 +59,10 @@ def test_an_optimizer_whose_count_has_begun_is_refused(name: str, options: dict[
 
 
 _OPTIONS: dict[str, dict[str, Any]] = {
-    "SGD": {"momentum": 0.9}, "RMSprop": {"centered": True, "momentum": 0.9}, "AdamW": {"amsgrad": True},
-}  # fmt: skip
+    "SGD": {"momentum": 0.9},
+    "RMSprop": {"centered": True, "momentum": 0.9},
+    "AdamW": {"amsgrad": True},
+}
 """Of optimizers whose defaults leave operators out."""
 
 

@@ -52,9 +52,10 @@ def test_what_sparser_tensors_leave_keeps_in_ram_what_was_on_flash() -> None:
     graph = tiny_step().graphs["step"]
     dear = replace(costs_of(graph).device.flash, write_joules_per_byte=1.0)
     costs = replace(
-        costs_of(graph), device=replace(costs_of(graph).device, flash=dear),
+        costs_of(graph),
+        device=replace(costs_of(graph).device, flash=dear),
         packings=tuple(c for c in packing_costs(graph) if c.codec is Codec.BITMAP),
-    )  # fmt: skip
+    )
     reserved = {(c.storage, c.version): c.reserved_bytes for c in costs.packings}
     gaps = {s: max(idle_gaps(graph, s), key=lambda gap: gap[1] - gap[0]) for s in {s for s, _ in reserved}}
     first, second, *_ = sorted(gaps, key=lambda s: -graph.storages[s].nbytes)

@@ -49,9 +49,10 @@ def test_what_is_written_is_gone_until_it_returns() -> None:
 
 def test_a_weight_that_starts_on_flash_comes_for_its_use() -> None:
     found = walk(
-        (0, Position(returns=[W], writes=[W])), (4, Position(returns=[W], frees=[A], writes=[W])),
+        (0, Position(returns=[W], writes=[W])),
+        (4, Position(returns=[W], frees=[A], writes=[W])),
         starts_away=frozenset({W}),
-    )  # fmt: skip
+    )
     assert found.need.tolist() == [840, 840, 880, 480, 880] and found.after_need.tolist()[-1] == 80
 
 
@@ -65,9 +66,11 @@ def test_an_intermediate_is_freed_as_soon_as_it_was_read() -> None:
     """b comes back from a, and a only for that."""
     through = [Decision(A, 1, 3, Action.INTERMEDIATE), Decision(B, 2, 3, Action.RECOMPUTE)]
     found = walk(
-        (1, Position(frees=[A])), (2, Position(frees=[B])), (3, Position(rematerializations=through, frees=[B])),
+        (1, Position(frees=[A])),
+        (2, Position(frees=[B])),
+        (3, Position(rematerializations=through, frees=[B])),
         (4, Position(rematerializations=[RETURN], frees=[A])),
-    )  # fmt: skip
+    )
     assert found.reruns == {3: [(0, ()), (1, (A,))], 4: [(0, ())]}
     assert found.need.tolist()[3] == 480 + 400 + 400, "both for a moment"
 

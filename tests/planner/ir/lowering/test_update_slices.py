@@ -165,10 +165,12 @@ def test_what_this_processor_rounds_apart_is_never_sliced(name: str, dtype: torc
 @pytest.mark.parametrize(
     ("name", "args", "kwargs"),
     [
-        ("aten::add_.Tensor", (Ref(0), Ref(0)), (("alpha", -0.1),)), ("aten::lerp_.Scalar", (Ref(0), Ref(0), 1), ()),
-        ("aten::lerp_.Tensor", (Ref(0), Ref(0), Ref(0)), ()), ("aten::mul_.Tensor", (Ref(2), Ref(2)), ()),
+        ("aten::add_.Tensor", (Ref(0), Ref(0)), (("alpha", -0.1),)),
+        ("aten::lerp_.Scalar", (Ref(0), Ref(0), 1), ()),
+        ("aten::lerp_.Tensor", (Ref(0), Ref(0), Ref(0)), ()),
+        ("aten::mul_.Tensor", (Ref(2), Ref(2)), ()),
     ],
-)  # fmt: skip
+)
 def test_what_any_processor_may_round_apart_is_known(name: str, args: Any, kwargs: Any) -> None:
     one = tiny_step("SGD").graphs["step"]
     forms = {"bfloat16": (4096,), "float32": (1,), "complex64": (4096,)}

@@ -58,11 +58,13 @@ def test_rows_of_a_gradient_are_not_written_once_they_are_bounded() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        lambda op: replace(op, args=(1, *op.args[1:])), lambda op: replace(op, args=(op.args[0], 1 << 20, op.args[2])),
-        lambda op: replace(op, args=(*op.args[:2], 0)), lambda op: replace(op, name="aten::arange.start"),
+        lambda op: replace(op, args=(1, *op.args[1:])),
+        lambda op: replace(op, args=(op.args[0], 1 << 20, op.args[2])),
+        lambda op: replace(op, args=(*op.args[:2], 0)),
+        lambda op: replace(op, name="aten::arange.start"),
     ],
     ids=["begins later", "ends behind the indices", "bags of nothing", "another operator"],
-)  # fmt: skip
+)
 def test_bags_begin_where_rows_do(graph: StepGraph, change: Callable[[Op], Op]) -> None:
     with pytest.raises(GraphError, match="_embedding_bag"):
         verify_operands(changed(graph, "arange", change))

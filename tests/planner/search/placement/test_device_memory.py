@@ -44,9 +44,12 @@ def bounded_problem(seed: int) -> DeviceProblem:
     """Return five operators on two devices with a weight, of which one or both memories are short."""
     rng, count = random.Random(seed), 5
     costs = tuple(
-        tuple(OpCost(rng.uniform(0.1, 1) * (8 if d == HOST else 1), rng.randint(0, 3), rng.uniform(0.1, 3)) for d in range(2))
+        tuple(
+            OpCost(rng.uniform(0.1, 1) * (8 if d == HOST else 1), rng.randint(0, 3), rng.uniform(0.1, 3))
+            for d in range(2)
+        )
         for _ in range(count)
-    )  # fmt: skip
+    )
     held, contents = [], []
     for i in range(count - 1):
         readers = tuple(sorted(rng.sample(range(i + 1, count), rng.randint(1, min(2, count - i - 1)))))

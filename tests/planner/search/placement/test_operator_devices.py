@@ -48,9 +48,12 @@ def random_problem(seed: int) -> DeviceProblem:
         HandedContents(6, count - 1, (0,)),
     ]
     links = tuple(
-        tuple(DeviceLink() if a == b else DeviceLink(rng.uniform(0, 0.2), rng.uniform(0, 0.1), rng.uniform(0, 0.1)) for b in range(devices))
+        tuple(
+            DeviceLink() if a == b else DeviceLink(rng.uniform(0, 0.2), rng.uniform(0, 0.1), rng.uniform(0, 0.1))
+            for b in range(devices)
+        )
         for a in range(devices)
-    )  # fmt: skip
+    )
     return DeviceProblem(tuple(costs), tuple(contents), links, static_watts=rng.choice((0.0, 0.5)))
 
 
@@ -60,8 +63,10 @@ def best_of_all(problem: DeviceProblem, goal: Goal) -> float:
     options = [[d for d, cost in enumerate(costs) if cost is not None] for costs in problem.costs]
     found: list[DeviceChoice] = [on_devices(problem, devices) for devices in itertools.product(*options)]
     return min(
-        c.amount(goal) for c in found if single is None or c.amount(OTHER[goal]) <= single.amount(OTHER[goal]) * (1 + 1e-9)
-    )  # fmt: skip
+        c.amount(goal)
+        for c in found
+        if single is None or c.amount(OTHER[goal]) <= single.amount(OTHER[goal]) * (1 + 1e-9)
+    )
 
 
 @pytest.mark.parametrize("goal", Goal)

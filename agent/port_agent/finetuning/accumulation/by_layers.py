@@ -1,0 +1,428 @@
+"""The micro-batches of an update run together, layer by layer: a layer's weights are read once per direction and update.
+
+One by one, each micro-batch goes through all layers and back, and weights that do not fit into the budget are read for each of
+them. Here all of them go through the first layer, then through the second, and what goes from one to the next is kept (and
+paged, where it does not fit). On the way back a layer is run again for one micro-batch at a time, forward and backward, so nothing
+else is kept of it; its gradients are added in the order of the micro-batches. Each operator gets the same operands as one by one, and each
+sum has the same terms in the same order: the bits are the same. What lies outside of the layers, embeddings and head, is run again at the
+end where it is trained, because one weight may be both and its gradient is one sum of both for each micro-batch; of a head that is a product
+alone only what is looked up is run again (`trained_head`).
+"""
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from port_agent.finetuning.accumulation.head_loss import SEEN_TOKENS, LearnedLoss, learned_places
+from port_agent.finetuning.accumulation.trained_head import HeadTile, LookedUp, TrainedHead
+from port_agent.finetuning.inputs.libraries import plain_model
+from port_agent.intercept.budget import keeping, without_prefetch
+from port_planner.base.tensor_bytes import same_bits
+
+_MAX_HEAD_SHARE = 0.85
+"""Of the room for tensors, what a head may take that is kept: logits of a micro-batch are all that must be there beside it."""
+
+Inputs = tuple[torch.Tensor, torch.Tensor]
+"""Tokens and labels of a micro-batch, [batch, length]."""
+
+_DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+_Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+"""What a layer is called with behind the hidden rows."""
+
+
+class NotByLayersError(Exception):
+    """The micro-batches of this model must run one by one; the text says why."""
+
+
+def why_not_by_layers(model: Any) -> str | None:
+    """Return why a causal language model's micro-batches cannot run layer by layer, as far as its outline tells; None where they can.
+
+    `model`: without adapters, or what `get_base_model` gives.
+    """
+    config = model.config
+    if config.is_encoder_decoder or not hasattr(config, "num_hidden_layers"):
+        return "it is no single stack of layers"
+    layers = _stacks(model.base_model, config.num_hidden_layers)
+    if len(layers) != 1 or model.base_model is model:
+        return "its layers are not one list"
+    random = sorted({name.rpartition(".")[2] for name, module in model.named_modules() if _draws(module)})
+    random += sorted(name for name, value in config.to_dict().items() if "attention_dropout" in name and value)
+    if random:
+        return f"its dropout ({', '.join(random)}) draws random numbers in the order of the micro-batches"
+    seen: set[int] = set()
+    for layer in layers[0]:
+        mine = {id(p) for p in layer.parameters()}
+        if mine & seen:
+            return "its layers share weights"
+        seen |= mine
+    inside = {id(module) for module in layers[0].modules()}
+    outside = {id(p) for m in model.modules() if id(m) not in inside for p in m.parameters(recurse=False)}
+    return "its layers share weights with what is outside of them" if seen & outside else None
+
+
+class ByLayers:
+    """Computes an update's gradients. Raises NotByLayersError for a model that cannot be run so."""
+
+    def __init__(self, model: Any, loss: LearnedLoss) -> None:
+        self._model, self._loss = model, loss
+        plain: Any = plain_model(model)
+        if (why := why_not_by_layers(plain)) is not None:
+            raise NotByLayersError(why)
+        self._backbone: Any = plain.base_model
+        self._head: nn.Module | None = plain.get_output_embeddings()
+        self._layers: list[nn.Module] = list(_stacks(self._backbone, plain.config.num_hidden_layers)[0])
+        inside = {id(p) for layer in self._layers for p in layer.parameters()}
+        self._ends_trained = any(p.requires_grad and id(p) not in inside for p in model.parameters())
+        self._embeddings: nn.Module = plain.get_input_embeddings()
+        self._trained_head: TrainedHead | None = None
+        self.norms: dict[torch.Tensor, torch.Tensor] = {}
+        """Of the last update's gradients, taken while they were at hand; of those of other weights there is none."""
+        self._is_checked = False
+
+    def __call__(self, batches: Sequence[Inputs], gradient_of: int) -> float:
+        """Add the gradients of the summed loss of all, divided by `gradient_of`, to the parameters'; return that sum.
+
+        Raises NotByLayersError where the model does something between its layers that this does not repeat, or draws random
+        numbers; the caller restores those, clears the gradients and runs the batches one by one.
+        """
+        with without_prefetch():
+            if not self._is_checked:
+                self._check(batches[0][0])
+                self._is_checked = True
+            self.norms = {}
+            drawn = torch.get_rng_state()
+            runs = [_MicroBatch(self, tokens, labels) for tokens, labels in batches]
+            for layer, following in zip(self._layers, [*self._layers[1:], self._head], strict=True):
+                with _kept(layer, following):
+                    for run in runs:
+                        run.forward(layer)
+            _check_nothing_drawn(drawn)
+            head = self._head_of(runs)
+            total = 0.0
+            with _kept(self._head, self._layers[-1], _MAX_HEAD_SHARE if head is not None else None):
+                for run in runs:
+                    total += run.loss(gradient_of, head, keep_last=self._ends_trained)
+            _check_nothing_drawn(drawn)
+            back = self._layers[::-1]
+            for layer, following in zip(back, [*back[1:], None], strict=True):
+                with _kept(layer, following):
+                    for run in runs:
+                        run.backward(layer)
+                    self._take_norms(layer.parameters())
+            if head is not None:
+                looked_up = [run.before_layers(head) for run in runs]
+                head.add_gradients([run.head_tile for run in runs], [found for found in looked_up if found is not None])
+                self._take_norms((head.weight,))
+            elif self._ends_trained:
+                with _kept(self._head, None):
+                    for run in runs:
+                        run.ends(gradient_of)
+            return total
+
+    def hidden_and_arguments(self, tokens: torch.Tensor) -> tuple[torch.Tensor, list[_Arguments]]:
+        """Return what the first layer is given of some tokens, and what each is given beside. Raises NotByLayersError."""
+        seen: list[_Arguments] = []
+        first: list[torch.Tensor] = []
+
+        def pass_on(hidden: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+            if not seen:
+                first.append(hidden)
+            seen.append((args, kwargs))
+            return hidden
+
+        with self._instead(pass_on), self.forward_pass():
+            self._backbone(input_ids=tokens, use_cache=False)
+        if len(seen) != len(self._layers):
+            raise NotByLayersError(f"{len(seen)} of its {len(self._layers)} layers are run")
+        if any(isinstance(value, torch.Tensor) and value.requires_grad for value in _leaves(seen)):
+            raise NotByLayersError("its layers are given more that is trained than hidden rows")
+        return first[0], seen
+
+    def forward_pass(self) -> contextlib.AbstractContextManager[object]:
+        """Return what a forward pass runs in."""
+        return self._loss.forward_pass()
+
+    def loss_behind(
+        self, run: "_MicroBatch", behind: Callable[[torch.Tensor], torch.Tensor], gradient_of: int, of: Sequence[torch.Tensor] | None
+    ) -> float:  # fmt: skip
+        """Return the loss, `behind` making of what the first layer is given what the last gives; gradients go to those `of` some."""
+        layers = itertools.cycle(range(len(self._layers)))
+        last = len(self._layers) - 1
+
+        def stand_in(hidden: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+            return behind(hidden) if next(layers) == last else hidden
+
+        with self._instead(stand_in):
+            return self._loss(run.tokens, run.labels, gradient_of=gradient_of, of=of).item()
+
+    def _take_norms(self, weights: Iterable[torch.Tensor]) -> None:
+        for weight in weights:
+            if weight.grad is not None:
+                self.norms[weight] = torch.linalg.vector_norm(weight.grad)
+
+    def head_loss(
+        self, run: "_MicroBatch", last: torch.Tensor, gradient_of: int, head: TrainedHead
+    ) -> tuple[float, HeadTile]:
+        """Return the loss of what the last layer gave, and what it leaves for the head; gradients go to `last` and to what is behind it."""
+        layers = itertools.cycle(range(len(self._layers)))
+        stand_in = self._instead(lambda hidden, *_, **__: last if next(layers) == len(self._layers) - 1 else hidden)
+        with stand_in, run.looking_up():
+            hidden = self._backbone(input_ids=run.tokens, use_cache=False).last_hidden_state
+        return head.loss(hidden, run.labels, gradient_of)
+
+    @contextlib.contextmanager
+    def looking_up(self, rows: torch.Tensor | None) -> Iterator[None]:
+        """Have rows that were looked up before be what the table of embeddings gives."""
+        if rows is not None:
+            self._embeddings.forward = lambda *_, **__: rows.clone()
+        try:
+            yield
+        finally:
+            if rows is not None:
+                del self._embeddings.forward
+
+    def first_hidden(self, tokens: torch.Tensor) -> tuple[torch.Tensor, list[_Arguments], list[torch.Tensor]]:
+        """Return what `hidden_and_arguments` does, and what was looked up of the table of embeddings."""
+        seen: list[torch.Tensor] = []
+        watching = self._embeddings.register_forward_hook(lambda _, __, output: seen.append(output.detach()))
+        try:
+            return *self.hidden_and_arguments(tokens), seen
+        finally:
+            watching.remove()
+
+    def _head_of(self, runs: Sequence["_MicroBatch"]) -> TrainedHead | None:
+        """Return the trained head that runs for all of some micro-batches together; None where it runs with the rest for each."""
+        head = self._trained_head
+        if head is None or not all(run.was_looked_up for run in runs):
+            return None
+        return head if all(head.works_for(run.logits_rows) for run in runs) else None
+
+    @contextlib.contextmanager
+    def _instead(self, forward: Callable[..., torch.Tensor]) -> Iterator[None]:
+        """Have the layers do something else."""
+        for layer in self._layers:
+            layer.forward = forward
+        try:
+            yield
+        finally:
+            for layer in self._layers:
+                del layer.forward
+
+    def _check(self, tokens: torch.Tensor) -> None:
+        """Raise NotByLayersError unless the model gives its layers what this would, and its head what the last one gives.
+
+        Seen of some tokens, by one pass of the model as it is.
+        """
+        self._loss.stands_alone(tokens)
+        tokens = tokens[:1, :SEEN_TOKENS]
+        with torch.no_grad(), torch.random.fork_rng(devices=()):
+            watch = _Watch(self._layers, *self.hidden_and_arguments(tokens))
+            with watch.watching():
+                logits = self._logits(tokens)
+            with self._instead(lambda *_, **__: watch.hidden):
+                ends = self._logits(tokens)
+        if watch.place != len(self._layers) or not _same(logits, ends):
+            raise NotByLayersError("its head is given more than what the last layer gives")
+        if self._ends_trained:
+            with self._instead(lambda *_, **__: watch.hidden):
+                self._trained_head = TrainedHead.of(plain_model(self._model), self._loss, tokens)
+
+    def _logits(self, tokens: torch.Tensor) -> torch.Tensor:
+        with self.forward_pass():
+            logits: torch.Tensor = self._model(input_ids=tokens, use_cache=False).logits
+        return logits
+
+
+class _Watch:
+    """Looks on while the model runs its layers; they raise NotByLayersError where it does not as expected."""
+
+    def __init__(self, layers: Sequence[nn.Module], hidden: torch.Tensor, arguments: Sequence[_Arguments]) -> None:
+        self._layers, self._arguments = layers, arguments
+        self.hidden = hidden
+        """What the layer that is next should be given."""
+        self.place = 0
+        self._version = 0
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for layer in self._layers:
+                stack.callback(layer.register_forward_pre_hook(self._before, with_kwargs=True).remove)
+                stack.callback(layer.register_forward_hook(self._after).remove)
+            yield
+
+    def _before(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self.place >= len(self._layers) or layer is not self._layers[self.place]:
+            raise NotByLayersError("its layers run in another order than they stand")
+        if not _same(args[:1], (self.hidden,)) or not _same((args[1:], kwargs), self._arguments[self.place]):
+            raise NotByLayersError(f"it does something of its own before layer {self.place + 1}")
+        self._version = args[0]._version
+
+    def _after(self, layer: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        self.place += 1
+        if not isinstance(output, torch.Tensor) or output.shape != args[0].shape:
+            raise NotByLayersError(f"layer {self.place} gives other than hidden rows")
+        if args[0]._version != self._version:
+            raise NotByLayersError(f"layer {self.place} writes over what it is given")
+        self.hidden = output
+
+
+class _MicroBatch:
+    """One micro-batch on its way through the layers and back."""
+
+    def __init__(self, by_layers: ByLayers, tokens: torch.Tensor, labels: torch.Tensor) -> None:
+        self.tokens, self.labels = tokens, labels
+        self._by_layers = by_layers
+        hidden, self._arguments, looked_up = by_layers.first_hidden(tokens)
+        self._looked_up = looked_up[0] if len(looked_up) == 1 else None
+        """Rows of the table of embeddings, [batch, length, width]; None where it is looked up otherwise than once."""
+        self._head_tile: HeadTile | None = None
+        self._given = [_cut(hidden)]
+        """What each layer was given, [batch, length, width], and at last what the last one gave."""
+        self._last: torch.Tensor | None = None
+        self._gradient: torch.Tensor | None = None
+        """Of what the layer that is next on the way back gave."""
+
+    def forward(self, layer: nn.Module) -> None:
+        """Run the layer that is next."""
+        self._given.append(_cut(self._run(layer, len(self._given) - 1, self._given[-1])))
+
+    def _run(self, layer: nn.Module, place: int, hidden: torch.Tensor) -> torch.Tensor:
+        args, kwargs = self._arguments[place]
+        with self._by_layers.forward_pass():
+            given: torch.Tensor = layer(hidden, *args, **kwargs)
+        return given
+
+    @property
+    def was_looked_up(self) -> bool:
+        """Whether its rows of the table of embeddings are known."""
+        return self._looked_up is not None
+
+    @property
+    def logits_rows(self) -> int:
+        """Of how many rows its logits are."""
+        return len(self.tokens) * learned_places(self.labels)[0]
+
+    @property
+    def head_tile(self) -> HeadTile:
+        """What it leaves for a head that runs for all together. Raises NotByLayersError before it did."""
+        if self._head_tile is None:
+            raise NotByLayersError("its head has not run")
+        return self._head_tile
+
+    def looking_up(self) -> contextlib.AbstractContextManager[None]:
+        """Have the table of embeddings not be read again."""
+        return self._by_layers.looking_up(self._looked_up)
+
+    def loss(self, gradient_of: int, head: TrainedHead | None, *, keep_last: bool) -> float:
+        """Return the loss of what the last layer gave, which is kept for `ends` or given up; `head`: one that runs for all together."""
+        last = self._given.pop()
+        if not last.requires_grad:
+            raise NotByLayersError("nothing in its layers is trained")
+        if head is not None:
+            loss, self._head_tile = self._by_layers.head_loss(self, last, gradient_of, head)
+            self._gradient, last.grad = last.grad, None
+            return loss
+        loss = self._by_layers.loss_behind(self, lambda _: last, gradient_of, (last,))
+        self._gradient, last.grad = last.grad, None
+        self._last = last if keep_last else None
+        return loss
+
+    def backward(self, layer: nn.Module) -> None:
+        """Run a layer again, and backward."""
+        place, hidden = len(self._given) - 1, self._given.pop()
+        if self._gradient is None:  # nothing up to here is trained
+            return
+        wanted = [p for p in (hidden, *layer.parameters()) if p.requires_grad]
+        given = self._run(layer, place, hidden)
+        if given.requires_grad:
+            given.backward(self._gradient, inputs=wanted)
+        self._gradient, hidden.grad = hidden.grad, None
+
+    def before_layers(self, head: TrainedHead) -> LookedUp | None:
+        """Run what is before the layers again, and backward; return what comes back to a table that is the head, too."""
+        gradient, self._gradient = self._gradient, None
+        if gradient is None:  # nothing before the layers is trained
+            return None
+        if not head.tied or self._looked_up is None:
+            self._by_layers.hidden_and_arguments(self.tokens)[0].backward(gradient)
+            return None
+        rows = self._looked_up.requires_grad_()
+        with self._by_layers.looking_up(rows):
+            self._by_layers.hidden_and_arguments(self.tokens)[0].backward(gradient)
+        return None if rows.grad is None else head.looked_up(self.tokens, rows.grad)
+
+    def ends(self, gradient_of: int) -> None:
+        """Run what is outside of the layers again, and backward."""
+        bridge: Any = _Bridge.apply
+        self._by_layers.loss_behind(self, lambda hidden: bridge(hidden, self._last, self._gradient), gradient_of, None)
+
+
+class _Bridge(torch.autograd.Function):
+    """Stands for all layers: what the last one gave, and backward the gradient of what the first was given."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: torch.Tensor, last: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor:
+        ctx.gradient = gradient
+        return last.view_as(last)
+
+    @staticmethod
+    def backward(ctx: Any, *_: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return ctx.gradient, None, None
+
+
+def _check_nothing_drawn(before: torch.Tensor) -> None:
+    if not torch.equal(before, torch.get_rng_state()):
+        raise NotByLayersError("it draws random numbers, in the order of the micro-batches")
+
+
+def _cut(hidden: torch.Tensor) -> torch.Tensor:
+    """Return hidden rows as the beginning of a graph of their own."""
+    return hidden.detach().requires_grad_(hidden.requires_grad)
+
+
+def _kept(
+    layer: nn.Module | None, following: nn.Module | None, most: float | None = None
+) -> contextlib.AbstractContextManager[None]:
+    """Keep what is used by all micro-batches one after the other, and begin to read what comes then; `most`: see `keeping`."""
+    return keeping(_weights(layer), _weights(following), most)
+
+
+def _weights(layer: nn.Module | None) -> list[torch.Tensor]:
+    return [] if layer is None else [*layer.parameters(), *layer.buffers()]
+
+
+def _stacks(backbone: nn.Module, count: int) -> list[nn.ModuleList]:
+    """Return the lists of so many layers that are in no other list."""
+    lists = [(name, module) for name, module in backbone.named_modules() if isinstance(module, nn.ModuleList)]
+    outer = [m for name, m in lists if not any(name.startswith(f"{other}.") for other, _ in lists)]
+    return [found for found in outer if len(found) == count]
+
+
+def _draws(module: nn.Module) -> bool:
+    return isinstance(module, _DROPOUTS) and module.p > 0
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, tuple | list):
+        for item in value:
+            yield from _leaves(item)
+    elif isinstance(value, dict):
+        yield from _leaves(list(value.values()))
+    else:
+        yield value
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Return whether two values are equal, tensors in them to the bit."""
+    if isinstance(one, tuple | list):
+        return isinstance(other, tuple | list) and len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(one, dict):  # a keyword that is None may as well be left away
+        return isinstance(other, dict) and all(_same(one.get(k), other.get(k)) for k in one.keys() | other.keys())
+    if isinstance(one, torch.Tensor):
+        return isinstance(other, torch.Tensor) and same_bits(one, other)
+    return one is other or bool(one == other)

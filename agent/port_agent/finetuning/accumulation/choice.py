@@ -1,0 +1,69 @@
+"""Whether the micro-batches of an update run one by one or layer by layer: said with the reason, by sizes alone."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from port_agent.finetuning.accumulation.by_layers import why_not_by_layers
+from port_agent.finetuning.inputs.options import FinetuneError, FinetuneOptions, MicroBatchOrder
+from port_agent.finetuning.text.task import Task, TaskKind
+from port_planner.base.units import format_bytes
+
+_SPARED_BYTES = 16 << 20
+"""What an update of adapters may write to flash that wears out before its layers are computed once more instead. A card of 32 GB bears
+about a million such updates."""
+
+
+@dataclass(frozen=True, slots=True)
+class Accumulation:
+    """How micro-batches run, and why so."""
+
+    by_layers: bool
+    why: str
+
+
+def accumulation_of(
+    model: Any, options: FinetuneOptions, task: Task, weights_bytes: int, free_bytes: int | None, flash_bytes: int = 0
+) -> Accumulation:
+    """Return how the micro-batches of a model run; both ways have the same bits.
+
+    `model`: without adapters. `weights_bytes`: all that stays from one micro-batch to the next: weights that a step
+    multiplies by, gradients and moments. `free_bytes`: for them and all tensors, None without a budget. `flash_bytes`: what an update
+    wrote to flash that wears out, run one by one; what is trained, if not adapters alone, must be written either way. Raises
+    FinetuneError where they are asked to run layer by layer and cannot. A single batch runs so, too: of what a layer makes nothing is
+    kept for the way back then.
+    """
+    writes = options.lora_rank is not None and flash_bytes > _SPARED_BYTES
+    if options.accumulate == 1 and options.accumulate_by is None and not writes:
+        return Accumulation(
+            False,
+            f"an update has one batch; layer by layer, once one writes more than {format_bytes(_SPARED_BYTES)} to flash that wears out",
+        )
+    why = why_not_by_layers(model) if task.kind is TaskKind.CAUSAL_LM else "the model has an encoder"
+    if why is not None and options.accumulate_by is MicroBatchOrder.LAYERS:
+        raise cannot_run_by_layers(why)
+    if why is not None:
+        return Accumulation(False, why)
+    if options.accumulate_by is not None:
+        return Accumulation(options.accumulate_by is MicroBatchOrder.LAYERS, "as asked for")
+    if writes:
+        return Accumulation(
+            True,
+            f"an update writes {format_bytes(flash_bytes)} to flash, which wears out; layers are computed once more instead",
+        )
+    if free_bytes is None:
+        return Accumulation(False, "there is no budget")
+    if weights_bytes <= free_bytes:
+        return Accumulation(
+            False,
+            f"weights, gradients and moments of {format_bytes(weights_bytes)} fit into the budget, and are not read again",
+        )
+    return Accumulation(
+        True,
+        f"weights, gradients and moments of {format_bytes(weights_bytes)} do not fit into {format_bytes(max(free_bytes, 0))}: they are "
+        "read once in each direction and update, not for each batch; each layer is computed once more for it",
+    )
+
+
+def cannot_run_by_layers(why: str) -> FinetuneError:
+    """Return the error for a model whose micro-batches are asked to run layer by layer and cannot."""
+    return FinetuneError(f"the batches of this model cannot run layer by layer: {why}; leave --accumulate-by away")

@@ -1,0 +1,384 @@
+"""The loss of a language model's head and its gradient, some rows of the logits at a time.
+
+Logits are the largest tensors of fine-tuning: 74 MiB for 256 tokens of Qwen2.5 in bfloat16, and the loss as one usually writes it
+makes four more of twice that in 32 bits. Rows of a softmax are independent of each other, so those of a few rows are
+enough at once, with the same bits: the gradient takes the logits' own memory, and the chosen log-probabilities are added up
+in the order of the whole. A frozen head may run on some rows at a time, too: then the whole logits are never there.
+"""
+
+import contextlib
+import inspect
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from port_agent.finetuning.accumulation.head_rows import HeadRows, head_row_blocks, works_by_element
+from port_agent.finetuning.inputs.libraries import BaseModelOutputWithPastAndCrossAttentions, plain_model
+from port_agent.finetuning.inputs.options import FinetuneError
+from port_agent.finetuning.text.sequence_file import IGNORED
+from port_agent.finetuning.text.sequences import BUCKET_TOKENS
+from port_agent.finetuning.text.task import TaskKind
+from port_agent.intercept.tiles.products import accumulated_bytes, column_blocks, gathered_bytes
+from port_planner.base.tensor_bytes import same_bits
+
+_BLOCK_BYTES = 4 << 20
+"""Of a block of rows in 32 bits."""
+
+_BLOCKS = 3
+"""Of them are there at once."""
+
+_MIN_ROWS = 4
+"""In a block: of fewer, calls take longer than what they compute. A softmax is computed row by row."""
+
+SEEN_TOKENS = 16
+"""Of the first batch, by which it is seen whether the head stands alone."""
+
+_CAPPED = 1024
+"""Times what it is given, by which it is seen whether a head caps its logits."""
+
+_ODD_ROWS = slice(3, 8)
+"""Of those SEEN_TOKENS, by which it is seen that what is behind a head's product does the same to some of its rows as to all."""
+
+_BEHIND_PRODUCT = 3
+"""Tensors of the logits' size that are there besides, at most, where a cap or a scale follows the head's product: what tanh saves, and
+two gradients."""
+
+EncoderInput = tuple[torch.Tensor, torch.Tensor]
+"""Tokens, [batch, length], and which of them are there (1) or fill up (0). An encoder alone learns of these same tokens."""
+
+
+def model_inputs(tokens: torch.Tensor, source: EncoderInput | None) -> dict[str, torch.Tensor]:
+    """Return by name what a model is given: tokens alone, those of a decoder beside what its encoder reads, or an encoder's."""
+    if source is None:
+        return {"input_ids": tokens}
+    if source[0] is tokens:
+        return {"input_ids": tokens, "attention_mask": source[1]}
+    return {"input_ids": source[0], "attention_mask": source[1], "decoder_input_ids": tokens}
+
+
+class LearnedLoss:
+    """The summed loss of the tokens that a model is to learn, and the gradient of all that is trained.
+
+    `head_rows`: the head runs on so many rows at a time, None for all at once, or for blocks that have its bits (`run_in_blocks`). Products
+    of few rows may be rounded in another order than those of many, so each number of rows is a recipe of its own. `kind`: which token a place predicts, the next or, of
+    an encoder, its own. `autocast`: forward passes run under torch's; the head runs with the other layers then.
+    """
+
+    def __init__(
+        self, model: Any, head_rows: int | None = None, kind: TaskKind = TaskKind.CAUSAL_LM, *, autocast: bool = False
+    ) -> None:
+        self._model, self._head_rows, self._autocast = model, head_rows, autocast
+        self._own_token = kind is TaskKind.MASKED_LM
+        self._settings = {} if self._own_token else {"use_cache": False}
+        self._plain: Any = plain_model(model)
+        self._keeps_rows = "logits_to_keep" in inspect.signature(self._plain.forward).parameters
+        self._stands_alone: bool | None = None
+        """None: not seen yet."""
+        self._is_product = False
+        """Whether it was seen that the head is a product alone, without a cap or a scale behind it."""
+        self._scales = False
+        """Whether it was seen that what follows the product works on each logit by itself: a cap, a scale."""
+        self._in_blocks: HeadRows | None = None
+
+    def __call__(
+        self,
+        tokens: torch.Tensor,
+        labels: torch.Tensor,
+        source: EncoderInput | None = None,
+        gradient_of: int | None = None,
+        of: Sequence[torch.Tensor] | None = None,
+    ) -> torch.Tensor:
+        """Return the sum of the labels' losses, in 32 bits, with the bits of `cross_entropy(logits.float(), ..., reduction="sum")`.
+
+        `tokens` and `labels`: [batch, length], a label for each token, IGNORED where none is learned; `source`: what an encoder reads
+        beside them. Logits begin at the
+        first place after which a token is learned, in steps of BUCKET_TOKENS: each number of rows is a step of its own to
+        whoever plans it. With `gradient_of`, the gradients of that sum divided by it are added to those of the parameters,
+        by one backward pass; to those `of` some tensors alone, where they are given. Raises FinetuneError where the head cannot run
+        on some rows.
+        """
+        kept, following = learned_places(labels, own_token=self._own_token)
+        if source is not None:
+            self._stands_alone = False
+        if self._in_blocks is not None:
+            self._in_blocks.blocks(len(following))  # compared before the other layers' results are there
+        if not self.stands_alone(tokens):
+            return self._of_whole(model_inputs(tokens, source), kept, following, gradient_of, of)
+        hidden = self._backbone(input_ids=tokens, use_cache=False).last_hidden_state
+        return self._of_rows(hidden[:, -kept:], following, gradient_of, of)
+
+    def forward_pass(self) -> contextlib.AbstractContextManager[object]:
+        """Return what a forward pass runs in."""
+        return forward_pass(autocast=self._autocast)
+
+    def stands_alone(self, tokens: torch.Tensor) -> bool:
+        """Return whether the head, given hidden rows, gives what the whole model gives: seen once, by the first of some tokens."""
+        if self._stands_alone is None:
+            self._stands_alone = self.separable and self._gives_the_same(tokens)
+        return self._stands_alone
+
+    def is_product(self, tokens: torch.Tensor) -> bool:
+        """Return whether the head, frozen or trained, is a product of what the other layers give, and no more: seen by some tokens."""
+        return self._is_apart and self._gives_the_same(tokens) and self._is_product
+
+    def may_run_in_blocks(self, tokens: torch.Tensor) -> bool:
+        """Return whether the head may run on some rows at a time where nobody asked for it: seen by the first of some tokens."""
+        return self._head_rows is None and self.stands_alone(tokens) and (self._is_product or self._scales)
+
+    def run_in_blocks(self, most: int) -> HeadRows:
+        """Run the head on at most so many rows at a time from now on, with the bits of all at once."""
+        head = self._plain.get_output_embeddings()
+        self._in_blocks = HeadRows(head.weight, head.bias, most)
+        return self._in_blocks
+
+    def rows_at_once(self, rows: int, at_once: int | None = None) -> int:
+        """Return of how many of so many rows logits are there at the same time, by blocks of `at_once` where it is given."""
+        return max(stop - start for start, stop in (head_row_blocks(rows, at_once) if at_once else self._blocks(rows)))
+
+    def bytes_at_once(self, rows: int, at_once: int | None = None) -> int:
+        """Return what the loss of so many rows takes at its peak, its gradient included, by blocks of `at_once` where it is given.
+
+        Logits, and beside them the most of: what their product takes where its blocks of columns are compared, a block of
+        them in 32 bits, what the product on the way back gathers of the weight, what a cap saves.
+        """
+        head = self._plain.get_output_embeddings()
+        if head is None:
+            return 0
+        vocabulary, most = head.weight.shape[0], self.rows_at_once(rows, at_once)
+        logits = most * vocabulary * head.weight.dtype.itemsize
+        block = max(stop - start for start, stop in row_blocks(most, vocabulary)) * vocabulary * torch.float32.itemsize
+        summed = accumulated_bytes(most, vocabulary, head.weight.dtype)
+        gathered = min(gathered_bytes(head.weight), head.weight.nbytes)
+        saved = logits if self._scales else 0
+        return int(logits + max(summed, saved + _BLOCKS * block, saved + gathered, _BEHIND_PRODUCT * saved))
+
+    def _of_whole(
+        self, inputs: dict[str, torch.Tensor], kept: int, labels: torch.Tensor, gradient_of: int | None,
+        of: Sequence[torch.Tensor] | None,
+    ) -> torch.Tensor:  # fmt: skip
+        if self._head_rows is not None:
+            raise FinetuneError(
+                f"the head of this model ({self._plain.config.model_type}) cannot run on {self._head_rows} rows at a time: it is "
+                "trained, under --autocast, or not by itself behind the other layers; leave --head-rows away"
+            )
+        with self.forward_pass():
+            if self._keeps_rows:
+                logits = self._model(**inputs, **self._settings, logits_to_keep=kept).logits
+            else:
+                logits = self._model(**inputs, **self._settings).logits[:, -kept:].contiguous()
+        chosen = chosen_log_probabilities(logits, labels, gradient_of)
+        if gradient_of is not None:
+            logits.backward(logits.detach(), inputs=of)
+        return summed_loss(chosen, labels)
+
+    def _of_rows(
+        self, hidden: torch.Tensor, labels: torch.Tensor, gradient_of: int | None, of: Sequence[torch.Tensor] | None
+    ) -> torch.Tensor:
+        """Run the head on blocks of rows, each contiguous: a view of the whole would multiply the weight as a batch of one.
+
+        Their logits are given up before the next.
+        """
+        rows = hidden.reshape(-1, hidden.shape[-1])
+        chosen, given = torch.empty(len(labels), 1), torch.empty_like(rows.detach())
+        for start, stop in self._blocks(len(labels)):
+            block = rows.detach()[start:stop]
+            if gradient_of is not None and not self._is_product:
+                block.requires_grad_()
+            with torch.set_grad_enabled(block.requires_grad):
+                logits = self._head(block[None])
+            chosen[start:stop] = chosen_log_probabilities(logits, labels[start:stop], gradient_of)
+            if block.requires_grad:
+                (given[start:stop],) = torch.autograd.grad(logits, block, logits.detach())
+            elif gradient_of is not None:  # what autograd would call, without the end of a pass for each block
+                given[start:stop] = torch.mm(logits[0], self._plain.get_output_embeddings().weight)
+            del logits
+        if gradient_of is not None:
+            rows.backward(given, inputs=of)
+        return summed_loss(chosen, labels)
+
+    def _blocks(self, rows: int) -> Sequence[tuple[int, int]]:
+        """Return where the blocks of so many rows begin and end that the head runs on."""
+        if self._in_blocks is not None:
+            return self._in_blocks.blocks(rows)
+        return list(column_blocks(rows, self._head_rows or rows))
+
+    @property
+    def separable(self) -> bool:
+        """Whether the head can be a step of its own: one that is trained cannot, its gradient is a sum over all rows."""
+        head = self._plain.get_output_embeddings()
+        return self._is_apart and not any(p.requires_grad for p in head.parameters())
+
+    @property
+    def _is_apart(self) -> bool:
+        """Whether there is a head behind layers that are a module of their own, of whose products it is known how they round."""
+        head = self._plain.get_output_embeddings()
+        return head is not None and self._keeps_rows and self._backbone is not self._plain and not self._autocast
+
+    @property
+    def _backbone(self) -> nn.Module:
+        """The layers without the head."""
+        backbone: nn.Module = self._plain.base_model
+        return backbone
+
+    def _gives_the_same(self, tokens: torch.Tensor) -> bool:
+        """Return whether the head, given what the backbone made of some tokens, gives what the whole model gives for them."""
+        seen: list[torch.Tensor] = []
+        watching = self._backbone.register_forward_hook(lambda _, __, output: seen.append(output.last_hidden_state))
+        with torch.no_grad(), torch.random.fork_rng(devices=()):
+            try:
+                logits = self._model(input_ids=tokens[:1, :SEEN_TOKENS], use_cache=False).logits
+                self._see_behind_product((seen[0], _CAPPED * seen[0]))
+                return same_bits(logits, self._head(seen[0]))
+            except AttributeError:  # it asks its backbone for more
+                return False
+            finally:
+                watching.remove()
+
+    def _see_behind_product(self, hidden: Sequence[torch.Tensor]) -> None:
+        """See whether the head is a product alone, or one of whose results each is taken by itself; by some rows of it."""
+        head = self._plain.get_output_embeddings()
+        if not isinstance(head, nn.Linear):
+            return
+        self._is_product = all(same_bits(self._head(rows), head(rows)) for rows in hidden)
+        self._scales = not self._is_product and all(self._scales_each(head(rows), self._head(rows)) for rows in hidden)
+
+    def _scales_each(self, product: torch.Tensor, logits: torch.Tensor) -> bool:
+        """Return whether the head makes such logits of its product, [batch, rows, vocabulary], by elements alone."""
+        try:
+            return (
+                same_bits(self._behind_product(product), logits)
+                and same_bits(self._behind_product(product[:, _ODD_ROWS]), logits[:, _ODD_ROWS])
+                and works_by_element(self._behind_product, product.dtype)
+            )
+        except RuntimeError:  # it takes rows of the model's width, or of the vocabulary's, alone
+            return False
+
+    def _behind_product(self, product: torch.Tensor) -> torch.Tensor:
+        """Return the model's own logits of its head's product, [batch, rows, vocabulary]: whatever it does behind that."""
+        head = self._plain.get_output_embeddings()
+        self._plain.set_output_embeddings(nn.Identity())
+        try:
+            return self._head(product)
+        finally:
+            self._plain.set_output_embeddings(head)
+
+    def _head(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return the model's own logits of hidden rows, [batch, rows, width]: whatever it does behind its backbone."""
+        name = self._plain.base_model_prefix
+        backbone = getattr(self._plain, name)
+        setattr(self._plain, name, _BackboneOutput(hidden))
+        try:
+            logits: torch.Tensor = self._plain(inputs_embeds=hidden, use_cache=False).logits
+        finally:
+            setattr(self._plain, name, backbone)
+        return logits
+
+
+class LabelLoss:
+    """The summed loss of the labels that a model is to choose, and the gradient of all that is trained."""
+
+    def __init__(self, model: Any, *, autocast: bool = False) -> None:
+        self._model, self._autocast = model, autocast
+
+    def __call__(
+        self,
+        tokens: torch.Tensor,
+        labels: torch.Tensor,
+        source: EncoderInput | None = None,
+        gradient_of: int | None = None,
+    ) -> torch.Tensor:
+        """Return the sum of the losses in 32 bits. `labels`: a number for each text, [batch, 1]; else as `LearnedLoss`."""
+        with forward_pass(autocast=self._autocast):
+            logits = self._model(**model_inputs(tokens, source)).logits.float()
+        loss = F.cross_entropy(logits, labels[:, 0], reduction="sum")
+        if gradient_of is not None:
+            (loss / gradient_of).backward()
+        return loss.detach()
+
+    def may_run_in_blocks(self, tokens: torch.Tensor) -> bool:
+        """Return False: there is nothing to divide."""
+        return False
+
+    def rows_at_once(self, rows: int, at_once: int | None = None) -> int:
+        """Return 0: a text's logits are as many as there are labels."""
+        return 0
+
+    def bytes_at_once(self, rows: int, at_once: int | None = None) -> int:
+        """Return 0, for the same reason."""
+        return 0
+
+
+def forward_pass(*, autocast: bool) -> contextlib.AbstractContextManager[object]:
+    """Return what a forward pass runs in. Casts of weights are not kept beside them: they would stay until its end."""
+    return torch.autocast("cpu", torch.bfloat16, cache_enabled=False) if autocast else contextlib.nullcontext()
+
+
+class _BackboneOutput(nn.Module):
+    """Stands for a backbone whose result is there already."""
+
+    def __init__(self, hidden: torch.Tensor) -> None:
+        super().__init__()
+        self._output = BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=hidden)
+
+    def forward(self, *_: Any, **__: Any) -> BaseModelOutputWithPastAndCrossAttentions:
+        return self._output
+
+
+def learned_places(labels: torch.Tensor, *, own_token: bool = False) -> tuple[int, torch.Tensor]:
+    """Return of how many of the last places there are logits, and what is to be predicted there, [batch * places].
+
+    `labels`: [batch, length]; each place predicts the label of the next, or its `own_token`'s.
+    """
+    following = labels if own_token else F.pad(labels[:, 1:], (0, 1), value=IGNORED)
+    first = int((following != IGNORED).any(0).int().argmax())
+    kept = kept_places(labels.shape[1], first)
+    return kept, following[:, -kept:].reshape(-1)
+
+
+def kept_places(length: int, first: int) -> int:
+    """Return how many of so many places have logits, of which the first that is learned from is `first`: all from its bucket on."""
+    return length - first // BUCKET_TOKENS * BUCKET_TOKENS
+
+
+def chosen_log_probabilities(
+    logits: torch.Tensor, labels: torch.Tensor, gradient_of: int | None = None
+) -> torch.Tensor:
+    """Return the log-probability of each label, [rows, 1] in 32 bits, of logits [..., vocabulary]; any where it is IGNORED.
+
+    With `gradient_of`, the logits then hold the gradient of the labels' summed loss divided by it: `logits.backward(logits.detach())`
+    goes on with it. Both have the bits of `cross_entropy(logits.float(), labels, reduction="sum")`; the gradient is computed by
+    the operators that autograd would call, so the whole step is one forward and one backward pass to whoever follows it.
+    """
+    memory, labels = logits.detach().view(-1, logits.shape[-1]), labels.reshape(-1)
+    chosen = torch.empty(len(labels), 1)
+    for start, stop in row_blocks(len(labels), memory.shape[1]):
+        learned = labels[start:stop, None].clamp(min=0)
+        with torch.no_grad():
+            log_probabilities = F.log_softmax(memory[start:stop].float(), dim=-1)
+            chosen[start:stop] = log_probabilities.gather(1, learned)
+            if gradient_of is not None:
+                share = torch.where(labels[start:stop, None] == IGNORED, 0.0, -torch.ones(()) / gradient_of)
+                given = torch.zeros_like(log_probabilities).scatter_(1, learned, share)
+                memory[start:stop] = torch.ops.aten._log_softmax_backward_data(
+                    given, log_probabilities, -1, torch.float32
+                )
+                del given
+        del log_probabilities
+    return chosen
+
+
+def row_blocks(rows: int, vocabulary: int) -> Iterator[tuple[int, int]]:
+    """Yield where blocks of logits begin and end that are taken to 32 bits at once: as even as can be, so that none takes much more."""
+    at_once = max(_BLOCK_BYTES // (vocabulary * torch.float32.itemsize), _MIN_ROWS)
+    count = max(min(-(-rows // at_once), rows // _MIN_ROWS), 1)
+    return itertools.pairwise(block * rows // count for block in range(count + 1))
+
+
+def summed_loss(chosen: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return the loss of all labels that are not IGNORED, where `chosen` are their log-probabilities, [rows, 1]."""
+    places = torch.where(labels == IGNORED, IGNORED, 0)
+    return F.nll_loss(chosen, places, ignore_index=IGNORED, reduction="sum")

@@ -1,0 +1,127 @@
+"""Where a fine-tuning is, kept so that a cut loses little and changes no bit of what follows."""
+
+import hashlib
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from port_agent.finetuning.base_record import BaseRecord
+from port_agent.finetuning.evaluation import HeldOutLosses
+from port_agent.finetuning.inputs.options import FinetuneError, FinetuneOptions
+from port_agent.system.atomic_file import atomic_stream
+
+_NAME, _ROUND_NAME, _LOSSES_SUFFIX = "checkpoint.pt", "round.pt", ".losses"
+
+
+@dataclass(frozen=True, slots=True)
+class FinetuneProgress:
+    """What is done: `updates`, and what the held-out text was like before the first."""
+
+    updates: int
+    loss_before: float | None
+
+
+class Checkpoint:
+    """The file beside the result that a fine-tuning goes on from. `round`: the name of a federation's round, one that differs for each."""
+
+    def __init__(
+        self, options: FinetuneOptions, sequences: Sequence[Any], base: BaseRecord, round: str | None = None
+    ) -> None:
+        self._base, self._round = base, round
+        name = _NAME if round is None else _ROUND_NAME
+        self.path = Path(options.out).with_name(f"{Path(options.out).name}.state") / name
+        settings = msgspec.to_builtins(replace(options, sample=None, json=False))
+        del settings["accumulate_by"]  # changes no bit
+        if not options.autocast:
+            del settings["autocast"]  # was no setting when older ones were written
+        encoded = msgspec.json.encode(settings)
+        made_of = hashlib.sha256(encoded)
+        for sequence in sequences:
+            made_of.update(repr(sequence).encode())
+        made_of.update((round or "").encode())
+        self._id = made_of.hexdigest()
+        self.losses = HeldOutLosses(self.path.with_suffix(_LOSSES_SUFFIX), self._id)
+        """Of held-out texts, as far as an evaluation under way is."""
+
+    def write(
+        self,
+        progress: FinetuneProgress,
+        trained: Sequence[torch.Tensor],
+        parts: dict[str, Any],
+        generator: torch.Tensor,
+    ) -> None:
+        """Write it, the old one standing until the new one is whole; `generator`: the state of torch's. Raises OSError."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_stream(self.path, 0) as stream:
+            torch.save(
+                {
+                    "id": self._id,
+                    "files": self._base.files,
+                    "updates": progress.updates,
+                    "loss_before": progress.loss_before,
+                    "trained": [t.detach() for t in trained],
+                    "generator": generator,
+                    **{name: part.state_dict() for name, part in parts.items()},
+                },
+                stream,
+            )
+
+    def read(self, trained: Sequence[torch.Tensor], parts: dict[str, Any]) -> FinetuneProgress | None:
+        """Put everything to where the checkpoint is; None where there is none, or one of another round.
+
+        Raises FinetuneError for one of other settings, data or weights, and for one that is damaged.
+        """
+        if not self.path.is_file():
+            return None
+        try:
+            _check_sums(self.path)
+            found = torch.load(self.path, weights_only=True, mmap=True)
+        except (
+            RuntimeError,
+            ValueError,
+            KeyError,
+            EOFError,
+            OSError,
+            NotImplementedError,
+            zipfile.BadZipFile,
+        ) as error:
+            raise FinetuneError(f"{self.path} is damaged ({error}); remove it to begin anew") from error
+        if found["id"] != self._id and self._round is not None:
+            return None
+        if found["id"] != self._id:
+            raise FinetuneError(
+                f"{self.path} is of other settings or other data; give another --out, or remove it to begin anew"
+            )
+        files = found.get("files")  # not there: written by an agent that did not look
+        if files is not None and files != self._base.files:
+            msgspec.structs.replace(self._base, files=files).check(Path(self._base.model))
+        with torch.no_grad():
+            for tensor, kept in zip(trained, found["trained"], strict=True):
+                tensor.copy_(kept)
+        for name, part in parts.items():
+            part.load_state_dict(found[name])
+        torch.set_rng_state(found["generator"].clone())
+        return FinetuneProgress(found["updates"], found["loss_before"])
+
+    def remove(self) -> None:
+        """Remove it: the result is written."""
+        self.path.unlink(missing_ok=True)
+        self.losses.remove()
+        if self.path.parent.is_dir() and not any(self.path.parent.iterdir()):
+            self.path.parent.rmdir()
+
+
+def _check_sums(path: Path) -> None:
+    """Read each part of a file that torch wrote, which is a zip archive; torch maps the parts and compares no checksum.
+
+    Raises BadZipFile for a part that is damaged, and NotImplementedError and OSError.
+    """
+    with zipfile.ZipFile(path) as archive:
+        damaged = archive.testzip()
+    if damaged is not None:
+        raise zipfile.BadZipFile(f"the checksum of {damaged} differs")

@@ -1,0 +1,119 @@
+"""Adapters that federate: the one that a federation begins with, and rounds of training between two averages."""
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+
+from port_agent.finetuning.inputs.libraries import peft
+from port_agent.finetuning.inputs.options import FinetuneError, FinetuneOptions
+from port_agent.finetuning.job_file import FinetuneJob
+from port_agent.finetuning.round_files import RoundFiles
+from port_agent.finetuning.text.task import Task
+from port_agent.finetuning.text.tokenizing import TokenizerHere
+from port_agent.finetuning.trained_model import outline, with_adapters
+
+
+@dataclass(frozen=True, slots=True)
+class FederatedRound:
+    """What a round trains on: `adapter`, a safetensors file's content, and how many rounds this job trained before.
+
+    `result`: the descriptor that takes the trained adapter. Without both the adapter is the result as it is.
+    """
+
+    adapter: bytes
+    number: int | None = None
+    result: int | None = None
+
+    @classmethod
+    def of(cls, files: RoundFiles) -> "FederatedRound":
+        """Return what inherited descriptors hold; raises OSError."""
+        with os.fdopen(files.weights, "rb") as stream:
+            adapter = stream.read()
+        if files.result is not None:
+            os.set_inheritable(files.result, False)
+        return cls(adapter, files.number, files.result)
+
+    @property
+    def name(self) -> str:
+        """What tells it from every other round."""
+        return f"{self.number}, {hashlib.sha256(self.adapter).hexdigest()}"
+
+    @property
+    def trains(self) -> bool:
+        """Whether it trains."""
+        return self.result is not None
+
+    def give(self, model: Any) -> None:
+        """Have a model's adapters begin as the round does. Raises FinetuneError for an adapter of another model."""
+        try:
+            given = safetensors.torch.load(self.adapter)
+        except SafetensorError as error:
+            raise FinetuneError(f"the adapter of the federation is damaged ({error})") from error
+        own = _adapter(model)
+        other = [
+            name
+            for name in {*own, *given}
+            if name not in own or name not in given or own[name].shape != given[name].shape
+        ]
+        if other:
+            raise FinetuneError(f"the adapter of the federation is of another model: {min(other)} differs")
+        with torch.no_grad():
+            for name, tensor in own.items():
+                tensor.copy_(given[name])
+
+    def take(self, model: Any) -> None:
+        """Write what training made of the adapters where the round's result goes, durably; raises OSError."""
+        if self.result is None:
+            return
+        with os.fdopen(self.result, "wb") as stream:
+            stream.write(_file(_adapter(model)))
+            stream.flush()
+            os.fsync(stream.fileno())
+
+
+def federated_job(job: FinetuneJob) -> Iterator[bytes]:
+    """Yield the file of a job that federates, the adapter that it begins with drawn by its seed. Raises FinetuneError, OSError."""
+    options = job.options
+    folder = Path(options.model)
+    data = TokenizerHere(options).tokenized()
+    task = data.task
+    if task.labels:
+        raise FinetuneError(
+            "a head for labels does not federate, as each device may have other labels; leave the labels or --federated away"
+        )
+    yield msgspec.structs.replace(job, sequences=len(data.split.train)).encoded() + b"\n"
+    yield _file(_initial_adapter(folder, options, task))
+
+
+def _initial_adapter(folder: Path, options: FinetuneOptions, task: Task) -> Mapping[str, torch.Tensor]:
+    """Return adapters as peft makes them, of a model whose weights are not read."""
+    torch.manual_seed(options.seed)
+    model = with_adapters(outline(folder, task), options, task)
+    layer: Any
+    for layer in model.modules():
+        if isinstance(layer, peft.tuners.lora.LoraLayer):
+            for part in (layer.lora_A, layer.lora_B):
+                part.to_empty(device="cpu")
+            reset: Any = layer.reset_lora_parameters
+            for adapter in layer.lora_A:
+                reset(adapter, init_lora_weights=True)
+    return _adapter(model)
+
+
+def _adapter(model: Any) -> dict[str, torch.Tensor]:
+    """Return a model's adapters by the names that peft writes them under."""
+    found: dict[str, torch.Tensor] = peft.get_peft_model_state_dict(model)
+    return found
+
+
+def _file(adapter: Mapping[str, torch.Tensor]) -> bytes:
+    content: bytes = safetensors.torch.save({name: tensor.detach().contiguous() for name, tensor in adapter.items()})
+    return content

@@ -1,0 +1,288 @@
+"""An adapter added into the weights that it was trained over: a model directory like the base's, written as a stream.
+
+What is no layer with an adapter is copied as it lies. A layer's weight has the bits of peft's `merge_and_unload` over the
+same data type: the product of its two adapter matrices is computed whole, scaled, and added some rows at a time.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import nn
+
+from port_agent.finetuning.base_record import BaseRecord
+from port_agent.finetuning.inputs.model_files import check_model_files, check_not_there, tensor_entries, weight_files
+from port_agent.finetuning.inputs.options import FinetuneError
+from port_agent.finetuning.quantized.file import ENCODED_ITEMS, quantized_layers
+from port_agent.finetuning.quantized.linear import encode_weight
+from port_agent.finetuning.text.task import task_of
+from port_agent.finetuning.trained_model import FLOATS, is_transposed, outline
+from port_agent.packing.quantized import Quantization
+from port_agent.system.atomic_file import atomic_directory
+from port_planner.base.units import format_bytes, shown
+from port_planner.ir.bundle.safetensors_io import TensorEntry
+
+_ADAPTER_CONFIG, _ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_BEFORE_NAME = "base_model.model."
+_A, _B = ".lora_A.weight", ".lora_B.weight"
+
+_KNOWN_SETTINGS = frozenset(
+    (
+        "auto_mapping", "base_model_name_or_path", "exclude_modules", "fan_in_fan_out", "inference_mode", "layers_pattern",
+        "layers_to_transform", "lora_alpha", "lora_dropout", "megatron_core", "peft_version", "qalora_group_size", "r", "revision",
+        "target_modules", "task_type",
+    )
+)  # fmt: skip
+"""Settings of an adapter that change nothing of how it is merged, or are taken into account."""
+_WANTED_SETTINGS = {"peft_type": "LORA", "bias": "none", "init_lora_weights": True}
+"""What others must be; all that are named in neither must be off, as they are in adapters of `finetune`."""
+
+_COPIED_SUFFIXES = frozenset((".json", ".jinja", ".txt", ".model", ".tiktoken", ".md", ""))
+"""Of a base's files that go along: configuration, tokenizer, licence; neither code nor weights of other kinds."""
+_COPY_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class MergeOutcome:
+    """What was written. `merged`: layers that had adapters; `grid`: on which the others' weights lie too."""
+
+    out: str
+    base: str
+    merged: int
+    grid: Quantization | None
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Adapter:
+    """An adapter's file, which layers it is of, the factor of its products, and the base that it names."""
+
+    weights: Path
+    modules: frozenset[str]
+    scaling: float
+    base: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """What becomes of one stored weight. `module`: whose adapter is added, None for none; `grid`: on which it is put first."""
+
+    module: str | None
+    transposed: bool
+    grid: Quantization | None
+
+
+def merge_adapter(
+    folder: Path, out: Path, base: Path | None, progress: Callable[[float], None], note: Callable[[str], None]
+) -> MergeOutcome:
+    """Write the model that an adapter makes of its base to `out`, whole or not at all.
+
+    `base`: its directory where that has moved. `progress` is told the share that is written, `note` what a person should
+    know. Raises FinetuneError for what cannot be merged to the same bits, and OSError.
+    """
+    check_not_there(out)
+    record = BaseRecord.read(folder)
+    adapter = _read_adapter(folder, base_known=record is not None)
+    model = base or Path(record.model if record is not None else adapter.base)
+    if not model.is_dir():
+        raise FinetuneError(f"the base {model} is not there; say where it is now: --model DIR")
+    check_model_files(model)
+    if record is None:
+        note(f"{folder} does not say which weights it was trained over; those of {model} are taken at its word")
+    else:
+        record.check(model)
+    grid = None if record is None else record.grid
+    stored = {path: tensor_entries(path) for path in weight_files(model)}
+    changes = _changes(model, adapter, grid, {n: e for _, entries in stored.values() for n, e in entries.items()})
+    if grid is not None:
+        note(
+            f"the adapter was trained over weights on the {grid.value} grid: {len(changes)} layers are written as the grid has "
+            f"them, in the data type of {model.name}"
+        )
+    small = [path for path in sorted(model.iterdir()) if _goes_along(path)]
+    nbytes = sum(path.stat().st_size for path in (*stored, *small))
+    _check_free(out, nbytes)
+    done = 0
+
+    def on_bytes(count: int) -> None:
+        nonlocal done
+        done += count
+        progress(done / nbytes)
+
+    with atomic_directory(out) as building, safe_open(adapter.weights, "pt") as matrices:
+        for path in small:
+            shutil.copyfile(path, building / path.name)
+            on_bytes(path.stat().st_size)
+        for path, (header, entries) in stored.items():
+            mine = {n: (entries[n], c) for n, c in changes.items() if n in entries}
+            with path.open("rb") as given, (building / path.name).open("wb") as made:
+                if hasattr(os, "posix_fallocate"):
+                    os.posix_fallocate(made.fileno(), 0, path.stat().st_size)
+                _write(given, made, len(header), mine, _Deltas(matrices, adapter.scaling), on_bytes)
+    return MergeOutcome(str(out), str(model), len(adapter.modules), grid, nbytes)
+
+
+# -- what is merged
+
+
+def _read_adapter(folder: Path, *, base_known: bool) -> _Adapter:
+    path, weights = folder / _ADAPTER_CONFIG, folder / _ADAPTER_WEIGHTS
+    try:
+        settings = json.loads(path.read_bytes())
+        odd = {name: value for name, value in settings.items() if _is_odd(name, value)}
+        scaling = settings["lora_alpha"] / settings["r"]
+        base = str(settings["base_model_name_or_path"])
+    except FileNotFoundError as error:
+        raise FinetuneError(
+            f"{folder} is no adapter: it has no {_ADAPTER_CONFIG}; what `finetune --full` writes is a model already"
+        ) from error
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError, RecursionError) as error:
+        raise FinetuneError(f"{path} does not say what adapter it is of ({error}); it is damaged") from error
+    if odd:
+        name, value = next(iter(odd.items()))
+        raise FinetuneError(
+            f"{path} asks for {name} = {shown(str(value))}, which no adapter of `finetune` does; merge it with peft itself"
+        )
+    try:
+        with safe_open(weights, "pt") as stored:
+            names = set(stored.keys())
+    except (SafetensorError, OSError) as error:
+        raise FinetuneError(f"{weights} is missing or damaged ({error})") from error
+    modules = frozenset(n.removeprefix(_BEFORE_NAME).removesuffix(_A) for n in names if n.endswith(_A))
+    unpaired = names ^ {f"{_BEFORE_NAME}{module}{part}" for module in modules for part in (_A, _B)}
+    if base_known:  # peft stores a head's frozen weight, too
+        unpaired -= {f"{_BEFORE_NAME}{module}.base_layer.weight" for module in modules}
+    if unpaired or not modules:
+        what = f"has {shown(min(unpaired))}, which" if unpaired else "has nothing that"
+        raise FinetuneError(f"{weights} {what} is no half of an adapter's two matrices; merge it with peft itself")
+    return _Adapter(weights, modules, scaling, base)
+
+
+def _is_odd(name: str, value: object) -> bool:
+    wanted = _WANTED_SETTINGS.get(name)
+    return value != wanted if wanted is not None else bool(value) and name not in _KNOWN_SETTINGS
+
+
+def _changes(
+    folder: Path, adapter: _Adapter, grid: Quantization | None, stored: Mapping[str, TensorEntry]
+) -> dict[str, _Change]:
+    """Return what becomes of the stored weights by their names; those that stay are not there. Raises FinetuneError."""
+    model = outline(folder, task_of(folder))
+    is_quantized = set() if grid is None else set(quantized_layers(model, grid))
+    head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
+    changes = {}
+    for module in sorted({*adapter.modules, *is_quantized}):
+        layer = _layer(model, module, folder)
+        if layer is head and head.weight is embeddings.weight:
+            raise FinetuneError(
+                f"the adapter trains {module}, whose weight {folder} shares with the embeddings; merged, they would change with it"
+            )
+        name = next((n for n in _stored_names(module, model.base_model_prefix) if n in stored), None)
+        if name is None or stored[name].shape != tuple(layer.weight.shape) or stored[name].dtype not in FLOATS:
+            found = "is not" if name is None else f"is {stored[name].dtype} {list(stored[name].shape)}"
+            raise FinetuneError(
+                f"the weight of {module} {found} among the files of {folder}, as a layer of {list(layer.weight.shape)} floats; merge "
+                "the adapter with peft itself"
+            )
+        if module in is_quantized and layer.weight.dtype is not FLOATS[stored[name].dtype]:
+            raise FinetuneError(
+                f"{name} is stored as {stored[name].dtype} and was put on the {grid} grid as {layer.weight.dtype}; save the model in "
+                "one data type and train over that"
+            )
+        mine = module if module in adapter.modules else None
+        changes[name] = _Change(mine, is_transposed(layer), grid if module in is_quantized else None)
+    return changes
+
+
+def _layer(model: Any, module: str, folder: Path) -> Any:
+    try:
+        layer = model.get_submodule(module)
+    except AttributeError:
+        layer = None
+    if not isinstance(layer, nn.Linear) and not (layer is not None and is_transposed(layer)):
+        raise FinetuneError(
+            f"the adapter trains {module}, which is no linear layer of {folder}; give its own base: --model DIR"
+        )
+    return layer
+
+
+def _stored_names(module: str, prefix: str) -> tuple[str, str]:
+    """Return how a layer's weight may be called: some directories hold a model without its head, under shorter names."""
+    return f"{module}.weight", f"{module}.weight".removeprefix(f"{prefix}.")
+
+
+# -- the stream
+
+
+class _Deltas:
+    """What adapters add to their layers' weights."""
+
+    def __init__(self, matrices: Any, scaling: float) -> None:
+        self._matrices, self._scaling = matrices, scaling
+
+    def of(self, change: _Change) -> torch.Tensor | None:
+        """Return what is added to a weight, in 32 bits, laid out as it."""
+        if change.module is None:
+            return None
+        first, second = (self._matrices.get_tensor(f"{_BEFORE_NAME}{change.module}{part}").float() for part in (_A, _B))
+        product: torch.Tensor = (second @ first).mul_(self._scaling)
+        return product.T if change.transposed else product
+
+
+def _write(
+    given: BinaryIO, made: BinaryIO, begin: int, changes: Mapping[str, tuple[TensorEntry, _Change]], deltas: _Deltas,
+    on_bytes: Callable[[int], None],
+) -> None:  # fmt: skip
+    """Write a safetensors file anew with some of its weights changed; `begin`: where its tensors begin."""
+    for entry, change in sorted(changes.values(), key=lambda found: found[0].data_offsets):
+        _copy(given, made, begin + entry.data_offsets[0] - given.tell(), on_bytes)
+        delta, (rows, columns) = deltas.of(change), entry.shape
+        step = max(1, ENCODED_ITEMS // columns)
+        for start in range(0, rows, step):
+            stop = min(start + step, rows)
+            block = bytearray((stop - start) * columns * FLOATS[entry.dtype].itemsize)
+            _read_into(given, block)
+            weight = torch.frombuffer(block, dtype=FLOATS[entry.dtype]).view(-1, columns)
+            if change.grid is not None:
+                codes, scales = encode_weight(change.grid, weight)
+                weight = torch.ops.port_agent.dequantize(codes, scales, change.grid.value, weight.dtype)
+            if delta is not None:
+                weight += delta[start:stop]
+            made.write(weight.view(torch.uint8).numpy().data)
+            on_bytes(len(block))
+        del delta
+    _copy(given, made, os.fstat(given.fileno()).st_size - given.tell(), on_bytes)
+
+
+def _copy(given: BinaryIO, made: BinaryIO, count: int, on_bytes: Callable[[int], None]) -> None:
+    while count:
+        block = bytearray(min(count, _COPY_BYTES))
+        _read_into(given, block)
+        made.write(block)
+        count -= len(block)
+        on_bytes(len(block))
+
+
+def _read_into(given: BinaryIO, block: bytearray) -> None:
+    if given.readinto(block) != len(block):  # type: ignore[attr-defined]  # a buffered reader's
+        raise FinetuneError(f"{given.name} became shorter while it was read; repeat it once nobody writes there")
+
+
+def _goes_along(path: Path) -> bool:
+    of_others = path.name.startswith(".") or path.name.endswith(".bin.index.json")
+    return path.is_file() and path.suffix in _COPIED_SUFFIXES and not of_others
+
+
+def _check_free(out: Path, nbytes: int) -> None:
+    free = shutil.disk_usage(out.absolute().parent).free
+    if free < nbytes:
+        raise FinetuneError(
+            f"the merged model takes {format_bytes(nbytes)}, and {out.absolute().parent} has {format_bytes(free)} free; make room, or give "
+            "another --out"
+        )

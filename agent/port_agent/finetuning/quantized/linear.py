@@ -1,0 +1,301 @@
+"""Linear layers whose frozen weight lies on a grid, with the bits of the same layers over the decoded weight.
+
+GPT-2's kind keeps its weight transposed, [in, out], and has its blocks of the grid along that one's rows.
+
+The product runs in blocks: one is decoded, multiplied, and its memory used for the next. Kernels that compute blocks of a
+product to the bits of the whole are seen by comparing, once for each shape and number of threads; else the whole weight
+is decoded for each product.
+"""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from port_agent.finetuning.inputs.libraries import Conv1D
+from port_agent.intercept.residency.storages import address_of
+from port_agent.intercept.tiles.products import column_blocks
+from port_agent.packing.quantized import NF4_LEVELS, Quantization, QuantizedMatrix, decode
+from port_planner.base.tensor_bytes import same_bits
+from port_planner.exactness.cancelling import RESIDUE, mirrored
+from port_planner.exactness.kept_answers import KeptAnswers
+from port_planner.exactness.tiles import Operands
+
+BLOCK_BYTES = 4 << 20
+"""Of decoded weight, about: more takes more of the budget, less pays for calls."""
+
+Array: TypeAlias = npt.NDArray[np.float32]
+
+_STEP = 128
+"""Blocks are multiples of it: of both grids' blocks, and of what kernels compute side by side."""
+
+
+class _QuantizedLayer(nn.Module):
+    """What layers have in common whose weight is codes and scales."""
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+
+    def __init__(
+        self, quantization: Quantization, codes: torch.Tensor, scales: torch.Tensor, bias: nn.Parameter | None, dtype: torch.dtype
+    ) -> None:  # fmt: skip
+        """`codes`: uint8 [rows, columns * bits / 8]. `scales`: float32 [rows, columns / block]. `dtype`: of the decoded weight."""
+        nn.Module.__init__(self)
+        self._take_sizes(codes.shape[0], codes.shape[1] * 8 // quantization.code_bits)
+        self.quantization, self.dtype = quantization, dtype
+        self.register_buffer("codes", codes, persistent=False)
+        self.register_buffer("scales", scales, persistent=False)
+        self.register_parameter("bias", bias)
+
+    def _take_sizes(self, rows: int, columns: int) -> None:
+        """Keep the size of the weight under the names of the layer's kind."""
+        raise NotImplementedError
+
+    def decoded(self) -> torch.Tensor:
+        """Return the weight, laid out as its codes are."""
+        whole: torch.Tensor = torch.ops.port_agent.dequantize(
+            self.codes, self.scales, self.quantization.value, self.dtype
+        )
+        return whole
+
+
+class QuantizedLinear(_QuantizedLayer, nn.Linear):
+    """A linear layer whose weight, [out, in], is codes and scales; only its bias and what it is given may be trained."""
+
+    def _take_sizes(self, rows: int, columns: int) -> None:
+        self.out_features, self.in_features = rows, columns
+
+    @property
+    def weight(self) -> torch.Tensor:  # type: ignore[override]
+        """An empty tensor of the decoded weight's data type: peft asks for that, and for the device."""
+        return torch.empty(0, dtype=self.dtype)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Return the product, [..., out], for an input of [..., in]."""
+        flat = input.reshape(-1, self.in_features)
+        product: Any = _QuantizedProduct.apply
+        out: torch.Tensor = product(flat, self.codes, self.scales, self.bias, self.quantization, self.dtype, False)
+        return out.view(*input.shape[:-1], self.out_features)
+
+
+class QuantizedConv1D(_QuantizedLayer, Conv1D):
+    """A layer of GPT-2's kind whose weight, [in, out], is codes and scales; only its bias and what it is given may be trained."""
+
+    def _take_sizes(self, rows: int, columns: int) -> None:
+        self.nx, self.nf = rows, columns
+
+    @property
+    def weight(self) -> torch.Tensor:  # type: ignore[override]
+        """A tensor of the decoded weight's shape and data type, of one number: peft asks for those, and for the device."""
+        return torch.empty(1, dtype=self.dtype).expand(self.nx, self.nf)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the product, [..., out], for an input of [..., in]."""
+        product: Any = _QuantizedProduct.apply
+        out: torch.Tensor = product(
+            x.reshape(-1, self.nx), self.codes, self.scales, self.bias, self.quantization, self.dtype, True
+        )
+        return out.view(*x.shape[:-1], self.nf)
+
+
+def encode_weight(quantization: Quantization, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return codes and scales of a weight, [rows, in], each item at the level nearest to it.
+
+    Of two that are equally near, the lower of NF4, the even of INT8. Raises ValueError where a weight is not a valid number.
+    """
+    blocks = quantized_blocks(quantization, weight)
+    scales = scales_of(quantization, blocks)
+    return torch.from_numpy(codes_of(quantization, blocks, scales)), torch.from_numpy(scales)
+
+
+def quantized_blocks(quantization: Quantization, weight: torch.Tensor) -> Array:
+    """Return a weight, [rows, in], in 32 bits by the blocks that share a scale, [rows, blocks, items].
+
+    It is read once, by a copy: of rows of a weight that lies in its file, no others come in. From here numpy computes: what it makes on
+    the way is not a valid tensor, for which a budget would make room among those that are followed.
+    """
+    copied: Array = weight.to(torch.float32, copy=True).view(weight.shape[0], -1, quantization.block).numpy()
+    return copied
+
+
+def scales_of(quantization: Quantization, blocks: Array) -> Array:
+    """Return the scale of each block, [rows, blocks]. Raises ValueError where a weight is not a valid number."""
+    scales: Array = np.abs(blocks).max(axis=-1) / np.float32(quantization.largest)
+    if not np.isfinite(scales).all():
+        raise ValueError("a weight is infinite or no number")
+    return scales
+
+
+def codes_of(quantization: Quantization, blocks: Array, scales: Array) -> npt.NDArray[np.uint8]:
+    """Return the codes of all items, row by row: of INT8 a byte each, of NF4 two in a byte."""
+    levels = (blocks / np.where(scales == 0, np.float32(1.0), scales)[..., None]).reshape(len(blocks), -1)
+    if quantization is Quantization.INT8:
+        return np.rint(levels, out=levels).astype(np.int8).view(np.uint8)
+    known = np.array(NF4_LEVELS, dtype=np.float32)
+    codes: npt.NDArray[np.uint8] = np.searchsorted((known[1:] + known[:-1]) / np.float32(2.0), levels).astype(np.uint8)
+    return codes[:, 0::2] | codes[:, 1::2] << np.uint8(4)
+
+
+class _QuantizedProduct(torch.autograd.Function):
+    """`nn.functional.linear` over a decoded weight, or `addmm` with a transposed one; [rows, in] to [rows, out]."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, flat: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, quantization: Quantization,
+        dtype: torch.dtype, transposed: bool,
+    ) -> torch.Tensor:  # fmt: skip
+        ctx.save_for_backward(codes, scales)
+        ctx.quantization, ctx.dtype, ctx.transposed = quantization, dtype, transposed
+        return _product("grid_addmm" if transposed else "grid_linear", flat, codes, scales, bias, quantization, dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        codes, scales = ctx.saved_tensors
+        (gradient,) = gradients
+        given = summed = None
+        if ctx.needs_input_grad[0]:
+            name = "grid_addmm_input_gradient" if ctx.transposed else "grid_input_gradient"
+            given = _product(name, gradient, codes, scales, None, ctx.quantization, ctx.dtype)
+        if ctx.needs_input_grad[3]:
+            summed = gradient.sum(0)
+        return given, None, None, summed, None, None, None
+
+
+_Multiply: TypeAlias = Callable[[torch.Tensor, torch.Tensor, Any], torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class _Product:
+    """A product with a weight on a grid: what plain PyTorch does, and whether rows of the weight, or columns, give those of the result."""
+
+    multiply: _Multiply
+    by_rows: bool
+
+
+_PRODUCTS = {
+    "grid_linear": _Product(nn.functional.linear, by_rows=True),
+    "grid_input_gradient": _Product(lambda flat, weight, bias: torch.mm(flat, weight), by_rows=False),
+    "grid_addmm": _Product(lambda flat, weight, bias: torch.addmm(bias, flat, weight), by_rows=False),
+    "grid_addmm_input_gradient": _Product(lambda flat, weight, bias: torch.mm(flat, weight.t()), by_rows=True),
+}
+
+_equal_in_blocks = KeptAnswers()
+
+
+def _product(
+    name: str, flat: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, quantization: Quantization,
+    dtype: torch.dtype,
+) -> torch.Tensor:  # fmt: skip
+    """Return a product by blocks, or whole where blocks have other bits."""
+    shape = codes.shape[0], _row_items(codes, quantization.value)
+    form = (name, flat.shape, flat.stride(), shape, dtype, bias is None)
+    if not _equal_in_blocks.equal(form, lambda: _has_bits_of_whole(_PRODUCTS[name], flat, shape, bias, dtype)):
+        whole = torch.ops.port_agent.dequantize(codes, scales, quantization.value, dtype)
+        return _PRODUCTS[name].multiply(flat, whole, bias)
+    made: torch.Tensor = getattr(torch.ops.port_agent, name)(flat, codes, scales, bias, quantization.value, dtype)
+    return made
+
+
+def _has_bits_of_whole(
+    product: _Product, flat: torch.Tensor, shape: tuple[int, int], bias: torch.Tensor | None, dtype: torch.dtype
+) -> bool:
+    """Return whether a product of this form has the bits of the whole in blocks: of numbers whose sums cancel."""
+    drawn = Operands(dtype)
+    given = mirrored(drawn.like(flat), 1, 1)
+    weight = mirrored(drawn.numbers(*shape), 1 if product.by_rows else 0, -1)
+    added = None if bias is None else drawn.like(bias).mul_(RESIDUE)
+
+    def part(rows: range, columns: range) -> torch.Tensor:
+        of = weight[rows.start : rows.stop, columns.start : columns.stop]
+        return of.clone(memory_format=torch.contiguous_format)
+
+    return same_bits(product.multiply(given, weight, added), _in_blocks(product, given, part, shape, added))
+
+
+def _in_blocks(
+    product: _Product,
+    flat: torch.Tensor,
+    part: Callable[[range, range], torch.Tensor],
+    shape: tuple[int, int],
+    bias: torch.Tensor | None,
+) -> torch.Tensor:
+    """Run a product block by block. `part` returns rows and columns of the weight, of this shape, in memory of their own."""
+    rows, columns = shape
+    extent, other = (rows, columns) if product.by_rows else (columns, rows)
+    out = torch.empty((flat.shape[0], extent), dtype=flat.dtype)
+    for start, stop in column_blocks(extent, _step(extent, other, flat.dtype)):
+        taken = range(start, stop)
+        block = part(taken, range(columns)) if product.by_rows else part(range(rows), taken)
+        out[:, start:stop] = product.multiply(flat, block, None if bias is None else bias[start:stop])
+    return out
+
+
+def _step(extent: int, other: int, dtype: torch.dtype) -> int:
+    """Return how many of `extent` rows or columns of length `other` make a block."""
+    fit = BLOCK_BYTES // (other * dtype.itemsize) // _STEP * _STEP
+    return min(max(fit, _STEP), extent)
+
+
+# -- operators, which `exec` sees as it sees torch's own: what they read is made resident first
+
+_SIGNATURE = "(Tensor flat, Tensor codes, Tensor scales, Tensor? bias, str grid, ScalarType dtype) -> Tensor"
+_operators = torch.library.Library("port_agent", "DEF")
+_operators.define("dequantize(Tensor codes, Tensor scales, str grid, ScalarType dtype) -> Tensor")
+
+
+def _row_items(codes: torch.Tensor, quantization: str) -> int:
+    return codes.shape[1] * 8 // Quantization(quantization).code_bits
+
+
+def _decoded(
+    codes: torch.Tensor, scales: torch.Tensor, quantization: str, dtype: torch.dtype, rows: range, columns: range
+) -> torch.Tensor:
+    """Return rows and columns of a weight."""
+    made = torch.empty((len(rows), len(columns)), dtype=dtype)
+    matrix = QuantizedMatrix(
+        Quantization(quantization), address_of(codes), address_of(scales), _row_items(codes, quantization)
+    )
+    decode(matrix, rows, columns, made.element_size(), address_of(made))
+    return made
+
+
+def _define(name: str, product: _Product) -> None:
+    """Define a product as an operator."""
+
+    def computed(
+        flat: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, quantization: str, dtype: torch.dtype
+    ) -> torch.Tensor:  # fmt: skip
+        part = functools.partial(_decoded, codes, scales, quantization, dtype)
+        return _in_blocks(product, flat, part, (codes.shape[0], _row_items(codes, quantization)), bias)
+
+    def of_shape(
+        flat: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, quantization: str, dtype: torch.dtype
+    ) -> torch.Tensor:  # fmt: skip
+        return flat.new_empty((flat.shape[0], codes.shape[0] if product.by_rows else _row_items(codes, quantization)))
+
+    _operators.define(f"{name}{_SIGNATURE}")
+    _operators.impl(name, computed, "CPU")
+    _operators.impl(name, of_shape, "Meta")
+
+
+for _name, _kind in _PRODUCTS.items():
+    _define(_name, _kind)
+_operators.impl(
+    "dequantize",
+    lambda codes, scales, quantization, dtype: _decoded(
+        codes, scales, quantization, dtype, range(codes.shape[0]), range(_row_items(codes, quantization))
+    ),
+    "CPU",
+)
+_operators.impl(
+    "dequantize",
+    lambda codes, scales, quantization, dtype: codes.new_empty(
+        (codes.shape[0], _row_items(codes, quantization)), dtype=dtype
+    ),
+    "Meta",
+)

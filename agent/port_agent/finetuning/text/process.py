@@ -1,0 +1,58 @@
+"""The process that has the tokenizer: `python -m port_agent.finetuning.text.process OPTIONS WHAT`, the arguments of WHAT pickled on its input.
+
+It has transformers as where torch is not installed, which takes 75 MiB in place of 250. Its output is what WHAT returned, or the
+FinetuneError that it raised.
+"""
+
+import contextlib
+import importlib.util
+import pickle
+import sys
+from collections.abc import Iterator
+from importlib.machinery import ModuleSpec
+from typing import Any
+
+import msgspec
+
+from port_agent.finetuning.inputs.options import FinetuneError, FinetuneOptions
+from port_agent.finetuning.text.tokenizing import TokenizerHere
+
+
+@contextlib.contextmanager
+def _without_torch() -> Iterator[None]:
+    """Have torch not be there: transformers asks once, and remembers."""
+    found = importlib.util.find_spec
+
+    def find_spec(name: str, package: str | None = None) -> ModuleSpec | None:
+        return None if name == "torch" else found(name, package)
+
+    importlib.util.find_spec = find_spec
+    try:
+        yield
+    finally:
+        importlib.util.find_spec = found
+
+
+def main() -> None:
+    """Answer; see the module's text."""
+    tokenizer = TokenizerHere(msgspec.json.decode(sys.argv[1], type=FinetuneOptions))
+    arguments = pickle.load(sys.stdin.buffer)  # our own process wrote it
+    answer: object
+    try:
+        with _without_torch():
+            import transformers
+
+        says: Any = transformers.utils.logging
+        says.set_verbosity_error()
+        answer = getattr(tokenizer, sys.argv[2])(*arguments)
+    except FinetuneError as error:
+        answer = error
+    except ImportError as error:
+        answer = FinetuneError(
+            f"fine-tuning language models needs transformers and peft ({error.name} is missing): pip install 'port-agent[llm]'"
+        )
+    pickle.dump(answer, sys.stdout.buffer)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""Data as tokens, by the model's own tokenizer: in this process, or in one of its own that ends with its memory.
+
+A vocabulary of 150,000 takes 60 MiB in a process, and 230 more while it is read: more than what is trained. So the one that trains has a
+process before it do that, which has no torch, and keeps tokens alone.
+"""
+
+import pickle
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from port_agent.finetuning.inputs.options import FinetuneError, FinetuneOptions
+from port_agent.finetuning.text.records import Records
+from port_agent.finetuning.text.sequence_file import TOKEN, SequenceFile
+from port_agent.finetuning.text.sequences import Split, Vocabulary, split_sequences
+from port_agent.finetuning.text.task import Task, read_config, task_of
+from port_agent.system.helper_process import HelperCommand, HelperError, run_helper
+from port_agent.system.python_process import one_thread_environment
+
+_PROCESS = "port_agent.finetuning.text.process"
+_QUIET = {"TRANSFORMERS_VERBOSITY": "error"}
+"""Or it says that torch is not there."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizedData:
+    """The data of a fine-tuning. `records`, `broken`: lines of its file, and those left away, the first of them `first_broken`."""
+
+    task: Task
+    split: Split
+    records: int
+    broken: int
+    first_broken: str
+    vocabulary: Vocabulary
+    prompt: "array[int]"
+    """The sample's tokens."""
+
+
+class TokenizerProtocol(Protocol):
+    """What a fine-tuning asks of a tokenizer; all raise FinetuneError."""
+
+    def tokenized(self) -> TokenizedData:
+        """Return the data as tokens."""
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens."""
+
+    def save(self, folder: str) -> None:
+        """Write the tokenizer to a directory."""
+
+
+class TokenizerHere:
+    """A model's tokenizer in this process."""
+
+    def __init__(self, options: FinetuneOptions) -> None:
+        self._options = options
+        self._tokenizer: Any = None
+
+    def tokenized(self, file: SequenceFile | None = None) -> TokenizedData:
+        """Return the data as tokens, kept in a file; one of its own where it gets none. Raises FinetuneError."""
+        options = self._options
+        read_config(Path(options.model))  # before a tokenizer is looked for by it
+        tokenizer = self._loaded()
+        data = Records(Path(options.data))
+        task = task_of(Path(options.model), data)
+        split = split_sequences(data, tokenizer, options, task, file or SequenceFile.beside(Path(options.out)))
+        prompt = array(TOKEN, [] if options.sample is None else tokenizer(options.sample)["input_ids"])
+        vocabulary = Vocabulary(tokenizer.vocab_size, tokenizer.mask_token_id)
+        return TokenizedData(task, split, len(data), data.broken, data.first_broken, vocabulary, prompt)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens. Raises FinetuneError."""
+        text: str = self._loaded().decode(list(tokens), skip_special_tokens=True)
+        return text
+
+    def save(self, folder: str) -> None:
+        """Write the tokenizer to a directory. Raises FinetuneError, OSError."""
+        self._loaded().save_pretrained(folder)
+
+    def _loaded(self) -> Any:
+        if self._tokenizer is None:
+            self._tokenizer = load_tokenizer(Path(self._options.model))
+        return self._tokenizer
+
+
+class TokenizerProcess:
+    """A model's tokenizer in a process of its own, each time."""
+
+    def __init__(self, options: FinetuneOptions) -> None:
+        self._options = options
+        self._tokenized: TokenizedData | None = None
+
+    def tokenized(self) -> TokenizedData:
+        """Return the data as tokens, found once. Raises FinetuneError."""
+        if self._tokenized is None:
+            file = SequenceFile.beside(Path(self._options.out))
+            self._tokenized = self._run("tokenized", file, inherited=(file.descriptor,))
+        return self._tokenized
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens. Raises FinetuneError."""
+        return str(self._run("decode", list(tokens)))
+
+    def save(self, folder: str) -> None:
+        """Write the tokenizer to a directory. Raises FinetuneError."""
+        self._run("save", folder)
+
+    def _run(self, what: str, *arguments: Any, inherited: tuple[int, ...] = ()) -> Any:
+        words, environment = (msgspec.json.encode(self._options).decode(), what), {**one_thread_environment(), **_QUIET}
+        command = HelperCommand(_PROCESS, words, environment, directory=None)
+        try:
+            output = run_helper(command, pickle.dumps(arguments), inherited=inherited)
+        except HelperError as error:
+            raise FinetuneError(
+                f"the process that reads the tokenizer of {self._options.model} ended with {error.code}; if it was the memory, "
+                f"give more --ram ({error.last_line})"
+            ) from error
+        answer = pickle.loads(output)  # our own process wrote it
+        if isinstance(answer, FinetuneError):
+            raise answer
+        return answer
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """Return the directory's tokenizer. Raises FinetuneError where its files are damaged."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except ImportError as error:  # transformers names the package in the first lines of a long text
+        reason = " ".join(str(error).split())
+        raise FinetuneError(f"the tokenizer of {folder} needs a package that is not installed: {reason}") from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise FinetuneError(f"the tokenizer of {folder} cannot be read ({error}); download it again") from error

@@ -1,0 +1,188 @@
+"""The model of a directory, with what of it is trained."""
+
+import re
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from port_agent.finetuning.inputs.libraries import Conv1D, peft, transformers
+from port_agent.finetuning.inputs.model_files import CONFIG, FLOAT_NAMES, tensor_entries, weight_files
+from port_agent.finetuning.inputs.options import FinetuneError, FinetuneOptions
+from port_agent.finetuning.quantized.file import quantize_model
+from port_agent.finetuning.text.task import Task, TaskKind, head_settings, read_config
+from port_agent.intercept.residency.storages import SMALLEST_MAPPING_BYTES
+from port_planner.base.code_pages import release_data_pages
+
+FLOATS = dict(zip(FLOAT_NAMES, (torch.bfloat16, torch.float16, torch.float32, torch.float64), strict=True))
+"""By the names of safetensors."""
+
+_PEFTS_TASKS = {
+    TaskKind.CAUSAL_LM: "CAUSAL_LM",
+    TaskKind.SEQ2SEQ_LM: "SEQ_2_SEQ_LM",
+    TaskKind.MASKED_LM: None,
+    TaskKind.CLASSIFICATION: "SEQ_CLS",
+}
+_POSITIONS = re.compile(r"position|\bwpe$")
+"""In the names of tables with a row for each place of a sequence."""
+
+_PEFTS_HEADS = ("classifier", "score")
+"""Heads for labels that peft trains and saves by itself, by their names."""
+
+_transformers_says: Any = transformers.utils.logging
+_transformers_says.disable_progress_bar()
+_transformers_says.set_verbosity_error()
+warnings.filterwarnings("ignore", category=FutureWarning, module=r"transformers|peft")
+warnings.filterwarnings("ignore", message="fan_in_fan_out is set to False")  # GPT-2's layers: peft sets what they need
+
+
+def load_model(
+    options: FinetuneOptions,
+    task: Task,
+    note: Callable[[str], None],
+    check: Callable[[Any], object] = lambda model: None,
+) -> Any:
+    """Return the model in training mode: frozen under adapters of 32 bits, or all of it in 32 bits.
+
+    Weights stay in their files where nothing is trained of them. A head for labels is made by the seed, and trained; with it all
+    is of 32 bits. `note` is told what becomes of a base on a grid, and of a head that is new. `check` gets the model before anything is made of
+    it. Raises FinetuneError for files that are not of the model that config.json describes, and for layers that it does not have; and what
+    `check` raises.
+    """
+    folder = Path(options.model)
+    torch.manual_seed(options.seed)
+    whole = options.lora_rank is None or task.kind is TaskKind.CLASSIFICATION
+    model, found = model_class(task).from_pretrained(
+        folder, local_files_only=True, use_safetensors=True, dtype=torch.float32 if whole else "auto",
+        output_loading_info=True, ignore_mismatched_sizes=True, **head_settings(task),
+    )  # fmt: skip
+    _check_found(model, found, folder, task)
+    check(model)
+    new = sorted({*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])})
+    if new:
+        note(f"{', '.join(new)} are in no file of {folder}: they begin as random numbers")
+    if options.lora_rank is None:
+        return model.train()
+    if options.base is not None:
+        if task.kind is TaskKind.CLASSIFICATION:
+            raise FinetuneError(
+                "--base is for models that predict tokens, and labels need a head of 32 bits; leave it away"
+            )
+        quantize_model(model, folder, options.base, note)
+    _take_small_out_of_files(model)
+    return with_adapters(model, options, task, new)
+
+
+def _check_found(model: Any, found: dict[str, Any], folder: Path, task: Task) -> None:
+    """Raise FinetuneError by name where files have weights of other shapes than the model, or lack some of its layers'."""
+    if found["mismatched_keys"] and task.kind is not TaskKind.CLASSIFICATION:
+        name, stored, described = min(found["mismatched_keys"])
+        raise FinetuneError(
+            f"{name} is {list(stored)} in the files of {folder} and {list(described)} as {CONFIG} describes it: they are not of one "
+            "model; download it again"
+        )
+    layers = f"{model.base_model_prefix}."
+    missing = [key for key in found["missing_keys"] if key.startswith(layers) and any(map(str.isdigit, key.split(".")))]
+    if missing:
+        raise FinetuneError(
+            f"{folder} lacks {len(missing)} weights of the layers that {CONFIG} describes, {min(missing)} first; download it again"
+        )
+
+
+def check_takes(model: Any, longest: int, largest_token: int) -> None:
+    """Raise FinetuneError where sequences have more tokens than a model has places for, or tokens that it does not know."""
+    rows = model.get_input_embeddings().weight.shape[0]
+    if largest_token >= rows:
+        raise FinetuneError(
+            f"the tokenizer made token {largest_token} of the text, and the model knows tokens 0 to {rows - 1}: they are not of one model; take "
+            "the tokenizer that came with it"
+        )
+    places = getattr(model.config, "max_position_embeddings", None)
+    tables = [name for name, m in model.named_modules() if isinstance(m, nn.Embedding) and _POSITIONS.search(name)]
+    if places is not None and tables and longest > places:
+        raise FinetuneError(
+            f"--seq-len {longest} is more than the {places} tokens that this model has places for; lower it"
+        )
+
+
+def _take_small_out_of_files(model: Any) -> None:
+    """Copy weights that no budget moves out of their files: each use would bring in up to 2 MiB of the pages around them."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.nbytes < SMALLEST_MAPPING_BYTES and not tensor.untyped_storage().resizable():
+            tensor.data = tensor.data.clone()
+    release_data_pages()
+
+
+def with_adapters(model: Any, options: FinetuneOptions, task: Task, new: Sequence[str] = ()) -> Any:
+    """Return a model with its adapters of 32 bits, in training mode; all else is frozen, but for layers of which `new` names weights.
+
+    Raises FinetuneError for layers that it has not.
+    """
+    rank = options.lora_rank or 0
+    beside = sorted({name.rpartition(".")[0] for name in new if name.partition(".")[0] not in _PEFTS_HEADS})
+    adapters = peft.LoraConfig(
+        r=rank,
+        lora_alpha=2 * rank,
+        target_modules=_targets(model, options.targets),
+        task_type=_PEFTS_TASKS[task.kind],
+        modules_to_save=beside or None,
+    )
+    return peft.get_peft_model(model, adapters).train()
+
+
+def model_class(task: Task) -> Any:
+    """Return what of transformers makes models for a task."""
+    return {
+        TaskKind.CAUSAL_LM: transformers.AutoModelForCausalLM,
+        TaskKind.SEQ2SEQ_LM: transformers.AutoModelForSeq2SeqLM,
+        TaskKind.MASKED_LM: transformers.AutoModelForMaskedLM,
+        TaskKind.CLASSIFICATION: transformers.AutoModelForSequenceClassification,
+    }[task.kind]
+
+
+def multiplied_bytes(model: Any) -> int:
+    """Return the bytes of the weights that a step multiplies by: all but a table of embeddings that is not the head, too."""
+    embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
+    total = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
+    return int(total if head is not None and head.weight is embeddings.weight else total - embeddings.weight.nbytes)
+
+
+def outline(folder: Path, task: Task) -> Any:
+    """Return a directory's model without its weights, on the meta device: layers, shapes, and the data types they are loaded as.
+
+    Raises FinetuneError where no file has floats.
+    """
+    config = read_config(folder)
+    for name, value in head_settings(task).items():
+        setattr(config, name, value)
+    dtype = torch.float32 if task.kind is TaskKind.CLASSIFICATION else config.dtype or _stored_dtype(folder)
+    with torch.device("meta"):
+        return model_class(task).from_config(config, dtype=dtype)
+
+
+def _stored_dtype(folder: Path) -> torch.dtype:
+    """Return the data type of a directory's first floats, which counts where its configuration names none."""
+    for path in weight_files(folder):
+        for entry in tensor_entries(path)[1].values():
+            if entry.dtype in FLOATS:
+                return FLOATS[entry.dtype]
+    raise FinetuneError(f"{folder} has no weights of {', '.join(FLOATS)}; it cannot be trained")
+
+
+def is_transposed(layer: nn.Module) -> bool:
+    """Return whether a layer keeps its weight as [in, out], as GPT-2's do."""
+    return isinstance(layer, Conv1D)
+
+
+def _targets(model: Any, wanted: tuple[str, ...]) -> list[str] | str:
+    """Return which layers get adapters: those asked for, else those of attention in this kind of model."""
+    kinds = (nn.Linear, Conv1D)
+    here = sorted({name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, kinds)})
+    unknown = [name for name in wanted if name not in here]
+    if unknown:
+        raise FinetuneError(f"the model has no layer {', '.join(unknown)}; it has {', '.join(here)}")
+    usual = peft.utils.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING.get(model.config.model_type)
+    return list(wanted) or (list(usual) if usual else "all-linear")

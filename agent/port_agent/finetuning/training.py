@@ -1,0 +1,457 @@
+"""The recipe's loop: plain PyTorch, run in a budget by `exec`, of which it only asks whether it suffices."""
+
+import itertools
+import json
+import math
+import time
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from port_agent.finetuning.accumulation.by_layers import ByLayers, NotByLayersError
+from port_agent.finetuning.accumulation.choice import accumulation_of, cannot_run_by_layers
+from port_agent.finetuning.accumulation.head_loss import EncoderInput, LabelLoss, LearnedLoss, kept_places
+from port_agent.finetuning.accumulation.update import ClippedAdamW
+from port_agent.finetuning.base_record import BaseRecord
+from port_agent.finetuning.budget_check import MOMENTS, BudgetCheck
+from port_agent.finetuning.checkpoint import Checkpoint, FinetuneProgress
+from port_agent.finetuning.federated import FederatedRound
+from port_agent.finetuning.inputs.libraries import plain_model
+from port_agent.finetuning.inputs.options import FinetuneError, FinetuneOptions, MicroBatchOrder
+from port_agent.finetuning.steering import CHECKPOINT_S, Steering, TrainingExit
+from port_agent.finetuning.text.sequence_file import IGNORED, TokenSequence
+from port_agent.finetuning.text.sequences import BUCKET_TOKENS, masked
+from port_agent.finetuning.text.task import TaskKind
+from port_agent.finetuning.text.tokenizing import TokenizedData, TokenizerHere, TokenizerProtocol
+from port_agent.finetuning.trained_model import check_takes, load_model, multiplied_bytes
+from port_agent.intercept.budget import flash_written_bytes
+from port_agent.system.atomic_file import write_atomically
+from port_planner.base.errors import ExitCode
+
+_WARM_UP_SHARE = 0.03
+"""Of the updates, until the learning rate is reached; from there it falls to 0 in a line."""
+_CLIP_NORM = 1.0
+_SAMPLE_TOKENS = 48
+
+LABELS = "labels.json"
+"""In the result's directory: the labels in the order of the model's logits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """One update: how many of all are done, the mean loss of its tokens, tokens and seconds."""
+
+    done: int
+    of: int
+    loss: float
+    tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class FinetuneOutcome:
+    """What came of it. Losses are means over the held-out tokens or texts, None where nothing is held out.
+
+    `left`: told to stop, the same command goes on. `labels`: those that the model chooses from, () where it predicts tokens.
+    """
+
+    updates: int
+    left: bool
+    loss_before: float | None = None
+    loss_after: float | None = None
+    sample_before: str | None = None
+    sample_after: str | None = None
+    out: str = ""
+    labels: tuple[str, ...] = ()
+
+
+ReportUpdate = Callable[[Update], None]
+
+
+def finetune(
+    options: FinetuneOptions,
+    report: ReportUpdate,
+    note: Callable[[str], None],
+    steering: Steering | None = None,
+    given: FederatedRound | None = None,
+    tokenizer: TokenizerProtocol | None = None,
+) -> FinetuneOutcome:
+    """Fine-tune, from a checkpoint if there is one; write the adapter or model to `options.out`, of a `given` round to where it goes.
+
+    `note` is told what else a person should know. `tokenizer`: one in this process where it is None. Raises FinetuneError, and TrainingExit where `steering` does.
+    """
+    steering = steering or Steering()
+    tokenizer = tokenizer or TokenizerHere(options)
+    found = tokenizer.tokenized()
+    task, split = found.task, found.split
+    if found.broken:
+        note(f"{options.data}: {found.broken} broken lines are left away, the first: {found.first_broken}")
+    if split.skipped:
+        note(f"{split.skipped} records are left away: the prompt alone has {options.sequence_tokens} tokens or more")
+    if split.unwritten:
+        note(
+            f"{split.unwritten} conversations are left away, which the tokenizer's chat template refuses, the first: {split.first_unwritten}"
+        )
+    base = BaseRecord.of(options)
+    budget = BudgetCheck(options)
+    longest = split.lengths.longest
+    largest = max((split.lengths.largest_token, *found.prompt))
+
+    def check(model: Any) -> None:
+        check_takes(model, max(longest, split.lengths.longest_source), largest)
+        if options.base is not None:
+            budget.check_least(
+                LearnedLoss(model, options.head_rows, task.kind, autocast=options.autocast), options.batch * longest
+            )
+
+    model = load_model(options, task, note, check)
+    if given is not None:
+        given.give(model)
+    run = _Finetuning(options, found, base, model, budget, steering, given, note)
+    try:
+        with run.budget.held():
+            return _run(run, tokenizer, report, note)
+    except TrainingExit:
+        run.keep_if_time()
+        raise
+
+
+def _run(
+    run: "_Finetuning", tokenizer: TokenizerProtocol, report: ReportUpdate, note: Callable[[str], None]
+) -> FinetuneOutcome:
+    options, model = run.options, run.model
+    run.check_budget()
+    if run.begin():
+        note(f"goes on after {run.done} of {run.updates} updates")
+    elif run.loss_before is not None and not run.task.labels:
+        note(f"perplexity of held-out text before the first update: {math.exp(run.loss_before):.1f}")
+    shown = run.prompt if options.sample is not None and run.given is None else None
+    before = None if shown is None or run.done else _sample(model, tokenizer, shown)
+    run.train(report)
+    if run.done < run.updates:
+        return FinetuneOutcome(run.done, left=True, out=str(run.checkpoint.path))
+    after = None if shown is None else _sample(model, tokenizer, shown)
+    loss_after = run.held_out_loss() if run.updates else run.loss_before
+    run.finish()
+    if run.given is not None and run.given.trains:
+        run.given.take(model)
+        run.check_peak()
+        run.finished("")
+        return FinetuneOutcome(run.done, False, run.loss_before, loss_after)
+    run.check_weights()
+    model.save_pretrained(options.out)
+    tokenizer.save(options.out)
+    if options.lora_rank is not None:
+        run.base.write(Path(options.out))
+    if run.task.labels:
+        write_atomically(Path(options.out) / LABELS, json.dumps(run.task.labels, ensure_ascii=False).encode())
+    run.check_peak(written=options.out)
+    run.finished(options.out)
+    return FinetuneOutcome(run.done, False, run.loss_before, loss_after, before, after, options.out, run.task.labels)
+
+
+def count_updates(options: FinetuneOptions, sequences: int) -> int:
+    """Return how many updates are made of so many sequences to train on."""
+    return options.updates or max(1, options.epochs * sequences // (options.batch * options.accumulate))
+
+
+class _Finetuning:
+    """Model, optimizer, schedule and data of one fine-tuning."""
+
+    def __init__(
+        self, options: FinetuneOptions, data: TokenizedData, base: BaseRecord, model: Any, budget: BudgetCheck, steering: Steering,
+        given: FederatedRound | None, note: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        self._note = note
+        task, split = data.task, data.split
+        self.options, self.task, self.base, self.model = options, task, base, model
+        self._vocabulary, self.prompt = data.vocabulary, data.prompt
+        self._steering, self.given = steering, given
+        self._learned_loss = (
+            LabelLoss(model, autocast=options.autocast)
+            if task.labels
+            else LearnedLoss(model, options.head_rows, task.kind, autocast=options.autocast)
+        )
+        self.budget = budget
+        self._by_layers: ByLayers | None = None
+        """What runs the batches of an update together; None: they run one by one."""
+        self._may_run_by_layers = True
+        self.train_on, self.held_out = split.train, split.held_out
+        self.updates = count_updates(options, len(split.train)) if given is None or given.trains else 0
+        self._first = 0 if given is None else self.updates * (given.number or 0)
+        """Updates of the rounds before: this one goes on in the data where they ended."""
+        self.trained = [p for p in model.parameters() if p.requires_grad]
+        self.optimizer = ClippedAdamW(self.trained, options.learning_rate, _CLIP_NORM)
+        warm = max(1, round(self.updates * _WARM_UP_SHARE))
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(
+            self.optimizer, lambda u: min((u + 1) / warm, (self.updates - u) / max(1, self.updates - warm + 1))
+        )
+        self.parts = {"optimizer": self.optimizer, "schedule": self.schedule}
+        self.checkpoint = Checkpoint(options, split.train, base, None if given is None else given.name)
+        self._orders: dict[int, array[int]] = {}
+        """Of the sequences, by the epoch that was asked for last."""
+        self.done = 0
+        self.loss_before: float | None = None
+        self._kept = 0
+        """After how many updates the last checkpoint was written."""
+        if given is not None and given.number:  # masks of its own, as of a model that was drawn by the seed
+            torch.manual_seed(options.seed + given.number)
+        self._generator = torch.get_rng_state()
+        """As it was when `done` updates were."""
+
+    def check_budget(self) -> None:
+        """Raise FinetuneError where the budget of this process is too small for the longest batch."""
+        longest = max(itertools.chain(self.train_on, self.held_out), key=lambda sequence: len(sequence.tokens))
+        rows = self.options.batch * len(longest.tokens)
+        noted = self.budget.check(
+            self._learned_loss, self.trained, self._as_tensors([longest])[0], rows, self._rows_met
+        )
+        if noted is not None:
+            self._note(noted)
+        self._choose_order()
+
+    def _choose_order(self, flash_bytes: int = 0) -> None:
+        """Run layer by layer from here on, if it is worth it; `flash_bytes`: see `accumulation_of`."""
+        weights_bytes = multiplied_bytes(self.model) + (1 + MOMENTS) * sum(t.nbytes for t in self.trained)
+        accumulation = accumulation_of(
+            plain_model(self.model), self.options, self.task, weights_bytes, self.budget.tensor_bytes(), flash_bytes
+        )
+        if accumulation.by_layers and isinstance(self._learned_loss, LearnedLoss):
+            count = self.options.accumulate
+            what = f"the {count} batches of an update run" if count > 1 else "the batch of an update runs"
+            self._note(f"{what} layer by layer: {accumulation.why}")
+            self._by_layers = ByLayers(self.model, self._learned_loss)
+
+    def _rows_met(self) -> set[int]:
+        """Return the numbers of rows of logits that all updates, and what is held out, have: known before the first."""
+        begin, count = self._first * self.options.accumulate, self.updates * self.options.accumulate
+        trained = {_rows(self._batch(index)) for index in range(begin, begin + count)}
+        return trained | {_rows([sequence]) for sequence in self.held_out}
+
+    def begin(self) -> bool:
+        """Go to where the checkpoint is and return True; or measure what is held out, where there is none."""
+        progress = self.checkpoint.read(self.trained, self.parts)
+        self.done = self._kept = 0 if progress is None else progress.updates
+        self._steering.began(self.done, self.updates)
+        self.loss_before = self.held_out_loss() if progress is None else progress.loss_before
+        self._generator = torch.get_rng_state()
+        return progress is not None
+
+    def train(self, report: ReportUpdate) -> None:
+        """Train until all updates are done or it is to leave, a checkpoint written then."""
+        steering = self._steering
+        with steering.watching():
+            while self.done < self.updates and not steering.leaving:
+                begin, written_bytes = time.monotonic(), flash_written_bytes()
+                loss, tokens = self._gradients(self.done)
+                self.check_peak()
+                if not math.isfinite(loss):
+                    raise FinetuneError(
+                        f"the loss of update {self.done + 1} is {loss}; the last checkpoint is kept in {self.checkpoint.path}: lower "
+                        "--lr and give another --out"
+                    )
+                with steering.updating():
+                    self._update()
+                self.check_peak()
+                report(Update(self.done, self.updates, loss, tokens, time.monotonic() - begin))
+                if steering.checkpoint_due() or steering.leaving:
+                    self._keep()
+                written_bytes = flash_written_bytes() - written_bytes
+                if written_bytes and self._by_layers is None and self._may_run_by_layers:
+                    self._choose_order(written_bytes)
+
+    def finish(self) -> None:
+        """From here on results are written, whole; raises TrainingExit before."""
+        self._steering.finish()
+
+    def finished(self, out: str) -> None:
+        """Results are in `out`: nobody goes on from a checkpoint any more."""
+        self._steering.finished(self.done, out)
+        self.checkpoint.remove()
+
+    def check_peak(self, written: str | None = None) -> None:
+        """Raise FinetuneError where the process took more than the budget: what is done is in the checkpoint then, and `written`.
+
+        Hardly more is only said.
+        """
+        try:
+            if (passed := self.budget.check_peak()) is not None:
+                self._note(passed)
+        except FinetuneError as error:
+            if self.done > self._kept:
+                self._keep()
+            kept = f"; {self.checkpoint.path} has {self.done} of {self.updates} updates, from which the same command goes on"
+            whole = "" if written is None else f"; {written} is whole nevertheless"
+            raise FinetuneError(f"{error}{kept if self._kept else ''}{whole}") from error
+
+    def keep_if_time(self) -> None:
+        """Write a checkpoint of the last finished update, in the midst of the next, if there is time and need.
+
+        What the next one has computed so far is in the gradients and the random generator alone.
+        """
+        nbytes = sum(3 * t.nbytes for t in self.trained)  # with two moments of AdamW
+        if self.done > self._kept and self._steering.has_time_to_write(nbytes):
+            self._keep()
+
+    def check_weights(self) -> None:
+        """Raise FinetuneError by name where files that hold frozen weights are others than in the beginning: what was trained is of neither."""
+        if self.options.lora_rank is not None:
+            self.base.check(Path(self.options.model))
+
+    def _keep(self) -> None:
+        self.check_weights()
+        begin, progress = time.monotonic(), FinetuneProgress(self.done, self.loss_before)
+        self.checkpoint.write(progress, self.trained, self.parts, self._generator)
+        self._kept = self.done
+        self._steering.wrote(self.done, self.checkpoint.path.stat().st_size, time.monotonic() - begin)
+
+    def _gradients(self, done: int) -> tuple[float, int]:
+        """Compute update `done`'s gradients, counted from 0; return the mean loss of its tokens and how many those are."""
+        begin = (self._first + done) * self.options.accumulate
+        batches = [self._batch(begin + i) for i in range(self.options.accumulate)]
+        learned = sum(sequence.learned for batch in batches for sequence in batch)
+        if self._by_layers is not None:
+            try:
+                total = self._by_layers([self._as_tensors(batch)[:2] for batch in batches], learned)
+                self.optimizer.norms = self._by_layers.norms
+                return total / learned, learned
+            except NotByLayersError as error:
+                if self.options.accumulate_by is MicroBatchOrder.LAYERS:
+                    raise cannot_run_by_layers(str(error)) from error
+                self._note(f"the batches of an update run one by one: {error}")
+                self._by_layers, self._may_run_by_layers = None, False
+                self.optimizer.zero_grad()
+                torch.set_rng_state(self._generator)
+        total = 0.0
+        for batch in batches:
+            total += self._learned_loss(*self._as_tensors(batch), gradient_of=learned).item()
+        return total / learned, learned
+
+    def _update(self) -> None:
+        self.optimizer.step()
+        self.schedule.step()
+        self.done += 1
+        self._generator = torch.get_rng_state()
+
+    def _batch(self, index: int) -> list[TokenSequence]:
+        """Return batch `index` of the whole training; each pass over the sequences has an order of its own."""
+        places = range(index * self.options.batch, (index + 1) * self.options.batch)
+        count = len(self.train_on)
+        return [self._asked(self.train_on[self._order(place // count)[place % count]], str(place)) for place in places]
+
+    def _asked(self, sequence: TokenSequence, place: str) -> TokenSequence:
+        """Return a sequence as it is learned at a place of the whole training: with other tokens masked at each, or as it is."""
+        if self.task.kind is not TaskKind.MASKED_LM:
+            return sequence
+        return masked(sequence, self._vocabulary, f"{self.options.seed} {place}")
+
+    def _order(self, epoch: int) -> "array[int]":
+        if epoch not in self._orders:
+            generator = torch.Generator().manual_seed(self.options.seed + epoch)
+            self._orders = {epoch: array("q", torch.randperm(len(self.train_on), generator=generator).tolist())}
+        return self._orders[epoch]
+
+    def held_out_loss(self) -> float | None:
+        """Return the mean loss over the held-out tokens; None where none are held out. What is cut goes on where it was."""
+        learned = sum(sequence.learned for sequence in self._held_out())
+        if not learned:
+            return None
+        losses = self.checkpoint.losses.read(self.done)
+        self.model.eval()
+        try:
+            with torch.no_grad():
+                self._add_losses(losses)
+        finally:
+            self._keep_losses(losses)
+        self.model.train()
+        return sum(losses) / learned
+
+    def _add_losses(self, losses: list[float]) -> None:
+        """Add the losses of the held-out texts that have none yet."""
+        kept_s = time.monotonic()
+        for sequence in itertools.islice(self._held_out(), len(losses), None):
+            losses.append(self._learned_loss(*self._as_tensors([sequence])).item())
+            if time.monotonic() - kept_s >= CHECKPOINT_S:
+                self._keep_losses(losses)
+                kept_s = time.monotonic()
+
+    def _keep_losses(self, losses: list[float]) -> None:
+        """Keep what an evaluation found so far; where that cannot be written, it is only said."""
+        try:
+            self.checkpoint.losses.write(self.done, losses)
+        except OSError as error:
+            self._note(f"the losses of held-out text could not be kept, a cut begins them anew: {error}")
+
+    def _held_out(self) -> Iterator[TokenSequence]:
+        """Yield what is held out as it is learned, the same each time."""
+        return (self._asked(sequence, f"held out {place}") for place, sequence in enumerate(self.held_out))
+
+    def _as_tensors(self, batch: Sequence[TokenSequence]) -> tuple[torch.Tensor, torch.Tensor, EncoderInput | None]:
+        return (
+            _as_tensors(batch)
+            if not self.task.encoder_alone
+            else _as_encoder_tensors(batch, self.options.sequence_tokens)
+        )
+
+
+def _rows(batch: Sequence[TokenSequence]) -> int:
+    """Return of how many rows a batch's logits are, each token predicted from the place before it."""
+    longest = max(len(sequence.tokens) for sequence in batch)
+    first = min((place for s in batch for place, label in enumerate(s.labels[1:]) if label != IGNORED), default=0)
+    return len(batch) * kept_places(longest, first)
+
+
+def _as_tensors(batch: Sequence[TokenSequence]) -> tuple[torch.Tensor, torch.Tensor, EncoderInput | None]:
+    """Return a batch's tokens and labels, [batch, length], filled up to the longest, and what an encoder reads."""
+    longest = max(len(sequence.tokens) for sequence in batch)
+    tokens = torch.tensor([[*s.tokens, *[0] * (longest - len(s.tokens))] for s in batch])
+    labels = torch.tensor([[*s.labels, *[IGNORED] * (longest - len(s.labels))] for s in batch])
+    return tokens, labels, _encoder_input([s.source for s in batch if s.source is not None])
+
+
+def _as_encoder_tensors(batch: Sequence[TokenSequence], most: int) -> tuple[torch.Tensor, torch.Tensor, EncoderInput]:
+    """Return tokens and labels as `_as_tensors`, or a label for each text, [batch, 1], and which tokens are there.
+
+    Filled up to whole buckets, but not to more than `most` tokens.
+    """
+    longest = max(len(sequence.tokens) for sequence in batch)
+    longest = max(longest, min(most, -(-longest // BUCKET_TOKENS) * BUCKET_TOKENS))
+    missing = [longest - len(sequence.tokens) for sequence in batch]
+    tokens = torch.tensor([[*s.tokens, *[0] * fill] for s, fill in zip(batch, missing, strict=True)])
+    there = torch.tensor([[1] * (longest - fill) + [0] * fill for fill in missing])
+    chosen = [s.label for s in batch if s.label is not None]
+    if chosen:
+        return tokens, torch.tensor(chosen)[:, None], (tokens, there)
+    labels = torch.tensor([[*s.labels, *[IGNORED] * fill] for s, fill in zip(batch, missing, strict=True)])
+    return tokens, labels, (tokens, there)
+
+
+def _encoder_input(sources: "list[array[int]]") -> EncoderInput | None:
+    """Return sources filled up to whole buckets, as completions are: each length is a step of its own to whoever plans it."""
+    if not sources:
+        return None
+    longest = -(-max(map(len, sources)) // BUCKET_TOKENS) * BUCKET_TOKENS
+    tokens = torch.tensor([[*s, *[0] * (longest - len(s))] for s in sources])
+    there = torch.tensor([[1] * len(s) + [0] * (longest - len(s)) for s in sources])
+    return tokens, there
+
+
+def _sample(model: Any, tokenizer: TokenizerProtocol, prompt: Sequence[int]) -> str:
+    """Return what the model writes after a prompt, the likeliest token each time."""
+    tokens = torch.tensor([list(prompt)])
+    model.eval()
+    with torch.no_grad():
+        written = model.generate(
+            input_ids=tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=_SAMPLE_TOKENS, do_sample=False
+        )
+    model.train()
+    return tokenizer.decode(written[0].tolist())
+
+
+def exit_code(outcome: FinetuneOutcome) -> int:
+    """Return what the process ends with."""
+    return ExitCode.LEFT if outcome.left else ExitCode.DONE

@@ -1,0 +1,85 @@
+"""Tensors that need more room packed than their plan keeps for them, or much less of it, step after step."""
+
+import math
+from collections import defaultdict, deque
+from collections.abc import Iterable, Mapping
+
+from port_agent.training.packing_probe import MARGIN, WORTH_PACKING
+from port_agent.training.step_packing import Overflow
+from port_planner.ir.graph import StepGraph
+
+WATCHED_STEPS = 4
+OFTEN = 3
+"""An overflow in so many of the last steps is the data's new nature: a batch now and then may spill."""
+SPARSE_STEPS = 50
+"""Steps on end in which room is left over before it is used otherwise: that hurries nobody, and one dense batch would spill."""
+UNUSED = 0.25
+"""Of what is reserved, beyond `MARGIN`: less is not worth another plan."""
+
+
+class PackingDrift:
+    """What overflowed in the last steps of one graph, and what left room. `reserved`: bytes by storage and version; None: not packed."""
+
+    def __init__(self, graph: StepGraph, reserved: Mapping[tuple[int, int], int | None]) -> None:
+        self._graph = graph
+        self._reserved = dict(reserved)
+        self._steps: deque[set[tuple[int, int]]] = deque(maxlen=WATCHED_STEPS)
+        self._most: dict[tuple[int, int], int | None] = {}
+        self._sparse: dict[tuple[int, int], tuple[int, int]] = {}
+        """Steps on end in which room was left over, and the most bytes that were taken in them."""
+
+    def note(self, overflows: Iterable[Overflow], sizes: Mapping[tuple[int, int], int]) -> None:
+        """Take notice of a step's overflows, and of the bytes that other contents took."""
+        here = set()
+        for one in overflows:
+            key = one.storage, one.version
+            here.add(key)
+            known = self._most.get(key, 0)
+            self._most[key] = None if known is None or one.needed_bytes is None else max(known, one.needed_bytes)
+            self._sparse.pop(key, None)
+        self._steps.append(here)
+        for key, size in sizes.items():
+            reserved = self._reserved.get(key)
+            if reserved is None or _with_margin(size) > (1 - UNUSED) * reserved:
+                self._sparse.pop(key, None)
+            else:
+                steps, most = self._sparse.get(key, (0, 0))
+                self._sparse[key] = steps + 1, max(most, size)
+
+    def take(self) -> dict[tuple[int, int], int | None]:
+        """Return what to reserve from now on, by storage and version, where overflows persist, and look anew.
+
+        None: what saves too little to be packed, or cannot be.
+        """
+        counts: dict[tuple[int, int], int] = defaultdict(int)
+        for step in self._steps:
+            for key in step:
+                counts[key] += 1
+        found = {key: self._wanted(key) for key, count in counts.items() if count >= OFTEN}
+        if found:
+            self._steps.clear()
+            self._most.clear()
+        self._reserved.update(found)
+        return found
+
+    def take_sparser(self) -> dict[tuple[int, int], int | None]:
+        """Return what would do, by storage and version, where much of what is reserved stays unused.
+
+        Whether it is used or not, it is named again only where much less does once more.
+        """
+        found = {key: _with_margin(most) for key, (steps, most) in self._sparse.items() if steps >= SPARSE_STEPS}
+        for key in found:
+            del self._sparse[key]
+        self._reserved.update(found)
+        return dict(found)
+
+    def _wanted(self, key: tuple[int, int]) -> int | None:
+        nbytes, most = self._graph.storages[key[0]].nbytes, self._most[key]
+        if most is None:
+            return None
+        wanted = _with_margin(most)
+        return wanted if wanted <= WORTH_PACKING * nbytes else None
+
+
+def _with_margin(nbytes: int) -> int:
+    return math.ceil((1 + MARGIN) * nbytes)

@@ -1,0 +1,57 @@
+"""Weights of small magnitude set to zero after each update, as a job's schedule says (`port_planner.ir.bundle.pruning`).
+
+What is zero stays so by a threshold for each weight tensor, which is found every few updates and kept with the commit: no masks, and a
+training that was killed goes on with the same numbers.
+"""
+
+from collections.abc import Iterable
+
+import torch
+
+from port_agent.training.state.resident_state import Persistents
+from port_planner.ir.bundle.pruning import Pruning
+
+_CLASS_BITS = 15
+"""Low bits of a float's magnitude that its class leaves out: classes are 1/256 of their magnitude wide."""
+_CLASSES = 1 << 16
+
+
+class WeightPruning:
+    """The pruning of one training. `first`: updates up to this one are left alone, as they are compared with plain PyTorch's."""
+
+    def __init__(self, pruning: Pruning, first: int = 0) -> None:
+        self.pruning, self.first = pruning, first
+        self.thresholds: dict[str, float] = {}
+        """Weight's key -> the magnitude up to which its items are zero."""
+
+    def updated(self, update: int, keys: Iterable[str], persistents: Persistents) -> None:
+        """Set to zero what is pruned of these weights after so many updates, wherever they are."""
+        if update <= max(self.pruning.begin, self.first):
+            return
+        for key in keys:
+            if self.pruning.looks(update):
+                self.thresholds[key] = magnitude_below(persistents, key, self.pruning.sparsity_at(update))
+            if key in self.thresholds:
+                self._prune(persistents, key)
+
+    def _prune(self, persistents: Persistents, key: str) -> None:
+        threshold = self.thresholds[key]
+        persistents.for_each_chunk(key, lambda piece: _zero_up_to(piece, threshold), changes=True)
+
+
+def _zero_up_to(piece: torch.Tensor, threshold: float) -> None:
+    piece.masked_fill_(piece.abs() <= threshold, 0.0)
+
+
+def magnitude_below(persistents: Persistents, key: str, share: float) -> float:
+    """Return a magnitude that at least this share of a weight's items do not exceed, to within 1/256 of it."""
+    counts = torch.zeros(_CLASSES, dtype=torch.int64)
+
+    def count(piece: torch.Tensor) -> None:
+        bits = piece.cpu().float().abs().view(torch.int32)
+        counts.add_(torch.bincount(bits >> _CLASS_BITS, minlength=_CLASSES))
+
+    persistents.for_each_chunk(key, count, changes=False)
+    highest = int((counts.cumsum(0) >= share * int(counts.sum())).nonzero()[0])
+    bits = torch.tensor(((highest + 1) << _CLASS_BITS) - 1, dtype=torch.int32)
+    return float(bits.view(torch.float32))

@@ -1,0 +1,223 @@
+"""Weights, buffers and optimizer state of a running job.
+
+Which are where operators compute, which in the host's memory beside that, which on flash, and what is not yet safe.
+"""
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from port_agent.backend.host_copies import HostCopies
+from port_agent.backend.raw_bytes import block, placed, whole_bytes
+from port_agent.paging.pager import CHUNK
+from port_agent.training.state.checkpoint import Commit, StateStore
+from port_planner.base.errors import PortError
+from port_planner.ir.bundle.bundle import Bundle
+from port_planner.ir.bundle.manifest import TensorLayout, WeightBlocks
+from port_planner.ir.bundle.safetensors_io import Chunks, tensor_bytes
+from port_planner.ir.graph import Value
+from port_planner.ir.program import Program
+from port_planner.ir.run_op import view
+from port_planner.ir.torch_operators import dtype
+
+
+class Persistents:
+    """Keeps RAM and flash in step. `resident` maps keys to tensors that executors use in place."""
+
+    def __init__(
+        self,
+        store: StateStore,
+        layouts: Mapping[str, TensorLayout],
+        blocks: Mapping[str, WeightBlocks] = MappingProxyType({}),
+    ) -> None:
+        """`blocks`: tensors that no storage holds whole, by key, and the storages that do."""
+        self.store, self.layouts, self.blocks = store, layouts, blocks
+        self.resident: dict[str, torch.Tensor] = {}
+        self.dirty: set[str] = set()
+        """Keys whose contents in RAM are newer than on flash."""
+
+    def prepare(self, program: Program) -> None:
+        """Bring to flash, to the host's memory and to where operators compute what the program expects there when it starts."""
+        graph = program.graph
+        self.store.wait({graph.storages[s].key for s in program.cross_step})
+        away, at_host, copied = (
+            {graph.storages[s].key for s in storages}
+            for storages in (program.starts_on_flash, program.starts_on_host, program.host_copies)
+        )
+        devices = {s.key: s.device for s in graph.storages}
+        used = {s.key for i, s in enumerate(graph.storages) if s.persistent and graph.uses[i]}
+        leaving = [k for k in sorted(away) if self._in_ram(k) is not None]
+        for transfer in [self.store.write(k, self._present(k)) for k in leaving if k in self.dirty]:
+            self.store.pager.wait(transfer)
+        for key in leaving:
+            self.dirty.discard(key)
+            self.resident.pop(key, None)
+        for key in sorted(at_host):
+            self._copy_to_host(key)
+        for key in sorted(used - away - at_host - self.resident.keys()):
+            self.resident[key] = placed(self._present(key), devices[key], self.store.sizes[key])
+        if self._copies is not None:
+            self._copies.drop((used & self._copies.known()) - copied)
+
+    @property
+    def _copies(self) -> HostCopies | None:
+        staging = self.store.pager.staging
+        return None if staging is None else staging.copies
+
+    def _in_ram(self, key: str) -> torch.Tensor | None:
+        """Return the present contents of a storage that has them on the device or in the host's memory; None where flash has them."""
+        if key in self.resident or self._copies is None:
+            return self.resident.get(key)
+        return self._copies.present(key)
+
+    def _present(self, key: str) -> torch.Tensor:
+        """Return the present contents of a storage, wherever they are."""
+        found = self._in_ram(key)
+        return self.store.load(key) if found is None else found
+
+    def _copy_to_host(self, key: str) -> None:
+        """Have the present contents of a storage in the host's memory, and nowhere on the device."""
+        if self._copies is None:
+            raise PortError(
+                "this plan keeps weights in the host's memory, beside a device with its own; the CPU has no other: plan again"
+            )
+        if key not in self._copies.current:
+            nbytes = self.store.sizes[key]
+            self._copies.copy_of(key, nbytes).copy_(whole_bytes(self._present(key))[:nbytes])
+            self._copies.current.add(key)
+        self.resident.pop(key, None)
+
+    def stepped(self, program: Program) -> None:
+        """Note that a program has run: what it changed in RAM is not on flash yet."""
+        for op in program.graph.ops:
+            for s in op.writes:
+                key = program.graph.storages[s].key
+                if program.graph.storages[s].persistent and self._in_ram(key) is not None:
+                    self.dirty.add(key)
+
+    def commit(self, step: int, progress: Mapping[str, Any]) -> Commit:
+        """Make everything durable as the state after `step` steps."""
+        for key in self._to_write():
+            self.store.write(key, self._present(key))
+        commit = self.store.commit(step, progress)
+        self.dirty.clear()
+        return commit
+
+    def commit_and_free(self, step: int, progress: Mapping[str, Any]) -> Commit:
+        """As `commit`, for the last time: a storage's memory is free as soon as it is written."""
+        to_write = self._to_write()
+        for key in self.resident.keys() - set(to_write):
+            del self.resident[key]
+        for key in to_write:
+            contents = self._present(key)
+            self.resident.pop(key, None)
+            self.store.write(key, contents)
+        commit = self.store.commit(step, progress)
+        if self._copies is not None:
+            self._copies.drop(self._copies.known())
+        return commit
+
+    def _to_write(self) -> list[str]:
+        """Return what is in RAM and newer there; the others left for flash in a step that never ended."""
+        return sorted(key for key in self.dirty if self._in_ram(key) is not None)
+
+    @property
+    def unwritten_bytes(self) -> int:
+        """What a commit would have to write, transfers under way included."""
+        keys = {*self._to_write(), *self.store.pending}
+        return sum(self.store.sizes[key] for key in keys)
+
+    def forget(self) -> None:
+        """Drop what is in RAM, as after a step that failed; the last commit is the truth."""
+        self.resident.clear()
+        self.dirty.clear()
+        if self._copies is not None:
+            self._copies.current.clear()
+
+    def tensor(self, key: str) -> torch.Tensor:
+        """Return the present value of one storage's tensor."""
+        layout = self.layouts[key]
+        return view(self._present(key), Value(0, layout.dtype, layout.shape, layout.stride, layout.offset))
+
+    def pieces(self, key: str) -> Iterator[memoryview]:
+        """Yield the bytes of a storage's tensor in row-major order; from flash chunk by chunk, never whole."""
+        if key in self.blocks:
+            for rows in self.blocks[key].rows:
+                yield from self.pieces(rows)
+            return
+        layout = self.layouts[key]
+        nbytes = tensor_bytes(layout.dtype, layout.shape)
+        if self._in_ram(key) is not None or not _row_major(layout) or layout.offset or not nbytes:
+            flat = self.tensor(key).contiguous().view(-1).view(torch.uint8)
+            for start in range(0, flat.numel(), CHUNK):
+                yield flat[start : start + CHUNK].cpu().numpy().data
+            return
+        slot, buffer = self.store.slot(key), block(CHUNK)
+        for start in range(0, nbytes, CHUNK):
+            size = min(CHUNK, slot.nbytes - start)
+            self.store.pager.wait(self.store.pager.read(slot, buffer.data_ptr(), buffer, start, size))
+            yield buffer[: min(size, nbytes - start)].numpy().data
+
+    def for_each_chunk(self, key: str, function: Callable[[torch.Tensor], None], *, changes: bool) -> None:
+        """Call a function with the items of a storage, flat and a piece at a time; what it `changes` there is kept.
+
+        What is on flash is read, and written if it changes, a piece at a time.
+        """
+        kind = dtype(self.layouts[key].dtype)
+        held = self._in_ram(key)
+        if held is not None:
+            for piece in whole_bytes(held)[: self.store.sizes[key]].split(CHUNK):
+                function(piece.view(kind))
+            if changes and key in self.resident and self._copies is not None:
+                self._copies.current.discard(key)
+            return
+        pager, source, nbytes, buffer = self.store.pager, self.store.slot(key), self.store.sizes[key], block(CHUNK)
+        target = self.store.working_slot(key) if changes else source
+        for start in range(0, nbytes, CHUNK):
+            piece = buffer[: min(CHUNK, nbytes - start)]
+            pager.wait(pager.receive(source, piece, start, piece.numel()))
+            function(piece.view(kind))
+            if changes:
+                pager.wait(pager.send(target, piece, start))
+
+    def chunks(self, keys: Iterable[str]) -> dict[str, Chunks]:
+        """Return the tensors of these storages for writing, under the model's own names."""
+        return {
+            key.partition("/")[2]: Chunks(
+                self.layouts[key].dtype, self.layouts[key].shape, functools.partial(self.pieces, key)
+            )
+            for key in keys
+        }
+
+
+def _row_major(layout: TensorLayout) -> bool:
+    stride = 1
+    for n, k in zip(reversed(layout.shape), reversed(layout.stride), strict=True):
+        if n != 1 and k != stride:
+            return False
+        stride *= n
+    return True
+
+
+def bundle_chunks(bundle: Bundle, key: str) -> Chunks:
+    """Return a tensor of a bundle for writing it elsewhere."""
+    member = bundle.tensors[key]
+    return Chunks(member.dtype, member.shape, lambda: bundle.contents(key, CHUNK))
+
+
+def initial_contents(bundle: Bundle, key: str, nbytes: int) -> Iterator[torch.Tensor]:
+    """Yield the bytes that a storage starts from, in chunks.
+
+    Raises BundleError where they are not as written.
+    """
+    fill = bundle.manifest.fills.get(key)
+    if fill is None:
+        for piece in bundle.contents(key, CHUNK):
+            yield torch.frombuffer(bytearray(piece), dtype=torch.uint8)
+        return
+    kind = dtype(bundle.manifest.layouts[key].dtype)
+    for start in range(0, nbytes, CHUNK):
+        yield torch.full((min(CHUNK, nbytes - start) // kind.itemsize,), fill, dtype=kind).view(torch.uint8)

@@ -1,0 +1,72 @@
+"""A checkpoint belongs to its settings and data, and a damaged one is refused."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from port_agent.finetuning.base_record import BaseRecord
+from port_agent.finetuning.checkpoint import Checkpoint, FinetuneProgress
+from port_agent.finetuning.inputs.options import FinetuneError, FinetuneOptions
+
+BASE = BaseRecord("model", None, {})
+
+
+@pytest.fixture
+def encoded(tmp_path: Path) -> FinetuneOptions:
+    return FinetuneOptions("model", "data", str(tmp_path / "out"))
+
+
+def test_it_puts_everything_back(encoded: FinetuneOptions) -> None:
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.AdamW([weight])
+    weight.grad = torch.ones(3)
+    optimizer.step()
+    kept, kept_generator = weight.detach().clone(), torch.get_rng_state()
+    checkpoint = Checkpoint(encoded, [1], BASE)
+    checkpoint.write(FinetuneProgress(7, 2.5), [weight], {"optimizer": optimizer}, kept_generator)
+    optimizer.step()
+    torch.rand(3)
+    assert checkpoint.read([weight], {"optimizer": optimizer}) == FinetuneProgress(7, 2.5)
+    assert torch.equal(weight, kept) and optimizer.state[weight]["step"] == 1
+    assert torch.equal(torch.get_rng_state(), kept_generator)
+    checkpoint.remove()
+    assert checkpoint.read([weight], {}) is None and not checkpoint.path.parent.exists()
+
+
+def test_what_it_is_of_does_not_depend_on_how_it_is_shown(encoded: FinetuneOptions) -> None:
+    Checkpoint(encoded, [1], BASE).write(FinetuneProgress(1, None), [], {}, torch.get_rng_state())
+    shown = replace(encoded, json=True, sample="words")
+    assert Checkpoint(shown, [1], BASE).read([], {}) == FinetuneProgress(1, None)
+    for other in (Checkpoint(encoded, [2], BASE), Checkpoint(replace(encoded, seed=1), [1], BASE)):
+        with pytest.raises(FinetuneError, match=r"of other settings or other data; give another --out, or remove it"):
+            other.read([], {})
+
+
+def test_a_damaged_one_is_refused(encoded: FinetuneOptions) -> None:
+    checkpoint = Checkpoint(encoded, [], BASE)
+    checkpoint.write(FinetuneProgress(1, None), [torch.ones(9)], {}, torch.get_rng_state())
+    checkpoint.path.write_bytes(checkpoint.path.read_bytes()[:100])
+    with pytest.raises(FinetuneError, match=r"is damaged .* remove it to begin anew"):
+        checkpoint.read([torch.ones(9)], {})
+
+
+@pytest.mark.slow
+def test_no_flipped_bit_goes_unseen(encoded: FinetuneOptions) -> None:
+    checkpoint = Checkpoint(encoded, [], BASE)
+    checkpoint.write(FinetuneProgress(3, 2.5), [torch.ones(9)], {}, torch.get_rng_state())
+    content = checkpoint.path.read_bytes()
+    refused = 0
+    for place in range(0, len(content), 3):
+        flipped = bytearray(content)
+        flipped[place] ^= 1 << place % 8
+        checkpoint.path.write_bytes(flipped)
+        weight = torch.zeros(9)
+        try:
+            progress = checkpoint.read([weight], {})
+        except FinetuneError:
+            refused += 1
+            continue
+        assert progress == FinetuneProgress(3, 2.5) and torch.equal(weight, torch.ones(9)), place
+    assert refused > len(content) // 12

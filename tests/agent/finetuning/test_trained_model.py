@@ -1,0 +1,132 @@
+"""What of a model is trained: adapters in 32 bits over frozen weights, or everything."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from port_agent.finetuning.inputs.options import FinetuneError, FinetuneOptions
+from port_agent.finetuning.text.task import Task, TaskKind
+from port_agent.finetuning.trained_model import check_takes, load_model
+from port_agent.intercept.residency.storages import SMALLEST_MAPPING_BYTES
+from tests.agent.finetuning.tiny_model import make_model
+
+CAUSAL = Task(TaskKind.CAUSAL_LM)
+
+
+def report(text: str) -> None:
+    raise AssertionError(text)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.mark.slow
+def test_adapters_are_trained_in_32_bits_and_the_rest_is_frozen(folder: Path) -> None:
+    model = load_model(FinetuneOptions(str(folder), "", "", lora_rank=2), CAUSAL, report)
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    assert all("lora_" in name and p.dtype == torch.float32 for name, p in trained.items())
+    assert {name.split(".lora_")[0].rpartition(".")[2] for name in trained} == {"q_proj", "v_proj"}
+    assert all(p.dtype == torch.bfloat16 for p in model.parameters() if not p.requires_grad)
+
+
+@pytest.mark.slow
+def test_targets_are_those_asked_for(folder: Path) -> None:
+    model = load_model(FinetuneOptions(str(folder), "", "", targets=("up_proj",)), CAUSAL, report)
+    assert {n.split(".lora_")[0].rpartition(".")[2] for n, p in model.named_parameters() if p.requires_grad} == {
+        "up_proj"
+    }
+    with pytest.raises(FinetuneError, match="no layer w_q; it has down_proj, gate_proj, k_proj, lm_head"):
+        load_model(FinetuneOptions(str(folder), "", "", targets=("up_proj", "w_q")), CAUSAL, report)
+
+
+def test_all_weights_are_trained_in_32_bits(folder: Path) -> None:
+    model = load_model(FinetuneOptions(str(folder), "", "", lora_rank=None), CAUSAL, report)
+    assert all(p.requires_grad and p.dtype == torch.float32 for p in model.parameters())
+
+
+def changed(folder: Path, target: Path, **settings: int) -> FinetuneOptions:
+    """Return what trains a copy of a model whose configuration says something else."""
+    shutil.copytree(folder, target)
+    config = json.loads((target / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps({**config, **settings}))
+    return FinetuneOptions(str(target), "", "")
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (
+            {"hidden_size": 64},
+            r"lm_head.weight is \[\d+, 32\] in the files of .* and \[\d+, 64\] as config.json describes it",
+        ),
+        (
+            {"num_hidden_layers": 3},
+            r"lacks 9 weights of the layers that config.json describes, model.layers.2.input_layernorm.weight",
+        ),
+    ],
+)
+def test_files_of_another_model_than_is_described_are_named(
+    settings: dict[str, int], said: str, folder: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(FinetuneError, match=said):
+        load_model(changed(folder, tmp_path / "model", **settings), CAUSAL, report)
+
+
+@pytest.mark.slow
+def test_what_a_model_has_no_places_or_no_rows_for_is_refused(tmp_path: Path) -> None:
+    with_places, without = (
+        load_model(FinetuneOptions(str(make_model(tmp_path / kind, kind=kind)), "", ""), CAUSAL, report)
+        for kind in ("gpt2", "llama")
+    )
+    check_takes(with_places, 128, 20)
+    check_takes(without, 129, 20)  # its places are angles
+    with pytest.raises(FinetuneError, match="--seq-len 129 is more than the 128 tokens that this model has places for"):
+        check_takes(with_places, 129, 20)
+    rows = without.get_input_embeddings().weight.shape[0]
+    with pytest.raises(FinetuneError, match=rf"token {rows} of the text, and the model knows tokens 0 to {rows - 1}"):
+        check_takes(without, 16, rows)
+
+
+@pytest.mark.slow
+def test_the_same_seed_makes_the_same_adapters(folder: Path) -> None:
+    first, second = (load_model(FinetuneOptions(str(folder), "", "", seed=3), CAUSAL, report) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+
+
+@pytest.mark.slow
+def test_a_head_for_labels_is_made_by_the_seed_and_trained(tmp_path: Path) -> None:
+    notes: list[str] = []
+    wanted = FinetuneOptions(str(make_model(tmp_path, kind="distilbert")), "", "", seed=3)
+    task = Task(TaskKind.CLASSIFICATION, labels=("no", "yes"))
+    first, second = (load_model(wanted, task, notes.append) for _ in range(2))
+    trained = {name for name, p in first.named_parameters() if p.requires_grad and "lora_" not in name}
+    heads = {name.split(".modules_to_save")[0].removeprefix("base_model.model.") for name in trained}
+    assert heads == {"classifier", "pre_classifier"} and "classifier.bias, classifier.weight, pre_" in notes[0]
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+    assert first.config.id2label == {0: "no", 1: "yes"} and first.dtype == torch.float32
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere files' pages are not followed")
+def test_small_weights_are_no_longer_in_their_files_and_large_ones_are(tmp_path: Path) -> None:
+    folder = make_model(tmp_path, hidden_size=256)
+    model = load_model(FinetuneOptions(str(folder), "", ""), CAUSAL, report)
+    stored = load_file(folder / "model.safetensors")
+    for name, tensor in stored.items():
+        found = model.get_parameter(f"base_model.model.{name}" if "_proj" not in name else _base_layer(model, name))
+        assert found.untyped_storage().resizable() == (tensor.nbytes < SMALLEST_MAPPING_BYTES), name
+        assert torch.equal(found, tensor)
+    assert {tensor.nbytes < SMALLEST_MAPPING_BYTES for tensor in stored.values()} == {True, False}
+
+
+def _base_layer(model: Any, name: str) -> str:
+    layer = f"base_model.model.{name.removesuffix('.weight')}"
+    return f"{layer}.base_layer.weight" if hasattr(model.get_submodule(layer), "base_layer") else f"{layer}.weight"

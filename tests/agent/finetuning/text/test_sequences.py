@@ -1,0 +1,159 @@
+"""Text packed without loss, completions learned alone, conversations in the tokenizer's own words."""
+
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from port_agent.finetuning.inputs.options import FinetuneError, FinetuneOptions
+from port_agent.finetuning.text import records as text_records
+from port_agent.finetuning.text.records import Message, Record
+from port_agent.finetuning.text.sequence_file import IGNORED, SequenceFile
+from port_agent.finetuning.text.sequences import Split, Vocabulary, masked
+from port_agent.finetuning.text.sequences import split_sequences as split_into
+from port_agent.finetuning.text.task import Task, TaskKind
+from port_agent.finetuning.text.tokenizing import load_tokenizer
+from tests.agent.finetuning.tiny_model import TALK, TEMPLATE, TEXT, THOUGHTS, make_model
+
+CAUSAL = Task(TaskKind.CAUSAL_LM)
+
+
+def options(**changes: Any) -> FinetuneOptions:
+    return FinetuneOptions("", "", "", **{"sequence_tokens": 16, "held_out": 0.0, **changes})
+
+
+def split_sequences(records: list[Record], tokenizer: Any, options: FinetuneOptions, task: Task) -> Split:
+    return split_into(records, tokenizer, options, task, SequenceFile.beside(Path(tempfile.gettempdir(), "out")))
+
+
+def test_texts_are_packed_to_full_sequences(tokenizer: Any) -> None:
+    texts = [TEXT, TEXT * 3]
+    found = split_sequences([Record(text=t) for t in texts], tokenizer, options(), CAUSAL).train
+    whole = [t for text in texts for t in (*tokenizer(text)["input_ids"], tokenizer.eos_token_id)]
+    assert sorted(list(s.tokens) for s in found) == sorted(whole[i : i + 16] for i in range(0, len(whole), 16))
+    assert all(s.tokens == s.labels for s in found)
+
+
+def test_an_encoder_reads_the_prompt_and_the_decoder_learns_the_completion(tokenizer: Any) -> None:
+    records = [Record(prompt="to be or", completion=" not to be"), Record(prompt=TEXT * 9, completion="that")]
+    split = split_sequences(records, tokenizer, options(sequence_tokens=40), Task(TaskKind.SEQ2SEQ_LM, 7))
+    (found,) = split.train
+    answer = [*tokenizer(" not to be")["input_ids"], tokenizer.eos_token_id]
+    assert found.source is not None and list(found.source) == tokenizer("to be or")["input_ids"]
+    assert list(found.tokens[: len(answer) + 1]) == [7, *answer] and len(found.tokens) == 32
+    assert list(found.labels) == [IGNORED, *answer, *[IGNORED] * (31 - len(answer))] and split.skipped == 1
+
+
+@pytest.mark.parametrize("record", [Record(text=TEXT), Record(messages=TALK)])
+def test_without_a_prompt_an_encoder_has_nothing_to_read(record: Record, tokenizer: Any) -> None:
+    with pytest.raises(FinetuneError, match="give records with prompt and completion"):
+        split_sequences([record], tokenizer, options(), Task(TaskKind.SEQ2SEQ_LM, 7))
+
+
+def test_a_long_text_is_made_tokens_in_pieces(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_records, "_CHUNK_CHARACTERS", 2 * len(TEXT) + 3)
+    found = split_sequences([Record(text=TEXT * 5)], tokenizer, options(sequence_tokens=1 << 14), CAUSAL).train
+    assert list(found[0].tokens) == [*tokenizer(TEXT * 5)["input_ids"], tokenizer.eos_token_id]
+
+
+def test_only_the_completion_is_learned(tokenizer: Any) -> None:
+    record = Record(prompt="to be or", completion=" not to be")
+    (found,) = split_sequences([record], tokenizer, options(sequence_tokens=64), CAUSAL).train
+    learned = [label for label in found.labels if label != IGNORED]
+    assert tokenizer.decode(learned) == " not to be</s>" and found.learned == len(learned)
+    assert len(found.tokens) == 32, "filled up to a bucket"
+
+
+def test_only_the_assistants_turns_are_learned(tokenizer: Any) -> None:
+    (found,) = split_sequences([Record(messages=TALK)], tokenizer, options(sequence_tokens=128), CAUSAL).train
+    learned = tokenizer.decode([label for label in found.labels if label != IGNORED])
+    assert learned == "not to be</s>the question</s>"
+    assert tokenizer.decode(found.tokens).startswith("<s>user\nto be or</s><s>assistant\nnot to be</s><s>user")
+
+
+def test_a_prompt_that_fills_a_sequence_is_skipped_and_counted(tokenizer: Any) -> None:
+    long, short = Record(prompt=TEXT * 5, completion="be"), Record(prompt="to", completion=" be")
+    split = split_sequences([long, short], tokenizer, options(), CAUSAL)
+    assert (len(split.train), split.skipped) == (1, 1)
+    with pytest.raises(FinetuneError, match="1 of 1 records have a prompt of 16 tokens or more; raise --seq-len"):
+        split_sequences([long], tokenizer, options(), CAUSAL)
+
+
+def test_held_out_sequences_are_none_of_those_trained_on(tokenizer: Any) -> None:
+    records = [Record(prompt=TEXT[:i], completion=" be") for i in range(1, 21)]
+    split = split_sequences(records, tokenizer, options(held_out=0.25, sequence_tokens=64), CAUSAL)
+    assert (len(split.train), len(split.held_out)) == (15, 5)
+    assert not any(sequence in split.train for sequence in split.held_out)
+    assert split == split_sequences(records, tokenizer, options(held_out=0.25, sequence_tokens=64), CAUSAL)
+    assert split != split_sequences(records, tokenizer, options(held_out=0.25, sequence_tokens=64, seed=1), CAUSAL)
+
+
+def test_conversations_that_the_template_refuses_are_counted_and_the_first_is_named(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only_users_first = "{% if messages[0].role != 'user' %}{{ raise_exception('a user first') }}{% endif %}"
+    monkeypatch.setattr(tokenizer, "chat_template", only_users_first + TEMPLATE)
+    system = Record(messages=(Message("system", "be brief"), *TALK))
+    wide = options(sequence_tokens=128)
+    split = split_sequences([system, Record(messages=TALK), system], tokenizer, wide, CAUSAL)
+    assert (len(split.train), split.skipped, split.unwritten) == (1, 0, 2)
+    assert split.first_unwritten == "a user first (in the one with 'be brief')"
+    with pytest.raises(FinetuneError, match="chat template refuses 1 of 1 records, the first: a user first"):
+        split_sequences([system], tokenizer, wide, CAUSAL)
+
+
+def test_a_conversation_of_several_sequences_is_skipped_where_none_has_room(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenizer, "chat_template", THOUGHTS)
+    short = split_sequences([Record(messages=TALK)], tokenizer, options(sequence_tokens=32), CAUSAL)
+    assert (len(short.train), short.skipped) == (1, 0), "the first answer has room"
+    with pytest.raises(FinetuneError, match="1 of 1 records have a prompt of 4 tokens or more"):
+        split_sequences([Record(messages=TALK)], tokenizer, options(sequence_tokens=4), CAUSAL)
+
+
+def test_a_damaged_tokenizer_is_named(tmp_path: Path) -> None:
+    (make_model(tmp_path) / "tokenizer.json").write_text("{")
+    with pytest.raises(FinetuneError, match=r"the tokenizer of .* cannot be read"):
+        load_tokenizer(tmp_path)
+
+
+MASKED = Task(TaskKind.MASKED_LM)
+
+
+def test_a_text_for_an_encoder_is_cut_in_parts_of_which_other_tokens_are_masked_each_time(tokenizer: Any) -> None:
+    found = split_sequences([Record(text=TEXT * 3)], tokenizer, options(), MASKED).train
+    whole = tokenizer(TEXT * 3)["input_ids"]
+    assert sorted(list(s.tokens) for s in found) == sorted(whole[i : i + 16] for i in range(0, len(whole), 16))
+    first = found[0]
+    vocabulary = Vocabulary(tokenizer.vocab_size, tokenizer.mask_token_id)
+    seen = [masked(first, vocabulary, str(n)) for n in range(200)]
+    assert masked(first, vocabulary, "7") == seen[7] and len({tuple(s.labels) for s in seen}) > 50
+    hidden = kept = learned = 0
+    for sequence in seen:
+        places = [i for i, label in enumerate(sequence.labels) if label != IGNORED]
+        assert len(places) == sequence.learned == max(1, round(0.15 * (len(first.tokens) - 1))) and 0 not in places
+        assert all(sequence.labels[i] == first.tokens[i] for i in places)
+        assert all(
+            s == t for i, (s, t) in enumerate(zip(sequence.tokens, first.tokens, strict=True)) if i not in places
+        )
+        learned += len(places)
+        hidden += sum(sequence.tokens[i] == tokenizer.mask_token_id for i in places)
+        kept += sum(sequence.tokens[i] == first.tokens[i] for i in places)
+    assert 0.7 < hidden / learned < 0.9 and 0.05 < kept / learned < 0.2
+
+
+@pytest.mark.parametrize(
+    ("changed", "most", "mask", "said"),
+    [
+        ({"sample": "to be"}, 512, 5, "is an encoder and writes no text; leave --sample away"),
+        ({}, 12, 5, "--seq-len 16 is more than the 12 tokens that this model reads at once"),
+        ({}, 512, None, "has no mask token, so no words can be masked; give records a label"),
+    ],
+)
+def test_what_an_encoder_cannot_do_is_refused(changed: dict[str, str], most: int, mask: int | None, said: str) -> None:
+    reads = SimpleNamespace(model_max_length=most, mask_token_id=mask)
+    with pytest.raises(FinetuneError, match=said):
+        split_sequences([Record(text=TEXT)], reads, options(**changed), MASKED)

@@ -1,0 +1,44 @@
+"""A tokenizer in a process of its own gives what one in this process gives, and says what that one says."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from port_agent.finetuning.inputs.options import FinetuneError, FinetuneOptions
+from port_agent.finetuning.text import tokenizing
+from port_agent.finetuning.text.tokenizing import TokenizerHere, TokenizerProcess
+from tests.agent.finetuning.tiny_model import make_data, make_model
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture(scope="module")
+def command(tmp_path_factory: pytest.TempPathFactory) -> FinetuneOptions:
+    folder = tmp_path_factory.mktemp("tokenizing")
+    model, data = make_model(folder / "model"), make_data(folder / "data.jsonl")
+    return FinetuneOptions(str(model), str(data), str(folder / "out"), sequence_tokens=32, sample="to be")
+
+
+def test_its_own_process_finds_the_same_and_has_no_torch(command: FinetuneOptions, tmp_path: Path) -> None:
+    here, apart = TokenizerHere(command), TokenizerProcess(command)
+    found = here.tokenized()
+    assert apart.tokenized() == found and apart.tokenized() is apart.tokenized()
+    assert (found.records, found.broken) == (12, 2) and len(found.prompt) > 0
+    assert apart.decode(found.prompt) == here.decode(found.prompt) == "to be"
+    here.save(str(tmp_path / "here"))
+    apart.save(str(tmp_path / "apart"))
+    written = {path.name: path.read_bytes() for path in (tmp_path / "here").iterdir()}
+    assert written == {path.name: path.read_bytes() for path in (tmp_path / "apart").iterdir()} and written
+
+
+def test_what_is_wrong_is_said_by_name(
+    command: FinetuneOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = tmp_path / "data.jsonl"
+    data.write_text('{"prompt": "' + "to be " * 99 + '", "completion": "x"}\n')
+    with pytest.raises(FinetuneError, match="no sequence is left to train on"):
+        TokenizerProcess(replace(command, data=str(data))).tokenized()
+    monkeypatch.setattr(tokenizing, "_PROCESS", "port_agent.finetuning.text.records.none")
+    with pytest.raises(FinetuneError, match="ended with 1; if it was the memory, give more --ram"):
+        TokenizerProcess(command).tokenized()

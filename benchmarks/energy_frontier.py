@@ -199,9 +199,15 @@ def show_measured(rows: Sequence[Measurement], console: Console) -> None:
     )  # fmt: skip
     for r in rows:
         table.add_row(
-            r.model, f"{r.budget_percent} %", f"{r.planned_s:.2f}", f"{r.wall_s:.2f}", f"{r.wall_error:+.0%}",
-            f"{r.planned_compute_s:.2f}", f"{r.compute_cpu_s:.2f}", f"{r.compute_error:+.0%}",
-        )  # fmt: skip
+            r.model,
+            f"{r.budget_percent} %",
+            f"{r.planned_s:.2f}",
+            f"{r.wall_s:.2f}",
+            f"{r.wall_error:+.0%}",
+            f"{r.planned_compute_s:.2f}",
+            f"{r.compute_cpu_s:.2f}",
+            f"{r.compute_error:+.0%}",
+        )
     console.print(table)
     cores, load = os.cpu_count() or 1, os.getloadavg()[0]
     if load > cores:

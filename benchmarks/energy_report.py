@@ -309,9 +309,15 @@ class _CounterFile:
 
 
 _STEP = StepDone(
-    step=1, epoch=0, loss=0.5, wall_s=0.05, cpu_s=0.05, planned_s=0.05, planned_joules=0.3,
+    step=1,
+    epoch=0,
+    loss=0.5,
+    wall_s=0.05,
+    cpu_s=0.05,
+    planned_s=0.05,
+    planned_joules=0.3,
     phases_s={"forward": 0.015, "backward": 0.025, "update": 0.002, "recompute": 0.003, "stall": 0.001},
-)  # fmt: skip
+)
 
 
 class _Hour:

@@ -410,9 +410,15 @@ def show_others(rows: Sequence[Unlimited], console: Console) -> None:
         table.add_column(column, justify="left" if column in ("model", "method") else "right")
     for row in rows:
         table.add_row(
-            row.model, row.method, str(row.peak_rss_mib or row.note), _figure(row.wall_s_per_step), _figure(row.cpu_s_per_step),
-            {True: "yes", False: "no", None: ""}[row.equal], _figure(row.planning_s), "" if row.gap is None else f"{row.gap:.0%}",
-        )  # fmt: skip
+            row.model,
+            row.method,
+            str(row.peak_rss_mib or row.note),
+            _figure(row.wall_s_per_step),
+            _figure(row.cpu_s_per_step),
+            {True: "yes", False: "no", None: ""}[row.equal],
+            _figure(row.planning_s),
+            "" if row.gap is None else f"{row.gap:.0%}",
+        )
     console.print(table)
 
 
@@ -463,9 +469,13 @@ def main() -> int:
         table.add_column(column, justify="left" if column in ("model", "method") else "right")
     for row in rows:
         table.add_row(
-            row.model, row.method, str(row.limit_mib or row.note), str(row.peak_rss_mib or ""),
-            f"{row.cpu_s_per_step:.2f}" if row.cpu_s_per_step else "", {True: "yes", False: "no", None: ""}[row.equal],
-        )  # fmt: skip
+            row.model,
+            row.method,
+            str(row.limit_mib or row.note),
+            str(row.peak_rss_mib or ""),
+            f"{row.cpu_s_per_step:.2f}" if row.cpu_s_per_step else "",
+            {True: "yes", False: "no", None: ""}[row.equal],
+        )
     Console(width=None if sys.stdout.isatty() else 110).print(table)
     return 0
 

@@ -335,9 +335,15 @@ def check_job(
     graph = capture.graphs["step"]
     costs = costs_of(capture, links, host_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4)
     table = Table(
-        "device memory", "method", "equal", "s/step", "peak", "reserved", "planned",
+        "device memory",
+        "method",
+        "equal",
+        "s/step",
+        "peak",
+        "reserved",
+        "planned",
         title=f"{job.name}, {job.optimizer}, {STEPS} steps",
-    )  # fmt: skip
+    )
     held = backend.allocated_bytes()
     most = max(eager.peak_bytes, eager.reserved_bytes - held)
     for share in CAPS:

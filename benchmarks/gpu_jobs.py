@@ -44,9 +44,15 @@ def _lora(*, small: bool) -> Workload:
     sizes = (64, 192, 2, 4, 2, 1000) if small else (2048, 5632, 22, 32, 4, 32000)
     width, inner, layers, heads, shared, words = sizes
     config = LlamaConfig(
-        hidden_size=width, intermediate_size=inner, num_hidden_layers=layers, num_attention_heads=heads,
-        num_key_value_heads=shared, vocab_size=words, tie_word_embeddings=False, use_cache=False,
-    )  # fmt: skip
+        hidden_size=width,
+        intermediate_size=inner,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=shared,
+        vocab_size=words,
+        tie_word_embeddings=False,
+        use_cache=False,
+    )
     model: Any = LlamaForCausalLM(config)
     if not small:
         model = model.to(torch.bfloat16)

@@ -212,9 +212,13 @@ def _filled(row: Row, updates: list[dict[str, Any]], told: dict[str, Any]) -> Ro
         if f"{what}_bytes" in told
     }
     return dataclasses.replace(
-        row, peak_mib=told["peak_resident_bytes"] >> 20, seconds=statistics.median(seconds[1:]), first_seconds=seconds[0],
-        losses=[update["loss"] for update in updates], **moved,
-    )  # fmt: skip
+        row,
+        peak_mib=told["peak_resident_bytes"] >> 20,
+        seconds=statistics.median(seconds[1:]),
+        first_seconds=seconds[0],
+        losses=[update["loss"] for update in updates],
+        **moved,
+    )
 
 
 def make_model(folder: Path, shape: dict[str, Any]) -> None:

@@ -220,9 +220,15 @@ def _ram_table(rows: Sequence[MeasuredCosts]) -> Table:
     )
     for row in rows:
         sizes = (
-            row.arena_bytes, row.arena_lower_bound_bytes, row.inference_arena_bytes, row.parameter_bytes,
-            row.stack_bytes, row.ram_bytes, row.ram_limit_bytes, row.text_bytes,
-        )  # fmt: skip
+            row.arena_bytes,
+            row.arena_lower_bound_bytes,
+            row.inference_arena_bytes,
+            row.parameter_bytes,
+            row.stack_bytes,
+            row.ram_bytes,
+            row.ram_limit_bytes,
+            row.text_bytes,
+        )
         table.add_row(row.model, row.core, *(f"{size:,}" for size in sizes))
     return table
 
@@ -232,9 +238,14 @@ def _speed_table(rows: Sequence[MeasuredCosts], pointwise: float) -> Table:
     for row in rows:
         forward, backward = row.speed_limits or (None, None)
         table.add_row(
-            row.model, row.core, f"{row.forward_macs / 1e6:.2f}", f"{row.forward_per_mac:.2f}", _limit(forward),
-            f"{row.backward_per_mac:.2f}", _limit(backward),
-        )  # fmt: skip
+            row.model,
+            row.core,
+            f"{row.forward_macs / 1e6:.2f}",
+            f"{row.forward_per_mac:.2f}",
+            _limit(forward),
+            f"{row.backward_per_mac:.2f}",
+            _limit(backward),
+        )
     table.add_row("pointwise 10x10x96 -> 96", "M4F", "0.92", f"{pointwise:.2f}", _limit(POINTWISE_LIMIT), "", "")
     return table
 

@@ -179,10 +179,15 @@ class _Inverted(nn.Module):
         hidden = cin * expand
         self.skip = stride == 1 and cin == cout
         self.body = nn.Sequential(
-            nn.Conv2d(cin, hidden, 1, bias=False), nn.BatchNorm2d(hidden), nn.ReLU6(inplace=True),
-            nn.Conv2d(hidden, hidden, 3, stride, 1, groups=hidden, bias=False), nn.BatchNorm2d(hidden),
-            nn.ReLU6(inplace=True), nn.Conv2d(hidden, cout, 1, bias=False), nn.BatchNorm2d(cout),
-        )  # fmt: skip
+            nn.Conv2d(cin, hidden, 1, bias=False),
+            nn.BatchNorm2d(hidden),
+            nn.ReLU6(inplace=True),
+            nn.Conv2d(hidden, hidden, 3, stride, 1, groups=hidden, bias=False),
+            nn.BatchNorm2d(hidden),
+            nn.ReLU6(inplace=True),
+            nn.Conv2d(hidden, cout, 1, bias=False),
+            nn.BatchNorm2d(cout),
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + self.body(x) if self.skip else self.body(x)
@@ -270,9 +275,15 @@ def _llama(small: bool, n: int | None, size: int | None) -> Workload:
 
     width = 64 if small else 256
     config = LlamaConfig(
-        vocab_size=1000 if small else 8000, hidden_size=width, intermediate_size=width * 3, num_hidden_layers=4,
-        num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True, use_cache=False,
-    )  # fmt: skip
+        vocab_size=1000 if small else 8000,
+        hidden_size=width,
+        intermediate_size=width * 3,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
+        use_cache=False,
+    )
     return Workload(
         LlamaForCausalLM(config), _language, _tokens(n or 2, size or (16 if small else 128), config.vocab_size)
     )
@@ -283,10 +294,15 @@ def _vit(small: bool, n: int | None, size: int | None) -> Workload:
 
     size = size or (32 if small else 224)
     config = ViTConfig(
-        hidden_size=48 if small else 192, num_hidden_layers=2 if small else 12, num_attention_heads=3,
-        intermediate_size=96 if small else 768, image_size=size, patch_size=16,
-        hidden_dropout_prob=0.1, num_labels=10,  # type: ignore[call-arg]  # the base class takes it
-    )  # fmt: skip
+        hidden_size=48 if small else 192,
+        num_hidden_layers=2 if small else 12,
+        num_attention_heads=3,
+        intermediate_size=96 if small else 768,
+        image_size=size,
+        patch_size=16,
+        hidden_dropout_prob=0.1,
+        num_labels=10,  # type: ignore[call-arg]  # the base class takes it
+    )
 
     def loss(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return functional.cross_entropy(model(pixel_values=x).logits, y)
@@ -318,10 +334,16 @@ def _unet2d(small: bool, n: int | None, size: int | None) -> Workload:
 
     w = 16 if small else 64
     model: Any = UNet2DModel(
-        sample_size=size or 16, in_channels=3, out_channels=3, layers_per_block=1 if small else 2,
-        block_out_channels=(w, w * 2), norm_num_groups=8, attention_head_dim=8,
-        down_block_types=("DownBlock2D", "AttnDownBlock2D"), up_block_types=("AttnUpBlock2D", "UpBlock2D"),
-    )  # fmt: skip
+        sample_size=size or 16,
+        in_channels=3,
+        out_channels=3,
+        layers_per_block=1 if small else 2,
+        block_out_channels=(w, w * 2),
+        norm_num_groups=8,
+        attention_head_dim=8,
+        down_block_types=("DownBlock2D", "AttnDownBlock2D"),
+        up_block_types=("AttnUpBlock2D", "UpBlock2D"),
+    )
 
     def loss(model: nn.Module, x: torch.Tensor, t: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
         return functional.mse_loss(model(x, t).sample, noise)
@@ -334,12 +356,17 @@ def _unet2dcondition(small: bool, n: int | None, size: int | None) -> Workload:
 
     w = 16 if small else 64
     model: Any = UNet2DConditionModel(
-        sample_size=size or 16, in_channels=4, out_channels=4, layers_per_block=1 if small else 2,
-        block_out_channels=(w, w * 2) if small else (w, w * 2, w * 4, w * 4), norm_num_groups=8,
-        cross_attention_dim=32 if small else 128, attention_head_dim=8,
+        sample_size=size or 16,
+        in_channels=4,
+        out_channels=4,
+        layers_per_block=1 if small else 2,
+        block_out_channels=(w, w * 2) if small else (w, w * 2, w * 4, w * 4),
+        norm_num_groups=8,
+        cross_attention_dim=32 if small else 128,
+        attention_head_dim=8,
         down_block_types=("CrossAttnDownBlock2D",) * (1 if small else 3) + ("DownBlock2D",),
         up_block_types=("UpBlock2D",) + ("CrossAttnUpBlock2D",) * (1 if small else 3),
-    )  # fmt: skip
+    )
 
     def loss(
         model: nn.Module, x: torch.Tensor, t: torch.Tensor, noise: torch.Tensor, context: torch.Tensor

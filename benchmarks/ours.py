@@ -74,9 +74,13 @@ class Ours:
         batches = [work.batch(i) for i in range(steps)]
         columns = [torch.cat(columns) for columns in zip(*batches, strict=True)] if data is None else list(data)
         self.job = TrainingJob(
-            work.model, work.loss_fn, make_optimizer(optimizer, work.model.parameters()), columns, batches[0][0].shape[0],
+            work.model,
+            work.loss_fn,
+            make_optimizer(optimizer, work.model.parameters()),
+            columns,
+            batches[0][0].shape[0],
             name=model,
-        )  # fmt: skip
+        )
         self.folder, self.steps, self.threads = folder, steps, threads
         change(self.job)
         whole = make_bundle.prepare(self.job)
@@ -129,11 +133,15 @@ class Ours:
             slow = throttle(limits)
             command = torch_worker(
                 TorchOptions(
-                    bundle=path, state_dir=Path(state), steps=self.steps, checkpoint_every=self.steps, digest=True,
+                    bundle=path,
+                    state_dir=Path(state),
+                    steps=self.steps,
+                    checkpoint_every=self.steps,
+                    digest=True,
                     read_limit=None if slow is None else slow.read_bytes_per_s,
                     write_limit=None if slow is None else slow.write_bytes_per_s,
                 )
-            )  # fmt: skip
+            )
             budget = read_manifest(path).plans[0].ram_bytes
             worker = start_worker(command, limit_bytes=budget, threads=self.threads, data_limit_bytes=data_limit_bytes)
             if enter is not None:

@@ -71,9 +71,15 @@ def main() -> int:
         table.add_column(column, justify="right")
     for r in rows:
         table.add_row(
-            r.model, r.budget, str(r.budget_mib), f"{r.compute_s:.2f}", f"{r.recompute_s:.2f}", f"{r.transfer_s:.2f}",
-            f"{r.step_s:.2f}", f"{r.ratio:.2f}",
-        )  # fmt: skip
+            r.model,
+            r.budget,
+            str(r.budget_mib),
+            f"{r.compute_s:.2f}",
+            f"{r.recompute_s:.2f}",
+            f"{r.transfer_s:.2f}",
+            f"{r.step_s:.2f}",
+            f"{r.ratio:.2f}",
+        )
     table_console(110).print(table)
     return 0
 

@@ -167,10 +167,14 @@ def _execute(cases: Sequence[str], kind: str, time_limit_s: float) -> int:
         for name, seconds in found.taken.items():
             mine = name == "divided"
             table.add_row(
-                case, name, format_seconds(found.predicted[name]), format_seconds(seconds),
-                f"{counts[0]}, {counts[1]}" if mine else "", format_bytes(found.moved_bytes) if mine else "",
+                case,
+                name,
+                format_seconds(found.predicted[name]),
+                format_seconds(seconds),
+                f"{counts[0]}, {counts[1]}" if mine else "",
+                format_bytes(found.moved_bytes) if mine else "",
                 ("those of its operators" if found.equal else "DIFFERENT") if mine else "",
-            )  # fmt: skip
+            )
     Console(width=120).print(table)
     return 1 if different else 0
 
@@ -203,9 +207,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             worse += is_worse(problem, found, goal)
             counts = Counter(found.devices)
             table.add_row(
-                case, goal.value, *_cells(alone[0]), *_cells(alone[1]), *_cells(found),
-                f"{counts[0]}, {counts[1]}", format_bytes(found.moved_bytes),
-            )  # fmt: skip
+                case,
+                goal.value,
+                *_cells(alone[0]),
+                *_cells(alone[1]),
+                *_cells(found),
+                f"{counts[0]}, {counts[1]}",
+                format_bytes(found.moved_bytes),
+            )
     Console(width=120).print(table)
     return 1 if worse else 0
 

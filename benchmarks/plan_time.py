@@ -95,9 +95,15 @@ def measure(job: str, ram_mib: int, folder: Path) -> Row:
     facts: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     stages = facts["planning_stages"]
     return Row(
-        job, ram_mib, facts["planning_s"], sum(taken["cpu_s"] for taken in stages.values()), GOALS[job], stages,
-        facts["planning_peak_bytes"] / 2**20, out.stat().st_size / 2**20,
-    )  # fmt: skip
+        job,
+        ram_mib,
+        facts["planning_s"],
+        sum(taken["cpu_s"] for taken in stages.values()),
+        GOALS[job],
+        stages,
+        facts["planning_peak_bytes"] / 2**20,
+        out.stat().st_size / 2**20,
+    )
 
 
 def _script(job: str, folder: Path) -> Path:
@@ -119,9 +125,14 @@ def _print(rows: list[Row]) -> None:
     for row in rows:
         taken = [row.stages.get(stage, {"wall_s": 0.0, "cpu_s": 0.0}) for stage in STAGES]
         table.add_row(
-            row.job, str(row.ram_mib), f"{row.wall_s:.0f} ({row.cpu_s:.0f})", f"{row.goal_s:.0f}",
-            *(f"{stage['wall_s']:.0f} ({stage['cpu_s']:.0f})" for stage in taken), f"{row.peak_mib:.0f}", f"{row.bundle_mib:.1f}",
-        )  # fmt: skip
+            row.job,
+            str(row.ram_mib),
+            f"{row.wall_s:.0f} ({row.cpu_s:.0f})",
+            f"{row.goal_s:.0f}",
+            *(f"{stage['wall_s']:.0f} ({stage['cpu_s']:.0f})" for stage in taken),
+            f"{row.peak_mib:.0f}",
+            f"{row.bundle_mib:.1f}",
+        )
     Console(width=None if sys.stdout.isatty() else 130).print(table)
 
 

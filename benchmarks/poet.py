@@ -86,9 +86,14 @@ def parse_instance(data: Any, name: str, semantics: Semantics = Semantics.POET) 
     tensors = [replace(t, accesses=(i, *sorted(users[i]))) for i, t in enumerate(tensors)]
     ram, deadline = _read_budgets(data, name)
     problem = Problem(
-        tuple(stages), tuple(tensors), ram, deadline, semantics,
-        static_watts=_number(chip, "POWER", name) if real and "POWER" in chip else 0.0, name=name,
-    )  # fmt: skip
+        tuple(stages),
+        tuple(tensors),
+        ram,
+        deadline,
+        semantics,
+        static_watts=_number(chip, "POWER", name) if real and "POWER" in chip else 0.0,
+        name=name,
+    )
     verify_problem(problem)
     return Instance(str(data.get("id", name)), problem)
 

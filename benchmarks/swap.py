@@ -175,9 +175,15 @@ def _row(
     if result is None:
         return Row(model, limit_mib, way)
     return Row(
-        model, limit_mib, way, statistics.median(result["wall_s"][1:]), statistics.median(result["cpu_s"]),
-        result["wall_s"][0], written_mib / STEPS, result["losses"] == reference["losses"],
-    )  # fmt: skip
+        model,
+        limit_mib,
+        way,
+        statistics.median(result["wall_s"][1:]),
+        statistics.median(result["cpu_s"]),
+        result["wall_s"][0],
+        written_mib / STEPS,
+        result["losses"] == reference["losses"],
+    )
 
 
 def _print(rows: list[Row]) -> None:

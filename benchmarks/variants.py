@@ -64,9 +64,15 @@ class Row:
 
 
 def compare_variants(
-    name: str, percents: list[int], folder: Path, *, small: bool, strategy: str, medium: MediumKind | None = None,
+    name: str,
+    percents: list[int],
+    folder: Path,
+    *,
+    small: bool,
+    strategy: str,
+    medium: MediumKind | None = None,
     reordered: bool = False,
-) -> list[Row]:  # fmt: skip
+) -> list[Row]:
     """Return two rows for each share: whole, then in pieces."""
     optimizer, batch_size = case_of(name) if name in (*CASES, DEMO) else DEFAULT_CASE
     made = workload(name, small=small, batch_size=None if small else batch_size)
@@ -101,9 +107,15 @@ def compare_variants(
 
 
 def _row(
-    name: str, percent: int, label: str, sliced: TiledJob, device: DeviceCosts, ram_bytes: int, planner: make_bundle.PlanFunction,
+    name: str,
+    percent: int,
+    label: str,
+    sliced: TiledJob,
+    device: DeviceCosts,
+    ram_bytes: int,
+    planner: make_bundle.PlanFunction,
     kept_joules: float,
-) -> Row:  # fmt: skip
+) -> Row:
     graph = next(iter(sliced.prepared.graphs.values()))
     costs = CostTable(device, sliced.measured.ops[0])
     plan = planner(graph, costs, ram_bytes).plan
@@ -123,9 +135,15 @@ def variants_table(rows: list[Row]) -> Table:
     for row in rows:
         seconds, joules, written = row.seconds, row.overhead_joules, row.written_bytes
         table.add_row(
-            row.model, f"{row.percent} %", row.pieces, format_bytes(row.floor_bytes), _told(seconds, format_seconds),
-            _told(row.energy_joules, format_joules), _told(joules, format_joules), "-" if written is None else format_bytes(written),
-        )  # fmt: skip
+            row.model,
+            f"{row.percent} %",
+            row.pieces,
+            format_bytes(row.floor_bytes),
+            _told(seconds, format_seconds),
+            _told(row.energy_joules, format_joules),
+            _told(joules, format_joules),
+            "-" if written is None else format_bytes(written),
+        )
     return table
 
 

@@ -124,11 +124,17 @@ def show(rows: Sequence[Row], title: str, console: Console) -> None:
         before, after = row.unpriced, row.priced
         share = after.written_bytes / before.written_bytes if before.written_bytes else 0.0
         table.add_row(
-            row.case, f"{row.percent} %", format_bytes(before.written_bytes), format_bytes(after.written_bytes),
-            f"{share:.0%}", format_seconds(before.seconds), f"{after.seconds / before.seconds:.2f}x",
-            f"{before.joules:.1f}", f"{after.joules / before.joules:.2f}x",
+            row.case,
+            f"{row.percent} %",
+            format_bytes(before.written_bytes),
+            format_bytes(after.written_bytes),
+            f"{share:.0%}",
+            format_seconds(before.seconds),
+            f"{after.seconds / before.seconds:.2f}x",
+            f"{before.joules:.1f}",
+            f"{after.joules / before.joules:.2f}x",
             "for ever" if row.lasts_steps is None else f"{row.lasts_steps:,.3g} steps",
-        )  # fmt: skip
+        )
     console.print(table)
 
 

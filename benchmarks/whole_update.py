@@ -95,9 +95,13 @@ def rows_of(case: str, count: int, ram_bytes: int, folder: Path) -> list[Row]:
         made = bundle.make(path, BundleFile.beside(path, prepared, 1), measured, device, options, quiet)
         steps = run(path, folder / f"{how}.state", count, ram_bytes)
         return Row(
-            how, sum(s.paged_in_bytes for s in steps), sum(s.paged_out_bytes for s in steps), sum(s.wall_s for s in steps),
-            sum(s.cpu_s for s in steps), made.measured_peak_bytes,
-        )  # fmt: skip
+            how,
+            sum(s.paged_in_bytes for s in steps),
+            sum(s.paged_out_bytes for s in steps),
+            sum(s.wall_s for s in steps),
+            sum(s.cpu_s for s in steps),
+            made.measured_peak_bytes,
+        )
 
     return [row("one by one", prepared, measured), row("layer by layer", whole, costs)]
 
@@ -107,9 +111,13 @@ def show(rows: Sequence[Row], title: str) -> None:
     table = Table("micro-batches", "read", "written", "wall", "CPU", "peak", title=title)
     for row in rows:
         table.add_row(
-            row.how, format_bytes(row.read_bytes), format_bytes(row.written_bytes), format_seconds(row.wall_s),
-            format_seconds(row.cpu_s), format_bytes(row.peak_bytes),
-        )  # fmt: skip
+            row.how,
+            format_bytes(row.read_bytes),
+            format_bytes(row.written_bytes),
+            format_seconds(row.wall_s),
+            format_seconds(row.cpu_s),
+            format_bytes(row.peak_bytes),
+        )
     console = Console(width=120)
     console.print(table)
     before, after = (row.read_bytes + row.written_bytes for row in rows)

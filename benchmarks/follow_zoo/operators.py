@@ -116,9 +116,14 @@ def _job(info: Any) -> TrainingJob:
         raise ValueError("no sample has a gradient")
     data = [torch.rand(STEPS * _ROWS, 1) + 0.5]
     return TrainingJob(
-        model, lambda model, scale: model(scale), torch.optim.SGD(parameters, lr=1e-3), data, _ROWS,
-        allow_nonfinite=True, name=info.name,
-    )  # fmt: skip
+        model,
+        lambda model, scale: model(scale),
+        torch.optim.SGD(parameters, lr=1e-3),
+        data,
+        _ROWS,
+        allow_nonfinite=True,
+        name=info.name,
+    )
 
 
 def _trained(info: Any) -> Any:

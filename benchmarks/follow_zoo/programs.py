@@ -48,9 +48,14 @@ _STEADY = 0.7
 """Share of the jobs that do nothing a bundle refuses by name, but for what their layers do."""
 
 _PLANNED: tuple[tuple[Any, dict[str, Any]], ...] = (
-    (torch.optim.AdamW, {}), (torch.optim.Adam, {"amsgrad": True}), (torch.optim.SGD, {"momentum": 0.9, "nesterov": True}),
-    (torch.optim.RMSprop, {"centered": True}), (torch.optim.Adagrad, {}), (torch.optim.Adamax, {}), (torch.optim.Adadelta, {}),
-)  # fmt: skip
+    (torch.optim.AdamW, {}),
+    (torch.optim.Adam, {"amsgrad": True}),
+    (torch.optim.SGD, {"momentum": 0.9, "nesterov": True}),
+    (torch.optim.RMSprop, {"centered": True}),
+    (torch.optim.Adagrad, {}),
+    (torch.optim.Adamax, {}),
+    (torch.optim.Adadelta, {}),
+)
 
 
 def job(seed: int) -> TrainingJob:
@@ -164,8 +169,12 @@ _LAYERS: tuple[Callable[[random.Random, int], nn.Module], ...] = (
     lambda draw, width: nn.ReLU(inplace=draw.random() < 0.3),
     lambda draw, width: nn.utils.parametrizations.weight_norm(nn.Linear(width, width)),
     lambda draw, width: nn.utils.parametrizations.spectral_norm(nn.Linear(width, width)),
-    _Recurrent, _Attends, _Convolves, _Experts, _Counts,
-)  # fmt: skip
+    _Recurrent,
+    _Attends,
+    _Convolves,
+    _Experts,
+    _Counts,
+)
 
 
 class _Model(nn.Module):
@@ -238,8 +247,13 @@ class _Trainer:
         if self.noise & 2:
             x = x * random.uniform(0.5, 1.5)
         kinds = (
-            (x, y), {"x": x, "y": y}, UserDict(x=x, y=y), _Pair(x, y, share), SimpleNamespace(x=x, y=y), [[x], [y, share]],
-        )  # fmt: skip
+            (x, y),
+            {"x": x, "y": y},
+            UserDict(x=x, y=y),
+            _Pair(x, y, share),
+            SimpleNamespace(x=x, y=y),
+            [[x], [y, share]],
+        )
         return kinds[self.structure]
 
     def loss(self, batch: Any) -> Tensor:
@@ -406,8 +420,12 @@ def _hook_activations(trainer: _Trainer) -> None:
 
 
 _HOOKS: tuple[Callable[[_Trainer], None], ...] = (
-    _hook_forward, _hook_gradient, _hook_backward, _hook_saved, _hook_activations,
-)  # fmt: skip
+    _hook_forward,
+    _hook_gradient,
+    _hook_backward,
+    _hook_saved,
+    _hook_activations,
+)
 
 
 def seeds(first: int, count: int) -> Iterator[int]:

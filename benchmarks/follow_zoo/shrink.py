@@ -110,8 +110,12 @@ def _integer(name: str, value: int, reach: Reach) -> int:
     if name == "num_key_value_heads" or name.endswith("kv_heads"):
         return min(value, 2) if reach.widths else value
     small = {
-        _LAYERS: 2, _VOCABULARIES: VOCABULARY, _POSITIONS: 512, _EXPERTS: 4, _CHOSEN_EXPERTS: 2,
-    }  # fmt: skip
+        _LAYERS: 2,
+        _VOCABULARIES: VOCABULARY,
+        _POSITIONS: 512,
+        _EXPERTS: 4,
+        _CHOSEN_EXPERTS: 2,
+    }
     if reach.widths:
         small |= {_WIDTHS: WIDTH, _HEADS: HEADS, _HEAD_WIDTHS: WIDTH // HEADS, _INNERS: INNER}
     if reach.images:

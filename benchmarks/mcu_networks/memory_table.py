@@ -205,10 +205,15 @@ def memory_table(rows: Sequence[MemoryRow]) -> Table:
     for row in rows:
         first = next(other.ram_bytes for other in rows if other.network == row.network)
         table.add_row(
-            row.network, row.way, f"{row.ram_bytes:,}", f"{first / row.ram_bytes:.1f}x",
-            "" if row.seconds is None else f"{row.seconds:.3g}", "" if row.joules is None else f"{1e3 * row.joules:.3g}",
-            "" if row.overhead is None else f"+{row.overhead:.1%}", *_accuracy(row.accuracy) * learnt,
-        )  # fmt: skip
+            row.network,
+            row.way,
+            f"{row.ram_bytes:,}",
+            f"{first / row.ram_bytes:.1f}x",
+            "" if row.seconds is None else f"{row.seconds:.3g}",
+            "" if row.joules is None else f"{1e3 * row.joules:.3g}",
+            "" if row.overhead is None else f"+{row.overhead:.1%}",
+            *_accuracy(row.accuracy) * learnt,
+        )
     return table
 
 

@@ -65,8 +65,12 @@ def make_project() -> Project:
     scheme = last_layers(import_module(net, x.shape[1:]), TRAINED_LAYERS)
     return Project(
         model=compile_model(net, calibration, name="imu_gestures", scheme=scheme),
-        train_x=turned[adapt], train_y=y[adapt], test_x=turned[test], test_y=y[test], classes=classes,
+        train_x=turned[adapt],
+        train_y=y[adapt],
+        test_x=turned[test],
+        test_y=y[test],
+        classes=classes,
         settings={"epochs": 20, "learning_rate": 0.01, "snapshot_every": 500, "evaluate_every": 5},
         note=f"three gestures, {len(factory)} of them seen at the factory; the board is now mounted upside down and turned: "
         f"it trains on {len(adapt)} new gestures and is tested on {len(test)} others",
-    )  # fmt: skip
+    )

@@ -84,9 +84,15 @@ def port_job() -> TrainingJob:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=60)
     return TrainingJob(
-        model, loss_fn, optimizer, windows(codes[:360_000], 720), BATCH,
-        eval_data=windows(codes[360_000:], 48), scheduler=scheduler, name="shakespeare",
-    )  # fmt: skip
+        model,
+        loss_fn,
+        optimizer,
+        windows(codes[:360_000], 720),
+        BATCH,
+        eval_data=windows(codes[360_000:], 48),
+        scheduler=scheduler,
+        name="shakespeare",
+    )
 
 
 def main() -> None:

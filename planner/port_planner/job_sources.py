@@ -145,9 +145,14 @@ def _job(
 
     first, *further = kinds
     return TrainingJob(
-        model, on_rows(first), optimizer, first.columns, first.batch_size,
-        buckets=[Bucket(kind.columns, kind.batch_size, on_rows(kind)) for kind in further], **settings,
-    )  # fmt: skip
+        model,
+        on_rows(first),
+        optimizer,
+        first.columns,
+        first.batch_size,
+        buckets=[Bucket(kind.columns, kind.batch_size, on_rows(kind)) for kind in further],
+        **settings,
+    )
 
 
 def _check_repeatable(batches: Iterable[Any]) -> None:
@@ -198,10 +203,16 @@ def _of_trainer(trainer: Any, folder: Path | None) -> TrainingJob:
         return found if items is not None or accumulate == 1 else found / accumulate
 
     return _job(
-        trainer.model.train(), loss, trainer.optimizer, kinds, scheduler=trainer.lr_scheduler,
-        accumulate=accumulate, clip_grad_norm=arguments.max_grad_norm or None, seed=arguments.seed,
+        trainer.model.train(),
+        loss,
+        trainer.optimizer,
+        kinds,
+        scheduler=trainer.lr_scheduler,
+        accumulate=accumulate,
+        clip_grad_norm=arguments.max_grad_norm or None,
+        seed=arguments.seed,
         drop_last=arguments.dataloader_drop_last,
-    )  # fmt: skip
+    )
 
 
 def _of_lightning(module: Any, data: Any, *, folder: Path | None) -> TrainingJob:

@@ -205,11 +205,15 @@ def _record_steps(
             later = full and _is_shown(job, number, size, followed)
             with own_code(f"a step on a batch of {rows} rows"):  # hooks run in the backward pass
                 capture = capture_step(
-                    job.model, loss_fn, job.optimizer, on_device((c[:rows] for c in data), kind),
-                    clip_grad_norm=job.clip_grad_norm, accumulate=job.accumulate,
+                    job.model,
+                    loss_fn,
+                    job.optimizer,
+                    on_device((c[:rows] for c in data), kind),
+                    clip_grad_norm=job.clip_grad_norm,
+                    accumulate=job.accumulate,
                     repetition=Repetition([on_device(o, kind) for o in others], later, found.results),
                     schedule=each_update[:1] if found.captures else each_update,
-                )  # fmt: skip
+                )
             found.graphs |= {graph_name(k, rows, size, number): g for k, g in capture.graphs.items()}
             found.captures.append(capture)
             if capture.tape is not None:
@@ -400,9 +404,13 @@ PlanFunction = Callable[[StepGraph, CostTable, int], PlanResult]
 
 
 def plan_all(
-    prepared: CapturedJob, measured: MeasuredCosts, device: DeviceCosts, ram_bytes: int, planner: PlanFunction,
+    prepared: CapturedJob,
+    measured: MeasuredCosts,
+    device: DeviceCosts,
+    ram_bytes: int,
+    planner: PlanFunction,
     limits: PlannedLimits = NO_LIMITS,
-) -> tuple[dict[str, Plan], dict[str, CostTable]]:  # fmt: skip
+) -> tuple[dict[str, Plan], dict[str, CostTable]]:
     """Return a plan and a cost table for every graph: by `planner` for the first of each kind.
 
     Those of further shapes, short batches among them, get the plan of the next larger one of the same program, as far as it is needed; where that

@@ -112,9 +112,13 @@ class _Imports:
         self._thread = threading.local()
 
     def __call__(
-        self, name: str, globals: Mapping[str, object] | None = None, locals: Mapping[str, object] | None = None,
-        fromlist: Sequence[str] | None = (), level: int = 0,
-    ) -> types.ModuleType:  # fmt: skip
+        self,
+        name: str,
+        globals: Mapping[str, object] | None = None,
+        locals: Mapping[str, object] | None = None,
+        fromlist: Sequence[str] | None = (),
+        level: int = 0,
+    ) -> types.ModuleType:
         """Import as `builtins.__import__` does."""
         run = partial(self._import, name, globals, locals, fromlist or (), level)
         root = (name if level == 0 or globals is None else str(globals.get("__package__"))).partition(".")[0]

@@ -64,9 +64,15 @@ def make_job(**options: Any) -> TrainingJob:
     """Return a job with dropout, batch norm, a schedule, evaluation and a short last batch."""
     torch.manual_seed(0)
     model = nn.Sequential(
-        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(),
-        nn.Dropout(0.1), nn.Flatten(), nn.Linear(512, 10),
-    )  # fmt: skip
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.Conv2d(8, 8, 3, padding=1),
+        nn.ReLU(),
+        nn.Dropout(0.1),
+        nn.Flatten(),
+        nn.Linear(512, 10),
+    )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     data = [torch.randn(ROWS, 3, 8, 8), torch.randint(0, 10, (ROWS,))]
     held_out = [torch.randn(6, 3, 8, 8), torch.randint(0, 10, (6,))]

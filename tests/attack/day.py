@@ -104,9 +104,13 @@ class Day:
             return
         name = f"job{len(self.bundles)}"
         bundle = {
-            "dimension": 8, "steps": self.rng.randrange(10, 200), "instructions": 4, "instruction_s": 0.0005,
-            "checkpoint_every": self.rng.choice([1, 5, 17]), "seed": self.rng.randrange(1 << 30),
-        }  # fmt: skip
+            "dimension": 8,
+            "steps": self.rng.randrange(10, 200),
+            "instructions": 4,
+            "instruction_s": 0.0005,
+            "checkpoint_every": self.rng.choice([1, 5, 17]),
+            "seed": self.rng.randrange(1 << 30),
+        }
         deadline = self.rng.choice([{}, {"deadline_at": max(1.0, self.clock.wall) + self.rng.uniform(60, DAY_S)}])
         await self.live.submit(bundle, name, priority=self.rng.randrange(-3, 4), **deadline)
         self.bundles[name] = bundle

@@ -339,9 +339,13 @@ def as_graph(call: Call) -> tuple[StepGraph, list[Operand]]:
         return tuple(argument(v) for v in value) if isinstance(value, tuple) else value
 
     op = Op(
-        call.name, tuple(argument(a) for a in call.args), tuple((k, argument(v)) for k, v in call.kwargs), (), (),
+        call.name,
+        tuple(argument(a) for a in call.args),
+        tuple((k, argument(v)) for k, v in call.kwargs),
+        (),
+        (),
         Phase.FORWARD,
-    )  # fmt: skip
+    )
     op = replace(op, writes=tuple(range(len(operands_of))))
     found = list(operands_of)
     values = tuple(Value(i, o.dtype, o.shape, o.stride, 0) for i, o in enumerate(found))

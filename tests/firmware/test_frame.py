@@ -24,10 +24,15 @@ class Receiver(ctypes.Structure):
     """struct frame_receiver."""
 
     _fields_ = (
-        ("buffer", ctypes.POINTER(ctypes.c_uint8)), ("capacity", ctypes.c_uint32), ("used", ctypes.c_uint32),
-        ("size", ctypes.c_uint32), ("crc", ctypes.c_uint32), ("remaining", ctypes.c_uint8), ("block", ctypes.c_uint8),
+        ("buffer", ctypes.POINTER(ctypes.c_uint8)),
+        ("capacity", ctypes.c_uint32),
+        ("used", ctypes.c_uint32),
+        ("size", ctypes.c_uint32),
+        ("crc", ctypes.c_uint32),
+        ("remaining", ctypes.c_uint8),
+        ("block", ctypes.c_uint8),
         ("overlong", ctypes.c_uint8),
-    )  # fmt: skip
+    )
 
 
 class Part(ctypes.Structure):

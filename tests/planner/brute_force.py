@@ -42,9 +42,14 @@ def random_problem(seed: int, *, semantics: Semantics = Semantics.POET, packing:
     least = max(sum(t.nbytes for t in tensors if s in t.accesses) for s in range(size))
     ram = int(least + (peak - least) * rng.uniform(0.0, 0.5))
     return Problem(
-        stages, tuple(tensors), ram, deadline, semantics, static_watts=0.5,
+        stages,
+        tuple(tensors),
+        ram,
+        deadline,
+        semantics,
+        static_watts=0.5,
         write_limit_bytes=rng.choice((None, None, 12.0)),
-    )  # fmt: skip
+    )
 
 
 def packed_pairs(seed: int) -> Problem:

@@ -78,8 +78,13 @@ def closed_plan(lists: list[Any]) -> list[Any]:
     flat, order, sliced, figures, strategy = lists
     storages, after, before, actions = (flat[i::4] for i in range(4))
     columns = [
-        _steps(storages), _steps(after), [b - a for a, b in zip(after, before, strict=False)], actions, _steps(order), sliced
-    ]  # fmt: skip
+        _steps(storages),
+        _steps(after),
+        [b - a for a, b in zip(after, before, strict=False)],
+        actions,
+        _steps(order),
+        sliced,
+    ]
     numbers = [len(flat) // 4, len(order), *(n for column in columns for n in column)]
     return [pack_integers(numbers), figures, strategy]
 

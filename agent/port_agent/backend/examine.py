@@ -56,9 +56,15 @@ def _report(backend: Backend) -> DeviceReport:
     del probe
     bounds = enforced(backend)
     return DeviceReport(
-        kind, device_name(kind), backend.unified, outside, seen, bounds, bounds[ALLOCATOR] != ALLOWED,
+        kind,
+        device_name(kind),
+        backend.unified,
+        outside,
+        seen,
+        bounds,
+        bounds[ALLOCATOR] != ALLOWED,
         len(REORDERED.get(kind, {})),
-    )  # fmt: skip
+    )
 
 
 def _counts() -> dict[str, int]:

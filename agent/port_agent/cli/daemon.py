@@ -103,20 +103,29 @@ def _add_submit(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         help="train a round when a paired device that leads a federation of this name asks (`port-agent federate`)",
     )
     submit.add_argument(
-        "--movable", nargs="?", const="soonest", choices=("soonest", "cheapest"), default="never",
+        "--movable",
+        nargs="?",
+        const="soonest",
+        choices=("soonest", "cheapest"),
+        default="never",
         help="a paired device that takes jobs (take_jobs = true under [peers] there) may train it, with its bundle, checkpoint and data: "
         "where it is done soonest (default with --movable) or with the fewest joules; without this option it never leaves this device",
-    )  # fmt: skip
+    )
     submit.add_argument("--epochs", type=whole_number(1), help="passes over the data (default 1)")
     submit.add_argument("--steps", type=whole_number(1), help="batches instead of epochs")
     submit.add_argument(
         "--checkpoint-every", type=whole_number(1), metavar="STEPS", help="default: by cost and flash wear"
     )
     submit.add_argument(
-        "--page-dir", type=writable_folder, action="append", default=[], dest="page_dirs", metavar="DIR",
+        "--page-dir",
+        type=writable_folder,
+        action="append",
+        default=[],
+        dest="page_dirs",
+        metavar="DIR",
         help="where temporaries are paged (default: the agent's state directory); again for each further medium that the bundle was "
         "planned for, in the same order",
-    )  # fmt: skip
+    )
     submit.add_argument("--priority", type=whole_number(-100, 100), default=0, help="-100 to 100, higher goes first")
     submit.add_argument("--deadline", type=deadline, metavar="WHEN", help='"8h", "3d", "07:00" or "2026-12-24 18:00"')
     board = submit.add_argument_group(

@@ -273,10 +273,14 @@ def _operators(path: Path, plot: Path | None, *, as_json: bool) -> int:
         calls = ", ".join(f"{phase} {number}" for phase, number in one.phases.items())
         table.add_row(
             one.name if divided or one.device == CPU else f"{one.name} ({one.device})",
-            one.variant if one.exactness == BITWISE else f"{one.variant}, {one.exactness}", calls,
-            format_seconds(one.seconds), f"{one.seconds / total:.0%}", format_joules(one.joules), format_bytes(one.workspace_bytes),
+            one.variant if one.exactness == BITWISE else f"{one.variant}, {one.exactness}",
+            calls,
+            format_seconds(one.seconds),
+            f"{one.seconds / total:.0%}",
+            format_joules(one.joules),
+            format_bytes(one.workspace_bytes),
             *([one.device, _elsewhere(one)] if divided else []),
-        )  # fmt: skip
+        )
     terminal().print(table)
     return 0
 
@@ -319,9 +323,13 @@ def _profile(arguments: argparse.Namespace) -> int:
         with StageBar(("calibrate",)) as bar:
             share = lambda done: bar.update("calibrate", done)  # noqa: E731
             board, gaps = measure_board(
-                arguments.page_dir, arguments.threads, given=given, source=source, progress=share,
+                arguments.page_dir,
+                arguments.threads,
+                given=given,
+                source=source,
+                progress=share,
                 max_written_bytes=max(arguments.flash_writes or MAX_BYTES, WINDOW_BYTES),
-            )  # fmt: skip
+            )
     finally:
         source.close()
     write_atomically(arguments.out, format_board(board).encode())
@@ -401,10 +409,15 @@ def _frontier(arguments: argparse.Namespace) -> int:
 
 def _point_data(point: "Point") -> dict[str, object]:
     return {
-        "peak_bytes": point.peak_bytes, "seconds": point.seconds, "joules": point.joules, "written_bytes": point.written_bytes,
-        "budget_bytes": point.plan.ram_bytes, "overhead_joules": point.plan.overhead_joules,
-        "bound_joules": point.plan.bound_joules, "strategy": point.plan.strategy,
-    }  # fmt: skip
+        "peak_bytes": point.peak_bytes,
+        "seconds": point.seconds,
+        "joules": point.joules,
+        "written_bytes": point.written_bytes,
+        "budget_bytes": point.plan.ram_bytes,
+        "overhead_joules": point.plan.overhead_joules,
+        "bound_joules": point.plan.bound_joules,
+        "strategy": point.plan.strategy,
+    }
 
 
 def print_frontier(points: "list[Point]", wanted_seconds: float | None) -> None:
@@ -415,9 +428,15 @@ def print_frontier(points: "list[Point]", wanted_seconds: float | None) -> None:
     for k, point in enumerate(points):
         in_time = "" if wanted_seconds is None else "yes" if point.seconds <= wanted_seconds else "no"
         table.add_row(
-            str(k), format_bytes(point.plan.ram_bytes), format_bytes(point.peak_bytes), format_seconds(point.seconds),
-            format_joules(point.joules), format_bytes(point.written_bytes), format_joules(point.plan.overhead_joules), in_time,
-        )  # fmt: skip
+            str(k),
+            format_bytes(point.plan.ram_bytes),
+            format_bytes(point.peak_bytes),
+            format_seconds(point.seconds),
+            format_joules(point.joules),
+            format_bytes(point.written_bytes),
+            format_joules(point.plan.overhead_joules),
+            in_time,
+        )
     console = terminal()
     console.print(table)
     if wanted_seconds is not None:

@@ -15,9 +15,13 @@ class StageBar:
     def __init__(self, stages: tuple[str, ...], *, quiet: bool = False) -> None:
         self._stages = stages
         self._progress = Progress(
-            TextColumn("{task.description:>8}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"),
-            TimeElapsedColumn(), console=terminal(stderr=True), disable=quiet or not sys.stderr.isatty(),
-        )  # fmt: skip
+            TextColumn("{task.description:>8}"),
+            BarColumn(),
+            TextColumn("{task.percentage:>3.0f} %"),
+            TimeElapsedColumn(),
+            console=terminal(stderr=True),
+            disable=quiet or not sys.stderr.isatty(),
+        )
         self._tasks = {s: self._progress.add_task(s, total=1.0, start=False, visible=False) for s in stages}
 
     def update(self, stage: str, share: float) -> None:

@@ -33,9 +33,13 @@ def renyi(noise: float, share: float, order: int) -> float:
     if share == 1.0:
         return order / (2.0 * noise**2)
     terms = [
-        math.lgamma(order + 1) - math.lgamma(k + 1) - math.lgamma(order - k + 1)
-        + (order - k) * math.log1p(-share) + k * math.log(share) + (k * k - k) / (2.0 * noise**2)
+        math.lgamma(order + 1)
+        - math.lgamma(k + 1)
+        - math.lgamma(order - k + 1)
+        + (order - k) * math.log1p(-share)
+        + k * math.log(share)
+        + (k * k - k) / (2.0 * noise**2)
         for k in range(order + 1)
-    ]  # fmt: skip
+    ]
     largest = max(terms)
     return (largest + math.log(math.fsum(math.exp(term - largest) for term in terms))) / (order - 1)

@@ -45,9 +45,13 @@ class BudgetCheck:
         return None if process is None else process.ram_bytes - process.held_bytes() - WORKING_BYTES
 
     def check(
-        self, loss: LearnedLoss | LabelLoss, trained: Sequence[torch.Tensor], tokens: torch.Tensor, rows: int,
+        self,
+        loss: LearnedLoss | LabelLoss,
+        trained: Sequence[torch.Tensor],
+        tokens: torch.Tensor,
+        rows: int,
         met: Callable[[], Collection[int]] = tuple,
-    ) -> str | None:  # fmt: skip
+    ) -> str | None:
         """See that batches of so many rows can be trained on, the model being there and nothing trained yet; `tokens`: some of one.
 
         Where only the head on all rows at once is too much, it runs on fewer at a time, and what is to be said of that is returned;

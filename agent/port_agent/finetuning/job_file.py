@@ -41,9 +41,13 @@ class FinetuneJob(msgspec.Struct, frozen=True, kw_only=True):
     def of(cls, options: FinetuneOptions, *, ram_bytes: int, threads: int, page_dir: Path) -> "FinetuneJob":
         """Return the job of a fine-tuning whose files are as they are now. Raises FinetuneError and OSError."""
         return cls(
-            options=replace(options, json=False), ram_bytes=ram_bytes, threads=threads, page_dir=str(page_dir.absolute()),
-            weights=fingerprints(Path(options.model)), data_sha256=_data_sha256(options),
-        )  # fmt: skip
+            options=replace(options, json=False),
+            ram_bytes=ram_bytes,
+            threads=threads,
+            page_dir=str(page_dir.absolute()),
+            weights=fingerprints(Path(options.model)),
+            data_sha256=_data_sha256(options),
+        )
 
     @classmethod
     def read(cls, path: Path) -> "FinetuneJob":

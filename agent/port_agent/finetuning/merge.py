@@ -236,9 +236,13 @@ class _Deltas:
 
 
 def _write(
-    given: BinaryIO, made: BinaryIO, begin: int, changes: Mapping[str, tuple[TensorEntry, _Change]], deltas: _Deltas,
+    given: BinaryIO,
+    made: BinaryIO,
+    begin: int,
+    changes: Mapping[str, tuple[TensorEntry, _Change]],
+    deltas: _Deltas,
     on_bytes: Callable[[int], None],
-) -> None:  # fmt: skip
+) -> None:
     """Write a safetensors file anew with some of its weights changed; `begin`: where its tensors begin."""
     for entry, change in sorted(changes.values(), key=lambda found: found[0].data_offsets):
         _copy(given, made, begin + entry.data_offsets[0] - given.tell(), on_bytes)

@@ -56,9 +56,14 @@ def load_model(
     torch.manual_seed(options.seed)
     whole = options.lora_rank is None or task.kind is TaskKind.CLASSIFICATION
     model, found = model_class(task).from_pretrained(
-        folder, local_files_only=True, use_safetensors=True, dtype=torch.float32 if whole else "auto",
-        output_loading_info=True, ignore_mismatched_sizes=True, **head_settings(task),
-    )  # fmt: skip
+        folder,
+        local_files_only=True,
+        use_safetensors=True,
+        dtype=torch.float32 if whole else "auto",
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,
+        **head_settings(task),
+    )
     _check_found(model, found, folder, task)
     check(model)
     new = sorted({*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])})

@@ -254,9 +254,14 @@ class _Running:
     _of_this_process: "_Running | None" = None
 
     def __init__(
-        self, ram_bytes: int | None, tensor_bytes: int | None, page_dir: Path, speeds: tuple[float | None, float | None],
-        limits: StepBounds, wear_joules: float | None,
-    ) -> None:  # fmt: skip
+        self,
+        ram_bytes: int | None,
+        tensor_bytes: int | None,
+        page_dir: Path,
+        speeds: tuple[float | None, float | None],
+        limits: StepBounds,
+        wear_joules: float | None,
+    ) -> None:
         if _Running._of_this_process is not None:
             raise UnsupportedError("another budget is active in this process; use one at a time")
         limit = tensor_bytes if tensor_bytes is not None else math.inf

@@ -83,9 +83,14 @@ def fit_project(
     from port_planner.mcu.schemes.fit import fit_scheme
 
     fitted = fit_scheme(
-        project.model, project.model.quantize_input(project.train_x), project.train_y, Limits(ram_bytes),
-        epochs=_training(project).epochs, options=_update_options(project), progress=progress,
-    )  # fmt: skip
+        project.model,
+        project.model.quantize_input(project.train_x),
+        project.train_y,
+        Limits(ram_bytes),
+        epochs=_training(project).epochs,
+        options=_update_options(project),
+        progress=progress,
+    )
     return _with_scheme(project, fitted.model), fitted
 
 
@@ -149,11 +154,15 @@ def value_project(
 
     model = project.model
     found = value_schemes(
-        model, model.quantize_input(project.train_x), project.train_y,
+        model,
+        model.quantize_input(project.train_x),
+        project.train_y,
         value_candidates(model.quantized.graph, {"as given": model.scheme}),
         _limits(project, ram_bytes, deadline_s, page),
-        epochs=_training(project).epochs, options=_update_options(project), progress=progress,
-    )  # fmt: skip
+        epochs=_training(project).epochs,
+        options=_update_options(project),
+        progress=progress,
+    )
     refuse_wear(project, found.chosen.fitted)
     return _with_scheme(project, found.model), found
 
@@ -207,8 +216,13 @@ def write_project(project: Project, out: Path) -> Path:
     np.savez(out / "train.npz", x=project.model.quantize_input(project.train_x), y=project.train_y)
     np.savez(out / "test.npz", x=project.model.quantize_input(project.test_x), y=project.test_y)
     job = {
-        "v": 1, "model": ".", "data": "train.npz", "test": "test.npz", "board": project.board, "held_out_every": 0,
+        "v": 1,
+        "model": ".",
+        "data": "train.npz",
+        "test": "test.npz",
+        "board": project.board,
+        "held_out_every": 0,
         "settings": project.settings,
-    }  # fmt: skip
+    }
     write_atomically(out / JOB, json.dumps(job, indent=1).encode() + b"\n")
     return out / JOB

@@ -80,10 +80,16 @@ def report(emit: Emit, total_steps: Callable[[], int]) -> Callable[[Event], None
 def _step_done(event: Progress, cpu_s: float, total_steps: int) -> StepDone:
     position = event.position
     return StepDone(
-        step=position.step, epoch=position.epoch, loss=position.loss_sum / max(1, position.index), wall_s=event.wall_s,
-        cpu_s=cpu_s, phases_s={"device": event.wall_s}, samples=event.samples, total_steps=total_steps,
+        step=position.step,
+        epoch=position.epoch,
+        loss=position.loss_sum / max(1, position.index),
+        wall_s=event.wall_s,
+        cpu_s=cpu_s,
+        phases_s={"device": event.wall_s},
+        samples=event.samples,
+        total_steps=total_steps,
         peak_rss_bytes=peak_resident_bytes(),
-    )  # fmt: skip
+    )
 
 
 def train(control: Control, emit: Emit, spec: BoardJobSpec, state_dir: Path) -> None:
@@ -152,9 +158,15 @@ def main(words: Sequence[str] | None = None) -> ExitCode:
 def _job(options: BoardOptions) -> BoardJobSpec:
     """Return the job of the bundle, with what the command line gives in its place."""
     given: dict[str, Any] = {
-        "data": options.data, "test": options.test, "out": options.out, "board": options.board, "port": options.port,
-        "serial": options.serial, "simulate": options.simulate or None, "shard": options.shard,
-    }  # fmt: skip
+        "data": options.data,
+        "test": options.test,
+        "out": options.out,
+        "board": options.board,
+        "port": options.port,
+        "serial": options.serial,
+        "simulate": options.simulate or None,
+        "shard": options.shard,
+    }
     spec = replace(read_job(options.bundle), **{name: value for name, value in given.items() if value is not None})
     return with_settings(spec, epochs=options.epochs, steps=options.steps, snapshot_every=options.checkpoint_every)
 

@@ -17,8 +17,13 @@ if TYPE_CHECKING:
 
 
 def divide_with_device(
-    request: PlanRequest, captured: CapturedStep, costs: Costs, pieces: StepTiling, prepared: "CapturedJob", progress: "Progress"
-) -> "tuple[CapturedJob, MeasuredCosts, DeviceCosts, Mapping[str, float]]":  # fmt: skip
+    request: PlanRequest,
+    captured: CapturedStep,
+    costs: Costs,
+    pieces: StepTiling,
+    prepared: "CapturedJob",
+    progress: "Progress",
+) -> "tuple[CapturedJob, MeasuredCosts, DeviceCosts, Mapping[str, float]]":
     """Measure the operators on the other device, too, and divide them; the reference is then what they give one by one where they run.
 
     Raises PlacementError where that saves no time.
@@ -61,9 +66,14 @@ def divide_with_device(
 
 
 def divide_among_teams(
-    request: PlanRequest, captured: CapturedStep, costs: Costs, machine: PlanMachine, prepared: "CapturedJob", with_all: "MeasuredCosts",
+    request: PlanRequest,
+    captured: CapturedStep,
+    costs: Costs,
+    machine: PlanMachine,
+    prepared: "CapturedJob",
+    with_all: "MeasuredCosts",
     progress: "Progress",
-) -> "tuple[CapturedJob, MeasuredCosts, Mapping[str, float]]":  # fmt: skip
+) -> "tuple[CapturedJob, MeasuredCosts, Mapping[str, float]]":
     """Measure the operators with each further team of threads and divide them; the reference is then what they give one by one so.
 
     `with_all`: what they take with the bundle's number of threads. Raises PlacementError where that saves nothing.

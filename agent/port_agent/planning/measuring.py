@@ -95,9 +95,13 @@ class Costs:
 
 
 def costs_of(
-    request: PlanRequest, captured: CapturedStep, machine: PlanMachine, measurer: "MeasurementWorker", peers: "PlanPeers | None",
+    request: PlanRequest,
+    captured: CapturedStep,
+    machine: PlanMachine,
+    measurer: "MeasurementWorker",
+    peers: "PlanPeers | None",
     progress: "Progress",
-) -> Costs:  # fmt: skip
+) -> Costs:
     """Measure the operators, with the number of threads that is fastest, and the media; set that number."""
     import torch
 
@@ -163,9 +167,15 @@ class StepTiling:
 
 
 def step_tiling(
-    request: PlanRequest, captured: CapturedStep, costs: Costs, machine: PlanMachine, measurer: "MeasurementWorker",
-    sparse: "SparseJob | None", progress: "Progress", make_free: Callable[[], None],
-) -> StepTiling:  # fmt: skip
+    request: PlanRequest,
+    captured: CapturedStep,
+    costs: Costs,
+    machine: PlanMachine,
+    measurer: "MeasurementWorker",
+    sparse: "SparseJob | None",
+    progress: "Progress",
+    make_free: Callable[[], None],
+) -> StepTiling:
     """Put operators in pieces, where that gives the same bits and costs less; room is made once frozen weights were looked through."""
     from port_agent.prepare.frozen_weights.quantized import with_quantized_weights
     from port_agent.prepare.further_shapes import with_further_shapes
@@ -188,10 +198,15 @@ def step_tiling(
     if request.board is None and request.place is None:  # of another board's kernels nothing is known here
         op_memory = ComparisonLimits(request.ram_bytes, machine.page_dir, threads, measurer)
         prepared, whole = with_quantized_weights(
-            prepared, whole, costs.device, captured.pools.computing_bytes,
+            prepared,
+            whole,
+            costs.device,
+            captured.pools.computing_bytes,
             make_bundle.default_planner(strategy="greedy", time_limit_s=QUICK_S, limits=limits),
-            lambda coded: costs_of_rewritten(coded.graphs, costs.choice.measured, op_memory, power.compute_watts, progress),
-        )  # fmt: skip
+            lambda coded: costs_of_rewritten(
+                coded.graphs, costs.choice.measured, op_memory, power.compute_watts, progress
+            ),
+        )
         make_free()
         sliced = TiledJob(prepared, whole, ())
         planner = make_bundle.default_planner(
@@ -199,9 +214,13 @@ def step_tiling(
         )
         halved = with_split_gradients(prepared, whole, op_memory, power.compute_watts, progress)
         sliced = choose_tiling(
-            sliced, halved, CutTarget(costs.device, captured.pools.computing_bytes, op_memory, progress), planner, limits,
+            sliced,
+            halved,
+            CutTarget(costs.device, captured.pools.computing_bytes, op_memory, progress),
+            planner,
+            limits,
             reordered=request.reordered,
-        )  # fmt: skip
+        )
         sliced = with_further_shapes(sliced, costs.device, captured.pools.computing_bytes, op_memory, progress)
     graphs = sliced.prepared.graphs
     measured = device_costs.by_class(graphs, sliced.measured, power)

@@ -29,9 +29,15 @@ _SMALL_BOARD_WATTS = {"static_watts": 2.0, "compute_watts": 4.0}
 
 
 def measure_board(
-    page_dir: Path, threads: int, *, given: dict[str, float], source: PowerSource | None, progress: Callable[[float], None],
-    max_written_bytes: int = MAX_BYTES, root: Path = Path("/"),
-) -> tuple[Board, tuple[str, ...]]:  # fmt: skip
+    page_dir: Path,
+    threads: int,
+    *,
+    given: dict[str, float],
+    source: PowerSource | None,
+    progress: Callable[[float], None],
+    max_written_bytes: int = MAX_BYTES,
+    root: Path = Path("/"),
+) -> tuple[Board, tuple[str, ...]]:
     """Return this machine as a board, and what the meter could not tell.
 
     Writes at most `max_written_bytes` to find the speed of sustained writing: the board's; the speed at first stands beside it.

@@ -57,9 +57,13 @@ def thread_choices(cores: int, clusters: Sequence[int] = ()) -> tuple[int, ...]:
 
 
 def fastest(
-    graphs: Mapping[str, StepGraph], counts: tuple[int, ...], watts: Callable[[int], float], progress: Progress,
-    peers: PlanPeers | None = None, measurer: MeasurementWorker | None = None,
-) -> ThreadChoice:  # fmt: skip
+    graphs: Mapping[str, StepGraph],
+    counts: tuple[int, ...],
+    watts: Callable[[int], float],
+    progress: Progress,
+    peers: PlanPeers | None = None,
+    measurer: MeasurementWorker | None = None,
+) -> ThreadChoice:
     """Profile the operators with each of `counts` threads and choose the one whose main step is shortest.
 
     `measurer`: where they are measured. `watts`: what the machine draws for computing with so many threads. Where two are as fast, fewer threads are taken. `peers`

@@ -52,9 +52,14 @@ class BackgroundTasks:
             now_s, wall_s = context.clock.monotonic_s(), context.clock.wall_s()
             if state.forgotten:
                 context.health.report(
-                    "inbox-forgotten", now_s, wall_s, key=job.spec.name, lasts_s=_SHOWN_A_DAY_S,
-                    job=job.label, reason=state.forgotten,
-                )  # fmt: skip
+                    "inbox-forgotten",
+                    now_s,
+                    wall_s,
+                    key=job.spec.name,
+                    lasts_s=_SHOWN_A_DAY_S,
+                    job=job.label,
+                    reason=state.forgotten,
+                )
             if state.error:
                 context.health.report("inbox", now_s, wall_s, key=job.spec.name, reason=state.error)
             else:

@@ -273,10 +273,15 @@ class Daemon:
                 context.timers.set_deadline(job.id, job.spec.deadline_at)
         for aside in context.store.set_aside.values():
             context.health.report(
-                "job-set-aside", now_s, context.clock.wall_s(), key=str(aside.id), id=aside.id,
+                "job-set-aside",
+                now_s,
+                context.clock.wall_s(),
+                key=str(aside.id),
+                id=aside.id,
                 job=f"{aside.id} ({aside.name})" if aside.name else str(aside.id),
-                reason=aside.reason, directory=aside.directory,
-            )  # fmt: skip
+                reason=aside.reason,
+                directory=aside.directory,
+            )
         if context.store.recovered_from is not None:
             context.health.report("database", now_s, context.clock.wall_s(), aside=context.store.recovered_from)
 

@@ -251,11 +251,17 @@ class Guests:
         data = DATA if any(file.path.startswith(f"{DATA}/") for file in known.files) else None
         return check_spec(
             JobSpec(
-                name=name, bundle=BUNDLE_NAME, data=data, epochs=job.epochs, steps=job.steps,
-                checkpoint_every=job.checkpoint_every, priority=_LAST_IN_LINE, deadline_at=job.deadline_at,
+                name=name,
+                bundle=BUNDLE_NAME,
+                data=data,
+                epochs=job.epochs,
+                steps=job.steps,
+                checkpoint_every=job.checkpoint_every,
+                priority=_LAST_IN_LINE,
+                deadline_at=job.deadline_at,
                 guest=Guest(client.name, known.token, client.id),
             )
-        )  # fmt: skip
+        )
 
     def _received(self, bring: Bring) -> MigrationAnswer:
         number, offset = self._transfer(bring).position

@@ -268,9 +268,14 @@ class Migrations:
         files = await asyncio.to_thread(migrated_files, sources)
         spec = job.spec
         moved = MigratedJob(
-            name=spec.name, epochs=spec.epochs, steps=spec.steps, checkpoint_every=spec.checkpoint_every,
-            deadline_at=spec.deadline_at, step=job.step, total_steps=total_steps(job),
-        )  # fmt: skip
+            name=spec.name,
+            epochs=spec.epochs,
+            steps=spec.steps,
+            checkpoint_every=spec.checkpoint_every,
+            deadline_at=spec.deadline_at,
+            step=job.step,
+            total_steps=total_steps(job),
+        )
         answer = await self._ask(away.device, Bring(token=away.token, job=moved, files=files))
         brought, nbytes = 0, max(1, sum(file.nbytes for file in files))
         while answer.state is MigrationState.RECEIVING and answer.file < len(files) and self._is_still(job):

@@ -104,10 +104,15 @@ class _TrainingRun:
         release_code_pages()
         emit(
             WorkerReady(
-                pid=os.getpid(), step=commit.step, total_steps=trainer.total_steps, plan=trainer.programs.plan_index,
-                planned_peak_bytes=trainer.programs.peak_bytes, resident_bytes=resident_bytes(), start_peak_bytes=start_peak,
+                pid=os.getpid(),
+                step=commit.step,
+                total_steps=trainer.total_steps,
+                plan=trainer.programs.plan_index,
+                planned_peak_bytes=trainer.programs.peak_bytes,
+                resident_bytes=resident_bytes(),
+                start_peak_bytes=start_peak,
             )
-        )  # fmt: skip
+        )
         if trainer.store.damage:
             emit(StateRecovered(step=commit.step, reason=trainer.store.damage))
         with contextlib.suppress(OSError):
@@ -156,10 +161,14 @@ class _TrainingRun:
         checksum = trainer.save_weights(given.out) if given.out else None
         emit(
             TrainingFinished(
-                step=trainer.step, out=str(given.out) if given.out else None, out_checksum=checksum, digest=digest,
-                peak_rss_bytes=peak_resident_bytes(), untouched_block_bytes=untouched,
+                step=trainer.step,
+                out=str(given.out) if given.out else None,
+                out_checksum=checksum,
+                digest=digest,
+                peak_rss_bytes=peak_resident_bytes(),
+                untouched_block_bytes=untouched,
             )
-        )  # fmt: skip
+        )
 
 
 def _limit_cache(trainer: Trainer, *, new_plan: bool = False) -> None:
@@ -189,11 +198,15 @@ def _evaluate(trainer: Trainer, emit: Emit) -> Evaluation | None:
     if evaluation is not None:
         emit(
             EvaluationDone(
-                step=evaluation.step, loss=evaluation.loss, metric=evaluation.metric, best=evaluation.best,
-                paged_in_bytes=evaluation.paging.read_bytes, paged_out_bytes=evaluation.paging.written_bytes,
+                step=evaluation.step,
+                loss=evaluation.loss,
+                metric=evaluation.metric,
+                best=evaluation.best,
+                paged_in_bytes=evaluation.paging.read_bytes,
+                paged_out_bytes=evaluation.paging.written_bytes,
                 unworn_bytes=evaluation.paging.unworn_bytes,
             )
-        )  # fmt: skip
+        )
     return evaluation
 
 

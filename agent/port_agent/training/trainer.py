@@ -131,9 +131,14 @@ class Trainer:
         layouts = {} if self.manifest.allow_nonfinite else self.manifest.layouts
         finite = {key: dtype(layout.dtype) for key, layout in layouts.items()}
         self.store = StateStore(
-            options.state_dir, sizes, self.pager, job=bundle.id, finite=finite, item_bytes=self._packed_items(),
+            options.state_dir,
+            sizes,
+            self.pager,
+            job=bundle.id,
+            finite=finite,
+            item_bytes=self._packed_items(),
             in_files=self._in_files(sizes),
-        )  # fmt: skip
+        )
         self.persistents = Persistents(self.store, self.manifest.layouts, self.manifest.blocks)
         parts = [train_part(bucket) for bucket in range(len(self.manifest.sizes))]
         self.samples: Samples | Arrivals = Samples(bundle, parts)
@@ -143,9 +148,15 @@ class Trainer:
         self.eval_samples = Samples(bundle, ["eval"])
         self.programs = Programs(bundle, options.plan or 0)
         self.executors = Executors(
-            bundle, self.programs, self.persistents, self.store, self.pager, self.backend, page_dirs,
+            bundle,
+            self.programs,
+            self.persistents,
+            self.store,
+            self.pager,
+            self.backend,
+            page_dirs,
             probe_packing=options.probe_packing,
-        )  # fmt: skip
+        )
         self._outside_bytes = self.backend.outside_bytes()
         compared = min(options.verify, len(self.manifest.reference.losses))
         self.batching = Batching(bundle, self.samples.counts, compared)

@@ -73,9 +73,14 @@ def attach(path: Path, request: AttachRequest) -> AttachedLine:
         line.connect(str(path))
         body = msgspec.json.encode(request)
         head = (
-            f"POST {ATTACH_PATH} HTTP/1.1", "Host: localhost", "Connection: Upgrade", f"Upgrade: {UPGRADE}",
-            f"Content-Length: {len(body)}", "", "",
-        )  # fmt: skip
+            f"POST {ATTACH_PATH} HTTP/1.1",
+            "Host: localhost",
+            "Connection: Upgrade",
+            f"Upgrade: {UPGRADE}",
+            f"Content-Length: {len(body)}",
+            "",
+            "",
+        )
         line.sendall("\r\n".join(head).encode() + body)
         status, headers = _read_head(line)
         if status != 101:

@@ -55,8 +55,12 @@ def start_worker(
             resource.setrlimit(resource.RLIMIT_DATA, (data_limit_bytes, data_limit_bytes))
 
     process = subprocess.Popen(
-        [*command, "--control-fd", str(theirs.fileno())], env=environment, pass_fds=[theirs.fileno()],
-        preexec_fn=limit if data_limit_bytes is not None else None, stdin=subprocess.DEVNULL, stderr=stderr,
-    )  # fmt: skip
+        [*command, "--control-fd", str(theirs.fileno())],
+        env=environment,
+        pass_fds=[theirs.fileno()],
+        preexec_fn=limit if data_limit_bytes is not None else None,
+        stdin=subprocess.DEVNULL,
+        stderr=stderr,
+    )
     theirs.close()
     return Worker(process, Channel(ours.detach()))

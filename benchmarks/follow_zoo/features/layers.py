@@ -171,8 +171,12 @@ _FUNCTIONS: dict[str, Callable[[Tensor], Any]] = {
     "rsample_dirichlet": lambda x: torch.distributions.Dirichlet(x.exp() + 0.5).rsample(),
     "rsample_gamma": lambda x: torch.distributions.Gamma(x.exp(), 1.0).rsample(),
     "pad_sequence": lambda x: nn.utils.rnn.pad_sequence([x[i, : 10 + i] for i in range(16)]),
-    "grid_sample": lambda x: functional.grid_sample(x.view(1, 3, 16, 16), torch.rand(1, 9, 9, 2) * 2 - 1, align_corners=False),
-    "affine_grid": lambda x: functional.affine_grid(x.reshape(-1)[:12].view(2, 2, 3), [2, 1, 6, 6], align_corners=False),
+    "grid_sample": lambda x: functional.grid_sample(
+        x.view(1, 3, 16, 16), torch.rand(1, 9, 9, 2) * 2 - 1, align_corners=False
+    ),
+    "affine_grid": lambda x: functional.affine_grid(
+        x.reshape(-1)[:12].view(2, 2, 3), [2, 1, 6, 6], align_corners=False
+    ),
     "chunk_split_cat": lambda x: torch.cat([*x.chunk(3, 1), *x.split(5)[0].unbind(0)[0].split(16)[:1]][:3], 1),
     "stack_meshgrid": lambda x: torch.stack(torch.meshgrid(x[0], x[1], indexing="ij")),
     "histc": lambda x: x * torch.histc(x.detach(), 8).max(),
@@ -191,7 +195,7 @@ _FUNCTIONS: dict[str, Callable[[Tensor], Any]] = {
     "householder": lambda x: torch.linalg.householder_product(x.T[:20, :4] * 0.1, x[0, :4]),
     "take_along_dim": lambda x: torch.take_along_dim(x, x.detach().argsort(1), 1) * torch.arange(48),
     "special": lambda x: torch.special.i0(x) + torch.lgamma(x.abs() + 1) + torch.erf(x),
-}  # fmt: skip
+}
 
 
 def _through(function: Callable[[Tensor], Any]) -> Any:

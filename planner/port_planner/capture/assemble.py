@@ -279,8 +279,12 @@ def _renumber(
             Value(storages[v.storage], v.dtype, v.shape, v.stride, v.offset)
             for v in (tape.values[old] for old in sorted(values, key=lambda v: values[v]))
         ),
-        ops=tuple(new_ops), batch=tuple(value(v) for v in batch), loss=loss, aux=aux, scalars=scalars,
-    )  # fmt: skip
+        ops=tuple(new_ops),
+        batch=tuple(value(v) for v in batch),
+        loss=loss,
+        aux=aux,
+        scalars=scalars,
+    )
     constants = {}
     for s in old_storages:
         data = tape.storages[s].data

@@ -430,9 +430,14 @@ def with_slots(
 
     result = tuple(
         RecordedOp(
-            op.name, tuple(convert(a) for a in op.args), tuple((k, convert(v)) for k, v in op.kwargs),
-            op.outputs, op.writes, op.phase, op.random,
+            op.name,
+            tuple(convert(a) for a in op.args),
+            tuple((k, convert(v)) for k, v in op.kwargs),
+            op.outputs,
+            op.writes,
+            op.phase,
+            op.random,
         )
         for op in ops
-    )  # fmt: skip
+    )
     return result, count

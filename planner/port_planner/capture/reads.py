@@ -18,9 +18,13 @@ from torch.nn.utils.rnn import PackedSequence
 from port_planner.torch_compat.modes import composite, remove_kernels, without_modes
 
 _READS: tuple[tuple[Any, str], ...] = (
-    (torch.Tensor, "numpy"), (torch.Tensor, "tolist"), (torch.Tensor, "__dlpack__"),
-    (torch.UntypedStorage, "__getitem__"), (torch.UntypedStorage, "tolist"), (torch.UntypedStorage, "__iter__"),
-)  # fmt: skip
+    (torch.Tensor, "numpy"),
+    (torch.Tensor, "tolist"),
+    (torch.Tensor, "__dlpack__"),
+    (torch.UntypedStorage, "__getitem__"),
+    (torch.UntypedStorage, "tolist"),
+    (torch.UntypedStorage, "__iter__"),
+)
 """Methods that read what a tensor or a storage holds; others, such as `__array__`, call one of these. A tensor's text is left: who prints it decides nothing by it."""
 
 

@@ -154,8 +154,12 @@ def _difference(graph: StepGraph, rewritten: RewrittenGraph, replacement: Replac
 
 
 def _difference_of(
-    graph: StepGraph, rewritten: RewrittenGraph, replacement: Replacement, compared: _ComparedValue, contents: dict[int, torch.Tensor]
-) -> Difference | None:  # fmt: skip
+    graph: StepGraph,
+    rewritten: RewrittenGraph,
+    replacement: Replacement,
+    compared: _ComparedValue,
+    contents: dict[int, torch.Tensor],
+) -> Difference | None:
     """Return the same for these contents of what is given."""
     wanted, split, lies_at = compared.wanted, compared.split, compared.lies_at
     expected = _run(graph, replacement.old, contents, wanted)

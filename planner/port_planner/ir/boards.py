@@ -65,9 +65,14 @@ class Board:
         """
         endurance = self.numbers.get("endurance_bytes")
         flash = Flash(
-            "flash", self["read_bytes_per_s"], self["write_bytes_per_s"], self["latency_s"],
-            self["read_joules_per_byte"], self["write_joules_per_byte"], endurance.value if endurance else None,
-        )  # fmt: skip
+            "flash",
+            self["read_bytes_per_s"],
+            self["write_bytes_per_s"],
+            self["latency_s"],
+            self["read_joules_per_byte"],
+            self["write_joules_per_byte"],
+            endurance.value if endurance else None,
+        )
         title = f"{self.title} (estimated)" if estimated else self.title
         return DeviceCosts(title, int(self["base_bytes"]), self["static_watts"], self["compute_watts"], flash)
 

@@ -193,8 +193,14 @@ class TableRow:
     def touched(self) -> tuple[str, ...]:
         """The residencies that must lie in the arena while this row runs."""
         names = (
-            self.source, self.other, self.output, self.scratch, self.gradient, self.target, self.parameters,
-        )  # fmt: skip
+            self.source,
+            self.other,
+            self.output,
+            self.scratch,
+            self.gradient,
+            self.target,
+            self.parameters,
+        )
         return tuple(name for name in names if name)
 
 

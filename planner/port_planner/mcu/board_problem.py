@@ -129,8 +129,14 @@ def board_problem(
     stages = tuple(builder.stages())
     tensors = tuple(builder.tensor(name) for name in builder.names)
     problem = Problem(
-        stages, tensors, arena_bytes, None, Semantics.REAL, costs.watts, name=program.graph.name,
-    )  # fmt: skip
+        stages,
+        tensors,
+        arena_bytes,
+        None,
+        Semantics.REAL,
+        costs.watts,
+        name=program.graph.name,
+    )
     verify_problem(problem)
     starts = tuple(u.start for u in builder.units)
     return BoardProblem(program, problem, tuple(builder.names), starts, tuple(groups), builder.pages_parameters)

@@ -160,9 +160,13 @@ class _Fit:
                 medium = pages.costs.medium
                 use = PageUse(medium.value, medium.block_bytes, paging)
             planned = partial(
-                plan_memory, self.graph, self.scheme, simd=self.simd, repeated=stated.recomputation(found.schedule),
+                plan_memory,
+                self.graph,
+                self.scheme,
+                simd=self.simd,
+                repeated=stated.recomputation(found.schedule),
                 groups=stated.groups,
-            )  # fmt: skip
+            )
             memory = planned(pages=use)
             if memory.arena.peak_bytes <= allowed:
                 costs = None if pages is None or use is None else pages.costs
@@ -171,9 +175,13 @@ class _Fit:
             target -= max(memory.arena.peak_bytes - allowed, 1)
         least = max(fullest, needed or 0) + parameters
         raise ArenaBudgetError(
-            kept.ram_bytes, options.ram_bytes, kept.arena.peak_bytes, kept.parameters.size_bytes, least,
+            kept.ram_bytes,
+            options.ram_bytes,
+            kept.arena.peak_bytes,
+            kept.parameters.size_bytes,
+            least,
             "" if pages is None or pages.costs.medium.holds_parameters else self._parameters_stay(pages.costs),
-        )  # fmt: skip
+        )
 
     def _spared(self, fitted: FittedMemory, use: PageUse, planned: Callable[..., MemoryPlan]) -> FittedMemory:
         """Return the plan without the trips of parameters that the room it leaves can spare."""

@@ -239,10 +239,14 @@ def _row(memory: MemoryPlan, row: TableRow) -> str:
     first, last = (0, height) if row.span is None else row.span
     read, made = op.in_shape.width * op.in_shape.channels, op.out_shape.width * op.out_shape.channels
     operands = (
-        (row.source, lines.source * read), (row.other, 0), (row.output, lines.output * made), (row.scratch, 0),
-        (row.gradient, 4 * lines.gradient * made), (row.target, 4 * lines.target * read),
+        (row.source, lines.source * read),
+        (row.other, 0),
+        (row.output, lines.output * made),
+        (row.scratch, 0),
+        (row.gradient, 4 * lines.gradient * made),
+        (row.target, 4 * lines.target * read),
         (row.parameters, memory.parameters.pages[parameter_name(row.op)].offset if row.parameters else 0),
-    )  # fmt: skip
+    )
     places = ", ".join(_offset(at[name] - before if name else None) for name, before in operands)
     flags = [name for name in ("accumulate", "resumes", "suspends", "chooses") if getattr(row, name)]
     shown = " | ".join(f"PORT_STEP_{name.upper()}" for name in flags) or "0"

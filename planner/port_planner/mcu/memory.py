@@ -299,9 +299,13 @@ def plan_memory(
     scheme = scheme or SparseScheme({})
     program = program_of(graph, scheme)
     table = table_rows(
-        program, repeated, simd=simd, groups=groups, paging=None if pages is None else pages.paging,
+        program,
+        repeated,
+        simd=simd,
+        groups=groups,
+        paging=None if pages is None else pages.paging,
         chooses=scheme.chosen is not None,
-    )  # fmt: skip
+    )
     if pages is None:
         arena = plan_arena(table_buffers(graph, table.rows, scheme, table.sizes), rounds)
         return MemoryPlan(program, table.rows, arena, parameter_layout(graph, scheme))

@@ -271,9 +271,13 @@ def _waits(rows: Sequence[TableRow], needed: Iterable[int]) -> set[int]:
 
 
 def medium_layout(
-    name: str, rows: Sequence[TableRow], sizes: Mapping[str, int], parameters: Mapping[str, Page], copy_bytes: int,
+    name: str,
+    rows: Sequence[TableRow],
+    sizes: Mapping[str, int],
+    parameters: Mapping[str, Page],
+    copy_bytes: int,
     block_bytes: int,
-) -> MediumLayout:  # fmt: skip
+) -> MediumLayout:
     """Return where every page of a table lies on the medium.
 
     `sizes`: bytes of each residency that pages. `parameters`: the pages of parameters; two copies of `copy_bytes` come first.

@@ -39,9 +39,15 @@ class ParameterTrips:
 
 
 def skip_parameter_trips(
-    graph: Graph, scheme: SparseScheme, core: CoreCosts, costs: PageCosts, memory: MemoryPlan, use: PageUse,
-    allowed_bytes: int, planned: Callable[..., MemoryPlan],
-) -> ParameterTrips:  # fmt: skip
+    graph: Graph,
+    scheme: SparseScheme,
+    core: CoreCosts,
+    costs: PageCosts,
+    memory: MemoryPlan,
+    use: PageUse,
+    allowed_bytes: int,
+    planned: Callable[..., MemoryPlan],
+) -> ParameterTrips:
     """Return the plan `memory` with as many trips of parameters spared or not waited for as its arena has room for.
 
     `planned`: `plan_memory` with all but the use of the medium.

@@ -212,9 +212,15 @@ class _Residencies:
         name = self._new(op.name)
         scratch = f"s:{name}" if self.simd and scratch_bytes(op) else ""
         return TableRow(
-            StepKind.FORWARD, op.name, inputs[0], inputs[1] if len(inputs) > 1 else "", name, scratch,
-            again=again, parameters=self._parameters(op.name),
-        )  # fmt: skip
+            StepKind.FORWARD,
+            op.name,
+            inputs[0],
+            inputs[1] if len(inputs) > 1 else "",
+            name,
+            scratch,
+            again=again,
+            parameters=self._parameters(op.name),
+        )
 
     def group(self, program: SampleProgram, group: TileGroup) -> GroupRows:
         """Return the rows of a group of operators that run in bands."""

@@ -178,9 +178,14 @@ class _Writer:
             yield self._input(above, tile, tile.windows[op.name])
             window = tile.windows[op.name]
             yield TableRow(
-                StepKind.MASK, op.name, output=self._activation(op.name), gradient=tile_of(gradient_of(op.name)),
-                span=window, lines=Lines(output=self._line(op.name, tile), gradient=window[0]), part=True,
-            )  # fmt: skip
+                StepKind.MASK,
+                op.name,
+                output=self._activation(op.name),
+                gradient=tile_of(gradient_of(op.name)),
+                span=window,
+                lines=Lines(output=self._line(op.name, tile), gradient=window[0]),
+                part=True,
+            )
             yield from self._sum(StepKind.WEIGHT, op, tile)
             yield from self._sum(StepKind.BIAS, op, tile)
         if self._has(StepKind.INPUT, self.ops[0]):
@@ -215,10 +220,15 @@ class _Writer:
         gradient, line = self._gradient(op, tile)
         inner = self._inner(op.inputs[0])
         return TableRow(
-            StepKind.INPUT, op.name, gradient=gradient, accumulate=step.accumulate, span=target, part=True,
+            StepKind.INPUT,
+            op.name,
+            gradient=gradient,
+            accumulate=step.accumulate,
+            span=target,
+            part=True,
             target=tile_of(gradient_of(op.inputs[0])) if inner else self.place[step.target],
             lines=Lines(gradient=line, target=target[0] if inner else 0),
-        )  # fmt: skip
+        )
 
     def _sum(self, kind: StepKind, op: KernelCall, tile: _Tile) -> Iterator[TableRow]:
         span = tile.fresh[op.name]
@@ -241,8 +251,14 @@ class _Writer:
             sums = _sums(step.kind, step.op)
             if sums in self.resumed:
                 yield TableRow(
-                    step.kind, step.op, gradient=sums, scratch=sums, span=(0, 0), part=True, resumes=True,
-                )  # fmt: skip
+                    step.kind,
+                    step.op,
+                    gradient=sums,
+                    scratch=sums,
+                    span=(0, 0),
+                    part=True,
+                    resumes=True,
+                )
                 continue
             op = self.graph.op(step.op)
             source = self.place[op.inputs[0]] if step.kind is StepKind.WEIGHT else ""

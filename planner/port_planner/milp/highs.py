@@ -75,9 +75,14 @@ class LinearModel:
         return len(self.cost) - 1
 
     def row(
-        self, name: str, terms: Iterable[tuple[int, float]], lower: float, upper: float,
-        columns: Sequence[int] = (), factors: Sequence[float] = (),
-    ) -> None:  # fmt: skip
+        self,
+        name: str,
+        terms: Iterable[tuple[int, float]],
+        lower: float,
+        upper: float,
+        columns: Sequence[int] = (),
+        factors: Sequence[float] = (),
+    ) -> None:
         """Add lower <= sum of terms, and of `columns` with their `factors`, <= upper.
 
         Columns may repeat in `terms`; those of `columns` are there once and not in `terms`, with factors that are not 0.

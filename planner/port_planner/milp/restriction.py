@@ -73,9 +73,15 @@ class Restriction:
     def bounded(self, columns: Sequence[int], lower: Vector, upper: Vector) -> RestrictedModel:
         """Return what is left of the model where `columns` have these bounds and the others their own."""
         part = _Part(
-            self._row, self._column, self._factor, self._lower.copy(), self._upper.copy(), self._row_lower, self._row_upper,
+            self._row,
+            self._column,
+            self._factor,
+            self._lower.copy(),
+            self._upper.copy(),
+            self._row_lower,
+            self._row_upper,
             self._integral,
-        )  # fmt: skip
+        )
         part.lower[columns], part.upper[columns] = lower, upper
         while part.reduced():
             pass
@@ -91,13 +97,18 @@ class Restriction:
         values = np.where(used, 0.0, cheapest)
         lengths = np.bincount(np.searchsorted(rows, part.row), minlength=len(rows))
         model = LinearModel(
-            cost=self._cost[columns].tolist(), lower=part.lower[columns].tolist(), upper=part.upper[columns].tolist(),
-            integral=self._integral[columns].tolist(), row_start=[0, *np.cumsum(lengths).tolist()],
-            index=array("i", np.searchsorted(columns, part.column).astype(np.int32).tobytes()), value=array("d", part.factor.tobytes()),
-            row_lower=part.row_lower[rows].tolist(), row_upper=part.row_upper[rows].tolist(),
+            cost=self._cost[columns].tolist(),
+            lower=part.lower[columns].tolist(),
+            upper=part.upper[columns].tolist(),
+            integral=self._integral[columns].tolist(),
+            row_start=[0, *np.cumsum(lengths).tolist()],
+            index=array("i", np.searchsorted(columns, part.column).astype(np.int32).tobytes()),
+            value=array("d", part.factor.tobytes()),
+            row_lower=part.row_lower[rows].tolist(),
+            row_upper=part.row_upper[rows].tolist(),
             impossible=self._impossible | {f"row {row}": missed for row, missed in part.missed.items()},
             offset=float(self._cost @ values),
-        )  # fmt: skip
+        )
         return RestrictedModel(model, columns, values)
 
 

@@ -32,9 +32,14 @@ def run_relaxed(model: LinearModel, time_limit_s: float) -> SolverRun:
 def telescoped(model: LinearModel) -> LinearModel:
     """Return the same model with such rows; its own columns come first, and further ones are not integral."""
     summed = LinearModel(
-        list(model.names), list(model.cost), list(model.lower), list(model.upper), list(model.integral),
-        impossible=dict(model.impossible), offset=model.offset,
-    )  # fmt: skip
+        list(model.names),
+        list(model.cost),
+        list(model.lower),
+        list(model.upper),
+        list(model.integral),
+        impossible=dict(model.impossible),
+        offset=model.offset,
+    )
     changes = _changes(model)
     followed = {before for before, _ in changes.values()}
     sums = dict[int, int]()

@@ -202,15 +202,21 @@ class _CoarseBuilder:
         slicings, slice_groups = self._slicings()
         device = self.costs.device
         problem = Problem(
-            tuple(self._stages()), tuple(tensors),
+            tuple(self._stages()),
+            tuple(tensors),
             None if ram_bytes is None else ram_bytes - device.base_bytes,
-            deadline_s, Semantics.ELASTIC, device.static_watts, tuple(t.name for t in device.targets), write_limit_bytes, slicings,
+            deadline_s,
+            Semantics.ELASTIC,
+            device.static_watts,
+            tuple(t.name for t in device.targets),
+            write_limit_bytes,
+            slicings,
             name="captured step",
             target_bytes=tuple(
                 None if t.capacity_bytes is None else int(PLANNED_SHARE * t.capacity_bytes) for t in device.targets
             ),
             links=tuple(t.link for t in device.targets),
-        )  # fmt: skip
+        )
         return Coarse(
             self.graph, self.costs, self.order, problem, tuple(self.ranges), tuple(self.storages), slice_groups
         )

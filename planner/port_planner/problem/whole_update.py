@@ -355,9 +355,15 @@ class _GraphMerger:
         self._anew.clear()
         *others, loss = (self._value(m, graph.loss) for m, graph in enumerate(self._graphs))
         graph = StepGraph(
-            tuple(self._storages), tuple(self._values), tuple(ops), batch, loss, tuple(others), self._graphs[-1].scalars,
+            tuple(self._storages),
+            tuple(self._values),
+            tuple(ops),
+            batch,
+            loss,
+            tuple(others),
+            self._graphs[-1].scalars,
             _draws(ops, origin),
-        )  # fmt: skip
+        )
         verify_graph(graph)
         return WholeUpdate(graph, tuple(origin))
 

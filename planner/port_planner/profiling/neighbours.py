@@ -91,9 +91,15 @@ def packings_of(graph: StepGraph, larger: StepGraph, costs: Iterable[PackingCost
             continue
         reserved = min(cost.reserved_bytes, math.ceil(part * cost.reserved_bytes) + _ROUNDING_BYTES)
         seconds = part * cost.pack_seconds, part * cost.unpack_seconds
-        found.append(replace(
-            cost, reserved_bytes=reserved, pack_seconds=seconds[0], unpack_seconds=seconds[1], joules=part * cost.joules
-        ))  # fmt: skip
+        found.append(
+            replace(
+                cost,
+                reserved_bytes=reserved,
+                pack_seconds=seconds[0],
+                unpack_seconds=seconds[1],
+                joules=part * cost.joules,
+            )
+        )
     return tuple(found)
 
 

@@ -153,9 +153,14 @@ def profile_operators(
     taken_over = 0 if disputed else len(given) - len(checked)
     absent = tuple(tuple(i for i, c in enumerate(table) if keys.get(signature(c)) in lacking) for table in calls)
     return MeasuredCosts(
-        tables, base, max(0, loaded - base), max(0, loaded - running), taken_over=taken_over, disputed=disputed,
+        tables,
+        base,
+        max(0, loaded - base),
+        max(0, loaded - running),
+        taken_over=taken_over,
+        disputed=disputed,
         absent=absent if elsewhere else (),
-    )  # fmt: skip
+    )
 
 
 def kept_tables(
@@ -325,6 +330,10 @@ def _timed_flash(directory: Path, compute_watts: float, name: str, progress: Pro
     read, write = _FLASH_SAMPLE_BYTES / sum(read_s), _FLASH_SAMPLE_BYTES / (sum(write_s) + sync)
     write_cpu, read_cpu = (compute_watts * (b - a) / _FLASH_SAMPLE_BYTES for a, b in itertools.pairwise(cpu))
     return Flash(
-        name=name, read_bytes_per_s=read, write_bytes_per_s=write, latency_s=statistics.median(small),
-        read_joules_per_byte=medium_joules(read) + read_cpu, write_joules_per_byte=medium_joules(write) + write_cpu,
-    )  # fmt: skip
+        name=name,
+        read_bytes_per_s=read,
+        write_bytes_per_s=write,
+        latency_s=statistics.median(small),
+        read_joules_per_byte=medium_joules(read) + read_cpu,
+        write_joules_per_byte=medium_joules(write) + write_cpu,
+    )

@@ -165,12 +165,18 @@ def choice_of(
         ram_bytes = device.host_base_bytes + (device.host.capacity_bytes or 0)
         peak = device.host_base_bytes + host_bytes_of(lower(graphs[n], costs[n], plan) for n, plan in plans.items())
     return PlanChoice(
-        ram_bytes, peak, a_batch(lambda name: programs[name].seconds), a_batch(lambda name: programs[name].joules),
+        ram_bytes,
+        peak,
+        a_batch(lambda name: programs[name].seconds),
+        a_batch(lambda name: programs[name].joules),
         a_batch(lambda name: plans[name].overhead_joules),
         None if None in bounds else a_batch(lambda name: plans[name].bound_joules or 0.0),
-        round(a_batch(lambda name: programs[name].written_bytes)), plans[next(iter(counts))].strategy,
-        a_batch(lambda name: programs[name].wear_joules), device_ram, device_peak,
-    )  # fmt: skip
+        round(a_batch(lambda name: programs[name].written_bytes)),
+        plans[next(iter(counts))].strategy,
+        a_batch(lambda name: programs[name].wear_joules),
+        device_ram,
+        device_peak,
+    )
 
 
 def full_batches(graphs: Iterable[str], accumulate: int) -> dict[str, int]:

@@ -90,9 +90,14 @@ class PlanProblem:
     def solved(self, progress: Progress | None = None, rivals: Iterable[Plan] = ()) -> PlanResult:
         """Return what planning gives here, or one of the `rivals` where that costs less; raises StrategyError."""
         return plan_within(
-            self.graph, self.costs, self.limits, time_limit_s=self.time_limit_s, strategy=self.strategy,
-            progress=progress, rivals=rivals,
-        )  # fmt: skip
+            self.graph,
+            self.costs,
+            self.limits,
+            time_limit_s=self.time_limit_s,
+            strategy=self.strategy,
+            progress=progress,
+            rivals=rivals,
+        )
 
 
 def plan_problem(
@@ -133,9 +138,15 @@ def pack_problem(problem: PlanProblem) -> bytes:
     """Return a problem as bytes, without names."""
     costs = replace(problem.costs, device=replace(problem.costs.device, name=""))
     record = _ProblemRecord(
-        _FORMAT, pack_graph(anonymous(problem.graph)), pack_costs(costs), problem.ram_bytes, problem.deadline_s,
-        problem.write_limit_bytes, problem.time_limit_s, problem.strategy,
-    )  # fmt: skip
+        _FORMAT,
+        pack_graph(anonymous(problem.graph)),
+        pack_costs(costs),
+        problem.ram_bytes,
+        problem.deadline_s,
+        problem.write_limit_bytes,
+        problem.time_limit_s,
+        problem.strategy,
+    )
     return zlib.compress(msgspec.msgpack.encode(record), 6)
 
 

@@ -181,17 +181,26 @@ def _bounded(request: _PlanRequest, found: PlanResult, begin: float) -> PlanResu
     if bound is None and request.strategy != "greedy":
         limits = request.limits
         coarse = coarsen(
-            request.graph, request.costs, ram_bytes=limits.ram_bytes, deadline_s=limits.deadline_s,
-            write_limit_bytes=limits.write_limit_bytes, order=plan.order,
-        )  # fmt: skip
+            request.graph,
+            request.costs,
+            ram_bytes=limits.ram_bytes,
+            deadline_s=limits.deadline_s,
+            write_limit_bytes=limits.write_limit_bytes,
+            order=plan.order,
+        )
         bound = relaxation_bound(coarse.problem, request.time_limit_s)
     gap = relative_gap(plan.overhead_joules, bound)
     if gap is not None and gap <= OPTIMAL_GAP:
         outcome = Outcome.OPTIMAL
     return replace(
-        found, plan=replace(plan, bound_joules=bound), outcome=outcome, bound_joules=bound, gap=gap,
-        seconds=time.process_time() - begin, message=_message(outcome, plan),
-    )  # fmt: skip
+        found,
+        plan=replace(plan, bound_joules=bound),
+        outcome=outcome,
+        bound_joules=bound,
+        gap=gap,
+        seconds=time.process_time() - begin,
+        message=_message(outcome, plan),
+    )
 
 
 def _takes_no_more(graph: StepGraph, costs: CostTable, plan: Plan | None, other: Program) -> bool:
@@ -370,9 +379,15 @@ def _coarse_plan(request: _PlanRequest, min_bytes: int) -> PlanResult:
         bounded = request.bounded or limits
         wider = replace(coarse.problem, deadline_s=bounded.deadline_s, write_limit_bytes=bounded.write_limit_bytes)
         solution = solve(
-            coarse.problem, time_limit_s=left, strategy=request.strategy, progress=request.progress, judge=judge, first=found_first,
-            unpacked_known=request.unpacked_known, bounded=wider,
-        )  # fmt: skip
+            coarse.problem,
+            time_limit_s=left,
+            strategy=request.strategy,
+            progress=request.progress,
+            judge=judge,
+            first=found_first,
+            unpacked_known=request.unpacked_known,
+            bounded=wider,
+        )
         if solution.schedule is not None or not overruns or left <= 0 or target <= (least := _least(coarse, solution)):
             break
         target = max(least, target - (overruns[-1].needed_bytes - ram_bytes))
@@ -520,9 +535,13 @@ def _cheaper(graph: StepGraph, costs: CostTable, limits: PlanLimits, found: Plan
     bound = found.bound_joules
     plan = with_figures(replace(rival, ram_bytes=limits.ram_bytes), costs, program, bound)
     return replace(
-        found, plan=plan, outcome=Outcome.FEASIBLE, gap=relative_gap(plan.overhead_joules, bound),
-        message=_message(Outcome.FEASIBLE, program), fastest_seconds=None,
-    )  # fmt: skip
+        found,
+        plan=plan,
+        outcome=Outcome.FEASIBLE,
+        gap=relative_gap(plan.overhead_joules, bound),
+        message=_message(Outcome.FEASIBLE, program),
+        fastest_seconds=None,
+    )
 
 
 def base_joules(costs: CostTable) -> float:
@@ -537,9 +556,13 @@ def _overhead_joules(costs: CostTable, program: Program) -> float:
 def with_figures(plan: Plan, costs: CostTable, program: Program, bound: float | None = None) -> Plan:
     """Return `plan` with what its program takes under these costs."""
     return replace(
-        plan, peak_bytes=program.peak_bytes, seconds=program.seconds, joules=program.joules,
-        overhead_joules=_overhead_joules(costs, program), bound_joules=bound,
-    )  # fmt: skip
+        plan,
+        peak_bytes=program.peak_bytes,
+        seconds=program.seconds,
+        joules=program.joules,
+        overhead_joules=_overhead_joules(costs, program),
+        bound_joules=bound,
+    )
 
 
 def _message(outcome: Outcome, takes: Program | Plan) -> str:

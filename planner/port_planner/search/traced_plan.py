@@ -68,9 +68,14 @@ def _solved(traced: TracedProblem, search_s: float, strategy: str) -> Schedule |
 def _plan(traced: TracedProblem, schedule: Schedule, cost: ScheduleCost, strategy: str) -> TracedPlan:
     worn_joules = traced.device.flash.wear_joules_per_byte * cost.written_bytes
     return TracedPlan(
-        traced.departures(schedule), strategy, cost.seconds, traced.moved_seconds(schedule, cost.written_bytes)
-        + cost.recompute_seconds, cost.joules - worn_joules, cost.peak_bytes, cost.written_bytes,
-    )  # fmt: skip
+        traced.departures(schedule),
+        strategy,
+        cost.seconds,
+        traced.moved_seconds(schedule, cost.written_bytes) + cost.recompute_seconds,
+        cost.joules - worn_joules,
+        cost.peak_bytes,
+        cost.written_bytes,
+    )
 
 
 def main() -> int:

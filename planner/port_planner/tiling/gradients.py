@@ -112,8 +112,13 @@ def _output_padding(call: _Backward) -> Iterator[int]:
         yield from (0 for _ in call.stride)
         return
     sizes = zip(
-        call.input.shape[2:], call.gradient.shape[2:], call.weight.shape[2:], call.stride, call.padding, call.dilation,
+        call.input.shape[2:],
+        call.gradient.shape[2:],
+        call.weight.shape[2:],
+        call.stride,
+        call.padding,
+        call.dilation,
         strict=True,
-    )  # fmt: skip
+    )
     for whole, out, kernel, stride, padding, dilation in sizes:
         yield whole - ((out - 1) * stride - 2 * padding + dilation * (kernel - 1) + 1)

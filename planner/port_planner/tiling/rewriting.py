@@ -114,9 +114,14 @@ class GraphBuilder:
     def graph(self) -> StepGraph:
         """Return what was collected, without the storages that no op touches any more."""
         whole = StepGraph(
-            tuple(self._storages), tuple(self._values), tuple(self.ops), self._original.batch, self._original.loss,
-            self._original.aux, self._original.scalars,
-        )  # fmt: skip
+            tuple(self._storages),
+            tuple(self._values),
+            tuple(self.ops),
+            self._original.batch,
+            self._original.loss,
+            self._original.aux,
+            self._original.scalars,
+        )
         return whole
 
 
@@ -139,10 +144,14 @@ def compacted(graph: StepGraph) -> StepGraph:
         for op in graph.ops
     )
     return replace(
-        graph, storages=tuple(graph.storages[s] for s in old_storages), ops=ops,
+        graph,
+        storages=tuple(graph.storages[s] for s in old_storages),
+        ops=ops,
         values=tuple(replace(graph.values[v], storage=storages[graph.values[v].storage]) for v in old_values),
-        batch=tuple(values[v] for v in graph.batch), loss=values[graph.loss], aux=tuple(values[v] for v in graph.aux),
-    )  # fmt: skip
+        batch=tuple(values[v] for v in graph.batch),
+        loss=values[graph.loss],
+        aux=tuple(values[v] for v in graph.aux),
+    )
 
 
 def lying(builder: GraphBuilder, graph: StepGraph, op: Op, moved: Mapping[int, int]) -> Op:

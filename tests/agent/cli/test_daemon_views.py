@@ -16,9 +16,14 @@ from port_agent.cli.daemon_views import (
 )
 
 FACTS = {
-    "power": "external", "battery_percent": None, "temperature_c": None, "throttled": "unknown", "voices": [],
-    "free_disk_bytes": None, "available_memory_bytes": None,
-}  # fmt: skip
+    "power": "external",
+    "battery_percent": None,
+    "temperature_c": None,
+    "throttled": "unknown",
+    "voices": [],
+    "free_disk_bytes": None,
+    "available_memory_bytes": None,
+}
 STATUS: Mapping[str, Any] = {
     "state": "idle", "reasons": ["no jobs"], "running": [], "waiting": [], "facts": FACTS, "health": [], "mcus": [],
     "flash_written_today_bytes": 0, "flash_budget_bytes": 16 << 30, "peers": None, "paired": [], "next_window": None, "energy": None,
@@ -112,9 +117,15 @@ def test_reasons_in_brackets_are_shown_and_break_nothing(shown: Any) -> None:
 
 
 PROMISE: Mapping[str, Any] = {
-    "plan": 0, "peak_bytes": 300 << 20, "step_s": 2.0, "step_joules": 8.0, "written_bytes": 20 << 20, "steps": 900,
-    "ends_at": None, "nights": None,
-}  # fmt: skip
+    "plan": 0,
+    "peak_bytes": 300 << 20,
+    "step_s": 2.0,
+    "step_joules": 8.0,
+    "written_bytes": 20 << 20,
+    "steps": 900,
+    "ends_at": None,
+    "nights": None,
+}
 
 
 def test_what_was_promised_stands_beside_what_happened(shown: Any) -> None:
@@ -202,9 +213,14 @@ def test_the_doctor_counts_what_needs_attention(shown: Any) -> None:
 
 def test_how_long_the_card_lasts(shown: Any) -> None:
     life = {
-        "medium": "SD card", "endurance_bytes": 20_000_000_000_000, "assumed": True, "used_share": None,
-        "left_bytes": 20_000_000_000_000, "bytes_per_day": 5e9, "years_left": 10.95,
-    }  # fmt: skip
+        "medium": "SD card",
+        "endurance_bytes": 20_000_000_000_000,
+        "assumed": True,
+        "used_share": None,
+        "left_bytes": 20_000_000_000_000,
+        "bytes_per_day": 5e9,
+        "years_left": 10.95,
+    }
     words = " ".join(shown(status_screen({**STATUS, "flash_life": life, "running": [RUN]})).split())
     assert "this SD card, taken to endure 20 TB, lasts 11 years at today's rate, 7.1e+05 steps of job 3" in words
     used = {**life, "medium": "eMMC", "assumed": False, "used_share": 0.3, "years_left": None}

@@ -30,9 +30,13 @@ STEP = StepDone(
 )  # fmt: skip
 LAST = StepDone(step=2, epoch=0, loss=0.25, wall_s=4.0, cpu_s=3.0, phases_s={}, peak_rss_bytes=None)
 EVENTS: tuple[Event, ...] = (
-    READY, EvaluationDone(step=0, loss=0.75, metric=0.5), STEP, LAST, EvaluationDone(step=2, loss=0.5, metric=0.75),
+    READY,
+    EvaluationDone(step=0, loss=0.75, metric=0.5),
+    STEP,
+    LAST,
+    EvaluationDone(step=2, loss=0.5, metric=0.75),
     TrainingFinished(step=2, out="/home/[me]/w", digest="ab12", peak_rss_bytes=250 << 20),
-)  # fmt: skip
+)
 
 
 @pytest.fixture(scope="module")
@@ -72,9 +76,15 @@ def test_a_report_says_what_the_run_did(
     monkeypatch.setenv("COLUMNS", "150")
     out = shown(capsys, taken(EVENTS), manifest)
     for words in (
-        "birds: 2 steps", "planned peak 300.0 MiB", "measured peak 250.0 MiB", "75 % hidden behind compute",
-        "3.0 s on average", "evaluation metric 0.5000 -> 0.7500", "checksum ab12", "weights /home/[me]/w",
-    ):  # fmt: skip
+        "birds: 2 steps",
+        "planned peak 300.0 MiB",
+        "measured peak 250.0 MiB",
+        "75 % hidden behind compute",
+        "3.0 s on average",
+        "evaluation metric 0.5000 -> 0.7500",
+        "checksum ab12",
+        "weights /home/[me]/w",
+    ):
         assert words in out, words
 
 

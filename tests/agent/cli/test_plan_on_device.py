@@ -129,9 +129,14 @@ def test_a_device_that_turns_out_full_is_a_clean_failure_and_the_smaller_plan(
     async def run() -> None:
         store, health, changed = JobStore(tmp_path), HealthBoard(), asyncio.Event()
         runner = Runner(
-            store, Inboxes(tmp_path / "inbox"), health, SystemClock(), {JobKind.TRAIN: kind},
-            lambda: LockFile(tmp_path / "worker.lock"), changed.set,
-        )  # fmt: skip
+            store,
+            Inboxes(tmp_path / "inbox"),
+            health,
+            SystemClock(),
+            {JobKind.TRAIN: kind},
+            lambda: LockFile(tmp_path / "worker.lock"),
+            changed.set,
+        )
         spec = JobSpec("full", "job.port", steps=3)
         number = store.add(spec, 0.0, lambda folder: (folder / "job.port").write_bytes(bundle.read_bytes())).id
         around = RunConditions(ResourceLimits(memory_bytes=2 << 30), 4 << 30, devices=frozenset())

@@ -195,10 +195,14 @@ def test_what_the_gpu_took_goes_to_minute_hour_and_day_of_each_job(path: Path) -
     ledger.close(NOON + 62)
     start = int(NOON)
     assert gpu_rows(path) == [
-        (60, start, "a", "rail", 2.0, 6.0), (60, start, "b", "rail", 2.0, 2.0), (60, start + 60, "a", "rail", 2.0, 8.0),
-        (3600, start, "a", "rail", 4.0, 14.0), (3600, start, "b", "rail", 2.0, 2.0),
-        (86400, start - 43200, "a", "rail", 4.0, 14.0), (86400, start - 43200, "b", "rail", 2.0, 2.0),
-    ]  # fmt: skip
+        (60, start, "a", "rail", 2.0, 6.0),
+        (60, start, "b", "rail", 2.0, 2.0),
+        (60, start + 60, "a", "rail", 2.0, 8.0),
+        (3600, start, "a", "rail", 4.0, 14.0),
+        (3600, start, "b", "rail", 2.0, 2.0),
+        (86400, start - 43200, "a", "rail", 4.0, 14.0),
+        (86400, start - 43200, "b", "rail", 2.0, 2.0),
+    ]
     late = Ledger(path, NOON + 3 * DAY_S)
     late.close(NOON + 3 * DAY_S)
     assert {row[0] for row in gpu_rows(path)} == {3600, 86400}, "minutes live for two days"

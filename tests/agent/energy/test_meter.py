@@ -70,9 +70,15 @@ class MeasurementWorker:
         """Let a step end now."""
         phases_s = {"forward": 0.4 * wall_s, "backward": 0.5 * wall_s, "update": 0.1 * wall_s}
         event = StepDone(
-            step=number, epoch=epoch, loss=1.0 / (number + 1), wall_s=wall_s, cpu_s=wall_s, phases_s=phases_s,
-            planned_s=planned_s, planned_joules=planned_joules,
-        )  # fmt: skip
+            step=number,
+            epoch=epoch,
+            loss=1.0 / (number + 1),
+            wall_s=wall_s,
+            cpu_s=wall_s,
+            phases_s=phases_s,
+            planned_s=planned_s,
+            planned_joules=planned_joules,
+        )
         self.meter.on_event("job", event, self.now_s)
 
     def rows(self, query: str) -> list[sqlite3.Row]:
@@ -340,9 +346,13 @@ def test_what_the_account_counts_is_in_the_ledger_and_the_ledgers_own_writes_in_
     path = tmp_path / "energy.sqlite"
     wear = WearAccount(lambda: T0_UNIX)
     meter = EnergyMeter(
-        SourceChoice((ScriptedSource(),), ()), Ledger(path, T0_UNIX), EnergyConfig(), MODEL,
-        seams=MeterSeams(lambda: T0_UNIX), wear=wear,
-    )  # fmt: skip
+        SourceChoice((ScriptedSource(),), ()),
+        Ledger(path, T0_UNIX),
+        EnergyConfig(),
+        MODEL,
+        seams=MeterSeams(lambda: T0_UNIX),
+        wear=wear,
+    )
     wear.add(1334)
     meter.tick(0.0)
     written = meter.flush(1.0).result()
@@ -374,9 +384,13 @@ def test_writes_of_the_whole_disk_are_counted_and_its_life_is_assumed(tmp_path: 
     (real / "queue/rotational").write_text("0\n")
     (real / "size").write_text("62500000\n")
     meter = EnergyMeter(
-        SourceChoice((ScriptedSource(),), ()), Ledger(path, T0_UNIX), EnergyConfig(), MODEL, DiskCounter(tmp_path, tmp_path / "root"),
+        SourceChoice((ScriptedSource(),), ()),
+        Ledger(path, T0_UNIX),
+        EnergyConfig(),
+        MODEL,
+        DiskCounter(tmp_path, tmp_path / "root"),
         MeterSeams(lambda: T0_UNIX),
-    )  # fmt: skip
+    )
     meter.tick(0.0)
     meter.flush(1.0)
     (real / "stat").write_text(STAT.replace("432176", "2432176"))

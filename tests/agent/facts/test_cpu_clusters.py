@@ -17,10 +17,14 @@ from tests.agent.facts.cores import PI_5, RK3399, RK3588, S922X, Kind, machine
         (RK3399, "2 x Cortex-A72 at 2.02 GHz + 4 x Cortex-A53 at 1.51 GHz", [(4, 5), (0, 1, 2, 3)]),
         (S922X, "4 x Cortex-A73 at 2.4 GHz + 2 x Cortex-A53 at 2.02 GHz", [(2, 3, 4, 5), (0, 1)]),
         (PI_5, "4 x Cortex-A76 at 2.4 GHz", [(0, 1, 2, 3)]),
-        ([(8, None, 5000000, None), (8, None, 3800000, None)], "8 x core at 5 GHz + 8 x core at 3.8 GHz", [tuple(range(8)), tuple(range(8, 16))]),
+        (
+            [(8, None, 5000000, None), (8, None, 3800000, None)],
+            "8 x core at 5 GHz + 8 x core at 3.8 GHz",
+            [tuple(range(8)), tuple(range(8, 16))],
+        ),
         ([(2, None, None, None)], "2 x core", [(0, 1)]),
     ],
-)  # fmt: skip
+)
 def test_cores_of_one_kind_are_a_cluster_the_fastest_first(
     tmp_path: Path, kinds: Sequence[Kind], text: str, cores: list[tuple[int, ...]]
 ) -> None:

@@ -85,9 +85,15 @@ class Led:
         """Do a round; returns how its process says it ended."""
         names = {node: member.folder.parent.name for node, member in self.members.items()}
         values: dict[str, Any] = {
-            "run_id": 7, "number": 1, "folder": str(self.root), "bundle": str(self.bundle), "names": names, "goal": len(names),
-            "timeout_s": 60.0, "min_share": 0.5,
-        }  # fmt: skip
+            "run_id": 7,
+            "number": 1,
+            "folder": str(self.root),
+            "bundle": str(self.bundle),
+            "names": names,
+            "goal": len(names),
+            "timeout_s": 60.0,
+            "min_share": 0.5,
+        }
         order = RoundOrder(**{**values, **changes})
         command = [sys.executable, "-m", "port_agent.federate.round"]
         ended: dict[str, Any] = {}

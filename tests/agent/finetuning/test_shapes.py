@@ -89,9 +89,13 @@ def _cases() -> list[Any]:
 @pytest.mark.sample(8)
 @pytest.mark.parametrize(("kind", "rank", "base"), _cases())
 def test_it_has_the_bits_of_plain_pytorch(
-    kind: str, rank: int | None, base: Quantization | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    rank: int | None,
+    base: Quantization | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     autocast: bool = False,
-) -> None:  # fmt: skip
+) -> None:
     make_model(tmp_path / "model", 128 if base else 32, kind)
     data = tmp_path / ("data.jsonl" if kind in WITH_ENCODER else "data.txt")
     data.write_text(pairs() if kind in WITH_ENCODER else TEXT * 8)
@@ -139,9 +143,15 @@ def test_an_encoder_that_chooses_labels_has_the_bits_of_plain_pytorch(
     texts = [(" ".join(words[n : n + 3 + n % 5]), "ab"[n % 2]) for n in range(12)]
     (tmp_path / "data.jsonl").write_text("".join(json.dumps({"text": t, "label": n}) + "\n" for t, n in texts))
     asked = FinetuneOptions(
-        str(tmp_path / "model"), str(tmp_path / "data.jsonl"), str(tmp_path / "mine"), lora_rank=rank, updates=4, batch=3,
-        held_out=0.2, learning_rate=0.01,
-    )  # fmt: skip
+        str(tmp_path / "model"),
+        str(tmp_path / "data.jsonl"),
+        str(tmp_path / "mine"),
+        lora_rank=rank,
+        updates=4,
+        batch=3,
+        held_out=0.2,
+        learning_rate=0.01,
+    )
     losses: dict[str, list[float]] = {"mine": [], "plain": []}
     with budget(tensors="100K", page_dir=tmp_path):
         outcome = finetune(asked, lambda update: losses["mine"].append(update.loss), lambda note: None)

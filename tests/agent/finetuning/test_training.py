@@ -242,9 +242,15 @@ def test_a_base_on_a_grid_trains_as_plain_layers_over_its_weights(
 ) -> None:
     model, data = make_model(tmp_path / "model", 128, kind), make_data(tmp_path / "data.jsonl")
     options = FinetuneOptions(
-        str(model), str(data), str(tmp_path / "grid"), base=grid, sequence_tokens=32, updates=10, held_out=0.0,
+        str(model),
+        str(data),
+        str(tmp_path / "grid"),
+        base=grid,
+        sequence_tokens=32,
+        updates=10,
+        held_out=0.0,
         learning_rate=0.02,
-    )  # fmt: skip
+    )
     losses: dict[str, list[float]] = {"grid": [], "plain": []}
     _, notes = run(options, lambda update: losses["grid"].append(update.loss))
     assert any(f"lie on the {grid.value} grid" in note for note in notes)

@@ -52,10 +52,16 @@ def shape_of(kind: str, hidden_size: int = 32) -> dict[str, Any]:
     if kind == "distilbert":
         return {"model_type": kind, "dim": hidden_size, "hidden_dim": 2 * hidden_size, "n_layers": 2, "n_heads": 2}
     return {
-        "model_type": kind, "hidden_size": hidden_size, "intermediate_size": 2 * hidden_size, "num_hidden_layers": 2,
-        "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 128, "pad_token_id": 0,
+        "model_type": kind,
+        "hidden_size": hidden_size,
+        "intermediate_size": 2 * hidden_size,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": 128,
+        "pad_token_id": 0,
         **({"head_dim": hidden_size // 2} if kind in ("qwen3", "gemma2", "gemma3_text") else {}),
-    }  # fmt: skip
+    }
 
 
 def make_model(folder: Path, hidden_size: int = 32, kind: str = "llama", vocabulary: int | None = None) -> Path:

@@ -158,10 +158,15 @@ def torch_has_cuda() -> bool:
 
 def test_memory_that_no_count_sees_is_said_to_be_bounded_by_the_plan() -> None:
     report = {
-        "kind": "cuda", "name": "Orin", "unified": True, "outside_bytes": 667 << 20, "reordered": 33,
+        "kind": "cuda",
+        "name": "Orin",
+        "unified": True,
+        "outside_bytes": 667 << 20,
+        "reordered": 33,
         "seen_by": {"resident memory": 0, "control group": 64 << 20},
-        "enforced": {"a limit of torch's allocator": "refuses more", "RLIMIT_DATA": "lets more be taken"}, "bounded": True,
-    }  # fmt: skip
+        "enforced": {"a limit of torch's allocator": "refuses more", "RLIMIT_DATA": "lets more be taken"},
+        "bounded": True,
+    }
     check = check_device(report)
     detail = check.finding
     assert "Orin, shares the host's memory (--ram is for both)" in detail and "resident memory do not count" in detail

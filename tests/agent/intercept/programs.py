@@ -79,9 +79,14 @@ def _run(
     timeout_s: float = 600,
 ) -> RunEnd:
     done = subprocess.run(
-        command, cwd=folder, input=given, capture_output=True, text=True, timeout=timeout_s,
+        command,
+        cwd=folder,
+        input=given,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
         env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},
-    )  # fmt: skip
+    )
     lines = done.stderr.splitlines()
     theirs = [line for line in lines if not line.startswith(OURS)]
     ours = [line for line in lines if line.startswith(OURS)]

@@ -114,11 +114,17 @@ class Program:
     def lists(self) -> object:
         xs = [self.any() for _ in range(self.draw.randrange(1, 4))]
         ys = [self.other(x) for x in xs][: self.draw.choice([1, 3, 3, 3])]
-        call = self.draw.choice([
-            lambda: torch._foreach_add_(xs, ys), lambda: torch._foreach_mul_(xs, 2.0), lambda: torch._foreach_mul(xs, ys),
-            lambda: torch._foreach_addcmul_(xs, ys, ys, torch.ones(len(xs))), lambda: torch._foreach_sqrt_(xs),
-            lambda: torch._foreach_div_(xs, [2.0] * len(ys)), lambda: torch._foreach_neg(xs),
-        ])  # fmt: skip
+        call = self.draw.choice(
+            [
+                lambda: torch._foreach_add_(xs, ys),
+                lambda: torch._foreach_mul_(xs, 2.0),
+                lambda: torch._foreach_mul(xs, ys),
+                lambda: torch._foreach_addcmul_(xs, ys, ys, torch.ones(len(xs))),
+                lambda: torch._foreach_sqrt_(xs),
+                lambda: torch._foreach_div_(xs, [2.0] * len(ys)),
+                lambda: torch._foreach_neg(xs),
+            ]
+        )
         return call() or xs
 
     def rows(self) -> object:

@@ -18,8 +18,14 @@ UNORDERED = ("README.md",)
 """trl's model card lists its tags in the order of a set of its own."""
 
 PEAK_TENSORS_MIB = {
-    "amp_loop": 64, "gan": 49, "accelerate_loop": 34, "lightning_fit": 23, "diffusion": 147, "hf_trainer": 104, "trl_sft": 69,
-}  # fmt: skip
+    "amp_loop": 64,
+    "gan": 49,
+    "accelerate_loop": 34,
+    "lightning_fit": 23,
+    "diffusion": 147,
+    "hf_trainer": 104,
+    "trl_sft": 69,
+}
 """Of each script with nothing moved: `exec --tensors 100G`, `peak_tensor_bytes`."""
 FAST = ("gan",)
 """Looked at each time. What `amp_loop` adds, autocast and a gradient scaler, `test_features` and `patches/test_dispatch_keys` look at."""

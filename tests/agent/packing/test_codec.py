@@ -342,8 +342,14 @@ def test_conditions_select_from_bits_as_torch_does(level: int) -> None:
         length = pack(layout, mask.ctypes.data, packed.ctypes.data, packed.size, level=level)
         for inverted in (False, True):
             select(
-                layout, packed.ctypes.data, length, gradient.ctypes.data, target.ctypes.data, inverted=inverted, level=level
-            )  # fmt: skip
+                layout,
+                packed.ctypes.data,
+                length,
+                gradient.ctypes.data,
+                target.ctypes.data,
+                inverted=inverted,
+                level=level,
+            )
             expected = torch.where(torch.from_numpy(mask) ^ inverted, torch.from_numpy(gradient), torch.tensor(0.0))
             assert target.tobytes() == expected.numpy().tobytes()
 

@@ -108,10 +108,14 @@ def test_damaged_pages_are_refused_before_anything_is_written() -> None:
     size = int.from_bytes(packed[:4], "little")
     short = zlib.compress(bytes(999), 1, wbits=-15)
     wrong = [
-        packed[:-1], packed + b"\0", packed[:3], b"", (size + 1).to_bytes(4, "little") + packed[4:],
+        packed[:-1],
+        packed + b"\0",
+        packed[:3],
+        b"",
+        (size + 1).to_bytes(4, "little") + packed[4:],
         packed[:4] + bytes(size) + packed[4 + size :],
         len(short).to_bytes(4, "little") + short + packed[4 + size :],
-    ]  # fmt: skip
+    ]
     for damaged in wrong:
         target = np.full(page.size, 0xA5, np.uint8)
         with pytest.raises(DamagedPageError, match="no packed page of 4000"):

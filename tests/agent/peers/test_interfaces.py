@@ -18,9 +18,14 @@ def test_which_interfaces_count(monkeypatch: pytest.MonkeyPatch) -> None:
 
     lan = "up,broadcast,running,multicast"
     states = {
-        "eth0": state(lan), "wlan0": state(lan), "old0": state(lan, up=False), "tun0": state("up,pointopoint,multicast"),
-        "lo": state("up,loopback,running,multicast"), "can0": state("up,running"), "bare0": state(lan),
-    }  # fmt: skip
+        "eth0": state(lan),
+        "wlan0": state(lan),
+        "old0": state(lan, up=False),
+        "tun0": state("up,pointopoint,multicast"),
+        "lo": state("up,loopback,running,multicast"),
+        "can0": state("up,running"),
+        "bare0": state(lan),
+    }
     four, six = socket.AF_INET, socket.AF_INET6
     addresses = {
         "wlan0": [address(six, "fe80::2%wlan0"), address(psutil.AF_LINK, "02:00:00:00:00:01")],

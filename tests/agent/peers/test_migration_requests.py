@@ -32,8 +32,12 @@ REQUESTS: list[MigrationRequest] = [
     Offer(token=TOKEN, nbytes=7, least_bytes=9, device_kind="cpu", machine=HASH),
     Bring(token=TOKEN, job=MigratedJob(name="birds", epochs=2, step=3), files=(FILE,)),
     Part(token=TOKEN, file=0, offset=3, data=b"four"),
-    Begin(token=TOKEN), Look(token=TOKEN), Stop(token=TOKEN), Fetch(token=TOKEN, path="state/slot.0", offset=2), Close(token=TOKEN),
-]  # fmt: skip
+    Begin(token=TOKEN),
+    Look(token=TOKEN),
+    Stop(token=TOKEN),
+    Fetch(token=TOKEN, path="state/slot.0", offset=2),
+    Close(token=TOKEN),
+]
 ANSWERS = [
     MigrationAnswer(state=MigrationState.WORKING, reason="trains", trains=True, step=3, loss=0.5, files=(FILE,)),
     MigrationAnswer(state=MigrationState.PART, data=b"some"),

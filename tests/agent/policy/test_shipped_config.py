@@ -9,9 +9,15 @@ from port_agent.policy.config import Config, load_config
 
 SHIPPED = Path(__file__).resolve().parents[3] / "deploy/config.toml"
 _NO_DEFAULT = {
-    "static_watts", "full_watts", "price_per_kwh", "currency", "co2_grams_per_kwh", "flash_endurance_bytes", "flash_price",
+    "static_watts",
+    "full_watts",
+    "price_per_kwh",
+    "currency",
+    "co2_grams_per_kwh",
+    "flash_endurance_bytes",
+    "flash_price",
     "plugins",
-}  # fmt: skip
+}
 """Settings of [energy] that the file shows as examples."""
 
 

@@ -75,9 +75,15 @@ def train(
     device = costs_of(next(iter(full.graphs.values()))).device
     measured = MeasurementWorker().measure(full.graphs.values(), 1, device.compute_watts, lambda stage, share: None)
     return train_less(
-        full, measured, device, StepLimits(ram_bytes, **limits), prepare=partial(make_bundle.prepare, made), threads=1,
-        steps=12, progress=lambda stage, share: seen.append(share) if seen is not None else None,
-    )  # fmt: skip
+        full,
+        measured,
+        device,
+        StepLimits(ram_bytes, **limits),
+        prepare=partial(make_bundle.prepare, made),
+        threads=1,
+        steps=12,
+        progress=lambda stage, share: seen.append(share) if seen is not None else None,
+    )
 
 
 @pytest.mark.slow

@@ -30,10 +30,14 @@ def test_a_calibration_becomes_figures_of_a_board_with_their_errors() -> None:
     numbers = board_numbers(FOUND, 4, "ina219, the board's input")
     assert {key: number.value for key, number in numbers.items()} == pytest.approx(
         {
-            "static_watts": 2.7, "compute_watts": 4.2, "one_core_watts": 1.5, "moving_watts": 2.6,
-            "read_joules_per_byte": 9e-9, "write_joules_per_byte": 3e-8,
+            "static_watts": 2.7,
+            "compute_watts": 4.2,
+            "one_core_watts": 1.5,
+            "moving_watts": 2.6,
+            "read_joules_per_byte": 9e-9,
+            "write_joules_per_byte": 3e-8,
         }
-    )  # fmt: skip
+    )
     assert all(number.kind == "measured" for number in numbers.values())
     assert numbers["static_watts"].source == "fitted to 30 runs under ina219, the board's input; standard error 2%"
 

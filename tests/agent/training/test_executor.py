@@ -515,7 +515,12 @@ def _first(make: MakeOptimizer) -> dict[str, float]:
 def test_groups_with_their_own_hyperparameters(tmp_path: Path) -> None:
     def make(parameters: Any) -> torch.optim.Optimizer:
         first, *rest = list(parameters)
-        return torch.optim.SGD([{"params": [first], "lr": 0.5, "weight_decay": 0.0}, {"params": rest}], lr=0.01, momentum=0.9, weight_decay=0.1)  # fmt: skip
+        return torch.optim.SGD(
+            [{"params": [first], "lr": 0.5, "weight_decay": 0.0}, {"params": rest}],
+            lr=0.01,
+            momentum=0.9,
+            weight_decay=0.1,
+        )
 
     data = batches(3)
     expected = plain(small(), classify, make, data)

@@ -65,9 +65,13 @@ def train(options: TorchOptions, asked: dict[int, Command] | None = None) -> lis
 def kinds(events: list[Event]) -> str:
     """Return what was told in a letter each."""
     letters = {
-        WorkerReady: "R", EvaluationDone: "E", StepDone: "s", CheckpointWritten: "C", PlanSwitched: "P",
+        WorkerReady: "R",
+        EvaluationDone: "E",
+        StepDone: "s",
+        CheckpointWritten: "C",
+        PlanSwitched: "P",
         WorkerLeaving: "W",
-    }  # fmt: skip
+    }
     return "".join(letters.get(type(event), "F" if isinstance(event, TrainingFinished) else "L") for event in events)
 
 

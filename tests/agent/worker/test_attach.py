@@ -37,10 +37,16 @@ def test_what_cannot_be_attached_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "answer",
-    [b"", b"HTTP/1.1 101", b"no HTTP at all\r\n\r\n", b"HTTP/1.1 101 Switching Protocols\r\n\r\n",
-     b"HTTP/1.1 403 Forbidden\r\nContent-Length: 90\r\n\r\n{", b"x" * 5000],
+    [
+        b"",
+        b"HTTP/1.1 101",
+        b"no HTTP at all\r\n\r\n",
+        b"HTTP/1.1 101 Switching Protocols\r\n\r\n",
+        b"HTTP/1.1 403 Forbidden\r\nContent-Length: 90\r\n\r\n{",
+        b"x" * 5000,
+    ],
     ids=["nothing", "torn", "no HTTP", "not a valid number", "torn refusal", "no end"],
-)  # fmt: skip
+)
 def test_a_strange_answer_is_an_unreachable_agent(tmp_path: Path, answer: bytes) -> None:
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(tmp_path / "control.sock"))

@@ -147,10 +147,16 @@ class SdCard:
             return [OPEN_LINE, 0x09]
         app, self._app = self._app, number == 55
         commands: dict[int, Callable[[int], list[int]]] = {
-            0: self._reset, 8: lambda a: [1, 0, 0, a >> 8 & 15, a & 0xFF], 9: self._csd, 13: self._status, 17: self._read,
-            24: self._write, 55: lambda _: [int(self._idle)], 59: lambda _: [int(self._idle)],
+            0: self._reset,
+            8: lambda a: [1, 0, 0, a >> 8 & 15, a & 0xFF],
+            9: self._csd,
+            13: self._status,
+            17: self._read,
+            24: self._write,
+            55: lambda _: [int(self._idle)],
+            59: lambda _: [int(self._idle)],
             58: lambda _: [int(self._idle), 0xC0 if self.high_capacity else 0x80, 0xFF, 0x80, 0],
-        }  # fmt: skip
+        }
         if app and number == 41:
             self.wakes_after -= 1
             self._idle = self.wakes_after > 0

@@ -33,17 +33,27 @@ class Transfer(IntEnum):
 
 class _Spi(ctypes.Structure):
     _fields_ = (
-        ("start", _START), ("busy", _BUSY), ("select", _SELECT), ("microseconds", _CLOCK), ("context", ctypes.c_void_p),
-    )  # fmt: skip
+        ("start", _START),
+        ("busy", _BUSY),
+        ("select", _SELECT),
+        ("microseconds", _CLOCK),
+        ("context", ctypes.c_void_p),
+    )
 
 
 class Medium(ctypes.Structure):
     """`port_medium`."""
 
     _fields_ = (
-        ("name", ctypes.c_char_p), ("bytes", ctypes.c_uint32), ("block_bytes", ctypes.c_uint32),
-        ("mapped", ctypes.c_void_p), ("write", _MOVE), ("read", _MOVE), ("poll", _POLL), ("context", ctypes.c_void_p),
-    )  # fmt: skip
+        ("name", ctypes.c_char_p),
+        ("bytes", ctypes.c_uint32),
+        ("block_bytes", ctypes.c_uint32),
+        ("mapped", ctypes.c_void_p),
+        ("write", _MOVE),
+        ("read", _MOVE),
+        ("poll", _POLL),
+        ("context", ctypes.c_void_p),
+    )
 
 
 def build(folder: Path) -> ctypes.CDLL:

@@ -15,9 +15,13 @@ class Psram(ctypes.Structure):
     """`psram`."""
 
     _fields_ = (
-        ("memory", ctypes.c_void_p), ("bytes_per_s", ctypes.c_uint32), ("ticks_hz", ctypes.c_uint32), ("ticks", _CLOCK),
-        ("is_there", _THERE), ("rest", ctypes.c_uint64 * 4),
-    )  # fmt: skip
+        ("memory", ctypes.c_void_p),
+        ("bytes_per_s", ctypes.c_uint32),
+        ("ticks_hz", ctypes.c_uint32),
+        ("ticks", _CLOCK),
+        ("is_there", _THERE),
+        ("rest", ctypes.c_uint64 * 4),
+    )
 
 
 @pytest.fixture(scope="module")

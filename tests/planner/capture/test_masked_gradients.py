@@ -15,9 +15,14 @@ from port_planner.ir.graph import Phase, Ref, Role, StepGraph, Value, operands, 
 def net() -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(
-        nn.Conv2d(3, 8, 3, padding=1), nn.Hardswish(), nn.Conv2d(8, 8, 3, padding=1), nn.Hardswish(),
-        nn.Conv2d(8, 8, 3, padding=1), nn.Flatten(), nn.Linear(8 * 64, 4),
-    )  # fmt: skip
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.Hardswish(),
+        nn.Conv2d(8, 8, 3, padding=1),
+        nn.Hardswish(),
+        nn.Conv2d(8, 8, 3, padding=1),
+        nn.Flatten(),
+        nn.Linear(8 * 64, 4),
+    )
 
 
 def captured(trained: tuple[str, ...], memory_format: torch.memory_format = torch.contiguous_format) -> StepGraph:

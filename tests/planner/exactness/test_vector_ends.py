@@ -32,11 +32,15 @@ def test_shares_are_whole_vectors_where_each_but_the_last_is() -> None:
 @pytest.mark.parametrize(
     ("func", "arguments", "kwargs"),
     [
-        (ATEN.add.Tensor, ("x", "x"), {}), (ATEN.mul.Tensor, ("x", "one"), {}), (ATEN.lerp_.Scalar, ("x", "x", 0.1), {}),
-        (ATEN.addcmul_.default, ("x", "x", "x"), {"value": 0.01}), (ATEN.copy_.default, ("x", "x"), {}),
-        (ATEN._foreach_mul_.Scalar, (["x", "x"], 0.9), {}), (ATEN.masked_fill.Scalar, ("x", "mask", -1.0), {}),
+        (ATEN.add.Tensor, ("x", "x"), {}),
+        (ATEN.mul.Tensor, ("x", "one"), {}),
+        (ATEN.lerp_.Scalar, ("x", "x", 0.1), {}),
+        (ATEN.addcmul_.default, ("x", "x", "x"), {"value": 0.01}),
+        (ATEN.copy_.default, ("x", "x"), {}),
+        (ATEN._foreach_mul_.Scalar, (["x", "x"], 0.9), {}),
+        (ATEN.masked_fill.Scalar, ("x", "mask", -1.0), {}),
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_what_is_rounded_alike_everywhere_is_known(
     func: Any, arguments: Any, kwargs: dict[str, Any], dtype: torch.dtype

@@ -89,5 +89,10 @@ def test_what_no_kernel_could_run_is_refused_by_its_layer(graph: Graph, layer: s
 
 def test_the_numbers_of_kernels_are_those_of_the_firmware() -> None:
     assert {kind.name: int(kind) for kind in OpKind} == {
-        "CONV": 1, "DEPTHWISE": 2, "ADD": 3, "AVERAGE_POOL": 4, "MAX_POOL": 5, "CLASSIFIER": 6
-    }  # fmt: skip
+        "CONV": 1,
+        "DEPTHWISE": 2,
+        "ADD": 3,
+        "AVERAGE_POOL": 4,
+        "MAX_POOL": 5,
+        "CLASSIFIER": 6,
+    }

@@ -29,9 +29,14 @@ from port_planner.problem.replay import (
 STAGES = tuple(Stage(f"s{t}", 1.0, 2.0) for t in range(8))
 FLASH = Paging(0, 0.5, 0.25, 3.0, 5.0)
 A = Tensor(
-    "a", 10, (0, 1, 7), (0,), rematerializations=(Rematerialization(0.5, 4.0, (), 3),), paging=(FLASH,),
+    "a",
+    10,
+    (0, 1, 7),
+    (0,),
+    rematerializations=(Rematerialization(0.5, 4.0, (), 3),),
+    paging=(FLASH,),
     packings=(Packing(4, 0.2, 1.5),),
-)  # fmt: skip
+)
 B = Tensor("b", 20, (1, 2, 6), (1,), rematerializations=(Rematerialization(1.0, 6.0, ((0, 0),)),), paging=(FLASH,))
 BUSY = Tensor("busy", 30, (3, 4), (3,), rematerializations=(None,))
 PROBLEM = Problem(STAGES, (A, B, BUSY), None, static_watts=2.0)

@@ -36,11 +36,15 @@ def network(layers: int = LAYERS, **of: object) -> Problem:
     settings: dict[str, object] = {"paging": (Paging(0, 0.1, 0.1, 3.0, 3.0),), **of}
     tensors = tuple(
         Tensor(
-            f"a{i}", 10, tuple(sorted({i, i + 1, size - 1 - i})), (i,),
-            rematerializations=(Rematerialization(1.0, 1.0, ((i - 1, 0),) if i else ()),), **settings,  # type: ignore[arg-type]
+            f"a{i}",
+            10,
+            tuple(sorted({i, i + 1, size - 1 - i})),
+            (i,),
+            rematerializations=(Rematerialization(1.0, 1.0, ((i - 1, 0),) if i else ()),),
+            **settings,  # type: ignore[arg-type]
         )
         for i in range(layers)
-    )  # fmt: skip
+    )
     return Problem(tuple(Stage(f"s{t}", 1.0, 1.0) for t in range(size)), tensors, None, semantics=Semantics.ELASTIC)
 
 

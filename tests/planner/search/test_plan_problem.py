@@ -116,10 +116,15 @@ def test_what_is_no_problem() -> None:
     fewer = zlib.compress(msgspec.msgpack.encode([*record[:2], [*record[2][:2], record[2][2][1:]], *record[3:]]))
     bomb = zlib.compress(bytes(MAX_RAW_BYTES + 1), 9)
     for content, words in (
-        (b"", "cut off"), (whole[:-5], "cut off"), (whole + b"1", "goes on"), (b"no zlib", "no planning problem"),
-        (bomb, "more than"), (later, "format 3; this agent reads 2"), (fewer, "costs for"),
+        (b"", "cut off"),
+        (whole[:-5], "cut off"),
+        (whole + b"1", "goes on"),
+        (b"no zlib", "no planning problem"),
+        (bomb, "more than"),
+        (later, "format 3; this agent reads 2"),
+        (fewer, "costs for"),
         (zlib.compress(b"\xc1"), "no planning problem"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(WireError, match=words):
             unpack_problem(content)
 

@@ -304,9 +304,15 @@ def test_a_roomy_budget_changes_nothing() -> None:
 def paging(costs: CostTable, wear_joules_per_byte: float = 0.0) -> CostTable:
     """Return the costs with flash that is fast enough for careless plans to page what they could recompute."""
     flash = replace(
-        costs.device.flash, latency_s=0.0, read_bytes_per_s=1e12, write_bytes_per_s=1e12, read_joules_per_byte=0.0,
-        write_joules_per_byte=0.0, wear_joules_per_byte=wear_joules_per_byte, endurance_bytes=19.2e12,
-    )  # fmt: skip
+        costs.device.flash,
+        latency_s=0.0,
+        read_bytes_per_s=1e12,
+        write_bytes_per_s=1e12,
+        read_joules_per_byte=0.0,
+        write_joules_per_byte=0.0,
+        wear_joules_per_byte=wear_joules_per_byte,
+        endurance_bytes=19.2e12,
+    )
     return replace(costs, device=replace(costs.device, flash=flash))
 
 

@@ -52,8 +52,12 @@ def small_job() -> TrainingJob:
     model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 1))
     x = torch.randn(40, 4)
     return TrainingJob(
-        model, lambda m, a, b: nn.functional.mse_loss(m(a), b), torch.optim.SGD(model.parameters(), 0.05), [x, x.sum(1, keepdim=True)], 8
-    )  # fmt: skip
+        model,
+        lambda m, a, b: nn.functional.mse_loss(m(a), b),
+        torch.optim.SGD(model.parameters(), 0.05),
+        [x, x.sum(1, keepdim=True)],
+        8,
+    )
 
 
 @pytest.mark.own_process

@@ -24,10 +24,15 @@ class Convolutions(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.Sequential(
-            nn.Conv2d(3, 8, 7, stride=2, padding=3), nn.ReLU(), nn.Conv2d(8, 8, 3, stride=2, groups=4), nn.ReLU(),
-            nn.ConvTranspose2d(8, 6, 3, stride=2, output_padding=1), nn.Conv2d(6, 4, 3, dilation=2, padding=2), nn.Tanh(),
+            nn.Conv2d(3, 8, 7, stride=2, padding=3),
+            nn.ReLU(),
+            nn.Conv2d(8, 8, 3, stride=2, groups=4),
+            nn.ReLU(),
+            nn.ConvTranspose2d(8, 6, 3, stride=2, output_padding=1),
+            nn.Conv2d(6, 4, 3, dilation=2, padding=2),
+            nn.Tanh(),
             nn.Conv2d(4, 4, 1, stride=3),
-        )  # fmt: skip
+        )
         self.layers[5].bias.requires_grad_(False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -35,9 +35,14 @@ def main() -> int:
         from port_agent.finetuning.training import exit_code, finetune
 
         bar = Progress(
-            TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[said]}"),
-            TimeRemainingColumn(), console=console, disable=options.json,
-        )  # fmt: skip
+            TextColumn("training"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[said]}"),
+            TimeRemainingColumn(),
+            console=console,
+            disable=options.json,
+        )
         task = bar.add_task("training", total=None, said="")
 
         def report(update: "Update") -> None:

@@ -56,8 +56,12 @@ def explanation_table(found: "Explanation", options: "FinetuneOptions") -> Table
         ("trained state", found.trained_bytes, "weights, gradients and two moments of AdamW"),
         ("activations", found.saved_bytes, f"kept for the backward pass: {kept}"),
         ("logits", 2 * found.logits_bytes, "and their gradient, of the rows that the head runs on at a time"),
-        ("frozen weights", found.resident_frozen_bytes, f"of {format_bytes(found.frozen_bytes)} that a step multiplies by, stay in memory"),
-    ):  # fmt: skip
+        (
+            "frozen weights",
+            found.resident_frozen_bytes,
+            f"of {format_bytes(found.frozen_bytes)} that a step multiplies by, stay in memory",
+        ),
+    ):
         table.add_row(name, f"{format_bytes(nbytes)}: {what}")
     if found.head_rows:
         table.add_row("head", f"on {found.head_rows} of the longest batch's rows at a time: {found.head_why}")

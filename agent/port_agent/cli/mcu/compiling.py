@@ -151,10 +151,14 @@ def _fitted_json(fitted: FittedModel) -> dict[str, Any]:
 
 def _finalist_json(finalist: Finalist) -> dict[str, Any]:
     return {
-        "origin": finalist.origin, "trained": finalist.scheme.describe(), "predicted": finalist.predicted,
-        "measured": finalist.measured, "draws": len(finalist.accuracies), "ram_bytes": finalist.ram_bytes,
+        "origin": finalist.origin,
+        "trained": finalist.scheme.describe(),
+        "predicted": finalist.predicted,
+        "measured": finalist.measured,
+        "draws": len(finalist.accuracies),
+        "ram_bytes": finalist.ram_bytes,
         "backward_macs": finalist.backward_macs,
-    }  # fmt: skip
+    }
 
 
 def _show_fitted(fitted: FittedModel) -> None:
@@ -179,17 +183,23 @@ def _show_fitted(fitted: FittedModel) -> None:
 def _valuation_json(found: Valuation) -> dict[str, Any]:
     """Return what `mcu compile --per-joule` measured and chose; joules are estimates of the whole job."""
     return {
-        "chosen": found.chosen.origin, "trained": found.chosen.scheme.describe(), "untrained": found.chosen.untrained,
+        "chosen": found.chosen.origin,
+        "trained": found.chosen.scheme.describe(),
+        "untrained": found.chosen.untrained,
         "candidates": [
             {
-                "origin": valued.origin, "accuracy": valued.accuracy, "behind": valued.behind(found.best)[0],
-                "behind_error": valued.behind(found.best)[1], "job_joules": valued.job_joules,
-                "gain_per_joule": valued.gain_per_joule, **_held_json(valued.fitted),
+                "origin": valued.origin,
+                "accuracy": valued.accuracy,
+                "behind": valued.behind(found.best)[0],
+                "behind_error": valued.behind(found.best)[1],
+                "job_joules": valued.job_joules,
+                "gain_per_joule": valued.gain_per_joule,
+                **_held_json(valued.fitted),
             }
             for valued in found.valued
         ],
         "refused": [{"origin": refused.origin, "reason": refused.reason} for refused in found.refused],
-    }  # fmt: skip
+    }
 
 
 def _show_valuation(found: Valuation) -> None:
@@ -201,10 +211,15 @@ def _show_valuation(found: Valuation) -> None:
         behind, error = valued.behind(found.best)
         medium = valued.fitted.memory.medium
         table.add_row(
-            valued.origin, f"{100 * valued.accuracy:.1f}", f"{100 * behind:.1f} ± {100 * error:.1f}",
-            format_joules(valued.job_joules), format_seconds(valued.fitted.seconds), f"{valued.fitted.memory.ram_bytes:,}",
-            f"{0 if medium is None else medium.size_bytes:,}", f"{100 * valued.gain_per_joule:.3g}",
-        )  # fmt: skip
+            valued.origin,
+            f"{100 * valued.accuracy:.1f}",
+            f"{100 * behind:.1f} ± {100 * error:.1f}",
+            format_joules(valued.job_joules),
+            format_seconds(valued.fitted.seconds),
+            f"{valued.fitted.memory.ram_bytes:,}",
+            f"{0 if medium is None else medium.size_bytes:,}",
+            f"{100 * valued.gain_per_joule:.3g}",
+        )
     terminal().print(table)
     for refused in found.refused:
         print(f"{refused.origin}: {refused.reason}")
@@ -218,12 +233,17 @@ def _held_json(held: FittedMemory) -> dict[str, Any]:
     """Return what a plan within a budget takes, as JSON; seconds and joules are estimates of one training sample."""
     medium = held.memory.medium
     return {
-        "ram_bytes": held.memory.ram_bytes, "recomputed": held.memory.recomputed, "paged": held.memory.paged,
-        "medium": None if medium is None else medium.name, "medium_bytes": 0 if medium is None else medium.size_bytes,
+        "ram_bytes": held.memory.ram_bytes,
+        "recomputed": held.memory.recomputed,
+        "paged": held.memory.paged,
+        "medium": None if medium is None else medium.name,
+        "medium_bytes": 0 if medium is None else medium.size_bytes,
         "written_bytes": 0 if medium is None else medium.written_bytes,
-        "banded": sum(row.part for row in held.memory.rows), "seconds": held.seconds,
-        "joules": held.joules, "overhead": held.overhead,
-    }  # fmt: skip
+        "banded": sum(row.part for row in held.memory.rows),
+        "seconds": held.seconds,
+        "joules": held.joules,
+        "overhead": held.overhead,
+    }
 
 
 def _show_held(held: FittedMemory) -> None:

@@ -64,9 +64,14 @@ def show_list(rows: list[ListedPort]) -> None:
             table.add_row(row.port.path, known, "-", "-", "-", "-", row.problem or "not asked")
             continue
         table.add_row(
-            row.port.path, info.board, info.firmware_version, info.model, info.model_hash.hex()[:12],
-            format_bytes(info.ram_bytes), "ready",
-        )  # fmt: skip
+            row.port.path,
+            info.board,
+            info.firmware_version,
+            info.model,
+            info.model_hash.hex()[:12],
+            format_bytes(info.ram_bytes),
+            "ready",
+        )
     terminal().print(table)
 
 
@@ -74,10 +79,15 @@ def firmware_json(firmware: Firmware) -> dict[str, Any]:
     """Return a build for machines."""
     board = firmware.board
     return {
-        "board": board.name, "elf": str(firmware.elf), "image": None if firmware.image is None else str(firmware.image),
-        "static_ram_bytes": firmware.static_ram_bytes, "stack_reserved_bytes": board.stack_bytes,
-        "ram_limit_bytes": board.ram_bytes, "flash_bytes": firmware.flash_bytes, "flash_limit_bytes": board.flash_bytes,
-    }  # fmt: skip
+        "board": board.name,
+        "elf": str(firmware.elf),
+        "image": None if firmware.image is None else str(firmware.image),
+        "static_ram_bytes": firmware.static_ram_bytes,
+        "stack_reserved_bytes": board.stack_bytes,
+        "ram_limit_bytes": board.ram_bytes,
+        "flash_bytes": firmware.flash_bytes,
+        "flash_limit_bytes": board.flash_bytes,
+    }
 
 
 def show_firmware(firmware: Firmware) -> None:
@@ -151,9 +161,14 @@ class TrainView:
         self._json = as_json
         console = terminal(stderr=True)
         self._bar = Progress(
-            TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}", markup=False),
-            TimeRemainingColumn(), console=console, disable=as_json or not sys.stderr.isatty(),
-        )  # fmt: skip
+            TextColumn("training"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}", markup=False),
+            TimeRemainingColumn(),
+            console=console,
+            disable=as_json or not sys.stderr.isatty(),
+        )
         self._task = self._bar.add_task("training", total=total, note="")
 
     def __enter__(self) -> Self:

@@ -46,9 +46,13 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
         help="so many replies end a round (default: all that were asked)",
     )
     start.add_argument(
-        "--round-timeout", type=duration, default=3600.0, dest="timeout_s", metavar="TIME",
+        "--round-timeout",
+        type=duration,
+        default=3600.0,
+        dest="timeout_s",
+        metavar="TIME",
         help="a round ends then, without those who have not replied (default 1h)",
-    )  # fmt: skip
+    )
     start.add_argument(
         "--min-share",
         type=positive_number,

@@ -33,9 +33,15 @@ def _paired_table(devices: list[Mapping[str, Any]]) -> Table:
         state = device["state"] if device["is_connected"] else "gone"
         style = "" if device["is_connected"] else "dim"
         words = (
-            device["name"], device["board"], _CHARGING[device["charging"]], state, _job(device), _energy(device),
-            _last_heartbeat(device), device["id"].partition("-")[0],
-        )  # fmt: skip
+            device["name"],
+            device["board"],
+            _CHARGING[device["charging"]],
+            state,
+            _job(device),
+            _energy(device),
+            _last_heartbeat(device),
+            device["id"].partition("-")[0],
+        )
         table.add_row(*(Text(word, style=style) for word in words))
     return table
 

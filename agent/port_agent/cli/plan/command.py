@@ -249,15 +249,19 @@ def _plan(arguments: argparse.Namespace) -> int:
     fine_bound_joules = fine_bound_of(bundle)  # before the peak is read: it takes memory, too
     facts |= {
         "peers": report.peers,
-        "measured_peak_bytes": report.measured_peak_bytes, "measured_device_bytes": report.measured_device_bytes,
-        "planning_s": report.planning_s, "planning_stages": {stage: asdict(taken) for stage, taken in report.stages.items()},
+        "measured_peak_bytes": report.measured_peak_bytes,
+        "measured_device_bytes": report.measured_device_bytes,
+        "planning_s": report.planning_s,
+        "planning_stages": {stage: asdict(taken) for stage, taken in report.stages.items()},
         "planning_peak_bytes": peak_with_children_bytes(),
-        "fine_bound_joules": fine_bound_joules, "step_s_by_threads": report.step_s_by_threads,
-        "left_whole": report.left_whole, "step_s_by_device": report.step_s_by_device,
+        "fine_bound_joules": fine_bound_joules,
+        "step_s_by_threads": report.step_s_by_threads,
+        "left_whole": report.left_whole,
+        "step_s_by_device": report.step_s_by_device,
         "device_watts": None if report.device_watts is None else asdict(report.device_watts),
         "steps": report.manifest.steps_per_epoch() * arguments.epochs,
         "usual_day_s": None if arguments.board is not None else usual_day_s(),
-    }  # fmt: skip
+    }
     if report.sparse is not None:
         facts["sparse_update"] = _sparse_facts(report.sparse)
     if arguments.json:
@@ -325,10 +329,15 @@ def _print_choices(arguments: argparse.Namespace, manifest: "Manifest") -> None:
 
 def _sparse_facts(sparse: "SparseJob") -> dict[str, Any]:
     return {
-        "trained": sorted(sparse.trained), "needed_bytes": sparse.needed_bytes, "full_bytes": sparse.full_bytes,
-        "predicted_loss": sparse.predicted_loss, "proven": sparse.proven,
-        "before": asdict(sparse.before), "measured": asdict(sparse.reached), "everything": asdict(sparse.everything),
-    }  # fmt: skip
+        "trained": sorted(sparse.trained),
+        "needed_bytes": sparse.needed_bytes,
+        "full_bytes": sparse.full_bytes,
+        "predicted_loss": sparse.predicted_loss,
+        "proven": sparse.proven,
+        "before": asdict(sparse.before),
+        "measured": asdict(sparse.reached),
+        "everything": asdict(sparse.everything),
+    }
 
 
 def _print_sparse(sparse: "SparseJob") -> None:

@@ -152,11 +152,16 @@ def _packing_facts(program: "Program", media: Sequence[str]) -> list[dict[str, A
     away = {i.index: media[i.target] for i in program.instructions if i.code is Code.WRITE_PACKED}
     return [
         {
-            "tensor": graph.label(cost.storage), "bytes": graph.storages[cost.storage].nbytes, "density": cost.density,
-            "codec": cost.codec.value, "packed_bytes": cost.reserved_bytes, "seconds": cost.seconds, "medium": away.get(entry),
+            "tensor": graph.label(cost.storage),
+            "bytes": graph.storages[cost.storage].nbytes,
+            "density": cost.density,
+            "codec": cost.codec.value,
+            "packed_bytes": cost.reserved_bytes,
+            "seconds": cost.seconds,
+            "medium": away.get(entry),
         }
         for entry, cost in enumerate(program.packings)
-    ]  # fmt: skip
+    ]
 
 
 def print_packings(facts: dict[str, Any]) -> None:
@@ -170,9 +175,14 @@ def print_packings(facts: dict[str, Any]) -> None:
         table.add_column(heading, justify="left" if heading in ("tensor", "codec", "waits in") else "right")
     for one in sorted(facts["packings"], key=lambda one: -one["bytes"]):
         table.add_row(
-            one["tensor"], format_bytes(one["bytes"]), f"{one['density']:.2f}" if one["codec"] == "bitmap" else "",
-            one["codec"], format_bytes(one["packed_bytes"]), format_seconds(one["seconds"]), one["medium"] or "RAM",
-        )  # fmt: skip
+            one["tensor"],
+            format_bytes(one["bytes"]),
+            f"{one['density']:.2f}" if one["codec"] == "bitmap" else "",
+            one["codec"],
+            format_bytes(one["packed_bytes"]),
+            format_seconds(one["seconds"]),
+            one["medium"] or "RAM",
+        )
     terminal().print(table)
 
 

@@ -82,8 +82,12 @@ def powermetrics_source(output: ChildOutput) -> ToolSource:
         period_s=1.0,
     )
     return ToolSource(
-        info, output.newest, lambda text: parse_powermetrics(text).watts, output.close, lambda text: parse_powermetrics(text).gpu
-    )  # fmt: skip
+        info,
+        output.newest,
+        lambda text: parse_powermetrics(text).watts,
+        output.close,
+        lambda text: parse_powermetrics(text).gpu,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,8 +57,13 @@ class NvidiaSource:
         if shutil.which(TOOL) is None or self._awake() is None:
             raise SourceAbsent(NAME, "there is no NVIDIA card, or no driver for it", "nothing to do")
         self.info = SourceInfo(
-            NAME, Kind.MEASURED, Coverage.CARD, f"{_COVERS}; nothing else of the machine", resolution_watts=0.01, period_s=_PERIOD_S
-        )  # fmt: skip
+            NAME,
+            Kind.MEASURED,
+            Coverage.CARD,
+            f"{_COVERS}; nothing else of the machine",
+            resolution_watts=0.01,
+            period_s=_PERIOD_S,
+        )
         if self._asked() and not any(watts is not None for watts in self._draw().values()):
             raise SourceAbsent(NAME, "no NVIDIA card here has a power sensor", "nothing to do")
 

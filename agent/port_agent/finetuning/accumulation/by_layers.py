@@ -147,8 +147,12 @@ class ByLayers:
         return self._loss.forward_pass()
 
     def loss_behind(
-        self, run: "_MicroBatch", behind: Callable[[torch.Tensor], torch.Tensor], gradient_of: int, of: Sequence[torch.Tensor] | None
-    ) -> float:  # fmt: skip
+        self,
+        run: "_MicroBatch",
+        behind: Callable[[torch.Tensor], torch.Tensor],
+        gradient_of: int,
+        of: Sequence[torch.Tensor] | None,
+    ) -> float:
         """Return the loss, `behind` making of what the first layer is given what the last gives; gradients go to those `of` some."""
         layers = itertools.cycle(range(len(self._layers)))
         last = len(self._layers) - 1

@@ -157,9 +157,13 @@ class LearnedLoss:
         return int(logits + max(summed, saved + _BLOCKS * block, saved + gathered, _BEHIND_PRODUCT * saved))
 
     def _of_whole(
-        self, inputs: dict[str, torch.Tensor], kept: int, labels: torch.Tensor, gradient_of: int | None,
+        self,
+        inputs: dict[str, torch.Tensor],
+        kept: int,
+        labels: torch.Tensor,
+        gradient_of: int | None,
         of: Sequence[torch.Tensor] | None,
-    ) -> torch.Tensor:  # fmt: skip
+    ) -> torch.Tensor:
         if self._head_rows is not None:
             raise FinetuneError(
                 f"the head of this model ({self._plain.config.model_type}) cannot run on {self._head_rows} rows at a time: it is "

@@ -142,9 +142,14 @@ class DaemonSteering(Steering):
         peak = peak_resident_bytes()
         self._emit(
             WorkerReady(
-                pid=os.getpid(), step=done, total_steps=of, plan=0, resident_bytes=resident_bytes(), start_peak_bytes=peak
+                pid=os.getpid(),
+                step=done,
+                total_steps=of,
+                plan=0,
+                resident_bytes=resident_bytes(),
+                start_peak_bytes=peak,
             )
-        )  # fmt: skip
+        )
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:

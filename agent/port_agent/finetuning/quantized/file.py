@@ -79,9 +79,13 @@ def quantized_layers(model: Any, quantization: Quantization) -> dict[str, nn.Lin
         n: m for n, m in linear.items() if m.weight.shape[1] % quantization.block == 0 and m.weight.dtype in _DECODED
     }
     if not layers:
-        why = "has no linear layers" if not linear else (
-            f"has {len(linear)}, none of bfloat16 or float32 with rows of a multiple of {quantization.block} weights"
-        )  # fmt: skip
+        why = (
+            "has no linear layers"
+            if not linear
+            else (
+                f"has {len(linear)}, none of bfloat16 or float32 with rows of a multiple of {quantization.block} weights"
+            )
+        )
         raise FinetuneError(
             f"--base {quantization.value} is for linear layers, and this {model.config.model_type} {why}; train it without --base"
         )

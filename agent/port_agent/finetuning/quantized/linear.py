@@ -42,8 +42,13 @@ class _QuantizedLayer(nn.Module):
     scales: torch.Tensor
 
     def __init__(
-        self, quantization: Quantization, codes: torch.Tensor, scales: torch.Tensor, bias: nn.Parameter | None, dtype: torch.dtype
-    ) -> None:  # fmt: skip
+        self,
+        quantization: Quantization,
+        codes: torch.Tensor,
+        scales: torch.Tensor,
+        bias: nn.Parameter | None,
+        dtype: torch.dtype,
+    ) -> None:
         """`codes`: uint8 [rows, columns * bits / 8]. `scales`: float32 [rows, columns / block]. `dtype`: of the decoded weight."""
         nn.Module.__init__(self)
         self._take_sizes(codes.shape[0], codes.shape[1] * 8 // quantization.code_bits)
@@ -146,9 +151,15 @@ class _QuantizedProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, flat: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, quantization: Quantization,
-        dtype: torch.dtype, transposed: bool,
-    ) -> torch.Tensor:  # fmt: skip
+        ctx: Any,
+        flat: torch.Tensor,
+        codes: torch.Tensor,
+        scales: torch.Tensor,
+        bias: torch.Tensor | None,
+        quantization: Quantization,
+        dtype: torch.dtype,
+        transposed: bool,
+    ) -> torch.Tensor:
         ctx.save_for_backward(codes, scales)
         ctx.quantization, ctx.dtype, ctx.transposed = quantization, dtype, transposed
         return _product("grid_addmm" if transposed else "grid_linear", flat, codes, scales, bias, quantization, dtype)
@@ -188,9 +199,14 @@ _equal_in_blocks = KeptAnswers()
 
 
 def _product(
-    name: str, flat: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, quantization: Quantization,
+    name: str,
+    flat: torch.Tensor,
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+    bias: torch.Tensor | None,
+    quantization: Quantization,
     dtype: torch.dtype,
-) -> torch.Tensor:  # fmt: skip
+) -> torch.Tensor:
     """Return a product by blocks, or whole where blocks have other bits."""
     shape = codes.shape[0], _row_items(codes, quantization.value)
     form = (name, flat.shape, flat.stride(), shape, dtype, bias is None)
@@ -268,14 +284,24 @@ def _define(name: str, product: _Product) -> None:
     """Define a product as an operator."""
 
     def computed(
-        flat: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, quantization: str, dtype: torch.dtype
-    ) -> torch.Tensor:  # fmt: skip
+        flat: torch.Tensor,
+        codes: torch.Tensor,
+        scales: torch.Tensor,
+        bias: torch.Tensor | None,
+        quantization: str,
+        dtype: torch.dtype,
+    ) -> torch.Tensor:
         part = functools.partial(_decoded, codes, scales, quantization, dtype)
         return _in_blocks(product, flat, part, (codes.shape[0], _row_items(codes, quantization)), bias)
 
     def of_shape(
-        flat: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, quantization: str, dtype: torch.dtype
-    ) -> torch.Tensor:  # fmt: skip
+        flat: torch.Tensor,
+        codes: torch.Tensor,
+        scales: torch.Tensor,
+        bias: torch.Tensor | None,
+        quantization: str,
+        dtype: torch.dtype,
+    ) -> torch.Tensor:
         return flat.new_empty((flat.shape[0], codes.shape[0] if product.by_rows else _row_items(codes, quantization)))
 
     _operators.define(f"{name}{_SIGNATURE}")

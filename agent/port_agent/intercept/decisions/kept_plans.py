@@ -69,9 +69,14 @@ class KeptPlan:
 
 
 def plan_name(
-    segments: Sequence[int], budget_bytes: int, deadline_s: float | None, written_bytes: int | None,
-    wear_joules_per_byte: float, *, whole_process: bool,
-) -> str:  # fmt: skip
+    segments: Sequence[int],
+    budget_bytes: int,
+    deadline_s: float | None,
+    written_bytes: int | None,
+    wear_joules_per_byte: float,
+    *,
+    whole_process: bool,
+) -> str:
     """Return the name of a plan: of the hashes of its step's segments, the budget, the limits and what a written byte wears."""
     fields = msgspec.msgpack.encode(
         [_FORMAT, list(segments), budget_bytes, deadline_s, written_bytes, wear_joules_per_byte, whole_process]

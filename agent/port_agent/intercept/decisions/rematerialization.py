@@ -40,9 +40,13 @@ class StorageRemat:
     __slots__ = ("_args", "_arithmetic", "_func", "_kwargs", "_versions", "sources", "workspace_bytes")
 
     def __init__(
-        self, func: Any, args: "list[_Argument]", kwargs: "dict[str, _Argument]", sources: tuple[Storage, ...],
+        self,
+        func: Any,
+        args: "list[_Argument]",
+        kwargs: "dict[str, _Argument]",
+        sources: tuple[Storage, ...],
         workspace_bytes: int,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._func, self._args, self._kwargs, self.sources = func, args, kwargs, sources
         self.workspace_bytes = workspace_bytes
         self._versions = tuple(s.version for s in sources)
@@ -116,9 +120,15 @@ def repeatable(func: Any) -> bool:
 
 
 def remat_of(
-    func: Any, args: Sequence[Any], kwargs: dict[str, Any], inputs: Sequence[Storage], storage: Storage, made: Any, *,
+    func: Any,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    inputs: Sequence[Storage],
+    storage: Storage,
+    made: Any,
+    *,
     workspace_bytes: int,
-) -> StorageRemat | None:  # fmt: skip
+) -> StorageRemat | None:
     """Return how `storage`, the one large result of a repeatable call, could be made again.
 
     None where it cannot.

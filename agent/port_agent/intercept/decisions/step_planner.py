@@ -163,9 +163,13 @@ class StepPlanner:
     """Finds the step in the segments that end, and a plan for it."""
 
     def __init__(
-        self, residency: Residency, process: ProcessBudget | None, budget_bytes: int, limits: StepBounds,
+        self,
+        residency: Residency,
+        process: ProcessBudget | None,
+        budget_bytes: int,
+        limits: StepBounds,
         wear_joules_per_byte: float,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._residency, self._process, self._budget_bytes = residency, process, budget_bytes
         self._limits, self._wear_joules_per_byte = limits, wear_joules_per_byte
         self.recording: StepRecording | None = None
@@ -285,9 +289,13 @@ class StepPlanner:
         if self._process is not None and free_bytes * _LARGEST_SHARE < GREEDY_BYTES:
             return
         request = TracedRequest(
-            recording.step(), self._device(), int(free_bytes * (1 - _SLACK_SHARE)),
-            _SEARCH_S if searching_bytes == SEARCH_BYTES else 0.0, self._limits.deadline_s, self._limits.written_bytes,
-        )  # fmt: skip
+            recording.step(),
+            self._device(),
+            int(free_bytes * (1 - _SLACK_SHARE)),
+            _SEARCH_S if searching_bytes == SEARCH_BYTES else 0.0,
+            self._limits.deadline_s,
+            self._limits.written_bytes,
+        )
         command = HelperCommand("port_planner.search.traced_plan", (), one_thread_environment(), directory=None)
         with contextlib.ExitStack() as opened:
             try:
@@ -327,9 +335,14 @@ class StepPlanner:
         power = _power()
         cpu = power.compute_watts * _PAGING_CPU_S_PER_BYTE
         flash = Flash(
-            "pages", read, write, _LATENCY_S, cpu + _MEDIUM_WATTS / read, cpu + _MEDIUM_WATTS / write,
+            "pages",
+            read,
+            write,
+            _LATENCY_S,
+            cpu + _MEDIUM_WATTS / read,
+            cpu + _MEDIUM_WATTS / write,
             wear_joules_per_byte=self._wear_joules_per_byte,
-        )  # fmt: skip
+        )
         return DeviceCosts("this machine", 0, power.static_watts, power.compute_watts, flash)
 
     # -- plans in force
@@ -366,9 +379,13 @@ class StepPlanner:
     def _kept_name(self, step: Sequence[Trace]) -> str:
         hashes = [t.prefixes[-1] for t in step]
         return plan_name(
-            hashes, self._budget_bytes, self._limits.deadline_s, self._limits.written_bytes, self._wear_joules_per_byte,
+            hashes,
+            self._budget_bytes,
+            self._limits.deadline_s,
+            self._limits.written_bytes,
+            self._wear_joules_per_byte,
             whole_process=self._process is not None,
-        )  # fmt: skip
+        )
 
     def _bytes_per_s(self) -> tuple[float, float]:
         return self._residency.bytes_per_s(write=False), self._residency.bytes_per_s(write=True)

@@ -37,9 +37,15 @@ class StepRecording:
         return self.expected == self.segments != ()
 
     def add(
-        self, inputs: Sequence[Storage], made: Sequence[Storage], written: Sequence[Storage], seconds: float,
-        workspace_bytes: int, *, repeatable: bool,
-    ) -> None:  # fmt: skip
+        self,
+        inputs: Sequence[Storage],
+        made: Sequence[Storage],
+        written: Sequence[Storage],
+        seconds: float,
+        workspace_bytes: int,
+        *,
+        repeatable: bool,
+    ) -> None:
         """Record an operator that ran."""
         reads, makes = self._indices(inputs), self._indices(made)
         self._born.update(makes)

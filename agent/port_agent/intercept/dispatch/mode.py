@@ -48,9 +48,13 @@ class Interceptor:
     """Runs operators with their storages resident; by one lock, threads take turns at operators."""
 
     def __init__(
-        self, table: StorageTable, residency: Residency, process: ProcessBudget | None, planner: StepPlanner,
+        self,
+        table: StorageTable,
+        residency: Residency,
+        process: ProcessBudget | None,
+        planner: StepPlanner,
         at_step: Callable[[], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`at_step` is called after each step of an optimizer."""
         self.table, self.residency, self.planner = table, residency, planner
         self._process, self._at_step = process, at_step

@@ -112,9 +112,13 @@ class OperatorMemory:
         return self._meter.end(made_bytes)
 
     def took(
-        self, traits: OperatorTraits, args: Sequence[Any], inputs: Sequence[Storage], workspace_bytes: int,
+        self,
+        traits: OperatorTraits,
+        args: Sequence[Any],
+        inputs: Sequence[Storage],
+        workspace_bytes: int,
         mapped_bytes: int = 0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Remember what an operator took besides, for where it runs on other operands; `mapped_bytes` of it, of a file that it read in place."""
         if workspace_bytes:
             kind, operand_bytes = _kind(traits, args), sum(s.nbytes for s in inputs)

@@ -73,9 +73,14 @@ class TilingChoice:
             self._residency.before_mapping(mapped.mapped_bytes)
 
     def run_tiles(
-        self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], tiling: OperatorTiling, inputs: list[Storage],
+        self,
+        func: Any,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        tiling: OperatorTiling,
+        inputs: list[Storage],
         written: list[Storage],
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         """Run an operator in pieces; operands that do not fit leave, or stay away.
 
         They leave for the page file, not to be recomputed: a piece of them must be there to be read.

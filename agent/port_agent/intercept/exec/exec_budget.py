@@ -96,11 +96,15 @@ class ExecBudget:
         options = self._options
         try:
             made = budget(
-                ram=options.ram_bytes, tensors=options.tensors_bytes, page_dir=options.page_dir,
-                read_bytes_per_s=options.read_bytes_per_s, write_bytes_per_s=options.write_bytes_per_s,
-                step_deadline=options.step_deadline_s, writes_per_step=options.writes_per_step,
+                ram=options.ram_bytes,
+                tensors=options.tensors_bytes,
+                page_dir=options.page_dir,
+                read_bytes_per_s=options.read_bytes_per_s,
+                write_bytes_per_s=options.write_bytes_per_s,
+                step_deadline=options.step_deadline_s,
+                writes_per_step=options.writes_per_step,
                 wear_joules=options.wear_joules,
-            )  # fmt: skip
+            )
             self._budget = made.start()
             self._attach()
         except PortError as error:

@@ -24,9 +24,15 @@ class StepFigures:
     def now(cls, steps: int, report: Report) -> "StepFigures":
         """Return those of this process, under a budget of this report."""
         return cls(
-            steps, time.perf_counter(), time.process_time(), report.stall_seconds, report.read_bytes,
-            report.written_bytes, report.unworn_bytes, report.peak_resident_bytes,
-        )  # fmt: skip
+            steps,
+            time.perf_counter(),
+            time.process_time(),
+            report.stall_seconds,
+            report.read_bytes,
+            report.written_bytes,
+            report.unworn_bytes,
+            report.peak_resident_bytes,
+        )
 
     def step_since(self, before: "StepFigures", loss: float | None = None, total_steps: int | None = None) -> StepDone:
         """Return what the steps since `before` took, as an event."""

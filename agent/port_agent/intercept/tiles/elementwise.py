@@ -202,9 +202,14 @@ def _by_vectors(func: Any) -> bool:
 
 
 def run_tiled(
-    func: Any, args: Sequence[Any], kwargs: dict[str, Any], tiling: OperatorTiling, written: list[Storage],
-    residency: Residency, table: StorageTable,
-) -> Any:  # fmt: skip
+    func: Any,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    tiling: OperatorTiling,
+    written: list[Storage],
+    residency: Residency,
+    table: StorageTable,
+) -> Any:
     """Run a call piece by piece and return what the whole call would. Raises PageError."""
     tensors = list(tensors_in((*args, *kwargs.values())))
     away = {

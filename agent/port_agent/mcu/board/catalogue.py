@@ -102,16 +102,31 @@ _LARGE = FirmwareBoard(
     payload_bytes=1024, ring_bytes=2048, stack_bytes=4 * KIB,
 )  # fmt: skip
 _NRF52 = replace(
-    _LARGE, port="nrf5x", cpu=M4F, uart_interrupt=2, interrupts=48, page_bytes=4 * KIB, probe_target="nrf52840",
+    _LARGE,
+    port="nrf5x",
+    cpu=M4F,
+    uart_interrupt=2,
+    interrupts=48,
+    page_bytes=4 * KIB,
+    probe_target="nrf52840",
     uf2_family=0xADA52840,
-)  # fmt: skip
+)
 _SMALL = replace(
-    _LARGE, payload_bytes=512, ring_bytes=512, stack_bytes=1 * KIB, flash_bytes=256 * KIB, figures="mkr1000",
-)  # fmt: skip
+    _LARGE,
+    payload_bytes=512,
+    ring_bytes=512,
+    stack_bytes=1 * KIB,
+    flash_bytes=256 * KIB,
+    figures="mkr1000",
+)
 _NRF51 = replace(
-    _SMALL, port="nrf5x", cpu=M0, ram_bytes=16 * KIB, uart_interrupt=2,
+    _SMALL,
+    port="nrf5x",
+    cpu=M0,
+    ram_bytes=16 * KIB,
+    uart_interrupt=2,
     defines={"PORT_PIN_TX": 24, "PORT_PIN_RX": 25},
-)  # fmt: skip
+)
 _SAMD21 = replace(
     _SMALL, port="samd21", cpu=M0PLUS, ram_bytes=32 * KIB, flash_origin=0x2000, flash_reserved_bytes=0x2000,
     page_bytes=256, probe_target="atsamd21g18a", uf2_family=0x68ED2B88,
@@ -126,17 +141,27 @@ def _spi(select: int, clock: int, out: int, into: int, high: tuple[int, int] | N
     """Return the pins of an SPI medium of an nRF52; `high`: those that a flash of four lines wants high."""
     first, second = high or (select, select)
     return {
-        "PORT_PIN_SELECT": select, "PORT_PIN_SCK": clock, "PORT_PIN_MOSI": out, "PORT_PIN_MISO": into,
-        "PORT_PIN_HIGH_1": first, "PORT_PIN_HIGH_2": second,
-    }  # fmt: skip
+        "PORT_PIN_SELECT": select,
+        "PORT_PIN_SCK": clock,
+        "PORT_PIN_MOSI": out,
+        "PORT_PIN_MISO": into,
+        "PORT_PIN_HIGH_1": first,
+        "PORT_PIN_HIGH_2": second,
+    }
 
 
 def _mps2(name: str, core: str, cpu: tuple[str, ...], machine: str, storage: int) -> FirmwareBoard:
     return replace(
-        _LARGE, name=name, title=f"simulated Cortex-{core}, 256 KiB RAM, 1 MiB flash", port="cmsdk", cpu=cpu,
-        storage_origin=storage, methods=(FlashMethod.NONE,), machine=Machine(machine, storage_bytes=_PSRAM_BYTES),
+        _LARGE,
+        name=name,
+        title=f"simulated Cortex-{core}, 256 KiB RAM, 1 MiB flash",
+        port="cmsdk",
+        cpu=cpu,
+        storage_origin=storage,
+        methods=(FlashMethod.NONE,),
+        machine=Machine(machine, storage_bytes=_PSRAM_BYTES),
         media={"psram": {"PORT_PSRAM_BYTES": _PSRAM_BYTES, "PORT_PAGE_BYTES_PER_S": 0}},
-    )  # fmt: skip
+    )
 
 
 BOARDS: tuple[FirmwareBoard, ...] = (

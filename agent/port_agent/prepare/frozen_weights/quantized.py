@@ -29,9 +29,13 @@ _DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 
 def with_quantized_weights(
-    prepared: CapturedJob, measured: MeasuredCosts, device: DeviceCosts, ram_bytes: int, planner: make_bundle.PlanFunction,
+    prepared: CapturedJob,
+    measured: MeasuredCosts,
+    device: DeviceCosts,
+    ram_bytes: int,
+    planner: make_bundle.PlanFunction,
     measure: Callable[[CapturedJob], MeasuredCosts],
-) -> tuple[CapturedJob, MeasuredCosts]:  # fmt: skip
+) -> tuple[CapturedJob, MeasuredCosts]:
     """Return the job with its frozen weights on a grid decoded in the step, and its costs, where `planner`'s plans of that cost less.
 
     Or where only those fit. `measure`: of the rewritten graphs.

@@ -37,8 +37,13 @@ def this_device(
         page_dir, compute_watts=power.compute_watts, progress=rounds_of(progress, _FLASH_STAGE)
     )
     return DeviceCosts(
-        platform.node() or "this machine", measured.worker_bytes, power.static_watts, power.compute_watts, flash, threads
-    )  # fmt: skip
+        platform.node() or "this machine",
+        measured.worker_bytes,
+        power.static_watts,
+        power.compute_watts,
+        flash,
+        threads,
+    )
 
 
 def other_board(

@@ -77,9 +77,13 @@ class Refinement:
         return found
 
     def tried(
-        self, planner: PlanFunction, *, spared: float = HEADROOM_SHARE, probe_packing: bool = False,
+        self,
+        planner: PlanFunction,
+        *,
+        spared: float = HEADROOM_SHARE,
+        probe_packing: bool = False,
         meanwhile: Callable[[], None] = nothing,
-    ) -> tuple[DryRun, bool]:  # fmt: skip
+    ) -> tuple[DryRun, bool]:
         """Plan, write and run; note what turned out unplanned. Return whether that was next to nothing.
 
         `meanwhile`: what this process does of its own while the plans run in another, which loads torch while they are looked for.
@@ -126,9 +130,13 @@ class Refinement:
             )
 
     def run(
-        self, plans: Mapping[str, Plan], costs: Mapping[str, CostTable], *, probe_packing: bool = False,
+        self,
+        plans: Mapping[str, Plan],
+        costs: Mapping[str, CostTable],
+        *,
+        probe_packing: bool = False,
         meanwhile: Callable[[], None] = nothing,
-    ) -> tuple[DryRun, bool]:  # fmt: skip
+    ) -> tuple[DryRun, bool]:
         """Put these plans first in the draft and run them; note what turned out unplanned. Return whether that was next to nothing."""
         manifest = self.bundle_file.put([plans], costs, [self.pools.computing_bytes])
         runs = _what_runs(plans)
@@ -141,9 +149,14 @@ class Refinement:
         if probe_packing and runs is None:  # what pages move in is tried again, and compared then
             compared = 0
         found = self.workers.dry_run(
-            self.bundle_file.path, self.page_dirs, throttle=self.throttle, compared=min(steps, compared),
-            probe_packing=probe_packing, steps=steps, meanwhile=meanwhile,
-        )  # fmt: skip
+            self.bundle_file.path,
+            self.page_dirs,
+            throttle=self.throttle,
+            compared=min(steps, compared),
+            probe_packing=probe_packing,
+            steps=steps,
+            meanwhile=meanwhile,
+        )
         self.start_bytes = max(self.start_bytes, found.start_bytes)
         if self.start_bytes > self.pools.ram_bytes:
             raise too_little_to_start(f"the budget is {format_bytes(self.pools.ram_bytes)}", self.start_bytes)

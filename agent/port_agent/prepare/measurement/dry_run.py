@@ -112,11 +112,16 @@ class DryRunWorkers:
                 for place in page_dirs
             )
             options = TorchOptions(
-                bundle=path, state_dir=folder, scratch_dirs=tuple(further), steps=max(steps, compared), verify=compared,
-                probe_packing=probe_packing, discard=True,
+                bundle=path,
+                state_dir=folder,
+                scratch_dirs=tuple(further),
+                steps=max(steps, compared),
+                verify=compared,
+                probe_packing=probe_packing,
+                discard=True,
                 read_limit=None if throttle is None else throttle.read_bytes_per_s,
                 write_limit=None if throttle is None else throttle.write_bytes_per_s,
-            )  # fmt: skip
+            )
             worker, self._loading = self._loading or self._started(), None
             worker.send(TakeWork(words=tuple(options.words())))
             meanwhile()

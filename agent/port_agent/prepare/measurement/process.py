@@ -98,10 +98,15 @@ def _measure(request: Measure) -> None:
     graphs = [unpack_graph(g) for g in msgpack.unpackb(Path(request.source).read_bytes())]
     shared = shared_costs.unpack_shared(Path(request.shared).read_bytes(), time.time()) if request.shared else {}
     measured = profile_operators(
-        graphs, compute_watts=request.compute_watts, progress=lambda done, total: send_event(Progressed(done, total)),
-        kept_in=kept_costs.operators_folder(), shared=shared, resident=request.resident, elsewhere=request.elsewhere,
+        graphs,
+        compute_watts=request.compute_watts,
+        progress=lambda done, total: send_event(Progressed(done, total)),
+        kept_in=kept_costs.operators_folder(),
+        shared=shared,
+        resident=request.resident,
+        elsewhere=request.elsewhere,
         ram_bytes=request.ram_bytes or math.inf,
-    )  # fmt: skip
+    )
     Path(request.target).write_bytes(msgspec.msgpack.encode(measured))
 
 

@@ -91,9 +91,14 @@ class MeasurementWorker:
             if resident and self._was_asked:
                 self._close()
             request = Measure(
-                str(source), str(target), compute_watts, resident, str(of_others) if shared else "", elsewhere=elsewhere,
+                str(source),
+                str(target),
+                compute_watts,
+                resident,
+                str(of_others) if shared else "",
+                elsewhere=elsewhere,
                 ram_bytes=self._limit_bytes or 0,
-            )  # fmt: skip
+            )
             self._request(
                 threads, request, "profiling", lambda event: progress("profile", event.done / max(1, event.total))
             )

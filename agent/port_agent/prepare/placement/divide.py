@@ -152,9 +152,15 @@ def placed_job(
 
 
 def _judged(
-    graph: StepGraph, problem: DeviceProblem, choice: DeviceChoice, kind: str, links: Links, watts: float, memory: PlacementMemory,
+    graph: StepGraph,
+    problem: DeviceProblem,
+    choice: DeviceChoice,
+    kind: str,
+    links: Links,
+    watts: float,
+    memory: PlacementMemory,
     time_limit_s: float,
-) -> tuple[DeviceChoice, Mapping[str, float]]:  # fmt: skip
+) -> tuple[DeviceChoice, Mapping[str, float]]:
     """Return the choice that takes least within the budgets, and what single kinds of devices take there.
 
     Where nothing is paged, that is what was chosen. Else plans tell, for they page beside what is computed, or compute again: of the choice,

@@ -29,9 +29,14 @@ QUICK_S = 5.0
 
 
 def choose_tiling(
-    whole: TiledJob, presplit: TiledJob, target: CutTarget, planner: make_bundle.PlanFunction, limits: PlannedLimits,
-    *, reordered: bool = False,
-) -> TiledJob:  # fmt: skip
+    whole: TiledJob,
+    presplit: TiledJob,
+    target: CutTarget,
+    planner: make_bundle.PlanFunction,
+    limits: PlannedLimits,
+    *,
+    reordered: bool = False,
+) -> TiledJob:
     """Return the job whole, in halves or with chains of operators in pieces, whichever costs least for `target`.
 
     Graphs of further shapes stay as they are in `presplit` (`further_shapes`). `reordered`: whether chains may sum over their pieces, in

@@ -255,8 +255,13 @@ class Attachments:
         return job
 
     async def converse(
-        self, job: Job, request: AttachRequest, peer: SocketPeer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:  # fmt: skip
+        self,
+        job: Job,
+        request: AttachRequest,
+        peer: SocketPeer,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
         """Hear a program until its line closes; only then it is forgotten."""
         program = AttachedProgram(job.id, peer.uid, peer.pid or request.pid, request.ram_bytes, writer)
         self._programs[job.id] = program

@@ -75,9 +75,13 @@ class ProgressRecorder:
             case WorkerPaused() if event.operator is not None and event.waited_s > LONG_OPERATOR_S:
                 waited, label = format_seconds(event.waited_s), job.label
                 self._records.report(
-                    "long-operator", key=str(job.id), lasts_s=_LONG_OPERATOR_SHOWN_S, job=label,
-                    operator=event.operator, waited=waited,
-                )  # fmt: skip
+                    "long-operator",
+                    key=str(job.id),
+                    lasts_s=_LONG_OPERATOR_SHOWN_S,
+                    job=label,
+                    operator=event.operator,
+                    waited=waited,
+                )
             case WorkerLeaving():
                 self._log(run, f"stopped after step {event.step}")
             case MemoryReleased():
@@ -90,14 +94,22 @@ class ProgressRecorder:
     def _on_step(self, run: WorkerRun, job: Job, event: StepDone) -> None:
         if event.packing_overflows:
             self._records.report(
-                "packing-overflow", key=str(job.id), lasts_s=_OVERFLOW_SHOWN_S, job=job.label, step=str(event.step),
+                "packing-overflow",
+                key=str(job.id),
+                lasts_s=_OVERFLOW_SHOWN_S,
+                job=job.label,
+                step=str(event.step),
                 count=str(event.packing_overflows),
-            )  # fmt: skip
+            )
         if event.device_excess_bytes:
             self._records.report(
-                "device-over-plan", key=str(job.id), lasts_s=_OVERFLOW_SHOWN_S, job=job.label, step=str(event.step),
+                "device-over-plan",
+                key=str(job.id),
+                lasts_s=_OVERFLOW_SHOWN_S,
+                job=job.label,
+                step=str(event.step),
                 excess=format_bytes(event.device_excess_bytes),
-            )  # fmt: skip
+            )
         now_s = self._clock.monotonic_s()
         since_s, run.last_step_s = None if run.last_step_s is None else now_s - run.last_step_s, now_s
         steps = max(event.step - job.step, 1)  # an attached program reports short ones together
@@ -134,9 +146,14 @@ class ProgressRecorder:
             else f"{event.lost_steps} steps are trained again"
         )
         self._records.report(
-            "state-damaged", key=str(job.id), lasts_s=_DAMAGE_SHOWN_S, job=job.label, step=event.step, lost=lost,
+            "state-damaged",
+            key=str(job.id),
+            lasts_s=_DAMAGE_SHOWN_S,
+            job=job.label,
+            step=event.step,
+            lost=lost,
             reason=event.reason,
-        )  # fmt: skip
+        )
         self._records.note(job.id, "recovered", f"{event.reason}; on from step {event.step}, {lost}")
 
     def _on_plan(self, run: WorkerRun, job: Job, event: PlanSwitched) -> None:

@@ -33,9 +33,14 @@ def promised_plan(spec: JobSpec, facts: BundleFacts, conditions: RunConditions, 
 
 
 def promise(
-    spec: JobSpec, facts: BundleFacts, plan: PlanFigures, conditions: RunConditions, times: UsualTimes, wall_s: float,
+    spec: JobSpec,
+    facts: BundleFacts,
+    plan: PlanFigures,
+    conditions: RunConditions,
+    times: UsualTimes,
+    wall_s: float,
     before_s: float,
-) -> JobPromise | None:  # fmt: skip
+) -> JobPromise | None:
     """Return what is promised for a job that runs `plan` after `before_s` seconds of training of other jobs.
 
     None for a bundle that does not say how long its steps take. Where a usual day's training writes more than the flash may
@@ -51,11 +56,15 @@ def promise(
         factor = max(1.0, written_a_day / max(1, conditions.flash_budget_bytes_per_day))
         forecast = times.forecast(local_time(wall_s), before_s + steps * plan.step_s * factor)
     return JobPromise(
-        plan=plan.index, peak_bytes=plan.peak_bytes, step_s=plan.step_s, step_joules=plan.step_joules,
-        written_bytes=plan.written_bytes, steps=steps,
+        plan=plan.index,
+        peak_bytes=plan.peak_bytes,
+        step_s=plan.step_s,
+        step_joules=plan.step_joules,
+        written_bytes=plan.written_bytes,
+        steps=steps,
         ends_at=forecast.ends_at.timestamp() if forecast and forecast.ends_at else None,
         nights=forecast.nights if forecast else None,
-    )  # fmt: skip
+    )
 
 
 def _steps(spec: JobSpec, facts: BundleFacts) -> int | None:

@@ -120,10 +120,15 @@ def read_training_bundle(bundle: Path) -> BundleFacts:
         for index, plan in enumerate(choices)
     )
     return BundleFacts(
-        plans, manifest.threads, manifest.steps_per_epoch(), manifest.limits.deadline_at,
-        None if speeds is None else revised, speeds, manifest.device_kind,
+        plans,
+        manifest.threads,
+        manifest.steps_per_epoch(),
+        manifest.limits.deadline_at,
+        None if speeds is None else revised,
+        speeds,
+        manifest.device_kind,
         tuple(sorted({part.path for part in manifest.files.values()})),
-    )  # fmt: skip
+    )
 
 
 def read_finetune_job(bundle: Path) -> BundleFacts:
@@ -171,8 +176,14 @@ class RunPaths:
 
 
 def worker_command(
-    kind: WorkerKind, job: Job, paths: RunPaths, plan: int | None, checkpoint_every: int | None, *, revised: Path | None = None
-) -> tuple[str, ...]:  # fmt: skip
+    kind: WorkerKind,
+    job: Job,
+    paths: RunPaths,
+    plan: int | None,
+    checkpoint_every: int | None,
+    *,
+    revised: Path | None = None,
+) -> tuple[str, ...]:
     """Return the worker's command line; `{control_fd}` is filled in when the process starts."""
     spec, number, out = job.spec, paths.round, paths.out
     if paths.federation is not None and has_round(paths.federation):
@@ -185,9 +196,15 @@ def worker_command(
     )  # fmt: skip
     revision = () if revised is None else ("--revision", str(revised))
     return (
-        *kind.program, *options.words(), *page_words(spec.page_dirs), *weights_words(paths.weights), *revision,
-        "--control-fd", CONTROL_FD_PLACE, *spec.arguments,
-    )  # fmt: skip
+        *kind.program,
+        *options.words(),
+        *page_words(spec.page_dirs),
+        *weights_words(paths.weights),
+        *revision,
+        "--control-fd",
+        CONTROL_FD_PLACE,
+        *spec.arguments,
+    )
 
 
 def checkpoint_steps(job: Job, flash_budget_bytes_per_day: int) -> int | None:

@@ -324,9 +324,14 @@ class Federations:
         finally:
             self._led[job.id].round_devices = ()
         record = RoundRecord(
-            number=run.done + 1, at=self._clock.wall_s(), seconds=round(self._clock.monotonic_s() - began_s, 1),
-            devices=ended.averaged, loss=ended.loss, abandoned=fault or ended.abandoned, lost=ended.lost,
-        )  # fmt: skip
+            number=run.done + 1,
+            at=self._clock.wall_s(),
+            seconds=round(self._clock.monotonic_s() - began_s, 1),
+            devices=ended.averaged,
+            loss=ended.loss,
+            abandoned=fault or ended.abandoned,
+            lost=ended.lost,
+        )
         return record, bool(fault)
 
     async def _ask(self, member: _Member, request: Request) -> TaskAnswer:
@@ -440,9 +445,14 @@ class _Outbox:
         total = file_bytes(file)
         offset = min(offset, total - 1)
         return MessageChunk(
-            job=self.job, run=self.run, message=digest, tensors=self.tensors, total=total, offset=offset,
+            job=self.job,
+            run=self.run,
+            message=digest,
+            tensors=self.tensors,
+            total=total,
+            offset=offset,
             data=read_chunk(file, offset),
-        )  # fmt: skip
+        )
 
     async def _forget(self, nodes: Iterable[int]) -> None:
         """Stop what is under way with devices, and tell them that nobody waits."""

@@ -262,9 +262,14 @@ def unpack_plan(data: Any) -> Plan:
         ),
         order=_permutation(tuple(itertools.accumulate(order))),
         sliced=tuple((pairs[i], pairs[i + 1]) for i in range(0, len(pairs), 2)),
-        ram_bytes=ram, peak_bytes=peak, seconds=seconds, joules=joules, overhead_joules=overhead, bound_joules=bound,
+        ram_bytes=ram,
+        peak_bytes=peak,
+        seconds=seconds,
+        joules=joules,
+        overhead_joules=overhead,
+        bound_joules=bound,
         strategy=strategy,
-    )  # fmt: skip
+    )
 
 
 def _differences(numbers: Sequence[int]) -> list[int]:

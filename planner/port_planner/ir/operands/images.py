@@ -78,10 +78,15 @@ def _upsampled(call: GraphCall) -> bool:
     source = call.sizes("input_size") if "input_size" in call.arguments else call.shape("self")
     target, spatial = call.sizes("output_size"), call.spatial
     sizes = zip(source[-spatial:], target, map(call.arguments.get, _SCALES[spatial]), strict=False)
-    return len(source) == spatial + 2 and len(target) == spatial and all(
-        scale is None or (isinstance(scale, int | float) and math.isfinite(scale) and scale > 0 and out <= scale * n + 1)
-        for n, out, scale in sizes
-    )  # fmt: skip
+    return (
+        len(source) == spatial + 2
+        and len(target) == spatial
+        and all(
+            scale is None
+            or (isinstance(scale, int | float) and math.isfinite(scale) and scale > 0 and out <= scale * n + 1)
+            for n, out, scale in sizes
+        )
+    )
 
 
 RULES: dict[ArgumentCheck, Fits] = {

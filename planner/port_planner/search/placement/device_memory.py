@@ -191,9 +191,14 @@ class MemoryRows:
     """
 
     def __init__(
-        self, model: LinearModel, place: Sequence[Mapping[int, int]], costs: Sequence[Sequence[OpCost | None]], memory: DeviceMemory,
-        tight: frozenset[tuple[int, int]], column: Column,
-    ) -> None:  # fmt: skip
+        self,
+        model: LinearModel,
+        place: Sequence[Mapping[int, int]],
+        costs: Sequence[Sequence[OpCost | None]],
+        memory: DeviceMemory,
+        tight: frozenset[tuple[int, int]],
+        column: Column,
+    ) -> None:
         self.model, self.place, self.costs, self.memory = model, place, costs, memory
         self.pages: dict[DevicePage, int] = {}
         self._copied: dict[tuple[int, int], int] = {}

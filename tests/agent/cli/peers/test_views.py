@@ -15,9 +15,14 @@ PAIRED: dict[str, Any] = {
     "trouble": "", "address": ["10.0.0.2", 9478], "version": "0.1.0", "paired_at": 0.0,
 }  # fmt: skip
 SEEN = {
-    "name": "[bold]evil[/bold]", "board": "b", "state": "unknown", "version": "1", "address": None, "last_seen_s": 0,
+    "name": "[bold]evil[/bold]",
+    "board": "b",
+    "state": "unknown",
+    "version": "1",
+    "address": None,
+    "last_seen_s": 0,
     "id": "ef",
-}  # fmt: skip
+}
 
 
 def test_nobody_and_nothing(shown: Any) -> None:

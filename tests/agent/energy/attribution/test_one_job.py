@@ -172,8 +172,13 @@ def test_event_of_the_wire() -> None:
         {EnergyPhase.FORWARD: 0.5, EnergyPhase.PACKING: 0.3, EnergyPhase.OTHER: 0.25}
     )
     assert (event.step, event.epoch, event.loss, event.planned_s, event.planned_joules, event.plan) == (
-        7, 1, 0.5, 1.5, None, 2,
-    )  # fmt: skip
+        7,
+        1,
+        0.5,
+        1.5,
+        None,
+        2,
+    )
 
 
 def _metered(wall_s: float, phases_s: dict[str, float]) -> MeteredStep:

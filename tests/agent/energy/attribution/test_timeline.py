@@ -87,5 +87,9 @@ def test_what_the_gpu_took_is_its_trapezoid_and_not_known_over_a_gap_or_of_anoth
         integrator.add(SensorReading(90.0, watts=9.0, gpu=other(1.0)), METER, 1.0),
     ]
     assert [None if one is None else one.gpu for one in found] == [
-        GpuShare(10.0, "VDD_GPU_SOC"), None, None, None, None,
-    ]  # fmt: skip
+        GpuShare(10.0, "VDD_GPU_SOC"),
+        None,
+        None,
+        None,
+        None,
+    ]

@@ -23,9 +23,13 @@ def hwmon(root: Path, millivolts: str = "4228", milliamperes: str = "-40", name:
     folder = root / "sys/class/hwmon/hwmon2"
     folder.mkdir(parents=True)
     for file, value in {
-        "name": name, "in0_input": "-4", "in1_input": millivolts, "power1_input": "176000",
-        "curr1_input": milliamperes, "shunt_resistor": "100000",
-    }.items():  # fmt: skip
+        "name": name,
+        "in0_input": "-4",
+        "in1_input": millivolts,
+        "power1_input": "176000",
+        "curr1_input": milliamperes,
+        "shunt_resistor": "100000",
+    }.items():
         (folder / file).write_text(f"{value}\n")
     return folder
 

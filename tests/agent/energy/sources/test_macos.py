@@ -46,9 +46,15 @@ def test_sample_cut_anywhere_is_never_a_number(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("old", "new"),
-    [("1473 mW", "14x3 mW"), ("1473 mW", "1473 W"), ("1473 mW", "147 mW"), ("Package Power", "Packag Power"),
-     ("1473 mW", "-1473 mW"), ("1473", "9999999")],
-)  # fmt: skip
+    [
+        ("1473 mW", "14x3 mW"),
+        ("1473 mW", "1473 W"),
+        ("1473 mW", "147 mW"),
+        ("Package Power", "Packag Power"),
+        ("1473 mW", "-1473 mW"),
+        ("1473", "9999999"),
+    ],
+)
 def test_garbled_sample_is_never_a_number(old: str, new: str) -> None:
     with pytest.raises(SourceError):
         parse_powermetrics(FIRST.replace(old, new))

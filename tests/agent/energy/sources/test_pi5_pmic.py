@@ -54,9 +54,15 @@ def test_cut_anywhere_is_never_a_number() -> None:
 
 @pytest.mark.parametrize(
     "old_new",
-    [("0.94657990A", "0.9465799OA"), ("0.94657990A", "0.94657990V"), ("current(7)", "volt(7)"), ("=0.946", "0.946"),
-     ("0.94657990A", "-0.94657990A"), ("VDD_CORE_A current(7)=0.94657990A", "error=1 error_msg=\"Command not registered\"")],
-)  # fmt: skip
+    [
+        ("0.94657990A", "0.9465799OA"),
+        ("0.94657990A", "0.94657990V"),
+        ("current(7)", "volt(7)"),
+        ("=0.946", "0.946"),
+        ("0.94657990A", "-0.94657990A"),
+        ("VDD_CORE_A current(7)=0.94657990A", 'error=1 error_msg="Command not registered"'),
+    ],
+)
 def test_garbled_is_a_failed_self_test(old_new: tuple[str, str]) -> None:
     source = pi5_source(lambda: IDLE.replace(*old_new))
     with pytest.raises(SourceError):

@@ -40,9 +40,14 @@ def test_loss_and_gradient_have_the_bits_of_the_whole(
 
 LENGTH, VOCABULARY = 96, 500
 SHAPE: dict[str, Any] = {
-    "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
-    "num_key_value_heads": 1, "head_dim": 16,
-}  # fmt: skip
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+}
 KINDS = ("llama", "gemma2", "qwen2", "cohere", "granite", "gpt_neox")
 """Those with a cap or a scale behind their head among them."""
 

@@ -49,8 +49,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def options_of(folder: Path, out: Path, updates: int) -> FinetuneOptions:
     return FinetuneOptions(
-        str(folder / "model"), str(folder / "data.jsonl"), str(out), sequence_tokens=32, updates=updates, learning_rate=0.01
-    )  # fmt: skip
+        str(folder / "model"),
+        str(folder / "data.jsonl"),
+        str(out),
+        sequence_tokens=32,
+        updates=updates,
+        learning_rate=0.01,
+    )
 
 
 def job_of(folder: Path, out: Path, updates: int) -> Path:

@@ -185,9 +185,13 @@ print(load_file("weights.safetensors")["w"].shape[0])
 def test_weights_that_stay_in_their_file_are_no_memory_to_rlimit_data(tmp_path: Path, cure: str) -> None:
     save_file({"w": torch.zeros(32 << 20)}, tmp_path / "weights.safetensors")
     done = subprocess.run(
-        [sys.executable, "-c", MAPPING, cure], cwd=tmp_path, capture_output=True, text=True, check=False,
+        [sys.executable, "-c", MAPPING, cure],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
         env={**os.environ, **module_environment()},
-    )  # fmt: skip
+    )
     assert done.stdout == (f"{32 << 20}\n" if cure == "exempt" else ""), done.stderr
 
 

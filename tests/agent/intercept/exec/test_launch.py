@@ -30,11 +30,15 @@ print({k: v for k, v in os.environ.items() if k != "_"}, sys.stdin.read(), os.ge
 @pytest.mark.parametrize(
     "words",
     [
-        ("train.py", "--its", "own", "--", "-x"), ("./package/main.py",), ("package",), ("-m", "package.main", "--ram", "7"),
-        ("-m", "package"), ("link.py",),
+        ("train.py", "--its", "own", "--", "-x"),
+        ("./package/main.py",),
+        ("package",),
+        ("-m", "package.main", "--ram", "7"),
+        ("-m", "package"),
+        ("link.py",),
     ],
     ids=" ".join,
-)  # fmt: skip
+)
 @pytest.mark.parametrize("bound", [("--tensors", "4K"), ("--ram", "1G")], ids=" ".join)
 def test_the_program_sees_what_it_sees_without_a_budget(
     tmp_path: Path, words: tuple[str, ...], bound: tuple[str, ...]
@@ -50,13 +54,19 @@ def test_the_program_sees_what_it_sees_without_a_budget(
 
 
 ENDS = {
-    "code": "sys.exit(3)", "text": "sys.exit('bye')", "error": "1 / 0", "at once": "os._exit(7)", "none": "pass",
-    "terminated": "os.kill(os.getpid(), signal.SIGTERM)", "killed": "os.kill(os.getpid(), signal.SIGKILL)",
+    "code": "sys.exit(3)",
+    "text": "sys.exit('bye')",
+    "error": "1 / 0",
+    "at once": "os._exit(7)",
+    "none": "pass",
+    "terminated": "os.kill(os.getpid(), signal.SIGTERM)",
+    "killed": "os.kill(os.getpid(), signal.SIGKILL)",
     "interrupted": "os.kill(os.getpid(), signal.SIGINT); import time; time.sleep(60)",
-    "syntax": "not python", "hook": "sys.excepthook = lambda *e: print('mine', e[2].tb_lineno); 1 / 0",
+    "syntax": "not python",
+    "hook": "sys.excepthook = lambda *e: print('mine', e[2].tb_lineno); 1 / 0",
     "at exit": "import atexit; atexit.register(print, 'last'); sys.exit(2)",
     "context": "try:\n    1 / 0\nexcept ZeroDivisionError as e:\n    raise ValueError('later') from e",
-}  # fmt: skip
+}
 
 
 @pytest.mark.process

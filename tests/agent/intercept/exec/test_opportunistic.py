@@ -79,10 +79,14 @@ class Rig:
         pages = self.root / "pages"
         pages.mkdir(exist_ok=True)
         program = subprocess.Popen(
-            [*exec_words(bound, pages), f"{name}.py", *map(str, words)], cwd=self.root, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=(self.root / f"{name}.err").open("w"),
+            [*exec_words(bound, pages), f"{name}.py", *map(str, words)],
+            cwd=self.root,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=(self.root / f"{name}.err").open("w"),
             env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
+        )
         self.programs.append(program)
         return program
 

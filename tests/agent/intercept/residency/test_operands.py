@@ -128,12 +128,17 @@ def test_views_are_told_from_what_reads_or_may_copy() -> None:
 def test_what_is_created_is_foreseen_and_no_random_number_is_drawn() -> None:
     generator = torch.Generator()
     cases: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
-        (ATEN.randn.default, ([3, 4],), {}), (ATEN.rand.default, ([3],), {"dtype": torch.float64, "device": torch.device("cpu")}),
+        (ATEN.randn.default, ([3, 4],), {}),
+        (ATEN.rand.default, ([3],), {"dtype": torch.float64, "device": torch.device("cpu")}),
         (ATEN.randn.generator, ([5],), {"generator": generator, "device": torch.device("cpu")}),
-        (ATEN.randint.low, (2, 9, [6]), {}), (ATEN.randint.default, (9, [6]), {"dtype": torch.uint8}),
-        (ATEN.zeros.default, ([2, 2],), {"dtype": torch.bool}), (ATEN.empty.memory_format, ([7],), {}), (ATEN.ones.default, ([],), {}),
-        (ATEN.arange.default, (10,), {}), (ATEN.full.default, ([3, 3], 7), {}),
-    ]  # fmt: skip
+        (ATEN.randint.low, (2, 9, [6]), {}),
+        (ATEN.randint.default, (9, [6]), {"dtype": torch.uint8}),
+        (ATEN.zeros.default, ([2, 2],), {"dtype": torch.bool}),
+        (ATEN.empty.memory_format, ([7],), {}),
+        (ATEN.ones.default, ([],), {}),
+        (ATEN.arange.default, (10,), {}),
+        (ATEN.full.default, ([3, 3], 7), {}),
+    ]
     for func, args, kwargs in cases:
         torch.manual_seed(0)
         before, own = torch.get_rng_state(), generator.get_state()

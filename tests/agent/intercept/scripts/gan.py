@@ -20,10 +20,15 @@ def main(folder: Path) -> None:
         nn.ConvTranspose2d(64, 3, 4, 2, 1), nn.Tanh(),
     )  # fmt: skip
     discriminator = nn.Sequential(
-        spectral_norm(nn.Conv2d(3, 64, 4, 2, 1)), nn.LeakyReLU(0.2, True),
-        spectral_norm(nn.Conv2d(64, 128, 4, 2, 1)), nn.LeakyReLU(0.2, True),
-        spectral_norm(nn.Conv2d(128, 256, 4, 2, 1)), nn.LeakyReLU(0.2, True), nn.Conv2d(256, 1, 4), nn.Flatten(0),
-    )  # fmt: skip
+        spectral_norm(nn.Conv2d(3, 64, 4, 2, 1)),
+        nn.LeakyReLU(0.2, True),
+        spectral_norm(nn.Conv2d(64, 128, 4, 2, 1)),
+        nn.LeakyReLU(0.2, True),
+        spectral_norm(nn.Conv2d(128, 256, 4, 2, 1)),
+        nn.LeakyReLU(0.2, True),
+        nn.Conv2d(256, 1, 4),
+        nn.Flatten(0),
+    )
     average = copy.deepcopy(generator)
     make, judge = (torch.optim.Adam(net.parameters(), 2e-4, (0.5, 0.999)) for net in (generator, discriminator))
     score = nn.functional.binary_cross_entropy_with_logits

@@ -10,10 +10,15 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, set_seed
 from trl import SFTConfig, SFTTrainer
 
-SENTENCES = [f"the {who} of {where} {does} a number, {n} times" for n, (who, where, does) in enumerate(
-    (who, where, does) for who in ("king", "clerk", "owl", "fish") for where in ("Norway", "the sea", "winter", "paper")
-    for does in ("counts", "forgets", "writes")
-)]  # fmt: skip
+SENTENCES = [
+    f"the {who} of {where} {does} a number, {n} times"
+    for n, (who, where, does) in enumerate(
+        (who, where, does)
+        for who in ("king", "clerk", "owl", "fish")
+        for where in ("Norway", "the sea", "winter", "paper")
+        for does in ("counts", "forgets", "writes")
+    )
+]
 
 
 def words() -> PreTrainedTokenizerFast:
@@ -45,9 +50,13 @@ def main(folder: Path) -> None:
     )  # fmt: skip
     rows = Dataset.from_dict({"text": SENTENCES})
     trainer = SFTTrainer(
-        model, args=arguments, train_dataset=rows.select(range(40)), eval_dataset=rows.select(range(40, 48)),
-        processing_class=tokenizer, peft_config=LoraConfig(r=8, lora_alpha=16, lora_dropout=0.05, target_modules="all-linear"),
-    )  # fmt: skip
+        model,
+        args=arguments,
+        train_dataset=rows.select(range(40)),
+        eval_dataset=rows.select(range(40, 48)),
+        processing_class=tokenizer,
+        peft_config=LoraConfig(r=8, lora_alpha=16, lora_dropout=0.05, target_modules="all-linear"),
+    )
     trainer.train()
     trainer.save_model(str(folder / "adapter"))
     timed = ("runtime", "per_second")

@@ -107,19 +107,30 @@ def test_numbers_that_vectors_round_apart_are_those_of_the_whole(elements: int, 
 
 @pytest.mark.parametrize(
     ("func", "other", "item_bytes"),
-    [(ATEN.mul.Tensor, 2.5, 4), (ATEN.div.Tensor, 3, 4), (ATEN.mul.Tensor, torch.tensor(2, dtype=torch.int64), 1), (ATEN.mul_.Tensor, 2, 0)],
-)  # fmt: skip
+    [
+        (ATEN.mul.Tensor, 2.5, 4),
+        (ATEN.div.Tensor, 3, 4),
+        (ATEN.mul.Tensor, torch.tensor(2, dtype=torch.int64), 1),
+        (ATEN.mul_.Tensor, 2, 0),
+    ],
+)
 def test_results_have_the_size_of_the_type_that_they_get(func: Any, other: Any, item_bytes: int) -> None:
     tiling = tiling_of(func, (torch.ones(ELEMENTS * 4, dtype=torch.int8), other), {}, 1 << 20)
     assert tiling is not None and tiling.made_item_bytes == item_bytes
 
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "gelu": torch.nn.functional.gelu, "gelu of tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
-    "silu": torch.nn.functional.silu, "relu": torch.relu, "relu6": torch.nn.functional.relu6, "sigmoid": torch.sigmoid,
-    "leaky": torch.nn.functional.leaky_relu, "cube": lambda x: torch.tanh(x + 0.044715 * torch.pow(x, 3.0)),
-    "masked": lambda x: torch.exp(x.masked_fill(x > 1, -2.0)), "rsqrt": lambda x: torch.rsqrt(x * x + 1e-3),
-}  # fmt: skip
+    "gelu": torch.nn.functional.gelu,
+    "gelu of tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+    "silu": torch.nn.functional.silu,
+    "relu": torch.relu,
+    "relu6": torch.nn.functional.relu6,
+    "sigmoid": torch.sigmoid,
+    "leaky": torch.nn.functional.leaky_relu,
+    "cube": lambda x: torch.tanh(x + 0.044715 * torch.pow(x, 3.0)),
+    "masked": lambda x: torch.exp(x.masked_fill(x > 1, -2.0)),
+    "rsqrt": lambda x: torch.rsqrt(x * x + 1e-3),
+}
 
 
 @pytest.mark.slow

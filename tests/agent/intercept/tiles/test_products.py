@@ -212,9 +212,15 @@ def test_a_sparse_factor_is_no_weight_of_a_file(tmp_path: Path) -> None:
         assert torch.equal(gradient(), expected)
 
 
-@pytest.mark.parametrize(("machine", "bf16", "amx", "sums"), [
-    ("x86_64", False, False, True), ("x86_64", True, False, False), ("x86_64", False, True, False), ("aarch64", False, False, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("machine", "bf16", "amx", "sums"),
+    [
+        ("x86_64", False, False, True),
+        ("x86_64", True, False, False),
+        ("x86_64", False, True, False),
+        ("aarch64", False, False, False),
+    ],
+)
 def test_sums_in_32_bits_are_counted_where_a_processor_does_not_multiply_shorter_numbers(
     machine: str, bf16: bool, amx: bool, sums: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

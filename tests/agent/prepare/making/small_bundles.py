@@ -66,9 +66,15 @@ def greedy(limits: PlannedLimits = NO_LIMITS) -> PlanFunction:
 
 
 def small_made(
-    path: Path, prepared: CapturedJob, ram_bytes: int, *, device: DeviceCosts | None = None,
-    ops: tuple[OpCost, ...] | None = None, planner: PlanFunction | None = None, **asked: Any,
-) -> BundleReport:  # fmt: skip
+    path: Path,
+    prepared: CapturedJob,
+    ram_bytes: int,
+    *,
+    device: DeviceCosts | None = None,
+    ops: tuple[OpCost, ...] | None = None,
+    planner: PlanFunction | None = None,
+    **asked: Any,
+) -> BundleReport:
     """Make a bundle of a job on a device, with these costs of the main graph's operators, where others are given than the table's."""
     tables = [costs_of(graph) for graph in prepared.graphs.values()]
     main, *further = (table.ops for table in tables)

@@ -23,9 +23,14 @@ from tests.planner.steps import costs_of
 
 def step_event(*, wall_s: float, stall_s: float, cpu_s: float, planned_compute_s: float) -> StepDone:
     return StepDone(
-        step=1, epoch=0, loss=0.5, wall_s=wall_s, cpu_s=cpu_s, phases_s={"stall": stall_s},
+        step=1,
+        epoch=0,
+        loss=0.5,
+        wall_s=wall_s,
+        cpu_s=cpu_s,
+        phases_s={"stall": stall_s},
         planned_compute_s=planned_compute_s,
-    )  # fmt: skip
+    )
 
 
 def test_pace_leaves_out_waiting_and_on_one_thread_what_other_processes_took() -> None:

@@ -32,8 +32,14 @@ def prepared_job(accumulate: int = 1, further: int = 0) -> CapturedJob:
     """Return the job on the CPU, recorded and followed until every kind of step was seen; `further`: so many samples of another shape, too."""
     torch.manual_seed(0)
     model = nn.Sequential(
-        nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.2), nn.Flatten(), nn.Linear(96, 5)
-    )  # fmt: skip
+        nn.Conv2d(3, 6, 3, padding=1),
+        nn.BatchNorm2d(6),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Dropout(0.2),
+        nn.Flatten(),
+        nn.Linear(96, 5),
+    )
     data = [torch.randn(10, 3, 8, 8), torch.randint(0, 5, (10,))]
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     job = TrainingJob(

@@ -46,10 +46,16 @@ class ObedientProgram:
         self.step += 1
         self.tell(
             StepDone(
-                step=self.step, epoch=0, loss=None, wall_s=wall_s, cpu_s=wall_s, phases_s={},
-                paged_out_bytes=paged_out_bytes, unworn_bytes=unworn_bytes,
+                step=self.step,
+                epoch=0,
+                loss=None,
+                wall_s=wall_s,
+                cpu_s=wall_s,
+                phases_s={},
+                paged_out_bytes=paged_out_bytes,
+                unworn_bytes=unworn_bytes,
             )
-        )  # fmt: skip
+        )
 
     def end(self) -> None:
         """End the line, as a killed process does."""

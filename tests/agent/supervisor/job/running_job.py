@@ -32,9 +32,14 @@ class RunningJob:
         self.store, self.health = JobStore(root), HealthBoard()
         self._changed = asyncio.Event()
         self.runner = Runner(
-            self.store, Inboxes(root / "inbox"), self.health, SystemClock(), kinds,
-            lambda: LockFile(root / "worker.lock"), self._changed.set,
-        )  # fmt: skip
+            self.store,
+            Inboxes(root / "inbox"),
+            self.health,
+            SystemClock(),
+            kinds,
+            lambda: LockFile(root / "worker.lock"),
+            self._changed.set,
+        )
         content = bundle.read_bytes() if isinstance(bundle, Path) else json.dumps(bundle).encode()
         self.id = self.store.add(
             JobSpec("birds", "bundle", **spec), 0.0, lambda folder: put(folder / "bundle", content)

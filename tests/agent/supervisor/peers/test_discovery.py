@@ -42,9 +42,14 @@ OTHER = Announcement("0123456789ab", "cellar", "a board", "1.2", PublicState.TRA
 )
 def test_another_agent_as_plain_values(peer: Peer, now_s: float, address: str | None, seen_s: int, state: str) -> None:
     assert row(peer, now_s) == {
-        "name": "cellar", "board": "a board", "state": state, "version": "1.2", "address": address,
-        "last_seen_s": seen_s, "id": "0123456789ab",
-    }  # fmt: skip
+        "name": "cellar",
+        "board": "a board",
+        "state": state,
+        "version": "1.2",
+        "address": address,
+        "last_seen_s": seen_s,
+        "id": "0123456789ab",
+    }
 
 
 @pytest.mark.process

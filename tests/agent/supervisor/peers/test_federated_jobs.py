@@ -197,9 +197,14 @@ def test_what_is_damaged_on_its_way_is_brought_again(tmp_path: Path, bundle: Pat
         async with home(tmp_path, bundle) as made:
             part = made.part(0)
             flipped = MessageChunk(
-                job=NAME, run=RUN, message=part.message, tensors=part.tensors, total=part.total, offset=0,
+                job=NAME,
+                run=RUN,
+                message=part.message,
+                tensors=part.tensors,
+                total=part.total,
+                offset=0,
                 data=part.data[:-1] + bytes([part.data[-1] ^ 1]),
-            )  # fmt: skip
+            )
             answer = await made.ask(flipped)
             assert answer.state is TaskState.UNKNOWN and "damaged on its way" in answer.reason
             assert (await made.ask(part)).state is TaskState.WORKING

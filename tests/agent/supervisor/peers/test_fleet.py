@@ -44,9 +44,15 @@ class Home:
         self.health = HealthBoard()
         clock = SystemClock()
         self.keeper = FleetKeeper(
-            self.root, self.health, clock, PeerDiscovery(self.root, self.health, clock), lambda: HEARTBEAT, self.audits.append,
-            lambda whole, short: self.ids.append((whole, short)), self.contents,
-        )  # fmt: skip
+            self.root,
+            self.health,
+            clock,
+            PeerDiscovery(self.root, self.health, clock),
+            lambda: HEARTBEAT,
+            self.audits.append,
+            lambda whole, short: self.ids.append((whole, short)),
+            self.contents,
+        )
         self.options = AgentOptions(peer_port=self.port)
 
     def partner(self, name: str) -> NewPartner:
@@ -109,9 +115,15 @@ def test_paired_devices_are_there_after_a_restart(tmp_path: Path) -> None:
         one.keeper.paired(NewPartner(identity(tmp_path / "two").certificate, "cellar", ("127.0.0.1", 9)))
         await one.keeper.stop()
         again = FleetKeeper(
-            one.root, one.health, SystemClock(), PeerDiscovery(one.root, one.health, SystemClock()), lambda: HEARTBEAT,
-            one.audits.append, lambda whole, short: None, one.contents,
-        )  # fmt: skip
+            one.root,
+            one.health,
+            SystemClock(),
+            PeerDiscovery(one.root, one.health, SystemClock()),
+            lambda: HEARTBEAT,
+            one.audits.append,
+            lambda whole, short: None,
+            one.contents,
+        )
         again.apply(one.options)
         assert [row["name"] for row in again.rows()] == ["cellar"]
         await until(lambda: listens(one.port))

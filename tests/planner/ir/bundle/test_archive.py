@@ -57,8 +57,12 @@ def test_compressed_or_short_or_overlong_tensors(tmp_path: Path) -> None:
         assemble(path, {**content, "tensors.safetensors": header})
         with pytest.raises(BundleError):
             load(path)
-    for entry in ('{"a": {"dtype": "F32", "shape": [4], "data_offsets": [0, 99999999]}}', '{"a": 5}',
-                  '{"a": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}}', "[" * 100_000):  # fmt: skip
+    for entry in (
+        '{"a": {"dtype": "F32", "shape": [4], "data_offsets": [0, 99999999]}}',
+        '{"a": 5}',
+        '{"a": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}}',
+        "[" * 100_000,
+    ):
         data = entry.encode()
         assemble(path, {**content, "tensors.safetensors": struct.pack("<Q", len(data)) + data})
         with pytest.raises(BundleError):

@@ -66,8 +66,13 @@ def test_a_packed_form_that_is_paged_holds_nothing_in_its_gap_and_moves_what_is_
     (d,), (cost,) = plan.decisions, program.packings
     codes = [i.code for i in program.instructions if i.index == 0 and i.code >= Code.PACK]
     assert codes == [
-        Code.PACK, Code.WRITE_PACKED, Code.WAIT_WRITE_PACKED, Code.READ_PACKED, Code.WAIT_READ_PACKED, Code.UNPACK
-    ]  # fmt: skip
+        Code.PACK,
+        Code.WRITE_PACKED,
+        Code.WAIT_WRITE_PACKED,
+        Code.READ_PACKED,
+        Code.WAIT_READ_PACKED,
+        Code.UNPACK,
+    ]
     assert program.read_bytes == program.written_bytes == cost.reserved_bytes
     flash = costs.device.flash
     moved = cost.reserved_bytes * (flash.read_joules_per_byte + flash.write_joules_per_byte)

@@ -23,11 +23,15 @@ def test_a_gradient_of_no_element(graph: StepGraph, name: str) -> None:
 @pytest.mark.parametrize(
     ("one", "other", "grad", "fits"),
     [
-        ((3, 5), (4, 5), (3, 4), True), ((2, 3, 5), (4, 5), (2, 3, 4), True), ((2, 1, 3, 5), (7, 4, 5), (2, 7, 3, 4), True),
-        ((3, 5), (4, 6), (3, 4), False), ((3, 5), (4, 5), (4, 3), False), ((2, 3, 5), (3, 4, 5), (3, 3, 4), False),
+        ((3, 5), (4, 5), (3, 4), True),
+        ((2, 3, 5), (4, 5), (2, 3, 4), True),
+        ((2, 1, 3, 5), (7, 4, 5), (2, 7, 3, 4), True),
+        ((3, 5), (4, 6), (3, 4), False),
+        ((3, 5), (4, 5), (4, 3), False),
+        ((2, 3, 5), (3, 4, 5), (3, 3, 4), False),
         ((5,), (4, 5), (4,), False),
     ],
-)  # fmt: skip
+)
 def test_distances_of_rows(one: tuple[int, ...], other: tuple[int, ...], grad: tuple[int, ...], fits: bool) -> None:
     graph = made_of("aten::_cdist_backward", (grad, one, other), (2.0,), grad)
     with contextlib.nullcontext() if fits else pytest.raises(GraphError, match="_cdist_backward"):

@@ -50,9 +50,14 @@ def test_a_model_is_fitted_to_its_task_within_its_memory():
     inference, seen = model.ram_bytes, []
     limits = Limits(inference + 2_500)
     fitted = fit_scheme(
-        model, model.quantize_input(data), labels, limits, epochs=8, options=UpdateOptions(0.1),
+        model,
+        model.quantize_input(data),
+        labels,
+        limits,
+        epochs=8,
+        options=UpdateOptions(0.1),
         progress=lambda *p: seen.append(p),
-    )  # fmt: skip
+    )
     assert fitted.model.ram_bytes == fitted.best.ram_bytes <= limits.ram_bytes
     assert not fitted.model.simd and fitted.model.scheme == fitted.best.scheme
     assert fitted.best.measured > fitted.table.baseline + 0.1

@@ -30,8 +30,12 @@ def chain(
             Tensor("output", 40, (2, 3), (2,), rematerializations=(of_output,)),
             Tensor("weight", 80, (1, 4), (4,), persistent=True, paging=(PAGING,)),
         ),
-        ram_bytes, deadline_s, semantics, static_watts=0.5, write_limit_bytes=write_limit_bytes,
-    )  # fmt: skip
+        ram_bytes,
+        deadline_s,
+        semantics,
+        static_watts=0.5,
+        write_limit_bytes=write_limit_bytes,
+    )
 
 
 def gap_of(problem: Problem, tensor: int, after: int) -> int:

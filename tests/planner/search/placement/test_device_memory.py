@@ -128,9 +128,13 @@ def test_what_is_counted_is_what_the_placed_step_holds() -> None:
         made = placed_step(graph, [kinds[d] for d in devices])
         free = OpCost(0.0, 0, 0.0)
         ops = tuple(
-            free if i is None else table.ops[i] if devices[i] == DEVICE else replace(table.ops[i], workspace_bytes=0, beside_bytes=table.ops[i].workspace_bytes)
+            free
+            if i is None
+            else table.ops[i]
+            if devices[i] == DEVICE
+            else replace(table.ops[i], workspace_bytes=0, beside_bytes=table.ops[i].workspace_bytes)
             for i in made.origin
-        )  # fmt: skip
+        )
         program = lower(made.graph, CostTable(table.device, ops), Plan())
         host, device = pool_bytes(memory, costs, devices, ()).max(axis=1)
         largest = max(s.nbytes for s in graph.storages)

@@ -281,6 +281,8 @@ class _Running:
         if self._process is not None:
             limit = self._process.tensor_bytes()
         self._residency = Residency(self.table, self._pages, self._pager, limit)
+        self._limit_at_end: float | None = None
+        """What held until `stop`; None: it still holds."""
         if self._process is not None:
             self._residency.before_mapping = self._process.make_way
         wear = wear_joules_per_byte(page_dir) if wear_joules is None else wear_joules
@@ -299,7 +301,8 @@ class _Running:
     def stop(self, *, restore: bool) -> None:
         self._planner.close()
         with self.interceptor.lock:
-            limit_bytes, self._residency.limit_bytes = self._residency.limit_bytes, math.inf
+            limit_bytes = self._limit_at_end = self._residency.limit_bytes
+            self._residency.limit_bytes = math.inf
             self._residency.reclaim_dead()
             self._residency.drain()
             try:
@@ -308,7 +311,7 @@ class _Running:
                 else:
                     self._residency.discard()
             except NotRestorableError:
-                self._residency.limit_bytes = limit_bytes
+                self._residency.limit_bytes, self._limit_at_end = limit_bytes, None
                 self._residency.try_make_free()
                 raise
             except BaseException:
@@ -332,7 +335,8 @@ class _Running:
 
     def report(self) -> Report:
         book, counters, paged = self.interceptor.book, self._residency.counters, self._pager.stats
-        limit, plan = self._residency.limit_bytes, self._planner.adopted
+        limit = self._residency.limit_bytes if self._limit_at_end is None else self._limit_at_end
+        plan = self._planner.adopted
         energy = self._energy.total(paged.read_bytes, paged.written_bytes)
         return Report(
             ram_bytes=self._ram_bytes,

@@ -8,6 +8,7 @@ from pathlib import Path
 from port_agent.energy.media import FlashPrices, medium_under
 from port_agent.energy.sources.base import Kind, SourceError, title_of
 from port_agent.energy.sources.estimated import NAME as ESTIMATED
+from port_agent.energy.sources.estimated import PowerModel
 from port_agent.energy.sources.power_models import model_of
 from port_agent.energy.sources.rapl import RaplSource
 from port_agent.energy.wear import ASSUMED_CYCLES, DiskCounter
@@ -35,8 +36,8 @@ class EnergyUse:
     """Counts joules from now on: by the processor's counters if readable, else by a model of the board."""
 
     def __init__(self, root: Path = _ROOT) -> None:
-        self._root = root
         self._began_s, self._began_cpu_s = time.perf_counter(), time.process_time()
+        self._model = _model_of(root)  # now: at the end of a program nothing is loaded for the first time
         self._counter: RaplSource | None = None
         self._read_s = now_s()
         try:
@@ -55,9 +56,8 @@ class EnergyUse:
         measured = self._measured()
         if measured is not None:
             return Energy(measured, title_of("rapl", Kind.MEASURED.value))
-        try:
-            model = model_of(root=self._root)
-        except PortError:
+        model = self._model
+        if model is None:
             return None
         busy_watts = model.compute_watts / (os.cpu_count() or 1)
         joules = (
@@ -78,6 +78,13 @@ class EnergyUse:
         except SourceError:
             self._counter = None
             return None
+
+
+def _model_of(root: Path) -> PowerModel | None:
+    try:
+        return model_of(root=root)
+    except PortError:
+        return None
 
 
 def wear_share(page_dir: Path, written_bytes: int, root: Path = _ROOT) -> float | None:

@@ -59,7 +59,7 @@ class SequenceFile:
         """Take an open file. `inherited`: the descriptor that it was opened by, where that is another."""
         self.descriptor = descriptor
         self._number = descriptor if inherited is None else inherited
-        self._end = weakref.finalize(self, os.close, descriptor)
+        weakref.finalize(self, os.close, descriptor).atexit = False  # who uses it at the end still holds it
 
     @classmethod
     def beside(cls, path: Path) -> "SequenceFile":

@@ -145,8 +145,7 @@ class ExecBudget:
             return
         if self._attached is not None:
             self._attached.finish(self.failure)
-        report = self._budget.report
-        self._budget.stop(restore=False)
+        report = self._budget.stop(restore=False)
         release_free_memory()
         release_code_pages()  # the interpreter's end runs code that was not needed before
         _emit(_summary(report, self._options, time.perf_counter() - self._begin))

@@ -7,6 +7,7 @@ import os
 import sys
 import weakref
 from collections import deque
+from io import FileIO
 from pathlib import Path
 
 from port_agent.intercept.residency.storages import StorageTable
@@ -80,10 +81,10 @@ class ProcessBudget:
         self.beside_bytes = 0
         """What another process takes of the budget meanwhile: the one that plans."""
         self._allocator: Allocator | None = active()
-        self._statm: int | None = None
+        self._statm: FileIO | None = None
         if sys.platform == "linux":
-            self._statm = os.open(_STATM, os.O_RDONLY | os.O_CLOEXEC)
-            weakref.finalize(self, os.close, self._statm)
+            self._statm = FileIO(_STATM)
+            weakref.finalize(self, self._statm.close).atexit = False  # the end of the program is accounted for, too
         self._of_files = 0
         """What files took when they were given back last, weights left out that are followed."""
         self._looked_at = -_LOOK_BYTES
@@ -173,12 +174,12 @@ class ProcessBudget:
         foreign = max(stats.live_bytes - (self._table.resident_bytes - mapped_bytes), 0)
         return max(self._usable - rest - foreign, _MIN_TENSOR_BYTES)
 
-    def _look(self, statm: int) -> int:
+    def _look(self, statm: FileIO) -> int:
         """Return the resident bytes of the process, and give back what files grew by: as much comes again until the next time."""
-        found = os.pread(statm, _STATM_BYTES, 0)
+        found = os.pread(statm.fileno(), _STATM_BYTES, 0)
         if _of_files_in(found) - self._table.mapped_bytes > self._of_files + _FILES_GROWTH_BYTES:
             release_shared_pages(in_ram)
-            self._of_files = _of_files_in(os.pread(statm, _STATM_BYTES, 0)) - self._table.mapped_bytes
+            self._of_files = _of_files_in(os.pread(statm.fileno(), _STATM_BYTES, 0)) - self._table.mapped_bytes
         return _resident_in(found)
 
     def expect_product(self) -> None:

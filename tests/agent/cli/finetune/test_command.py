@@ -16,6 +16,7 @@ from port_agent.finetuning.inputs.options import FinetuneOptions
 from port_agent.packing import Quantization
 from tests.agent.finetuning.left_alone import WEIGHTS, trained_alone
 from tests.agent.finetuning.tiny_model import make_data, make_model
+from tests.agent.firmware_name import named_machine
 from tests.their_modules import NOT_IMPORTED, fill_with_modules
 
 
@@ -30,8 +31,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def finetune(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+def finetune(folder: Path, *words: str, machine: str = "nameless") -> "subprocess.CompletedProcess[str]":
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **named_machine(folder / "site", machine)}
     command = [sys.executable, "-P", "-m", "port_agent.cli", "finetune", *words, "--page-dir", str(folder)]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment)
 
@@ -55,9 +56,9 @@ def test_in_a_budget_it_has_the_bits_of_the_recipe_without(
 ) -> None:
     model, data, out = (str(path) for path in (folder / "model", folder / "data.jsonl", tmp_path / "plain"))
     alone = trained_alone(FinetuneOptions(model, data, out, base=base, sequence_tokens=32, updates=3))
-    words = ("--ram", "800M", "--seq-len", "32", "--updates", "3", "--json")
-    words += ("--base", "bf16" if base is None else base.value, "--lora", "r=8")
-    mine = finetune(folder, "model", "--data", "data.jsonl", "--out", str(tmp_path / "mine"), *words)
+    words = ["--ram", "800M", "--seq-len", "32", "--updates", "3", "--json", "--out", str(tmp_path / "mine")]
+    words += ["--base", "bf16" if base is None else base.value, "--lora", "r=8"]
+    mine = finetune(folder, "model", "--data", "data.jsonl", *words, machine="device tree")
     assert mine.returncode == 0, mine.stderr
     assert untimed(mine.stdout.splitlines()) == untimed(alone)
     assert (tmp_path / "mine" / WEIGHTS).read_bytes() == (tmp_path / "plain" / WEIGHTS).read_bytes()

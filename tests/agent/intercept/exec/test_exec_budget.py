@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 
 from port_agent.malloc import PreloadMode, preload_mode, preload_path
 from port_agent.system.python_process import module_environment
+from tests.agent.firmware_name import NAMED_MACHINES, named_machine
 from tests.agent.intercept.programs import (
     TRAIN,
     beside_process,
@@ -44,6 +45,33 @@ def test_trains_to_the_same_losses(tmp_path: Path) -> None:
     assert report["program"] == ["train.py"] and report["peak_resident_bytes"] <= ram_mib << 20
     assert report["steps"] == 3 and "; 3 steps in " in done.ours[0]
     assert report["joules"] > 0 and f"J {report['energy_source']}" in done.ours[0]
+
+
+SAYS_WHAT_WAS_LOADED = """
+import atexit, os, sys
+before = set()
+def loaded():
+    if before:
+        print("at the end:", sorted(sys.modules.keys() - before))
+atexit.register(loaded)
+"""
+"""Registered before anything of ours, so it runs after all of it."""
+
+
+@pytest.mark.parametrize("machine", NAMED_MACHINES)
+def test_a_machine_that_says_its_name_has_its_summary_and_report(machine: str, tmp_path: Path) -> None:
+    """Nothing is loaded for the first time at the end: hooks of imports would look at a budget that is gone."""
+    written(
+        tmp_path,
+        TRAIN + "import atexit\natexit.register(lambda: __import__('sitecustomize').before.update(sys.modules))\n",
+    )
+    environment = named_machine(tmp_path / "site", machine, SAYS_WHAT_WAS_LOADED)
+    bound = (*beside_process(175), "--report", str(tmp_path / "report.json"))
+    done = followed("train.py", folder=tmp_path, bound=bound, environment=environment)
+    assert (done.code, done.said) == (0, "") and done.output.endswith("at the end: []\n")
+    assert len(done.ours) == 1 and "J " in done.ours[0]
+    report = report_of(tmp_path / "report.json")
+    assert report["joules"] > 0 and report["tensor_limit_bytes"] > 0
 
 
 def test_the_end_of_the_process_is_within_the_budget_too(tmp_path: Path) -> None:

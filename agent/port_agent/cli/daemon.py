@@ -128,6 +128,10 @@ def _add_submit(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     )
     submit.add_argument("--priority", type=whole_number(-100, 100), default=0, help="-100 to 100, higher goes first")
     submit.add_argument("--deadline", type=deadline, metavar="WHEN", help='"8h", "3d", "07:00" or "2026-12-24 18:00"')
+    _add_board_options(submit)
+
+
+def _add_board_options(submit: argparse.ArgumentParser) -> None:
     board = submit.add_argument_group(
         "microcontroller jobs",
         "Example: port-agent submit build/ --kind mcu --data recordings/ --epochs 3. The board must hold the model's "

@@ -197,6 +197,7 @@ def step_tiling(
     sliced = TiledJob(prepared, whole, ())
     if request.board is None and request.place is None:  # of another board's kernels nothing is known here
         op_memory = ComparisonLimits(request.ram_bytes, machine.page_dir, threads, measurer)
+        target = CutTarget(costs.device, captured.pools.computing_bytes, op_memory, progress)
         prepared, whole = with_quantized_weights(
             prepared,
             whole,
@@ -213,14 +214,7 @@ def step_tiling(
             strategy=request.strategy, time_limit_s=min(request.time_limit_s, QUICK_S), limits=limits
         )
         halved = with_split_gradients(prepared, whole, op_memory, power.compute_watts, progress)
-        sliced = choose_tiling(
-            sliced,
-            halved,
-            CutTarget(costs.device, captured.pools.computing_bytes, op_memory, progress),
-            planner,
-            limits,
-            reordered=request.reordered,
-        )
+        sliced = choose_tiling(sliced, halved, target, planner, limits, reordered=request.reordered)
         sliced = with_further_shapes(sliced, costs.device, captured.pools.computing_bytes, op_memory, progress)
     graphs = sliced.prepared.graphs
     measured = device_costs.by_class(graphs, sliced.measured, power)

@@ -160,9 +160,8 @@ class Trainer:
         self._outside_bytes = self.backend.outside_bytes()
         compared = min(options.verify, len(self.manifest.reference.losses))
         self.batching = Batching(bundle, self.samples.counts, compared)
-        self._pruning = None
-        if self.manifest.pruning is not None:
-            self._pruning = WeightPruning(self.manifest.pruning, -(-compared // self.manifest.accumulate))
+        pruning, updates = self.manifest.pruning, -(-compared // self.manifest.accumulate)
+        self._pruning = None if pruning is None else WeightPruning(pruning, updates)
         self._have_run: set[str] = set()
         self._device_limit_bytes = 0
         self.scalars = self._first_scalars()

@@ -152,15 +152,9 @@ def profile_operators(
     restore_generators(generators)
     taken_over = 0 if disputed else len(given) - len(checked)
     absent = tuple(tuple(i for i, c in enumerate(table) if keys.get(signature(c)) in lacking) for table in calls)
-    return MeasuredCosts(
-        tables,
-        base,
-        max(0, loaded - base),
-        max(0, loaded - running),
-        taken_over=taken_over,
-        disputed=disputed,
-        absent=absent if elsewhere else (),
-    )
+    left = max(0, loaded - base), max(0, loaded - running)
+    absent = absent if elsewhere else ()
+    return MeasuredCosts(tables, base, *left, taken_over=taken_over, disputed=disputed, absent=absent)
 
 
 def kept_tables(

@@ -28,6 +28,15 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "rounds as its own policy allows; needs pip install 'port-agent[federate]' on all."
     )
     verbs = federate.add_subparsers(dest="verb", metavar="VERB", required=True)
+    _add_start(verbs)
+    status = _verb(verbs, "status", "show the federations that this device leads", _status)
+    status.add_argument("job", nargs="?", help="number or name; without it all")
+    _verb(verbs, "stop", "end a federation after the rounds that are done", _stop).add_argument(
+        "job", help="number or name"
+    )
+
+
+def _add_start(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     start = _verb(verbs, "start", "lead a federation of a job of this device, from the weights in its bundle", _start)
     start.add_argument("job", help="number or name of a federated job")
     start.add_argument("--rounds", type=whole_number(1, _MOST), required=True, help="how often weights are averaged")
@@ -74,11 +83,6 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "--secure",
         action="store_true",
         help="SecAgg+: this device sees sums only, of three devices or more; weights within 16 of 0",
-    )
-    status = _verb(verbs, "status", "show the federations that this device leads", _status)
-    status.add_argument("job", nargs="?", help="number or name; without it all")
-    _verb(verbs, "stop", "end a federation after the rounds that are done", _stop).add_argument(
-        "job", help="number or name"
     )
 
 

@@ -48,6 +48,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("port_agent.control",),
     ("port_agent.supervisor",),
     ("port_agent.planning",),
+    ("port_agent.foreground",),
     ("port_agent.cli",),
     ("port_agent", "port_planner"),
 )

@@ -5,34 +5,50 @@ Heavy imports happen inside the commands.
 
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from port_agent.cli.arguments import CommandParser
 from port_agent.cli.terminal import guarded
 from port_agent.system import VERSION
 from port_planner.base.errors import ExitCode, PortError
 
-AREAS = (
-    "exec",
-    "finetune.command",
-    "finetune.merge",
-    "plan.command",
-    "plan.show",
-    "plan.train",
-    "devices_and_plots",
-    "daemon",
-    "peers.pairing",
-    "peers.federate",
-    "energy",
-    "mcu.command",
-)
-"""Modules of this package that add commands, in the order of `--help`. Each has `add_commands(subparsers)`; a command sets
-`run=function(arguments) -> exit code` with `set_defaults`."""
-_DAEMON = ("run", ("daemon",))
-"""The command that stays for months, and the area it is in: the other areas would take 2 of its 35 MB."""
+AREAS: Mapping[str, tuple[str, ...]] = {
+    "exec": ("exec",),
+    "finetune.command": ("finetune",),
+    "finetune.merge": ("merge",),
+    "plan.command": ("plan",),
+    "plan.show": ("show",),
+    "plan.train": ("train",),
+    "devices_and_plots": ("boards", "profile", "draw", "frontier"),
+    "daemon": (
+        "run",
+        "submit",
+        "status",
+        "jobs",
+        "job",
+        "logs",
+        "result",
+        "feed",
+        "pause",
+        "resume",
+        "cancel",
+        "priority",
+        "recall",
+        "deadline",
+        "reload",
+        "doctor",
+        "completion",
+    ),
+    "peers.pairing": ("peers", "pair", "unpair"),
+    "peers.federate": ("federate",),
+    "energy": ("energy", "dashboard"),
+    "mcu.command": ("mcu",),
+}
+"""Modules of this package and the commands that each adds, in the order of `--help`. Each has `add_commands(subparsers)`; a command
+sets `run=function(arguments) -> exit code` with `set_defaults`. A command loads its own module and no other."""
 
 
-def build_parser(areas: Sequence[str] = AREAS) -> CommandParser:
+def build_parser(areas: Iterable[str] = AREAS) -> CommandParser:
     """Return the parser of the whole command line, or of some of its areas."""
     parser = CommandParser(
         prog="port-agent",
@@ -57,8 +73,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str] | None) -> int:
     words = sys.argv[1:] if argv is None else argv
-    command, areas = _DAEMON
-    arguments = build_parser(areas if list(words[:1]) == [command] else AREAS).parse_args(words)
+    own = [area for area, commands in AREAS.items() if words and words[0] in commands]
+    arguments = build_parser(own or AREAS).parse_args(words)
     try:
         code: int = arguments.run(arguments)
         sys.stdout.flush()

@@ -9,7 +9,7 @@ from port_planner.ir.costs import MediumKind
 
 
 class RequestError(PortError):
-    """Settings of a plan that do not go together, or that name what is not there."""
+    """Settings of a request that do not go together, or that name what is not there."""
 
     exit_code = ExitCode.IMPOSSIBLE
 

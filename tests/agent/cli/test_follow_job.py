@@ -1,14 +1,13 @@
 """What the events of a run add up to, and what the report says of it beside what was planned."""
 
 import signal
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
-from port_agent.cli.follow_job import Summary, TrainingFailedError, follow, print_report
+from port_agent.cli.follow_job import follow, print_report
+from port_agent.foreground.run import TrainReport
 from port_agent.worker.protocol import (
     EvaluationDone,
     Event,
@@ -18,9 +17,9 @@ from port_agent.worker.protocol import (
     WorkerReady,
     encode_message,
 )
-from port_agent.worker.start import start_worker
 from port_planner.ir.bundle.bundle import read_manifest
 from port_planner.ir.bundle.manifest import Manifest
+from tests.agent.foreground.speaking_worker import run_of
 from tests.agent.jobs_small import small_bundle
 
 READY = WorkerReady(pid=1, step=0, total_steps=2, planned_peak_bytes=300 << 20)
@@ -44,8 +43,8 @@ def manifest() -> Manifest:
     return replace(read_manifest(small_bundle()), name="birds")
 
 
-def taken(events: Sequence[Event]) -> Summary:
-    summary = Summary()
+def taken(events: Sequence[Event]) -> TrainReport:
+    summary = TrainReport()
     for event in events:
         summary.take(event)
     return summary
@@ -65,7 +64,7 @@ def test_events_add_up() -> None:
     assert taken([TrainingFailed(code="E", message="too big")]).failure == "too big"
 
 
-def shown(capsys: pytest.CaptureFixture[str], summary: Summary, manifest: Manifest) -> str:
+def shown(capsys: pytest.CaptureFixture[str], summary: TrainReport, manifest: Manifest) -> str:
     print_report(summary, manifest, 0)
     return " ".join(capsys.readouterr().out.replace("│", " ").split())
 
@@ -97,20 +96,8 @@ def test_a_report_leaves_out_what_was_not(
     assert not any(word in out for word in ("on average", "loss", "evaluation", "transfers", "checksum", "weights"))
 
 
-WORKER = """
-import os, signal, socket, sys
-from port_agent.worker.protocol import *
-line = socket.socket(fileno=int(sys.argv[-1]))
-say = lambda *events: line.sendall(b"".join(map(encode_message, events)))
-hear = lambda: [type(decode_command(text)) for text in line.recv(4096).splitlines()]
-READY = WorkerReady(pid=0, step=0, total_steps=2)
-STEP = StepDone(step=1, epoch=0, loss=None, wall_s=1.0, cpu_s=1.0, phases_s={})
-"""
-
-
 def followed(program: str, manifest: Manifest, *, as_json: bool = True) -> int:
-    worker = start_worker([sys.executable, "-c", WORKER + program], limit_bytes=1 << 30, stderr=subprocess.DEVNULL)
-    return follow(worker, manifest, 0, as_json=as_json)
+    return follow(run_of(program), manifest, 0, as_json=as_json)
 
 
 @pytest.mark.process
@@ -122,30 +109,6 @@ def test_json_is_what_the_worker_said(capsys: pytest.CaptureFixture[str], manife
         encode_message(StepDone(step=1, epoch=0, loss=None, wall_s=1.0, cpu_s=1.0, phases_s={})),
         encode_message(TrainingFinished(step=1)),
     ]
-
-
-@pytest.mark.process
-@pytest.mark.parametrize(
-    ("program", "message", "code"),
-    [
-        ("say(TrainingFailed(code='E', message='the card is full')); sys.exit(1)", "the card is full. What was", 1),
-        ("sys.exit(2)", "the worker ended with exit code 2", 2),
-        ("os.kill(os.getpid(), signal.SIGKILL)", "the worker was killed by signal 9", 9),
-    ],
-)
-def test_a_worker_that_fails_is_said_with_what_is_safe(
-    manifest: Manifest, program: str, message: str, code: int
-) -> None:
-    with pytest.raises(TrainingFailedError, match=message) as caught:
-        followed(program, manifest)
-    assert caught.value.exit_code == code and "the same command resumes" in str(caught.value)
-
-
-@pytest.mark.process
-def test_a_failure_that_would_come_again_invites_nobody_to_repeat_it(manifest: Manifest) -> None:
-    program = "say(TrainingFailed(code='E', message='the loss is nan', cause='diverged')); sys.exit(4)"
-    with pytest.raises(TrainingFailedError, match=r"^the loss is nan$"):
-        followed(program, manifest)
 
 
 @pytest.mark.process
@@ -172,25 +135,3 @@ sys.exit(75)
 @pytest.mark.process
 def test_a_worker_that_left_by_itself_is_no_interruption(manifest: Manifest) -> None:
     assert followed("sys.exit(75)", manifest) == 75
-
-
-HELD = """
-import resource, time
-wide = resource.getrlimit(resource.RLIMIT_DATA)[0]
-say(READY, STEP)
-while resource.getrlimit(resource.RLIMIT_DATA)[0] == wide:
-    time.sleep(0.01)
-try:
-    bytearray(400 << 20)
-except MemoryError:
-    say(TrainingFailed(code="MemoryError", message="no more memory"))
-    sys.exit(1)
-"""
-
-
-@pytest.mark.process
-@pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA of another process needs Linux")
-def test_a_worker_is_held_at_its_plan_once_a_step_is_done(manifest: Manifest) -> None:
-    planned = replace(manifest, plans=[replace(manifest.plans[0], peak_bytes=300 << 20)])
-    with pytest.raises(TrainingFailedError, match="no more memory"):
-        followed(HELD, planned)

@@ -1,10 +1,8 @@
 """`train`: a bundle trained in the foreground."""
 
 import argparse
-import contextlib
 
 from port_agent.cli.arguments import (
-    UsageError,
     page_dirs,
     readable_file,
     size,
@@ -71,31 +69,23 @@ def _add_train(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def _train(arguments: argparse.Namespace) -> int:
     from port_agent.cli.follow_job import follow
-    from port_agent.supervisor.job.plan_choice import data_limit
-    from port_agent.system.memory_limit import limit_data_of
-    from port_agent.worker.options import TorchOptions
-    from port_agent.worker.start import start_worker, torch_worker
+    from port_agent.foreground.train import TrainRequest, start_train
     from port_planner.ir.bundle.bundle import read_manifest
 
     if arguments.cpus is not None:
         use_cores(arguments.cpus)
-    manifest = read_manifest(arguments.bundle)
-    if not 0 <= arguments.plan < len(manifest.plans):
-        raise UsageError(
-            f"{arguments.bundle} has {len(manifest.plans)} plans, there is no plan {arguments.plan}; count from 0"
-        )
-    directories = page_dirs(arguments.page_dirs)
-    state_dir = arguments.state_dir or arguments.bundle.with_suffix(".state")
-    options = TorchOptions(
-        bundle=arguments.bundle, state_dir=state_dir, plan=arguments.plan, verify=arguments.verify,
-        checkpoint_every=arguments.checkpoint_every, steps=arguments.steps, epochs=arguments.epochs, out=arguments.out,
-        page_dir=next(iter(directories), None), scratch_dirs=tuple(directories[1:]), digest=arguments.digest,
-        read_limit=arguments.read_limit,
-        write_limit=arguments.write_limit,
-    )  # fmt: skip
-    command = torch_worker(options)
-    peak_bytes = manifest.plans[arguments.plan].peak_bytes
-    worker = start_worker(command, limit_bytes=peak_bytes, threads=manifest.threads)
-    with contextlib.suppress(OSError):  # it has ended: what it says of that is followed
-        limit_data_of(worker.process.pid, data_limit(peak_bytes))
-    return follow(worker, manifest, arguments.plan, as_json=arguments.json)
+    request = TrainRequest(
+        bundle=arguments.bundle,
+        epochs=arguments.epochs,
+        steps=arguments.steps,
+        out=arguments.out,
+        state_dir=arguments.state_dir,
+        page_dirs=tuple(page_dirs(arguments.page_dirs)),
+        plan=arguments.plan,
+        verified_steps=arguments.verify,
+        checkpoint_every=arguments.checkpoint_every,
+        read_bytes_per_s=arguments.read_limit,
+        write_bytes_per_s=arguments.write_limit,
+        digest=arguments.digest,
+    )
+    return follow(start_train(request), read_manifest(arguments.bundle), arguments.plan, as_json=arguments.json)

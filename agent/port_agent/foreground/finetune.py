@@ -1,0 +1,46 @@
+"""A fine-tuning in the foreground, as the agent runs it: a job's file and its worker."""
+
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from port_agent.finetuning.inputs.options import FinetuneOptions
+from port_agent.finetuning.job_file import FinetuneJob
+from port_agent.foreground.run import ForegroundRun, OnEvent, TrainReport, no_listener
+from port_agent.worker.options import FINETUNE_WORKER, FinetuneWorkerOptions
+from port_agent.worker.start import start_worker
+from port_agent.worker.thread_limit import usable_cores
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinetuneRequest:
+    """A model to fine-tune within a memory budget; a request with the same `options` goes on from the last checkpoint."""
+
+    options: FinetuneOptions
+    """Model, data, output and the recipe: the settings of `port-agent finetune`."""
+    ram_bytes: int
+    """Resident memory of the whole process."""
+    threads: int | None = None
+    """None: of all usable cores. Another number may sum in another order."""
+    page_dir: Path | None = None
+    """Where pages go; None: where this process stands."""
+
+
+def finetune(request: FinetuneRequest, on_event: OnEvent = no_listener) -> TrainReport:
+    """Fine-tune in a process of its own, to its end or, by Ctrl-C, to the end of an update. Its notes go to standard output.
+
+    Raises FinetuneError, OSError, and TrainingFailedError with the worker's reason.
+    """
+    threads = request.threads or usable_cores()
+    given = request.options
+    model, data, out = (str(Path(place).absolute()) for place in (given.model, given.data, given.out))
+    options = replace(given, model=model, data=data, out=out)
+    page_dir = request.page_dir or Path.cwd()
+    job = FinetuneJob.of(options, ram_bytes=request.ram_bytes, threads=threads, page_dir=page_dir)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "job"
+        file.write_bytes(job.encoded())
+        words = FinetuneWorkerOptions(bundle=file, state_dir=Path(folder)).words()
+        worker = start_worker([*FINETUNE_WORKER, *words], limit_bytes=request.ram_bytes, threads=threads)
+        with ForegroundRun(worker) as run:
+            return run.finish(on_event)

@@ -1,0 +1,171 @@
+"""A worker that is followed until it ends, what its events add up to, and why it could not train."""
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Self
+
+from port_agent.system.memory_limit import hold_resident
+from port_agent.worker.protocol import (
+    EvaluationDone,
+    Event,
+    FailureCause,
+    LeaveNow,
+    StepDone,
+    StopAfterStep,
+    TrainingFailed,
+    TrainingFinished,
+    WorkerReady,
+)
+from port_agent.worker.start import Worker
+from port_planner.base.errors import ExitCode, PortError
+
+OnEvent = Callable[[Event], None]
+"""Called with each event of a worker, such as `StepDone` with its loss (`port_agent.worker.protocol`)."""
+
+
+def no_listener(event: Event) -> None:
+    """Do nothing with an event."""
+
+
+class TrainingFailedError(PortError):
+    """The worker could not train, was killed or left without a reason; the message has the remedy."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+@dataclass(slots=True)
+class TrainReport:
+    """What the events of a run add up to. Figures are of this run; a run that resumes begins at none."""
+
+    first_loss: float | None = None
+    """Of the run's first step; None before it, and where it is not a finite number."""
+    last_loss: float | None = None
+    steps: int = 0
+    """Done by this run; of a fine-tuning: updates."""
+    wall_s: float = 0.0
+    cpu_s: float = 0.0
+    read_bytes: int = 0
+    """Paged in; `written_bytes`: paged out."""
+    written_bytes: int = 0
+    transfer_s: float = 0.0
+    hidden_s: float = 0.0
+    """Of the transfers, what ran beside compute."""
+    peak_rss_bytes: int = 0
+    planned_peak_bytes: int = 0
+    device_peak_bytes: int = 0
+    evaluations: list[EvaluationDone] = field(default_factory=list)
+    result: TrainingFinished | None = None
+    """Step, output and checksums; None where the run was stopped before its end."""
+    failure: str = ""
+    would_fail_again: bool = False
+    """The same steps would give the same failure."""
+
+    def take(self, event: Event) -> None:
+        """Add one event."""
+        match event:
+            case WorkerReady():
+                self.planned_peak_bytes = event.planned_peak_bytes or 0
+                self.peak_rss_bytes = max(self.peak_rss_bytes, event.start_peak_bytes or 0)
+            case StepDone():
+                self.first_loss = event.loss if self.first_loss is None else self.first_loss
+                self.last_loss = event.loss
+                self.steps += 1
+                self.wall_s += event.wall_s
+                self.cpu_s += event.cpu_s
+                self.read_bytes += event.paged_in_bytes
+                self.written_bytes += event.paged_out_bytes
+                self.transfer_s += event.transfer_s
+                self.hidden_s += event.hidden_s
+                self.peak_rss_bytes = max(self.peak_rss_bytes, event.peak_rss_bytes or 0)
+                self.device_peak_bytes = max(self.device_peak_bytes, event.device_peak_bytes or 0)
+            case EvaluationDone():
+                self.evaluations.append(event)
+            case TrainingFinished():
+                self.result = event
+                self.peak_rss_bytes = max(self.peak_rss_bytes, event.peak_rss_bytes or 0)
+            case TrainingFailed():
+                self.failure = event.message
+                self.would_fail_again = event.cause in (FailureCause.DIVERGED, FailureCause.IMPOSSIBLE)
+
+
+class ForegroundRun:
+    """A worker from its start to its end. As a context manager it leaves no worker behind."""
+
+    def __init__(self, worker: Worker, resident_bytes: int | None = None) -> None:
+        """`resident_bytes`: what it may have resident once a step is done; None: what it was started with holds."""
+        self._worker, self._resident_bytes = worker, resident_bytes
+        self._stops = 0
+        self.report = TrainReport()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self.ended:
+            self._worker.process.kill()
+            self._worker.process.wait()
+
+    def stop(self) -> None:
+        """Ask it to end after the step at hand, with a checkpoint; called again, to leave at once."""
+        self._stops += 1
+        self._worker.send(StopAfterStep() if self._stops == 1 else LeaveNow())
+
+    @property
+    def stop_requested(self) -> bool:
+        """Whether `stop` was called."""
+        return self._stops > 0
+
+    def events(self) -> Iterator[Event]:
+        """Yield its events as they come, each in the report by then; raise TrainingFailedError where it failed."""
+        for event in self._worker.events():
+            self.report.take(event)
+            yield event
+            if isinstance(event, StepDone) and self._resident_bytes is not None:
+                with contextlib.suppress(OSError):  # it has just ended
+                    hold_resident(self._worker.process.pid, self._resident_bytes)
+        self._check_end()
+
+    def finish(self, on_event: OnEvent = no_listener) -> TrainReport:
+        """Follow it to its end and return what came of it. Raises TrainingFailedError. Ctrl-C stops it after its step."""
+        with self.stopped_by_ctrl_c():
+            for event in self.events():
+                on_event(event)
+        return self.report
+
+    @contextlib.contextmanager
+    def stopped_by_ctrl_c(self) -> Iterator[None]:
+        """Have Ctrl-C call `stop` meanwhile, where this is the main thread; in another, Python lets nobody handle signals."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = signal.signal(signal.SIGINT, lambda *_: self.stop())
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the worker's process is over."""
+        return self._worker.process.poll() is not None
+
+    @property
+    def left(self) -> bool:
+        """Whether it ended before the job did; the same request goes on from its checkpoint."""
+        return self._worker.process.returncode == ExitCode.LEFT
+
+    def _check_end(self) -> None:
+        code = self._worker.process.returncode
+        if not code or code == ExitCode.LEFT:
+            return
+        reason = self.report.failure or (
+            f"the worker was killed by signal {-code}" if code < 0 else f"the worker ended with exit code {code}"
+        )
+        if not self.report.would_fail_again:
+            reason = f"{reason.removesuffix('.')}. What was checkpointed is safe; the same command resumes"
+        raise TrainingFailedError(reason, abs(code))

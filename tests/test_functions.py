@@ -11,7 +11,6 @@ MOST_PARAMETERS = 8
 
 YET = frozenset(
     {
-        "port_agent.cli.finetune.explanation.explanation_table",
         "port_agent.finetuning.explain.explain",
         "port_agent.intercept.dispatch.mode.Interceptor._after",
         "port_agent.intercept.dispatch.mode.Interceptor._run_one",

@@ -29,13 +29,7 @@ def explanation_table(found: "Explanation", options: "FinetuneOptions") -> Table
             f"{found.quantized_layers} linear layers as {found.grid}, {format_bytes(found.quantized_bytes)}, in MODEL/.port-agent, which {there}; the "
             "model that is trained is that one",
         )
-    counts = (
-        (found.broken, "broken lines"),
-        (found.skipped, "too long prompts"),
-        (found.unwritten, "conversations that the chat template refuses"),
-    )
-    left = [f"{count} {what}" for count, what in counts if count]
-    table.add_row("data", f"{found.records:,} records{', without ' + ' and '.join(left) if left else ''}")
+    table.add_row("data", f"{found.records:,} records{_left_out(found)}")
     table.add_row(
         "sequences",
         f"{found.sequences:,} to train on, {found.held_out:,} held out, of {found.shortest} to {found.longest} tokens; {found.tokens:,} "
@@ -45,6 +39,26 @@ def explanation_table(found: "Explanation", options: "FinetuneOptions") -> Table
     table.add_row("updates", f"{found.updates:,} of {found.accumulate} x {found.batch} sequences{goes_on}")
     if found.accumulate > 1 or found.by_layers:
         table.add_row("batches", f"{'layer by layer' if found.by_layers else 'one by one'}: {found.accumulation_why}")
+    _add_memory(table, found)
+    if found.head_rows:
+        table.add_row("head", f"on {found.head_rows} of the longest batch's rows at a time: {found.head_why}")
+    table.add_row("budget", _verdict(found))
+    table.add_row(
+        "an update",
+        f"reads up to {format_bytes(found.read_bytes)} again and writes {format_bytes(found.written_bytes)} or more, by sizes alone",
+    )
+    table.add_row(
+        "checkpoint",
+        f"{format_bytes(found.checkpoint_bytes)} every {format_seconds(found.checkpoint_s)}, at Ctrl-C and when the agent ends it: "
+        f"{found.checkpoint}",
+    )
+    table.add_row(
+        "result", f"{'a model' if options.lora_rank is None else 'an adapter'} and the tokenizer: {found.out}"
+    )
+    return table
+
+
+def _add_memory(table: Table, found: "Explanation") -> None:
     kept = (
         "what each layer is given of all batches, and one layer's of one batch"
         if found.by_layers
@@ -63,22 +77,16 @@ def explanation_table(found: "Explanation", options: "FinetuneOptions") -> Table
         ),
     ):
         table.add_row(name, f"{format_bytes(nbytes)}: {what}")
-    if found.head_rows:
-        table.add_row("head", f"on {found.head_rows} of the longest batch's rows at a time: {found.head_why}")
-    table.add_row("budget", _verdict(found))
-    table.add_row(
-        "an update",
-        f"reads up to {format_bytes(found.read_bytes)} again and writes {format_bytes(found.written_bytes)} or more, by sizes alone",
+
+
+def _left_out(found: "Explanation") -> str:
+    counts = (
+        (found.broken, "broken lines"),
+        (found.skipped, "too long prompts"),
+        (found.unwritten, "conversations that the chat template refuses"),
     )
-    table.add_row(
-        "checkpoint",
-        f"{format_bytes(found.checkpoint_bytes)} every {format_seconds(found.checkpoint_s)}, at Ctrl-C and when the agent ends it: "
-        f"{found.checkpoint}",
-    )
-    table.add_row(
-        "result", f"{'a model' if options.lora_rank is None else 'an adapter'} and the tokenizer: {found.out}"
-    )
-    return table
+    left = [f"{count} {what}" for count, what in counts if count]
+    return f", without {' and '.join(left)}" if left else ""
 
 
 def _trained(found: "Explanation", options: "FinetuneOptions") -> str:

@@ -166,19 +166,6 @@ class StepTiling:
     limits: "PlannedLimits"
 
 
-def _costs_in_use(request: PlanRequest, costs: Costs, machine: PlanMachine, sliced: "TiledJob") -> "MeasuredCosts":
-    """Return the costs of a tiled job with the watts of their classes, on the board that is planned for."""
-    from port_agent.prepare.making import device_costs
-
-    graphs = sliced.prepared.graphs
-    measured = device_costs.by_class(graphs, sliced.measured, machine.power(costs.choice.threads))
-    if costs.drawn is not None and request.place is None:
-        measured = costs.drawn.applied(graphs, sliced.measured)
-    if request.board is not None:
-        measured, _ = device_costs.other_board(sliced.prepared.graphs, measured, costs.here, request.board)
-    return measured
-
-
 def step_tiling(
     request: PlanRequest,
     captured: CapturedStep,
@@ -192,6 +179,7 @@ def step_tiling(
     """Put operators in pieces, where that gives the same bits and costs less; room is made once frozen weights were looked through."""
     from port_agent.prepare.frozen_weights.quantized import with_quantized_weights
     from port_agent.prepare.further_shapes import with_further_shapes
+    from port_agent.prepare.making import device_costs
     from port_agent.prepare.tiling.choice import QUICK_S, choose_tiling
     from port_agent.prepare.tiling.comparing import costs_of_rewritten
     from port_agent.prepare.tiling.split_gradients import with_split_gradients
@@ -228,7 +216,13 @@ def step_tiling(
         halved = with_split_gradients(prepared, whole, op_memory, power.compute_watts, progress)
         sliced = choose_tiling(sliced, halved, target, planner, limits, reordered=request.reordered)
         sliced = with_further_shapes(sliced, costs.device, captured.pools.computing_bytes, op_memory, progress)
-    return StepTiling(sliced, _costs_in_use(request, costs, machine, sliced), limits)
+    graphs = sliced.prepared.graphs
+    measured = device_costs.by_class(graphs, sliced.measured, power)
+    if costs.drawn is not None and request.place is None:
+        measured = costs.drawn.applied(graphs, sliced.measured)
+    if request.board is not None:
+        measured, _ = device_costs.other_board(sliced.prepared.graphs, measured, costs.here, request.board)
+    return StepTiling(sliced, measured, limits)
 
 
 def compared_steps_of(request: PlanRequest, job: "TrainingJob") -> int:

@@ -140,7 +140,11 @@ class Trainer:
             in_files=self._in_files(sizes),
         )
         self.persistents = Persistents(self.store, self.manifest.layouts, self.manifest.blocks)
-        self.samples = self._samples()
+        parts = [train_part(bucket) for bucket in range(len(self.manifest.sizes))]
+        self.samples: Samples | Arrivals = Samples(bundle, parts)
+        if options.data is not None:
+            columns = [[bundle.data[f"{part}/{i}"] for i in range(len(self.manifest.batch))] for part in parts]
+            self.samples = Arrivals(options.data, columns, options.state_dir)
         self.eval_samples = Samples(bundle, ["eval"])
         self.programs = Programs(bundle, options.plan or 0)
         self.executors = Executors(
@@ -171,14 +175,6 @@ class Trainer:
         self._furthest = 0
         self.commit_bytes = 0
         """What the last commit wrote beside the step's own paging."""
-
-    def _samples(self) -> Samples | Arrivals:
-        """Return the bundle's samples, or those that arrive in a directory."""
-        parts = [train_part(bucket) for bucket in range(len(self.manifest.sizes))]
-        if self.options.data is None:
-            return Samples(self.bundle, parts)
-        columns = [[self.bundle.data[f"{part}/{i}"] for i in range(len(self.manifest.batch))] for part in parts]
-        return Arrivals(self.options.data, columns, self.options.state_dir)
 
     @property
     def _targets(self) -> tuple[Flash, ...]:

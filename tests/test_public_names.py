@@ -11,7 +11,8 @@ PACKAGES = ("agent/port_agent", "planner/port_planner")
 RIGHT = {
     "add_commands": "every area of the command line offers it to `port_agent.cli.build_parser`",
     "main": "what `python -m` runs",
-    "train": "the two worker processes' own entry: by bundle on this machine, by board",
+    "finetune": "the public function, and the recipe that its worker runs",
+    "train": "the public function, and the two worker processes' own entry: by bundle on this machine, by board",
     "Storage": "one tensor's memory: in the recorded graph, and in a followed program",
 }
 """Names that may stand in several modules, each with its reason."""

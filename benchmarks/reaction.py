@@ -1,12 +1,14 @@
 """How fast does training stop when the conditions are gone?
 
-    python benchmarks/reaction.py [--events 200] [--bundle JOB.port | --program] [--json]
+    python benchmarks/reaction.py [--events 200] [--lag SECONDS] [--bundle JOB.port | --program] [--json]
 
 A real daemon and a real worker process (pure Python, 200 MB resident, instructions of 5 ms that log when they start);
 the plug of a fake battery below an injected /sys is pulled at random moments. Two figures for each event:
 
 - stopped: when the last training instruction began after the plug was pulled (must be below 100 ms),
 - returned: when the worker process was gone and its memory free (must be below 1 s).
+
+With --lag the battery goes on saying Charging for so long after the plug is pulled (`inf`: for ever), as laptops do.
 
 With --bundle the real training worker runs that bundle (give it many steps). It says when no instruction runs any more; what it
 has finished is committed before the process ends, and the second figure says how long that took. The limits are then not
@@ -19,6 +21,7 @@ than two seconds after a pause before, and 5 %. Its page file lies in --page-dir
 
 import argparse
 import json
+import math
 import os
 import random
 import select
@@ -26,6 +29,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -36,7 +40,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.tables import table_console  # noqa: E402
-from port_agent.control.client import ControlClient  # noqa: E402
+from port_agent.control.client import ControlClient, ControlError  # noqa: E402
 from port_agent.supervisor.job.runner import LAST_COMMIT_S  # noqa: E402
 from port_planner.base.units import format_bytes  # noqa: E402
 
@@ -95,8 +99,9 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 class Rig:
     """A daemon with a fake plug and one job without end."""
 
-    def __init__(self, root: Path, sys_root: Path, real_bundle: Path | None) -> None:
-        self.root, self.sys = root, sys_root
+    def __init__(self, root: Path, sys_root: Path, real_bundle: Path | None, lag_s: float = 0.0) -> None:
+        self.root, self.sys, self.lag_s = root, sys_root, lag_s
+        self.late: threading.Timer | None = None
         self.traced = real_bundle is None
         self.trace = root / "state/jobs/1/state/trace"
         self.log = root / "state/jobs/1/job.log"
@@ -117,8 +122,18 @@ class Rig:
             words = ["port_agent.cli", "run", *(str(word) for pair in pairs for word in pair)]
         self.daemon = subprocess.Popen([sys.executable, "-m", *words], cwd=ROOT)
         self.client = ControlClient(root / "run")
-        while not self.client.path.exists():
+        while not self.answers():
+            if self.daemon.poll() is not None:
+                raise SystemExit(f"the daemon ended with {self.daemon.returncode}")
             time.sleep(0.01)
+
+    def answers(self) -> bool:
+        """Return whether the daemon listens."""
+        try:
+            self.client.get("/v1/status")
+        except ControlError:
+            return False
+        return True
 
     def start_job(self, real_bundle: Path | None) -> None:
         """Give the daemon its job."""
@@ -129,17 +144,24 @@ class Rig:
         self.client.post("/v1/jobs", name="job", upload=token, steps=BUNDLE["steps"])
 
     def plug(self, online: bool) -> None:
-        """Write the fake power supplies, the plug last."""
-        supplies = self.sys / "class/power_supply"
-        texts = {
-            "BAT0": BATTERY.format(status="Charging" if online else "Discharging"),
-            "ACAD": MAINS.format(online=int(online)),
-        }
-        for name, text in texts.items():
-            (supplies / name).mkdir(parents=True, exist_ok=True)
-            temporary = self.sys / f"{name}.new"
-            temporary.write_text(text)
-            temporary.rename(supplies / name / "uevent")
+        """Write the fake power supplies, the plug last, the battery's status as late as it lags."""
+        if self.late is not None:
+            self.late.cancel()
+            self.late = None
+        if online or not self.lag_s:
+            self.write("BAT0", BATTERY.format(status="Charging" if online else "Discharging"))
+        elif math.isfinite(self.lag_s):
+            self.late = threading.Timer(self.lag_s, self.write, ("BAT0", BATTERY.format(status="Discharging")))
+            self.late.start()
+        self.write("ACAD", MAINS.format(online=int(online)))
+
+    def write(self, name: str, text: str) -> None:
+        """Write one power supply."""
+        supply = self.sys / "class/power_supply" / name
+        supply.mkdir(parents=True, exist_ok=True)
+        temporary = self.sys / f"{name}.new"
+        temporary.write_text(text)
+        temporary.rename(supply / "uevent")
 
     def training_pid(self) -> int:
         """Wait until the worker trains and return its process id."""
@@ -199,6 +221,8 @@ class Rig:
 
     def close(self) -> None:
         """End the daemon."""
+        if self.late is not None:
+            self.late.cancel()
         self.daemon.terminate()
         self.daemon.wait(10.0)
 
@@ -206,9 +230,9 @@ class Rig:
 class ProgramRig(Rig):
     """The same with an attached program in place of a worker."""
 
-    def __init__(self, root: Path, sys_root: Path, page_dir: Path) -> None:
+    def __init__(self, root: Path, sys_root: Path, page_dir: Path, lag_s: float) -> None:
         self.page_dir = page_dir
-        super().__init__(root, sys_root, None)
+        super().__init__(root, sys_root, None, lag_s)
 
     def start_job(self, real_bundle: Path | None) -> None:
         """Start the program, which attaches itself."""
@@ -254,7 +278,7 @@ class ProgramRig(Rig):
 
 
 def measure(
-    events: int, real_bundle: Path | None, seed: int = 1, page_dir: Path | None = None
+    events: int, real_bundle: Path | None, seed: int = 1, page_dir: Path | None = None, lag_s: float = 0.0
 ) -> dict[str, list[float]]:
     """Return the reaction times of `events` pulled plugs, in seconds."""
     rng = random.Random(seed)
@@ -265,7 +289,7 @@ def measure(
         tempfile.TemporaryDirectory(prefix="port-agent-sys-", dir=memory) as sys_root,
     ):
         root, sysfs = Path(directory), Path(sys_root)
-        rig = Rig(root, sysfs, real_bundle) if page_dir is None else ProgramRig(root, sysfs, page_dir)
+        rig = Rig(root, sysfs, real_bundle, lag_s) if page_dir is None else ProgramRig(root, sysfs, page_dir, lag_s)
         try:
             for _ in range(events):
                 pid = rig.training_pid()
@@ -303,6 +327,9 @@ def main() -> int:
     """Measure and print; fails when the 99th percentile is over its limit."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--events", type=int, default=200)
+    parser.add_argument(
+        "--lag", type=float, default=0.0, metavar="SECONDS", help="of the battery's status; inf: for ever"
+    )
     parser.add_argument("--bundle", type=Path, metavar="JOB.port", help="use the real training worker")
     parser.add_argument("--program", action="store_true", help="use an attached program")
     parser.add_argument("--page-dir", type=Path, metavar="DIR", default=Path("/var/tmp"), help="its page file")
@@ -312,7 +339,7 @@ def main() -> int:
     limits = {"stopped_s": STOP_LIMIT_S, "returned_s": RETURN_LIMIT_S}
     if arguments.bundle:
         limits = dict.fromkeys(limits, REAL_LIMIT_S)
-    figures = report(measure(arguments.events, arguments.bundle, page_dir=page_dir), limits)
+    figures = report(measure(arguments.events, arguments.bundle, page_dir=page_dir, lag_s=arguments.lag), limits)
     if arguments.json:
         print(json.dumps(figures, indent=2))
     else:

@@ -1,6 +1,7 @@
 """Sensors to facts: one file per platform, every read may fail alone."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from port_agent.facts.platform import OwnUse, Platform, SensorOptions
@@ -22,9 +23,12 @@ __all__ = [
 
 
 def this_platform(
-    sys_root: Path = Path("/sys"), proc_root: Path = Path("/proc"), dev_root: Path = Path("/dev")
+    sys_root: Path = Path("/sys"),
+    proc_root: Path = Path("/proc"),
+    dev_root: Path = Path("/dev"),
+    ups_amperes: Callable[[], float] | None = None,
 ) -> Platform:
-    """Return the sensors of the machine this runs on; the roots matter on Linux only."""
+    """Return the sensors of the machine this runs on; the roots and a UPS board (`facts/power_supply`) matter on Linux only."""
     if sys.platform == "darwin":
         from port_agent.facts.macos import MacPlatform
         from port_agent.facts.macos_power_events import PowerEvents
@@ -35,4 +39,4 @@ def this_platform(
             return MacPlatform()
     from port_agent.facts.linux import LinuxPlatform
 
-    return LinuxPlatform(sys_root, proc_root, dev_root)
+    return LinuxPlatform(sys_root, proc_root, dev_root, ups_amperes)

@@ -6,6 +6,7 @@ And logind, NetworkManager and vcgencmd where they exist.
 import os
 import shutil
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,9 +31,16 @@ class LinuxPlatform:
 
     refresh_every_s = 30.0
 
-    def __init__(self, sys: Path = Path("/sys"), proc: Path = Path("/proc"), dev: Path = Path("/dev")) -> None:
+    def __init__(
+        self,
+        sys: Path = Path("/sys"),
+        proc: Path = Path("/proc"),
+        dev: Path = Path("/dev"),
+        ups_amperes: Callable[[], float] | None = None,
+    ) -> None:
+        """`ups_amperes`: as `PowerSensor` takes it."""
         self.tree = Tree(sys, proc, dev)
-        self._load = idle.CpuLoad()
+        self._load, self._power = idle.CpuLoad(), power_supply.PowerSensor(ups_amperes)
         self._busctl = shutil.which("busctl") if sys == Path("/sys") else None
         self._vcgencmd = shutil.which("vcgencmd")
         self._tegrastats = shutil.which("tegrastats")
@@ -48,13 +56,14 @@ class LinuxPlatform:
     def read(self, options: SensorOptions, own: OwnUse, now_s: float) -> Facts:
         """Return the facts of this moment from files and the last `refresh`."""
         tree = self.tree
-        power = power_supply.read_power(tree)
+        power = self._power.read(tree, now_s)
         memory = read_meminfo(tree)
         pressure = tree.text(tree.proc / "pressure/memory", "pressure/memory")
         facts = Facts(
             power=power.power,
             power_detail=power.detail,
             battery_percent=power.battery_percent,
+            battery=power.battery,
             idle_signals=self._idle_signals(options, own, now_s),
             temperature_c=self._temperature(),
             throttle=thermal.read_throttled(tree) or self._throttle or ThrottleReading(Answer.UNKNOWN),
@@ -102,7 +111,7 @@ class LinuxPlatform:
     def plug_monitor(self) -> tuple[str, ...]:
         """Return the plugs' signature; faults of this quick look are left to `read`."""
         quick = Tree(self.tree.sys, self.tree.proc, self.tree.dev)
-        return power_supply.plug_monitor(quick)
+        return (*power_supply.plug_monitor(quick), self._power.feeding())
 
     def _idle_signals(self, options: SensorOptions, own: OwnUse, now_s: float) -> tuple[IdleSignal, ...]:
         percent = self._load.sample(self.tree, own.cpu_s, now_s)

@@ -1,12 +1,14 @@
 """Where the power comes from, by Linux' power_supply class.
 
-The rule, from what other programs got wrong (peripheral batteries, hard-coded adapter names, USB-C):
-skip supplies of scope Device; any online Mains, USB or Wireless supply is external power; a system battery that
-discharges with none online is battery power; nothing listed is "assumed external"; the rest is unknown.
+The rule, from what other programs got wrong (peripheral batteries, hard-coded adapter names, USB-C, a status that lags):
+skip supplies of scope Device; a UPS that is offline or discharges is battery power, whatever it feeds says; any other online
+Mains, USB, Wireless or UPS supply is external power; a supply that says offline is believed, and a battery beside it that still
+says Charging is not, until its level has risen for a while (a USB-C charger that is not listed beside a barrel jack);
+a battery alone is believed; nothing listed is "assumed external"; the rest is unknown.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from port_agent.facts.readings import Answer, Power, PowerReading
@@ -14,6 +16,15 @@ from port_agent.facts.sysfs import Tree
 
 _PERIPHERAL_PREFIXES = ("hid-", "hidpp_", "sony_controller", "wacom_", "ps-controller")
 """Drivers of mice, keyboards, pens and pads; old kernels do not set SCOPE for all of them."""
+
+_HELD = ("charging", "full", "not charging")
+"""What a battery says that is not drained."""
+
+CHARGED_PERCENT, CHARGED_S = 1.0, 60.0
+"""By how much a level must rise, and for how long, to prove a charger that no supply shows."""
+
+UPS_REST_AMPERES = 0.02
+"""A battery that rests shows some mA either way; the smallest board draws 50."""
 
 _LEVELS = {"full": 100.0, "high": 80.0, "normal": 50.0, "low": 15.0, "critical": 3.0}
 """Rough percent for gauges that only give a capacity level word."""
@@ -34,7 +45,12 @@ class Supply:
     @property
     def is_source(self) -> bool:
         """Whether this is a plug rather than a battery."""
-        return self.kind == "mains" or self.kind == "wireless" or self.kind.startswith("usb")
+        return self.kind in ("mains", "wireless", "ups") or self.kind.startswith("usb")
+
+    @property
+    def is_battery(self) -> bool:
+        """Whether this holds a charge; a UPS that names its status does."""
+        return self.kind == "battery" or (self.kind == "ups" and bool(self.status))
 
 
 def supply_from_uevent(values: Mapping[str, str]) -> Supply:
@@ -61,35 +77,127 @@ def parse_uevent(text: str) -> dict[str, str]:
     }
 
 
-def judge(supplies: Sequence[Supply]) -> PowerReading:
-    """Return the power source that the whole list of supplies means."""
+class ChargeMonitor:
+    """Which batteries are charged though every plug says that it is offline: those whose level has risen since.
+
+    Their status proves nothing: it lags by seconds on most laptops, and for ever on some.
+    """
+
+    def __init__(self) -> None:
+        self._begun: dict[str, tuple[float, float, float]] = {}
+        """By name: since when the plugs say no (monotonic s), and the lowest and highest level since, in percent."""
+
+    def look(self, supplies: Sequence[Supply], now_s: float) -> frozenset[str]:
+        """Take in a reading; return the names of the batteries whose level has risen without a plug."""
+        offline = _offline(supplies) and not _online(supplies)
+        seen, rising = {}, set()
+        for battery in supplies:
+            level = battery.capacity_percent
+            if not (offline and battery.is_battery and battery.status in _HELD) or level is None:
+                continue
+            since_s, lowest, highest = self._begun.get(battery.name, (now_s, level, level))
+            if level < highest:
+                since_s, lowest, highest = now_s, level, level
+            highest = max(highest, level)
+            seen[battery.name] = (since_s, lowest, highest)
+            if highest - lowest >= CHARGED_PERCENT and now_s - since_s >= CHARGED_S:
+                rising.add(battery.name)
+        self._begun = seen
+        return frozenset(rising)
+
+
+def judge(
+    supplies: Sequence[Supply],
+    charged: Collection[str] = (),
+    unread: Collection[str] = (),
+    *,
+    had_battery: bool = False,
+) -> PowerReading:
+    """Return the power source that the whole list of supplies means.
+
+    `charged`: batteries of which a `ChargeMonitor` says so; `unread`: supplies that are there and cannot be read;
+    `had_battery`: whether a battery was there before.
+    """
     ours = [supply for supply in supplies if not supply.peripheral]
-    sources = [supply for supply in ours if supply.is_source]
-    batteries = [supply for supply in ours if supply.kind == "battery" and supply.present]
-    level = _lowest_level(batteries)
-    if not sources and not batteries:
-        return PowerReading(Power.ASSUMED, None, "the kernel lists no power supply")
-    plugged = [supply.name for supply in sources if supply.online is Answer.YES]
+    batteries = [supply for supply in ours if supply.is_battery and supply.present]
+    level, battery = _level(batteries), _present(batteries, unread)
+
+    def reading(power: Power, detail: str) -> PowerReading:
+        return PowerReading(power, level, detail, battery)
+
+    feeding = [supply.name for supply in ours if supply.kind == "ups" and supply.present and _feeds(supply)]
+    if feeding:
+        return reading(Power.BATTERY, f"{', '.join(feeding)} feeds this machine")
+    plugged = _online(ours)
     if plugged:
-        return PowerReading(Power.EXTERNAL, level, f"{', '.join(plugged)} online")
+        return reading(Power.EXTERNAL, f"{', '.join(plugged)} online")
     draining = [supply.name for supply in batteries if supply.status == "discharging"]
     if draining:
-        return PowerReading(Power.BATTERY, level, f"{', '.join(draining)} discharging")
-    held = [battery for battery in batteries if battery.status in ("charging", "full", "not charging")]
-    if held:
-        return PowerReading(Power.EXTERNAL, level, f"{held[0].name} is {held[0].status}")
-    if not batteries and all(supply.online is Answer.NO for supply in sources):
-        return PowerReading(Power.ASSUMED, None, f"no battery; {sources[0].name} is an unused port")
-    return PowerReading(Power.UNKNOWN, level, _contradiction(ours))
+        return reading(Power.BATTERY, f"{', '.join(draining)} discharging")
+    if unread:
+        return reading(Power.UNKNOWN, f"{', '.join(unread)} cannot be read")
+    offline, held = _offline(ours), [supply for supply in batteries if supply.status in _HELD]
+    if not batteries:
+        return reading(*_without_battery(ours, offline, had_battery=had_battery))
+    if held and not offline:
+        return reading(Power.EXTERNAL, f"{held[0].name} is {held[0].status}")
+    risen = [supply.name for supply in held if supply.name in charged]
+    if risen:
+        return reading(Power.EXTERNAL, f"{', '.join(risen)} is being charged, though {', '.join(offline)} says offline")
+    if offline:
+        beside = f" ({held[0].name} still says {held[0].status})" if held else ""
+        return reading(Power.BATTERY, f"{', '.join(offline)} offline{beside}")
+    return reading(Power.UNKNOWN, _contradiction(ours))
 
 
-def read_power(tree: Tree) -> PowerReading:
-    """Return the power source read from `tree`; supplies that cannot be read are faults."""
-    entries = tree.children(tree.sys / "class/power_supply", "power")
-    supplies = [supply for entry in entries if (supply := _read_supply(tree, entry)) is not None]
-    if entries and not supplies:
-        return PowerReading(Power.UNKNOWN, None, f"none of {len(entries)} power supplies can be read")
-    return judge(supplies)
+class PowerSensor:
+    """Reads the supplies again and again, and remembers what one reading alone does not tell."""
+
+    def __init__(self, ups_amperes: Callable[[], float] | None = None) -> None:
+        """`ups_amperes`: what goes into the battery of a UPS board, negative while it feeds the machine; raises OSError."""
+        self._charge, self._ups_amperes, self._had_battery = ChargeMonitor(), ups_amperes, False
+
+    def read(self, tree: Tree, now_s: float) -> PowerReading:
+        """Return the power source read from `tree`; a class that cannot be listed and supplies that cannot be read are faults."""
+        entries = tree.listed(tree.sys / "class/power_supply", "power")
+        if entries is None:
+            return PowerReading(Power.UNKNOWN, None, "the power supplies cannot be listed")
+        supplies, unread = [], []
+        for entry in entries:
+            known_faults = len(tree.faults)
+            supply = _read_supply(tree, entry)
+            if supply is not None:
+                supplies.append(supply)
+            silent = supply is None or (supply.is_source and supply.online is Answer.UNKNOWN)
+            if silent and len(tree.faults) > known_faults and not entry.name.startswith(_PERIPHERAL_PREFIXES):
+                unread.append(entry.name)
+        charged = self._charge.look(supplies, now_s)
+        reading = judge(supplies, charged, unread, had_battery=self._had_battery)
+        self._had_battery |= reading.battery is Answer.YES
+        return self._with_ups(tree, reading)
+
+    def feeding(self) -> str:
+        """Return a word that changes when a UPS board begins or ends to feed the machine."""
+        if self._ups_amperes is None:
+            return ""
+        try:
+            return str(self._ups_amperes() < -UPS_REST_AMPERES)
+        except OSError:
+            return "unknown"
+
+    def _with_ups(self, tree: Tree, reading: PowerReading) -> PowerReading:
+        if self._ups_amperes is None:
+            return reading
+        try:
+            amperes = self._ups_amperes()
+        except OSError as error:
+            tree.fault("power/ups", str(error))
+            return replace(reading, power=Power.UNKNOWN, detail="the UPS board cannot be read")
+        if amperes < -UPS_REST_AMPERES:
+            return replace(reading, power=Power.BATTERY, detail=f"the UPS board's battery gives {-amperes:.2f} A")
+        if reading.power is Power.ASSUMED:
+            return replace(reading, power=Power.EXTERNAL, detail=f"the UPS board's battery takes {amperes:.2f} A")
+        return reading
 
 
 def _read_supply(tree: Tree, entry: Path) -> Supply | None:
@@ -100,10 +208,9 @@ def _read_supply(tree: Tree, entry: Path) -> Supply | None:
             single = tree.text(entry / key.lower(), f"power/{entry.name}")
             if single is not None:
                 values[key] = single
-    if not values:
+    if not values and entry.exists():  # else it was taken out at this very moment
         tree.fault(f"power/{entry.name}", f"{entry}: nothing in it can be read")
-        return None
-    return supply_from_uevent({"NAME": entry.name, **values})
+    return supply_from_uevent({"NAME": entry.name, **values}) if values else None
 
 
 def plug_monitor(tree: Tree) -> tuple[str, ...]:
@@ -128,9 +235,48 @@ def _capacity(values: Mapping[str, str]) -> float | None:
     return _LEVELS.get(values.get("CAPACITY_LEVEL", "").lower())
 
 
-def _lowest_level(batteries: Sequence[Supply]) -> float | None:
-    levels = [battery.capacity_percent for battery in batteries if battery.capacity_percent is not None]
-    return min(levels, default=None)
+def _level(batteries: Sequence[Supply]) -> float | None:
+    """Return the level of what feeds the machine, or would: of those that are drained the lowest, else of all the highest."""
+    levels = {battery: battery.capacity_percent for battery in batteries if battery.capacity_percent is not None}
+    drained = [level for battery, level in levels.items() if battery.status == "discharging"]
+    return min(drained) if drained else max(levels.values(), default=None)
+
+
+def _present(batteries: Sequence[Supply], unread: Collection[str]) -> Answer:
+    if batteries:
+        return Answer.YES
+    return Answer.UNKNOWN if unread else Answer.NO
+
+
+def _online(supplies: Sequence[Supply]) -> list[str]:
+    return [
+        supply.name for supply in supplies if supply.is_source and not supply.peripheral and supply.online is Answer.YES
+    ]
+
+
+def _offline(supplies: Sequence[Supply]) -> list[str]:
+    return [
+        supply.name for supply in supplies if supply.is_source and not supply.peripheral and supply.online is Answer.NO
+    ]
+
+
+def _feeds(ups: Supply) -> bool:
+    """Return whether a UPS runs from its battery."""
+    return ups.online is Answer.NO or ups.status == "discharging"
+
+
+def _without_battery(supplies: Sequence[Supply], offline: Sequence[str], *, had_battery: bool) -> tuple[Power, str]:
+    """Return what supplies mean of which none is online and none is a battery."""
+    mains = [supply.name for supply in supplies if supply.kind == "mains" and supply.online is Answer.NO]
+    if had_battery:
+        return Power.UNKNOWN, "the battery is gone, and no supply is online"
+    if mains:
+        return Power.UNKNOWN, f"{', '.join(mains)} says offline, and there is no battery"
+    if not supplies:
+        return Power.ASSUMED, "the kernel lists no power supply"
+    if len(offline) == len(supplies):
+        return Power.ASSUMED, f"no battery; {offline[0]} is an unused port"
+    return Power.UNKNOWN, _contradiction(supplies)
 
 
 def _contradiction(supplies: Sequence[Supply]) -> str:

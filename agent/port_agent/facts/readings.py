@@ -53,6 +53,8 @@ class PowerReading:
     power: Power
     battery_percent: float | None
     detail: str
+    battery: Answer = Answer.UNKNOWN
+    """Whether a battery is there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,8 @@ class Facts:
     power: Power = Power.UNKNOWN
     power_detail: str = ""
     battery_percent: float | None = None
+    battery: Answer = Answer.UNKNOWN
+    """Whether a battery is there."""
     idle_signals: tuple[IdleSignal, ...] = ()
     temperature_c: float | None = None
     throttle: ThrottleReading = field(default=ThrottleReading(Answer.UNKNOWN))

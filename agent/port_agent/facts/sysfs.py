@@ -58,9 +58,14 @@ class Tree:
 
     def children(self, path: Path, sensor: str) -> list[Path]:
         """Return the sorted entries of a directory; an absent one has none."""
+        return self.listed(path, sensor) or []
+
+    def listed(self, path: Path, sensor: str) -> list[Path] | None:
+        """Return the sorted entries of a directory, none of an absent one; None, and a fault, where it cannot be listed."""
         try:
             return sorted(path.iterdir())
         except OSError as error:
-            if error.errno not in _ABSENT:
-                self.fault(sensor, f"{path}: {error.strerror}")
-            return []
+            if error.errno in _ABSENT:
+                return []
+            self.fault(sensor, f"{path}: {error.strerror}")
+            return None

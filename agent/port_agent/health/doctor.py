@@ -74,7 +74,7 @@ def examine(state_dir: Path, config: Config, *, flash_test: bool = True) -> list
     options = config.options
     begun = not _missing(state_dir)
     checks = [
-        *_sensors(_nearest(state_dir), options),
+        *_sensors(_nearest(state_dir), config),
         *check_cores(options.sysfs_root),
         *check_energy(config),
         *check_power_mode(),
@@ -87,9 +87,12 @@ def examine(state_dir: Path, config: Config, *, flash_test: bool = True) -> list
     return checks
 
 
-def _sensors(state_dir: Path, options: AgentOptions) -> Iterator[Check]:
-    platform = this_platform(options.sysfs_root, options.proc_root, options.dev_root)
-    sensor_options = SensorOptions(state_dir)
+def _sensors(state_dir: Path, config: Config) -> Iterator[Check]:
+    from port_agent.energy.sources.registry import ups_amperes
+
+    sysfs, proc, dev = config.options.sensor_roots
+    platform = this_platform(sysfs, proc, dev, ups_amperes(config.energy, sysfs.parent))
+    sensor_options = SensorOptions(state_dir, config.policy.busy_cpu_percent, config.policy.busy_pressure_percent)
     asyncio.run(platform.refresh())  # this runs in a thread of the agent, or in a process without a loop
     platform.read(sensor_options, OwnUse(), time.monotonic())
     time.sleep(0.6)  # the share of the CPU is a difference of two readings

@@ -243,7 +243,7 @@ def _power(facts: Facts, policy: Policy, memory: Memory) -> Iterator[_Objection]
         detail = facts.power_detail or "no reading"
         yield _Objection("power", f"cannot tell the power source ({detail}); set when.assume_power", at_once=True)
     if level is None:
-        if "low-battery" in memory.held:
+        if "low-battery" in memory.held and facts.battery is not Answer.NO:
             yield _Objection("low-battery", "the battery was low and its level can no longer be read")
         return
     margin = BATTERY_MARGIN_PERCENT if "low-battery" in memory.held else 0.0

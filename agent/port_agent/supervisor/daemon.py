@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from port_agent import facts
 from port_agent.energy.media import FlashPrices, medium_under, used_life
 from port_agent.energy.meter import open_meter
-from port_agent.energy.sources.registry import EnergyConfig
+from port_agent.energy.sources.registry import EnergyConfig, ups_amperes
 from port_agent.energy.wear_account import WearAccount
 from port_agent.facts import Answer, OwnUse, Platform
 from port_agent.health.conditions import HealthBoard
@@ -261,7 +261,8 @@ class Daemon:
         if self._seams.platform is not None:
             return self._seams.platform(config, self._settings)
         sysfs, proc, dev = config.options.sensor_roots
-        return facts.this_platform(self._settings.sysfs_root or sysfs, proc, dev)
+        sysfs = self._settings.sysfs_root or sysfs
+        return facts.this_platform(sysfs, proc, dev, ups_amperes(config.energy, sysfs.parent))
 
     def _recover(self) -> None:
         """Put the jobs of an earlier life back in line."""

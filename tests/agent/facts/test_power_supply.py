@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from port_agent.facts.power_supply import parse_uevent, plug_monitor, read_power, supply_from_uevent
-from port_agent.facts.readings import Power
+from port_agent.facts.power_supply import CHARGED_S, PowerSensor, parse_uevent, plug_monitor, supply_from_uevent
+from port_agent.facts.readings import Answer, Power, PowerReading
 from port_agent.facts.sysfs import Tree
 from tests.agent.trees import LAPTOP_BATTERY, MAINS, MOUSE, recorded, supply_tree, write_tree
 
@@ -14,8 +14,17 @@ USB_C_CHARGING = "POWER_SUPPLY_NAME=ucsi\nPOWER_SUPPLY_TYPE=USB\nPOWER_SUPPLY_US
 WIRELESS = "POWER_SUPPLY_NAME=pad\nPOWER_SUPPLY_TYPE=Wireless\nPOWER_SUPPLY_ONLINE=1\n"
 
 
+UPS = "POWER_SUPPLY_NAME=ups\nPOWER_SUPPLY_TYPE=UPS\nPOWER_SUPPLY_ONLINE={online}\n"
+UPS_GAUGE = "POWER_SUPPLY_NAME=ups\nPOWER_SUPPLY_TYPE=UPS\nPOWER_SUPPLY_STATUS=Discharging\nPOWER_SUPPLY_CAPACITY=77\n"
+UNPLUGGED = MAINS.format(online=0)
+
+
 def battery(status: str, capacity: int = 58) -> str:
     return LAPTOP_BATTERY.format(status=status, capacity=capacity)
+
+
+def read_power(tree: Tree) -> PowerReading:
+    return PowerSensor().read(tree, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -29,8 +38,25 @@ def battery(status: str, capacity: int = 58) -> str:
         ({"BAT0": battery("Discharging"), "usb": USB_C_CHARGING}, Power.EXTERNAL, 58),
         ({"BAT0": battery("Discharging"), "pad": WIRELESS}, Power.EXTERNAL, 58),
         ({"BAT0": battery("Discharging"), "usb": USB_UNUSED, "mouse": MOUSE}, Power.BATTERY, 58),
-        ({"BAT0": battery("Not charging"), "ACAD": MAINS.format(online=0)}, Power.EXTERNAL, 58),
-        ({"BAT0": battery("Unknown"), "ACAD": MAINS.format(online=0)}, Power.UNKNOWN, 58),
+        ({"BAT0": battery("Charging"), "ACAD": UNPLUGGED}, Power.BATTERY, 58),
+        ({"BAT0": battery("Full", 100), "ACAD": UNPLUGGED}, Power.BATTERY, 100),
+        ({"BAT0": battery("Not charging"), "ACAD": UNPLUGGED}, Power.BATTERY, 58),
+        ({"BAT0": battery("Not charging"), "usb": USB_UNUSED}, Power.BATTERY, 58),
+        ({"BAT0": battery("Charging")}, Power.EXTERNAL, 58),
+        ({"BAT0": battery("Unknown"), "ACAD": UNPLUGGED}, Power.BATTERY, 58),
+        ({"BAT0": battery("Unknown")}, Power.UNKNOWN, 58),
+        ({"ACAD": UNPLUGGED}, Power.UNKNOWN, None),
+        ({"ups": UPS.format(online=1)}, Power.EXTERNAL, None),
+        ({"ups": UPS.format(online=0)}, Power.BATTERY, None),
+        ({"ups": UPS.format(online=0), "ACAD": MAINS.format(online=1)}, Power.BATTERY, None),
+        ({"ups": UPS_GAUGE, "ACAD": MAINS.format(online=1), "BAT0": battery("Full", 100)}, Power.BATTERY, 77),
+        ({"BAT0": battery("Full", 99), "BAT1": battery("Discharging", 40)}, Power.BATTERY, 40),
+        ({"BAT0": battery("Unknown", 3), "BAT1": battery("Discharging", 90), "ACAD": UNPLUGGED}, Power.BATTERY, 90),
+        (
+            {"BAT0": battery("Unknown", 3), "BAT1": battery("Full", 99), "ACAD": MAINS.format(online=1)},
+            Power.EXTERNAL,
+            99,
+        ),
         ({"usb": USB_UNUSED}, Power.ASSUMED, None),
         ({"ACAD": MAINS.format(online=1), "mouse": MOUSE}, Power.EXTERNAL, None),
     ],
@@ -67,6 +93,81 @@ def test_an_unreadable_supply_is_a_fault_and_not_a_guess(tmp_path: Path) -> None
     tree = Tree(sys=tmp_path)
     assert read_power(tree).power is Power.UNKNOWN
     assert "power/BAT0" in {fault.sensor for fault in tree.take_faults()}
+
+
+def test_a_class_that_cannot_be_listed_is_not_an_empty_one(tmp_path: Path) -> None:
+    tree = Tree(sys=tmp_path)
+    (tmp_path / "class").mkdir()
+    (tmp_path / "class/power_supply").symlink_to("power_supply")  # ELOOP, for root too
+    assert read_power(tree).power is Power.UNKNOWN
+    assert [fault.sensor for fault in tree.take_faults()] == ["power"]
+
+
+def test_a_plug_that_cannot_be_read_is_no_plug(tmp_path: Path) -> None:
+    supply_tree(tmp_path, BAT0=battery("Charging"))
+    (tmp_path / "class/power_supply/ACAD/uevent").mkdir(parents=True)
+    assert read_power(Tree(sys=tmp_path)).power is Power.UNKNOWN
+
+
+class Machine:
+    """A laptop whose supplies a test sets, read by one sensor."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.sensor, self.now_s = root, PowerSensor(), 0.0
+
+    def power(self, after_s: float = 1.0, **supplies: str) -> Power:
+        self.now_s += after_s
+        return self.sensor.read(Tree(sys=supply_tree(self.root, **supplies)), self.now_s).power
+
+
+@pytest.mark.parametrize("lag_s", [0, 1, 3, 8, 86400])
+@pytest.mark.parametrize("status", ["Charging", "Full", "Not charging"])
+def test_a_status_that_lags_behind_the_plug_never_trains(tmp_path: Path, lag_s: int, status: str) -> None:
+    laptop, level = Machine(tmp_path), 80
+    assert laptop.power(ACAD=MAINS.format(online=1), BAT0=battery(status, level)) is Power.EXTERNAL
+    for second in (0.0, 0.1, 1, 2, 3, 5, 8, 60, 120, 600, 3600, 7200):
+        said = status if second < lag_s else "Discharging"
+        level = 80 - int(second // 600)
+        assert laptop.power(1.0, ACAD=UNPLUGGED, BAT0=battery(said, level)) is Power.BATTERY, (second, said)
+
+
+def test_a_charger_that_no_supply_shows_counts_once_the_level_has_risen(tmp_path: Path) -> None:
+    laptop = Machine(tmp_path)
+    assert laptop.power(ACAD=UNPLUGGED, BAT0=battery("Charging", 50)) is Power.BATTERY
+    assert laptop.power(10, BAT0=battery("Charging", 51)) is Power.BATTERY  # a gauge jumps, too
+    assert laptop.power(CHARGED_S, BAT0=battery("Charging", 51)) is Power.EXTERNAL
+    assert laptop.power(BAT0=battery("Full", 52)) is Power.EXTERNAL
+    assert laptop.power(BAT0=battery("Full", 51)) is Power.BATTERY  # it falls: pulled, and the status lags
+    assert laptop.power(BAT0=battery("Discharging", 50)) is Power.BATTERY
+
+
+def test_a_battery_that_is_taken_out(tmp_path: Path) -> None:
+    laptop = Machine(tmp_path)
+    assert laptop.power(ACAD=UNPLUGGED, BAT0=battery("Discharging")) is Power.BATTERY
+    (tmp_path / "class/power_supply/BAT0/uevent").unlink()
+    (tmp_path / "class/power_supply/BAT0").rmdir()
+    assert laptop.power() is Power.UNKNOWN  # nothing feeds it that is listed: rather a driver that vanished
+    assert laptop.power(ACAD=MAINS.format(online=1)) is Power.EXTERNAL
+    assert laptop.sensor.read(Tree(sys=tmp_path), 99.0).battery is Answer.NO
+
+
+def test_a_ups_board_by_its_current(tmp_path: Path) -> None:
+    amperes: list[float | OSError] = [0.4]
+
+    def read() -> float:
+        if isinstance(amperes[-1], OSError):
+            raise amperes[-1]
+        return amperes[-1]
+
+    sensor, tree = PowerSensor(read), Tree(sys=tmp_path)
+    assert sensor.read(tree, 0.0).power is Power.EXTERNAL
+    before = sensor.feeding()
+    amperes.append(-0.3)
+    assert sensor.feeding() != before
+    assert sensor.read(tree, 1.0).power is Power.BATTERY
+    amperes.append(OSError("no answer from /dev/i2c-1"))
+    assert sensor.read(tree, 2.0).power is Power.UNKNOWN
+    assert [fault.sensor for fault in tree.take_faults()] == ["power/ups"]
 
 
 def test_tripwire_changes_with_the_plug(tmp_path: Path) -> None:

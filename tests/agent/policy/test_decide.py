@@ -145,6 +145,13 @@ def test_margins_before_going_on(field: str, low: float, between: float, enough:
     assert decide(replace(GOOD, **{field: enough}), POLICY, Now(3000.0, NOON), second.memory).state is State.TRAIN
 
 
+def test_a_battery_that_is_taken_out_ends_its_hysteresis() -> None:
+    low = decide(replace(GOOD, battery_percent=20.0), POLICY, NOW, TRAINING)
+    silent = replace(GOOD, battery_percent=None)
+    assert decide(silent, POLICY, Now(2000.0, NOON), low.memory).codes == ("low-battery",)
+    assert decide(replace(silent, battery=Answer.NO), POLICY, Now(3000.0, NOON), low.memory).state is State.TRAIN
+
+
 def test_a_pause_lasts_at_least_the_minimum() -> None:
     stopped = decide(replace(GOOD, power=Power.BATTERY), POLICY, NOW, TRAINING)
     soon = decide(GOOD, POLICY, Now(1030.0, NOON), stopped.memory)

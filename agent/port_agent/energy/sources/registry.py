@@ -257,20 +257,41 @@ def _open_pi5(root: Path) -> PowerSource:
     return pi5_pmic.pi5_source()
 
 
+def ups_amperes(table: Mapping[str, object], root: Path = Path("/")) -> Callable[[], float] | None:
+    """Return what reads the current into a UPS board's battery, negative while that feeds the machine; None where `[energy]` names none.
+
+    What is returned raises OSError where the chip does not answer. Raises `EnergyConfigError`.
+    """
+    config = EnergyConfig.from_table(table)
+    if config.ina2xx_wire is not ina2xx.Wire.UPS:
+        return None
+
+    def read() -> float:
+        try:
+            return _ina2xx_bus(config, root)().amperes
+        except (SourceError, EnergyConfigError) as error:
+            raise OSError(str(error)) from error
+
+    return read
+
+
 def _open_ina2xx(config: EnergyConfig, root: Path) -> PowerSource:
+    return ina2xx.Ina2xxSource(_ina2xx_bus(config, root), config.ina2xx_wire)
+
+
+def _ina2xx_bus(config: EnergyConfig, root: Path) -> Callable[[], ina2xx.BusReading]:
+    """Return what reads the chip; raises `SourceAbsent`, `EnergyConfigError`."""
     if config.ina2xx_i2c:
         bus, _, address = config.ina2xx_i2c.partition(":")
         try:
             number = int(address, 16)
         except ValueError as error:
             raise EnergyConfigError("ina2xx_i2c", f"is {config.ina2xx_i2c!r}; write it like /dev/i2c-1:0x42") from error
-        device = root / bus.lstrip("/")
-        read = functools.partial(ina2xx.read_i2c, device, number, config.ina2xx_shunt_ohms)
-        return ina2xx.Ina2xxSource(read, config.ina2xx_wire)
+        return functools.partial(ina2xx.read_i2c, root / bus.lstrip("/"), number, config.ina2xx_shunt_ohms)
     folder = ina2xx.find_hwmon(root)
     if folder is None:
         raise SourceAbsent(ina2xx.NAME, "there is no INA219, INA226 or INA260", "nothing to do")
-    return ina2xx.Ina2xxSource(functools.partial(ina2xx.read_hwmon, folder), config.ina2xx_wire)
+    return functools.partial(ina2xx.read_hwmon, folder)
 
 
 def _open_mac_battery() -> PowerSource:

@@ -14,6 +14,7 @@ from port_agent.energy.sources.ina2xx import Wire
 from port_agent.energy.sources.registry import EnergyConfig, EnergyConfigError, configured_model, diagnose, open_sources
 from tests.agent.energy.device_trees import ORIN_NANO, hwmon, supply, zone
 from tests.agent.energy.recordings import ScriptedSource, local
+from tests.agent.trees import write_tree
 
 BOARD = PowerModel("test board", 2.0, 6.0)
 
@@ -161,3 +162,19 @@ def test_plugin_comes_first_and_runs_in_the_background(tmp_path: Path, monkeypat
     finally:
         for source in choice.sources:
             source.close()
+
+
+def test_the_current_of_a_ups_board_is_read_where_one_is_named(tmp_path: Path) -> None:
+    assert registry.ups_amperes({"ina2xx_wire": "supply"}, tmp_path) is None
+    read = registry.ups_amperes({"ina2xx_wire": "ups"}, tmp_path)
+    assert read is not None
+    with pytest.raises(OSError, match="there is no INA219"):
+        read()
+    chip = {"name": "ina219\n", "in1_input": "8000\n", "curr1_input": "-310\n"}
+    for name, value in chip.items():
+        write_tree(tmp_path, {f"sys/class/hwmon/hwmon0/{name}": value})
+    assert read() == pytest.approx(-0.31)  # it was plugged in later
+    wrong = registry.ups_amperes({"ina2xx_wire": "ups", "ina2xx_i2c": "/dev/i2c-1:bus"}, tmp_path)
+    assert wrong is not None
+    with pytest.raises(OSError, match="write it like"):
+        wrong()

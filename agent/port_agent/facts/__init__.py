@@ -6,6 +6,7 @@ from pathlib import Path
 
 from port_agent.facts.platform import OwnUse, Platform, SensorOptions
 from port_agent.facts.readings import Answer, Facts, Fault, IdleSignal, Power, PowerReading, ThrottleReading
+from port_agent.facts.sensor_thread import SensorThread
 
 __all__ = [
     "Answer",
@@ -17,6 +18,7 @@ __all__ = [
     "Power",
     "PowerReading",
     "SensorOptions",
+    "SensorThread",
     "ThrottleReading",
     "this_platform",
 ]

@@ -7,7 +7,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from port_agent.facts import gpu, idle, power_supply, thermal
@@ -24,6 +24,27 @@ _NETWORK_MANAGER = (
 )
 _METERED = {1: Answer.YES, 2: Answer.NO, 3: Answer.YES, 4: Answer.NO}
 """NMMetered: 1 and 3 yes (3 guessed), 2 and 4 no (4 guessed), 0 unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """What files say of that for which slow commands are asked where they do not."""
+
+    throttle: ThrottleReading | None
+    temperature_c: float | None
+    gpu_percent: float | None
+    awake_cards: tuple[str, ...] | None
+    devices: frozenset[str]
+
+
+def _read_files(tree: Tree, thermometers: thermal.TemperatureSensor) -> _Files:
+    return _Files(
+        thermal.read_throttled(tree),
+        thermometers.read(tree),
+        gpu.jetson_load_percent(tree),
+        gpu.awake_cards(tree),
+        gpu.present_kinds(tree),
+    )
 
 
 class LinuxPlatform:
@@ -51,11 +72,14 @@ class LinuxPlatform:
         self._throttle: ThrottleReading | None = None
         self._slow_temperature_c: float | None = None
         self._slow_faults: tuple[Fault, ...] = ()
-        self._had_temperature = False
+        self._had_slow_temperature = False
+        self._thermometers = thermal.TemperatureSensor()
+        self._files: _Files | None = None
 
     def read(self, options: SensorOptions, own: OwnUse, now_s: float) -> Facts:
         """Return the facts of this moment from files and the last `refresh`."""
         tree = self.tree
+        files = self._files = _read_files(tree, self._thermometers)
         power = self._power.read(tree, now_s)
         memory = read_meminfo(tree)
         pressure = tree.text(tree.proc / "pressure/memory", "pressure/memory")
@@ -64,58 +88,64 @@ class LinuxPlatform:
             power_detail=power.detail,
             battery_percent=power.battery_percent,
             battery=power.battery,
-            idle_signals=self._idle_signals(options, own, now_s),
-            temperature_c=self._temperature(),
-            throttle=thermal.read_throttled(tree) or self._throttle or ThrottleReading(Answer.UNKNOWN),
+            idle_signals=self._idle_signals(files, options, own, now_s),
+            temperature_c=self._temperature(files),
+            throttle=files.throttle or self._throttle or ThrottleReading(Answer.UNKNOWN),
             free_disk_bytes=free_disk(tree, options.state_dir),
             available_memory_bytes=memory.get("MemAvailable"),
             total_memory_bytes=memory.get("MemTotal"),
             memory_pressure_percent=idle.parse_pressure(pressure) if pressure is not None else None,
             online=read_online(tree),
             metered=self._metered,
-            devices=gpu.present_kinds(tree),
+            devices=files.devices,
         )
         return replace(facts, faults=tree.take_faults() + self._slow_faults)
 
     async def refresh(self) -> None:
         """Ask logind, NetworkManager, the Pi firmware, tegrastats and nvidia-smi; each may fail alone."""
         faults: list[Fault] = []
+        files = self._files or _read_files(self._quick_tree(), thermal.TemperatureSensor())
         if self._busctl:
             hint = await self._bus_property(*_LOGIN1, "IdleHint")
             self._idle_hint = bool(hint) if hint is not None else None
             metered = await self._bus_property(*_NETWORK_MANAGER, "Metered")
             self._metered = _METERED.get(int(metered or 0), Answer.UNKNOWN)
-        if self._vcgencmd and thermal.read_throttled(self.tree) is None:
+        if self._vcgencmd and files.throttle is None:
             try:
                 self._throttle = thermal.parse_throttled(await run_command(self._vcgencmd, "get_throttled"))
             except OSError as error:
                 self._throttle = None
                 faults.append(Fault("throttling", f"{error} (vcgencmd needs /dev/vcio: group video)"))
-        if self._tegrastats and thermal.read_temperature(self.tree) is None:
+        if self._tegrastats and files.temperature_c is None:
             try:
                 self._slow_temperature_c = await read_tegrastats(self._tegrastats)
             except OSError as error:
                 self._slow_temperature_c = None
                 faults.append(Fault("temperature", str(error)))
         self._card_percent = None
-        if gpu.awake_cards(self.tree) == ():
+        if files.awake_cards == ():
             self._card_percent = 0.0
-        elif self._nvidia_smi and gpu.jetson_load_percent(self.tree) is None:
+        elif self._nvidia_smi and files.gpu_percent is None:
             try:
                 self._card_percent = gpu.parse_utilization(await run_command(self._nvidia_smi, *gpu.QUERY))
             except OSError as error:
-                if gpu.present_kinds(self.tree):
+                if files.devices:
                     faults.append(Fault(gpu.SENSOR, str(error)))
         self._slow_faults = tuple(faults)
 
     def plug_monitor(self) -> tuple[str, ...]:
         """Return the plugs' signature; faults of this quick look are left to `read`."""
-        quick = Tree(self.tree.sys, self.tree.proc, self.tree.dev)
-        return (*power_supply.plug_monitor(quick), self._power.feeding())
+        quick = self._quick_tree()
+        return (*power_supply.plug_monitor(quick), self._power.feeding(quick))
 
-    def _idle_signals(self, options: SensorOptions, own: OwnUse, now_s: float) -> tuple[IdleSignal, ...]:
+    def _quick_tree(self) -> Tree:
+        """Return the same files, read beside `read`."""
+        return Tree(self.tree.sys, self.tree.proc, self.tree.dev)
+
+    def _idle_signals(
+        self, files: "_Files", options: SensorOptions, own: OwnUse, now_s: float
+    ) -> tuple[IdleSignal, ...]:
         percent = self._load.sample(self.tree, own.cpu_s, now_s)
-        gpu_percent = gpu.jetson_load_percent(self.tree)
         if own.training:
             self._card_percent = None  # what nvidia-smi saw of our own worker is not to be taken for a user's
         return (
@@ -123,18 +153,17 @@ class LinuxPlatform:
             idle.pressure_signal(self.tree, options, own),
             idle.terminal_signal(self.tree, options, time.time()),
             idle.logind_signal(self._idle_hint),
-            *gpu.gpu_signal(self._card_percent if gpu_percent is None else gpu_percent, options, own),
+            *gpu.gpu_signal(self._card_percent if files.gpu_percent is None else files.gpu_percent, options, own),
         )
 
-    def _temperature(self) -> float | None:
-        value = thermal.read_temperature(self.tree)
-        if value is None:
-            value = self._slow_temperature_c
-        if value is not None:
-            self._had_temperature = True
-        elif self._had_temperature:
-            self.tree.fault("temperature", "the sensor was there before and has vanished")
-        return value
+    def _temperature(self, files: "_Files") -> float | None:
+        if files.temperature_c is not None:
+            return files.temperature_c
+        if self._slow_temperature_c is not None:
+            self._had_slow_temperature = True
+        elif self._had_slow_temperature:
+            self.tree.fault(thermal.SENSOR, "tegrastats gave a value before and gives none any more")
+        return self._slow_temperature_c
 
     async def _bus_property(self, service: str, path: str, interface: str, name: str) -> bool | int | None:
         """Return a D-Bus property, or None: a machine without that service is normal, not a fault."""
@@ -161,7 +190,7 @@ def read_meminfo(tree: Tree) -> dict[str, int]:
 def free_disk(tree: Tree, directory: Path) -> int | None:
     """Return the bytes that an unprivileged process may still write below `directory`."""
     try:
-        stats = os.statvfs(directory)
+        stats = tree.ask(directory, lambda: os.statvfs(directory))
     except OSError as error:
         tree.fault("disk", f"{directory}: {error.strerror}")
         return None

@@ -68,7 +68,7 @@ class MacPlatform:
 
     def __init__(self, events: PowerEvents | None = None) -> None:
         """`events`: tells of a changed power source at once; without it, up to `refresh_every_s` later."""
-        self._tree, self._events = Tree(), events
+        self.tree, self._events = Tree(), events
         self._power = PowerReading(Power.UNKNOWN, None, "pmset was not asked yet")
         self._throttle = ThrottleReading(Answer.UNKNOWN)
         self._hid_idle_s: float | None = None
@@ -101,7 +101,7 @@ class MacPlatform:
     def read(self, options: SensorOptions, own: OwnUse, now_s: float) -> Facts:
         """Return the facts of this moment; power, input and throttling as of the last `refresh`."""
         memory = psutil.virtual_memory()
-        free = free_disk(self._tree, Path(options.state_dir))
+        free = free_disk(self.tree, Path(options.state_dir))
         power = self._present_power()
         interfaces = psutil.net_if_stats()
         return Facts(
@@ -115,7 +115,7 @@ class MacPlatform:
             total_memory_bytes=memory.total,
             devices=frozenset({MPS} if platform.machine() == "arm64" else ()),
             online=answer(any(stats.isup for name, stats in interfaces.items() if name != "lo0")),
-            faults=self._tree.take_faults() + self._slow_faults,
+            faults=self.tree.take_faults() + self._slow_faults,
         )
 
     def plug_monitor(self) -> tuple[str, ...]:

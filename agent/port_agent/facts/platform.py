@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from port_agent.facts.readings import Answer, Facts
+from port_agent.facts.sysfs import Tree
 
 COMMAND_TIMEOUT_S = 5.0
 """vcgencmd, busctl, pmset and ioreg answer in milliseconds; past this they hang."""
@@ -38,6 +39,8 @@ class Platform(Protocol):
     """Sensors of one kind of machine."""
 
     refresh_every_s: float
+    tree: Tree
+    """Whose files `read` reads: it may hang in one of them (`facts/sensor_thread`)."""
 
     def read(self, options: SensorOptions, own: OwnUse, now_s: float) -> Facts:
         """Return the facts of this moment; fast (files only), never raises for a dead sensor."""

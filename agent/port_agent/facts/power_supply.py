@@ -26,6 +26,9 @@ CHARGED_PERCENT, CHARGED_S = 1.0, 60.0
 UPS_REST_AMPERES = 0.02
 """A battery that rests shows some mA either way; the smallest board draws 50."""
 
+_UPS_BOARD = Path("ups")
+"""What its chip is to a tree: no file of it."""
+
 _LEVELS = {"full": 100.0, "high": 80.0, "normal": 50.0, "low": 15.0, "critical": 3.0}
 """Rough percent for gauges that only give a capacity level word."""
 
@@ -176,12 +179,12 @@ class PowerSensor:
         self._had_battery |= reading.battery is Answer.YES
         return self._with_ups(tree, reading)
 
-    def feeding(self) -> str:
+    def feeding(self, tree: Tree) -> str:
         """Return a word that changes when a UPS board begins or ends to feed the machine."""
         if self._ups_amperes is None:
             return ""
         try:
-            return str(self._ups_amperes() < -UPS_REST_AMPERES)
+            return str(tree.ask(_UPS_BOARD, self._ups_amperes) < -UPS_REST_AMPERES)
         except OSError:
             return "unknown"
 
@@ -189,7 +192,7 @@ class PowerSensor:
         if self._ups_amperes is None:
             return reading
         try:
-            amperes = self._ups_amperes()
+            amperes = tree.ask(_UPS_BOARD, self._ups_amperes)
         except OSError as error:
             tree.fault("power/ups", str(error))
             return replace(reading, power=Power.UNKNOWN, detail="the UPS board cannot be read")

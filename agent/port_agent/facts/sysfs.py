@@ -1,8 +1,11 @@
 """Read small kernel files below an injectable root; a failed read is a fault, never a default."""
 
 import errno
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from port_agent.facts.readings import Fault
 
@@ -13,6 +16,22 @@ _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENODEV, errno.ENXIO, errno.EOPNOTS
 """Gone, or switched off: an iwlwifi zone answers ENODATA while the radio is down."""
 
 
+T = TypeVar("T")
+
+
+class ReadAbandonedError(Exception):
+    """A read came back after nobody waited for it any more."""
+
+
+@dataclass(slots=True)
+class ReadWatch:
+    """What a thread reads now, for those who wait for it."""
+
+    path: Path | None = None
+    since_s: float = field(default_factory=time.monotonic)
+    abandoned: bool = False
+
+
 @dataclass(slots=True)
 class Tree:
     """The kernel's file trees, with the faults met while reading them."""
@@ -21,6 +40,32 @@ class Tree:
     proc: Path = Path("/proc")
     dev: Path = Path("/dev")
     faults: list[Fault] = field(default_factory=list)
+    silent: set[Path] = field(default_factory=set)
+    """Files that hold up a thread which reads them."""
+    watch: ReadWatch = field(default_factory=ReadWatch)
+
+    def ask(self, path: Path, read: Callable[[], T]) -> T:
+        """Return what `read` makes of `path`; raises OSError, that of a timeout for a path that holds up a thread already.
+
+        Raises `ReadAbandonedError` where nobody waits for it any more.
+        """
+        watch = self.watch
+        if path in self.silent:
+            raise TimeoutError(errno.ETIMEDOUT, "gives no answer")
+        watch.path, watch.since_s = path, time.monotonic()
+        try:
+            return read()
+        finally:
+            watch.path = None
+            if watch.abandoned:
+                self.silent.discard(path)
+                raise ReadAbandonedError
+
+    def abandon(self, watch: ReadWatch) -> None:
+        """Wait no more for what is read under `watch`: it is silent until the read comes back."""
+        path, watch.abandoned = watch.path, True
+        if path is not None:
+            self.silent.add(path)
 
     def fault(self, sensor: str, reason: str) -> None:
         """Note that `sensor` gave no usable value."""
@@ -37,9 +82,13 @@ class Tree:
         A file that is not there is silently None unless `required`: kernels differ. Any other failure
         (permission, EINVAL, an input/output error) is a fault of `sensor`.
         """
-        try:
+
+        def read() -> str:
             with path.open("rb", buffering=0) as file:
                 return (file.read(READ_LIMIT_BYTES) or b"").decode("utf-8", "replace").strip()
+
+        try:
+            return self.ask(path, read)
         except OSError as error:
             if required or error.errno not in _ABSENT:
                 self.fault(sensor, f"{path}: {error.strerror}")
@@ -63,7 +112,7 @@ class Tree:
     def listed(self, path: Path, sensor: str) -> list[Path] | None:
         """Return the sorted entries of a directory, none of an absent one; None, and a fault, where it cannot be listed."""
         try:
-            return sorted(path.iterdir())
+            return self.ask(path, lambda: sorted(path.iterdir()))
         except OSError as error:
             if error.errno in _ABSENT:
                 return []

@@ -6,6 +6,7 @@ from pathlib import Path
 from port_agent.facts.readings import Answer, ThrottleReading
 from port_agent.facts.sysfs import Tree
 
+SENSOR = "temperature"
 _PLAUSIBLE_C = range(-40, 151)
 """A Jetson reports -256 °C for a zone that is switched off; no chip survives 150 °C."""
 
@@ -20,35 +21,58 @@ _BITS_NOW = {0: "under-voltage", 1: "ARM frequency capped", 2: "throttled", 3: "
 _PI_FIRMWARE = Path("devices/platform/soc/soc:firmware/get_throttled")
 
 
-def read_temperature(tree: Tree) -> float | None:
-    """Return the hottest plausible temperature of the processor in degrees Celsius, or None."""
-    zones = [
-        value / 1000.0
-        for zone in tree.children(tree.sys / "class/thermal", "temperature")
-        if zone.name.startswith("thermal_zone") and (value := _read_zone(tree, zone)) is not None
-    ]
-    return max([*zones, *([] if zones else _hwmon_temperatures(tree))], default=None)
+class TemperatureSensor:
+    """The hottest of the processor's thermometers, read again and again: one that gave a value is missed when it is gone."""
+
+    def __init__(self) -> None:
+        self._seen: set[Path] = set()
+
+    def read(self, tree: Tree) -> float | None:
+        """Return degrees Celsius, or None.
+
+        A thermometer that gave a value and is gone or fails, and one that hangs, is a fault of `temperature`; others that fail
+        are faults of their own: some never give a value.
+        """
+        values = _read_zones(tree)
+        if all(value is None for value in values.values()):
+            values |= _read_chips(tree)
+        found = {place: value / 1000.0 for place, value in values.items() if value is not None}
+        failing = {fault.sensor for fault in tree.faults}
+        for place in sorted((self._seen | values.keys()) - found.keys()):
+            if place in tree.silent or (place in self._seen and (_sensor(place) in failing or not place.exists())):
+                tree.fault(SENSOR, f"{place} was there before and has vanished, or gives no answer")
+        self._seen |= found.keys()
+        return max(found.values(), default=None)
 
 
-def _read_zone(tree: Tree, zone: Path) -> int | None:
-    kind = (tree.text(zone / "type", f"temperature/{zone.name}") or "").lower()
-    if kind.startswith(_FOREIGN_ZONES):
-        return None
-    value = tree.number(zone / "temp", f"temperature/{zone.name}")
+def _read_zones(tree: Tree) -> dict[Path, int | None]:
+    """Return thousandths of a degree by file, None where it gives no plausible value."""
+    return {
+        zone / "temp": _plausible(tree, zone / "temp")
+        for zone in tree.children(tree.sys / "class/thermal", SENSOR)
+        if zone.name.startswith("thermal_zone")
+        and not (tree.text(zone / "type", f"{SENSOR}/{zone.name}") or "").lower().startswith(_FOREIGN_ZONES)
+    }
+
+
+def _read_chips(tree: Tree) -> dict[Path, int | None]:
+    """Return the same of the processor's hwmon chips."""
+    return {
+        entry: _plausible(tree, entry)
+        for chip in tree.children(tree.sys / "class/hwmon", SENSOR)
+        if tree.text(chip / "name", f"{SENSOR}/{chip.name}") in _CPU_CHIPS
+        for entry in tree.children(chip, SENSOR)
+        if re.fullmatch(r"temp\d+_input", entry.name)
+    }
+
+
+def _sensor(place: Path) -> str:
+    return f"{SENSOR}/{place.parent.name}"
+
+
+def _plausible(tree: Tree, place: Path) -> int | None:
+    value = tree.number(place, _sensor(place))
     return value if value is not None and value // 1000 in _PLAUSIBLE_C else None
-
-
-def _hwmon_temperatures(tree: Tree) -> list[float]:
-    found = []
-    for chip in tree.children(tree.sys / "class/hwmon", "temperature"):
-        if tree.text(chip / "name", f"temperature/{chip.name}") not in _CPU_CHIPS:
-            continue
-        for entry in tree.children(chip, "temperature"):
-            if re.fullmatch(r"temp\d+_input", entry.name):
-                value = tree.number(entry, f"temperature/{chip.name}")
-                if value is not None and value // 1000 in _PLAUSIBLE_C:
-                    found.append(value / 1000.0)
-    return found
 
 
 def parse_throttled(text: str) -> ThrottleReading | None:

@@ -146,6 +146,10 @@ SPACE_MARGIN = 1.25
 """After free disk or memory fell below its minimum it must rise to this multiple before training goes on."""
 
 
+HEAT_IGNORED_C = 120.0
+"""A limit that no processor reaches: whoever sets it asks no thermometer."""
+PRESENCE_SENSORS = ("cpu load", "terminals", "input")
+
 SILENCE_S = 60.0
 """How long all signals may be silent before it is unknown whether the device is left alone."""
 
@@ -220,6 +224,7 @@ def next_window(policy: Policy, local: datetime) -> datetime | None:
 def _objections(facts: Facts, policy: Policy, now: Now, memory: Memory, use: Answer) -> Iterator[_Objection]:
     if facts.paused_by_user:
         yield _Objection("user", "paused by you; `port-agent resume` goes on", at_once=True)
+    yield from _unreadable(facts, policy)
     yield from _power(facts, policy, memory)
     yield from _presence(facts, policy, now, memory, use)
     yield from _heat(facts, policy, memory)
@@ -231,6 +236,28 @@ def _objections(facts: Facts, policy: Policy, now: Now, memory: Memory, use: Ans
     if facts.flash_written_today_bytes >= policy.flash_write_budget_bytes_per_day:
         budget = format_bytes(policy.flash_write_budget_bytes_per_day)
         yield _Objection("flash", f"today's flash write budget of {budget} is used up; it renews at midnight")
+
+
+def _unreadable(facts: Facts, policy: Policy) -> Iterator[_Objection]:
+    """Object to each fault of a sensor that the policy asks: what it would say is unknown, not good."""
+    presence = "when.idle_for = 0" if policy.idle_for_s > 0 and not policy.train_while_in_use else None
+    overrides = {
+        "disk": "storage.min_free = 0" if facts.free_disk_bytes is None and policy.min_free_disk_bytes else None,
+        "memory": "memory.min_available = 0"
+        if facts.available_memory_bytes is None and policy.min_free_memory_bytes
+        else None,
+        "temperature": f"when.max_temperature = {HEAT_IGNORED_C:.0f}"
+        if policy.max_temperature_c < HEAT_IGNORED_C
+        else None,
+    }
+    overrides |= dict.fromkeys(PRESENCE_SENSORS, presence)
+    for fault in facts.faults:
+        sensor = fault.sensor
+        if sensor.startswith("temperature/") and facts.temperature_c is None:
+            sensor = "temperature"
+        if override := overrides.get(sensor):
+            reason = f"{fault.sensor} cannot be read ({fault.reason}); {override} trains without it"
+            yield _Objection("unreadable", reason)
 
 
 def _power(facts: Facts, policy: Policy, memory: Memory) -> Iterator[_Objection]:

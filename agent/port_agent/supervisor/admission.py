@@ -3,7 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
-from port_agent.facts import Facts, OwnUse, Platform, SensorOptions
+from port_agent.facts import Facts, Fault, OwnUse, Platform, Power, SensorOptions, SensorThread
+from port_agent.facts.sensor_thread import DEADLINE_S
 from port_agent.health.conditions import HealthBoard
 from port_agent.policy.decide import Memory, Now, Policy, PolicyDecision, decide
 from port_agent.system.clock import CLOCK_SET_AFTER_S, Clock, local_time
@@ -24,12 +25,23 @@ class Admission:
         self._clock, self._health, self._state_dir = clock, health, state_dir
         self._memory = Memory()
         self._clock_offset_s: float | None = None
+        self._sensors = SensorThread()
 
-    def look(self, policy: Policy, own: OwnUse, written_today: int, paused_by_user: bool) -> PolicyDecision:
-        """Return the decision of this moment."""
-        now_s, wall_s = self._clock.monotonic_s(), self._clock.wall_s()
+    async def read(self, policy: Policy, own: OwnUse) -> Facts:
+        """Return what the sensors say now; those that give no answer in time are faults."""
         options = SensorOptions(self._state_dir, policy.busy_cpu_percent, policy.busy_pressure_percent)
-        facts = self.platform.read(options, own, now_s)
+        platform, now_s = self.platform, self._clock.monotonic_s()
+        facts = await self._sensors.read(platform.tree, lambda: platform.read(options, own, now_s))
+        silent = ", ".join(sorted(map(str, platform.tree.silent)))
+        return Facts(faults=(Fault("power", f"{silent} give no answer"),)) if facts is None else facts
+
+    def close(self) -> None:
+        """Read no more."""
+        self._sensors.close()
+
+    def judge(self, facts: Facts, policy: Policy, written_today: int, paused_by_user: bool) -> PolicyDecision:
+        """Return the decision on what was read."""
+        now_s, wall_s = self._clock.monotonic_s(), self._clock.wall_s()
         facts = replace(facts, flash_written_today_bytes=written_today, paused_by_user=paused_by_user)
         self.facts = facts
         self._report_sensors(facts, now_s, wall_s)
@@ -72,3 +84,9 @@ class Admission:
             self._health.report("flash-budget", now_s, wall_s, written=written, budget=format_bytes(budget))
         else:
             self._health.clear("flash-budget")
+
+
+def without_plug(facts: Facts) -> Facts:
+    """Return `facts` where the quick look at the plugs gives no answer: they would be pulled unnoticed."""
+    silent = Fault("power", f"the plugs give no answer within {format_seconds(DEADLINE_S)}")
+    return replace(facts, power=Power.UNKNOWN, power_detail=silent.reason, faults=(*facts.faults, silent))

@@ -26,6 +26,8 @@ class BackgroundTasks:
         self._context = context
         self.pending = asyncio.Event()
         """Set when the store has something to write."""
+        self.looked = asyncio.Event()
+        """Set once the sensors were read for the first time, which says what need not be asked."""
         self.sensors_changed = asyncio.Event()
         """Set when other sensors than before are to be read."""
 
@@ -86,6 +88,7 @@ class BackgroundTasks:
     async def refresh_slow_sensors(self) -> None:
         """Ask the sensors that are external commands, for ever."""
         context = self._context
+        await self.looked.wait()
         while True:
             await context.admission.platform.refresh()
             busy = bool(context.runners.busy()) or any(not job.state.is_over for job in context.store.all())

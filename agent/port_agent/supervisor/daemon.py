@@ -16,7 +16,8 @@ from port_agent.energy.media import FlashPrices, medium_under, used_life
 from port_agent.energy.meter import open_meter
 from port_agent.energy.sources.registry import EnergyConfig, ups_amperes
 from port_agent.energy.wear_account import WearAccount
-from port_agent.facts import Answer, OwnUse, Platform
+from port_agent.facts import Answer, Facts, OwnUse, Platform
+from port_agent.facts.sensor_thread import DEADLINE_S
 from port_agent.health.conditions import HealthBoard
 from port_agent.jobs.job import JobState, Migratable
 from port_agent.jobs.store import JobStore
@@ -24,7 +25,7 @@ from port_agent.malloc import release_free_memory
 from port_agent.policy.config import Config, ConfigError, load_config, restart_needed
 from port_agent.policy.decide import PolicyDecision, device_in_use
 from port_agent.policy.usual_times import UsualTimes
-from port_agent.supervisor.admission import Admission
+from port_agent.supervisor.admission import Admission, without_plug
 from port_agent.supervisor.background_tasks import BackgroundTasks
 from port_agent.supervisor.context import PAUSE_SETTING, USUAL_TIMES_SETTING, DaemonContext, DaemonSeams, Settings
 from port_agent.supervisor.dispatch import Dispatcher, granted_limits
@@ -161,6 +162,7 @@ class Daemon:
                 await self._migrations.stop()
             await asyncio.gather(self._end_workers(), context.peers.stop())
             context.runners.host.attachments.close()
+            context.admission.close()
             self._close()
 
     def _build(self, config: Config) -> DaemonContext:
@@ -315,18 +317,25 @@ class Daemon:
     async def _loop(self) -> None:
         context = self._context
         plug_monitor = PlugMonitor(lambda: context.admission.platform.plug_monitor(), context.wake.set)
-        while not self._stopping:
-            context.wake.clear()
-            self._look()
-            rest_s = self._rest_s()
-            self._stall_watch.rests(rest_s)
-            if context.runners.training:
-                plug_monitor.arm()
-            await _wait(context.wake, rest_s)
-            plug_monitor.disarm()
+        try:
+            while not self._stopping:
+                context.wake.clear()
+                own = OwnUse(bool(context.runners.busy()), context.runners.own_cpu_s())
+                facts = await context.admission.read(context.config.policy, own)
+                self._look(facts if plug_monitor.silent_s() < DEADLINE_S else without_plug(facts))
+                self._background.looked.set()
+                rest_s = self._rest_s()
+                self._stall_watch.rests(rest_s)
+                if context.runners.training:
+                    plug_monitor.arm()
+                else:
+                    plug_monitor.disarm()
+                await _wait(context.wake, rest_s)
+        finally:
+            plug_monitor.close()
 
-    def _look(self) -> None:
-        """Look, decide, act once."""
+    def _look(self, facts: Facts) -> None:
+        """Decide on what the sensors say, and act, once."""
         context = self._context
         now_s = context.clock.monotonic_s()
         self._stall_watch.looked()
@@ -338,9 +347,8 @@ class Daemon:
         self._watch_store(now_s)
         if context.paused_until() is None and context.store.setting(PAUSE_SETTING) is not None:
             context.store.remember(PAUSE_SETTING, None)
-        own = OwnUse(bool(context.runners.busy()), context.runners.own_cpu_s())
-        decision = context.admission.look(
-            context.config.policy, own, context.wear.today_bytes(), context.paused_until() is not None
+        decision = context.admission.judge(
+            facts, context.config.policy, context.wear.today_bytes(), context.paused_until() is not None
         )
         self._learn_times(decision, now_s)
         self._tick_meter(now_s)

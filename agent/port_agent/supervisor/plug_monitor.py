@@ -1,6 +1,8 @@
 """A quick look at the plugs while a worker trains: only a change of them wakes the loop."""
 
 import asyncio
+import threading
+import time
 from collections.abc import Callable
 
 PERIOD_S = 0.025
@@ -8,29 +10,50 @@ PERIOD_S = 0.025
 
 
 class PlugMonitor:
-    """Reads something cheap again and again, and calls `on_change` once it differs."""
+    """Reads something cheap again and again on a thread of its own, and calls `on_change` on the loop when it differs.
+
+    It goes on while the loop looks and acts, so no change falls between two looks.
+    """
 
     def __init__(self, read: Callable[[], tuple[str, ...]], on_change: Callable[[], None]) -> None:
-        self._read, self._on_change = read, on_change
-        self._timer: asyncio.TimerHandle | None = None
+        """Needs a running loop."""
+        self._read, self._on_change, self._loop = read, on_change, asyncio.get_running_loop()
+        self._armed, self._closed = threading.Event(), False
+        self._thread: threading.Thread | None = None
+        self._asked_s: float | None = None
 
     def arm(self) -> None:
-        """Watch from now on; needs a running loop."""
-        self.disarm()
-        self._next(self._read())
+        """Watch from now on."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._watch, name="plugs", daemon=True)
+            self._thread.start()
+        self._armed.set()
 
     def disarm(self) -> None:
         """Watch no more."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._armed.clear()
 
-    def _next(self, before: tuple[str, ...]) -> None:
-        self._timer = asyncio.get_running_loop().call_later(PERIOD_S, self._touch, before)
+    def close(self) -> None:
+        """Let the thread end; one that hangs ends with the process."""
+        self._closed = True
+        self._armed.set()
 
-    def _touch(self, before: tuple[str, ...]) -> None:
-        if self._read() != before:
-            self._timer = None
-            self._on_change()
-        else:
-            self._next(before)
+    def silent_s(self) -> float:
+        """Return for how long a read has given no answer."""
+        asked_s = self._asked_s
+        return 0.0 if asked_s is None else time.monotonic() - asked_s
+
+    def _watch(self) -> None:
+        while True:
+            self._armed.wait()
+            before = None
+            while self._armed.is_set():
+                if self._closed:
+                    return
+                self._asked_s = time.monotonic()
+                now = self._read()
+                self._asked_s = None
+                if before is not None and now != before:
+                    self._loop.call_soon_threadsafe(self._on_change)
+                before = now
+                time.sleep(PERIOD_S)

@@ -161,9 +161,9 @@ def test_a_ups_board_by_its_current(tmp_path: Path) -> None:
 
     sensor, tree = PowerSensor(read), Tree(sys=tmp_path)
     assert sensor.read(tree, 0.0).power is Power.EXTERNAL
-    before = sensor.feeding()
+    before = sensor.feeding(tree)
     amperes.append(-0.3)
-    assert sensor.feeding() != before
+    assert sensor.feeding(tree) != before
     assert sensor.read(tree, 1.0).power is Power.BATTERY
     amperes.append(OSError("no answer from /dev/i2c-1"))
     assert sensor.read(tree, 2.0).power is Power.UNKNOWN

@@ -6,8 +6,12 @@ import pytest
 
 from port_agent.facts import Answer
 from port_agent.facts.sysfs import Tree
-from port_agent.facts.thermal import parse_measure_temp, parse_throttled, read_temperature
+from port_agent.facts.thermal import SENSOR, TemperatureSensor, parse_measure_temp, parse_throttled
 from tests.agent.trees import recorded, write_tree
+
+
+def read_temperature(tree: Tree) -> float | None:
+    return TemperatureSensor().read(tree)
 
 
 def test_temperature_ignores_dead_and_foreign_zones(tmp_path: Path) -> None:
@@ -30,6 +34,20 @@ def test_nonsense_in_a_zone_is_a_fault(tmp_path: Path) -> None:
     tree = Tree(sys=write_tree(tmp_path, {f"{zone}/type": "cpu", f"{zone}/temp": "warm"}))
     assert read_temperature(tree) is None
     assert "expected a number" in tree.take_faults()[0].reason
+
+
+def test_a_thermometer_is_missed_only_where_it_gave_a_value(tmp_path: Path) -> None:
+    zone = "class/thermal/thermal_zone"
+    files = {f"{zone}0/temp": "50000", f"{zone}1/temp": "40000", f"{zone}2/temp": "never"}
+    sensor, tree = TemperatureSensor(), Tree(sys=write_tree(tmp_path, files))
+    assert sensor.read(tree) == 50.0
+    assert [fault.sensor for fault in tree.take_faults()] == ["temperature/thermal_zone2"]
+    (tmp_path / f"{zone}0/temp").unlink()
+    assert sensor.read(tree) == 40.0
+    assert SENSOR in {fault.sensor for fault in tree.take_faults()}
+    write_tree(tmp_path, {f"{zone}0/temp": "-256000"})  # switched off
+    assert sensor.read(tree) == 40.0
+    assert SENSOR not in {fault.sensor for fault in tree.take_faults()}
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from port_agent.facts import Answer, Facts, IdleSignal, Power, ThrottleReading
+from port_agent.facts import Answer, Facts, Fault, IdleSignal, Power, ThrottleReading
 from port_agent.policy.decide import (
     Memory,
     Now,
@@ -91,6 +91,36 @@ def test_each_condition_stops_with_its_reason(change: dict[str, object], code: s
 )
 def test_what_does_not_stop(change: dict[str, object], policy: Policy) -> None:
     assert decide(replace(GOOD, **change), policy, NOW, RESTED).state is State.TRAIN
+
+
+SILENT_PROBE = (Fault("temperature", "gives no answer"),)
+
+
+@pytest.mark.parametrize(
+    ("change", "override"),
+    [
+        ({"temperature_c": None, "faults": SILENT_PROBE}, {"max_temperature_c": 120.0}),
+        ({"faults": SILENT_PROBE}, {"max_temperature_c": 120.0}),  # the one of several that is missed
+        ({"temperature_c": None, "faults": (Fault("temperature/zone0", "EIO"),)}, {"max_temperature_c": 120.0}),
+        ({"free_disk_bytes": None, "faults": (Fault("disk", "EIO"),)}, {"min_free_disk_bytes": 0}),
+        ({"available_memory_bytes": None, "faults": (Fault("memory", "EIO"),)}, {"min_free_memory_bytes": 0}),
+        ({"faults": (Fault("terminals", "EACCES"),)}, {"idle_for_s": 0.0}),
+        ({"faults": (Fault("cpu load", "EIO"),)}, {"train_while_in_use": True}),
+    ],
+)
+def test_a_sensor_that_is_asked_and_cannot_be_read_stops_by_its_name(
+    change: dict[str, object], override: dict[str, object]
+) -> None:
+    facts = replace(GOOD, **change)
+    decision = decide(facts, POLICY, NOW, TRAINING)
+    assert decision.codes == ("unreadable",)
+    assert facts.faults[0].sensor in decision.reasons[0] and facts.faults[0].reason in decision.reasons[0]
+    assert decide(facts, replace(POLICY, **override), NOW, RESTED).state is State.TRAIN
+
+
+@pytest.mark.parametrize("sensor", ["temperature/thermal_zone7", "gpu", "network/eth0", "power/BAT1"])
+def test_a_fault_that_decides_nothing_stops_nothing(sensor: str) -> None:
+    assert decide(replace(GOOD, faults=(Fault(sensor, "EINVAL"),)), POLICY, NOW, RESTED).state is State.TRAIN
 
 
 def test_all_reasons_are_given_at_once() -> None:

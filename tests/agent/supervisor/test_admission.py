@@ -1,5 +1,6 @@
 """From sensor files to the decision: health items on the way, hysteresis kept, jumps of the clock told from time."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,11 @@ class Watched:
         self.admission = Admission(linux(root), self.clock, self.health, root)
 
     def look(self, written: int = 0, paused: bool = False) -> bool:
-        decision = self.admission.look(ANY_TIME, OwnUse(), written, paused)
+        return asyncio.run(self._look(written, paused))
+
+    async def _look(self, written: int, paused: bool) -> bool:
+        facts = await self.admission.read(ANY_TIME, OwnUse())
+        decision = self.admission.judge(facts, ANY_TIME, written, paused)
         assert decision is self.admission.decision
         return decision.state.trains
 

@@ -45,9 +45,9 @@ class Tree:
     watch: ReadWatch = field(default_factory=ReadWatch)
 
     def ask(self, path: Path, read: Callable[[], T]) -> T:
-        """Return what `read` makes of `path`; raises OSError, that of a timeout for a path that holds up a thread already.
+        """Return what `read` makes of `path`.
 
-        Raises `ReadAbandonedError` where nobody waits for it any more.
+        Raises TimeoutError for a path that holds up a thread already, `ReadAbandonedError` where nobody waits any more, OSError.
         """
         watch = self.watch
         if path in self.silent:

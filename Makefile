@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# The package index has CUDA builds of torch for Linux, gigabytes each; PORT_ALLOW_CUDA=yes with PORT_TORCH_INDEX takes one.
+PORT_TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
 # `make test ROOM=policy`: the tests of every folder or module by that name. A path of tests/ or of the product will do, too.
 ROOM ?=
@@ -21,7 +23,8 @@ setup: $(STAMP) ## the virtual environment that everything else runs in (every c
 $(STAMP): pyproject.toml deploy/requirements.txt tests/constraints.txt tests/flower.txt $(wildcard agent/port_agent/malloc/*.[ch]) $(wildcard agent/port_agent/guard/*.[ch]) $(wildcard agent/port_agent/packing/*.[ch])
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q --upgrade pip
-	$(BIN)/pip install -q "torch==2.13.0"
+	$(BIN)/pip install -q --no-deps --index-url "$(PORT_TORCH_INDEX)" "torch==2.13.0" || { echo "no torch for this machine at $(PORT_TORCH_INDEX); PORT_TORCH_INDEX=URL names another index of CPU builds"; exit 1; }
+	$(BIN)/python deploy/versions.py cpu-build
 	$(BIN)/pip install -q -e . --group dev -c deploy/requirements.txt -c tests/constraints.txt
 	$(BIN)/pip install -q --no-deps -r tests/flower.txt
 	touch $@
@@ -71,13 +74,13 @@ check-peers: setup ## real agents in network namespaces (root)
 check-gpu: setup ## what the GPU here does to bits, bytes and speeds
 	$(BIN)/python -m benchmarks.gpu
 
-# Another version of torch, in a virtual environment of its own under .cache/ (several GB where the index gives a CUDA build): its private
+# Another version of torch, in a virtual environment of its own under .cache/: its private
 # parts, what is new in it, and a sample of the zoo and of followed programs.
 TORCH := .cache/torch-$(VERSION)
 check-torch: ## another version of torch: make check-torch VERSION=2.14.1
 	@test -n "$(VERSION)" || { echo "say which: make check-torch VERSION=2.14.1"; exit 2; }
 	test -x $(TORCH)/bin/pytest || { $(PYTHON) -m venv $(TORCH) && grep -v "^torch==" deploy/requirements.txt > $(TORCH)/constraints.txt && \
-	$(TORCH)/bin/pip install -q "torch==$(VERSION)" && \
+	$(TORCH)/bin/pip install -q --no-deps --index-url "$(PORT_TORCH_INDEX)" "torch==$(VERSION)" && $(TORCH)/bin/python deploy/versions.py cpu-build && \
 	$(TORCH)/bin/pip install -q -e . -c $(TORCH)/constraints.txt "pytest>=8" "hypothesis>=6.100" "transformers>=4.50" "peft>=0.17"; }
 	$(TORCH)/bin/python -m port_planner.torch_compat.probes
 	$(TORCH)/bin/pytest tests/planner/torch_compat tests/planner/ir/lowering/test_optimizer_scalars.py

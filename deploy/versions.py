@@ -24,6 +24,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import time
 import venv
 import zlib
@@ -508,17 +509,25 @@ def run_pip(command: list[str], settings: Settings) -> None:
 
 
 def refuse_cuda(runtime: Path, settings: Settings) -> None:
-    """Raise if torch is a CUDA build: the default arm64 wheel is one and asks for gigabytes more."""
+    """Remove the runtime and raise if torch is a CUDA build: the default arm64 wheel is one and asks for gigabytes more."""
+    try:
+        check_cpu_build(runtime, settings)
+    except SetupError:
+        shutil.rmtree(runtime)
+        raise
+
+
+def check_cpu_build(packages: Path, settings: Settings) -> None:
+    """Raise if torch in a directory of packages is a CUDA build, and none is allowed."""
     if settings.allow_cuda:
         return
-    (metadata,) = runtime.glob("torch-*.dist-info/METADATA")
+    (metadata,) = packages.glob("torch-*.dist-info/METADATA")
     needs = re.findall(r"^Requires-Dist: ([A-Za-z0-9._-]+)", metadata.read_text(), re.MULTILINE)
     cuda = sorted({name for name in needs if CUDA_PARTS.match(name)})
     if cuda:
-        shutil.rmtree(runtime)
         raise SetupError(
             f"this torch is a CUDA build (it wants {', '.join(cuda[:4])}); set PORT_TORCH_INDEX to an index of CPU "
-            "builds, or PORT_ALLOW_CUDA=yes if that is what you want, in /etc/port-agent/install.conf"
+            "builds, or PORT_ALLOW_CUDA=yes if that is what you want, in /etc/port-agent/install.conf or the environment"
         )
 
 
@@ -592,6 +601,7 @@ def build_parser() -> argparse.ArgumentParser:
     back = commands.add_parser("rollback", help="go back to the version before")
     back.add_argument("--if-unconfirmed", action="store_true")
     commands.add_parser("list", help="show versions")
+    commands.add_parser("cpu-build", help="refuse a CUDA build of torch in the environment that runs this")
     hashes = commands.add_parser("hashes", help="print requirements with the hash of every wheel in a directory")
     hashes.add_argument("directory", type=Path)
     return parser
@@ -606,6 +616,9 @@ def run(arguments: argparse.Namespace) -> str:
         runtime = arguments.directory / payload.runtime_id(settings)
         ensure_runtime(runtime, payload, settings)
         return str(runtime)
+    if arguments.command == "cpu-build":
+        check_cpu_build(Path(sysconfig.get_path("platlib")), settings)
+        return "torch is a CPU build, or CUDA is allowed"
     if arguments.command == "hashes":
         sys.stdout.write(wheel_hashes(arguments.directory))
         return f"hashed the wheels in {arguments.directory}"

@@ -17,6 +17,7 @@ from port_planner.capture.cross_step_state import StepResults
 from port_planner.capture.recorder import Tape
 from port_planner.capture.step import Capture, Fill, Repetition, capture_evaluation, capture_step
 from port_planner.column_file import Column, ColumnFile
+from port_planner.exactness.arithmetic import unchanged_arithmetic
 from port_planner.ir.bundle.data_order import epoch_order
 from port_planner.ir.bundle.manifest import (
     NO_LIMITS,
@@ -152,10 +153,11 @@ def prepare(job: TrainingJob, *, updates: int = 0, followed: int = 0) -> Capture
     buckets, eval_data = checked_samples(job), checked_columns(job.eval_data, "eval_data")
     schedule = _schedule(job, updates)
     each_update: optimizer_scalars.Schedule = schedule or [[{}] * len(job.optimizer.param_groups)] * updates
-    found = _record_steps(job, buckets, each_update, followed)
-    _check_same_updates(found.graphs)
-    if eval_data:
-        _record_evaluation(job, eval_data, found)
+    with unchanged_arithmetic():
+        found = _record_steps(job, buckets, each_update, followed)
+        _check_same_updates(found.graphs)
+        if eval_data:
+            _record_evaluation(job, eval_data, found)
     captures = found.captures
     for graph in found.graphs.values():
         for op in graph.ops:

@@ -1,5 +1,6 @@
 """Switching versions without a service manager: what is on disk after success, failure and power cuts."""
 
+import re
 import zipfile
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -236,9 +237,20 @@ def test_cuda_build_of_torch_is_refused_and_removed(store: Store, tmp_path: Path
     metadata.parent.mkdir(parents=True)
     metadata.write_text(CUDA_METADATA)
     versions.refuse_cuda(runtime, Settings("", "", True, "", 0.0))
+    with pytest.raises(SetupError, match="this torch is a CUDA build"):
+        versions.check_cpu_build(runtime, SETTINGS)
+    assert runtime.exists()
     with pytest.raises(SetupError, match="nvidia-cudnn-cu13, triton"):
         versions.refuse_cuda(runtime, SETTINGS)
     assert not runtime.exists()
+
+
+def test_the_makefile_takes_the_cpu_build_and_refuses_another() -> None:
+    recipe = (Path(versions.__file__).parents[1] / "Makefile").read_text()
+    fetched = [line for line in recipe.splitlines() if re.search(r"pip install .*torch==", line)]
+    assert len(fetched) == 2 and all("--no-deps --index-url" in line for line in fetched)
+    assert recipe.count("versions.py cpu-build") == len(fetched)
+    assert versions.CPU_TORCH_INDEX in recipe
 
 
 def write_wheel(directory: Path, name: str, version: str, *, changed: bool = False) -> Path:

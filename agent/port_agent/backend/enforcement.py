@@ -19,7 +19,7 @@ from port_agent.backend.choose import backend_of
 from port_agent.system.cgroup import CgroupError, cgroup2_mount, own_path
 from port_agent.system.memory_limit import scope_command
 from port_agent.system.python_process import module_command, module_environment
-from port_planner.base.process_memory import available_bytes, resident_bytes
+from port_planner.base.process_memory import PAGE_BYTES, available_bytes, resident_bytes
 
 PROBE_BYTES = 64 << 20
 """So much is taken of a device's memory to see who notices; enough to stand out, little enough to be there."""
@@ -126,7 +126,7 @@ def _by_data(backend: Backend) -> str:
     except (OSError, IndexError, ValueError) as error:
         raise _UntriedError("this system does not say what it counts") from error
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (pages * resource.getpagesize() + _LIMIT_BYTES, hard))
+    resource.setrlimit(resource.RLIMIT_DATA, (pages * PAGE_BYTES + _LIMIT_BYTES, hard))
     try:
         return _taken(backend, PROBE_BYTES)
     finally:

@@ -14,6 +14,8 @@ from port_agent.finetuning.base_record import BaseRecord
 from port_agent.finetuning.evaluation import HeldOutLosses
 from port_agent.finetuning.inputs.options import FinetuneError, FinetuneOptions
 from port_agent.system.atomic_file import atomic_stream
+from port_planner.exactness.arithmetic import arithmetic, set_arithmetic
+from port_planner.ir.arithmetic import Arithmetic
 
 _NAME, _ROUND_NAME, _LOSSES_SUFFIX = "checkpoint.pt", "round.pt", ".losses"
 
@@ -66,6 +68,7 @@ class Checkpoint:
                     "loss_before": progress.loss_before,
                     "trained": [t.detach() for t in trained],
                     "generator": generator,
+                    "arithmetic": tuple(arithmetic()),
                     **{name: part.state_dict() for name, part in parts.items()},
                 },
                 stream,
@@ -74,7 +77,8 @@ class Checkpoint:
     def read(self, trained: Sequence[torch.Tensor], parts: dict[str, Any]) -> FinetuneProgress | None:
         """Put everything to where the checkpoint is; None where there is none, or one of another round.
 
-        Raises FinetuneError for one of other settings, data or weights, and for one that is damaged.
+        Raises FinetuneError for one of other settings, data or weights, and for one that is damaged, UnavailableArithmeticError where torch
+        cannot compute as it did.
         """
         if not self.path.is_file():
             return None
@@ -106,6 +110,8 @@ class Checkpoint:
         for name, part in parts.items():
             part.load_state_dict(found[name])
         torch.set_rng_state(found["generator"].clone())
+        if "arithmetic" in found:  # not there: written by an agent that did not look
+            set_arithmetic(Arithmetic(*found["arithmetic"]))
         return FinetuneProgress(found["updates"], found["loss_before"])
 
     def remove(self) -> None:

@@ -18,6 +18,7 @@ from port_agent.prepare.repeatable import not_repeated
 from port_agent.training.comparison import processor, tensor_checksum
 from port_planner.base.errors import CaptureError
 from port_planner.capture.step import bind_buffers, record_again
+from port_planner.exactness.arithmetic import arithmetic, unchanged_arithmetic
 from port_planner.ir.bundle.manifest import ExpectedResults, Recordings
 from port_planner.ir.device_kinds import CPU
 from port_planner.ir.graph import Role, storage_key
@@ -79,7 +80,8 @@ class _Recording:
 def _plain(prepared: CapturedJob, steps: int, run: Pass) -> ExpectedResults:
     """Train for so many batches with the job's own code, note losses and state, and put everything back."""
     job, recorded = prepared.job, prepared.layouts
-    with _put_back(job):
+    with _put_back(job), unchanged_arithmetic():
+        settings = arithmetic()
         before = {key: tensor_checksum(tensor) for key, tensor in _model_state(job) if key not in recorded}
         losses = tuple(loss.hex() for loss in plain_losses(job, prepared.data, steps, run, prepared.buckets))
         changed = [key for key, tensor in _model_state(job) if key in before and tensor_checksum(tensor) != before[key]]
@@ -90,7 +92,7 @@ def _plain(prepared: CapturedJob, steps: int, run: Pass) -> ExpectedResults:
             )
         state = itertools.chain(_dropped_optimizer_state(job), _model_state(job))
         checksums = {key: tensor_checksum(tensor) for key, tensor in state if key in recorded}
-    return ExpectedResults(losses, torch.get_num_threads(), processor(kind_of_job(job)), checksums)
+    return ExpectedResults(losses, settings.threads, processor(kind_of_job(job)), checksums, arithmetic=settings)
 
 
 def _model_state(job: TrainingJob) -> Iterator[tuple[str, torch.Tensor]]:

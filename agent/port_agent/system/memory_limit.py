@@ -17,11 +17,11 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from port_planner.base.process_memory import PAGE_BYTES
+
 _PROBE_TIMEOUT_S = 5.0
 _READ_LIMIT = 'cat "/sys/fs/cgroup$(sed -n s/^0:://p /proc/self/cgroup)/memory.max"'
 _KIB = 1024
-_PAGE = 4096
-"""The kernel rounds memory.max down to whole pages; 4 KiB divides every page size."""
 
 
 def scope_command(limit_bytes: int, environment: Mapping[str, str] = os.environ) -> list[str]:
@@ -34,7 +34,7 @@ def scope_command(limit_bytes: int, environment: Mapping[str, str] = os.environ)
     systemd_run = shutil.which("systemd-run")
     if sys.platform != "linux" or systemd_run is None or not _manager_listens(environment):
         return []
-    limit = limit_bytes // _PAGE * _PAGE
+    limit = limit_bytes // PAGE_BYTES * PAGE_BYTES  # as the kernel rounds memory.max
     whose = [] if os.geteuid() == 0 else ["--user"]
     words = [
         systemd_run, *whose, "--scope", "--quiet", "--collect", "-p", f"MemoryMax={limit}", "-p", "MemorySwapMax=0", "--",

@@ -9,6 +9,8 @@ import xxhash
 
 from port_planner.base.errors import ExitCode, PortError
 from port_planner.base.tensor_bytes import chunks_of_tensor
+from port_planner.exactness.arithmetic import arithmetic
+from port_planner.ir.arithmetic import differences
 from port_planner.ir.bundle.manifest import ExpectedResults
 from port_planner.ir.device_kinds import CPU
 from port_planner.ir.torch_device import device_name
@@ -73,6 +75,9 @@ def _checksum(pieces: Iterable[memoryview]) -> str:
 
 
 def _mismatch(reference: ExpectedResults, here: str, difference: str) -> MismatchError:
+    if reference.arithmetic is not None:
+        settings = "; ".join(differences(arithmetic(), reference.arithmetic))
+        difference += f" (with torch's {settings} by now)" if settings else ""
     if reference.processor in ("", here):
         return MismatchError(
             f"{difference}: the step does something that the bundle does not have, such as a hook on the optimizer or on "

@@ -3,6 +3,7 @@
 The worker's inside; single-threaded but for the page thread.
 """
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 import xxhash
 
@@ -34,6 +36,9 @@ from port_agent.worker.options import TorchOptions
 from port_agent.worker.protocol import StateRecovered, StepDone
 from port_agent.worker.thread_limit import check_thread_limit
 from port_planner.base.process_memory import peak_resident_bytes, resident_bytes
+from port_planner.exactness.arithmetic import UnavailableArithmeticError, arithmetic, set_arithmetic
+from port_planner.exactness.half_products import say_once
+from port_planner.ir.arithmetic import Arithmetic
 from port_planner.ir.bundle.bundle import Bundle
 from port_planner.ir.bundle.manifest import (
     UPDATING,
@@ -126,6 +131,8 @@ class Trainer:
         shares = next(iter(bundle.costs.values())).device.shares_pages
         staging = None if self.backend.addressable else Staging(self.backend, BURST, shares=shares)
         repeat_kernels(self.backend.kind)
+        for name in sorted({layout.dtype for layout in self.manifest.layouts.values()}):
+            say_once(dtype(name))
         self.pager = Pager(read_bytes_per_s=options.read_limit, write_bytes_per_s=options.write_limit, staging=staging)
         sizes = {s.key: s.nbytes for g in bundle.graphs.values() for s in g.storages if s.persistent}
         layouts = {} if self.manifest.allow_nonfinite else self.manifest.layouts
@@ -207,10 +214,17 @@ class Trainer:
         self._restore(commit)
         return commit
 
+    def _compute_as(self, then: Arithmetic | None) -> None:
+        """Compute with settings of a bundle or a commit, None where it does not say. Raises UnavailableArithmeticError where bits count."""
+        if then is not None:
+            with contextlib.nullcontext() if self.options.verify else contextlib.suppress(UnavailableArithmeticError):
+                set_arithmetic(then._replace(threads=self.manifest.threads))
+
     def _first_scalars(self) -> StepScalars:
         return StepScalars(OptimizerSpec.of(self.manifest.optimizer), self.manifest.schedule)
 
     def _create(self) -> Commit:
+        self._compute_as(self.manifest.reference.arithmetic)
         self.scalars = self._first_scalars()
         self.best_loss = math.inf
         torch.manual_seed(self.manifest.seed + self._rounds_before)
@@ -228,6 +242,7 @@ class Trainer:
         if self._pruning is not None:
             self._pruning.thresholds = dict(commit.progress.get("pruned_below", {}))
         self.programs.restore(commit.progress)
+        self._compute_as(msgspec.convert(commit.progress.get("arithmetic"), Arithmetic | None))
         restore_generators(
             {
                 kind: torch.frombuffer(bytearray(state), dtype=torch.uint8)
@@ -244,6 +259,7 @@ class Trainer:
             "best_loss": self.best_loss,
             "round": self.options.round or 0,
             "rng": torch.get_rng_state().numpy().tobytes(),
+            "arithmetic": arithmetic(),
             **self.programs.progress(),
             **({} if self._pruning is None else {"pruned_below": dict(self._pruning.thresholds)}),
             **self._device_generator(),

@@ -21,7 +21,7 @@ _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _libc.readlink.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t)
 _libc.readlink.restype = ctypes.c_ssize_t
 _A_BYTE = ctypes.create_string_buffer(1)
-"""Of the path of a mapped file: whether there is one is all that is asked."""
+"""Of the path of a mapped file: whether there is one is all that is asked. Written, so on a page of this process's own."""
 
 _NO_FILES = ("/dev/", "/memfd:", "/SYSV", "/anon_hugepage")
 """Beginnings of what Linux lists like the path of a file."""
@@ -102,6 +102,8 @@ def _release(mappings: Callable[[str], list[tuple[int, int]]]) -> None:
         described = Path("/proc/self/smaps").read_text()
     except OSError:  # a sandbox without it
         return
+    if not tells_own_pages(described, ctypes.addressof(_A_BYTE)):
+        return
     for start, stop in mappings(described):
         _give_back(start, stop)
 
@@ -114,6 +116,23 @@ def _give_back(start: int, stop: int) -> None:
     """
     if _libc.readlink(b"/proc/self/map_files/%x-%x" % (start, stop), _A_BYTE, 1) == 1:
         _libc.madvise(start, stop - start, _MADV_DONTNEED)
+
+
+def tells_own_pages(smaps: str, written: int) -> bool:
+    """Return whether the text of a smaps says that this process's stack, and the mapping of an address that it wrote, have pages of their own.
+
+    An emulator of user programs (qemu-user, in Docker's containers for another architecture) writes one in which nothing has: relocated
+    code would be taken for the file's, and be lost.
+    """
+    stack = at_address = holds_address = on_stack = False
+    for line in smaps.splitlines():
+        words = line.split(maxsplit=5)
+        if not words[0].endswith(":"):
+            start, _, stop = words[0].partition("-")
+            holds_address, on_stack = int(start, 16) <= written < int(stop, 16), words[-1] == "[stack]"
+        elif words[0] in _OWN_PAGES and int(words[1]) > 0:
+            stack, at_address = stack or on_stack, at_address or holds_address
+    return stack and at_address
 
 
 def code_mappings(smaps: str) -> list[tuple[int, int]]:

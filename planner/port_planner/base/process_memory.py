@@ -1,8 +1,12 @@
 """Resident memory of this process: what it is now, its peak, and the peak measured anew."""
 
+import os
 import resource
 import sys
 from pathlib import Path
+
+PAGE_BYTES: int = os.sysconf("SC_PAGE_SIZE")
+"""Of memory: 4 KiB, on a Raspberry Pi 5 16 KiB, 64 KiB where a distribution for Arm servers has it."""
 
 
 def resident_bytes() -> int:

@@ -1,39 +1,61 @@
-"""The settings of torch's arithmetic, which a program may change on its way: the same call then rounds otherwise."""
+"""Torch's arithmetic settings: read, changed for a block, and put to what they were in another process."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import torch
 
+from port_planner.base.errors import ExitCode, PortError
+from port_planner.ir.arithmetic import PRODUCTS, Arithmetic, differences
+
 _ONEDNN: Any = torch.backends.mkldnn
-_KINDS = (_ONEDNN.matmul, _ONEDNN.conv, _ONEDNN.rnn)
-"""Of operators whose float32 factors oneDNN may round."""
+_KINDS = tuple(getattr(_ONEDNN, kind) for kind in PRODUCTS)
+_DENORMAL = 5e-324
 
 
-class Arithmetic(NamedTuple):
-    """What chooses kernels on the CPU beside their operands."""
+class UnavailableArithmeticError(PortError):
+    """Earlier steps were computed with settings that this build of torch or this processor does not have."""
 
-    threads: int
-    onednn: bool
-    precisions: tuple[str, ...]
-    """Of `_KINDS`: "ieee", or what factors are rounded to."""
+    exit_code = ExitCode.IMPOSSIBLE
 
 
 def arithmetic() -> Arithmetic:
     """Return the settings of this thread now."""
-    return Arithmetic(torch.get_num_threads(), _ONEDNN.enabled, tuple(kind.fp32_precision for kind in _KINDS))
+    return Arithmetic(
+        torch.get_num_threads(),
+        _ONEDNN.enabled and _ONEDNN.is_available(),
+        tuple(kind.fp32_precision for kind in _KINDS),
+        torch.get_deterministic_debug_mode(),
+        _DENORMAL * 1.0 == 0.0,  # the register that decides this for torch's kernels decides it for Python's floats
+    )
+
+
+def set_arithmetic(then: Arithmetic) -> None:
+    """Compute with the settings of `then` from now on. Raises UnavailableArithmeticError by the names of those that cannot be had here."""
+    _change(arithmetic(), then)
+    lacking = list(differences(arithmetic(), then))
+    if lacking:
+        raise UnavailableArithmeticError(
+            f"the steps so far were computed with other settings than torch can have here ({'; '.join(lacking)}): go on where they "
+            "were computed, or begin anew"
+        )
 
 
 @contextmanager
 def computing_as(then: Arithmetic) -> Iterator[None]:
-    """Run the block with the settings of `then`."""
+    """Run the block with the settings of `then`; afterwards those of before hold, whatever the block did to them."""
     now = arithmetic()
     _change(now, then)
     try:
         yield
     finally:
-        _change(then, now)
+        _change(arithmetic(), now)
+
+
+def unchanged_arithmetic() -> AbstractContextManager[None]:
+    """Keep a block from changing the settings: a product that oneDNN refuses would."""
+    return computing_as(arithmetic())
 
 
 def _change(before: Arithmetic, after: Arithmetic) -> None:
@@ -44,3 +66,7 @@ def _change(before: Arithmetic, after: Arithmetic) -> None:
     for kind, old, new in zip(_KINDS, before.precisions, after.precisions, strict=True):
         if old != new:
             kind.fp32_precision = new
+    if before.deterministic != after.deterministic:
+        torch.set_deterministic_debug_mode(after.deterministic)
+    if before.flush_denormal != after.flush_denormal:
+        torch.set_flush_denormal(after.flush_denormal)

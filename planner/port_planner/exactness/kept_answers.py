@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 import torch
 
 from port_planner.base.cache import cache_folder, read_cached, write_cached
-from port_planner.exactness.arithmetic import arithmetic
+from port_planner.exactness.arithmetic import arithmetic, unchanged_arithmetic
 from port_planner.profiling.kept_costs import MAX_FILES, context, operator_key
 
 _METHOD = "sums that cancel"
@@ -64,7 +64,9 @@ class KeptAnswers:
         """Return whether a call of this form is equal; `compare`, whose errors are raised, finds out where none was compared."""
         known = self.get(form)
         if known is None:
-            known = self._known[form, arithmetic()] = compare()
+            with unchanged_arithmetic():
+                known = compare()
+            self._known[form, arithmetic()] = known
             _file().add({_key(form): known})
         return known
 

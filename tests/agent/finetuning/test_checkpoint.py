@@ -9,6 +9,7 @@ import torch
 from port_agent.finetuning.base_record import BaseRecord
 from port_agent.finetuning.checkpoint import Checkpoint, FinetuneProgress
 from port_agent.finetuning.inputs.options import FinetuneError, FinetuneOptions
+from port_planner.exactness.arithmetic import unchanged_arithmetic
 
 BASE = BaseRecord("model", None, {})
 
@@ -33,6 +34,17 @@ def test_it_puts_everything_back(encoded: FinetuneOptions) -> None:
     assert torch.equal(torch.get_rng_state(), kept_generator)
     checkpoint.remove()
     assert checkpoint.read([weight], {}) is None and not checkpoint.path.parent.exists()
+
+
+def test_torchs_arithmetic_is_that_of_the_updates_before(encoded: FinetuneOptions) -> None:
+    onednn = torch.backends.mkldnn
+    checkpoint = Checkpoint(encoded, [1], BASE)
+    with unchanged_arithmetic():
+        onednn.enabled = False  # type: ignore[assignment]  # as a product leaves it that oneDNN refuses
+        checkpoint.write(FinetuneProgress(1, None), [], {}, torch.get_rng_state())
+    with unchanged_arithmetic():
+        assert onednn.enabled and checkpoint.read([], {}) is not None
+        assert not onednn.enabled
 
 
 def test_what_it_is_of_does_not_depend_on_how_it_is_shown(encoded: FinetuneOptions) -> None:

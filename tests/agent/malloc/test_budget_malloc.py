@@ -131,6 +131,41 @@ def test_threads_on_one_cache(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
 
 
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
+FLAGS_OF_A_BLOCK = """
+import ctypes
+malloc = ctypes.CDLL(None).malloc
+malloc.restype, malloc.argtypes = ctypes.c_size_t, [ctypes.c_size_t]
+address, inside = malloc(8 << 20), False
+for line in open("/proc/self/smaps"):
+    words = line.split()
+    if not words[0].endswith(":"):
+        start, stop = (int(word, 16) for word in words[0].split("-"))
+        inside = start <= address < stop
+    elif inside and words[0] == "VmFlags:":
+        print("hg" in words, "nh" in words)
+"""
+
+
+@needs_preload
+@pytest.mark.skipif(
+    os.geteuid() != 0 or not HUGE_PAGES.exists(), reason="needs root, to show another kernel's huge pages"
+)
+@pytest.mark.parametrize(
+    ("nbytes", "expected"), [(2 << 20, "True False"), (32 << 20, "False True"), (512 << 20, "False True")]
+)
+def test_the_kernel_is_asked_for_huge_pages_that_a_block_fills(nbytes: int, expected: str, tmp_path: Path) -> None:
+    """Pages of 16 KiB make huge ones of 32 MiB: what a block leaves untouched of them would pass a budget."""
+    (tmp_path / "hpage_pmd_size").write_text(f"{nbytes}\n")
+    (tmp_path / "block.py").write_text(FLAGS_OF_A_BLOCK)
+    words = f"mount --bind {tmp_path}/hpage_pmd_size {HUGE_PAGES} && exec {sys.executable} {tmp_path}/block.py"
+    variables = preload_environment(None)
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", words], env={**os.environ, **variables}, capture_output=True, text=True
+    )
+    assert done.stdout.strip() == expected, done.stderr
+
+
 @pytest.mark.process
 @needs_compiler
 @pytest.mark.skipif(sys.platform != "linux", reason="the linker's --wrap")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from port_agent.system import memory_limit
 from port_agent.system.memory_limit import hold_resident, limit_data_of, scope_command
 
 LIMITED = """
@@ -40,6 +41,29 @@ def test_the_soft_limit_is_lowered_and_widened_within_the_hard_one() -> None:
 def test_no_scope_where_no_manager_listens(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert scope_command(1 << 30, {}) == []
+
+
+KERNEL = """#!/bin/sh
+for word; do case $word in MemoryMax=*) limit=${word#MemoryMax=} ;; esac; done
+echo $((limit / PAGE * PAGE))
+"""
+"""Stands for systemd-run: what the kernel makes of a limit where pages have so many bytes."""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("page_bytes", [4 << 10, 16 << 10, 64 << 10])
+@pytest.mark.parametrize("limit", [512 << 20, (1 << 30) * 105 // 100, 2 * (1 << 30) * 21 // 20])
+def test_a_limit_of_whole_pages_is_enforced_whatever_their_size(
+    limit: int, page_bytes: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    systemd_run = tmp_path / "systemd-run"
+    systemd_run.write_text(KERNEL.replace("PAGE", str(page_bytes)))
+    systemd_run.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(memory_limit, "PAGE_BYTES", page_bytes)
+    monkeypatch.setattr(memory_limit, "_manager_listens", lambda environment: True)
+    words = scope_command(limit)
+    assert f"MemoryMax={limit // page_bytes * page_bytes}" in words
 
 
 GROWS = """

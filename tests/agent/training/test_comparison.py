@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from port_agent.training.comparison import MismatchError, compare_step, processor, tensor_checksum
+from port_planner.exactness.arithmetic import arithmetic, unchanged_arithmetic
 from port_planner.ir.bundle.manifest import ExpectedResults
 
 WEIGHT = torch.arange(6.0).reshape(2, 3)
@@ -39,6 +40,14 @@ def test_another_loss_is_refused_as_a_step_that_the_bundle_does_not_have() -> No
 def test_so_is_another_state_with_the_same_losses() -> None:
     with pytest.raises(MismatchError, match=r"after step 2 1 of 1 tensors .* parameter/w first"):
         compare_step(REFERENCE, 2, float("nan"), lambda key: pieces_of(WEIGHT + 1))
+
+
+def test_settings_of_arithmetic_that_changed_meanwhile_are_named() -> None:
+    planned = replace(REFERENCE, arithmetic=arithmetic())
+    with unchanged_arithmetic():
+        torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
+        with pytest.raises(MismatchError, match=r"\(with torch's onednn off instead of on by now\)"):
+            compare_step(planned, 1, 0.25, lambda key: pieces_of(WEIGHT))
 
 
 def test_only_another_processor_is_blamed_on_the_processor() -> None:

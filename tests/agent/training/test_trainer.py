@@ -19,6 +19,7 @@ from port_agent.training.trainer import StepEvent, Trainer, step_message
 from port_agent.worker.control import LeftOnRequest
 from port_agent.worker.protocol import StateRecovered
 from port_planner.base.errors import PortError
+from port_planner.exactness.arithmetic import arithmetic, unchanged_arithmetic
 from port_planner.ir.bundle.bundle import Bundle
 from port_planner.ir.bundle.manifest import BundleError
 from port_planner.ir.costs import Flash
@@ -307,6 +308,29 @@ def test_resuming_gives_the_same_bits(
     losses, digest = train(tmp_path, checkpoint_every=every)
     assert digest == reference[1]
     assert losses == reference[0][-len(losses) :]
+
+
+def test_the_first_step_has_the_arithmetic_of_plain_pytorchs_and_a_later_one_that_of_the_step_before(
+    tmp_path: Path,
+) -> None:
+    """A product that oneDNN refuses switches it off for all convolutions after it, in this process and the next."""
+    onednn = torch.backends.mkldnn
+    assert trainer(tmp_path).manifest.reference.arithmetic == arithmetic()
+    with unchanged_arithmetic():
+        onednn.enabled = False  # type: ignore[assignment]  # as something before it in this process left it
+        t = trainer(tmp_path, steps=1)
+        t.start()
+        assert onednn.enabled
+
+        def refused(event: StepEvent) -> None:
+            onednn.enabled = False  # type: ignore[assignment]
+
+        t.train(refused, lambda *_: None)
+        t.close()
+    with unchanged_arithmetic():
+        t = trainer(tmp_path, steps=2)
+        assert t.start().step == 1 and not onednn.enabled
+        t.close()
 
 
 def test_the_short_last_batch_has_a_graph_of_its_own() -> None:

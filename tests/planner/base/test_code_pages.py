@@ -16,6 +16,7 @@ from port_planner.base.code_pages import (
     release_data_pages,
     release_shared_pages,
     shared_mappings,
+    tells_own_pages,
 )
 
 SMAPS = """\
@@ -91,6 +92,41 @@ def test_only_clean_code_and_constants_of_executable_files_are_released() -> Non
         (0x7F0000600000, 0x7F0000700000),
     ]
     assert data_mappings(SMAPS) == [(0x7F0000500000, 0x7F0000600000)]
+
+
+PROOF = """\
+7f0000600000-7f0000700000 rw-p 00000000 00:00 0
+Anonymous:            {heap} kB
+Swap:                  {swapped} kB
+7ffd00000000-7ffd00021000 rw-p 00000000 00:00 0                          [stack]
+Anonymous:            {stack} kB
+Swap:                  0 kB
+"""
+
+
+@pytest.mark.parametrize(
+    ("heap", "swapped", "stack", "told"), [(8, 0, 16, True), (0, 4, 16, True), (0, 0, 16, False), (8, 0, 0, False)]
+)
+def test_figures_that_deny_this_processs_own_pages_are_not_believed(
+    heap: int, swapped: int, stack: int, told: bool
+) -> None:
+    """qemu-user says of every mapping that nothing of it is anonymous."""
+    smaps = SMAPS + PROOF.format(heap=heap, swapped=swapped, stack=stack)
+    assert tells_own_pages(smaps, 0x7F0000600010) is told
+    assert not tells_own_pages(smaps, 0x7F0000000010), "an address in a file's clean mapping"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="smaps is Linux's")
+def test_nothing_is_given_back_where_they_are_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[tuple[int, int]] = []
+    monkeypatch.setattr(code_pages, "_give_back", lambda start, stop: given.append((start, stop)))
+    release_code_pages()
+    assert given, "on a kernel that tells"
+    given.clear()
+    monkeypatch.setattr(Path, "read_text", lambda path: SMAPS + PROOF.format(heap=0, swapped=0, stack=0))
+    release_code_pages()
+    release_data_pages()
+    assert not given
 
 
 def test_shared_mappings_are_those_of_files_with_names() -> None:

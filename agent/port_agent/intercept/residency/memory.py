@@ -15,7 +15,7 @@ from port_agent.malloc import Allocator, active, release_free_memory
 from port_agent.system.mounts import in_ram
 from port_planner.base.code_pages import release_code_pages, release_shared_pages
 from port_planner.base.errors import ExitCode, PortError
-from port_planner.base.process_memory import resident_bytes
+from port_planner.base.process_memory import PAGE_BYTES, resident_bytes
 from port_planner.base.units import format_bytes
 
 _KEPT_FREE = 0.01
@@ -56,7 +56,6 @@ _FILES_GROWTH_BYTES = 16 << 20
 """So much more of files may be mapped in than when they were given back last: data sets that are read through numpy's memmap or
 Arrow, of which any page may come, and code."""
 
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _STATM = Path("/proc/self/statm")
 _STATM_BYTES = 256
 """Seven numbers of at most 20 digits."""
@@ -251,9 +250,9 @@ def resident_now() -> int:
 
 
 def _resident_in(statm: bytes) -> int:
-    return int(statm.split(None, 2)[1]) * _PAGE_BYTES
+    return int(statm.split(None, 2)[1]) * PAGE_BYTES
 
 
 def _of_files_in(statm: bytes) -> int:
     """Return the resident bytes of files and of shared memory."""
-    return int(statm.split(None, 3)[2]) * _PAGE_BYTES
+    return int(statm.split(None, 3)[2]) * PAGE_BYTES

@@ -18,6 +18,7 @@ import torch
 from port_agent.backend.choose import shares_host_memory
 from port_agent.intercept.residency.refusals import unsupported
 from port_planner.base.code_pages import FileMapping, file_mappings
+from port_planner.base.process_memory import PAGE_BYTES
 from port_planner.ir.device_kinds import CPU
 from port_planner.torch_compat.tensors import is_zero
 
@@ -30,7 +31,7 @@ SMALLEST_BYTES = 16 << 10
 SMALL_INTEGERS_BYTES = 32 << 10
 """int64 storages below this stay: lengths, batch sizes and index shapes are read by C++ past the dispatcher."""
 
-SMALLEST_MAPPING_BYTES = 64 << 10
+SMALLEST_MAPPING_BYTES = max(64 << 10, 4 * PAGE_BYTES)
 """File mappings below this stay: only whole pages inside them can leave."""
 
 NEVER = 1 << 62
@@ -39,7 +40,6 @@ NEVER = 1 << 62
 _NO_DEVICE = "meta"
 """Tensors there have no memory."""
 
-_PAGE = os.sysconf("SC_PAGE_SIZE")
 
 untyped_storage = torch.Tensor.untyped_storage
 _Untyped: Any = torch.UntypedStorage
@@ -362,8 +362,8 @@ _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 def _whole_pages(storage: torch.UntypedStorage) -> tuple[int, int]:
     address = data_ptr(storage)
-    start = -(-address // _PAGE) * _PAGE
-    return start, (address + allocated_bytes(storage)) // _PAGE * _PAGE - start
+    start = -(-address // PAGE_BYTES) * PAGE_BYTES
+    return start, (address + allocated_bytes(storage)) // PAGE_BYTES * PAGE_BYTES - start
 
 
 _PAGEMAP_ENTRY_BYTES = 8
@@ -379,8 +379,8 @@ def mapping_written(storage: torch.UntypedStorage) -> bool:
     start, nbytes = _whole_pages(storage)
     try:
         with Path("/proc/self/pagemap").open("rb", buffering=0) as pagemap:
-            pagemap.seek(start // _PAGE * _PAGEMAP_ENTRY_BYTES)
-            entries = np.frombuffer(pagemap.read(nbytes // _PAGE * _PAGEMAP_ENTRY_BYTES), np.uint64)
+            pagemap.seek(start // PAGE_BYTES * _PAGEMAP_ENTRY_BYTES)
+            entries = np.frombuffer(pagemap.read(nbytes // PAGE_BYTES * _PAGEMAP_ENTRY_BYTES), np.uint64)
     except FileNotFoundError:
         return True
     there = (entries & np.uint64(_PAGEMAP_PRESENT | _PAGEMAP_SWAPPED)) != 0
@@ -404,7 +404,7 @@ def read_mapping_ahead(storage: torch.UntypedStorage) -> None:
 
 def read_ahead(tensor: torch.Tensor) -> None:
     """Have a part of a mapped file read into the page cache: nothing waits, no RAM is taken."""
-    start = address_of(tensor) // _PAGE * _PAGE
+    start = address_of(tensor) // PAGE_BYTES * PAGE_BYTES
     _madvise(start, address_of(tensor) + span(tensor) * tensor.element_size() - start, _MADV_WILLNEED)
 
 

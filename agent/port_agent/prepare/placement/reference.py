@@ -10,6 +10,7 @@ from port_agent.prepare.placement.eager import EagerStep, eager_contents
 from port_agent.prepare.repeatable import UnrepeatableError
 from port_agent.training.comparison import MismatchError, processor, tensor_checksum
 from port_planner.capture.step import Fill
+from port_planner.exactness.arithmetic import arithmetic, unchanged_arithmetic
 from port_planner.ir.bundle.data_order import bucket_batches
 from port_planner.ir.bundle.manifest import UPDATING, BucketSize, ExpectedResults, batch_kind, graph_name
 from port_planner.ir.graph import StepGraph, Value
@@ -63,8 +64,9 @@ def _reference(
     sizes = [BucketSize(c[0].shape[0], size) for c, size in zip(columns, rows_to_batch, strict=True)]
     torch.manual_seed(job.seed)
     losses = []
+    settings = arithmetic()
     try:
-        with CpuTeams(torch.get_num_threads(), prepared.teams) as teams:
+        with unchanged_arithmetic(), CpuTeams(torch.get_num_threads(), prepared.teams) as teams:
             steps = {name: EagerStep(graph, kinds[name], contents, teams) for name, graph in graphs.items()}
             batches = bucket_batches(job.seed, sizes, drop_last=[job.drop_last] * len(sizes))
             for number, (_, bucket, rows) in zip(range(count), batches, strict=False):
@@ -79,7 +81,9 @@ def _reference(
         layout = prepared.layouts[key]
         value = Value(0, layout.dtype, layout.shape, layout.stride, layout.offset)
         checksums[key] = tensor_checksum(view(contents[key], value))
-    return ExpectedResults(tuple(losses), torch.get_num_threads(), processor(kind), checksums, placed=True)
+    return ExpectedResults(
+        tuple(losses), settings.threads, processor(kind), checksums, placed=True, arithmetic=settings
+    )
 
 
 def _initial(tensor: torch.Tensor | Fill | TensorSlice) -> torch.Tensor:

@@ -12,6 +12,7 @@ import msgspec
 
 from port_planner.base.bounds import MAX_WHOLE, Count
 from port_planner.base.errors import ExitCode, PortError
+from port_planner.ir.arithmetic import Arithmetic
 from port_planner.ir.bundle.pruning import Pruning
 from port_planner.ir.device_kinds import CPU
 from port_planner.ir.devices.cpu_teams import MAX_TEAMS, CpuTeam
@@ -95,7 +96,8 @@ class ExpectedResults:
 
     `losses`: as hexadecimal floats. `processor`: machine and vector instructions. `checksums`: XXH3-64 of the bytes of
     parameters, buffers and optimizer state after those steps, by storage key. `placed`: what the recorded operators made of them one by
-    one, each on the device that it was placed on, which no plain PyTorch does.
+    one, each on the device that it was placed on, which no plain PyTorch does. `arithmetic`: torch's settings before the first of them;
+    None in a bundle that does not say.
     """
 
     losses: tuple[str, ...] = ()
@@ -103,6 +105,7 @@ class ExpectedResults:
     processor: str = ""
     checksums: Mapping[str, str] = field(default_factory=dict)
     placed: bool = False
+    arithmetic: Arithmetic | None = None
 
 
 @dataclass(frozen=True, slots=True)

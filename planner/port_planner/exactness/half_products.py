@@ -1,0 +1,94 @@
+"""What products in half precision take on this processor, measured once per process.
+
+A processor that does not multiply bfloat16 (Cortex-A72 and A76, x86 with AVX2 alone) has torch do it in software: many times slower than
+float32, with sums of 32 bits beside the result, and, where oneDNN is asked first and refuses, with oneDNN off for the rest of the process.
+"""
+
+import sys
+import time
+import warnings
+from functools import cache
+
+import torch
+
+from port_planner.exactness.arithmetic import arithmetic, computing_as, unchanged_arithmetic
+from port_planner.profiling.timing import HostWorkspaceMeter
+
+HALVES = (torch.bfloat16, torch.float16)
+_REFUSAL = r"mkldnn_\w+ failed, switching to "
+"""How torch's warning begins where oneDNN refuses a product: a page of text, with a trace of C++."""
+
+_SUMS_BYTES = 4
+_ROWS, _INNER, _COLUMNS = 128, 16, 4096
+"""Of the product whose room is measured: what kernels pack of its operands is a sixteenth of its sums."""
+
+_SIDE, _TIMES = 256, 3
+"""Of the square matrices whose products are timed, and how often: 34 million multiplications."""
+
+
+def in_software(dtype: torch.dtype) -> bool:
+    """Return whether this processor lacks instructions that multiply numbers of this type, as oneDNN sees it."""
+    if dtype not in HALVES:
+        return False
+    with_onednn = torch.ops.mkldnn
+    found = with_onednn._is_mkldnn_bf16_supported if dtype is torch.bfloat16 else with_onednn._is_mkldnn_fp16_supported
+    return not found()
+
+
+@cache
+def sums_bytes(dtype: torch.dtype) -> int:
+    """Return the bytes that a product takes besides its result for each of its numbers: 4 where sums of 32 bits lie beside it, else 0.
+
+    Where nobody tells what a call takes, for want of the allocator, 4 for half precision in software.
+    """
+    if dtype not in HALVES:
+        return 0
+    meter = HostWorkspaceMeter()
+    if not meter.sees:
+        return _SUMS_BYTES if in_software(dtype) else 0
+    with unchanged_arithmetic(), _without_refusals():
+        one, other = torch.ones(_ROWS, _INNER, dtype=dtype), torch.ones(_COLUMNS, _INNER, dtype=dtype).t()
+        torch.mm(one, other)  # what is made once for all calls is none of its own
+        meter.start()
+        made = torch.mm(one, other)
+        workspace_bytes = meter.stop()
+    return _SUMS_BYTES if workspace_bytes >= made.numel() * _SUMS_BYTES // 2 else 0
+
+
+@cache
+def slowdown(dtype: torch.dtype) -> float:
+    """Return how many times as long a layer's products take in this type as in float32, forwards and back, on one thread."""
+    with computing_as(arithmetic()._replace(threads=1)), _without_refusals():
+        return _seconds(dtype) / _seconds(torch.float32)
+
+
+@cache
+def say_once(dtype: torch.dtype) -> None:
+    """Say on standard error, in the place of torch's warning, that products of this type run in software here, and what that costs."""
+    if in_software(dtype):
+        warnings.filterwarnings("ignore", message=_REFUSAL)
+        sys.stderr.write(f"port-agent: {cost_of_software(dtype)}\n")
+
+
+def cost_of_software(dtype: torch.dtype) -> str:
+    """Return in one sentence what a processor without such instructions takes for a product."""
+    name = str(dtype).removeprefix("torch.")
+    return (
+        f"this processor multiplies {name} in software, at 1/{max(slowdown(dtype), 1.0):.0f} of its speed in float32: where memory allows, "
+        "load the model in float32"
+    )
+
+
+def _without_refusals() -> "warnings.catch_warnings[None]":
+    return warnings.catch_warnings(action="ignore")
+
+
+def _seconds(dtype: torch.dtype) -> float:
+    one, other = (torch.ones(_SIDE, _SIDE, dtype=dtype) for _ in range(2))
+    taken = []
+    for _ in range(_TIMES):
+        begin = time.perf_counter()
+        torch.mm(one, other.t())
+        torch.mm(one, other)
+        taken.append(time.perf_counter() - begin)
+    return min(taken)

@@ -131,8 +131,6 @@ class Trainer:
         shares = next(iter(bundle.costs.values())).device.shares_pages
         staging = None if self.backend.addressable else Staging(self.backend, BURST, shares=shares)
         repeat_kernels(self.backend.kind)
-        for name in sorted({layout.dtype for layout in self.manifest.layouts.values()}):
-            say_once(dtype(name))
         self.pager = Pager(read_bytes_per_s=options.read_limit, write_bytes_per_s=options.write_limit, staging=staging)
         sizes = {s.key: s.nbytes for g in bundle.graphs.values() for s in g.storages if s.persistent}
         layouts = {} if self.manifest.allow_nonfinite else self.manifest.layouts
@@ -209,6 +207,8 @@ class Trainer:
         for key in self.bundle.tensors.keys() - self.store.sizes.keys() - self.executors.constants.keys():
             for _ in self.bundle.contents(key, CHUNK):
                 pass  # only the result takes these: better refused now than after training
+        for name in sorted({layout.dtype for layout in self.manifest.layouts.values()}):
+            say_once(dtype(name))
         self._limit_device()
         commit = self.store.open() or self._create()
         self._restore(commit)

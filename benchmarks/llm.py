@@ -125,7 +125,7 @@ def measure(case: str, folder: Path, arguments: argparse.Namespace) -> list[Row]
     """Return the rows of one model."""
     asked = FinetuneOptions(
         str(folder / "model"),
-        str(TEXT),
+        (str(TEXT),),
         str(folder / "out"),
         sequence_tokens=TOKENS,
         updates=arguments.updates,
@@ -175,7 +175,7 @@ def _within(row: Row, options: FinetuneOptions, folder: Path, arguments: argpars
     )  # of a row that passed its budget: it would go on from there
     with tempfile.NamedTemporaryFile(suffix=".json") as report:
         command = [
-            sys.executable, "-W", "ignore", "-m", "port_agent.cli", "finetune", options.model, "--data", options.data, "--out",
+            sys.executable, "-W", "ignore", "-m", "port_agent.cli", "finetune", options.model, "--data", options.data[0], "--out",
             options.out, "--ram", f"{row.budget_mib}M", "--seq-len", str(TOKENS), "--updates", str(options.updates), "--held-out", "0",
             "--accumulate", str(options.accumulate), *([] if options.accumulate_by is None else ["--accumulate-by", options.accumulate_by]),
             "--json", "--page-dir", str(folder), "--report", report.name,

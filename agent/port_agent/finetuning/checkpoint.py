@@ -13,6 +13,7 @@ import torch
 from port_agent.finetuning.base_record import BaseRecord
 from port_agent.finetuning.evaluation import HeldOutLosses
 from port_agent.finetuning.inputs.options import FinetuneError, FinetuneOptions
+from port_agent.finetuning.inputs.run_date import forget_date, keep_date, state_folder
 from port_agent.system.atomic_file import atomic_stream
 from port_planner.exactness.arithmetic import arithmetic, set_arithmetic
 from port_planner.ir.arithmetic import Arithmetic
@@ -36,9 +37,11 @@ class Checkpoint:
     ) -> None:
         self._base, self._round = base, round
         name = _NAME if round is None else _ROUND_NAME
-        self.path = Path(options.out).with_name(f"{Path(options.out).name}.state") / name
-        settings = msgspec.to_builtins(replace(options, sample=None, json=False))
+        self._out, self._date = Path(options.out), options.date
+        self.path = state_folder(self._out) / name
+        settings = msgspec.to_builtins(replace(options, sample=None, json=False, show_data=1))
         del settings["accumulate_by"]  # changes no bit
+        del settings["date"]  # the sequences are made of it
         if not options.autocast:
             del settings["autocast"]  # was no setting when older ones were written
         encoded = msgspec.json.encode(settings)
@@ -59,6 +62,7 @@ class Checkpoint:
     ) -> None:
         """Write it, the old one standing until the new one is whole; `generator`: the state of torch's. Raises OSError."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
+        keep_date(self._out, self._date)
         with atomic_stream(self.path, 0) as stream:
             torch.save(
                 {
@@ -118,6 +122,7 @@ class Checkpoint:
         """Remove it: the result is written."""
         self.path.unlink(missing_ok=True)
         self.losses.remove()
+        forget_date(self._out)
         if self.path.parent.is_dir() and not any(self.path.parent.iterdir()):
             self.path.parent.rmdir()
 

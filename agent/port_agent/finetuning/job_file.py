@@ -14,6 +14,7 @@ import msgspec
 from port_agent.finetuning.inputs.model_files import CONFIG, check_model_files, fingerprints, weight_files
 from port_agent.finetuning.inputs.options import FinetuneError, FinetuneOptions
 from port_agent.finetuning.text.records import Records
+from port_agent.finetuning.text.sources import files_of
 from port_planner.base.units import shown
 
 _LARGEST_BYTES = 1 << 20
@@ -72,9 +73,9 @@ class FinetuneJob(msgspec.Struct, frozen=True, kw_only=True):
         return job
 
     @property
-    def places(self) -> tuple[str, str, str, str]:
+    def places(self) -> tuple[str, ...]:
         """The model's directory, the data, where the result goes, and where pages go."""
-        return self.options.model, self.options.data, self.options.out, self.page_dir
+        return self.options.model, *self.options.data, *self.options.valid, self.options.out, self.page_dir
 
     def encoded(self) -> bytes:
         """Return the file's first line."""
@@ -84,7 +85,7 @@ class FinetuneJob(msgspec.Struct, frozen=True, kw_only=True):
         """Raise FinetuneError where this process may not read what it trains on, or not write where it is to."""
         folder = Path(self.options.model)
         try:
-            read = [folder / CONFIG, *weight_files(folder), Path(self.options.data)]
+            read = [folder / CONFIG, *weight_files(folder), *_data_files(self.options)]
         except OSError:
             read = [folder / CONFIG]
         for path in read:
@@ -107,14 +108,20 @@ class FinetuneJob(msgspec.Struct, frozen=True, kw_only=True):
         found = fingerprints(folder)
         changed = [name for name in sorted({*found, *self.weights}) if found.get(name) != self.weights.get(name)]
         if changed or _data_sha256(self.options) != self.data_sha256:
-            what = folder / changed[0] if changed else Path(self.options.data)
+            what = str(folder / changed[0]) if changed else ", ".join((*self.options.data, *self.options.valid))
             raise FinetuneError(
                 f"{what} has changed since the job was submitted; put it back, or submit the fine-tuning anew"
             )
 
 
 def _data_sha256(options: FinetuneOptions) -> str:
-    path = Path(options.data)
-    Records(path)  # or there is nothing to train on
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+    Records(*map(Path, options.data))  # or there is nothing to train on
+    seen = hashlib.sha256()
+    for path in _data_files(options):
+        with path.open("rb") as stream:
+            seen.update(hashlib.file_digest(stream, "sha256").digest())
+    return seen.hexdigest()
+
+
+def _data_files(options: FinetuneOptions) -> list[Path]:
+    return [file for path in (*options.data, *options.valid) for file in files_of(Path(path))]

@@ -88,14 +88,8 @@ def finetune(
     tokenizer = tokenizer or TokenizerHere(options)
     found = tokenizer.tokenized()
     task, split = found.task, found.split
-    if found.broken:
-        note(f"{options.data}: {found.broken} broken lines are left away, the first: {found.first_broken}")
-    if split.skipped:
-        note(f"{split.skipped} records are left away: the prompt alone has {options.sequence_tokens} tokens or more")
-    if split.unwritten:
-        note(
-            f"{split.unwritten} conversations are left away, which the tokenizer's chat template refuses, the first: {split.first_unwritten}"
-        )
+    for text in found.notes:
+        note(text)
     base = BaseRecord.of(options)
     budget = BudgetCheck(options)
     longest = split.lengths.longest

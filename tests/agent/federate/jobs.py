@@ -46,7 +46,7 @@ def gestures_job(part: int, parts: int) -> TrainingJob:
 
 def adapter_file(path: Path) -> Path:
     """Write the file of a fine-tuning that federates a small adapter; its model and data are nowhere."""
-    options = FinetuneOptions("/model", "/data.jsonl", "/out")
+    options = FinetuneOptions("/model", ("/data.jsonl",), "/out")
     job = FinetuneJob(
         options=options, ram_bytes=600 << 20, threads=1, page_dir="/", weights={"m": "ab"}, data_sha256="", sequences=9
     )

@@ -18,7 +18,7 @@ def base(tmp_path: Path) -> Path:
 
 
 def test_it_is_read_as_it_was_written(base: Path, tmp_path: Path) -> None:
-    record = BaseRecord.of(FinetuneOptions(str(base), "", "", base=Quantization.INT8))
+    record = BaseRecord.of(FinetuneOptions(str(base), ("",), "", base=Quantization.INT8))
     assert BaseRecord.read(tmp_path) is None
     record.write(tmp_path)
     assert BaseRecord.read(tmp_path) == record
@@ -30,7 +30,7 @@ def test_it_is_read_as_it_was_written(base: Path, tmp_path: Path) -> None:
 
 
 def test_weights_of_the_same_shapes_are_told_apart(base: Path) -> None:
-    record, path = BaseRecord.of(FinetuneOptions(str(base), "", "")), base / "model.safetensors"
+    record, path = BaseRecord.of(FinetuneOptions(str(base), ("",), "")), base / "model.safetensors"
     weights = {name: tensor.clone() for name, tensor in load_file(path).items()}
     for name in weights:
         save_file({**weights, name: weights[name] * 1.5 + 1}, path, {"format": "pt"})
@@ -43,7 +43,7 @@ def test_weights_of_the_same_shapes_are_told_apart(base: Path) -> None:
 
 
 def test_files_that_come_and_go_are_named(base: Path) -> None:
-    record = BaseRecord.of(FinetuneOptions(str(base), "", ""))
+    record = BaseRecord.of(FinetuneOptions(str(base), ("",), ""))
     (base / "more.safetensors").write_bytes((base / "model.safetensors").read_bytes())
     record.check(base)  # without an index only the one is loaded
     index = base / "model.safetensors.index.json"

@@ -35,7 +35,7 @@ from port_agent.finetuning.text.tokenizing import TokenizerHere
 from port_agent.finetuning.training import finetune
 from port_planner.base.process_memory import reset_peak
 folder = Path(sys.argv[1])
-options = FinetuneOptions(str(folder / "model"), str(folder / "data.jsonl"), str(folder / "out"), updates=2, held_out=0.0)
+options = FinetuneOptions(str(folder / "model"), (str(folder / "data.jsonl"),), str(folder / "out"), updates=2, held_out=0.0)
 def take():
     b"." * (512 << 20)
 class InTheUpdate(Steering):
@@ -80,7 +80,7 @@ def test_hardly_more_than_the_budget_is_said_once_and_much_more_is_an_error(
 
 
 def options_of(folder: Path, **changed: int | None) -> FinetuneOptions:
-    return FinetuneOptions(str(folder / "model"), str(folder / "data.jsonl"), str(folder / "out"), **changed)  # type: ignore[arg-type]
+    return FinetuneOptions(str(folder / "model"), (str(folder / "data.jsonl"),), str(folder / "out"), **changed)  # type: ignore[arg-type]
 
 
 @pytest.mark.slow

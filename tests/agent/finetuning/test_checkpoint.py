@@ -10,13 +10,14 @@ from port_agent.finetuning.base_record import BaseRecord
 from port_agent.finetuning.checkpoint import Checkpoint, FinetuneProgress
 from port_agent.finetuning.inputs.options import FinetuneError, FinetuneOptions
 from port_planner.exactness.arithmetic import unchanged_arithmetic
+from port_agent.finetuning.inputs.run_date import date_of_run
 
 BASE = BaseRecord("model", None, {})
 
 
 @pytest.fixture
 def encoded(tmp_path: Path) -> FinetuneOptions:
-    return FinetuneOptions("model", "data", str(tmp_path / "out"))
+    return FinetuneOptions("model", ("data",), str(tmp_path / "out"))
 
 
 def test_it_puts_everything_back(encoded: FinetuneOptions) -> None:
@@ -49,7 +50,7 @@ def test_torchs_arithmetic_is_that_of_the_updates_before(encoded: FinetuneOption
 
 def test_what_it_is_of_does_not_depend_on_how_it_is_shown(encoded: FinetuneOptions) -> None:
     Checkpoint(encoded, [1], BASE).write(FinetuneProgress(1, None), [], {}, torch.get_rng_state())
-    shown = replace(encoded, json=True, sample="words")
+    shown = replace(encoded, json=True, sample="words", show_data=9, date="2025-03-09")
     assert Checkpoint(shown, [1], BASE).read([], {}) == FinetuneProgress(1, None)
     for other in (Checkpoint(encoded, [2], BASE), Checkpoint(replace(encoded, seed=1), [1], BASE)):
         with pytest.raises(FinetuneError, match=r"of other settings or other data; give another --out, or remove it"):
@@ -62,6 +63,14 @@ def test_a_damaged_one_is_refused(encoded: FinetuneOptions) -> None:
     checkpoint.path.write_bytes(checkpoint.path.read_bytes()[:100])
     with pytest.raises(FinetuneError, match=r"is damaged .* remove it to begin anew"):
         checkpoint.read([torch.ones(9)], {})
+
+
+def test_the_date_of_the_run_is_kept_with_it(encoded: FinetuneOptions) -> None:
+    checkpoint = Checkpoint(replace(encoded, date="2025-03-09"), [1], BASE)
+    checkpoint.write(FinetuneProgress(1, None), [], {}, torch.get_rng_state())
+    assert date_of_run(Path(encoded.out)) == "2025-03-09"
+    checkpoint.remove()
+    assert not checkpoint.path.parent.exists()
 
 
 @pytest.mark.slow

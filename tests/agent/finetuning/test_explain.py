@@ -24,7 +24,7 @@ MIB = 1 << 20
 def asked(tmp_path_factory: pytest.TempPathFactory) -> FinetuneOptions:
     folder = tmp_path_factory.mktemp("explain")
     model, data = make_model(folder / "model", hidden_size=128), make_data(folder / "data.jsonl")
-    return FinetuneOptions(str(model), str(data), str(folder / "out"), sequence_tokens=32, batch=2, held_out=0.2)
+    return FinetuneOptions(str(model), (str(data),), str(folder / "out"), sequence_tokens=32, batch=2, held_out=0.2)
 
 
 def note(text: str) -> None:
@@ -107,7 +107,7 @@ def test_of_a_model_with_an_encoder_both_sides_are_counted(tmp_path: Path) -> No
     (tmp_path / "data.jsonl").write_text(f"{record}\n" * 4)
     asked = FinetuneOptions(
         str(tmp_path / "model"),
-        str(tmp_path / "data.jsonl"),
+        (str(tmp_path / "data.jsonl"),),
         str(tmp_path / "out"),
         updates=2,
         held_out=0.5,

@@ -27,7 +27,7 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> FinetuneOptions:
     folder = tmp_path_factory.mktemp("federated")
     model, data = make_model(folder / "model"), make_data(folder / "data.jsonl")
     return FinetuneOptions(
-        str(model), str(data), str(folder / "out"), sequence_tokens=32, updates=3, learning_rate=0.02
+        str(model), (str(data),), str(folder / "out"), sequence_tokens=32, updates=3, learning_rate=0.02
     )
 
 

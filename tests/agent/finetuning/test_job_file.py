@@ -19,7 +19,7 @@ from tests.agent.finetuning.tiny_model import make_data, make_model
 @pytest.fixture
 def options(tmp_path: Path) -> FinetuneOptions:
     model, data = make_model(tmp_path / "model"), make_data(tmp_path / "data.jsonl")
-    return FinetuneOptions(str(model), str(data), str(tmp_path / "out"), json=True)
+    return FinetuneOptions(str(model), (str(data),), str(tmp_path / "out"), json=True)
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def test_it_is_read_as_it_was_written(job: FinetuneJob, options: FinetuneOptions
     assert FinetuneJob.read(path) == job
     assert job.options == replace(options, json=False) and job.threads == 2
     job.check_files()
-    os.utime(options.data)  # the same bytes
+    os.utime(options.data[0])  # the same bytes
     job.check_files()
 
 
@@ -85,7 +85,7 @@ def test_what_is_none_is_refused(what: str, job: FinetuneJob, tmp_path: Path) ->
 def test_what_may_not_be_read_or_written_is_named(job: FinetuneJob, monkeypatch: pytest.MonkeyPatch) -> None:
     job.check_reachable("user x")
     for closed, message in (
-        (job.options.data, r"user x cannot read .*data\.jsonl; give it the right"),
+        (job.options.data[0], r"user x cannot read .*data\.jsonl; give it the right"),
         (str(Path(job.options.model) / "model.safetensors"), r"user x cannot read .*model\.safetensors"),
         (job.page_dir, "user x cannot write into .*; give it the right"),
     ):

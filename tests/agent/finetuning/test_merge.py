@@ -60,7 +60,7 @@ def make_adapter(
 ) -> Path:
     """Write an adapter whose matrices are all random."""
     targets = targets or tuple(CONFIGS[kind][2].split(","))
-    options = FinetuneOptions(str(base), "", str(folder), targets=targets, lora_rank=4, base=grid)
+    options = FinetuneOptions(str(base), ("",), str(folder), targets=targets, lora_rank=4, base=grid)
     model = load_model(options, Task(TaskKind.CAUSAL_LM), lambda text: None)
     for parameter in (p for p in model.parameters() if p.requires_grad):
         torch.nn.init.normal_(parameter, std=0.3)

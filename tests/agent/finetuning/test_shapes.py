@@ -100,7 +100,7 @@ def test_it_has_the_bits_of_plain_pytorch(
     data = tmp_path / ("data.jsonl" if kind in WITH_ENCODER else "data.txt")
     data.write_text(pairs() if kind in WITH_ENCODER else TEXT * 8)
     options = FinetuneOptions(
-        str(tmp_path / "model"), str(data), str(tmp_path / "mine"), lora_rank=rank, base=base, sequence_tokens=32,
+        str(tmp_path / "model"), (str(data),), str(tmp_path / "mine"), lora_rank=rank, base=base, sequence_tokens=32,
         updates=3, batch=2 if kind in WITH_ENCODER else 1, held_out=0.0, learning_rate=0.01, autocast=autocast,
     )  # fmt: skip
     losses: dict[str, list[float]] = {"mine": [], "plain": []}
@@ -144,7 +144,7 @@ def test_an_encoder_that_chooses_labels_has_the_bits_of_plain_pytorch(
     (tmp_path / "data.jsonl").write_text("".join(json.dumps({"text": t, "label": n}) + "\n" for t, n in texts))
     asked = FinetuneOptions(
         str(tmp_path / "model"),
-        str(tmp_path / "data.jsonl"),
+        (str(tmp_path / "data.jsonl"),),
         str(tmp_path / "mine"),
         lora_rank=rank,
         updates=4,

@@ -30,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_adapters_are_trained_in_32_bits_and_the_rest_is_frozen(folder: Path) -> None:
-    model = load_model(FinetuneOptions(str(folder), "", "", lora_rank=2), CAUSAL, report)
+    model = load_model(FinetuneOptions(str(folder), ("",), "", lora_rank=2), CAUSAL, report)
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     assert all("lora_" in name and p.dtype == torch.float32 for name, p in trained.items())
     assert {name.split(".lora_")[0].rpartition(".")[2] for name in trained} == {"q_proj", "v_proj"}
@@ -39,16 +39,16 @@ def test_adapters_are_trained_in_32_bits_and_the_rest_is_frozen(folder: Path) ->
 
 @pytest.mark.slow
 def test_targets_are_those_asked_for(folder: Path) -> None:
-    model = load_model(FinetuneOptions(str(folder), "", "", targets=("up_proj",)), CAUSAL, report)
+    model = load_model(FinetuneOptions(str(folder), ("",), "", targets=("up_proj",)), CAUSAL, report)
     assert {n.split(".lora_")[0].rpartition(".")[2] for n, p in model.named_parameters() if p.requires_grad} == {
         "up_proj"
     }
     with pytest.raises(FinetuneError, match="no layer w_q; it has down_proj, gate_proj, k_proj, lm_head"):
-        load_model(FinetuneOptions(str(folder), "", "", targets=("up_proj", "w_q")), CAUSAL, report)
+        load_model(FinetuneOptions(str(folder), ("",), "", targets=("up_proj", "w_q")), CAUSAL, report)
 
 
 def test_all_weights_are_trained_in_32_bits(folder: Path) -> None:
-    model = load_model(FinetuneOptions(str(folder), "", "", lora_rank=None), CAUSAL, report)
+    model = load_model(FinetuneOptions(str(folder), ("",), "", lora_rank=None), CAUSAL, report)
     assert all(p.requires_grad and p.dtype == torch.float32 for p in model.parameters())
 
 
@@ -57,7 +57,7 @@ def changed(folder: Path, target: Path, **settings: int) -> FinetuneOptions:
     shutil.copytree(folder, target)
     config = json.loads((target / "config.json").read_text())
     (target / "config.json").write_text(json.dumps({**config, **settings}))
-    return FinetuneOptions(str(target), "", "")
+    return FinetuneOptions(str(target), ("",), "")
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_files_of_another_model_than_is_described_are_named(
 @pytest.mark.slow
 def test_what_a_model_has_no_places_or_no_rows_for_is_refused(tmp_path: Path) -> None:
     with_places, without = (
-        load_model(FinetuneOptions(str(make_model(tmp_path / kind, kind=kind)), "", ""), CAUSAL, report)
+        load_model(FinetuneOptions(str(make_model(tmp_path / kind, kind=kind)), ("",), ""), CAUSAL, report)
         for kind in ("gpt2", "llama")
     )
     check_takes(with_places, 128, 20)
@@ -97,14 +97,14 @@ def test_what_a_model_has_no_places_or_no_rows_for_is_refused(tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_the_same_seed_makes_the_same_adapters(folder: Path) -> None:
-    first, second = (load_model(FinetuneOptions(str(folder), "", "", seed=3), CAUSAL, report) for _ in range(2))
+    first, second = (load_model(FinetuneOptions(str(folder), ("",), "", seed=3), CAUSAL, report) for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
 
 
 @pytest.mark.slow
 def test_a_head_for_labels_is_made_by_the_seed_and_trained(tmp_path: Path) -> None:
     notes: list[str] = []
-    wanted = FinetuneOptions(str(make_model(tmp_path, kind="distilbert")), "", "", seed=3)
+    wanted = FinetuneOptions(str(make_model(tmp_path, kind="distilbert")), ("",), "", seed=3)
     task = Task(TaskKind.CLASSIFICATION, labels=("no", "yes"))
     first, second = (load_model(wanted, task, notes.append) for _ in range(2))
     trained = {name for name, p in first.named_parameters() if p.requires_grad and "lora_" not in name}
@@ -118,7 +118,7 @@ def test_a_head_for_labels_is_made_by_the_seed_and_trained(tmp_path: Path) -> No
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere files' pages are not followed")
 def test_small_weights_are_no_longer_in_their_files_and_large_ones_are(tmp_path: Path) -> None:
     folder = make_model(tmp_path, hidden_size=256)
-    model = load_model(FinetuneOptions(str(folder), "", ""), CAUSAL, report)
+    model = load_model(FinetuneOptions(str(folder), ("",), ""), CAUSAL, report)
     stored = load_file(folder / "model.safetensors")
     for name, tensor in stored.items():
         found = model.get_parameter(f"base_model.model.{name}" if "_proj" not in name else _base_layer(model, name))

@@ -38,7 +38,7 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> FinetuneOptions:
     folder = tmp_path_factory.mktemp("finetune")
     model, data = make_model(folder / "model"), make_data(folder / "data.jsonl")
     return FinetuneOptions(
-        str(model), str(data), "", sequence_tokens=32, epochs=4, accumulate=2, learning_rate=0.02, held_out=0.2
+        str(model), (str(data),), "", sequence_tokens=32, epochs=4, accumulate=2, learning_rate=0.02, held_out=0.2
     )
 
 
@@ -71,7 +71,7 @@ def test_it_learns_and_leaves_an_adapter_that_peft_loads(
     assert outcome.loss_after < outcome.loss_before and not outcome.left and exit_code(outcome) == ExitCode.DONE
     assert [u.done for u in updates] == list(range(1, outcome.updates + 1)) and all(u.tokens > 0 for u in updates)
     assert outcome.sample_before != outcome.sample_after
-    assert len(notes) == 2 and "2 broken lines are left away, the first: line 13: " in notes[0]
+    assert len(notes) == 2 and "2 broken entries are left away, the first: line 13: " in notes[0]
     assert notes[1] == f"perplexity of held-out text before the first update: {math.exp(outcome.loss_before):.1f}"
     base = transformers.AutoModelForCausalLM.from_pretrained(options.model, dtype="auto")
     tokens = torch.arange(5)[None]
@@ -197,7 +197,7 @@ def test_where_layers_turn_out_not_to_stand_alone_the_batches_run_one_by_one(
 @pytest.mark.process
 def test_on_flash_that_wears_out_layers_are_computed_once_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, data = make_model(tmp_path / "model", 128), make_data(tmp_path / "data.jsonl")
-    options = FinetuneOptions(str(model), str(data), "", sequence_tokens=64, updates=6, held_out=0.0)
+    options = FinetuneOptions(str(model), (str(data),), "", sequence_tokens=64, updates=6, held_out=0.0)
     monkeypatch.setattr("port_agent.finetuning.accumulation.choice._SPARED_BYTES", 64 << 10)
     written: dict[MicroBatchOrder | None, list[int]] = {None: [0], MicroBatchOrder.BATCHES: [0]}
     noted: list[str] = []
@@ -215,7 +215,7 @@ def test_on_flash_that_wears_out_layers_are_computed_once_more(tmp_path: Path, m
 @pytest.mark.slow
 def test_under_autocast_a_budget_changes_no_bit(tmp_path: Path) -> None:
     model, data = make_model(tmp_path / "model", 128), make_data(tmp_path / "data.jsonl")
-    options = FinetuneOptions(str(model), str(data), "", sequence_tokens=64, updates=3, held_out=0.0, autocast=True)
+    options = FinetuneOptions(str(model), (str(data),), "", sequence_tokens=64, updates=3, held_out=0.0, autocast=True)
     plain, bounded, uncast = (replace(options, out=str(tmp_path / name)) for name in ("plain", "bounded", "uncast"))
     run(plain)
     with budget(tensors="640K", page_dir=tmp_path) as bound:
@@ -243,7 +243,7 @@ def test_a_base_on_a_grid_trains_as_plain_layers_over_its_weights(
     model, data = make_model(tmp_path / "model", 128, kind), make_data(tmp_path / "data.jsonl")
     options = FinetuneOptions(
         str(model),
-        str(data),
+        (str(data),),
         str(tmp_path / "grid"),
         base=grid,
         sequence_tokens=32,
@@ -336,7 +336,7 @@ def test_numbers_of_rows_that_are_compared_before_are_those_that_come(
     data.write_text("".join(json.dumps(record) + "\n" for record in records))
     for batch in (1, 2):
         options = replace(
-            asked, data=str(data), out=str(tmp_path / str(batch)), sequence_tokens=256, batch=batch, epochs=1
+            asked, data=(str(data),), out=str(tmp_path / str(batch)), sequence_tokens=256, batch=batch, epochs=1
         )
         came.clear()
         run(options)

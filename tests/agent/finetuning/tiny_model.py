@@ -14,7 +14,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from port_agent.finetuning.text.records import Message
+from port_agent.finetuning.text.shapes import Message
 
 ENCODERS = ("bert", "roberta", "distilbert")
 TEXT = "to be or not to be that is the question whether tis nobler in the mind to suffer\n"

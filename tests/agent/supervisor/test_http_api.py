@@ -133,7 +133,7 @@ def test_uploads_that_nobody_submits_are_counted(tmp_path: Path) -> None:
 def test_a_fine_tuning_belongs_to_who_submitted_it() -> None:
     if os.geteuid() != 0:
         pytest.skip("needs root to become another user")
-    options = FinetuneOptions("/nowhere/model", "/nowhere/data.jsonl", "/nowhere/out")
+    options = FinetuneOptions("/nowhere/model", ("/nowhere/data.jsonl",), "/nowhere/out")
     job = FinetuneJob(options=options, ram_bytes=1 << 40, threads=1, page_dir="/nowhere", weights={}, data_sha256="")
     other = (
         "import os, sys; from pathlib import Path; from port_agent.control.client import *\n"

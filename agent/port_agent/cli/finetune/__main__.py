@@ -1,6 +1,6 @@
-"""The process that fine-tunes: `python -m port_agent.cli.finetune OPTIONS [--explain BYTES]`, the options as JSON.
+"""The process that fine-tunes: `python -m port_agent.cli.finetune OPTIONS [--explain BYTES | --show-data]`, the options as JSON.
 
-`port-agent finetune` starts it. With the budget it only says what it would do.
+`port-agent finetune` starts it. With the budget it only says what it would do, with the other word what it would learn.
 """
 
 import dataclasses
@@ -11,14 +11,20 @@ from typing import TYPE_CHECKING
 import msgspec
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
+from port_agent.cli.finetune.data_examples import example_texts, short_example
 from port_agent.cli.terminal import terminal
 from port_agent.finetuning.inputs.options import FinetuneOptions
 from port_agent.finetuning.text.tokenizing import TokenizerProcess
 from port_planner.base.errors import PortError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from port_agent.finetuning.explain import Explanation
+    from port_agent.finetuning.text.examples import Example
+    from port_agent.finetuning.text.tokenizing import TokenizedData
     from port_agent.finetuning.training import FinetuneOutcome, Update
 
 
@@ -28,8 +34,10 @@ def main() -> int:
     console = terminal(stderr=True)
     try:
         tokenizer = TokenizerProcess(options)
-        with console.status(f"reading {options.data}"):  # minutes, of 100 MB
-            tokenizer.tokenized()  # before torch: it ends with its memory
+        with console.status(f"reading {', '.join(options.data)}"):  # minutes, of 100 MB
+            data = tokenizer.tokenized()  # before torch: it ends with its memory
+        if sys.argv[2:3] == ["--show-data"]:
+            return _show_data(options, data, console)
         if sys.argv[2:3] == ["--explain"]:
             return _explain(options, int(sys.argv[3]), tokenizer)
         from port_agent.finetuning.training import exit_code, finetune
@@ -51,6 +59,10 @@ def main() -> int:
             pace = f"loss {update.loss:.3f}, {update.tokens / update.seconds:,.0f} tokens/s"
             bar.update(task, completed=update.done, total=update.of, said=pace)
 
+        if data.examples and not options.json:
+            console.print(
+                Text("port-agent: learns, in colour: ").append_text(short_example(data.examples[0])), soft_wrap=True
+            )
         with bar:
             outcome = finetune(
                 options, report, lambda text: console.print(f"port-agent: {text}", soft_wrap=True), tokenizer=tokenizer
@@ -63,6 +75,19 @@ def main() -> int:
     else:
         terminal().print(_table(outcome))
     return exit_code(outcome)
+
+
+def _show_data(options: FinetuneOptions, data: "TokenizedData", console: "Console") -> int:
+    """Print what is learned of the data, and what of it is not."""
+    for note in data.notes:
+        console.print(f"port-agent: {note}", soft_wrap=True, markup=False, highlight=False)
+    if options.json:
+        for example in data.examples:
+            _emit("example", example)
+        return 0
+    for text in example_texts(data.examples):
+        terminal().print(text, soft_wrap=True)
+    return 0
 
 
 def _explain(options: FinetuneOptions, ram_bytes: int, tokenizer: TokenizerProcess) -> int:
@@ -78,7 +103,7 @@ def _explain(options: FinetuneOptions, ram_bytes: int, tokenizer: TokenizerProce
     return 0
 
 
-def _emit(event: str, facts: "Update | FinetuneOutcome | Explanation") -> None:
+def _emit(event: str, facts: "Update | FinetuneOutcome | Explanation | Example") -> None:
     """Print a line of JSON."""
     sys.stdout.write(msgspec.json.encode({"event": event, **dataclasses.asdict(facts)}).decode() + "\n")
     sys.stdout.flush()

@@ -4,6 +4,7 @@ This process looks at files and options, then becomes the one that trains (`port
 """
 
 import argparse
+import datetime
 import json
 import tempfile
 from collections.abc import Iterable
@@ -17,6 +18,7 @@ from port_agent.cli.exec import add_budget_options, check_page_dir, run_in_budge
 from port_agent.control import places
 from port_agent.finetuning.inputs.model_files import check_model_files, check_stored_as, has_own_code
 from port_agent.finetuning.inputs.options import FinetuneOptions, MicroBatchOrder
+from port_agent.finetuning.inputs.run_date import date_of_run
 from port_agent.finetuning.text.records import Records
 from port_agent.finetuning.text.task import read_config
 from port_agent.packing.quantized import Quantization
@@ -27,9 +29,11 @@ if TYPE_CHECKING:
     from port_agent.finetuning.job_file import FinetuneJob
 
 _EPILOG = """\
-data: .jsonl, a line each with "text", or "prompt" and "completion", or "messages" (role and content; written in the
-tokenizer's own chat template); any other file is one text. Texts are packed to full sequences; of prompts and other
-people's messages no loss is computed. Broken lines are counted and left away. A model with an encoder and a decoder (T5,
+data: records, told by their keys: "text"; "prompt" and "completion"; "messages" (OpenAI's and trl's, with tools, written in the
+tokenizer's own chat template); "conversations" (ShareGPT); "instruction", "input" and "output" (Alpaca). JSON lines, a JSON
+array, CSV and Parquet (with pyarrow), each also compressed by gzip; any other file is one text, and of a directory all files are
+read. Texts are packed to full sequences; of prompts, other people's messages and answers of weight 0 no loss is computed. What
+is cut, left away or not read is counted and said before the first update. A model with an encoder and a decoder (T5,
 BART) takes "prompt" and "completion" only. An encoder (BERT, RoBERTa, DistilBERT) takes "text" and learns masked words, others
 each time; with a "label" beside each text, it learns to choose one: labels.json in DIR has them in the order of its logits.
 
@@ -73,6 +77,7 @@ _AS_STORED = "bf16"
 _MIN_TOKENS = 8
 _MAX_TOKENS = 1 << 20
 _MAX_RANK = 1024
+_MAX_SHOWN = 1000
 
 
 def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -85,7 +90,10 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("model", type=Path, help="directory with config.json, safetensors and tokenizer")
-    parser.add_argument("--data", type=Path, required=True, metavar="FILE", help="what to learn: .jsonl or text")
+    parser.add_argument(
+        "--data", type=Path, required=True, action="append", metavar="FILE",
+        help="what to learn: texts, JSON, CSV or Parquet, told by content, or a directory of them; may be given several times",
+    )  # fmt: skip
     parser.add_argument("--out", type=writable_folder, required=True, metavar="DIR", help="where the result is written")
     parser.add_argument(
         "--ram", type=size, required=True, metavar="SIZE", help="memory of the whole process, e.g. 600M"
@@ -158,12 +166,27 @@ def _add_updates(group: "argparse._ArgumentGroup") -> None:
     )
     length.add_argument("--updates", type=whole_number(1), metavar="N", help="so many updates instead")
     group.add_argument("--lr", type=positive_number, default=2e-4, metavar="R", help="learning rate (default 2e-4)")
-    group.add_argument(
+    held_out = group.add_mutually_exclusive_group()
+    held_out.add_argument(
+        "--valid",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="measure perplexity on this instead of on a share of --data",
+    )
+    held_out.add_argument(
         "--held-out",
         type=_share,
         default=0.05,
         metavar="SHARE",
         help="share of the sequences that only measures perplexity, before and after (default 0.05; 0: none)",
+    )
+    group.add_argument(
+        "--date",
+        type=_date,
+        metavar="YYYY-MM-DD",
+        help="what chat templates write as today (default: today, and that of the checkpoint where a run goes on)",
     )
     group.add_argument("--seed", type=whole_number(0), default=0, metavar="N", help="of order and adapters (default 0)")
 
@@ -173,6 +196,12 @@ def _add_job(group: "argparse._ArgumentGroup") -> None:
     group.add_argument("--json", action="store_true", help="print a line of JSON for each update and at the end")
     group.add_argument(
         "--explain", action="store_true", help="say what would be done and why, in figures, and train nothing"
+    )
+    group.add_argument(
+        "--show-data",
+        type=whole_number(1, _MAX_SHOWN),
+        metavar="N",
+        help="show N sequences as they are trained, what is learned in colour, and train nothing (one is shown before each run)",
     )
     group.add_argument(
         "--submit", action="store_true", help="give it to the agent of this machine as a job, and return"
@@ -199,6 +228,17 @@ def _share(text: str) -> float:
     return share
 
 
+def _date(text: str) -> str:
+    try:
+        return datetime.date.fromisoformat(text).isoformat()
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text} is not a valid date; give one such as 2026-03-09") from error
+
+
+def _absolute(paths: Iterable[Path]) -> tuple[str, ...]:
+    return tuple(str(path.absolute()) for path in paths)
+
+
 def _finetune(arguments: argparse.Namespace) -> int:
     """Become the process that trains, or submit it. Raises UsageError and FinetuneError, before anything is loaded."""
     targets = tuple(name for name in arguments.targets.split(",") if name)
@@ -215,25 +255,28 @@ def _finetune(arguments: argparse.Namespace) -> int:
     given = next((name for name in ("federated", "name") if getattr(arguments, name)), None)
     if given is not None and not arguments.submit:
         raise UsageError(f"--{given} is for a job of the agent; add --submit")
-    if arguments.explain and (arguments.submit or arguments.opportunistic):
-        raise UsageError("--explain trains nothing; leave --submit and --opportunistic away")
+    only = next((name for name in ("explain", "show_data") if getattr(arguments, name)), None)
+    if only is not None and (arguments.submit or arguments.opportunistic):
+        raise UsageError(f"--{only.replace('_', '-')} trains nothing; leave --submit and --opportunistic away")
     check_model_files(arguments.model)
     if arguments.base == _AS_STORED:
         check_stored_as(arguments.model, _AS_STORED.upper())
     if has_own_code(arguments.model):
         read_config(arguments.model)  # loads transformers, which is told no kind of model otherwise
-    Records(arguments.data)  # or there is nothing to train on
+    Records(*arguments.data)  # or there is nothing to train on
     base = None if arguments.base in (None, _AS_STORED) else Quantization(arguments.base)
     options = FinetuneOptions(
-        model=str(arguments.model.absolute()), data=str(arguments.data.absolute()), out=str(arguments.out.absolute()),
+        model=str(arguments.model.absolute()), data=_absolute(arguments.data), valid=_absolute(arguments.valid), out=str(arguments.out.absolute()),
         lora_rank=None if arguments.full else arguments.lora, base=base, targets=targets, sequence_tokens=arguments.seq_len,
         batch=arguments.batch, accumulate=arguments.accumulate, accumulate_by=arguments.accumulate_by, autocast=arguments.autocast, head_rows=arguments.head_rows, epochs=arguments.epochs, updates=arguments.updates,
-        learning_rate=arguments.lr, held_out=arguments.held_out, seed=arguments.seed, sample=arguments.sample,
-        json=arguments.json,
+        learning_rate=arguments.lr, date=arguments.date or date_of_run(arguments.out), held_out=arguments.held_out, seed=arguments.seed, sample=arguments.sample,
+        json=arguments.json, show_data=arguments.show_data or 1,
     )  # fmt: skip
     if not arguments.submit:
         program = ["port_agent.cli.finetune", msgspec.json.encode(options).decode()]
-        program += ["--explain", str(arguments.ram)] if arguments.explain else []
+        program += (
+            ["--explain", str(arguments.ram)] if arguments.explain else ["--show-data"] if arguments.show_data else []
+        )
         run_in_budget(arguments, program, module=True, ours=True, name=f"finetune {arguments.model.name}")
     return _submit(arguments, options)
 
@@ -254,7 +297,7 @@ def _submit(arguments: argparse.Namespace, options: FinetuneOptions) -> int:
         file.writelines(_job_file(job, federated=arguments.federated))
         file.flush()
         upload = client.upload("/v1/uploads", Path(file.name))["upload"]
-    name = arguments.name or name_like(f"{arguments.model.absolute().name}-{arguments.data.stem}")
+    name = arguments.name or name_like(f"{arguments.model.absolute().name}-{arguments.data[0].stem}")
     fields = {"kind": JobKind.FINETUNE.value, "name": name, "federated": arguments.federated}
     answer = client.post("/v1/jobs", upload=upload, **fields)
     if arguments.json:

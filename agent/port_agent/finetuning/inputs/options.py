@@ -24,15 +24,18 @@ class MicroBatchOrder(enum.StrEnum):
 class FinetuneOptions:
     """The recipe's settings.
 
+    `data`: files and directories. `valid`: those that are held out instead of a share of `data`.
     `base`: the grid that the frozen weights are put on (`port_agent.packing.Quantization`), None to leave them as they are.
     `lora_rank`: of the adapters, None to train all weights. `targets`: ends of the names of the layers that get adapters,
     () for those that peft takes for this kind of model. `sequence_tokens`: the longest sequence. `accumulate`: sequences
     per update. `accumulate_by`: the order in which they run, with the same bits; None for the one that moves less. `autocast`: forward passes
     run in bfloat16 where torch's autocast does so, weights staying as they are. `head_rows`: of the logits at a time, None for all of a batch. `updates`: so many instead of `epochs`. `held_out`: the share of the sequences that is not trained on.
+    `date`: what chat templates take for today (YYYY-MM-DD); "": the day on which they are asked.
+    `show_data`: how many sequences are made text again, for people.
     """
 
     model: str
-    data: str
+    data: tuple[str, ...]
     out: str
     lora_rank: int | None = 8
     base: Quantization | None = None
@@ -47,6 +50,9 @@ class FinetuneOptions:
     updates: int | None = None
     learning_rate: float = 2e-4
     held_out: float = 0.05
+    valid: tuple[str, ...] = ()
     seed: int = 0
     sample: str | None = None
+    date: str = ""
+    show_data: int = 1
     json: bool = False

@@ -1,79 +1,222 @@
 """Conversations in the tokenizer's own chat template: what an assistant is asked with, and what it answers.
 
-Many templates write a conversation that goes on as what was there and more: it is one sequence, of which the answers are learned. Some
-write earlier answers otherwise (Qwen3 leaves their thoughts away): there each answer is a sequence of its own, behind what the model
+Many templates write a conversation that goes on as what was there and more: it is one text, of which the answers are learned. Some
+write earlier answers otherwise (Qwen3 leaves their thoughts away): there each answer is a text of its own, behind what the model
 would be given when it is asked for it.
 """
 
-from collections.abc import Sequence
+import contextlib
+import datetime
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 from port_agent.finetuning.inputs.options import FinetuneError
-from port_agent.finetuning.text.records import Message
+from port_agent.finetuning.text.shapes import Message, Record
+from port_agent.finetuning.text.text_encoder import LearnedText
 
-Span = tuple[list[int], bool]
-"""Tokens, and whether they are learned."""
+_THOUGHT, _THOUGHT_END = "<think>", "</think>"
+_THOUGHT_KEYS = ("reasoning_content", "thinking", "reasoning")
+_MAX_REASON = 200
+"""Characters of what a template says."""
+
+_Turn = dict[str, Any]
 
 
 class UnwrittenError(Exception):
-    """The template refuses a conversation; the text says why."""
+    """A conversation that the template does not write as it is; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """One answer: the text and the tokens of all before it, and its own."""
+    """An answer within the text that ends with it, and whether the template ended it with nothing."""
 
     before: str
-    prompt: list[int]
-    after: str
-    answer: list[int]
+    whole: str
+    bare: bool
 
 
-def conversation_spans(messages: Sequence[Message], tokenizer: Any) -> list[list[Span]]:
-    """Return the sequences of a conversation, each as the spans that it has.
+class ConversationWriter:
+    """A tokenizer's chat template on one date.
 
-    Raises FinetuneError where the tokenizer has no template, or one that asks for an answer otherwise than it writes it, and
-    UnwrittenError where it refuses these messages.
+    Counted of all conversations: `ignored`, keys that the template does not read; `greetings`, that begin with an answer, which is not learned; `bare`,
+    that the template ends with nothing; `thoughtless`, answers without the thoughts that the template begins.
     """
-    if not tokenizer.chat_template:
-        raise FinetuneError(
-            "the tokenizer has no chat template, so `messages` cannot be written as text; give prompt and completion, or text"
-        )
-    turns = [{"role": m.role, "content": m.content} for m in messages]
-    answers = [_answer(turns[: i + 1], tokenizer) for i, turn in enumerate(turns) if turn["role"] == "assistant"]
-    spans: list[Span] = []
-    done, done_tokens = "", list[int]()
-    for answer in answers:
-        if not answer.before.startswith(done) or answer.prompt[: len(done_tokens)] != done_tokens:
-            return [[(answer.prompt, False), (answer.answer, True)] for answer in answers]
-        spans += [(answer.prompt[len(done_tokens) :], False), (answer.answer, True)]
-        done, done_tokens = answer.after, answer.prompt + answer.answer
-    return [spans]
+
+    def __init__(self, tokenizer: Any, date: datetime.date) -> None:
+        self._tokenizer, self._date = tokenizer, date
+        self.ignored: Counter[str] = Counter()
+        self.greetings = self.bare = self.thoughtless = 0
+
+    def texts(self, record: Record) -> list[LearnedText]:
+        """Return the texts of a conversation, each with what is learned of it.
+
+        Raises FinetuneError where the tokenizer has no template, and UnwrittenError where it does not write what these messages say.
+        """
+        if not self._tokenizer.chat_template:
+            raise FinetuneError(
+                "the tokenizer has no chat template, so `messages` cannot be written as text; give prompt and completion, or text"
+            )
+        if not any(message.is_learned for message in record.messages[1:]):
+            raise UnwrittenError("its only answer is a greeting, before which the model is asked nothing")
+        answers = self._answers(record)
+        self.greetings += record.messages[0].is_learned
+        self.bare += answers[-1].bare
+        spans, whole = [], ""
+        for answer in answers:
+            if not answer.before.startswith(whole):
+                return [_text((one,)) for one in answers]
+            spans.append(answer)
+            whole = answer.whole
+        return [_text(spans)]
+
+    def question(self, text: str) -> str:
+        """Return what a model is given when it is asked something. Raises UnwrittenError."""
+        return self._written([{"role": "user", "content": text}], (), asking=True)
+
+    def _answers(self, record: Record) -> list[_Answer]:
+        """Return the answers as the first form has them in which the template writes what all of them say. Raises UnwrittenError."""
+        refusals = []
+        tried: list[list[_Turn]] = []
+        for form in _FORMS:
+            turns = [form(message) for message in record.messages]
+            if turns in tried:
+                continue
+            tried.append(turns)
+            try:
+                answers = [
+                    self._answer(turns[: place + 1], message, record.tools)
+                    for place, message in enumerate(record.messages)
+                    if place and message.is_learned
+                ]
+            except UnwrittenError as error:
+                refusals.append(error)
+                continue
+            self._count_ignored(turns, record.tools)
+            return answers
+        raise refusals[0]
+
+    def _answer(self, turns: list[_Turn], message: Message, tools: Sequence[Any]) -> _Answer:
+        before = self._written(turns[:-1], tools, asking=True)
+        after = self._written(turns, tools, asking=False)
+        head, opens, _ = before.rpartition(_THOUGHT)
+        if after.startswith(before):
+            whole = after
+        elif opens and before.rstrip().endswith(_THOUGHT) and after.startswith(head):
+            whole = before + self._thought(message) + after[len(head) :].lstrip("\n")
+        else:
+            raise UnwrittenError("the template asks for an answer otherwise than it writes it")
+        written = whole[len(before) :]
+        missing = next((said for said in _says(message) if said not in written), None)
+        if missing is not None:
+            raise UnwrittenError(f"the template leaves away what an answer says: {missing[:_MAX_REASON]!r}")
+        thoughts = [key for key in _THOUGHT_KEYS if message.more.get(key)]
+        if thoughts and str(message.more[thoughts[0]]).strip() not in written:
+            self.ignored[thoughts[0]] += 1
+        content = message.content.rstrip()
+        return _Answer(before, whole, bare=bool(content) and written.rstrip().endswith(content))
+
+    def _thought(self, message: Message) -> str:
+        """Return the thoughts of an answer, ended, where the template begins them and leaves them away of what is said."""
+        thought = next((message.more[key] for key in _THOUGHT_KEYS if message.more.get(key)), None)
+        if thought is None and _THOUGHT_END in message.content:
+            thought = message.content.partition(_THOUGHT_END)[0].replace(_THOUGHT, "", 1)
+        self.thoughtless += thought is None
+        return f"{str(thought or '').strip(chr(10))}\n{_THOUGHT_END}\n\n"
+
+    def _count_ignored(self, turns: list[_Turn], tools: Sequence[Any]) -> None:
+        """Count what the template writes the same without."""
+        keys = {key for turn in turns for key in turn} - {"role", "content", *_THOUGHT_KEYS}
+        if not keys and not tools:
+            return
+        whole = self._written(turns, tools, asking=False)
+        for key in keys:
+            less = [{name: value for name, value in turn.items() if name != key} for turn in turns]
+            self.ignored[key] += self._same(whole, less, tools)
+        self.ignored["tools"] += bool(tools) and self._same(whole, turns, ())
+
+    def _same(self, whole: str, turns: list[_Turn], tools: Sequence[Any]) -> bool:
+        try:
+            return self._written(turns, tools, asking=False) == whole
+        except UnwrittenError:
+            return False
+
+    def _written(self, turns: list[_Turn], tools: Sequence[Any], *, asking: bool) -> str:
+        from jinja2 import TemplateError  # transformers loads it here, and a process that trains does not come here
+
+        try:
+            with _on(self._date):
+                text: str = self._tokenizer.apply_chat_template(
+                    turns, tools=list(tools) or None, tokenize=False, add_generation_prompt=asking
+                )
+        except (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+            reason = " ".join(str(error).split())  # a template is a program of others
+            raise UnwrittenError(reason[:_MAX_REASON]) from error
+        return text
 
 
-def _answer(turns: list[dict[str, str]], tokenizer: Any) -> _Answer:
-    before, after = _written(tokenizer, turns[:-1], asking=True), _written(tokenizer, turns, asking=False)
-    if not after.startswith(before):
-        raise FinetuneError(
-            "the tokenizer's chat template asks for an answer otherwise than it writes it; give prompt and completion"
-        )
-    prompt, whole = _tokens(tokenizer, before), _tokens(tokenizer, after)
-    if whole[: len(prompt)] == prompt:
-        return _Answer(before, prompt, after, whole[len(prompt) :])
-    return _Answer(before, prompt, after, _tokens(tokenizer, after[len(before) :]))  # a token would span the two
+@contextlib.contextmanager
+def _on(date: datetime.date) -> Iterator[None]:
+    """Have templates be written on a date: transformers asks the clock, and gives them no function but its own."""
+    from transformers.utils import chat_template_utils
 
-
-def _written(tokenizer: Any, turns: list[dict[str, str]], *, asking: bool) -> str:
-    from jinja2 import TemplateError  # transformers loads it here, and a process that trains does not come here
-
+    module: Any = chat_template_utils
+    clock, moment = module.datetime, datetime.datetime.combine(date, datetime.time())
+    module.datetime = SimpleNamespace(now=lambda: moment)
     try:
-        text: str = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=asking)
-    except TemplateError as error:
-        raise UnwrittenError(str(error)) from error
-    return text
+        yield
+    finally:
+        module.datetime = clock
 
 
-def _tokens(tokenizer: Any, text: str) -> list[int]:
-    tokens: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
-    return tokens
+def _text(answers: Sequence[_Answer]) -> LearnedText:
+    spans = tuple((len(answer.before), len(answer.whole)) for answer in answers)
+    return LearnedText(answers[-1].whole, spans, begun=False, ended=answers[-1].bare)
+
+
+def _says(message: Message) -> Iterable[str]:
+    """Return what an answer as it is written must have in it."""
+    calls = [call.get("function", call) for call in message.more.get("tool_calls") or ()]
+    return (message.content.rpartition(_THOUGHT_END)[2].strip(), *(str(call.get("name", "")) for call in calls))
+
+
+# -- forms of a message: templates are written for one or the other
+
+
+def _plain(message: Message) -> _Turn:
+    """The content as text, arguments of calls as objects: as transformers has it."""
+    calls = message.more.get("tool_calls")
+    more = {**message.more, **({"tool_calls": [_with_objects(call) for call in calls]} if calls else {})}
+    return {"role": message.role, "content": message.content, **more}
+
+
+def _as_stored(message: Message) -> _Turn:
+    """Arguments of calls as text where they are: as OpenAI has it."""
+    return {"role": message.role, "content": message.content, **message.more}
+
+
+def _without_content(change: Callable[[Message], _Turn]) -> Callable[[Message], _Turn]:
+    """Of calls alone, no content."""
+    return lambda message: {**change(message), **({} if message.content else {"content": None})}
+
+
+def _in_parts(message: Message) -> _Turn:
+    """The content as a list of parts: as models that see have it."""
+    return {**_plain(message), "content": [{"type": "text", "text": message.content}]}
+
+
+_FORMS = (_plain, _as_stored, _without_content(_plain), _without_content(_as_stored), _in_parts)
+
+
+def _with_objects(call: Any) -> Any:
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(function["arguments"])
+    except ValueError:
+        return call
+    return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, dict) else call

@@ -156,6 +156,11 @@ class SequenceWriter:
         self._waiting = bytearray()
         self._written = 0
 
+    @property
+    def count(self) -> int:
+        """How many were added."""
+        return len(self._stored)
+
     def add(self, sequences: Iterable[TokenSequence]) -> None:
         """Write some more. Raises FinetuneError where there is no room."""
         for sequence in sequences:

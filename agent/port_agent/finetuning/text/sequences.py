@@ -4,15 +4,17 @@ Text is packed to full length, completions stand each by itself; the loss is on 
 each by itself, too, long ones in parts; where it learns masked tokens, each time others are masked.
 """
 
+import datetime
 import random
 from array import array
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
+from itertools import chain, islice
 from typing import Any
 
 from port_agent.finetuning.inputs.options import FinetuneError, FinetuneOptions
-from port_agent.finetuning.text.conversations import Span, UnwrittenError, conversation_spans
-from port_agent.finetuning.text.records import Record
+from port_agent.finetuning.text.conversations import ConversationWriter, UnwrittenError
+from port_agent.finetuning.text.records import parts_of
 from port_agent.finetuning.text.sequence_file import (
     IGNORED,
     TOKEN,
@@ -22,16 +24,15 @@ from port_agent.finetuning.text.sequence_file import (
     StoredSequences,
     TokenSequence,
 )
+from port_agent.finetuning.text.shapes import Record
 from port_agent.finetuning.text.task import Task, TaskKind
+from port_agent.finetuning.text.text_encoder import LearnedText, TextEncoder
 from port_planner.base.units import shown
 
 BUCKET_TOKENS = 32
 """Completions are padded to a multiple of it: each length is a step of its own to whoever plans it."""
 
 _MIN_TOKENS = 2
-
-_MAX_SHOWN = 40
-"""Characters of a conversation that is named."""
 
 _MASKED_SHARE, _HIDDEN_SHARE, _REPLACED_SHARE = 0.15, 0.8, 0.1
 """Of tokens, those that are learned; of these, those behind the mask and those that another takes the place of (BERT, section 3.1)."""
@@ -41,7 +42,8 @@ _MASKED_SHARE, _HIDDEN_SHARE, _REPLACED_SHARE = 0.15, 0.8, 0.1
 class Split:
     """Sequences to train on and to look at only, and the `lengths` of all. `skipped`: records whose prompt alone fills a sequence, an encoder's or one for both.
 
-    `unwritten`: conversations that the tokenizer's chat template refuses, `first_unwritten` which and why.
+    `unwritten`: conversations that the tokenizer's chat template does not write as they are, `first_unwritten` which and why. `notes`: for people, what
+    becomes of records otherwise than they are.
     """
 
     train: StoredSequences
@@ -50,6 +52,7 @@ class Split:
     skipped: int
     unwritten: int = 0
     first_unwritten: str = ""
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,73 +64,220 @@ class Vocabulary:
 
 
 def split_sequences(
-    records: Collection[Record], tokenizer: Any, options: FinetuneOptions, task: Task, file: SequenceFile
+    records: Collection[Record],
+    tokenizer: Any,
+    options: FinetuneOptions,
+    task: Task,
+    file: SequenceFile,
+    valid: Collection[Record] = (),
 ) -> Split:
-    """Write the records' sequences to a file, and return them, some held out by the seed.
+    """Write the records' sequences to a file, and return them; held out are those of `valid`, or some by the seed where it is empty.
 
     Raises FinetuneError where none is left to train on, for records without a prompt where an encoder is to read one, and where the file
     cannot be written.
     """
-    longest = options.sequence_tokens
-    skipped = unwritten = 0
-    first_unwritten = ""
     writer = SequenceWriter(file)
-    if task.encoder_alone:
-        _check_encoder(tokenizer, options, task)
-        for record in records:
-            writer.add(_of_encoder(record, tokenizer, longest, task))
-    elif task.decoder_start is None:
-        writer.add(_packed((record for record in records if record.is_text), tokenizer, longest))
-    for record in () if task.encoder_alone else records:
-        try:
-            found = _apart(record, tokenizer, longest, task)
-        except UnwrittenError as error:
-            unwritten += 1
-            first_unwritten = (
-                first_unwritten or f"{error} (in the one with {shown(record.messages[0].content[:_MAX_SHOWN])})"
-            )
-        else:
-            skipped += found.count(None)
-            writer.add(sequence for sequence in found if sequence is not None)
-    stored = writer.end()
-    order = array("q", range(len(stored)))
+    maker = SequenceMaker(tokenizer, options, task)
+    writer.add(maker.sequences(records))
+    order = array("q", range(writer.count))
     random.Random(options.seed).shuffle(order)
     held = int(len(order) * options.held_out) or int(len(order) > 1 and options.held_out > 0)
-    if len(order) <= held and unwritten:
-        raise FinetuneError(
-            f"no sequence is left to train on: the tokenizer's chat template refuses {unwritten} of {len(records)} records, the "
-            f"first: {first_unwritten}; give messages that it can write, or prompt and completion"
-        )
+    if valid:
+        held = 0
+        writer.add(maker.sequences(valid))
+    stored = writer.end()
     if len(order) <= held:
-        raise FinetuneError(
-            f"no sequence is left to train on: {skipped} of {len(records)} records have a prompt of {longest} tokens or "
+        raise maker.nothing_left(len(records))
+    train, held_out = (
+        stored.those(order[held:]),
+        stored.those(range(len(order), len(stored)) if valid else order[:held]),
+    )
+    if valid and not len(held_out):
+        raise FinetuneError("no sequence of --valid is left to look at; raise --seq-len, or give another file")
+    return Split(train, held_out, writer.lengths, maker.skipped, maker.unwritten, maker.first_unwritten, maker.notes())
+
+
+class SequenceMaker:
+    """Makes sequences of records, and counts what becomes of them otherwise than they are."""
+
+    def __init__(self, tokenizer: Any, options: FinetuneOptions, task: Task) -> None:
+        """Raise FinetuneError for what an encoder cannot do."""
+        if task.encoder_alone:
+            _check_encoder(tokenizer, options, task)
+        self._tokenizer, self._task, self._longest = tokenizer, task, options.sequence_tokens
+        self._encoder = TextEncoder(tokenizer)
+        date = datetime.date.fromisoformat(options.date) if options.date else datetime.date.today()
+        self._conversations = ConversationWriter(tokenizer, date)
+        self.skipped = self.unwritten = 0
+        self.first_unwritten = ""
+        self._cut = self._cut_tokens = self._most_tokens = self._spanned = self._apart = 0
+        self._first_spanned = ""
+
+    def sequences(self, records: Collection[Record]) -> Iterator[TokenSequence]:
+        """Yield the sequences of all records, the packed ones first. Raises FinetuneError."""
+        if self._task.encoder_alone:
+            for record in records:
+                yield from self._of_encoder(record)
+            return
+        if self._task.decoder_start is None:
+            yield from self._packed(record for record in records if record.is_text)
+        for record in records:
+            try:
+                found = list(self._by_itself(record))
+            except UnwrittenError as error:
+                self.unwritten += 1
+                self.first_unwritten = self.first_unwritten or f"{error} ({record.place})"
+                continue
+            whole = [sequence for sequence in found if sequence is not None]
+            self.skipped += bool(found) and not whole
+            yield from whole
+
+    def nothing_left(self, records: int) -> FinetuneError:
+        """Return the error where no sequence is left to train on."""
+        if self.unwritten:
+            return FinetuneError(
+                f"no sequence is left to train on: the tokenizer's chat template does not write {self.unwritten} of {records} records, the "
+                f"first: {self.first_unwritten}; give messages that it can write, or prompt and completion"
+            )
+        return FinetuneError(
+            f"no sequence is left to train on: {self.skipped} of {records} records have a prompt of {self._longest} tokens or "
             "more; raise --seq-len"
         )
-    train, held_out = stored.those(order[held:]), stored.those(order[:held])
-    return Split(train, held_out, writer.lengths, skipped, unwritten, first_unwritten)
+
+    def notes(self) -> tuple[str, ...]:
+        """Return what became of records otherwise than they are."""
+        written, end = self._conversations, self._tokenizer.eos_token
+        ends = (
+            f"the tokenizer's {shown(end)} is learned there"
+            if end
+            else "the tokenizer has no end either, and none is learned"
+        )
+        ignored = ", ".join(f"{key} ({count:,})" for key, count in sorted(written.ignored.items()) if count)
+        facts = (
+            (
+                self._cut,
+                f"{self._cut:,} of {self._apart:,} answers are cut at --seq-len {self._longest}: {self._cut_tokens:,} tokens are not learned; "
+                f"the longest has {self._most_tokens:,} with its prompt",
+            ),
+            (
+                self._spanned,
+                f"{self._spanned:,} answers begin within a token, which has the end of the prompt, too, and is learned (the first: "
+                f"{self._first_spanned}): give the space between them to the completion",
+            ),
+            (
+                written.bare,
+                f"the chat template ends {written.bare:,} conversations with nothing after the last answer: {ends}",
+            ),
+            (
+                written.thoughtless,
+                f"the chat template begins an answer with thoughts, and {written.thoughtless:,} answers have none: no thoughts are learned",
+            ),
+            (written.greetings, f"{written.greetings:,} conversations begin with an answer: it is read, not learned"),
+            (ignored, f"the chat template does not write {ignored}: not learned"),
+        )
+        return tuple(text for count, text in facts if count)
+
+    def _packed(self, texts: Iterator[Record]) -> Iterator[TokenSequence]:
+        """Yield full sequences of the texts one after the other, and what is left over."""
+        tokens, longest = array(TOKEN), self._longest
+        for part in chain.from_iterable(self._encoder.document(parts_of(text)) for text in texts):
+            tokens.extend(part)
+            whole = len(tokens) // longest * longest
+            for start in range(0, whole, longest):
+                full = tokens[start : start + longest]
+                yield TokenSequence(full, full)
+            del tokens[:whole]
+        if len(tokens) >= _MIN_TOKENS:
+            yield TokenSequence(tokens, tokens)
+
+    def _by_itself(self, record: Record) -> Iterator[TokenSequence | None]:
+        """Yield the sequences of a record that stand by themselves, one but for some conversations; None for what is asked too long.
+
+        Raises UnwrittenError, and FinetuneError.
+        """
+        if self._task.decoder_start is not None:
+            yield self._answer(record, self._task.decoder_start)
+        elif record.messages and (record.prompt is None or self._tokenizer.chat_template):
+            yield from (self._learned(text, record.place) for text in self._conversations.texts(record))
+        elif record.prompt is not None:
+            whole = f"{record.prompt}{record.completion}"
+            yield self._learned(LearnedText(whole, ((len(record.prompt), len(whole)),)), record.place)
+
+    def _learned(self, text: LearnedText, place: str) -> TokenSequence | None:
+        """Return the sequence of a text, cut at the end where it is too long; None where what is not learned fills it."""
+        found = self._encoder.encode(text)
+        longest = self._longest
+        tokens = found.tokens[:longest]
+        labels = [token if learned else IGNORED for token, learned in zip(tokens, found.learned, strict=False)]
+        if len(tokens) < _MIN_TOKENS or all(label == IGNORED for label in labels[1:]):
+            return None
+        self._apart += 1
+        if found.spanned:
+            self._spanned += found.spanned
+            self._first_spanned = self._first_spanned or place
+        self._count_cut(len(found.tokens), sum(found.learned[longest:]))
+        return self._padded(tokens, labels)
+
+    def _count_cut(self, length: int, lost: int) -> None:
+        self._cut += lost > 0
+        self._cut_tokens += lost
+        self._most_tokens = max(self._most_tokens, length)
+
+    def _answer(self, record: Record, start: int) -> TokenSequence | None:
+        """Return a prompt for an encoder and its completion for the decoder, cut at the end; None where the prompt is too long."""
+        if record.prompt is None:
+            raise FinetuneError(
+                "the model has an encoder, which reads a prompt, and a decoder, which writes the completion: give records with prompt and "
+                "completion, no text and no messages"
+            )
+        source: list[int] = self._tokenizer(record.prompt)["input_ids"]
+        longest = self._longest
+        if len(source) > longest:
+            return None
+        target: list[int] = self._tokenizer(text_target=record.completion)["input_ids"]
+        if self._tokenizer.eos_token_id is not None and target[-1:] != [self._tokenizer.eos_token_id]:
+            target.append(self._tokenizer.eos_token_id)
+        self._apart += 1
+        self._count_cut(len(target) + 1, max(0, len(target) + 1 - longest))
+        found = self._padded([start, *target][:longest], [IGNORED, *target][:longest])
+        return replace(found, source=array(TOKEN, source))
+
+    def _padded(self, tokens: list[int], labels: list[int]) -> TokenSequence:
+        padding = min(-len(tokens) % BUCKET_TOKENS, self._longest - len(tokens))
+        reads = self._tokenizer
+        filler = reads.pad_token_id if reads.pad_token_id is not None else reads.eos_token_id or 0
+        return TokenSequence(
+            array(TOKEN, [*tokens, *[filler] * padding]), array(TOKEN, [*labels, *[IGNORED] * padding])
+        )
+
+    def _of_encoder(self, record: Record) -> Iterator[TokenSequence]:
+        """Yield a text's sequences with the marks that the tokenizer puts around them: one for a label, else as many as it fills."""
+        if not record.is_text:
+            raise FinetuneError('an encoder learns of texts; give records with "text"')
+        if record.label is not None and self._task.labels:
+            tokens = array(TOKEN, self._tokenizer(record.text, truncation=True, max_length=self._longest)["input_ids"])
+            if record.label not in self._task.labels:
+                raise FinetuneError(
+                    f"the label {shown(record.label)} ({record.place}) is none of those that are trained"
+                )
+            label = self._task.labels.index(record.label)
+            yield TokenSequence(tokens, array(TOKEN, [IGNORED] * len(tokens)), label=label)
+            return
+        marks = set(self._tokenizer.all_special_ids)
+        begin, end = self._encoder.begin, self._encoder.marks_behind
+        for part in _in_parts(self._encoder.undivided(parts_of(record)), self._longest - len(begin) - len(end)):
+            tokens = array(TOKEN, [*begin, *part, *end])
+            labels = array(TOKEN, [IGNORED if i == 0 or t in marks else t for i, t in enumerate(tokens)])
+            sequence = TokenSequence(tokens, labels)
+            if sequence.learned:
+                yield sequence
 
 
-def _packed(texts: Iterator[Record], tokenizer: Any, longest: int) -> Iterator[TokenSequence]:
-    """Yield full sequences of the texts one after the other, and what is left over."""
-    tokens = array(TOKEN)
-    for part in _as_tokens(texts, tokenizer):
-        tokens.extend(part)
-        whole = len(tokens) // longest * longest
-        for start in range(0, whole, longest):
-            full = tokens[start : start + longest]
-            yield TokenSequence(full, full)
-        del tokens[:whole]
-    if len(tokens) >= _MIN_TOKENS:
-        yield TokenSequence(tokens, tokens)
-
-
-def _as_tokens(texts: Iterator[Record], tokenizer: Any) -> Iterator[list[int]]:
-    """Yield the tokens of texts, each ended as the tokenizer ends one."""
-    for text in texts:
-        for number, piece in enumerate(text.pieces()):
-            yield tokenizer(piece, add_special_tokens=number == 0)["input_ids"]
-        if tokenizer.eos_token_id is not None:
-            yield [tokenizer.eos_token_id]
+def _in_parts(lists: Iterator[list[int]], length: int) -> Iterator[list[int]]:
+    """Yield what lists have one after the other, so many at a time."""
+    items = chain.from_iterable(lists)
+    while part := list(islice(items, length)):
+        yield part
 
 
 def _check_encoder(tokenizer: Any, options: FinetuneOptions, task: Task) -> None:
@@ -142,24 +292,6 @@ def _check_encoder(tokenizer: Any, options: FinetuneOptions, task: Task) -> None
         raise FinetuneError(
             f"the tokenizer of {options.model} has no mask token, so no words can be masked; give records a label"
         )
-
-
-def _of_encoder(record: Record, tokenizer: Any, longest: int, task: Task) -> Iterator[TokenSequence]:
-    """Yield a text's sequences with the marks that the tokenizer puts around them: one for a label, else as many as it fills."""
-    if not record.is_text:
-        raise FinetuneError('an encoder learns of texts; give records with "text"')
-    if record.label is not None and task.labels:
-        tokens = array(TOKEN, tokenizer(record.text, truncation=True, max_length=longest)["input_ids"])
-        yield TokenSequence(tokens, array(TOKEN, [IGNORED] * len(tokens)), label=task.labels.index(record.label))
-        return
-    marks = set(tokenizer.all_special_ids)
-    for piece in record.pieces():
-        parts = tokenizer(piece, truncation=True, max_length=longest, return_overflowing_tokens=True)["input_ids"]
-        for part in parts:
-            labels = array(TOKEN, [IGNORED if i == 0 or t in marks else t for i, t in enumerate(part)])
-            sequence = TokenSequence(array(TOKEN, part), labels)
-            if sequence.learned:
-                yield sequence
 
 
 def masked(sequence: TokenSequence, vocabulary: Vocabulary, seed: str) -> TokenSequence:
@@ -182,56 +314,3 @@ def masked(sequence: TokenSequence, vocabulary: Vocabulary, seed: str) -> TokenS
         elif draw < _HIDDEN_SHARE + _REPLACED_SHARE:
             tokens[place] = numbers.randrange(vocabulary.size)
     return replace(sequence, tokens=tokens, labels=labels)
-
-
-def _apart(record: Record, tokenizer: Any, longest: int, task: Task) -> list[TokenSequence | None]:
-    """Return the sequences of a record that stand by themselves, a single None where what is asked fills them. Raises UnwrittenError."""
-    if task.decoder_start is not None:
-        return [_answer(record, tokenizer, longest, task.decoder_start)]
-    return [] if record.is_text else _completions(record, tokenizer, longest)
-
-
-def _completions(record: Record, tokenizer: Any, longest: int) -> list[TokenSequence | None]:
-    """Return a record's sequences, one but for some conversations; a single None where what is asked fills them. Raises UnwrittenError."""
-    if not record.messages:
-        return [_completion(_prompted(record, tokenizer), tokenizer, longest)]
-    found = [_completion(spans, tokenizer, longest) for spans in conversation_spans(record.messages, tokenizer)]
-    return [sequence for sequence in found if sequence is not None] or [None]
-
-
-def _completion(spans: Sequence[Span], tokenizer: Any, longest: int) -> TokenSequence | None:
-    """Return the sequence of some spans, cut at the end where it is too long; None where what is not learned fills it."""
-    tokens = [token for part, _ in spans for token in part][:longest]
-    labels = [token if learned else IGNORED for part, learned in spans for token in part][:longest]
-    if len(tokens) < _MIN_TOKENS or all(label == IGNORED for label in labels[1:]):
-        return None
-    return _padded(tokens, labels, tokenizer, longest)
-
-
-def _answer(record: Record, tokenizer: Any, longest: int, start: int) -> TokenSequence | None:
-    """Return a prompt for an encoder and its completion for the decoder, cut at the end; None where the prompt is too long."""
-    if record.prompt is None:
-        raise FinetuneError(
-            "the model has an encoder, which reads a prompt, and a decoder, which writes the completion: give records with prompt and "
-            "completion, no text and no messages"
-        )
-    source: list[int] = tokenizer(record.prompt)["input_ids"]
-    if len(source) > longest:
-        return None
-    target: list[int] = tokenizer(text_target=record.completion)["input_ids"]
-    if tokenizer.eos_token_id is not None and target[-1:] != [tokenizer.eos_token_id]:
-        target.append(tokenizer.eos_token_id)
-    found = _padded([start, *target][:longest], [IGNORED, *target][:longest], tokenizer, longest)
-    return replace(found, source=array(TOKEN, source))
-
-
-def _padded(tokens: list[int], labels: list[int], tokenizer: Any, longest: int) -> TokenSequence:
-    padding = min(-len(tokens) % BUCKET_TOKENS, longest - len(tokens))
-    filler = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id or 0
-    return TokenSequence(array(TOKEN, [*tokens, *[filler] * padding]), array(TOKEN, [*labels, *[IGNORED] * padding]))
-
-
-def _prompted(record: Record, tokenizer: Any) -> list[Span]:
-    end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-    completion = tokenizer(record.completion, add_special_tokens=False)["input_ids"]
-    return [(tokenizer(record.prompt)["input_ids"], False), (completion + end, True)]

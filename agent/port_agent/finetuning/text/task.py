@@ -13,7 +13,7 @@ from typing import Any
 
 from port_agent.finetuning.inputs.model_files import CONFIG, has_own_code
 from port_agent.finetuning.inputs.options import FinetuneError
-from port_agent.finetuning.text.records import Record
+from port_agent.finetuning.text.shapes import Record
 from port_planner.base.units import shown
 
 

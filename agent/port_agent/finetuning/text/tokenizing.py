@@ -6,7 +6,7 @@ process before it do that, which has no torch, and keeps tokens alone.
 
 import pickle
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import msgspec
 
 from port_agent.finetuning.inputs.options import FinetuneError, FinetuneOptions
+from port_agent.finetuning.text.examples import Example, examples_of
 from port_agent.finetuning.text.records import Records
 from port_agent.finetuning.text.sequence_file import TOKEN, SequenceFile
 from port_agent.finetuning.text.sequences import Split, Vocabulary, split_sequences
@@ -38,6 +39,9 @@ class TokenizedData:
     vocabulary: Vocabulary
     prompt: "array[int]"
     """The sample's tokens."""
+    notes: tuple[str, ...] = ()
+    """For people: what is not learned of the data as it is, in numbers."""
+    examples: tuple[Example, ...] = ()
 
 
 class TokenizerProtocol(Protocol):
@@ -65,12 +69,18 @@ class TokenizerHere:
         options = self._options
         read_config(Path(options.model))  # before a tokenizer is looked for by it
         tokenizer = self._loaded()
-        data = Records(Path(options.data))
+        data = Records(*map(Path, options.data))
+        valid = Records(*map(Path, options.valid)) if options.valid else ()
         task = task_of(Path(options.model), data)
-        split = split_sequences(data, tokenizer, options, task, file or SequenceFile.beside(Path(options.out)))
+        file = file or SequenceFile.beside(Path(options.out))
+        split = split_sequences(data, tokenizer, options, task, file, valid)
         prompt = array(TOKEN, [] if options.sample is None else tokenizer(options.sample)["input_ids"])
         vocabulary = Vocabulary(tokenizer.vocab_size, tokenizer.mask_token_id)
-        return TokenizedData(task, split, len(data), data.broken, data.first_broken, vocabulary, prompt)
+        notes = (*_notes(data, split, options, task), *split.notes)
+        examples = examples_of(split.train, tokenizer, task.labels, options.show_data)
+        return TokenizedData(
+            task, split, len(data), data.broken, data.first_broken, vocabulary, prompt, notes, examples
+        )
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens. Raises FinetuneError."""
@@ -85,6 +95,26 @@ class TokenizerHere:
         if self._tokenizer is None:
             self._tokenizer = load_tokenizer(Path(self._options.model))
         return self._tokenizer
+
+
+def _notes(data: Records, split: Split, options: FinetuneOptions, task: Task) -> Iterator[str]:
+    """Yield what of the data is left away."""
+    if data.broken:
+        yield f"{', '.join(options.data)}: {data.broken} broken entries are left away, the first: {data.first_broken}"
+    if data.left:
+        yield f"{len(data.left)} files are left away, the first: {data.left[0]}"
+    if data.unread:
+        keys = ", ".join(f"{key} ({count:,})" for key, count in sorted(data.unread.items()))
+        yield f"keys that are not read, of so many records: {keys}"
+    if data.labels and not task.labels:
+        yield f"{data.labels:,} records have a label, and this model learns {task.kind.value}: the labels are not read"
+    if split.skipped:
+        yield f"{split.skipped} records are left away: the prompt alone has {options.sequence_tokens} tokens or more"
+    if split.unwritten:
+        yield (
+            f"{split.unwritten} conversations are left away, which the tokenizer's chat template does not write as they are, the first: "
+            f"{split.first_unwritten}"
+        )
 
 
 class TokenizerProcess:

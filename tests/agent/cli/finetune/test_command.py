@@ -55,7 +55,7 @@ def test_in_a_budget_it_has_the_bits_of_the_recipe_without(
     base: Quantization | None, folder: Path, tmp_path: Path
 ) -> None:
     model, data, out = (str(path) for path in (folder / "model", folder / "data.jsonl", tmp_path / "plain"))
-    alone = trained_alone(FinetuneOptions(model, data, out, base=base, sequence_tokens=32, updates=3))
+    alone = trained_alone(FinetuneOptions(model, (data,), out, base=base, sequence_tokens=32, updates=3))
     words = ["--ram", "800M", "--seq-len", "32", "--updates", "3", "--json", "--out", str(tmp_path / "mine")]
     words += ["--base", "bf16" if base is None else base.value, "--lora", "r=8"]
     mine = finetune(folder, "model", "--data", "data.jsonl", *words, machine="device tree")
@@ -63,14 +63,14 @@ def test_in_a_budget_it_has_the_bits_of_the_recipe_without(
     assert untimed(mine.stdout.splitlines()) == untimed(alone)
     assert (tmp_path / "mine" / WEIGHTS).read_bytes() == (tmp_path / "plain" / WEIGHTS).read_bytes()
     ours = [line for line in mine.stderr.splitlines() if line.startswith("port-agent: ")]
-    assert "2 broken lines are left away" in ours[0] and "of 800.0 MiB" in ours[-1]
+    assert "2 broken entries are left away" in ours[0] and "of 800.0 MiB" in ours[-1]
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (("none", "--data", "data.jsonl"), "none/config.json: No such file or directory; give a model directory"),
-        (("model", "--data", "none.jsonl"), "none.jsonl: No such file or directory; give a .jsonl or .txt file"),
+        (("model", "--data", "none.jsonl"), "none.jsonl: No such file or directory; give a file of texts or records"),
         (("model", "--data", "data.jsonl", "--full", "--targets", "q_proj"), "--targets says where adapters go"),
         (
             ("model", "--data", "data.jsonl", "--autocast", "--base", "nf4"),

@@ -26,7 +26,7 @@ FOUND = Explanation(
     saved_bytes=100 * MIB, logits_bytes=16 * MIB, head_rows=64, head_why="too much", frozen_bytes=2000 * MIB, resident_frozen_bytes=110 * MIB, read_bytes=15120 * MIB,
     written_bytes=0, checkpoint_s=300.0, checkpoint_bytes=13 * MIB, checkpoint="/out.state/checkpoint.pt", out="/out",
 )  # fmt: skip
-OPTIONS = FinetuneOptions("/m", "/d", "/out")
+OPTIONS = FinetuneOptions("/m", ("/d",), "/out")
 
 
 def shown(found: Explanation, options: FinetuneOptions = OPTIONS) -> str:

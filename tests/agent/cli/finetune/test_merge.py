@@ -22,7 +22,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model, data = make_model(made / "model", hidden_size=128), make_data(made / "data.jsonl")
     grid = Quantization.NF4
     trained_alone(
-        FinetuneOptions(str(model), str(data), str(made / "adapter"), base=grid, sequence_tokens=32, updates=1)
+        FinetuneOptions(str(model), (str(data),), str(made / "adapter"), base=grid, sequence_tokens=32, updates=1)
     )
     return made
 

@@ -135,7 +135,7 @@ def test_unplugged_paused_and_without_its_daemon_for_a_time_it_ends_with_the_sam
         assert row["steps"] > 0 and row["gross_joules"] > 0
     options = FinetuneOptions(
         str(tmp_path / "model"),
-        str(tmp_path / "data.jsonl"),
+        (str(tmp_path / "data.jsonl"),),
         str(tmp_path / "plain"),
         sequence_tokens=32,
         updates=UPDATES,

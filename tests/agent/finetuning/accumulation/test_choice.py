@@ -11,7 +11,7 @@ from port_agent.finetuning.text.task import Task, TaskKind
 from tests.agent.finetuning.accumulation.small_models import model_of
 
 MIB = 1 << 20
-OPTIONS = FinetuneOptions("/m", "/d", "/out", accumulate=8)
+OPTIONS = FinetuneOptions("/m", ("/d",), "/out", accumulate=8)
 CAUSAL = Task(TaskKind.CAUSAL_LM)
 
 

@@ -11,7 +11,7 @@ from port_planner.base.errors import ExitCode, PortError
     "changes", [{}, {"lora_rank": None, "sample": 'a "word"'}, {"targets": ("a", "b"), "updates": 3}]
 )
 def test_they_are_the_same_on_the_other_side(changes: dict[str, object]) -> None:
-    options = FinetuneOptions("model", "data", "out", **changes)  # type: ignore[arg-type]
+    options = FinetuneOptions("model", ("data",), "out", **changes)  # type: ignore[arg-type]
     assert msgspec.json.decode(msgspec.json.encode(options), type=FinetuneOptions) == options
 
 

@@ -56,7 +56,7 @@ def test_rights_are_given_up_for_good(tmp_path: Path) -> None:
 
 @ROOTS_RIGHTS
 def test_a_user_who_is_gone_is_named(tmp_path: Path) -> None:
-    options = FinetuneOptions("/model", "/data", "/out")
+    options = FinetuneOptions("/model", ("/data",), "/out")
     job = FinetuneJob(options=options, ram_bytes=700 << 20, threads=1, page_dir="/", weights={}, data_sha256="")
     (tmp_path / "bundle.port").write_bytes(job.encoded())
     told = WorkerOptions(bundle=tmp_path / "bundle.port", state_dir=tmp_path, user="no-such-user")
@@ -87,7 +87,7 @@ def test_started_by_root_it_runs_as_the_user_and_leaves_that_users_files(open_fo
     os.chown(mine, pwd.getpwnam(USER).pw_uid, -1)
     for path in model.iterdir():
         path.chmod(0o644)
-    options = FinetuneOptions(str(model), str(data), str(mine / "out"), sequence_tokens=32, updates=2)
+    options = FinetuneOptions(str(model), (str(data),), str(mine / "out"), sequence_tokens=32, updates=2)
     job = roots / "bundle.port"
     job.write_bytes(FinetuneJob.of(options, ram_bytes=700 << 20, threads=1, page_dir=mine).encoded())
     told = WorkerOptions(bundle=job, state_dir=roots / "state", user=USER)

@@ -50,7 +50,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def options_of(folder: Path, out: Path, updates: int) -> FinetuneOptions:
     return FinetuneOptions(
         str(folder / "model"),
-        str(folder / "data.jsonl"),
+        (str(folder / "data.jsonl"),),
         str(out),
         sequence_tokens=32,
         updates=updates,
@@ -195,7 +195,7 @@ def test_who_is_to_leave_before_leaves(steered: tuple[DaemonSteering, Control, l
 @pytest.mark.process
 def test_files_that_changed_are_refused_by_name(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "data.jsonl").write_bytes((folder / "data.jsonl").read_bytes())
-    options = replace(options_of(folder, tmp_path / "out", 3), data=str(tmp_path / "data.jsonl"))
+    options = replace(options_of(folder, tmp_path / "out", 3), data=(str(tmp_path / "data.jsonl"),))
     job = tmp_path / "bundle.port"
     job.write_bytes(FinetuneJob.of(options, ram_bytes=RAM, threads=1, page_dir=tmp_path).encoded())
     (tmp_path / "data.jsonl").write_text('{"text": "others"}\n')

@@ -18,7 +18,7 @@ from port_agent.finetuning.inputs.options import FinetuneOptions
 from pathlib import Path
 from port_agent.finetuning.text import process
 from port_agent.finetuning.text.sequence_file import SequenceFile
-options = FinetuneOptions(sys.argv[1], sys.argv[2], "", sequence_tokens=32)
+options = FinetuneOptions(sys.argv[1], (sys.argv[2],), "", sequence_tokens=32)
 out = io.BytesIO()
 sys.argv[1:] = [msgspec.json.encode(options).decode(), "tokenized"]
 file = SequenceFile.beside(Path(sys.argv[0]))

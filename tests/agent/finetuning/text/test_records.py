@@ -6,7 +6,8 @@ import pytest
 
 from port_agent.finetuning.inputs.options import FinetuneError
 from port_agent.finetuning.text import records
-from port_agent.finetuning.text.records import Message, Record, Records
+from port_agent.finetuning.text.records import Records, parts_of
+from port_agent.finetuning.text.shapes import Message, Record
 
 
 def test_each_kind_of_record(tmp_path: Path) -> None:
@@ -23,14 +24,15 @@ def test_each_kind_of_record(tmp_path: Path) -> None:
         Record(prompt="p", completion="c"),
         Record(messages=talk),
     )
-    assert found.broken == 0
+    assert found.broken == 0 and found.labels == 1 and found.unread == {"more": 1}
+    assert [record.place for record in found] == ["line 1", "line 3", "line 4", "line 5"]
 
 
 def test_any_other_file_is_one_text(tmp_path: Path) -> None:
     path = tmp_path / "notes.md"
     path.write_text('{"text": 1}\nwords')
     (found,) = Records(path)
-    assert list(found.pieces()) == ['{"text": 1}\nwords']
+    assert list(parts_of(found)) == ['{"text": 1}\nwords']
 
 
 def test_lines_end_where_json_has_them_end_and_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
@@ -40,7 +42,7 @@ def test_lines_end_where_json_has_them_end_and_a_byte_order_mark_is_no_text(tmp_
     assert Records(path).broken == 0
     (tmp_path / "notes.txt").write_bytes("\ufeffwords".encode())
     (found,) = Records(tmp_path / "notes.txt")
-    assert list(found.pieces()) == ["words"]
+    assert list(parts_of(found)) == ["words"]
 
 
 def test_broken_lines_are_counted_and_the_first_is_named(tmp_path: Path) -> None:
@@ -48,7 +50,7 @@ def test_broken_lines_are_counted_and_the_first_is_named(tmp_path: Path) -> None
     path.write_text('{"text": "a"}\n{"prompt": "p"}\n{broken\n[]\n{"messages": [{"role": "user", "content": "u"}]}\n')
     found = Records(path)
     assert tuple(found) == (Record(text="a"),) and found.broken == 4
-    assert found.first_broken.startswith("line 2: neither text, nor prompt and completion, nor messages in ")
+    assert found.first_broken.startswith("line 2: none of the shapes that are read, with the keys 'prompt'")
 
 
 @pytest.mark.slow
@@ -56,7 +58,7 @@ def test_broken_lines_are_counted_and_the_first_is_named(tmp_path: Path) -> None
     ("content", "message"),
     [
         (b"", "nothing to train on"),
-        (b"{\n", "nothing to train on; 1 lines are broken, the first: line 1"),
+        (b"{\n", "nothing to train on; 1 entries are broken, the first: line 1"),
         (b'{"messages": [{"role": "user"}]}', "a message without role and content"),
         (b"\xff\xfe", r"no UTF-8 text \(byte 0\)"),
         (b'{"text": "a"}\n' * 99999 + b"\xc3", r"no UTF-8 text \(byte 1399986\)"),
@@ -68,16 +70,32 @@ def test_data_that_cannot_be_used(content: bytes, message: str, tmp_path: Path) 
     path.write_bytes(content)
     with pytest.raises(FinetuneError, match=message):
         Records(path)
-    with pytest.raises(FinetuneError, match=r"No such file.*give a \.jsonl or \.txt file"):
+    with pytest.raises(FinetuneError, match=r"No such file.*give a file of texts or records"):
         Records(tmp_path / "none.txt")
 
 
-def test_a_long_text_comes_in_pieces_that_end_with_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    line = "to be or not to be\n"
-    monkeypatch.setattr(records, "_CHUNK_CHARACTERS", 2 * len(line) + 3)
-    assert list(Record(text=line * 5).pieces()) == [line * 2, line * 2, line]
-    assert list(Record(text="x" * 3 * len(line)).pieces()) == ["x" * (2 * len(line) + 3), "x" * (len(line) - 3)]
-    for text in (line * 5, "x" * 3 * len(line), line * 2 + "end", "word"):
-        (tmp_path / "text.txt").write_text(text)
-        (found,) = Records(tmp_path / "text.txt")
-        assert list(found.pieces()) == list(Record(text=text).pieces())
+def test_a_long_text_comes_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "CHUNK_CHARACTERS", 41)
+    text = "to be or not to be\n" * 5
+    (tmp_path / "text.txt").write_text(text)
+    (found,) = Records(tmp_path / "text.txt")
+    for record in (found, Record(text=text)):
+        parts = list(parts_of(record))
+        assert "".join(parts) == text and [len(part) for part in parts] == [41, 41, 13]
+
+
+def test_several_files_and_directories_are_read_together(tmp_path: Path) -> None:
+    folder = tmp_path / "texts"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "a.txt").write_text("one")
+    (folder / "deep" / "b.md").write_text("two")
+    (folder / "c.png").write_bytes(b"\x89PNG\r\n")
+    (folder / ".hidden").write_text("three")
+    (tmp_path / "more.jsonl").write_text('{"text": "four"}\n[]\n')
+    found = Records(folder, tmp_path / "more.jsonl")
+    assert ["".join(parts_of(record)) for record in found] == ["one", "two", "four"]
+    assert len(found.left) == 1 and "c.png is no UTF-8 text (byte 0)" in found.left[0]
+    assert found.first_broken == "more.jsonl line 2: no object"
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FinetuneError, match="empty has no files"):
+        Records(tmp_path / "empty")

@@ -1,6 +1,7 @@
 """Text packed without loss, completions learned alone, conversations in the tokenizer's own words."""
 
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,10 +10,10 @@ import pytest
 
 from port_agent.finetuning.inputs.options import FinetuneError, FinetuneOptions
 from port_agent.finetuning.text import records as text_records
-from port_agent.finetuning.text.records import Message, Record
 from port_agent.finetuning.text.sequence_file import IGNORED, SequenceFile
 from port_agent.finetuning.text.sequences import Split, Vocabulary, masked
 from port_agent.finetuning.text.sequences import split_sequences as split_into
+from port_agent.finetuning.text.shapes import Message, Record, record_of
 from port_agent.finetuning.text.task import Task, TaskKind
 from port_agent.finetuning.text.tokenizing import load_tokenizer
 from tests.agent.finetuning.tiny_model import TALK, TEMPLATE, TEXT, THOUGHTS, make_model
@@ -21,11 +22,13 @@ CAUSAL = Task(TaskKind.CAUSAL_LM)
 
 
 def options(**changes: Any) -> FinetuneOptions:
-    return FinetuneOptions("", "", "", **{"sequence_tokens": 16, "held_out": 0.0, **changes})
+    return FinetuneOptions("", ("",), "", **{"sequence_tokens": 16, "held_out": 0.0, **changes})
 
 
-def split_sequences(records: list[Record], tokenizer: Any, options: FinetuneOptions, task: Task) -> Split:
-    return split_into(records, tokenizer, options, task, SequenceFile.beside(Path(tempfile.gettempdir(), "out")))
+def split_sequences(
+    records: list[Record], tokenizer: Any, options: FinetuneOptions, task: Task, valid: Sequence[Record] = ()
+) -> Split:
+    return split_into(records, tokenizer, options, task, SequenceFile.beside(Path(tempfile.gettempdir(), "out")), valid)
 
 
 def test_texts_are_packed_to_full_sequences(tokenizer: Any) -> None:
@@ -52,10 +55,37 @@ def test_without_a_prompt_an_encoder_has_nothing_to_read(record: Record, tokeniz
         split_sequences([record], tokenizer, options(), Task(TaskKind.SEQ2SEQ_LM, 7))
 
 
-def test_a_long_text_is_made_tokens_in_pieces(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_records, "_CHUNK_CHARACTERS", 2 * len(TEXT) + 3)
+def test_a_long_text_is_read_in_parts(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_records, "CHUNK_CHARACTERS", 2 * len(TEXT) + 3)
     found = split_sequences([Record(text=TEXT * 5)], tokenizer, options(sequence_tokens=1 << 14), CAUSAL).train
     assert list(found[0].tokens) == [*tokenizer(TEXT * 5)["input_ids"], tokenizer.eos_token_id]
+
+
+def test_answers_that_are_cut_are_counted(tokenizer: Any) -> None:
+    long, short = Record(prompt="to be", completion=TEXT), Record(prompt="to", completion=" be")
+    split = split_sequences([long, short], tokenizer, options(), CAUSAL)
+    whole = len(tokenizer("to be" + TEXT)["input_ids"]) + 1
+    (note,) = split.notes
+    assert note == (
+        f"1 of 2 answers are cut at --seq-len 16: {whole - 16} tokens are not learned; the longest has {whole} with its prompt"
+    )
+
+
+def test_an_answer_that_begins_within_a_token_is_counted(tokenizer: Any) -> None:
+    records = [Record(prompt="to be o", completion="r", place="line 7"), Record(prompt="to", completion=" be")]
+    (note,) = split_sequences(records, tokenizer, options(), CAUSAL).notes
+    assert note.startswith("1 answers begin within a token") and "(the first: line 7)" in note
+
+
+def test_instructions_are_a_conversation_where_there_is_a_template(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record, _ = record_of({"instruction": "to be", "input": "or", "output": "not"})
+    (found,) = split_sequences([record], tokenizer, options(sequence_tokens=512), CAUSAL).train
+    assert tokenizer.decode(found.tokens).startswith("<s>user\nto be\n\nor</s><s>assistant\nnot</s>")
+    monkeypatch.setattr(tokenizer, "chat_template", None)
+    (found,) = split_sequences([record], tokenizer, options(sequence_tokens=512), CAUSAL).train
+    assert "not</s>" in tokenizer.decode(found.tokens) and found.learned == len(tokenizer("not")["input_ids"]) + 1
 
 
 def test_only_the_completion_is_learned(tokenizer: Any) -> None:
@@ -90,17 +120,29 @@ def test_held_out_sequences_are_none_of_those_trained_on(tokenizer: Any) -> None
     assert split != split_sequences(records, tokenizer, options(held_out=0.25, sequence_tokens=64, seed=1), CAUSAL)
 
 
+def test_what_is_held_out_may_be_data_of_its_own(tokenizer: Any) -> None:
+    records = [Record(prompt=TEXT[:i], completion=" be") for i in range(1, 5)]
+    own = [Record(prompt="to", completion=" not")]
+    split = split_sequences(records, tokenizer, options(held_out=0.5, sequence_tokens=64), CAUSAL, own)
+    assert len(split.train) == 4
+    assert ["not" in tokenizer.decode(sequence.tokens) for sequence in split.held_out] == [True]
+    with pytest.raises(FinetuneError, match="no sequence of --valid is left"):
+        split_sequences(
+            records, tokenizer, options(sequence_tokens=64), CAUSAL, [Record(prompt=TEXT * 9, completion="x")]
+        )
+
+
 def test_conversations_that_the_template_refuses_are_counted_and_the_first_is_named(
     tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     only_users_first = "{% if messages[0].role != 'user' %}{{ raise_exception('a user first') }}{% endif %}"
     monkeypatch.setattr(tokenizer, "chat_template", only_users_first + TEMPLATE)
-    system = Record(messages=(Message("system", "be brief"), *TALK))
+    system = Record(messages=(Message("system", "be brief"), *TALK), place="line 3")
     wide = options(sequence_tokens=128)
     split = split_sequences([system, Record(messages=TALK), system], tokenizer, wide, CAUSAL)
     assert (len(split.train), split.skipped, split.unwritten) == (1, 0, 2)
-    assert split.first_unwritten == "a user first (in the one with 'be brief')"
-    with pytest.raises(FinetuneError, match="chat template refuses 1 of 1 records, the first: a user first"):
+    assert split.first_unwritten == "a user first (line 3)"
+    with pytest.raises(FinetuneError, match="chat template does not write 1 of 1 records, the first: a user first"):
         split_sequences([system], tokenizer, wide, CAUSAL)
 
 
@@ -118,6 +160,12 @@ def test_a_damaged_tokenizer_is_named(tmp_path: Path) -> None:
     (make_model(tmp_path) / "tokenizer.json").write_text("{")
     with pytest.raises(FinetuneError, match=r"the tokenizer of .* cannot be read"):
         load_tokenizer(tmp_path)
+
+
+def test_a_label_that_is_not_trained_is_named(tokenizer: Any) -> None:
+    known, other = Record(text="to be", label="a"), Record(text="or", label="b", place="line 2")
+    with pytest.raises(FinetuneError, match=r"the label 'b' \(line 2\) is none of those that are trained"):
+        split_sequences([known], tokenizer, options(), Task(TaskKind.CLASSIFICATION, labels=("a",)), [other])
 
 
 MASKED = Task(TaskKind.MASKED_LM)

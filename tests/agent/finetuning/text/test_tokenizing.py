@@ -17,7 +17,7 @@ pytestmark = pytest.mark.process
 def command(tmp_path_factory: pytest.TempPathFactory) -> FinetuneOptions:
     folder = tmp_path_factory.mktemp("tokenizing")
     model, data = make_model(folder / "model"), make_data(folder / "data.jsonl")
-    return FinetuneOptions(str(model), str(data), str(folder / "out"), sequence_tokens=32, sample="to be")
+    return FinetuneOptions(str(model), (str(data),), str(folder / "out"), sequence_tokens=32, sample="to be")
 
 
 def test_its_own_process_finds_the_same_and_has_no_torch(command: FinetuneOptions, tmp_path: Path) -> None:
@@ -38,7 +38,7 @@ def test_what_is_wrong_is_said_by_name(
     data = tmp_path / "data.jsonl"
     data.write_text('{"prompt": "' + "to be " * 99 + '", "completion": "x"}\n')
     with pytest.raises(FinetuneError, match="no sequence is left to train on"):
-        TokenizerProcess(replace(command, data=str(data))).tokenized()
+        TokenizerProcess(replace(command, data=(str(data),))).tokenized()
     monkeypatch.setattr(tokenizing, "_PROCESS", "port_agent.finetuning.text.records.none")
     with pytest.raises(FinetuneError, match="ended with 1; if it was the memory, give more --ram"):
         TokenizerProcess(command).tokenized()

@@ -66,7 +66,7 @@ def test_a_torch_worker_gets_its_allocator_and_its_threads() -> None:
 
 
 def test_a_fine_tuning_has_its_budget_as_its_plan_and_runs_for_its_owner(tmp_path: Path) -> None:
-    options = FinetuneOptions("/model", "/data.jsonl", "/out")
+    options = FinetuneOptions("/model", ("/data.jsonl",), "/out")
     job = FinetuneJob(options=options, ram_bytes=600 * MIB, threads=3, page_dir="/pages", weights={}, data_sha256="")
     (tmp_path / "bundle.port").write_bytes(job.encoded())
     kind = DEFAULT_KINDS[JobKind.FINETUNE]

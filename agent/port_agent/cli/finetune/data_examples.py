@@ -1,0 +1,48 @@
+"""What is learned of the data, shown to a person: what is read is dim, what is learned in colour."""
+
+from collections.abc import Iterable
+
+from rich.text import Text
+
+from port_agent.finetuning.text.examples import Example, Part
+
+_READ, _LEARNED = "dim", "bold green"
+_MAX_READ, _MAX_LEARNED = 160, 240
+"""Characters of the one that is shown before each run."""
+
+
+def example_text(example: Example) -> Text:
+    """Return a sequence with what is learned of it in colour."""
+    text = Text()
+    for part in example.parts:
+        text.append(part.text, _LEARNED if part.learned else _READ)
+    if example.label is not None:
+        text.append(f"\nlabel: {example.label}", _LEARNED)
+    return text
+
+
+def example_texts(examples: Iterable[Example]) -> Iterable[Text]:
+    """Yield sequences, each below its number and what of it is learned, in characters."""
+    for number, example in enumerate(examples, 1):
+        learned = sum(len(part.text) for part in example.parts if part.learned)
+        whole = sum(len(part.text) for part in example.parts)
+        said = f"{learned} of {whole} characters are learned" if example.label is None else "the label is learned"
+        yield Text(f"-- sequence {number}: {said}")
+        yield example_text(example)
+
+
+def short_example(example: Example) -> Text:
+    """Return the end of what is read first, and the beginning of what is learned of it."""
+    place = next((place for place, part in enumerate(example.parts) if part.learned), len(example.parts))
+    read = "".join(part.text for part in example.parts[:place])
+    learned = example.parts[place].text if place < len(example.parts) else ""
+    parts = (Part(_end(read), learned=False), Part(_begin(learned), learned=True))
+    return example_text(Example(parts, example.label))
+
+
+def _end(text: str) -> str:
+    return text if len(text) <= _MAX_READ else f"...{text[-_MAX_READ:]}"
+
+
+def _begin(text: str) -> str:
+    return text if len(text) <= _MAX_LEARNED else f"{text[:_MAX_LEARNED]}..."

@@ -1,0 +1,36 @@
+"""The date that chat templates write, kept beside a fine-tuning's checkpoint: a run that goes on another day is of the same text."""
+
+import datetime
+from pathlib import Path
+
+from port_agent.finetuning.inputs.options import FinetuneError
+from port_agent.system.atomic_file import write_atomically
+
+_NAME = "date"
+
+
+def state_folder(out: Path) -> Path:
+    """Return where a fine-tuning keeps what it goes on from."""
+    return out.with_name(f"{out.name}.state")
+
+
+def date_of_run(out: Path) -> str:
+    """Return the date of the run that is to be gone on with, today's where there is none. Raises FinetuneError."""
+    path = state_folder(out) / _NAME
+    try:
+        return datetime.date.fromisoformat(path.read_text()).isoformat()
+    except (FileNotFoundError, NotADirectoryError):
+        return datetime.date.today().isoformat()
+    except (OSError, ValueError) as error:
+        raise FinetuneError(f"{path} is damaged ({error}); give the date of the run: --date YYYY-MM-DD") from error
+
+
+def keep_date(out: Path, date: str) -> None:
+    """Keep the date of a run, whose folder is there. Raises OSError."""
+    if date:
+        write_atomically(state_folder(out) / _NAME, date.encode())
+
+
+def forget_date(out: Path) -> None:
+    """Remove what was kept."""
+    (state_folder(out) / _NAME).unlink(missing_ok=True)

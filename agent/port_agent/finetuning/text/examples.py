@@ -1,0 +1,51 @@
+"""Sequences as text again, for people: what is read of them, and what is learned."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import groupby, islice
+from typing import Any
+
+from port_agent.finetuning.text.sequence_file import IGNORED, TokenSequence
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a sequence, and whether it is learned."""
+
+    text: str
+    learned: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A sequence until the last token that is learned, as its tokens are decoded; `label`: what is learned where the whole is read."""
+
+    parts: tuple[Part, ...]
+    label: str | None = None
+
+
+def examples_of(
+    sequences: Iterable[TokenSequence], tokenizer: Any, labels: tuple[str, ...], count: int
+) -> tuple[Example, ...]:
+    """Return the first sequences as text."""
+    return tuple(_example(sequence, tokenizer, labels) for sequence in islice(sequences, count))
+
+
+def _example(sequence: TokenSequence, tokenizer: Any, labels: tuple[str, ...]) -> Example:
+    if sequence.label is not None:
+        return Example((Part(tokenizer.decode(list(sequence.tokens)), learned=False),), labels[sequence.label])
+    source = [Part(tokenizer.decode(list(sequence.source)), learned=False)] if sequence.source is not None else []
+    return Example((*source, *_parts(sequence, tokenizer)))
+
+
+def _parts(sequence: TokenSequence, tokenizer: Any) -> Iterator[Part]:
+    """Yield the parts of a text, each as what its tokens add to those before: alone, a decoder would leave its first space away."""
+    tokens = list(sequence.tokens)
+    learned = [label != IGNORED for label in sequence.labels]
+    end = max((place + 1 for place, one in enumerate(learned) if one), default=0)
+    written, done = "", 0
+    for is_learned, run in groupby(learned[:end]):
+        done += len(list(run))
+        text = tokenizer.decode(tokens[:done], clean_up_tokenization_spaces=False)
+        yield Part(text[len(written) :], is_learned)
+        written = text

@@ -1,0 +1,286 @@
+"""Files of data as people have them, told by what is in them: texts, JSON by lines or in an array, tables, each also compressed by gzip.
+
+Entries come one at a time: a file may be larger than the memory.
+"""
+
+import codecs
+import csv
+import enum
+import gzip
+import io
+import json
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from port_agent.finetuning.inputs.options import FinetuneError
+from port_agent.finetuning.text.shapes import COLUMNS, record_of
+from port_planner.base.units import shown
+
+CHUNK_CHARACTERS = 1 << 15
+"""Of a text that are read and made tokens at once: that takes 300 bytes a character for a moment."""
+
+_CHUNK_BYTES = 1 << 20
+"""Read at once to find where a file is not a valid text."""
+
+_BEGIN_CHARACTERS = 1 << 16
+"""By which a file is told."""
+
+_FIRST_LINES = 100
+"""Of which one is an object where a file has one a line."""
+
+_MAX_SHOWN = 60
+_PARQUET_ROWS = 64
+_JSON_SUFFIXES = (".json", ".jsonl", ".ndjson")
+_TABLE_SUFFIXES = (".csv", ".tsv")
+_DELIMITERS = ",\t;"
+_GZIP, _PARQUET = b"\x1f\x8b", b"PAR1"
+
+_OTHERS = {
+    b"PK\x03\x04": "an archive, or a document of an office program", b"%PDF": "a PDF", b"SQLite": "a database", b"BZh": "compressed by bzip2",
+    b"\xfd7zXZ": "compressed by xz", b"\x28\xb5\x2f\xfd": "compressed by zstd", b"ARROW1": "an Arrow file", b"\x7fELF": "a program",
+}  # fmt: skip
+"""How files begin that are read by nobody here, and what they are."""
+
+_DECODER = json.JSONDecoder()
+
+
+class SourceKind(enum.Enum):
+    """What a file is: one text, a JSON object a line, JSON objects one after the other or in an array, or a table."""
+
+    TEXT = enum.auto()
+    LINES = enum.auto()
+    OBJECTS = enum.auto()
+    TABLE = enum.auto()
+    PARQUET = enum.auto()
+
+
+def files_of(path: Path) -> list[Path]:
+    """Return the files of a directory and of those in it, by name, without hidden ones; or a file alone. Raises FinetuneError."""
+    if not path.is_dir():
+        return [path]
+    found = sorted(file for file in path.rglob("*") if file.is_file())
+    files = [file for file in found if not any(part.startswith(".") for part in file.relative_to(path).parts)]
+    if not files:
+        raise FinetuneError(f"{path} has no files; give a directory of texts, or a file")
+    return files
+
+
+def kind_of(path: Path) -> SourceKind:
+    """Return what a file is. Raises FinetuneError for what is not read, with how it begins and what is."""
+    start = next(_read(path, lambda stream: iter((stream.read(8),))))
+    other = next((what for magic, what in _OTHERS.items() if start.startswith(magic)), None)
+    if other is not None:
+        raise FinetuneError(f"{path} is {other}; convert it to UTF-8 text, JSON lines, CSV or Parquet")
+    if start.startswith(_PARQUET):
+        return SourceKind.PARQUET
+    begin = next(read_text(path, lambda stream: iter((stream.read(_BEGIN_CHARACTERS),))))
+    if "\0" in begin:
+        raise FinetuneError(f"{path} is no text: it has bytes of 0; give UTF-8 text, JSON lines, CSV or Parquet")
+    suffix = Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
+    first = begin.lstrip().partition("\n")[0]
+    delimiter = _delimiter(first)
+    if suffix in _TABLE_SUFFIXES or _is_header(first, delimiter):
+        if not delimiter:
+            raise FinetuneError(
+                f"{path} begins with {shown(first[:_MAX_SHOWN])}, and a table's first line names its columns: {' or '.join(map(', '.join, COLUMNS))}"
+            )
+        return SourceKind.TABLE
+    if suffix in _JSON_SUFFIXES:
+        by_line = any(map(_is_json, begin.split("\n")[:_FIRST_LINES]))
+        return SourceKind.LINES if by_line or not _begins_with_objects(begin) else SourceKind.OBJECTS
+    if _has_shape(first):
+        return SourceKind.LINES
+    return SourceKind.OBJECTS if _begins_with_objects(begin, shaped=True) else SourceKind.TEXT
+
+
+def entries(path: Path, kind: SourceKind) -> Iterator[tuple[str, object]]:
+    """Yield where each entry of a file stands and what it is, a ValueError for one that is broken.
+
+    Raises FinetuneError where the file cannot be read.
+    """
+    if kind is SourceKind.LINES:
+        lines = enumerate(map(_line, read_text(path, iter)), 1)
+        yield from ((f"line {number}", entry) for number, entry in lines if entry != "")
+    elif kind is SourceKind.OBJECTS:
+        yield from ((f"entry {number}", entry) for number, entry in enumerate(read_text(path, _objects), 1))
+    elif kind is SourceKind.TABLE:
+        yield from ((f"row {number}", entry) for number, entry in enumerate(read_text(path, _rows), 1))
+    elif kind is SourceKind.PARQUET:
+        yield from ((f"row {number}", entry) for number, entry in enumerate(_parquet_rows(path), 1))
+
+
+def read_text(path: Path, parts: Callable[[IO[str]], Iterator[Any]]) -> Iterator[Any]:
+    """Yield parts of a text file, as `parts` reads them. Raises FinetuneError where it cannot be read."""
+
+    def decoded(stream: IO[bytes]) -> Iterator[Any]:
+        # with or without the mark that editors on Windows put first
+        with io.TextIOWrapper(stream, encoding="utf-8-sig") as text:
+            yield from parts(text)
+
+    try:
+        yield from _read(path, decoded)
+    except UnicodeDecodeError as error:
+        (place,) = _read(path, _first_other_byte)
+        raise FinetuneError(f"{path} is no UTF-8 text (byte {place}); convert it") from error
+
+
+def _read(path: Path, parts: Callable[[IO[bytes]], Iterator[Any]]) -> Iterator[Any]:
+    """Yield parts of a file's content, without its compression. Raises FinetuneError where it cannot be read."""
+    try:
+        with path.open("rb") as stream:
+            packed = stream.read(len(_GZIP)) == _GZIP
+        opened: Any = gzip.open if packed else open
+        with opened(path, "rb") as content:
+            yield from parts(content)
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise FinetuneError(f"{path}: {reason}; give a file of texts or records") from error
+
+
+def _first_other_byte(stream: IO[bytes]) -> Iterator[int]:
+    """Yield where the first byte lies that is of no UTF-8 text, maybe of a character that the file ends within."""
+    decoder, done = codecs.getincrementaldecoder("utf-8")(), 0
+    while chunk := stream.read(_CHUNK_BYTES):
+        begun = len(decoder.getstate()[0])
+        try:
+            decoder.decode(chunk)
+        except UnicodeDecodeError as error:
+            yield done - begun + error.start
+            return
+        done += len(chunk)
+    yield done - len(decoder.getstate()[0])
+
+
+# -- how a file is told
+
+
+def _is_json(line: str) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _has_shape(line: str) -> bool:
+    try:
+        record_of(json.loads(line))
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _begins_with_objects(begin: str, *, shaped: bool = False) -> bool:
+    """Return whether a text begins with a JSON object, in an array or not; `shaped`: one of a shape that is read."""
+    rest = begin.lstrip()
+    rest = rest[1:].lstrip() if rest.startswith("[") else rest
+    if not rest.startswith("{"):
+        return not shaped and begin.lstrip().startswith("[")
+    try:
+        entry, _ = _DECODER.raw_decode(rest)
+        if shaped:
+            record_of(entry)
+    except (ValueError, RecursionError):
+        return not shaped and len(begin) == _BEGIN_CHARACTERS  # it may be longer than what was read
+    return True
+
+
+def _delimiter(line: str) -> str | None:
+    """Return what stands between the columns that a line names, None where it names none of a shape."""
+    for delimiter in _DELIMITERS:
+        names = [name.strip() for name in next(csv.reader([line], delimiter=delimiter), [])]
+        if any({*columns} <= {*names} for columns in COLUMNS) and all(
+            name and len(name) <= _MAX_SHOWN for name in names
+        ):
+            return delimiter
+    return None
+
+
+def _is_header(line: str, delimiter: str | None) -> bool:
+    """Return whether a line with columns of a shape is the first of a table, and not of a text that begins like one."""
+    names = line.split(delimiter) if delimiter else []
+    return len(names) > 1 and all(name.strip('"').isidentifier() for name in names)
+
+
+# -- how entries are read
+
+
+def _line(line: str) -> object:
+    """Return the entry of a line, "" where it is blank."""
+    text = line.strip()
+    if not text:
+        return ""
+    try:
+        return _checked(json.loads(text))
+    except (ValueError, RecursionError) as error:
+        return _broken(error, text)
+
+
+def _broken(error: Exception, text: str) -> ValueError:
+    what = "nested too deep" if isinstance(error, RecursionError) else str(error)
+    return ValueError(f"{what} in {shown(text[:_MAX_SHOWN])}")
+
+
+def _checked(entry: Any) -> Any:
+    """Return an entry that has whole characters only. Raises ValueError."""
+    try:
+        json.dumps(entry, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise ValueError("half a character (a lone surrogate)") from error
+    return entry
+
+
+def _objects(stream: IO[str]) -> Iterator[object]:
+    """Yield JSON objects that stand one after the other or in an array; what cannot be read ends them, as a ValueError."""
+    text, more = "", True
+    while True:
+        text = text.lstrip(" \t\r\n,") if text.strip(" \t\r\n,[]") else ""
+        text = text[1:].lstrip() if text.startswith("[") else text
+        if not text and not more:
+            return
+        try:
+            entry, end = _DECODER.raw_decode(text)
+        except RecursionError as error:
+            yield _broken(error, text)
+            return
+        except ValueError as error:
+            part = stream.read(max(len(text), CHUNK_CHARACTERS)) if more else ""
+            more = bool(part)
+            if not part and text:
+                if text.strip("] \n\r\t"):
+                    yield _broken(error, text)
+                return
+            text += part
+            continue
+        text = text[end:]
+        try:
+            yield _checked(entry)
+        except ValueError as error:
+            yield error
+
+
+def _rows(stream: IO[str]) -> Iterator[object]:
+    csv.field_size_limit(1 << 30)
+    first = stream.readline()
+    delimiter = _delimiter(first.strip()) or ","
+    names = [name.strip() for name in next(csv.reader([first], delimiter=delimiter))]
+    for cells in csv.reader(stream, delimiter=delimiter):
+        if not cells:
+            continue
+        if len(cells) != len(names):
+            yield ValueError(f"{len(cells)} cells under {len(names)} columns")
+        else:
+            yield dict(zip(names, cells, strict=True))
+
+
+def _parquet_rows(path: Path) -> Iterator[Mapping[str, object]]:
+    try:
+        from pyarrow import ArrowException, parquet
+    except ImportError as error:
+        raise FinetuneError(f"{path} is a Parquet file, which pyarrow reads: pip install pyarrow") from error
+    try:
+        for batch in parquet.ParquetFile(path).iter_batches(batch_size=_PARQUET_ROWS):
+            yield from batch.to_pylist()
+    except (ArrowException, OSError) as error:
+        raise FinetuneError(f"{path} cannot be read ({error}); download it again") from error

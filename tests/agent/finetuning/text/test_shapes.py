@@ -1,0 +1,69 @@
+"""Every shape that people's entries have is read as what it says, and what has two shapes or none is refused with the reason."""
+
+from typing import Any
+
+import pytest
+
+from port_agent.finetuning.text.shapes import Message, Record, record_of
+
+USER, ANSWER = {"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}
+TALK = (Message("user", "u"), Message("assistant", "a"))
+
+
+@pytest.mark.parametrize(
+    ("entry", "record"),
+    [
+        ({"text": "a"}, Record(text="a")),
+        ({"text": "a", "label": 3}, Record(text="a", label="3")),
+        ({"text": "a", "label": None}, Record(text="a")),
+        ({"prompt": "p", "completion": "c"}, Record(prompt="p", completion="c")),
+        ({"prompt": "[1]", "completion": "[2]"}, Record(prompt="[1]", completion="[2]")),
+        ({"messages": [USER, ANSWER]}, Record(messages=TALK)),
+        ({"messages": '[{"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}]'}, Record(messages=TALK)),
+        ({"messages": [USER, ANSWER], "tools": [{"x": 1}]}, Record(messages=TALK, tools=({"x": 1},))),
+        ({"messages": [USER, ANSWER], "tools": '[{"x": 1}]'}, Record(messages=TALK, tools=({"x": 1},))),
+        ({"conversations": [{"from": "human", "value": "u"}, {"from": "gpt", "value": "a"}]}, Record(messages=TALK)),
+        ({"conversations": [USER, ANSWER], "system": "s"}, Record(messages=(Message("system", "s"), *TALK))),
+        ({"prompt": [USER, ANSWER, USER], "completion": [ANSWER]}, Record(messages=(TALK[0], Message("assistant", "a", learned=False), *TALK))),
+        ({"messages": [USER, {**ANSWER, "weight": 0}, ANSWER]}, Record(messages=(TALK[0], Message("assistant", "a", learned=False), TALK[1]))),
+    ],
+)  # fmt: skip
+def test_an_entry_of_each_shape(entry: dict[str, Any], record: Record) -> None:
+    assert record_of(entry) == (record, [])
+
+
+def test_an_instruction_is_a_conversation_and_a_prompt() -> None:
+    record, unread = record_of({"instruction": "i", "input": "x", "output": "o", "text": "all", "id": 3})
+    assert [m.content for m in record.messages] == ["i\n\nx", "o"] and unread == ["id"]
+    assert record.prompt is not None and record.prompt.endswith(
+        "### Instruction:\ni\n\n### Input:\nx\n\n### Response:\n"
+    )
+    assert record.completion == "o"
+
+
+@pytest.mark.parametrize(
+    ("entry", "reason"),
+    [
+        ([], "no object"),
+        ({"words": 1}, "none of the shapes that are read, with the keys 'words'"),
+        ({"text": "a", "prompt": "p", "completion": "c"}, "both text and prompt with completion: give one"),
+        ({"text": "a", "label": 0.5}, "the label 0.5: labels are classes"),
+        ({"text": 3}, "a text that is no text"),
+        ({"messages": []}, "messages that are no list of messages"),
+        ({"messages": [USER]}, "without an assistant's that is learned"),
+        ({"messages": [USER, {**ANSWER, "weight": 0}]}, "without an assistant's that is learned"),
+        ({"messages": [USER, {**ANSWER, "weight": 0.5}]}, "weight of 0.5"),
+        ({"messages": [{"role": "user", "content": None}, ANSWER]}, "a message without role and content"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image"}]}, ANSWER]},
+            "a part of a message that is no text",
+        ),
+        ({"messages": [USER, {**ANSWER, "tool_calls": "x"}]}, "tool_calls that are no list of objects"),
+        ({"messages": [USER, ANSWER], "tools": "x"}, "tools that are no list"),
+        ({"conversations": [{"from": "dog", "value": "u"}]}, "a turn from 'dog'"),
+        ({"instruction": "i", "input": 3, "output": "o"}, "an input that is no text"),
+    ],
+)
+def test_what_is_wrong_with_an_entry_is_said(entry: object, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        record_of(entry)

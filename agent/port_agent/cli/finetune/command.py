@@ -100,6 +100,7 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     _add_what_is_trained(parser.add_argument_group("what is trained"))
     _add_updates(parser.add_argument_group("updates"))
+    _add_data(parser.add_argument_group("the data"))
     _add_job(parser.add_argument_group("the job"))
     add_budget_options(parser)
     parser.set_defaults(run=_finetune, tensors=None)
@@ -166,6 +167,15 @@ def _add_updates(group: "argparse._ArgumentGroup") -> None:
     )
     length.add_argument("--updates", type=whole_number(1), metavar="N", help="so many updates instead")
     group.add_argument("--lr", type=positive_number, default=2e-4, metavar="R", help="learning rate (default 2e-4)")
+
+
+def _add_data(group: "argparse._ArgumentGroup") -> None:
+    group.add_argument(
+        "--show-data",
+        type=whole_number(1, _MAX_SHOWN),
+        metavar="N",
+        help="show N sequences as they are trained, what is learned in colour, and train nothing (one is shown before each run)",
+    )
     held_out = group.add_mutually_exclusive_group()
     held_out.add_argument(
         "--valid",
@@ -196,12 +206,6 @@ def _add_job(group: "argparse._ArgumentGroup") -> None:
     group.add_argument("--json", action="store_true", help="print a line of JSON for each update and at the end")
     group.add_argument(
         "--explain", action="store_true", help="say what would be done and why, in figures, and train nothing"
-    )
-    group.add_argument(
-        "--show-data",
-        type=whole_number(1, _MAX_SHOWN),
-        metavar="N",
-        help="show N sequences as they are trained, what is learned in colour, and train nothing (one is shown before each run)",
     )
     group.add_argument(
         "--submit", action="store_true", help="give it to the agent of this machine as a job, and return"

@@ -31,7 +31,7 @@ class Records(Collection[Record]):
     def __init__(self, *paths: Path) -> None:
         """Look at all of them once. Raises FinetuneError where a file cannot be read or there is nothing to train on."""
         self.left: list[str] = []
-        self._files = list(self._told(paths))
+        self._files = list(self._kinds(paths))
         self._count = self.broken = self.labels = 0
         self.first_broken = ""
         self.unread: Counter[str] = Counter()
@@ -57,7 +57,7 @@ class Records(Collection[Record]):
     def __contains__(self, record: object) -> bool:
         return any(record == one for one in self)
 
-    def _told(self, paths: Iterable[Path]) -> Iterator[tuple[Path, SourceKind]]:
+    def _kinds(self, paths: Iterable[Path]) -> Iterator[tuple[Path, SourceKind]]:
         """Yield the files that are read, and what they are. Raises FinetuneError."""
         for path in paths:
             for file in files_of(path):

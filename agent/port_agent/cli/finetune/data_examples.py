@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from rich.text import Text
 
-from port_agent.finetuning.text.examples import Example, Part
+from port_agent.finetuning.text.examples import Example, ExamplePart
 
 _READ, _LEARNED = "dim", "bold green"
 _MAX_READ, _MAX_LEARNED = 160, 240
@@ -36,7 +36,7 @@ def short_example(example: Example) -> Text:
     place = next((place for place, part in enumerate(example.parts) if part.learned), len(example.parts))
     read = "".join(part.text for part in example.parts[:place])
     learned = example.parts[place].text if place < len(example.parts) else ""
-    parts = (Part(_end(read), learned=False), Part(_begin(learned), learned=True))
+    parts = (ExamplePart(_end(read), learned=False), ExamplePart(_begin(learned), learned=True))
     return example_text(Example(parts, example.label))
 
 

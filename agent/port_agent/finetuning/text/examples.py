@@ -9,7 +9,7 @@ from port_agent.finetuning.text.sequence_file import IGNORED, TokenSequence
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ExamplePart:
     """A part of a sequence, and whether it is learned."""
 
     text: str
@@ -20,7 +20,7 @@ class Part:
 class Example:
     """A sequence until the last token that is learned, as its tokens are decoded; `label`: what is learned where the whole is read."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[ExamplePart, ...]
     label: str | None = None
 
 
@@ -33,12 +33,14 @@ def examples_of(
 
 def _example(sequence: TokenSequence, tokenizer: Any, labels: tuple[str, ...]) -> Example:
     if sequence.label is not None:
-        return Example((Part(tokenizer.decode(list(sequence.tokens)), learned=False),), labels[sequence.label])
-    source = [Part(tokenizer.decode(list(sequence.source)), learned=False)] if sequence.source is not None else []
+        return Example((ExamplePart(tokenizer.decode(list(sequence.tokens)), learned=False),), labels[sequence.label])
+    source = (
+        [ExamplePart(tokenizer.decode(list(sequence.source)), learned=False)] if sequence.source is not None else []
+    )
     return Example((*source, *_parts(sequence, tokenizer)))
 
 
-def _parts(sequence: TokenSequence, tokenizer: Any) -> Iterator[Part]:
+def _parts(sequence: TokenSequence, tokenizer: Any) -> Iterator[ExamplePart]:
     """Yield the parts of a text, each as what its tokens add to those before: alone, a decoder would leave its first space away."""
     tokens = list(sequence.tokens)
     learned = [label != IGNORED for label in sequence.labels]
@@ -47,5 +49,5 @@ def _parts(sequence: TokenSequence, tokenizer: Any) -> Iterator[Part]:
     for is_learned, run in groupby(learned[:end]):
         done += len(list(run))
         text = tokenizer.decode(tokens[:done], clean_up_tokenization_spaces=False)
-        yield Part(text[len(written) :], is_learned)
+        yield ExamplePart(text[len(written) :], is_learned)
         written = text

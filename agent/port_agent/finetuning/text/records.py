@@ -9,7 +9,7 @@ from pathlib import Path
 
 from port_agent.finetuning.inputs.options import FinetuneError
 from port_agent.finetuning.text.shapes import SHAPES, Record, record_of
-from port_agent.finetuning.text.sources import CHUNK_CHARACTERS, SourceKind, entries, files_of, kind_of, read_text
+from port_agent.finetuning.text.sources import CHUNK_CHARACTERS, SourceKind, entries, files_of, source_kind, text_parts
 
 
 def parts_of(record: Record) -> Iterator[str]:
@@ -18,7 +18,7 @@ def parts_of(record: Record) -> Iterator[str]:
         text = record.text
         yield from (text[start : start + CHUNK_CHARACTERS] for start in range(0, len(text), CHUNK_CHARACTERS))
     elif record.file is not None:
-        yield from read_text(record.file, lambda stream: iter(lambda: stream.read(CHUNK_CHARACTERS), ""))
+        yield from text_parts(record.file, lambda stream: iter(lambda: stream.read(CHUNK_CHARACTERS), ""))
 
 
 class Records(Collection[Record]):
@@ -62,7 +62,7 @@ class Records(Collection[Record]):
         for path in paths:
             for file in files_of(path):
                 try:
-                    yield file, kind_of(file)
+                    yield file, source_kind(file)
                 except FinetuneError as error:
                     if not path.is_dir():
                         raise

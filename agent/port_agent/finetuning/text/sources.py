@@ -67,7 +67,7 @@ def files_of(path: Path) -> list[Path]:
     return files
 
 
-def kind_of(path: Path) -> SourceKind:
+def source_kind(path: Path) -> SourceKind:
     """Return what a file is. Raises FinetuneError for what is not read, with how it begins and what is."""
     start = next(_read(path, lambda stream: iter((stream.read(8),))))
     other = next((what for magic, what in _OTHERS.items() if start.startswith(magic)), None)
@@ -75,7 +75,7 @@ def kind_of(path: Path) -> SourceKind:
         raise FinetuneError(f"{path} is {other}; convert it to UTF-8 text, JSON lines, CSV or Parquet")
     if start.startswith(_PARQUET):
         return SourceKind.PARQUET
-    begin = next(read_text(path, lambda stream: iter((stream.read(_BEGIN_CHARACTERS),))))
+    begin = next(text_parts(path, lambda stream: iter((stream.read(_BEGIN_CHARACTERS),))))
     if "\0" in begin:
         raise FinetuneError(f"{path} is no text: it has bytes of 0; give UTF-8 text, JSON lines, CSV or Parquet")
     suffix = Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
@@ -101,17 +101,17 @@ def entries(path: Path, kind: SourceKind) -> Iterator[tuple[str, object]]:
     Raises FinetuneError where the file cannot be read.
     """
     if kind is SourceKind.LINES:
-        lines = enumerate(map(_line, read_text(path, iter)), 1)
+        lines = enumerate(map(_line, text_parts(path, iter)), 1)
         yield from ((f"line {number}", entry) for number, entry in lines if entry != "")
     elif kind is SourceKind.OBJECTS:
-        yield from ((f"entry {number}", entry) for number, entry in enumerate(read_text(path, _objects), 1))
+        yield from ((f"entry {number}", entry) for number, entry in enumerate(text_parts(path, _objects), 1))
     elif kind is SourceKind.TABLE:
-        yield from ((f"row {number}", entry) for number, entry in enumerate(read_text(path, _rows), 1))
+        yield from ((f"row {number}", entry) for number, entry in enumerate(text_parts(path, _rows), 1))
     elif kind is SourceKind.PARQUET:
         yield from ((f"row {number}", entry) for number, entry in enumerate(_parquet_rows(path), 1))
 
 
-def read_text(path: Path, parts: Callable[[IO[str]], Iterator[Any]]) -> Iterator[Any]:
+def text_parts(path: Path, parts: Callable[[IO[str]], Iterator[Any]]) -> Iterator[Any]:
     """Yield parts of a text file, as `parts` reads them. Raises FinetuneError where it cannot be read."""
 
     def decoded(stream: IO[bytes]) -> Iterator[Any]:

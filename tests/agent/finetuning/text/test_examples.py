@@ -3,7 +3,7 @@
 from array import array
 from typing import Any
 
-from port_agent.finetuning.text.examples import Example, Part, examples_of
+from port_agent.finetuning.text.examples import Example, ExamplePart, examples_of
 from port_agent.finetuning.text.sequence_file import IGNORED, TOKEN, TokenSequence
 from tests.agent.finetuning.text import tokenizer_zoo
 
@@ -16,7 +16,7 @@ def sequence(tokens: list[int], read: int, padding: int = 0) -> TokenSequence:
 def test_parts_are_what_their_tokens_add(tokenizer: Any) -> None:
     tokens = tokenizer("to be or not")["input_ids"]
     read = len(tokenizer("to be")["input_ids"])
-    expected = Example((Part("to be", learned=False), Part(" or not", learned=True)))
+    expected = Example((ExamplePart("to be", learned=False), ExamplePart(" or not", learned=True)))
     assert examples_of([sequence(tokens, read, padding=3)] * 3, tokenizer, (), 2) == (expected, expected)
     llama = tokenizer_zoo.made("sentencepiece")
     tokens = llama("to be or not", add_special_tokens=False)["input_ids"]
@@ -27,9 +27,11 @@ def test_parts_are_what_their_tokens_add(tokenizer: Any) -> None:
 def test_a_label_and_what_an_encoder_reads_are_shown(tokenizer: Any) -> None:
     tokens = array(TOKEN, tokenizer("to be")["input_ids"])
     chosen = TokenSequence(tokens, array(TOKEN, [IGNORED] * len(tokens)), label=1)
-    assert examples_of([chosen], tokenizer, ("bad", "good"), 1) == (Example((Part("to be", learned=False),), "good"),)
+    assert examples_of([chosen], tokenizer, ("bad", "good"), 1) == (
+        Example((ExamplePart("to be", learned=False),), "good"),
+    )
     with_source = TokenSequence(tokens, tokens, source=array(TOKEN, tokenizer("or not")["input_ids"]))
     assert examples_of([with_source], tokenizer, (), 1)[0].parts == (
-        Part("or not", learned=False),
-        Part("to be", learned=True),
+        ExamplePart("or not", learned=False),
+        ExamplePart("to be", learned=True),
     )

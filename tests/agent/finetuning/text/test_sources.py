@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from port_agent.finetuning.inputs.options import FinetuneError
-from port_agent.finetuning.text.sources import SourceKind, entries, files_of, kind_of
+from port_agent.finetuning.text.sources import SourceKind, entries, files_of, source_kind
 
 A, B = {"text": "a, and\nmore"}, {"text": "b"}
 LINES = f"{json.dumps(A)}\n\n{json.dumps(B)}\n"
 
 
 def read(path: Path) -> list[object]:
-    return [entry for _, entry in entries(path, kind_of(path))]
+    return [entry for _, entry in entries(path, source_kind(path))]
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def read(path: Path) -> list[object]:
 def test_entries_of_each_kind(name: str, content: str, kind: SourceKind, packed: bool, tmp_path: Path) -> None:
     path = tmp_path / (f"{name}.gz" if packed else name)
     path.write_bytes(gzip.compress(content.encode()) if packed else content.encode())
-    assert kind_of(path) is kind
+    assert source_kind(path) is kind
     assert [entry for entry in read(path) if not isinstance(entry, ValueError)] == [A, B]
 
 
@@ -52,7 +52,7 @@ def test_entries_of_each_kind(name: str, content: str, kind: SourceKind, packed:
 )
 def test_all_else_is_a_text(name: str, content: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(content)
-    assert kind_of(tmp_path / name) is SourceKind.TEXT
+    assert source_kind(tmp_path / name) is SourceKind.TEXT
 
 
 def test_a_table_is_told_by_its_columns(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_a_table_is_told_by_its_columns(tmp_path: Path) -> None:
         FinetuneError,
         match=r"begins with 'a,b', and a table's first line names its columns: text or prompt, completion",
     ):
-        kind_of(tmp_path / "a.csv")
+        source_kind(tmp_path / "a.csv")
 
 
 def test_parquet_is_read_where_pyarrow_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,7 +78,7 @@ def test_parquet_is_read_where_pyarrow_is_there(tmp_path: Path, monkeypatch: pyt
     path = tmp_path / "a.bin"
     rows = [{"messages": [{"role": "user", "content": "u"}, {"role": "assistant", "content": None}]}] * 70
     parquet.write_table(pyarrow.Table.from_pylist(rows), path)
-    assert kind_of(path) is SourceKind.PARQUET and read(path) == rows
+    assert source_kind(path) is SourceKind.PARQUET and read(path) == rows
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(FinetuneError, match=r"a\.bin cannot be read"):
         read(path)
@@ -100,7 +100,7 @@ def test_parquet_is_read_where_pyarrow_is_there(tmp_path: Path, monkeypatch: pyt
 def test_what_is_read_by_nobody_is_refused_by_name(content: bytes, said: str, tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(content)
     with pytest.raises(FinetuneError, match=said):
-        kind_of(tmp_path / "a")
+        source_kind(tmp_path / "a")
 
 
 def test_entries_that_cannot_be_read_are_broken_alone(tmp_path: Path) -> None:

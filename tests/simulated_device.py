@@ -176,7 +176,7 @@ _libraries: list[torch.library.Library] = []
 def _new_storage(memory: torch.UntypedStorage) -> torch.UntypedStorage:
     nbytes = memory.nbytes()
     _DEVICE.take(nbytes)
-    storage = torch._C._construct_storage_from_data_pointer(memory.data_ptr(), torch.device(NAME, 0), nbytes)
+    storage: Any = torch._C._construct_storage_from_data_pointer(memory.data_ptr(), torch.device(NAME, 0), nbytes)
     made = _Block(memory, nbytes)
     made.uses[0, nbytes] = (_DEVICE.stream.index, _DEVICE.stream.number)  # whoever had this memory before
     _DEVICE.blocks[storage._cdata] = made
@@ -221,7 +221,7 @@ def _wrap(t: torch.Tensor, known: dict[int, torch.UntypedStorage]) -> torch.Tens
     if key not in known:
         known[key] = _new_storage(t.untyped_storage())
     empty = torch._C._acc.create_empty_tensor((0,), t.dtype)
-    return _set_(empty, known[key], t.storage_offset(), t.size(), t.stride())
+    return _set_(empty, known[key], int(t.storage_offset()), t.size(), t.stride())
 
 
 def _span(t: torch.Tensor) -> tuple[int, int]:
@@ -229,7 +229,8 @@ def _span(t: torch.Tensor) -> tuple[int, int]:
     if t.numel() == 0:
         return 0, 0
     last = sum((n - 1) * k for n, k in zip(t.size(), t.stride(), strict=True))
-    return t.storage_offset() * size, (t.storage_offset() + last + 1) * size
+    offset = int(t.storage_offset())
+    return offset * size, (offset + last + 1) * size
 
 
 _NOBODY = -1
@@ -342,9 +343,9 @@ def _run(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if id(t) in operands:
             original, made = operands[id(t)]
             return original if made.shape == original.shape else _grown(original, made)
-        made = t.untyped_storage()._cdata not in known
+        is_new = t.untyped_storage()._cdata not in known
         wrapped = _wrap(t, known)
-        if made:
+        if is_new:
             _write(wrapped, stream, clock, name)
         return wrapped
 
@@ -355,7 +356,7 @@ def _run(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def _grown(original: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
     """Let a tensor that was given as `out=` have what an operator made of it, which is longer than it was."""
     memory = made.untyped_storage()
-    return _set_(original, _new_storage(memory), made.storage_offset(), made.size(), made.stride())
+    return _set_(original, _new_storage(memory), int(made.storage_offset()), made.size(), made.stride())
 
 
 def _copy_(self: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:

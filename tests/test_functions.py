@@ -30,8 +30,8 @@ def functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
 
 def _below(node: ast.AST, name: str) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
     for child in ast.iter_child_nodes(node):
-        named = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
-        inner = f"{name}.{child.name}" if named else name
+        named = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+        inner = f"{name}.{child.name}" if isinstance(child, named) else name
         if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
             yield inner, child
         yield from _below(child, inner)

@@ -27,8 +27,8 @@ def public_names() -> dict[str, list[str]]:
     for package in PACKAGES:
         for path in sorted((ROOT / package).rglob("*.py")):
             for node in ast.parse(path.read_text()).body:
-                named = isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-                if named and not node.name.startswith("_"):
+                named = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+                if isinstance(node, named) and not node.name.startswith("_"):
                     found[node.name].append(str(path.relative_to(ROOT)))
     return found
 

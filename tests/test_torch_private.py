@@ -11,6 +11,7 @@ import ast
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -37,10 +38,10 @@ def _held() -> frozenset[str]:
     """Return the private attributes of objects of torch's that our code holds."""
     weight = torch.zeros(1, requires_grad=True)
     adam = torch.optim.Adam([weight])
-    objects = (
+    objects: tuple[Any, ...] = (
         weight, weight.untyped_storage(), torch.TypedStorage, torch.ops.aten.add.Tensor, torch.ops.aten.add, adam,
         torch.optim.lr_scheduler.StepLR(adam, 1), torch.nn.Linear(1, 1), torch.library.Library, torch.Generator(),
-        torch.utils._python_dispatch.TorchDispatchMode, (weight * 2).grad_fn, torch.utils.data.DataLoader([1]),
+        torch.utils._python_dispatch.TorchDispatchMode, (weight * 2).grad_fn, torch.utils.data.DataLoader(torch.utils.data.TensorDataset(weight)),
         torch.nn.utils.rnn.PackedSequence, torch.autograd.forward_ad, torch.autograd, torch.mps, torch.cuda, torch.cpu,
     )  # fmt: skip
     return _MARKS | frozenset(

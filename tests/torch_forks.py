@@ -265,7 +265,7 @@ def _execve(path: str, words: Sequence[str], environment: Mapping[str, str]) -> 
     """Begin again where a module of ours becomes one of ours; as it was, else."""
     if path == sys.executable and _is_ours(list(words)):
         raise _BeginAgain(words, environment)
-    _EXECVE(path, words, environment)
+    _EXECVE(path, list(words), environment)
     raise AssertionError("it came back")
 
 

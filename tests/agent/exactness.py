@@ -202,7 +202,7 @@ def contents_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dic
 
 def bits(tensor: torch.Tensor) -> bytes:
     """Return a tensor's values as bytes: equal bytes are equal bits, the sign of zero included."""
-    return bytes(memoryview(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()))
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def planned(

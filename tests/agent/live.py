@@ -7,6 +7,7 @@ import asyncio
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from port_agent.jobs.job import JobKind
 from port_agent.supervisor.context import DaemonSeams, Settings
@@ -45,9 +46,9 @@ def read_json_plans(bundle: Path) -> BundleFacts:
 KINDS = {kind: WorkerKind((sys.executable, str(WORKER)), read_json_plans, no_environment) for kind in JobKind}
 
 
-def seams(**changes: object) -> DaemonSeams:
+def seams(**changes: Any) -> DaemonSeams:
     """Return the seams of a test daemon: the test worker, quick looks."""
-    values: dict[str, object] = {"kinds": KINDS, "offer_every_s": OFFER_EVERY_S, "away_look_s": 0.2}
+    values: dict[str, Any] = {"kinds": KINDS, "offer_every_s": OFFER_EVERY_S, "away_look_s": 0.2}
     values |= dict.fromkeys(("inbox_scan_s", "waiting_look_s", "training_look_s"), 0.1)
     return DaemonSeams(**{**values, **changes})
 

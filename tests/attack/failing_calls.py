@@ -51,7 +51,8 @@ def attack_every_call(name: str, scratch: Path, every: int, processes: int = 1) 
     """Run a scenario in so many processes with the library; every `every`-th call of it is made to fail."""
     library = scratch / "failing_calls.so"
     subprocess.run(["cc", "-O1", "-shared", "-fPIC", "-o", str(library), str(SOURCE), "-ldl"], check=True)
-    tried, refused, harmed = 0, 0, []
+    tried, refused = 0, 0
+    harmed: list[str] = []
     with ExitStack() as running:
         started = []
         for place in range(processes):

@@ -6,6 +6,7 @@ import random
 import re
 import socket
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from tests.attack.outcome import AttackOutcome
 
@@ -26,7 +27,7 @@ HEADERS = (
     "Host: localhost", "Host: 127.0.0.1", ":", ": x", "no colon", "X" * 300 + ": y", "Transfer-Encoding: chunked", "Connection: close",
     "Connection: \x00", "Expect: 100-continue", "X: \x1b]0;title\x07", "Authorization: Bearer ümlaut", "\ttab: x", "Upgrade: h2c",
 )  # fmt: skip
-WORST = (
+WORST: tuple[Any, ...] = (
     "nan",
     10**400,
     -1,

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,14 +51,14 @@ def attack_memory(scratch: Path, rounds: int) -> AttackOutcome:
         for number in range(rounds):
             name = f"round-{number}"
             _submit(client, scratch, name, OUTLASTS_EATER)
-            if not _until(lambda name=name: _trains(client, name)):
+            if not _until(partial(_trains, client, name)):
                 harmed.append(f"{name}: does not train: {client.get('/v1/status')['reasons']}")
                 break
             with subprocess.Popen([sys.executable, "-c", _EAT, str(int(before * EATEN_SHARE))]) as eater:
                 try:
                     low = _until(lambda: available_bytes() < least)
                     began_s = time.monotonic()
-                    left = _until(lambda name=name: _job(client, name)["state"] != "running")
+                    left = _until(partial(_left, client, name))
                     took_s.append(time.monotonic() - began_s)
                     state = _job(client, name)["state"]
                     if not low or not left or state != "queued":
@@ -139,6 +140,10 @@ def _submit(client: ControlClient, scratch: Path, name: str, job: dict[str, Any]
 
 def _job(client: ControlClient, name: str) -> Any:
     return client.get(f"/v1/jobs/{name}")
+
+
+def _left(client: ControlClient, name: str) -> bool:
+    return bool(_job(client, name)["state"] != "running")
 
 
 def _trains(client: ControlClient, name: str) -> bool:

@@ -287,10 +287,10 @@ def _dense(kind: str, shape: tuple[int, ...], contents: bytes) -> Operand:
     return Operand(kind, shape, tuple(torch.empty(shape, device="meta").stride()), contents[:nbytes])
 
 
-def _filled(operand: Operand, _: Sequence[Operand], rng: random.Random) -> Operand:
+def _filled(operand: Operand, others: Sequence[Operand], rng: random.Random) -> Operand:
     kind = getattr(torch, operand.dtype)
     flat = torch.frombuffer(bytearray(operand.contents or b"\0" * 16), dtype=torch.uint8).clone().view(kind)
-    odd: Sequence[Any] = _ODD_NUMBERS if kind.is_floating_point or kind.is_complex else _ODD_INTEGERS
+    odd: tuple[Any, ...] = _ODD_NUMBERS if kind.is_floating_point or kind.is_complex else _ODD_INTEGERS
     if kind is torch.bool:
         odd = (True, False)
     limit = torch.iinfo(kind) if odd is _ODD_INTEGERS else None

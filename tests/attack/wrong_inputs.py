@@ -133,15 +133,16 @@ def junk() -> Iterator[Attempt]:
             if name == "empty" and "--config" in words:
                 continue  # says nothing, which is right
             yield Attempt(words)
-    for words in (
+    others: tuple[tuple[str, ...], ...] = (
+
         ("plan", "train.py", "--ram", "1G"), ("mcu", "compile", "model"), ("mcu", "build", "model", "--board", "x"),
         ("mcu", "build", "model", "--board", "qemu-m4f"), ("mcu", "simulate", "model"), ("mcu", "record", "model", "--inbox", "new"),
         ("mcu", "flash", "model", "--board", "pi5"), ("submit", "job.port", "--simulate"), ("submit", "folder"),
         ("submit",), ("submit", "--kind", "mcu"), ("boards", "nonsense"), ("plan", "train.py", "--ram", "1G", "--step-joules", "1"),
         ("show", "job.port", "--plan", "7"), ("train", "job.port", "--plan", "7"), ("draw", "job.port", "new.svg", "--plan", "7"),
         ("pause", "1", "--for", "2h"), ("mcu", "train", "model", "--data", "file"),
-    ):  # fmt: skip
-        yield Attempt(words)
+    )  # fmt: skip
+    yield from map(Attempt, others)
 
 
 def of_running_agent() -> Iterator[Attempt]:

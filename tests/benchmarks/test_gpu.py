@@ -35,7 +35,7 @@ def test_what_it_measures_runs_on_the_simulated_device(tmp_path: Path, monkeypat
     gpu.launches(backend, console, 10)
     asked: list[str] = []
     monkeypatch.setattr(gpu, "repeat_kernels", asked.append)
-    job = Job("gpt2", lambda: asked.append("a step") or workload("gpt2", small=True), "adamw")  # type: ignore[func-returns-value]
+    job = Job("gpt2", lambda: asked.append("a step") or workload("gpt2", small=True), "adamw")
     gpu.check_job(job, backend, links, tmp_path, console)
     assert asked[:2] == [backend.kind, "a step"], (
         "kernels that repeat, before the first step that others are compared with"

@@ -20,19 +20,19 @@ from port_planner.mcu.frontend import import_module
 from port_planner.mcu.zoo import DigitsNet
 
 
-def test_what_autograd_saves_is_counted_once_and_parameters_twice():
+def test_what_autograd_saves_is_counted_once_and_parameters_twice() -> None:
     module = nn.Sequential(nn.Flatten(), nn.Linear(8, 4, bias=False))
     parameters, inputs, log_softmax, labels = 4 * 32, 4 * 8, 4 * 4, 8
     reduced = 4  # the mean's weight of one sample
     assert pytorch_bytes(module, (8,)) == pytest.approx(2 * parameters + inputs + log_softmax + labels + reduced, abs=4)
 
 
-def test_a_fused_graph_takes_its_outputs_and_twice_its_parameters():
+def test_a_fused_graph_takes_its_outputs_and_twice_its_parameters() -> None:
     graph = import_module(nn.Sequential(nn.Flatten(), nn.Linear(8, 4)).eval(), (1, 2, 4))
     assert tflite_bytes(graph) == 4 * (8 + 4 + 2 * (8 * 4 + 4) + 12)
 
 
-def test_every_way_takes_less_than_the_one_before_and_only_bands_cost_energy():
+def test_every_way_takes_less_than_the_one_before_and_only_bands_cost_energy() -> None:
     torch.manual_seed(0)
     rows = network_rows(Network("digits", "digits", DigitsNet(), (1, 8, 8), last_five, "mkr1000"))
     sizes = {row.way.split(" (")[0]: row.ram_bytes for row in rows}

@@ -19,7 +19,7 @@ def test_a_divided_step_runs_and_has_the_bits_of_its_operators(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     SimBackend().use_own_bits(True)
-    monkeypatch.setitem(choose._MADE_BY, NAME, SimBackend)  # type: ignore[index]
+    monkeypatch.setitem(choose._MADE_BY, NAME, SimBackend)
     assert main(["gpt2", "--execute", NAME, "--time-limit", "5"]) == 0
     said = capsys.readouterr().out
     assert "divided" in said and "those of its operators" in said and "DIFFERENT" not in said

@@ -3,6 +3,8 @@
 import itertools
 import os
 import random
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +97,7 @@ def _job(noise: bool) -> TrainingJob:
 
 
 def test_a_job_is_equal_or_refused() -> None:
-    equal, refused = (judge_bundle("job", lambda noise=noise: _job(noise), lambda at: None) for noise in (False, True))
+    equal, refused = (judge_bundle("job", partial(_job, noise), lambda at: None) for noise in (False, True))
     assert (equal.verdict, equal.settings) == (Verdict.EQUAL, ("ample", "half")), equal.detail
     assert refused.verdict is Verdict.REFUSED
     assert "numpy.random" in refused.detail
@@ -118,8 +120,9 @@ def test_sample_of_bundles() -> None:
 @pytest.mark.long
 def test_sample_of_operators() -> None:
     """Under budgets and as jobs; what the tables call equal stays so."""
-    for kind, cases in {"operators": operators.cases(), "operator_jobs": operators.job_cases()}.items():
-        chosen: list[Judged] = random.Random(28).sample(list(cases), SAMPLE)
+    kinds: dict[str, Iterator[Judged]] = {"operators": operators.cases(), "operator_jobs": operators.job_cases()}
+    for kind, cases in kinds.items():
+        chosen = random.Random(28).sample(list(cases), SAMPLE)
         known = Results.read(RESULTS / f"{kind}.jsonl").outcomes
         outcomes = list(run_in_children(chosen, jobs=1, timeout_s=600))
         assert [o for o in outcomes if o.verdict in WRONG or o.verdict is not known[o.name].verdict] == []

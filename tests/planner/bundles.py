@@ -112,13 +112,14 @@ def _mutate_bytes(rng: random.Random, data: bytes) -> bytes:
     return bytes(changed)
 
 
-_STRANGE = (0, 1, -1, 2, 7, 255, 1 << 31, 1 << 62, 1 << 63, -(1 << 60), 0.5, float("nan"), float("inf"), "", "aten::add.Tensor",
+_STRANGE: tuple[Any, ...] = (0, 1, -1, 2, 7, 255, 1 << 31, 1 << 62, 1 << 63, -(1 << 60), 0.5, float("nan"), float("inf"), "", "aten::add.Tensor",
            "x" * 5000, None, True, [], {}, [0] * 100, {"v": 0}, {"v": 10**7}, {"s": 3}, {"n": ["dtype", "float32"]}, b"\0")  # fmt: skip
 
 
 def _mutate_tree(rng: random.Random, tree: Any) -> Any:
     """Change one random leaf or branch of nested lists and tables."""
-    node, path = tree, []
+    node = tree
+    path: list[tuple[Any, Any]] = []
     while isinstance(node, list | dict) and node and (len(path) < 2 or rng.random() < 0.85):
         key = rng.choice(list(node)) if isinstance(node, dict) else rng.randrange(len(node))
         path.append((node, key))

@@ -17,7 +17,8 @@ def test_arrays_and_lists_are_data_too() -> None:
     x = np.arange(4.0 * ROWS, dtype=np.float32).reshape(ROWS, 4)
     prepared = prepare(job(data=(x, x.tolist())))
     assert [column.dtype for column in prepared.data] == [torch.float32] * 2
-    assert all(column.is_contiguous() for column in prepare(job(data=[torch.randn(4, ROWS).T] * 2)).data)
+    columns = prepare(job(data=[torch.randn(4, ROWS).T] * 2)).data
+    assert all(isinstance(column, torch.Tensor) and column.is_contiguous() for column in columns)
 
 
 X = torch.randn(ROWS, 4)

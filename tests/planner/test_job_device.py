@@ -68,5 +68,5 @@ def test_a_model_that_the_device_cannot_hold_is_refused(monkeypatch: pytest.Monk
 def test_a_model_on_two_devices_is_refused() -> None:
     SimBackend()
     made = job()
-    made.model.append(nn.Linear(3, 3).to(NAME))
+    made.model.add_module("more", nn.Linear(3, 3).to(NAME))
     assert kind_of_job(made) == NAME, "beside the CPU"

@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
-from zeroconf import (  # type: ignore[attr-defined]  # DNS... are there for all, but not in __all__
+from zeroconf import (
     DNSOutgoing,
     DNSQuestion,
     DNSText,

@@ -15,7 +15,7 @@ from port_agent.cli.daemon_views import (
     status_screen,
 )
 
-FACTS = {
+FACTS: dict[str, Any] = {
     "power": "external",
     "battery_percent": None,
     "temperature_c": None,

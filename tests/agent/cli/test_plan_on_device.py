@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -138,7 +139,7 @@ def test_a_device_that_turns_out_full_is_a_clean_failure_and_the_smaller_plan(
             changed.set,
         )
         spec = JobSpec("full", "job.port", steps=3)
-        number = store.add(spec, 0.0, lambda folder: (folder / "job.port").write_bytes(bundle.read_bytes())).id
+        number = store.add(spec, 0.0, lambda folder: (shutil.copyfile(bundle, folder / "job.port"), None)[1]).id
         around = RunConditions(ResourceLimits(memory_bytes=2 << 30), 4 << 30, devices=frozenset())
         assert runner.start(store.get(number), around)
         async with asyncio.timeout(PATIENCE_S):

@@ -47,7 +47,7 @@ class Member:
 
     def change(self, arrays: Arrays) -> Arrays:
         """Return what training makes of weights."""
-        return {name: array + np.float32(self.step) for name, array in arrays.items()}
+        return {name: np.add(array, np.float32(self.step)) for name, array in arrays.items()}
 
     def reply(self, message: bytes) -> bytes | None:
         """Return the reply to a message, as a device makes it."""

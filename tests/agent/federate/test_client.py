@@ -33,7 +33,9 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def put(folder: Path, bundle: Path, kind: str, shift: float = 0.0, drop: str = "") -> None:
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 7, 1, 3
     arrays = {
-        name: array + np.float32(shift) for name, array in federated_tensors(bundle).initial().items() if name != drop
+        name: np.add(array, np.float32(shift))
+        for name, array in federated_tensors(bundle).initial().items()
+        if name != drop
     }
     records = RecordDict({ARRAYS: array_record(arrays), CONFIG: ConfigRecord()})
     (folder / MESSAGE_FILE).write_bytes(message_bytes(Message(records, 5, kind)))
@@ -43,13 +45,15 @@ def test_training_comes_before_the_reply(tmp_path: Path, bundle: Path) -> None:
     put(tmp_path, bundle, "train", shift=0.5)
     assert answer_message(tmp_path, bundle) == TRAIN_FIRST and not (tmp_path / REPLY_FILE).exists()
     begun, initial = federated_tensors(bundle).read(tmp_path / START_FILE), federated_tensors(bundle).initial()
-    assert all(np.array_equal(begun[name], initial[name] + np.float32(0.5)) for name in initial)
+    assert all(np.array_equal(begun[name], np.add(initial[name], np.float32(0.5))) for name in initial)
 
 
 def test_tensors_of_another_job_are_refused_by_name(tmp_path: Path, bundle: Path) -> None:
     put(tmp_path, bundle, "train", drop="head.bias")
     assert answer_message(tmp_path, bundle) == 0
-    assert "it has 5 tensors, not the 6 of this job" in read_message((tmp_path / REPLY_FILE).read_bytes()).error.reason
+    assert "it has 5 tensors, not the 6 of this job" in str(
+        read_message((tmp_path / REPLY_FILE).read_bytes()).error.reason
+    )
     assert not (tmp_path / START_FILE).exists()
 
 
@@ -57,7 +61,7 @@ def test_what_was_averaged_is_kept(tmp_path: Path, bundle: Path) -> None:
     put(tmp_path, bundle, "evaluate", shift=2.0)
     assert answer_message(tmp_path, bundle) == 0
     kept, initial = federated_tensors(bundle).read(tmp_path / MODEL_FILE), federated_tensors(bundle).initial()
-    assert all(np.array_equal(kept[name], initial[name] + np.float32(2.0)) for name in initial)
+    assert all(np.array_equal(kept[name], np.add(initial[name], np.float32(2.0))) for name in initial)
 
 
 def test_a_message_that_is_none_is_told(tmp_path: Path, bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:

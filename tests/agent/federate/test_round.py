@@ -31,7 +31,7 @@ def led(tmp_path: Path, bundles: list[Path]) -> Led:
 
 def moved(led: Led, by: float) -> Arrays:
     initial = federated_tensors(led.bundle).initial()
-    return {name: array + np.float32(by) for name, array in initial.items()}
+    return {name: np.add(array, np.float32(by)) for name, array in initial.items()}
 
 
 def close(arrays: Arrays, expected: Arrays, atol: float) -> bool:
@@ -71,7 +71,7 @@ def test_noise_has_the_size_that_was_asked_for(led: Led) -> None:
     led.round(clip=3.0, noise=2.0)
     elements = sum(array.size for array in federated_tensors(led.bundle).initial().values())
     quiet = moved(led, float(3.0 / np.sqrt(elements)))
-    noise = np.concatenate([(array - quiet[name]).ravel() for name, array in led.averaged().items()])
+    noise = np.concatenate([np.subtract(array, quiet[name]).ravel() for name, array in led.averaged().items()])
     assert 0.75 * 2.0 < noise.std() < 1.25 * 2.0, "multiplier 2 times norm 3 over 3 devices"
 
 
@@ -112,7 +112,9 @@ def test_masked_sums_of_other_sizes_are_left_out(led: Led) -> None:
         message = read_message(reply)
         record = message.content.config_records["secaggplus_configs"]
         if "masked_params" in record:
-            record["masked_params"] = record["masked_params"][:-1]
+            masked = record["masked_params"]
+            assert isinstance(masked, list)
+            record["masked_params"] = masked[:-1]
         return message_bytes(message)
 
     last.spoil = shorter
@@ -125,7 +127,9 @@ def test_what_no_device_may_say_is_left_out(led: Led) -> None:
     def not_finite(reply: bytes) -> bytes:
         message = read_message(reply)
         arrays = plain_arrays(message.content.array_records["arrays"])
-        message.content.array_records["arrays"] = array_record({name: array * np.nan for name, array in arrays.items()})
+        message.content.array_records["arrays"] = array_record(
+            {name: np.multiply(array, np.nan) for name, array in arrays.items()}
+        )
         return message_bytes(message)
 
     led.members[101].spoil = not_finite

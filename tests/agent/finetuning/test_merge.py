@@ -27,7 +27,7 @@ from port_agent.finetuning.trained_model import load_model
 from port_agent.packing import Quantization
 from tests.agent.finetuning.tiny_model import make_model
 
-SHAPE = {"vocab_size": 66, "bos_token_id": 0, "eos_token_id": 1}
+SHAPE: dict[str, Any] = {"vocab_size": 66, "bos_token_id": 0, "eos_token_id": 1}
 CONFIGS: dict[str, tuple[Any, torch.dtype, str]] = {
     "llama": (transformers.LlamaConfig(
         **SHAPE, hidden_size=128, intermediate_size=192, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,

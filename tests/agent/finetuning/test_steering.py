@@ -32,7 +32,7 @@ def test_a_checkpoint_is_due_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> No
     now_s = time.monotonic()
     steering = Steering()
     assert not steering.checkpoint_due() and steering.has_time_to_write(1 << 40)
-    monkeypatch.setattr(module.time, "monotonic", lambda: now_s + module.CHECKPOINT_S + 1)
+    monkeypatch.setattr(time, "monotonic", lambda: now_s + module.CHECKPOINT_S + 1)
     assert steering.checkpoint_due()
     steering.wrote(1, 100, 0.1)
     assert not steering.checkpoint_due()

@@ -49,6 +49,11 @@ def run(
     return finetune(options, report, notes.append), notes
 
 
+def note_written(totals: list[int]) -> Callable[[Update], None]:
+    """Return what appends what was written to flash, after each update."""
+    return lambda _: totals.append(flash_written_bytes())
+
+
 def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
@@ -204,7 +209,7 @@ def test_on_flash_that_wears_out_layers_are_computed_once_more(tmp_path: Path, m
     for order, totals in written.items():
         asked = replace(options, out=str(tmp_path / str(order)), accumulate_by=order)
         with budget(tensors="512K", page_dir=tmp_path, wear_joules=1e-6):
-            noted += run(asked, lambda _, totals=totals: totals.append(flash_written_bytes()))[1]
+            noted += run(asked, note_written(totals))[1]
     assert any("the batch of an update runs" in note and "to flash" in note for note in noted), noted
     spared, plain = (totals[-1] - totals[3] for totals in written.values())
     assert spared == 0 < plain

@@ -1,6 +1,7 @@
 """Health items: declared, damped, explained."""
 
 import string
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ def test_every_condition_says_what_and_what_to_do() -> None:
         assert condition.title and condition.text and condition.remedy, condition.code
         fields = {name for _, name, _, _ in string.Formatter().parse(condition.text) if name}
         in_remedy = {name for _, name, _, _ in string.Formatter().parse(condition.remedy) if name}
-        values = dict.fromkeys(fields | in_remedy | {"id", "path"}, "7")
+        values: dict[str, Any] = dict.fromkeys(fields | in_remedy | {"id", "path"}, "7")
         board = HealthBoard()
         board.report(condition.code, 0.0, 0.0, **values)
         items = board.items(1e6)

@@ -12,6 +12,7 @@ from port_agent.intercept.residency import residency
 from port_agent.intercept.residency.memory import BudgetTooSmallError
 from port_agent.intercept.residency.refusals import UnsupportedError
 from port_agent.intercept.residency.residency import NotRestorableError
+from port_agent.intercept.residency.storages import resize
 from port_planner.base.units import SizeError
 
 
@@ -98,7 +99,7 @@ def test_where_the_allocator_refuses_nothing_is_lost(tmp_path: Path, monkeypatch
     kept = [torch.full((256, 256), float(k)) for k in range(8)]
     b = budget(tensors="300K", page_dir=tmp_path).start()
     assert [one.mean().item() for one in kept] == list(range(8))
-    resize, left = residency.resize, iter(range(3))
+    left = iter(range(3))
 
     def scarce(memory: torch.UntypedStorage, nbytes: int) -> object:
         if nbytes and next(left, None) is None:

@@ -5,6 +5,7 @@ import io
 import pickle
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -103,11 +104,11 @@ def test_what_left_since_its_size_was_asked_is_written(tmp_path: Path) -> None:
         for layer in model:
             with torch.no_grad():
                 layer(torch.ones(1, 256))
-        first = model[0].weight.untyped_storage()
+        first = model.get_parameter("0.weight").untyped_storage()
         nbytes = first.nbytes()
-        torch.save(model[1].weight, tmp_path / "other")
+        torch.save(model.get_parameter("1.weight"), tmp_path / "other")
         assert allocated_bytes(first) == 0 < nbytes
-        writer = torch._C.PyTorchFileWriter(str(tmp_path / "one"))
+        writer: Any = torch._C.PyTorchFileWriter(str(tmp_path / "one"))
         writer.write_record("data/0", first, nbytes)
         writer.write_end_of_file()
     assert torch._C.PyTorchFileReader(str(tmp_path / "one")).get_record("data/0") == bytes(first)

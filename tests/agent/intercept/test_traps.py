@@ -14,6 +14,7 @@ import re
 import sys
 import tempfile
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,7 @@ from port_agent.intercept.decisions import prefetcher, rematerialization
 from port_agent.intercept.dispatch import mode, traits
 from port_agent.intercept.patches import pointer_guards, program
 from port_agent.intercept.residency import operands, residency, storages
+from port_agent.intercept.residency.trace import LONGEST_SEGMENT
 from port_agent.paging import page_space
 from port_agent.paging.pager import Pager
 from port_planner.operators.row import Operator
@@ -121,7 +123,7 @@ def running_statistics(norm: nn.Module) -> list[Tensor]:
     for _ in range(3):
         norm(torch.randn(8, 256))
         filler()
-    return [norm.running_mean, norm.running_var]
+    return [norm.get_buffer(name) for name in ("running_mean", "running_var")]
 
 
 def child_reads_while_parent_writes(weight: Tensor) -> bytes:
@@ -203,7 +205,7 @@ def targets_of_a_view(data: Tensor) -> Tensor:
 def no_ends(_: object) -> bool:
     with (
         tempfile.TemporaryDirectory() as folder,
-        mock.patch.object(mode, "LONGEST_SEGMENT", 50 if mode.LONGEST_SEGMENT < FOR_EVER else FOR_EVER),
+        mock.patch.object(mode, "LONGEST_SEGMENT", 50 if LONGEST_SEGMENT < FOR_EVER else FOR_EVER),
         budget(tensors="4K", page_dir=folder) as b,
     ):
         for _ in range(500):
@@ -417,7 +419,7 @@ TRAPS = {
         weights_of_a_file, written_mapping, patched(residency.Residency, "change", stays_clean)
     ),
     "12 an address that is used again": Trap(
-        lambda: None, reused_address, patched(storages.weakref, "ref", lambda memory, died=None, ref=storages.weakref.ref: ref(memory))
+        lambda: None, reused_address, patched(weakref, "ref", lambda memory, died=None, ref=weakref.ref: ref(memory))
     ),
     "13 a small view of what is away": Trap(
         lambda: torch.arange(100_000) % 8, targets_of_a_view, patched(storages.StorageTable, "of", by_view)

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,7 @@ from port_agent.jobs.job import (
 SPEC = JobSpec(name="birds", bundle="bundle.port", epochs=3)
 
 
-def job(number: int = 1, **changes: object) -> Job:
+def job(number: int = 1, **changes: Any) -> Job:
     return replace(Job(id=number, spec=SPEC, submitted_at=float(number)), **changes)
 
 

@@ -120,7 +120,7 @@ def test_the_allocator_compiles_without_warnings(tmp_path: Path) -> None:
 
 def run_stress(directory: Path, rounds: int, *flags: str) -> subprocess.CompletedProcess[str]:
     program = compile_program(directory / "stress", *flags, f"-I{PACKAGE}", SOURCES / "stress.c", *CACHE)
-    command = [*(FIXED_LAYOUT if flags else []), program, str(rounds)]
+    command: list[str | Path] = [*(FIXED_LAYOUT if flags else []), program, str(rounds)]
     return subprocess.run(command, capture_output=True, text=True, timeout=600)
 
 
@@ -202,7 +202,7 @@ def test_malloc_family_under_sanitizers(tmp_path: Path, survived: Survived) -> N
     ]
     for case, limit in tried:
         environment = {**os.environ, "PORT_MALLOC_LIMIT": str(limit)}
-        command = [*FIXED_LAYOUT, program, case]
+        command: list[str | Path] = [*FIXED_LAYOUT, program, case]
         result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
         if result.returncode:
             harmed.append(f"{case}, {limit} bytes: {result.stderr[-2000:]}")
@@ -230,6 +230,6 @@ def test_malloc_family_on_emulated_arm(tmp_path: Path) -> None:
     variables = ["-E", f"LD_PRELOAD={library}", "-E", "PORT_MALLOC_LIMIT=20000000"]
     # The emulator does not enforce RLIMIT_DATA, and reports an abort in its own way.
     for case in sorted(set(CASES) - {"data_limit", "double_free", "reserving"}):
-        command = [ARM_EMULATOR, "-L", ARM_ROOT, *variables, program, case]
+        command: list[str | Path] = [ARM_EMULATOR, "-L", ARM_ROOT, *variables, program, case]
         result = subprocess.run(command, capture_output=True, text=True, timeout=600)
         assert result.returncode == 0, f"{case}: {result.stderr}"

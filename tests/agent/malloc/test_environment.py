@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -391,11 +392,11 @@ def test_fallback_where_the_object_does_not_work(case: str, tmp_path: Path, monk
 
 
 def test_fallback_on_other_systems(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment.platform, "libc_ver", lambda: ("", ""))  # musl
-    monkeypatch.setattr(environment.sys, "platform", "linux")
+    monkeypatch.setattr(platform, "libc_ver", lambda: ("", ""))  # musl
+    monkeypatch.setattr(sys, "platform", "linux")
     assert preload_mode() is PreloadMode.SYSTEM
     assert preload_environment(1000) == {}
-    monkeypatch.setattr(environment.sys, "platform", "darwin")
+    monkeypatch.setattr(sys, "platform", "darwin")
     assert preload_mode() is PreloadMode.LARGE_CACHE_OFF
     assert preload_environment(1000) == {"MallocLargeCache": "0"}
 

@@ -90,7 +90,7 @@ def test_samples_for_evaluation_are_given_or_held_out(tmp_path: Path) -> None:
         ({"held_out_every": 0}, (20, 0)),
         ({"test": tmp_path / "t.npz"}, (20, 7)),
     ):
-        found = load_data(BoardJobSpec(tmp_path / "m", tmp_path / "d.npz", **changes), model)  # type: ignore[arg-type]
+        found = load_data(BoardJobSpec(tmp_path / "m", tmp_path / "d.npz", **changes), model)
         assert (len(found[0]), len(found[1])) == sizes
 
 

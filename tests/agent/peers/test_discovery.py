@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from zeroconf import DNSCache, DNSText, current_time_millis
+from zeroconf import DNSCache, DNSRecord, DNSText, current_time_millis
 from zeroconf.asyncio import AsyncZeroconf
 
 from port_agent.cli import main
@@ -169,7 +169,9 @@ def test_an_answer_that_waits_its_turn_does_not_follow_the_goodbye(monkeypatch: 
         for node in nodes:
             for info in node.zeroconf.registry.async_get_service_infos():
                 if second.own.id in info.name:  # as if somebody had asked just now
-                    answers = {info.dns_pointer(): {info.dns_text(), info.dns_service()}}
+                    answers: dict[DNSRecord, set[DNSRecord]] = {
+                        info.dns_pointer(): {info.dns_text(), info.dns_service()}
+                    }
                     node.zeroconf.out_queue.async_add(current_time_millis(), answers)
         tasks[1].cancel()
         await eventually(lambda: not first.peers(time.monotonic()))

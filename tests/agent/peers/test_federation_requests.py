@@ -6,11 +6,9 @@ import msgspec
 import pytest
 
 from port_agent.peers.federation_requests import (
-    CHUNK_BYTES,
     FEDERATION_ANSWERS,
     FEDERATION_REQUESTS,
     FederationMessageError,
-    FederationRequest,
     Invitation,
     MessageChunk,
     ReplyRequest,
@@ -18,10 +16,11 @@ from port_agent.peers.federation_requests import (
     TaskAnswer,
     TaskState,
 )
+from port_agent.peers.transfer import CHUNK_BYTES
 
 HASH, RUN = "ab" * 32, "cd" * 16
 PART = MessageChunk(job="digits", run=RUN, message=HASH, tensors=HASH, total=10, offset=3, data=b"1234567")
-REQUESTS = [
+REQUESTS: list[Invitation | MessageChunk | ReplyRequest | RoundEnd] = [
     Invitation(job="digits", run=RUN, tensors=HASH),
     PART,
     ReplyRequest(job="digits", run=RUN, message=HASH, offset=7),
@@ -30,7 +29,7 @@ REQUESTS = [
 
 
 @pytest.mark.parametrize("request_", REQUESTS, ids=lambda one: type(one).__name__)
-def test_requests_come_as_they_went(request_: FederationRequest) -> None:
+def test_requests_come_as_they_went(request_: Invitation | MessageChunk | ReplyRequest | RoundEnd) -> None:
     assert FEDERATION_REQUESTS.decode(FEDERATION_REQUESTS.encode(request_)) == request_
 
 

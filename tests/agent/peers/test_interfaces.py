@@ -5,7 +5,6 @@ import socket
 import psutil
 import pytest
 
-from port_agent.peers import interfaces
 from port_agent.peers.interfaces import Interface, multicast_interfaces
 
 
@@ -35,7 +34,7 @@ def test_which_interfaces_count(monkeypatch: pytest.MonkeyPatch) -> None:
     }
     monkeypatch.setattr(psutil, "net_if_stats", lambda: states)
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: addresses)
-    monkeypatch.setattr(interfaces.socket, "if_nametoindex", lambda name: len(name))
+    monkeypatch.setattr(socket, "if_nametoindex", lambda name: len(name))
     assert multicast_interfaces() == (
         Interface("eth0", 4, "10.0.0.5", False),
         Interface("wlan0", 5, "fe80::2", True),

@@ -101,7 +101,7 @@ def test_found_paired_killed_and_back(tmp_path: Path) -> None:
         for name in ("a", "c"):  # a first key takes a while longer
             (tmp_path / name / "state").mkdir(parents=True)
             own_identity(tmp_path / name / "state")
-        with two_agents(tmp_path, *hosts) as (attic, cellar):
+        with two_agents(tmp_path, hosts[0], hosts[1]) as (attic, cellar):
             began_s = time.monotonic()
             until(lambda: attic.sees("cellar") and cellar.sees("attic"))
             found_s = time.monotonic() - began_s
@@ -137,7 +137,7 @@ def test_ipv6_alone_is_enough(tmp_path: Path) -> None:
     with network() as net:
         bridge = net.bridge()
         hosts = [net.host(bridge, f"fd00:79::{number}/64") for number in (1, 2)]
-        with two_agents(tmp_path, *hosts) as (attic, cellar):
+        with two_agents(tmp_path, hosts[0], hosts[1]) as (attic, cellar):
             until(lambda: attic.sees("cellar") and cellar.sees("attic"))
             pair(attic, cellar)
             until(lambda: attic.connected() == {"cellar"} and cellar.connected() == {"attic"})

@@ -18,7 +18,6 @@ from port_agent.peers.migration_requests import (
     MigratedJob,
     MigrationAnswer,
     MigrationMessageError,
-    MigrationRequest,
     MigrationState,
     Offer,
     Part,
@@ -28,7 +27,8 @@ from port_agent.peers.transfer import CHUNK_BYTES
 
 TOKEN, HASH = "ab" * 16, "cd" * 32
 FILE = MigratedFile("state/slot.0", 7, HASH)
-REQUESTS: list[MigrationRequest] = [
+AnyRequest = Offer | Bring | Part | Begin | Look | Stop | Fetch | Close
+REQUESTS: list[AnyRequest] = [
     Offer(token=TOKEN, nbytes=7, least_bytes=9, device_kind="cpu", machine=HASH),
     Bring(token=TOKEN, job=MigratedJob(name="birds", epochs=2, step=3), files=(FILE,)),
     Part(token=TOKEN, file=0, offset=3, data=b"four"),
@@ -45,7 +45,7 @@ ANSWERS = [
 
 
 @pytest.mark.parametrize("request_", REQUESTS, ids=lambda one: type(one).__name__)
-def test_requests_come_back_as_they_were(request_: MigrationRequest) -> None:
+def test_requests_come_back_as_they_were(request_: AnyRequest) -> None:
     assert MOVE_REQUESTS.decode(MOVE_REQUESTS.encode(request_)) == request_
 
 

@@ -81,8 +81,8 @@ def test_a_step_is_divided_trained_twice_alike_and_shown(tmp_path: Path) -> None
     assert facts["compared_steps"] == 2 and facts["measured_device_bytes"] <= 12 * MIB
     assert facts["measured_device_bytes"] == pytest.approx(facts["device_peak_bytes"], rel=0.03)
     assert facts["measured_peak_bytes"] == pytest.approx(facts["planned_peak_bytes"], rel=0.03)
-    words = ("train", "placed.port", "--epochs", "2", "--digest", "--json", "--verify", "2", "--state-dir")
-    first, second = (json.loads(run(*words, state).stdout.splitlines()[-1]) for state in ("first", "second"))
+    training = ("train", "placed.port", "--epochs", "2", "--digest", "--json", "--verify", "2", "--state-dir")
+    first, second = (json.loads(run(*training, state).stdout.splitlines()[-1]) for state in ("first", "second"))
     assert first["digest"] == second["digest"]
     shown = " ".join(run("show", "placed.port").stdout.replace("│", " ").split())
     assert "operators on sim" in shown and "of plain PyTorch on neither" in shown
@@ -183,8 +183,8 @@ def test_operators_are_divided_among_threads_trained_twice_alike_and_shown(tmp_p
     assert (
         placed["teams"] and set(placed["operators"]) == {"1 thread", "2 threads"} and all(placed["operators"].values())
     )
-    words = ("train", "t.port", "--epochs", "2", "--digest", "--json", "--verify", "2", "--state-dir")
-    first, second = (json.loads(run(*words, state).stdout.splitlines()[-1]) for state in ("first", "second"))
+    training = ("train", "t.port", "--epochs", "2", "--digest", "--json", "--verify", "2", "--state-dir")
+    first, second = (json.loads(run(*training, state).stdout.splitlines()[-1]) for state in ("first", "second"))
     assert first["digest"] == second["digest"]
     shown = " ".join(run("show", "t.port").stdout.replace("│", " ").split())
     assert "of each operator with its threads" in shown and "No operator runs in pieces" in shown

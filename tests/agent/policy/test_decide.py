@@ -65,7 +65,7 @@ def test_good_conditions_train() -> None:
         ({"flash_written_today_bytes": 17000 * MIB}, "flash", "16.0 GiB is used up"),
     ],
 )
-def test_each_condition_stops_with_its_reason(change: dict[str, object], code: str, words: str) -> None:
+def test_each_condition_stops_with_its_reason(change: dict[str, Any], code: str, words: str) -> None:
     decision = decide(replace(GOOD, **change), POLICY, NOW, TRAINING)
     assert decision.state is State.LEAVE
     assert decision.codes == (code,)
@@ -89,7 +89,7 @@ def test_each_condition_stops_with_its_reason(change: dict[str, object], code: s
         ({"temperature_c": 75.0}, POLICY),
     ],
 )
-def test_what_does_not_stop(change: dict[str, object], policy: Policy) -> None:
+def test_what_does_not_stop(change: dict[str, Any], policy: Policy) -> None:
     assert decide(replace(GOOD, **change), policy, NOW, RESTED).state is State.TRAIN
 
 
@@ -169,10 +169,11 @@ def test_temperature_hysteresis() -> None:
     ],
 )
 def test_margins_before_going_on(field: str, low: float, between: float, enough: float) -> None:
-    first = decide(replace(GOOD, **{field: low}), POLICY, NOW, TRAINING)
-    second = decide(replace(GOOD, **{field: between}), POLICY, Now(2000.0, NOON), first.memory)
+    facts = {level: replace(GOOD, **dict[str, Any]({field: level})) for level in (low, between, enough)}
+    first = decide(facts[low], POLICY, NOW, TRAINING)
+    second = decide(facts[between], POLICY, Now(2000.0, NOON), first.memory)
     assert not second.state.trains
-    assert decide(replace(GOOD, **{field: enough}), POLICY, Now(3000.0, NOON), second.memory).state is State.TRAIN
+    assert decide(facts[enough], POLICY, Now(3000.0, NOON), second.memory).state is State.TRAIN
 
 
 def test_a_battery_that_is_taken_out_ends_its_hysteresis() -> None:
@@ -208,7 +209,7 @@ def test_memory_is_kept_while_paused_only_as_long_as_wished() -> None:
     "change",
     [{"power": Power.BATTERY}, {"idle_signals": BUSY}, {"available_memory_bytes": MIB}, {"paused_by_user": True}],
 )
-def test_memory_is_given_back_at_once_when_somebody_needs_it(change: dict[str, object]) -> None:
+def test_memory_is_given_back_at_once_when_somebody_needs_it(change: dict[str, Any]) -> None:
     policy = replace(POLICY, keep_in_memory_for_s=120.0)
     assert decide(replace(GOOD, **change), policy, NOW, TRAINING).state is State.LEAVE
 

@@ -246,8 +246,12 @@ def with_checkpoint(job: TrainingJob) -> None:
 def with_average(job: TrainingJob) -> None:
     """Let a buffer that no loss depends on follow the weights, after each step of the optimizer."""
     job.model.register_buffer("average", torch.zeros(10))
-    bias, average = job.model[-1].bias, job.model.average  # type: ignore[index, union-attr]
-    job.optimizer.register_step_post_hook(lambda *_: average.lerp_(bias.detach(), 0.1))  # type: ignore[operator]
+    average, (*_, bias) = job.model.get_buffer("average"), job.model.parameters()
+
+    def follow(*_: Any) -> None:
+        average.lerp_(bias.detach(), 0.1)
+
+    job.optimizer.register_step_post_hook(follow)
 
 
 def with_clipped_weights(job: TrainingJob) -> None:
@@ -298,6 +302,9 @@ def with_adagrad(job: TrainingJob) -> None:
 class Rebinding(nn.Module):
     """Puts other tensors in the places of its buffers: in a step, in evaluation too, where `shared` both times the same one."""
 
+    average: torch.Tensor
+    before: torch.Tensor
+
     def __init__(self, inner: nn.Module, *, shared: bool = False) -> None:
         super().__init__()
         self.inner, self.shared = inner, shared
@@ -322,9 +329,10 @@ def with_out(job: TrainingJob) -> None:
     def loss_fn(model: nn.Module, *batch: torch.Tensor) -> Any:
         loss, metric = classify(model, *batch)
         with torch.no_grad():
-            torch.add(model.total, loss, alpha=0.5, out=model.total)
+            total = model.get_buffer("total")
+            torch.add(total, loss, alpha=0.5, out=total)
             scale = torch.div(torch.ones(()), torch.tensor(4.0), out=torch.empty(()))
-        return loss * scale + 0 * model.total, metric
+        return loss * scale + 0 * total, metric
 
     job.loss_fn = loss_fn
 
@@ -336,7 +344,7 @@ def with_frozen_layer_later(job: TrainingJob) -> None:
     def loss_fn(model: nn.Module, *batch: torch.Tensor) -> Any:
         nonlocal calls
         calls += 1
-        model[0].weight.requires_grad_(calls < 6)
+        model.get_parameter("0.weight").requires_grad_(calls < 6)
         return classify(model, *batch)
 
     job.loss_fn = loss_fn
@@ -346,7 +354,8 @@ def with_exchanged_weights(job: TrainingJob) -> None:
     """Give a parameter other memory in each step."""
 
     def loss_fn(model: nn.Module, *batch: torch.Tensor) -> Any:
-        model[0].weight.data = model[0].weight.data * 0.99
+        weight = model.get_parameter("0.weight")
+        weight.data = weight.data * 0.99
         return classify(model, *batch)
 
     job.loss_fn = loss_fn

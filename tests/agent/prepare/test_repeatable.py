@@ -15,6 +15,7 @@ from port_planner import make_bundle
 from port_planner.ir.devices import exactness
 from port_planner.job import TrainingJob
 from port_planner.job_device import move
+from port_planner.plain_steps import plain_losses
 from tests.simulated_device import NAME, SimBackend
 
 pytestmark = pytest.mark.own_process
@@ -50,11 +51,10 @@ def test_plain_pytorch_that_repeats_is_the_reference() -> None:
 
 def test_plain_pytorch_that_does_not_repeat_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     prepared, runs = make_bundle.prepare(small_job()), []
-    plain = reference.plain_losses
 
     def drifting(job: TrainingJob, data: Sequence[torch.Tensor], steps: int, *more: Any) -> Iterator[float]:
         runs.append(steps)
-        yield from (loss * (1 + 1e-7 * len(runs)) for loss in plain(job, data, steps, *more))
+        yield from (loss * (1 + 1e-7 * len(runs)) for loss in plain_losses(job, data, steps, *more))
 
     monkeypatch.setattr(reference, "plain_losses", drifting)
     with pytest.raises(UnrepeatableError, match="other numbers when it ran the first steps again on sim: no operator"):

@@ -142,11 +142,13 @@ def test_a_step_that_a_limit_cuts_trains_less(
     full = make_bundle.prepare(made)
     needed = TrainedBytes(full.graphs, {name: costs_of(graph) for name, graph in full.graphs.items()})
     head = need(needed, frozenset({"4.weight", "4.bias"}))
-    found = train(made, full, 1 << 30, **{limit: head})
+    limits: dict[str, Any] = {limit: head}
+    found = train(made, full, 1 << 30, **limits)
     everything = frozenset(trained_parameters(full.graphs["step"]))
     assert need(needed, found.trained) <= head < need(needed, everything)
     with pytest.raises(InfeasibleError, match=refusal):
-        train(made, full, 1 << 30, **{limit: head / 10})
+        limits[limit] = head / 10
+        train(made, full, 1 << 30, **limits)
 
 
 def test_joules_per_step_need_a_sparse_update(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -161,11 +163,10 @@ def test_a_count_that_was_too_low_is_repaired(monkeypatch: pytest.MonkeyPatch) -
     made = job()
     full = make_bundle.prepare(made)
     ram = 2 * TrainedBytes(full.graphs, {n: costs_of(g) for n, g in full.graphs.items()})(frozenset())
-    exact = sparse.TrainedBytes
 
-    class Optimist(exact):  # type: ignore[misc, valid-type]
+    class Optimist(TrainedBytes):
         def __call__(self, trained: frozenset[str]) -> int:
-            counted: int = super().__call__(trained)
+            counted = super().__call__(trained)
             return int(0.8 * counted)
 
     monkeypatch.setattr(sparse, "TrainedBytes", Optimist)

@@ -319,7 +319,8 @@ async def test_memory_is_shared_by_priority(tmp_path: Path) -> None:
         await all_training(made, dispatcher, host, board)
         assert made.context.store.get(host.id).plan == 1, "the larger does not fit beside the board"
         limits = [run.limits.memory_bytes for run in (r._run for r in made.context.runners) if run is not None]
-        assert sum(limit or 0 for limit in limits) <= policy.not_in_use.memory_limit(None)
+        whole = policy.not_in_use.memory_limit(None)
+        assert whole is not None and sum(limit or 0 for limit in limits) <= whole
         made.context.config = Config(policy=replace(ANY_TIME, not_in_use=ResourceLimits(memory_bytes=150 * MIB)))
         await all_training(made, dispatcher, host)
         store = made.context.store

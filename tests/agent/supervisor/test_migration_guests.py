@@ -23,7 +23,6 @@ from port_agent.peers.migration_requests import (
     MigratedFile,
     MigratedJob,
     MigrationAnswer,
-    MigrationRequest,
     MigrationState,
     Offer,
     Part,
@@ -43,7 +42,7 @@ STATE_BYTES = b"a checkpoint"
 
 
 def run(work: Awaitable[None]) -> None:
-    asyncio.run(asyncio.wait_for(work, 120.0))  # type: ignore[arg-type]
+    asyncio.run(asyncio.wait_for(work, 120.0))
 
 
 class Home:
@@ -65,7 +64,9 @@ class Home:
         config = self.context.config
         self.context.config = replace(config, options=replace(config.options, **changes))
 
-    async def ask(self, request: MigrationRequest, client: PeerClient = ATTIC) -> MigrationAnswer:
+    async def ask(
+        self, request: Offer | Bring | Part | Begin | Look | Stop | Fetch | Close, client: PeerClient = ATTIC
+    ) -> MigrationAnswer:
         return MOVE_ANSWERS.decode(await self.guests.answer(client, MOVE_REQUESTS.encode(request)))
 
     async def deliver(self) -> MigrationAnswer:
@@ -106,7 +107,7 @@ def test_refused_for_every_reason_there_is(tmp_path: Path) -> None:
             assert "grants" in await refusal(Offer(token=TOKEN, nbytes=1, least_bytes=1 << 40, device_kind="cpu"))
             assert "cuda" in await refusal(Offer(token=TOKEN, nbytes=1, least_bytes=1, device_kind="cuda"))
             assert "its disk has" in await refusal(Offer(token=TOKEN, nbytes=1 << 40, least_bytes=1, device_kind="cpu"))
-            began = {"token": TOKEN, "nbytes": 1, "least_bytes": 1, "device_kind": "cpu"}
+            began: dict[str, Any] = {"token": TOKEN, "nbytes": 1, "least_bytes": 1, "device_kind": "cpu"}
             assert "another kind of machine" in await refusal(Offer(**began, machine="other"))
             assert (await here.ask(Offer(**began, machine=machine_kind()))).state is MigrationState.WELCOME
             here.made.add("own")

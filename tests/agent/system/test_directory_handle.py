@@ -72,7 +72,11 @@ def test_a_sample_file_is_one_link_away_at_most(tmp_path: Path) -> None:
     (tmp_path / "else/secret").write_bytes(b"secret")
     (tmp_path / "moved").symlink_to("else")
     os.mkfifo(tmp_path / "inbox/pipe")
-    targets = {"near": "../inbox/a", "far": tmp_path / "inbox/a", "twice": tmp_path / "inbox/linked"}
+    targets: dict[str, str | Path] = {
+        "near": "../inbox/a",
+        "far": tmp_path / "inbox/a",
+        "twice": tmp_path / "inbox/linked",
+    }
     for name, target in {**targets, "pipe": tmp_path / "inbox/pipe", "folder": tmp_path / "moved/secret"}.items():
         (tmp_path / "round" / name).symlink_to(target)
     for path in ("inbox/a", "round/near", "round/far"):

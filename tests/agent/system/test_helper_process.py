@@ -33,7 +33,7 @@ def echo(*arguments: str, directory: Path | None = Path("/")) -> HelperCommand:
 
 
 def run(work: Awaitable[None]) -> None:
-    asyncio.run(asyncio.wait_for(work, 120.0))  # type: ignore[arg-type]
+    asyncio.run(asyncio.wait_for(work, 120.0))
 
 
 def test_one_that_is_asked_once_answers_with_its_output() -> None:

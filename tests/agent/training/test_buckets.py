@@ -130,7 +130,8 @@ def test_each_branch_that_a_batch_names_is_trained_as_plain_pytorch_does(tmp_pat
 
 def test_the_steps_that_are_compared_show_every_bucket() -> None:
     job = make_job()
-    sizes = [BucketSize(len(bucket.data[0]), bucket.batch_size) for bucket in (job, *job.buckets)]
+    parts = [(job.data, job.batch_size), *((bucket.data, bucket.batch_size) for bucket in job.buckets)]
+    sizes = [BucketSize(len(data[0]), size) for data, size in parts]
     order = bucket_batches(7, sizes, drop_last=[False] * 3)
     seen = [next(order) for _ in range(2 * len(batches()))]
     assert {bucket for _, bucket, _ in seen[: compared_steps(job)]} == {0, 1, 2}

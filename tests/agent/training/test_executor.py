@@ -327,7 +327,7 @@ def test_a_schedule_of_rate_and_momentum(cls: Any, tmp_path: Path) -> None:
         return torch.optim.lr_scheduler.OneCycleLR(o, 0.1, total_steps=10)
 
     def make(parameters: Any) -> torch.optim.Optimizer:
-        return cls(parameters, betas=(0.85, 0.99))  # type: ignore[no-any-return]
+        return cls(parameters, betas=(0.85, 0.99))
 
     data = batches(9)
     expected = plain(small(), classify, make, data, schedule=one_cycle)
@@ -480,7 +480,7 @@ def test_optimizers_whose_code_no_worker_has(name: str, tmp_path: Path) -> None:
         return torch.optim.lr_scheduler.ExponentialLR(o, 0.7)
 
     make, data = _own()[name], batches(5)
-    table = tabulated(lambda p: own_optimizers.Lion(p, **_first(make)), decaying, 5)
+    table = tabulated(lambda p: own_optimizers.Lion(p, lr=_rate(make)), decaying, 5)
     expected = plain(small(), classify, make, data, schedule=decaying)
     model = small()
     capture = capture_step(
@@ -497,7 +497,7 @@ def test_optimizers_whose_code_no_worker_has(name: str, tmp_path: Path) -> None:
 def test_their_gradients_are_accumulated_and_clipped(cls: Any, clip: float | None, tmp_path: Path) -> None:
     def make(parameters: Any) -> torch.optim.Optimizer:
         first, *rest = parameters
-        return cls([{"params": rest}, {"params": [first], "lr": 0.5}], lr=0.01)  # type: ignore[no-any-return]
+        return cls([{"params": rest}, {"params": [first], "lr": 0.5}], lr=0.01)
 
     data, model = batches(6), small()
     expected = plain(model, classify, make, data, accumulate=2, clip=clip)
@@ -508,15 +508,16 @@ def test_their_gradients_are_accumulated_and_clipped(cls: Any, clip: float | Non
     assert not differences(expected, planned(capture, plans, data, tmp_path, accumulate=2))
 
 
-def _first(make: MakeOptimizer) -> dict[str, float]:
-    return {"lr": make([torch.nn.Parameter(torch.zeros(1, 1))]).param_groups[0]["lr"]}
+def _rate(make: MakeOptimizer) -> float:
+    return float(make([torch.nn.Parameter(torch.zeros(1, 1))]).param_groups[0]["lr"])
 
 
 def test_groups_with_their_own_hyperparameters(tmp_path: Path) -> None:
     def make(parameters: Any) -> torch.optim.Optimizer:
         first, *rest = list(parameters)
+        groups: list[dict[str, Any]] = [{"params": [first], "lr": 0.5, "weight_decay": 0.0}, {"params": rest}]
         return torch.optim.SGD(
-            [{"params": [first], "lr": 0.5, "weight_decay": 0.0}, {"params": rest}],
+            groups,
             lr=0.01,
             momentum=0.9,
             weight_decay=0.1,

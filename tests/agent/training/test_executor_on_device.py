@@ -502,7 +502,7 @@ def test_pages_in_shared_memory_are_not_copied_and_give_the_same_numbers(
 class ReachedAtOnce(SimBackend):
     """The device is said to be done with all that it was given."""
 
-    def reached(self) -> object:  # type: ignore[override]
+    def reached(self) -> Any:
         return DONE
 
 

@@ -234,7 +234,7 @@ def test_all_micro_batches_of_an_update_at_once_are_plain_pytorchs(remake: bool,
     t = Trainer(Bundle(tmp_path / "job.port"), train_options(tmp_path / "state", tmp_path, plan, steps, verify=5))
     runs: list[str] = []
     run = t._run
-    t._run = lambda name, *rest: runs.append(name) or run(name, *rest)  # type: ignore[method-assign, func-returns-value]
+    t._run = lambda name, *rest: runs.append(name) or run(name, *rest)  # type: ignore[method-assign]
     losses: list[float] = []
     t.start()
     t.train(lambda e: losses.append(e.loss), lambda *_: None)
@@ -280,7 +280,7 @@ def test_evaluation_is_plain_pytorchs_and_disturbs_nothing(tmp_path: Path, refer
     assert evaluation.metric == pytest.approx(
         sum(p[1].item() * w for p, w in zip(parts, weights, strict=True)) / sum(weights)
     )
-    t.train(lambda e: t.evaluate() and None, lambda *_: None)
+    t.train(lambda e: (t.evaluate(), None)[1], lambda *_: None)
     assert t.digest() == reference[1]
     t.close()
 
@@ -293,7 +293,7 @@ def test_a_run_that_is_discarded_evaluates_one_batch_of_each_size(tmp_path: Path
     t.start()
     ran = list[str]()
     run = t._run
-    t._run = lambda name, *rest: ran.append(name) or run(name, *rest)  # type: ignore[method-assign,func-returns-value]
+    t._run = lambda name, *rest: ran.append(name) or run(name, *rest)  # type: ignore[method-assign]
     assert t.evaluate() is not None
     t.close()
     assert sorted(ran) == sorted(name for name in t.bundle.graphs if name.startswith("eval"))
@@ -427,13 +427,13 @@ def _full(*_: Any, **__: Any) -> None:
 
 def test_a_flipped_bit_while_training(tmp_path: Path, reference: tuple[list[float], str]) -> None:
     t = trainer(tmp_path)
-    flipped = []
+    flipped: list[int] = []
 
     def on_commit(commit: Any, _: float) -> None:
         if commit.step == 5 and not flipped:
             away = {t.programs.of("step").graph.storages[s].key for s in t.programs.of("step").starts_on_flash}
             slot = t.store.slot(sorted(away)[0])
-            flipped.append(slot)
+            flipped.append(slot.offset)
             _flip(t.store.file.path, slot.offset)
 
     t.start()

@@ -1,13 +1,14 @@
 """The command line of a worker: what is written is read back."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from port_agent.worker.options import BoardOptions, TorchOptions, WorkerOptions, page_words
 from port_agent.worker.shard import Shard
 
-PLACES = {"bundle": Path("job.port"), "state_dir": Path("state")}
+PLACES: dict[str, Any] = {"bundle": Path("job.port"), "state_dir": Path("state")}
 
 
 @pytest.mark.parametrize(

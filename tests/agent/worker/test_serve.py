@@ -43,7 +43,7 @@ def test_what_nobody_expected_is_one_line_too(capsys: pytest.CaptureFixture[str]
     """A bundle may have an operator take what it does not: torch raises TypeError, ValueError and the like."""
 
     def work(control: Control, emit: Emit) -> None:
-        torch.empty("x")  # type: ignore[call-overload]
+        torch.empty("x")  # type: ignore[arg-type]
 
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     try:

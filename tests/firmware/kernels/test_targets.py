@@ -61,7 +61,7 @@ def digits(simd: bool = True) -> tuple[CompiledModel, np.ndarray, np.ndarray]:
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("core", list(Core))
 @pytest.mark.parametrize("rule", [UpdateRounding.STOCHASTIC, UpdateRounding.Q88])
-def test_every_core_trains_to_the_hosts_bits(core, rule, tmp_path):
+def test_every_core_trains_to_the_hosts_bits(core: Core, rule: UpdateRounding, tmp_path: Path) -> None:
     """All layer kinds, all parameters, five samples."""
     module, data = every_layer(5)
     model = compile_model(module, data, q88=True)
@@ -80,7 +80,7 @@ def test_every_core_trains_to_the_hosts_bits(core, rule, tmp_path):
     assert run.loss_sum == pytest.approx(5 * loss, rel=1e-6)
 
 
-def test_the_small_core_trains_to_the_hosts_bits_in_16_kib(tmp_path):
+def test_the_small_core_trains_to_the_hosts_bits_in_16_kib(tmp_path: Path) -> None:
     model, inputs, labels = digits(simd=False)
     host = HostEngine(model)
     host.set_options(UpdateOptions(0.03))
@@ -92,7 +92,7 @@ def test_the_small_core_trains_to_the_hosts_bits_in_16_kib(tmp_path):
 
 
 @pytest.mark.parametrize("share", [0.98, 0.75])
-def test_operators_that_run_again_or_in_bands_give_the_hosts_bits(share, tmp_path):
+def test_operators_that_run_again_or_in_bands_give_the_hosts_bits(share: float, tmp_path: Path) -> None:
     """Plans of the net of every layer for less memory, on the core with DSP kernels."""
     module, data = every_layer(3)
     kept = compile_model(module, data)
@@ -108,7 +108,7 @@ def test_operators_that_run_again_or_in_bands_give_the_hosts_bits(share, tmp_pat
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(("core", "share"), [(Core.M4F, 0.5), (Core.M7F, 0.5), (Core.M3, 0.75)])
-def test_pages_give_the_hosts_bits_on_the_cores(core, share, tmp_path):
+def test_pages_give_the_hosts_bits_on_the_cores(core: Core, share: float, tmp_path: Path) -> None:
     """Trained parameters and activations on memory-mapped PSRAM, which the emulated boards have."""
     module, data = every_layer(3)
     kept = compile_model(module, data, simd=core is not Core.M3)
@@ -126,7 +126,7 @@ def test_pages_give_the_hosts_bits_on_the_cores(core, share, tmp_path):
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("core", [Core.M4F, Core.M3, Core.M0])
-def test_dynamic_updates_give_the_hosts_bits_and_take_fewer_instructions(core, tmp_path):
+def test_dynamic_updates_give_the_hosts_bits_and_take_fewer_instructions(core: Core, tmp_path: Path) -> None:
     torch.manual_seed(0)
     data = np.random.default_rng(0).random((10, 1, 8, 8), np.float32)
     whole = compile_model(settled(DigitsNet(), data), data, name="digits", simd=core is Core.M4F)
@@ -145,7 +145,7 @@ def test_dynamic_updates_give_the_hosts_bits_and_take_fewer_instructions(core, t
 
 
 @pytest.mark.parametrize("rule", [UpdateRounding.STOCHASTIC, UpdateRounding.Q88])
-def test_the_digits_net_trains_all_its_layers_on_the_small_core_in_16_kib(rule, tmp_path):
+def test_the_digits_net_trains_all_its_layers_on_the_small_core_in_16_kib(rule: UpdateRounding, tmp_path: Path) -> None:
     torch.manual_seed(0)
     data = np.random.default_rng(0).random((10, 1, 8, 8), np.float32)
     q88, options = rule is UpdateRounding.Q88, UpdateOptions(0.03, rule)
@@ -161,7 +161,7 @@ def test_the_digits_net_trains_all_its_layers_on_the_small_core_in_16_kib(rule, 
 
 
 @pytest.mark.long
-def test_a_mobilenet_trains_all_its_layers_in_256_kib(tmp_path):
+def test_a_mobilenet_trains_all_its_layers_in_256_kib(tmp_path: Path) -> None:
     """Width 0.35, 96 x 96, 16 bits of all weights but one layer's: 1.6 MB where everything is kept.
 
     The rest of the RAM is for stack, protocol and UART.
@@ -187,7 +187,7 @@ def test_a_mobilenet_trains_all_its_layers_in_256_kib(tmp_path):
 
 
 @pytest.mark.long
-def test_a_thousand_steps_are_bit_identical_everywhere(tmp_path):
+def test_a_thousand_steps_are_bit_identical_everywhere(tmp_path: Path) -> None:
     model, inputs, labels = digits(simd=False)
     repeated, targets = np.tile(inputs, (10, 1)), np.tile(labels, 10)
     host = HostEngine(model)
@@ -218,7 +218,7 @@ def count(model: CompiledModel, data: np.ndarray, folder: Path, options: UpdateO
     return run.instructions[0], image.static_ram_bytes + run.stack_bytes
 
 
-def test_instructions_and_ram_of_a_camera_network(camera, tmp_path):
+def test_instructions_and_ram_of_a_camera_network(camera: tuple[CompiledModel, np.ndarray], tmp_path: Path) -> None:
     model, data = camera
     graph = model.quantized.graph
     forward, _ = count(model, data, tmp_path, None)
@@ -230,7 +230,7 @@ def test_instructions_and_ram_of_a_camera_network(camera, tmp_path):
 
 @pytest.mark.long
 @pytest.mark.parametrize(("share", "most"), [(0.75, 0.10), (0.5, 0.20)])
-def test_less_memory_costs_few_instructions_and_no_bit(share, most, tmp_path):
+def test_less_memory_costs_few_instructions_and_no_bit(share: float, most: float, tmp_path: Path) -> None:
     """All layers of the camera net, with that share of the arena that keeps everything."""
     torch.manual_seed(0)
     data = np.random.default_rng(0).random((2, 3, 80, 80), np.float32)
@@ -247,7 +247,7 @@ def test_less_memory_costs_few_instructions_and_no_bit(share, most, tmp_path):
     assert runs[1].instructions[0] <= (1 + most) * runs[0].instructions[0]
 
 
-def test_instructions_of_a_pointwise_layer(tmp_path):
+def test_instructions_of_a_pointwise_layer(tmp_path: Path) -> None:
     """10x10x96 -> 96 behind a minimal input layer, whose own instructions are measured and taken off."""
     torch.manual_seed(0)
     data = np.random.default_rng(0).random((4, 1, 10, 10), np.float32)
@@ -271,12 +271,14 @@ def last_layers_none() -> SparseScheme:
     return SparseScheme({})
 
 
-def test_a_network_too_large_for_the_core_does_not_link(camera, tmp_path):
+def test_a_network_too_large_for_the_core_does_not_link(
+    camera: tuple[CompiledModel, np.ndarray], tmp_path: Path
+) -> None:
     with pytest.raises(TargetError, match="overflowed"):
         build_image(camera[0], Core.M0, tmp_path)
 
 
-def test_counting_is_exact(tmp_path):
+def test_counting_is_exact(tmp_path: Path) -> None:
     """Two runs of the same work count the same instructions."""
     model, inputs, labels = digits()
     image, counter = build_image(model, Core.M4F, tmp_path), build_counter(tmp_path)
@@ -288,7 +290,7 @@ def test_counting_is_exact(tmp_path):
     assert len(runs[0]) == 2
 
 
-def test_partial_rows_train_in_ram_while_the_rest_stays_in_flash(tmp_path):
+def test_partial_rows_train_in_ram_while_the_rest_stays_in_flash(tmp_path: Path) -> None:
     module, data = every_layer(4)
     graph = import_module(module, data.shape[1:])
     scheme = SparseScheme(

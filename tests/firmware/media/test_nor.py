@@ -27,7 +27,7 @@ def opened(library: ctypes.CDLL, chip: NorFlash, late: int = 0, tick_us: int = 1
 
 @pytest.mark.parametrize("late", [0, 3])
 @pytest.mark.parametrize("count", [4, 252, 256, 260, 4096, 9000])
-def test_what_was_written_comes_back(library, late, count):
+def test_what_was_written_comes_back(library: ctypes.CDLL, late: int, count: int) -> None:
     chip, data = NorFlash(), random.Random(count).randbytes(count)
     bus = opened(library, chip, late)
     for _ in range(2):  # a sector must be erased before it is written again
@@ -38,7 +38,7 @@ def test_what_was_written_comes_back(library, late, count):
     assert chip.erases == 2 * -(-count // 4096) and chip.programs == 2 * -(-count // 256)
 
 
-def test_only_the_sectors_of_the_page_are_touched(library):
+def test_only_the_sectors_of_the_page_are_touched(library: ctypes.CDLL) -> None:
     chip = NorFlash()
     chip.memory[:] = bytes(i % 251 for i in range(len(chip.memory)))
     before = bytes(chip.memory)
@@ -46,12 +46,12 @@ def test_only_the_sectors_of_the_page_are_touched(library):
     assert chip.memory[:4096] == before[:4096] and chip.memory[8192:] == before[8192:]
 
 
-def test_no_chip_is_an_error(library):
+def test_no_chip_is_an_error(library: ctypes.CDLL) -> None:
     assert Bus(library, NorFlash(pulled=True)).open("nor") == MEDIUM_FAILED
 
 
 @pytest.mark.parametrize("at", range(0, 30, 3))
-def test_a_chip_pulled_while_it_is_written_is_an_error(library, at):
+def test_a_chip_pulled_while_it_is_written_is_an_error(library: ctypes.CDLL, at: int) -> None:
     chip = NorFlash()
 
     def pull(poll: int) -> None:
@@ -64,7 +64,7 @@ def test_a_chip_pulled_while_it_is_written_is_an_error(library, at):
     assert bus.write(0, b"again" * 4)[0] is Transfer.DONE and bus.read(0, 20)[1] == b"again" * 4
 
 
-def test_a_chip_pulled_while_it_is_read_is_an_error(library):
+def test_a_chip_pulled_while_it_is_read_is_an_error(library: ctypes.CDLL) -> None:
     chip = NorFlash()
     bus = opened(library, chip, late=2)
 
@@ -75,6 +75,6 @@ def test_a_chip_pulled_while_it_is_read_is_an_error(library):
     assert bus.read(0, 100)[0] is Transfer.FAILED
 
 
-def test_a_chip_that_stays_busy_or_is_write_protected_is_an_error(library):
+def test_a_chip_that_stays_busy_or_is_write_protected_is_an_error(library: ctypes.CDLL) -> None:
     assert opened(library, NorFlash(busy_polls=10**9), tick_us=5000).write(0, b"data")[0] is Transfer.FAILED
     assert opened(library, NorFlash(protected=True)).write(0, b"data")[0] is Transfer.FAILED

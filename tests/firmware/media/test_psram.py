@@ -44,7 +44,7 @@ class Board:
         return Transfer(self.medium.poll(self.medium.context))
 
 
-def test_memory_without_a_speed_is_done_at_once(library):
+def test_memory_without_a_speed_is_done_at_once(library: ctypes.CDLL) -> None:
     board, data = Board(library, 0), ctypes.create_string_buffer(b"abcdefgh", 8)
     assert board.medium.write(board.medium.context, 100, data, 8) == Transfer.DONE
     assert board.memory.raw[100:108] == b"abcdefgh"
@@ -52,7 +52,7 @@ def test_memory_without_a_speed_is_done_at_once(library):
     assert board.medium.read(board.medium.context, 100, back, 8) == Transfer.DONE and back.raw == b"abcdefgh"
 
 
-def test_slow_memory_takes_its_time_beside_other_work(library):
+def test_slow_memory_takes_its_time_beside_other_work(library: ctypes.CDLL) -> None:
     board, data = Board(library, 1000), ctypes.create_string_buffer(b"x" * 64, 64)
     assert board.medium.write(board.medium.context, 0, data, 64) == Transfer.BUSY
     board.now = 32
@@ -61,7 +61,7 @@ def test_slow_memory_takes_its_time_beside_other_work(library):
     assert board.poll() is Transfer.DONE and board.memory.raw[:64] == b"x" * 64
 
 
-def test_memory_that_is_pulled_in_the_middle_fails(library):
+def test_memory_that_is_pulled_in_the_middle_fails(library: ctypes.CDLL) -> None:
     board, data = Board(library, 1000), ctypes.create_string_buffer(64)
     assert board.medium.write(board.medium.context, 0, data, 64) == Transfer.BUSY
     board.there = False

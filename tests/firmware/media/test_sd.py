@@ -25,7 +25,7 @@ def opened(library: ctypes.CDLL, card: SdCard, late: int = 0, tick_us: int = 10)
     return bus
 
 
-def test_the_cards_checks_are_those_of_the_specification():
+def test_the_cards_checks_are_those_of_the_specification() -> None:
     """Section 4.5 of the Physical Layer Simplified Specification: CMD0, CMD17, and 512 bytes of 0xFF."""
     assert (crc7(bytes([0x40, 0, 0, 0, 0])), crc7(bytes([0x51, 0, 0, 0, 0]))) == (0x95, 0x55)
     assert crc16(b"\xff" * 512) == b"\x7f\xa1"
@@ -34,7 +34,7 @@ def test_the_cards_checks_are_those_of_the_specification():
 @pytest.mark.parametrize("high_capacity", [True, False])
 @pytest.mark.parametrize("late", [0, 3])
 @pytest.mark.parametrize("count", [4, 512, 516, 5000])
-def test_what_was_written_comes_back(library, high_capacity, late, count):
+def test_what_was_written_comes_back(library: ctypes.CDLL, high_capacity: bool, late: int, count: int) -> None:
     card, data = SdCard(high_capacity=high_capacity), random.Random(count).randbytes(count)
     bus = opened(library, card, late)
     outcome, polls = bus.write(1024, data)
@@ -43,14 +43,14 @@ def test_what_was_written_comes_back(library, high_capacity, late, count):
     assert bus.read(1024, count)[:2] == (Transfer.DONE, data)
 
 
-def test_no_card_is_an_error(library):
+def test_no_card_is_an_error(library: ctypes.CDLL) -> None:
     assert Bus(library, SdCard(pulled=True)).open("sd") == MEDIUM_FAILED
     assert Bus(library, SdCard(wakes_after=10**9), tick_us=5000).open("sd") == MEDIUM_FAILED
 
 
 @pytest.mark.parametrize("at", range(0, 14, 2))
 @pytest.mark.parametrize("writes", [True, False])
-def test_a_card_pulled_in_the_middle_is_an_error(library, at, writes):
+def test_a_card_pulled_in_the_middle_is_an_error(library: ctypes.CDLL, at: int, writes: bool) -> None:
     card = SdCard()
     bus = opened(library, card, late=1, tick_us=5000)
 
@@ -61,13 +61,13 @@ def test_a_card_pulled_in_the_middle_is_an_error(library, at, writes):
     assert outcome is Transfer.FAILED
 
 
-def test_a_bit_turned_on_the_wire_is_an_error(library):
+def test_a_bit_turned_on_the_wire_is_an_error(library: ctypes.CDLL) -> None:
     card = SdCard(flips=1)
     bus = opened(library, card)
     assert bus.read(0, 512)[0] is Transfer.FAILED
     assert bus.read(0, 512)[0] is Transfer.DONE
 
 
-def test_a_card_that_could_not_write_is_an_error(library):
+def test_a_card_that_could_not_write_is_an_error(library: ctypes.CDLL) -> None:
     assert opened(library, SdCard(refuses_writes=True)).write(0, b"data")[0] is Transfer.FAILED
     assert opened(library, SdCard(blocks=1024)).read(512 * 2048, 4)[0] is Transfer.FAILED

@@ -1,6 +1,7 @@
 """Resident memory is seen where Linux tells it, and where only psutil and getrusage do (macOS)."""
 
 import mmap
+import resource
 import sys
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from port_planner.base import process_memory
 def test_a_block_that_is_touched_shows_and_its_peak_stays(platform: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if sys.platform == "linux" and platform == "darwin":
         monkeypatch.setattr(
-            process_memory.resource,
+            resource,
             "getrusage",
             lambda _: type("Usage", (), {"ru_maxrss": psutil.Process().memory_info().rss}),
         )  # Linux counts it in KiB, macOS in bytes

@@ -26,7 +26,7 @@ def net() -> nn.Sequential:
 
 
 def captured(trained: tuple[str, ...], memory_format: torch.memory_format = torch.contiguous_format) -> StepGraph:
-    model = net().to(memory_format=memory_format)
+    model = net().to(memory_format=memory_format)  # type: ignore[call-overload]
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in trained)
     batch = torch.randn(2, 3, 8, 8).contiguous(memory_format=memory_format), torch.tensor([0, 3])

@@ -20,7 +20,7 @@ def _net() -> nn.Module:
 
 
 def _loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    return model(x).square().mean()  # type: ignore[no-any-return]
+    return model(x).square().mean()
 
 
 def _captured(cls: Any, schedule: Any = (), **options: Any) -> Capture:

@@ -100,10 +100,10 @@ def counted_in(calls: list[int], *_: Any) -> None:
 
 class Holder:
     def __init__(self) -> None:
-        self.parts = [Counter(), {"calls": 0}]
+        self.parts: list[Any] = [Counter(), {"calls": 0}]
 
     def __call__(self, *_: Any) -> None:
-        self.parts[0].calls += 1  # type: ignore[union-attr]
+        self.parts[0].calls += 1
 
 
 def drawing(draw: Any, *_: Any) -> None:
@@ -175,7 +175,7 @@ def test_so_is_an_attribute_of_a_module_and_nothing_that_stays() -> None:
     model[0].least = float("nan")  # type: ignore[assignment]  # which does not equal itself
     before = python_state(model, print)
     assert changed(before, python_state(model, print)) == frozenset()
-    model[0].steps += 1  # type: ignore[operator]
+    model[0].steps += 1  # type: ignore[assignment, operator]
     model.eval()
     model[0].inner.weight.data.add_(1)  # type: ignore[union-attr, operator]
     assert changed(before, python_state(model, print)) == {"0.steps"}

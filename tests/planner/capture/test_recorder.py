@@ -11,7 +11,7 @@ from port_planner.ir.graph import Phase, Role, references
 
 
 def test_every_gradient_is_made_on_the_tape_with_its_own_layout() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()).to(memory_format=torch.channels_last)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     recorder = StepRecorder()
     for name, parameter in model.named_parameters():
         recorder.add(parameter, Role.PARAMETER, name)

@@ -132,11 +132,11 @@ def test_so_is_an_evaluation(what: str) -> None:
 
 
 def test_generators_are_as_before() -> None:
-    python, arrays = random.getstate(), np.random.get_state(legacy=False)["state"]["pos"]  # type: ignore[call-overload]
+    python, arrays = random.getstate(), np.random.get_state(legacy=False)["state"]["pos"]
     with pytest.raises(CaptureError):
         recorded(net(), lambda m, x, y: entropy(m, x, y) * random.random() * np.random.rand())
     assert random.getstate() == python
-    assert np.random.get_state(legacy=False)["state"]["pos"] == arrays  # type: ignore[call-overload]
+    assert np.random.get_state(legacy=False)["state"]["pos"] == arrays
 
 
 STEADY: dict[str, tuple[Callable[[], nn.Module], Loss]] = {

@@ -13,6 +13,7 @@ from port_planner.exactness import replacements as comparison
 from port_planner.exactness.replacements import compared_bytes, differing
 from port_planner.ir import run_op
 from port_planner.ir.graph import Op, StepGraph
+from port_planner.ir.torch_operators import function_of
 from port_planner.tiling import tiles
 from port_planner.tiling.chains import find_chains
 from port_planner.tiling.gradients import split_gradients
@@ -152,7 +153,6 @@ def half_step() -> StepGraph:
 
 def otherwise_added(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
     """Let products with fewer rows add their terms in another order, in 32 bits, as a kernel of its own for few rows may."""
-    function_of = comparison.function_of
 
     def product(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         width = one.shape[1]
@@ -215,7 +215,7 @@ def test_products_are_compared_with_the_factors_that_they_are_called_with(monkey
         (torch.randn(128, 96).bfloat16(),),
     ).graphs["step"]
     rewritten = tile_chains(graph, find_chains(graph, 1 << 11), 4)
-    function_of, called = comparison.function_of, list[dict[str, Any]]()
+    called: list[dict[str, Any]] = []
 
     def of(op: Op) -> Any:
         function = function_of(op)

@@ -79,7 +79,7 @@ def brute_force_check(arena: Arena) -> None:
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_random_networks_plan_within_two_percent_of_the_bound(seed):
+def test_random_networks_plan_within_two_percent_of_the_bound(seed: int) -> None:
     graph = random_graph(seed)
     layers = graph.weighted()
     choose = random.Random(seed + 99)
@@ -113,7 +113,7 @@ def spans(last: int, gap: tuple[int, int] | None) -> tuple[int, int] | None:
 @pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(buffers)
-def test_no_plan_overlaps_and_none_is_below_the_bound(rows):
+def test_no_plan_overlaps_and_none_is_below_the_bound(rows: list[Buffer]) -> None:
     arena = plan_arena(rows, rounds=40)
     brute_force_check(arena)
     by_step = max(
@@ -123,14 +123,14 @@ def test_no_plan_overlaps_and_none_is_below_the_bound(rows):
     assert arena.peak_bytes >= by_step
 
 
-def test_the_verifier_sees_an_overlap():
+def test_the_verifier_sees_an_overlap() -> None:
     a, b = Buffer("a", 8, 0, 2), Buffer("b", 8, 2, 3)
     with pytest.raises(OverlapError, match="a and b"):
         verify_plan(Arena((a, b), {"a": 0, "b": 4}, 16, 16))
     verify_plan(Arena((a, Buffer("b", 8, 3, 3)), {"a": 0, "b": 4}, 16, 16))
 
 
-def test_plans_are_repeatable():
+def test_plans_are_repeatable() -> None:
     graph = random_graph(7)
     scheme = full_scheme(graph)
     rows = buffers_of(training_program(graph, scheme), scheme)

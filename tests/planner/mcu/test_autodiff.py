@@ -37,7 +37,7 @@ def bytes_of(program: SampleProgram, scheme: SparseScheme) -> int:
     return lower_bound(buffers_of(program, scheme))
 
 
-def test_each_pass_needs_less_memory(graph):
+def test_each_pass_needs_less_memory(graph: Graph) -> None:
     scheme = last_layers(graph, 2, biases=4)
     full = differentiate(graph)
     sparse = prune(full, scheme)
@@ -52,7 +52,7 @@ def test_each_pass_needs_less_memory(graph):
     assert sizes[0] > sizes[1] > sizes[2]
 
 
-def test_pruning_stops_at_the_first_trained_layer(graph):
+def test_pruning_stops_at_the_first_trained_layer(graph: Graph) -> None:
     scheme = SparseScheme({"wide": LayerUpdate(True, 0), "head": LayerUpdate(True, 7)})
     backward = training_program(graph, scheme).backward
     touched = {step.op for step in backward}
@@ -62,11 +62,11 @@ def test_pruning_stops_at_the_first_trained_layer(graph):
     assert [step.op for step in backward if step.kind is StepKind.BIAS] == ["head", "wide"]
 
 
-def test_an_empty_scheme_leaves_no_backward(graph):
+def test_an_empty_scheme_leaves_no_backward(graph: Graph) -> None:
     assert prune(differentiate(graph), SparseScheme({})).backward == ()
 
 
-def test_updates_follow_the_input_gradient_of_their_layer(graph):
+def test_updates_follow_the_input_gradient_of_their_layer(graph: Graph) -> None:
     steps = training_program(graph, full_scheme(graph)).backward
     for op in graph.weighted():
         kinds = [step.kind for step in steps if step.op == op.name]
@@ -74,7 +74,7 @@ def test_updates_follow_the_input_gradient_of_their_layer(graph):
             assert kinds.index(StepKind.INPUT) < kinds.index(StepKind.WEIGHT)
 
 
-def test_a_residual_accumulates_and_its_second_copy_is_free(graph):
+def test_a_residual_accumulates_and_its_second_copy_is_free(graph: Graph) -> None:
     steps = training_program(graph, full_scheme(graph)).backward
     copies = [step for step in steps if step.kind is StepKind.COPY]
     assert len(copies) == 1
@@ -83,7 +83,7 @@ def test_a_residual_accumulates_and_its_second_copy_is_free(graph):
     assert adding[0].target == copies[0].target
 
 
-def test_the_verifier_sees_weights_read_after_their_update(graph):
+def test_the_verifier_sees_weights_read_after_their_update(graph: Graph) -> None:
     steps = list(training_program(graph, full_scheme(graph)).steps)
     at = next(i for i, s in enumerate(steps) if s.kind is StepKind.INPUT and s.op == "wide")
     steps[at], steps[at + 1] = steps[at + 1], steps[at]
@@ -91,7 +91,7 @@ def test_the_verifier_sees_weights_read_after_their_update(graph):
         verify_program(SampleProgram(graph, tuple(steps)))
 
 
-def test_the_verifier_sees_a_missing_gradient(graph):
+def test_the_verifier_sees_a_missing_gradient(graph: Graph) -> None:
     steps = [s for s in training_program(graph, full_scheme(graph)).steps if s.kind is not StepKind.LOSS]
     with pytest.raises(ProgramError, match="before it is written"):
         verify_program(SampleProgram(graph, tuple(steps)))
@@ -107,6 +107,6 @@ def test_the_verifier_sees_a_missing_gradient(graph):
         ({"depthwise": LayerUpdate(True, 4)}, "4 of 13"),
     ],
 )
-def test_impossible_schemes_are_refused(graph, updates, problem):
+def test_impossible_schemes_are_refused(graph: Graph, updates: dict[str, LayerUpdate], problem: str) -> None:
     with pytest.raises(McuCompileError, match=problem):
         training_program(graph, SparseScheme(updates))

@@ -7,10 +7,11 @@ from functools import cache
 import pytest
 
 from port_planner.mcu.autodiff import StepKind, full_scheme, last_layers
-from port_planner.mcu.board_problem import BoardProblem, board_problem, parameter_name
+from port_planner.mcu.board_problem import BoardProblem, board_problem
 from port_planner.mcu.core_costs import core_costs
 from port_planner.mcu.frontend import import_module
 from port_planner.mcu.memory import plan_memory
+from port_planner.mcu.pages import parameter_name
 from port_planner.problem.problem import Choice, GapDecision, Schedule
 from port_planner.problem.replay import replay
 from tests.planner.mcu.networks import every_layer
@@ -27,13 +28,13 @@ def stated(count: int | None = None) -> tuple[BoardProblem, int]:
 
 
 @pytest.mark.parametrize("count", [None, 1, 3])
-def test_keeping_everything_takes_what_the_arena_takes(count):
+def test_keeping_everything_takes_what_the_arena_takes(count: int | None) -> None:
     found, bound = stated(count)
     cost = replay(found.problem, Schedule())
     assert cost.valid and cost.peak_bytes == bound
 
 
-def test_what_runs_again_stands_before_its_step_with_its_inputs_first():
+def test_what_runs_again_stands_before_its_step_with_its_inputs_first() -> None:
     found, _ = stated()
     gap = next(
         (g, gap)
@@ -44,7 +45,7 @@ def test_what_runs_again_stands_before_its_step_with_its_inputs_first():
     assert found.recomputation(schedule).before == {gap[1].before: (found.names[gap[1].tensor],)}
 
 
-def test_an_operator_may_not_run_again_once_its_weights_were_updated():
+def test_an_operator_may_not_run_again_once_its_weights_were_updated() -> None:
     found, _ = stated()
     problem, op = found.problem, found.program.graph.ops[0].name
     weights = problem.tensors[found.names.index(parameter_name(op))]

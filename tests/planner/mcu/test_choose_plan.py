@@ -28,7 +28,7 @@ def least(model: CompiledModel) -> int:
 
 
 @pytest.mark.process
-def test_a_plan_within_less_memory_trains_to_the_same_bits(kept):
+def test_a_plan_within_less_memory_trains_to_the_same_bits(kept: tuple[CompiledModel, np.ndarray]) -> None:
     model, data = kept
     fitted, plan = recompile(model, FitOptions((model.ram_bytes + least(model)) // 2))
     assert fitted.ram_bytes <= (model.ram_bytes + least(model)) // 2
@@ -42,14 +42,14 @@ def test_a_plan_within_less_memory_trains_to_the_same_bits(kept):
     assert engines[0].parameters == engines[1].parameters and engines[0].state == engines[1].state
 
 
-def test_nothing_is_computed_again_where_everything_fits(kept):
+def test_nothing_is_computed_again_where_everything_fits(kept: tuple[CompiledModel, np.ndarray]) -> None:
     model, _ = kept
     fitted, plan = recompile(model, FitOptions(model.ram_bytes))
     assert (plan.memory.recomputed, plan.overhead, plan.bound_joules) == (0, 0.0, None)
     assert fitted.generated == model.generated
 
 
-def test_a_step_that_is_too_slow_is_refused_with_both_times(kept):
+def test_a_step_that_is_too_slow_is_refused_with_both_times(kept: tuple[CompiledModel, np.ndarray]) -> None:
     model, _ = kept
     seconds = recompile(model, FitOptions(model.ram_bytes, core_costs("mkr1000")))[1].seconds
     with pytest.raises(BoardDeadlineError, match="on mkr1000"):
@@ -58,7 +58,9 @@ def test_a_step_that_is_too_slow_is_refused_with_both_times(kept):
 
 
 @pytest.mark.slow
-def test_a_medium_that_wears_or_is_not_mapped_holds_no_parameters_and_says_why(kept):
+def test_a_medium_that_wears_or_is_not_mapped_holds_no_parameters_and_says_why(
+    kept: tuple[CompiledModel, np.ndarray],
+) -> None:
     model, _ = kept
     with pytest.raises(
         ArenaBudgetError, match=r"stay in RAM with nor.*mJ of training and wear its blocks out in 100,000 samples"

@@ -23,7 +23,7 @@ def graph() -> Graph:
     return import_module(module, data.shape[1:])
 
 
-def test_no_bands_where_every_stage_fits(graph):
+def test_no_bands_where_every_stage_fits(graph: Graph) -> None:
     scheme = full_scheme(graph)
     plain = choose_tiles(program_of(graph, scheme), scheme, CORE, 10**9)
     assert plain.groups == () and len(plain.starts) == len(plain.program.steps)
@@ -32,7 +32,7 @@ def test_no_bands_where_every_stage_fits(graph):
 
 
 @pytest.mark.parametrize("share", [0.95, 0.9, 0.5])
-def test_bands_bring_every_stage_within_the_budget_or_as_low_as_they_can(graph, share):
+def test_bands_bring_every_stage_within_the_budget_or_as_low_as_they_can(graph: Graph, share: float) -> None:
     scheme = full_scheme(graph)
     plain = choose_tiles(program_of(graph, scheme), scheme, CORE, 10**9)
     limit = int(share * max(stage_loads(plain.problem)))
@@ -43,7 +43,7 @@ def test_bands_bring_every_stage_within_the_budget_or_as_low_as_they_can(graph, 
 
 
 @pytest.mark.slow
-def test_a_camera_net_fits_half_of_its_fullest_stage_for_little():
+def test_a_camera_net_fits_half_of_its_fullest_stage_for_little() -> None:
     graph = import_module(CameraNet().eval(), np.zeros((1, 3, 80, 80)).shape[1:])
     scheme = full_scheme(graph)
     program = program_of(graph, scheme)

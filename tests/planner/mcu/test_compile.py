@@ -19,7 +19,7 @@ def graph() -> Graph:
 
 
 @pytest.mark.slow
-def test_compiling_over_budget_says_by_how_much(graph):
+def test_compiling_over_budget_says_by_how_much(graph: Graph) -> None:
     model = quantize(graph, np.random.default_rng(0).random((4, 1, 8, 8), np.float32))
     needed = compile_quantized(model).ram_bytes
     with pytest.raises(ArenaBudgetError) as raised:

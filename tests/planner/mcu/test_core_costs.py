@@ -10,7 +10,7 @@ from port_planner.mcu.frontend import import_module
 from tests.planner.mcu.networks import every_layer
 
 
-def test_every_step_of_every_kind_has_a_count_and_work():
+def test_every_step_of_every_kind_has_a_count_and_work() -> None:
     module, data = every_layer(2)
     graph = import_module(module, data.shape[1:])
     scheme = full_scheme(graph)
@@ -19,7 +19,7 @@ def test_every_step_of_every_kind_has_a_count_and_work():
         assert work_of(graph, step, scheme) > 0
 
 
-def test_seconds_are_instructions_by_the_boards_clock():
+def test_seconds_are_instructions_by_the_boards_clock() -> None:
     module, data = every_layer(2)
     graph = import_module(module, data.shape[1:])
     step, core = training_program(graph, full_scheme(graph)).steps[0], core_costs("nrf52840")
@@ -27,6 +27,6 @@ def test_seconds_are_instructions_by_the_boards_clock():
     assert core.seconds(graph, step, full_scheme(graph)) == pytest.approx(counted * 1.1 / 64e6)
 
 
-def test_a_board_without_counts_is_named():
+def test_a_board_without_counts_is_named() -> None:
     with pytest.raises(CoreError, match="no instruction counts for 'pi5'; there are some for mkr1000, nrf52840"):
         core_costs("pi5")

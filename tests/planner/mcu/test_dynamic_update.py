@@ -38,7 +38,7 @@ def trained(model: CompiledModel, data: np.ndarray, count: int, options: UpdateO
 
 
 @pytest.mark.process
-def test_all_of_the_channels_are_the_update_of_everything(net):
+def test_all_of_the_channels_are_the_update_of_everything(net: tuple[CompiledModel, np.ndarray]) -> None:
     model, data = net
     whole, all_chosen = trained(model, data, len(data)), trained(with_share(model, 1.0), data, len(data))
     assert all_chosen.parameters == whole.parameters and all_chosen.state == whole.state
@@ -57,7 +57,9 @@ def rows_of(engine: HostEngine, layer: str) -> np.ndarray:
 
 @pytest.mark.process
 @pytest.mark.parametrize("chosen", [0.25, 0.5])
-def test_chosen_channels_get_the_whole_update_and_the_others_none(net, chosen):
+def test_chosen_channels_get_the_whole_update_and_the_others_none(
+    net: tuple[CompiledModel, np.ndarray], chosen: float
+) -> None:
     """One step: gradients are those of the whole update, so what is trained is trained alike, whatever the draws in between."""
     model, data = net
     some = with_share(model, chosen)
@@ -75,7 +77,7 @@ def test_chosen_channels_get_the_whole_update_and_the_others_none(net, chosen):
 
 
 @pytest.mark.process
-def test_the_channels_are_those_with_the_largest_gradients():
+def test_the_channels_are_those_with_the_largest_gradients() -> None:
     module, data = every_layer()
     model = compile_model(module, data, name="every_layer")
     some = with_share(model, 0.25)
@@ -101,7 +103,7 @@ def test_the_channels_are_those_with_the_largest_gradients():
 
 
 @pytest.mark.process
-def test_dynamic_updates_go_with_less_memory_and_pages():
+def test_dynamic_updates_go_with_less_memory_and_pages() -> None:
     module, data = every_layer()
     model = compile_model(module, data, name="every_layer")
     some = with_share(model, 0.25)
@@ -112,12 +114,12 @@ def test_dynamic_updates_go_with_less_memory_and_pages():
     assert one.state == other.state and all(one.values(name) == other.values(name) for name in layers)
 
 
-def test_a_share_of_nothing_is_refused():
+def test_a_share_of_nothing_is_refused() -> None:
     with pytest.raises(McuCompileError, match="give a share above 0"):
         SparseScheme({}, chosen=0.0)
 
 
-def test_the_scheme_says_what_a_step_trains(net):
+def test_the_scheme_says_what_a_step_trains(net: tuple[CompiledModel, np.ndarray]) -> None:
     model, _ = net
     scheme = replace(full_scheme(model.quantized.graph), chosen=0.25)
     assert scheme.describe().endswith("of the channels the 25% with the largest gradients")

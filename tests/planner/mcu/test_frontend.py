@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from port_planner.mcu.frontend import import_module
-from port_planner.mcu.ir import Clamp, McuCompileError, OpKind, Shape
+from port_planner.mcu.ir import Clamp, Graph, McuCompileError, OpKind, Shape
 from port_planner.mcu.quantize import run_float
 from port_planner.mcu.zoo import CameraNet, DigitsNet, MobileNetV2
 
@@ -54,7 +54,7 @@ class Mcunet(nn.Module):
         return self.classifier(x)
 
 
-def imports_exactly(module: nn.Module, shape: tuple[int, ...]):
+def imports_exactly(module: nn.Module, shape: tuple[int, ...]) -> Graph:
     module.eval()
     graph = import_module(module, shape)
     data = torch.randn(3, *shape)
@@ -69,11 +69,11 @@ def imports_exactly(module: nn.Module, shape: tuple[int, ...]):
     ("module", "shape"),
     [(DigitsNet(), (1, 8, 8)), (CameraNet(), (3, 48, 48)), (MobileNetV2(), (3, 64, 64)), (Mcunet(), (3, 32, 32))],
 )
-def test_known_models_import(module, shape):
+def test_known_models_import(module: nn.Module, shape: tuple[int, ...]) -> None:
     imports_exactly(module, shape)
 
 
-def test_mcunet_keeps_its_residuals_and_large_kernels():
+def test_mcunet_keeps_its_residuals_and_large_kernels() -> None:
     graph = imports_exactly(Mcunet(), (3, 32, 32))
     kinds = [op.kind for op in graph.ops]
     assert kinds.count(OpKind.ADD) == 2
@@ -81,7 +81,7 @@ def test_mcunet_keeps_its_residuals_and_large_kernels():
     assert kinds.count(OpKind.AVERAGE_POOL) == 1
 
 
-def test_functional_style_imports():
+def test_functional_style_imports() -> None:
     class Functional(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -105,7 +105,7 @@ def test_functional_style_imports():
         assert graph.ops[0].clamp is Clamp.RELU6
 
 
-def test_a_stream_is_an_image_of_height_one():
+def test_a_stream_is_an_image_of_height_one() -> None:
     module = nn.Sequential(
         nn.Conv1d(6, 8, 5, 2, 2), nn.ReLU(), nn.MaxPool1d(2), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(8, 3)
     )
@@ -137,6 +137,6 @@ class Branch(nn.Module):
         (Branch(), "also read without it"),
     ],
 )
-def test_what_has_no_kernel_is_refused_with_a_remedy(module, problem):
+def test_what_has_no_kernel_is_refused_with_a_remedy(module: nn.Module, problem: str) -> None:
     with pytest.raises(McuCompileError, match=problem):
         import_module(module, (3, 8, 8))

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from port_planner.mcu import CompiledModel, HostEngine, UpdateOptions, UpdateRounding, compile_model
 from port_planner.mcu.host import FAST
 from port_planner.mcu.ir import WEIGHTED, OpKind, row_bytes
+from port_planner.mcu.memory import ParameterSlot
 from port_planner.mcu.quantize import QuantizedOp, flat_input, run_float, torch_weight
 from tests.planner.mcu.networks import NETWORKS
 from tests.planner.mcu.reference import reference_forward, reference_logits
@@ -23,7 +24,7 @@ def compiled(request: pytest.FixtureRequest) -> tuple[CompiledModel, torch.nn.Mo
     return compile_model(module, data, name=request.param, q88=True), module, data
 
 
-def test_import_computes_what_the_module_computes(compiled):
+def test_import_computes_what_the_module_computes(compiled: tuple[CompiledModel, torch.nn.Module, np.ndarray]) -> None:
     model, module, data = compiled
     graph = model.quantized.graph
     with torch.no_grad():
@@ -32,7 +33,9 @@ def test_import_computes_what_the_module_computes(compiled):
 
 
 @pytest.mark.process
-def test_every_activation_equals_the_int64_reference(compiled):
+def test_every_activation_equals_the_int64_reference(
+    compiled: tuple[CompiledModel, torch.nn.Module, np.ndarray],
+) -> None:
     model, _, data = compiled
     graph = model.quantized.graph
     inputs = model.quantize_input(data)
@@ -58,7 +61,7 @@ def test_every_activation_equals_the_int64_reference(compiled):
 
 
 @pytest.mark.process
-def test_scalar_and_simd_train_to_the_same_bits(compiled):
+def test_scalar_and_simd_train_to_the_same_bits(compiled: tuple[CompiledModel, torch.nn.Module, np.ndarray]) -> None:
     model, _, data = compiled
     inputs = model.quantize_input(data)
     labels = np.arange(len(data)) % model.quantized.graph.classes
@@ -88,7 +91,12 @@ def real_gradients(model: CompiledModel, sample: np.ndarray, label: int) -> dict
         if op.op.kind in (*WEIGHTED, OpKind.ADD) or op.op.clamp.value[0] is not None:
             value = value * ((stored > op.out_min) & (stored < op.out_max)).double()
         tensors[op.op.name] = value + ((stored - op.output.zero).double() * float(op.output.scale) - value).detach()
-    return {name: (w.grad.numpy(), b.grad.numpy()) for name, (w, b) in leaves.items()}
+    return {name: (_gradient(weight), _gradient(bias)) for name, (weight, bias) in leaves.items()}
+
+
+def _gradient(leaf: torch.Tensor) -> np.ndarray:
+    assert leaf.grad is not None
+    return leaf.grad.numpy()
 
 
 def _real(
@@ -100,6 +108,7 @@ def _real(
         return F.avg_pool2d(inputs[0], op.op.kernel, op.op.stride, op.op.padding)
     if op.op.kind is OpKind.MAX_POOL:
         return F.max_pool2d(inputs[0], op.op.kernel, op.op.stride, op.op.padding)
+    assert op.weight is not None and op.weight_scale is not None and op.bias is not None
     scale = torch.from_numpy(op.weight_scale.astype(np.float64))
     weight = (torch_weight(op.op, op.weight).double() * scale.view(-1, 1, 1, 1)).requires_grad_()
     bias = (torch.from_numpy(op.bias).double() * scale * float(op.inputs[0].scale)).requires_grad_()
@@ -109,7 +118,9 @@ def _real(
 
 
 @pytest.mark.process
-def test_every_parameter_gradient_equals_autograd_to_rounding(compiled):
+def test_every_parameter_gradient_equals_autograd_to_rounding(
+    compiled: tuple[CompiledModel, torch.nn.Module, np.ndarray],
+) -> None:
     """One Q8.8 step shows each gradient in 1/256 of a weight and in whole bias units."""
     model, _, data = compiled
     inputs = model.quantize_input(data)
@@ -127,6 +138,7 @@ def test_every_parameter_gradient_equals_autograd_to_rounding(compiled):
             if op.op.name not in gradients:
                 continue
             slot = layout.slots[op.op.name]
+            assert op.weight_scale is not None and slot.bias_offset is not None
             count = op.op.out_shape.channels * row_bytes(op.op)
             moved = _q88(before, slot, count) - _q88(after, slot, count)
             scale = op.weight_scale if op.op.kind is OpKind.DEPTHWISE else op.weight_scale[:, None, None, None]
@@ -143,9 +155,11 @@ def test_every_parameter_gradient_equals_autograd_to_rounding(compiled):
         assert compared > 100
 
 
-def _q88(image: bytes, slot, count: int) -> np.ndarray:
+def _q88(image: bytes, slot: ParameterSlot, count: int) -> np.ndarray:
+    assert slot.weight_offset is not None and slot.q88_offset is not None
     high = np.frombuffer(image, np.int8, count, slot.weight_offset).astype(np.float64)
-    return high + (np.frombuffer(image, np.uint8, count, slot.q88_offset).astype(np.float64) - 128) / 256
+    low = np.frombuffer(image, np.uint8, count, slot.q88_offset).astype(np.float64) - 128
+    return np.add(high, low / 256)
 
 
 def _int32(image: bytes, offset: int, count: int) -> np.ndarray:
@@ -157,7 +171,7 @@ def _layout(op: QuantizedOp, gradient: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.process
-def test_loss_equals_torch_cross_entropy(compiled):
+def test_loss_equals_torch_cross_entropy(compiled: tuple[CompiledModel, torch.nn.Module, np.ndarray]) -> None:
     model, _, data = compiled
     inputs = model.quantize_input(data)
     engine = HostEngine(model)

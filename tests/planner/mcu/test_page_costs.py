@@ -15,18 +15,18 @@ def costs(medium: PageMedium, board: str = "nrf52840") -> PageCosts:
 
 @pytest.mark.parametrize("board", ["nrf52840", "mkr1000"])
 @pytest.mark.parametrize("medium", list(PageMedium))
-def test_every_board_has_every_medium_and_writing_is_no_cheaper_than_reading(board, medium):
+def test_every_board_has_every_medium_and_writing_is_no_cheaper_than_reading(board: str, medium: PageMedium) -> None:
     trip = costs(medium, board).paging(4096)
     assert trip.seconds_out >= trip.seconds_in > 0 and trip.joules_out >= trip.joules_in > 0
 
 
-def test_a_page_wears_whole_blocks():
+def test_a_page_wears_whole_blocks() -> None:
     assert [costs(medium).written(100) for medium in PageMedium] == [100, 4096, 512]
     assert costs(PageMedium.NOR).paging(4).joules_out > 0.9 * costs(PageMedium.NOR).paging(4096).joules_out
     assert costs(PageMedium.NOR).endurance_cycles == 100_000 and costs(PageMedium.PSRAM).endurance_cycles is None
 
 
-def test_a_core_that_waits_pays_for_the_transfer_too():
+def test_a_core_that_waits_pays_for_the_transfer_too() -> None:
     found = costs(PageMedium.SD)
     trip = found.paging(10_000)
     waited = found.waited(10_000, trip.seconds_in, trip.joules_in)
@@ -34,11 +34,11 @@ def test_a_core_that_waits_pays_for_the_transfer_too():
     assert waited - trip.joules_in == pytest.approx(transfer * core_costs("nrf52840").watts)
 
 
-def test_only_mapped_memory_holds_parameters():
+def test_only_mapped_memory_holds_parameters() -> None:
     assert [medium.holds_parameters for medium in PageMedium] == [True, False, False]
 
 
-def test_a_board_without_figures_is_named():
+def test_a_board_without_figures_is_named() -> None:
     core = core_costs("nrf52840")
     with pytest.raises(MediumError, match="the board file of pi5 has no figures for nor; add nor_read_bytes_per_s"):
         page_costs("pi5", PageMedium.NOR, core)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -48,7 +49,7 @@ def kept(request: pytest.FixtureRequest) -> tuple[CompiledModel, np.ndarray]:
 
 
 @pytest.fixture(scope="module")
-def paged(kept) -> CompiledModel:
+def paged(kept: tuple[CompiledModel, np.ndarray]) -> CompiledModel:
     """The net with everything it trains on the medium."""
     model, _ = kept
     found, plan = recompile(model, FitOptions(int(SHARES[model.name] * model.ram_bytes), page=PageMedium.PSRAM))
@@ -78,7 +79,9 @@ def same_values(model: CompiledModel, one: HostEngine, other: HostEngine) -> boo
 
 
 @pytest.mark.process
-def test_paging_trains_evaluates_and_predicts_to_the_same_bits(kept, paged):
+def test_paging_trains_evaluates_and_predicts_to_the_same_bits(
+    kept: tuple[CompiledModel, np.ndarray], paged: CompiledModel
+) -> None:
     model, data = kept
     engines = [HostEngine(compiled) for compiled in (model, paged)]
     for engine in engines:
@@ -94,7 +97,7 @@ def test_paging_trains_evaluates_and_predicts_to_the_same_bits(kept, paged):
 
 
 @pytest.mark.process
-def test_a_sparse_update_pages_too():
+def test_a_sparse_update_pages_too() -> None:
     module, data = NETWORKS["hidden_linear"]()
     layers = [op.name for op in compile_model(module, data).quantized.graph.weighted()]
     scheme = SparseScheme(
@@ -110,7 +113,9 @@ def test_a_sparse_update_pages_too():
 
 
 @pytest.mark.process
-def test_parameters_are_set_and_read_wherever_they_live(kept, paged):
+def test_parameters_are_set_and_read_wherever_they_live(
+    kept: tuple[CompiledModel, np.ndarray], paged: CompiledModel
+) -> None:
     model, data = kept
     engine = HostEngine(paged)
     train(engine, model, data[:3])
@@ -132,7 +137,9 @@ def flip(engine: HostEngine, page: int) -> None:
 
 
 @pytest.mark.process
-def test_a_flipped_bit_in_parameters_is_found_before_anything_is_trained(kept, paged):
+def test_a_flipped_bit_in_parameters_is_found_before_anything_is_trained(
+    kept: tuple[CompiledModel, np.ndarray], paged: CompiledModel
+) -> None:
     model, data = kept
     engine = HostEngine(paged)
     train(engine, model, data[:2])
@@ -155,7 +162,9 @@ def read_again(model: CompiledModel) -> int:
 
 
 @pytest.mark.process
-def test_parameters_that_stay_in_the_arena_are_read_once(kept, paged):
+def test_parameters_that_stay_in_the_arena_are_read_once(
+    kept: tuple[CompiledModel, np.ndarray], paged: CompiledModel
+) -> None:
     """Right behind a training sample; after anything else that may have used the arena they are read again, to the same bits."""
     model, data = kept
     medium, carried = paged.memory.medium, [row.page for row in paged.memory.rows if row.carried]
@@ -195,7 +204,7 @@ def flip_when_written(engine: HostEngine, model: CompiledModel, page: int) -> No
 
 
 @pytest.mark.process
-def test_a_damaged_page_leaves_the_model_of_the_last_finished_step():
+def test_a_damaged_page_leaves_the_model_of_the_last_finished_step() -> None:
     """With parameters on the medium, the copy of the step before still counts: the same sample again gives the same bits."""
     module, data = NETWORKS["every_layer"]()
     model = compile_model(module, data, name="every_layer")
@@ -217,7 +226,9 @@ def test_a_damaged_page_leaves_the_model_of_the_last_finished_step():
 
 
 @pytest.mark.process
-def test_a_model_half_updated_in_ram_is_refused_until_it_is_restored(activations):
+def test_a_model_half_updated_in_ram_is_refused_until_it_is_restored(
+    activations: tuple[CompiledModel, CompiledModel, np.ndarray],
+) -> None:
     model, found, data = activations
     engine, whole = HostEngine(found), HostEngine(model)
     for one in (engine, whole):
@@ -252,7 +263,7 @@ def moved() -> tuple[SampleProgram, list[TableRow], str]:
 
 
 @pytest.mark.slow
-def test_no_page_row_can_be_left_out_or_aimed_elsewhere(moved):
+def test_no_page_row_can_be_left_out_or_aimed_elsewhere(moved: tuple[SampleProgram, list[TableRow], str]) -> None:
     program, rows, name = moved
     assert [row.kind for row in rows if row.page == name] == [
         StepKind.PAGE_OUT,
@@ -270,10 +281,12 @@ def test_no_page_row_can_be_left_out_or_aimed_elsewhere(moved):
             side = "source" if row.source else "output"
             wrong = next(other for other in names if other != getattr(row, side))
             with pytest.raises((BoardPageError, TableError)):
-                verify_table(program, [*rows[:index], replace(row, **{side: wrong}), *rows[index + 1 :]])
+                verify_table(
+                    program, [*rows[:index], replace(row, **dict[str, Any]({side: wrong})), *rows[index + 1 :]]
+                )
 
 
-def test_carried_parameters_must_still_be_there_at_the_end(moved):
+def test_carried_parameters_must_still_be_there_at_the_end(moved: tuple[SampleProgram, list[TableRow], str]) -> None:
     program, _, _ = moved
     layers = [op.name for op in program.graph.weighted()][:3]
     pages = [parameter_name(layer) for layer in layers]
@@ -287,7 +300,7 @@ def test_carried_parameters_must_still_be_there_at_the_end(moved):
         verify_table(program, [*rows[:index], replace(rows[index], carried=True), *rows[index + 1 :]])
 
 
-def test_a_transfer_goes_on_beside_the_operators_next_to_it(moved):
+def test_a_transfer_goes_on_beside_the_operators_next_to_it(moved: tuple[SampleProgram, list[TableRow], str]) -> None:
     program, _, _ = moved
     plain = list(table_rows(program, paging=BoardPaging(parameters=True)).rows)
     moved_rows = list(plain)
@@ -304,7 +317,9 @@ def test_a_transfer_goes_on_beside_the_operators_next_to_it(moved):
 
 
 @pytest.mark.process
-def test_inference_leaves_out_what_only_training_pages(kept, paged):
+def test_inference_leaves_out_what_only_training_pages(
+    kept: tuple[CompiledModel, np.ndarray], paged: CompiledModel
+) -> None:
     model, data = kept
     engine = HostEngine(paged)
     engine.infer(model.quantize_input(data)[0])
@@ -313,7 +328,7 @@ def test_inference_leaves_out_what_only_training_pages(kept, paged):
     assert all(row.training or is_parameters(row.page) for row in paged.memory.rows[:loss] if row.page)
 
 
-def test_every_byte_of_the_parameters_is_in_a_page(paged):
+def test_every_byte_of_the_parameters_is_in_a_page(paged: CompiledModel) -> None:
     pages = list(paged.memory.parameters.pages.values())
     assert [page.offset for page in pages] == [0, *(page.offset + page.size_bytes for page in pages[:-1])]
     assert pages[-1].offset + pages[-1].size_bytes == paged.memory.parameters.size_bytes

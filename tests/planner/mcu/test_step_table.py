@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -36,14 +37,16 @@ def first_convolution(program: SampleProgram) -> str:
     return next(op.name for op in program.graph.ops if op.kind is OpKind.CONV)
 
 
-def test_a_table_that_keeps_everything_has_one_row_per_step_and_one_residency_per_tensor(program):
+def test_a_table_that_keeps_everything_has_one_row_per_step_and_one_residency_per_tensor(
+    program: SampleProgram,
+) -> None:
     rows = table_rows(program).rows
     assert [(row.kind, row.op) for row in rows] == [(step.kind, step.op) for step in program.steps]
     assert not any("@" in name for row in rows for name in row.touched)
     assert forward_rows(rows) == len(program.graph.ops) and rows[forward_rows(rows)].kind is StepKind.LOSS
 
 
-def test_an_operator_that_runs_again_writes_a_residency_of_its_own(program):
+def test_an_operator_that_runs_again_writes_a_residency_of_its_own(program: SampleProgram) -> None:
     op = first_convolution(program)
     rows = table_rows(program, RepeatedOps({mask_of(program, op): (op,)})).rows
     again = [row for row in rows if row.again]
@@ -53,24 +56,24 @@ def test_an_operator_that_runs_again_writes_a_residency_of_its_own(program):
     assert mask.output == f"{op}@2" and RepeatedOps({3: ("a", "b")}).count == 2
 
 
-def test_without_simd_no_row_has_scratch(program):
+def test_without_simd_no_row_has_scratch(program: SampleProgram) -> None:
     assert not any(row.scratch for row in table_rows(program, simd=False).rows)
     assert any(row.scratch for row in table_rows(program).rows)
 
 
-def test_the_classifiers_gradient_has_the_home_of_its_logits(program):
+def test_the_classifiers_gradient_has_the_home_of_its_logits(program: SampleProgram) -> None:
     last = program.graph.ops[-1].name
     assert home(program.graph, f"d:{last}") == last and home(program.graph, "d:x") == "d:x"
 
 
-def test_an_operator_that_runs_again_after_its_update_is_found(program):
+def test_an_operator_that_runs_again_after_its_update_is_found(program: SampleProgram) -> None:
     op = first_convolution(program)
     update = next(i for i, s in enumerate(program.steps) if s.kind is StepKind.WEIGHT and s.op == op)
     with pytest.raises(TableError, match="runs again after its weights were updated"):
         table_rows(program, RepeatedOps({update + 1: (op,)}))
 
 
-def test_a_row_left_out_swapped_or_aimed_elsewhere_is_found(program):
+def test_a_row_left_out_swapped_or_aimed_elsewhere_is_found(program: SampleProgram) -> None:
     rows = list(table_rows(program).rows)
     for index in range(0, len(rows), 7):
         with pytest.raises(TableError):
@@ -85,4 +88,4 @@ def test_a_row_left_out_swapped_or_aimed_elsewhere_is_found(program):
 
 
 def _aimed(row: TableRow, field: str, name: str) -> TableRow:
-    return replace(row, **{field: name})
+    return replace(row, **dict[str, Any]({field: name}))

@@ -36,7 +36,9 @@ def trained(
 
 @pytest.mark.parametrize("rule", list(UpdateRounding))
 @pytest.mark.parametrize("scaling", [True, False])
-def test_rate_zero_changes_nothing(model, rule, scaling):
+def test_rate_zero_changes_nothing(
+    model: tuple[CompiledModel, np.ndarray, np.ndarray], rule: UpdateRounding, scaling: bool
+) -> None:
     compiled, inputs, labels = model
     engine = HostEngine(compiled)
     before = engine.parameters
@@ -50,14 +52,16 @@ def towards_zero(before: np.ndarray, after: np.ndarray) -> tuple[float, int]:
     return float((np.abs(after) < np.abs(before))[changed].mean()), int(changed.sum())
 
 
-def test_a_tiny_rate_moves_half_of_the_changes_towards_zero(model):
+def test_a_tiny_rate_moves_half_of_the_changes_towards_zero(
+    model: tuple[CompiledModel, np.ndarray, np.ndarray],
+) -> None:
     compiled, inputs, labels = model
     share, changes = towards_zero(*trained(compiled, inputs, labels, UpdateOptions(1e-4, UpdateRounding.STOCHASTIC)))
     assert changes > 100
     assert 0.4 <= share <= 0.6
 
 
-def test_truncation_decays_every_weight_towards_zero(model):
+def test_truncation_decays_every_weight_towards_zero(model: tuple[CompiledModel, np.ndarray, np.ndarray]) -> None:
     """The rule of TinyEngine, kept for comparison: whatever the rate, changes only shrink weights."""
     compiled, inputs, labels = model
     share, changes = towards_zero(*trained(compiled, inputs, labels, UpdateOptions(1e-6, UpdateRounding.TRUNCATE)))
@@ -65,7 +69,7 @@ def test_truncation_decays_every_weight_towards_zero(model):
     assert share == 1.0
 
 
-def test_nearest_loses_small_steps_and_q88_keeps_them(model):
+def test_nearest_loses_small_steps_and_q88_keeps_them(model: tuple[CompiledModel, np.ndarray, np.ndarray]) -> None:
     compiled, inputs, labels = model
     options = UpdateOptions(1e-4, UpdateRounding.NEAREST)
     before, after = trained(compiled, inputs[:4], labels[:4], options)
@@ -78,7 +82,7 @@ def test_nearest_loses_small_steps_and_q88_keeps_them(model):
     assert engine.parameters[low] != start[low]
 
 
-def test_stochastic_rounding_is_unbiased(model):
+def test_stochastic_rounding_is_unbiased(model: tuple[CompiledModel, np.ndarray, np.ndarray]) -> None:
     """Over many generators the mean move of a weight is its fp32 step."""
     compiled, inputs, labels = model
     engine = HostEngine(compiled)
@@ -103,7 +107,7 @@ def test_stochastic_rounding_is_unbiased(model):
     assert np.abs(error).max() < 0.25
 
 
-def test_the_generator_is_all_a_resume_needs(model):
+def test_the_generator_is_all_a_resume_needs(model: tuple[CompiledModel, np.ndarray, np.ndarray]) -> None:
     compiled, inputs, labels = model
     whole, first, second = HostEngine(compiled), HostEngine(compiled), HostEngine(compiled)
     for engine in (whole, first, second):
@@ -117,18 +121,20 @@ def test_the_generator_is_all_a_resume_needs(model):
 
 
 @pytest.mark.parametrize("rate", [float("nan"), float("inf"), -1.0])
-def test_senseless_rates_are_refused(model, rate):
+def test_senseless_rates_are_refused(model: tuple[CompiledModel, np.ndarray, np.ndarray], rate: float) -> None:
     with pytest.raises(EngineError):
         HostEngine(model[0]).set_options(UpdateOptions(rate))
 
 
-def test_q88_needs_its_storage():
+def test_q88_needs_its_storage() -> None:
     module, data = every_layer(4)
     with pytest.raises(EngineError, match="status 5"):
         HostEngine(compile_model(module, data)).set_options(UpdateOptions(0.1, UpdateRounding.Q88))
 
 
-def test_layers_without_low_bytes_round_stochastically_and_the_others_to_nearest(model):
+def test_layers_without_low_bytes_round_stochastically_and_the_others_to_nearest(
+    model: tuple[CompiledModel, np.ndarray, np.ndarray],
+) -> None:
     """After one step, each layer has the bits of the rule it is under: the gradients of that step are the same."""
     compiled, inputs, labels = model
     layers = [op.name for op in compiled.quantized.graph.weighted()]
@@ -152,7 +158,7 @@ def test_layers_without_low_bytes_round_stochastically_and_the_others_to_nearest
     assert engines["mixed"].state == engines["wide"].state
 
 
-def test_a_huge_rate_stays_within_int8(model):
+def test_a_huge_rate_stays_within_int8(model: tuple[CompiledModel, np.ndarray, np.ndarray]) -> None:
     compiled, inputs, labels = model
     for rule in UpdateRounding:
         _, after = trained(compiled, inputs[:8], labels[:8], UpdateOptions(1e20, rule))

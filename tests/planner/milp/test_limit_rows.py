@@ -1,6 +1,7 @@
 """eq8 and eq9: a schedule passes exactly where the replay finds it in time and within the day's writes."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,8 @@ from tests.planner.milp.pinned import EXACT, allowed, problems, some_schedules, 
 def barely_short(problem: Problem, **limits: float | None) -> Problem:
     """Return the problem with these limits alone, and memory that is short by a byte if nothing is decided."""
     least = max(replay(problem, Schedule()).peak_bytes - 1, 1)
-    return replace(problem, **{"ram_bytes": least, "deadline_s": None, "write_limit_bytes": None, **limits})
+    changes: dict[str, Any] = {"ram_bytes": least, "deadline_s": None, "write_limit_bytes": None, **limits}
+    return replace(problem, **changes)
 
 
 @pytest.mark.slow

@@ -121,7 +121,8 @@ def test_what_another_alternative_dominates_has_no_column_unless_it_is_known() -
     known = Schedule(variants=((0, 2),))
     assert set(Formulation(problem, EXACT, known).variants) == {(0, 0), (0, 1), (0, 2)}
     assert Formulation(problem, EXACT).start_values(known) is None
-    assert np.isclose(sum(Formulation(problem, EXACT, known).start_values(known).values()), 2)
+    start = Formulation(problem, EXACT, known).start_values(known)
+    assert start is not None and np.isclose(sum(start.values()), 2)
 
 
 def _stages(count: int = 4) -> tuple[Stage, ...]:

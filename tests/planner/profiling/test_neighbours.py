@@ -1,5 +1,6 @@
 """Costs of steps of further shapes, between those of smaller and larger ones."""
 
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -63,9 +64,9 @@ def test_shapes_between_are_not_run_and_cost_what_lies_between(tmp_path: Path, m
     graphs = steps()
     found = profile_operators(graphs, compute_watts=4.0, kept_in=tmp_path, resident=False)
     (file,) = tmp_path.iterdir()
-    kept = kept_costs.read_costs(tmp_path, file.name, kept_costs.time.time())
+    kept = kept_costs.read_costs(tmp_path, file.name, time.time())
     alone = profile_operators(graphs[:2], compute_watts=4.0, kept_in=tmp_path, resident=False)
-    assert kept.keys() == kept_costs.read_costs(tmp_path, file.name, kept_costs.time.time()).keys()
+    assert kept.keys() == kept_costs.read_costs(tmp_path, file.name, time.time()).keys()
     assert alone.ops == found.ops[:2]
     total = [sum(cost.seconds for cost in table) for table in found.ops]
     assert total[1] <= total[4] <= total[0] and all(cost.joules > 0 for cost in found.ops[2] if cost.seconds > 0)

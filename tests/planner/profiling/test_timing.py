@@ -1,5 +1,6 @@
 """Operators are timed in rounds: the cache is emptied once for all of a round, and what agreed runs no more."""
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 
 from port_planner.ir.device_kinds import CPU
-from port_planner.profiling import operators, timing
+from port_planner.profiling import operators
 from port_planner.profiling.cpu_cache import Sweep
 from port_planner.profiling.operators import profile_operators
 from port_planner.profiling.timing import timed
@@ -32,8 +33,8 @@ class Counted:
 
 def test_a_round_empties_the_cache_once_and_runs_what_has_not_agreed(monkeypatch: pytest.MonkeyPatch) -> None:
     log, clock = list[str](), [0.0]
-    monkeypatch.setattr(timing.time, "thread_time", lambda: clock[0])
-    monkeypatch.setattr(timing.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(time, "thread_time", lambda: clock[0])
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
 
     class Logged(Sweep):
         def __call__(self) -> None:
@@ -51,8 +52,8 @@ def test_a_round_empties_the_cache_once_and_runs_what_has_not_agreed(monkeypatch
 
 def test_an_operator_that_takes_long_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     log, clock = list[str](), [0.0]
-    monkeypatch.setattr(timing.time, "thread_time", lambda: clock[0])
-    monkeypatch.setattr(timing.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(time, "thread_time", lambda: clock[0])
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
     ((seconds, _),) = timed([Counted("slow", [5.0, 1.0], log, clock)], Sweep(1 << 10))
     assert (log, seconds) == (["slow"], 5.0)
 

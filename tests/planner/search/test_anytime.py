@@ -4,6 +4,7 @@ import functools
 import math
 import time
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -107,8 +108,9 @@ def test_what_the_lp_rules_out_is_in_no_cheaper_schedule() -> None:
 
 def test_a_climb_without_one_of_the_two_does_not_use_it() -> None:
     for seed in range(6):
-        for allowed, decision in (({"paging": False}, GapDecision.PAGE), ({"recompute": False}, GapDecision.RECOMPUTE)):
-            schedule = climb(random_problem(seed), 2.0, **allowed).schedule
+        for kept, decision in (("paging", GapDecision.PAGE), ("recompute", GapDecision.RECOMPUTE)):
+            without: dict[str, Any] = {kept: False}
+            schedule = climb(random_problem(seed), 2.0, **without).schedule
             assert schedule is None or all(choice.decision is not decision for choice in schedule.choices)
 
 

@@ -86,7 +86,8 @@ def test_a_bound_without_coarsening_holds() -> None:
     limit = budget(0.5)
     bound = fine_bound(graph, costs, ram_bytes=limit)
     plan = plan_step(graph, costs, ram_bytes=limit, time_limit_s=1.0).plan
-    coarse, fine = (coarsen(graph, costs, ram_bytes=limit, **least).problem for least in ({}, {"min_bytes": 0}))
+    coarse = coarsen(graph, costs, ram_bytes=limit).problem
+    fine = coarsen(graph, costs, ram_bytes=limit, min_bytes=0).problem
     assert plan is not None and bound is not None and relaxation_bound(coarse, 10.0) is not None
     assert fine.size > coarse.size
     assert 0 < bound <= plan.overhead_joules * (1 + 1e-6)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -24,7 +25,7 @@ from port_planner.sparse.choose import (
 NAMES = ["stem.weight", "stem.bias", "norm.weight", "norm.bias", "body.conv.weight", "head.weight", "head.bias"]
 
 
-def test_layers_are_found_in_order():
+def test_layers_are_found_in_order() -> None:
     assert layers_of(NAMES) == (
         Layer("stem", ("stem.weight",), ("stem.bias",)),
         Layer("norm", ("norm.weight",), ("norm.bias",)),
@@ -63,7 +64,7 @@ def needed(names: frozenset[str]) -> int:
     return 50 + 20 * depth + sum(SIZES[name] for name in names)
 
 
-def test_gains_are_measured_over_the_same_biases():
+def test_gains_are_measured_over_the_same_biases() -> None:
     table = analyse(layers_of(NAMES), score)
     assert table.baseline == pytest.approx(0.3)
     assert table.bias_gain(1) == pytest.approx(0.04)
@@ -73,7 +74,7 @@ def test_gains_are_measured_over_the_same_biases():
 
 
 @pytest.mark.parametrize("budget", [49, 50, 120, 200, 300, 340, 1000])
-def test_the_set_is_the_best_that_fits(budget):
+def test_the_set_is_the_best_that_fits(budget: int) -> None:
     layers = layers_of(NAMES)
     table = analyse(layers, score)
     found = choose_trainable(table, needed, budget, score)
@@ -98,7 +99,7 @@ def _names(layers: tuple[Layer, ...], depth: int, picked: tuple[Layer, ...]) -> 
     return frozenset(biases | {w for layer in picked for w in layer.weights})
 
 
-def test_a_model_without_biases_is_measured_by_its_weights():
+def test_a_model_without_biases_is_measured_by_its_weights() -> None:
     table = analyse(layers_of(["a.weight", "b.weight"]), lambda names: 0.5 + 0.1 * len(names))
     assert isinstance(table, Contributions)
     assert table.bias_score == {} and table.reference_depth == 0
@@ -120,11 +121,13 @@ def test_what_is_not_allowed_is_not_chosen() -> None:
     st.integers(0, 25),
     st.integers(0, 6),
 )
-def test_the_search_equals_brute_force_on_random_problems(rows, budget, step):
+def test_the_search_equals_brute_force_on_random_problems(
+    rows: list[list[tuple[float, int]]], budget: int, step: int
+) -> None:
     """Costs that do not add up: every started pair of chosen items costs `step` more."""
     items = tuple(tuple(Option(gain, cost) for gain, cost in item) for item in rows)
 
-    def cost(selection):
+    def cost(selection: Sequence[int]) -> float:
         taken = [items[i][k].min_cost for i, k in enumerate(selection) if k >= 0]
         return sum(taken) + step * -(-len(taken) // 2)
 
@@ -141,7 +144,7 @@ def test_the_search_equals_brute_force_on_random_problems(rows, budget, step):
     assert [choice.gain for choice in several] == pytest.approx(best[::-1][:3])
 
 
-def test_a_search_cut_short_says_so():
+def test_a_search_cut_short_says_so() -> None:
     items = tuple((Option(1.0 + i / 10, 3.0),) for i in range(12))
     found = choose(ChoiceProblem(items, 18.0, lambda s: 3.1 * sum(k >= 0 for k in s), lambda s: 0.0), node_limit=30)
     assert found is not None and not found.proven

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from port_planner.capture.step import capture_step
-from port_planner.ir.graph import Op, StepGraph
+from port_planner.ir.graph import Op, Ref, StepGraph
 from port_planner.operators import base_name, operator_of
 from port_planner.operators.row import TileRule
 from port_planner.tiling.algebra import leading, multiple_of, tile_dimensions
@@ -32,7 +32,7 @@ def test_the_outermost_dimension_leads_and_views_of_parts_do_not_unless_they_rea
     graph = language_step().graphs["step"]
     names = [base_name(op.name) for op in graph.ops]
     query = graph.ops[names.index("clone")]
-    (view,) = (a.value for a in query.args if hasattr(a, "value"))
+    (view,) = (a.value for a in query.args if isinstance(a, Ref))
     assert graph.values[view].offset == 0 and leading(graph, view) == 0  # a third of each row, of every row
     for v, value in enumerate(graph.values):
         d = leading(graph, v)

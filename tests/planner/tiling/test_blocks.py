@@ -18,7 +18,7 @@ from port_planner.search.floor import floor_of
 from port_planner.tiling import blocks
 from port_planner.tiling.blocks import COLUMNS, ROWS, Block, blocks_of, large_weights, read_in_blocks
 from port_planner.tiling.chains import find_chains
-from port_planner.tiling.rewriting import RewrittenGraph, compacted
+from port_planner.tiling.rewriting import GraphBuilder, RewrittenGraph, compacted
 from port_planner.tiling.tiles import tile_chains
 from tests.agent.exactness import OPTIMIZERS, Outcome, differences, plain, planned, random_plan
 from tests.planner.steps import costs_of, tiny_step
@@ -198,13 +198,13 @@ def test_blocks_too_narrow_for_the_kernel_of_the_whole_are_found(monkeypatch: py
 
 
 def test_copies_to_a_misaligned_start_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    known: Callable[..., int] = blocks.GraphBuilder.value
+    known: Callable[..., int] = GraphBuilder.value
 
-    def shifted(builder: blocks.GraphBuilder, value: Value) -> int:
+    def shifted(builder: GraphBuilder, value: Value) -> int:
         columns = len(value.shape) == 2 and value.stride == (CLASSES, 1) and value.offset
         return known(builder, replace(value, offset=value.offset - 1) if columns else value)
 
-    monkeypatch.setattr(blocks.GraphBuilder, "value", shifted)
+    monkeypatch.setattr(GraphBuilder, "value", shifted)
     graph, rewritten = blocked()
     assert differing(graph, rewritten)
 

@@ -42,7 +42,7 @@ class Convolutions(nn.Module):
 def captured() -> tuple[Convolutions, Capture, list[tuple[torch.Tensor, ...]]]:
     torch.manual_seed(0)
     model = Convolutions()
-    batches = [(torch.randn(4, 3, 33, 32),) for _ in range(2)]
+    batches: list[tuple[torch.Tensor, ...]] = [(torch.randn(4, 3, 33, 32),) for _ in range(2)]
     parameters = [p for p in model.parameters() if p.requires_grad]
     capture = capture_step(model, lambda m, x: m(x), torch.optim.SGD(parameters, lr=0.1, momentum=0.9), batches[0])
     return model, capture, batches
@@ -115,7 +115,7 @@ def test_what_is_to_be_left_whole_is() -> None:
 
 def test_a_convolution_in_another_layout_is_left_whole() -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3)).to(memory_format=torch.channels_last)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3)).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     x = torch.randn(4, 3, 12, 12).to(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     graph = capture_step(model, lambda m, x: functional.relu(m(x)).sum(), optimizer, (x,)).graphs["step"]

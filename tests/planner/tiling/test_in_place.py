@@ -14,6 +14,7 @@ from port_planner.ir.graph import Role, StepGraph, verify_graph
 from port_planner.ir.lowering.lower import lower
 from port_planner.ir.operands.verify import verify_operands
 from port_planner.ir.plan import Plan
+from port_planner.operators import operator_of
 from port_planner.tiling import in_place
 from port_planner.tiling.chains import find_chains
 from port_planner.tiling.in_place import write_in_place
@@ -46,7 +47,7 @@ class Pointwise(nn.Module):
 def captured() -> tuple[Pointwise, Capture, list[tuple[torch.Tensor, ...]]]:
     torch.manual_seed(0)
     model = Pointwise()
-    batches = [(torch.randn(ROWS, WIDTH),) for _ in range(2)]
+    batches: list[tuple[torch.Tensor, ...]] = [(torch.randn(ROWS, WIDTH),) for _ in range(2)]
     optimizer = OPTIMIZERS["sgd"](model.parameters())
     return model, capture_step(model, lambda m, x: m(x).square().mean(), optimizer, batches[0]), batches
 
@@ -144,11 +145,12 @@ def test_an_operand_that_is_still_needed_is_missed_by_a_step(monkeypatch: pytest
 def test_operands_the_other_way_round_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of `h - e(h)` only what is taken off dies."""
     assert differing(step(), write_in_place(step())) == ()
-    known = in_place.operator_of
     monkeypatch.setattr(
         in_place,
         "operator_of",
-        lambda name: replace(known(name), commutes=("Tensor",)) if name == "aten::sub.Tensor" else known(name),
+        lambda name: (
+            replace(operator_of(name), commutes=("Tensor",)) if name == "aten::sub.Tensor" else operator_of(name)
+        ),
     )
     assert {d.replacement.what for d in differing(step(), write_in_place(step()))} == {"sub in place"}
 

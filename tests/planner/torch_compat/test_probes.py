@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,8 @@ def test_this_torch_has_every_private_part() -> None:
 
 def test_what_is_missing_is_named_with_what_it_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parts, "PARTS", parts.PARTS)
-    monkeypatch.setattr("port_planner.torch_compat.probes.PARTS", mine := [])
+    mine: list[Any] = []
+    monkeypatch.setattr("port_planner.torch_compat.probes.PARTS", mine)
     monkeypatch.setattr(parts, "PARTS", mine)
     use_part("torch._C._gone_in_a_later_torch", "a test", "the test fails")
     (missing,) = missing_parts()

@@ -46,7 +46,7 @@ class Rig:
 
     def submit(self, *words: str, updates: int = UPDATES) -> int:
         root = self.root
-        asked = (
+        asked: tuple[str, ...] = (
             "finetune",
             str(root / "model"),
             "--data",

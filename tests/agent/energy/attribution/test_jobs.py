@@ -128,7 +128,8 @@ MOVES = st.lists(
 def test_the_parts_add_up_to_the_whole(
     moves: list[tuple[str, str, float, float, float]], baseline: float | None
 ) -> None:
-    meter, cpus, now_s, total = attributor(baseline), {}, 0.0, 0.0
+    meter, now_s, total = attributor(baseline), 0.0, 0.0
+    cpus: dict[str, Cpu] = {}
     charges: list[Charge] = []
     for job, move, seconds, joules, cpu_s in moves:
         if job in cpus:

@@ -82,9 +82,8 @@ def test_other_chips_are_left_alone(tmp_path: Path) -> None:
 
 def test_raw_registers() -> None:
     # -4 mV over 0.1 Ohm in steps of 10 uV; 4.228 V in steps of 4 mV, conversion-ready bit set
-    assert decode_registers(0x10000 - 400, (1057 << 3) | 2, 0.1) == BusReading(
-        pytest.approx(4.228), pytest.approx(-0.04)
-    )
+    reading = decode_registers(0x10000 - 400, (1057 << 3) | 2, 0.1)
+    assert (reading.volts, reading.amperes) == (pytest.approx(4.228), pytest.approx(-0.04))
     with pytest.raises(SourceError, match="beyond its range"):
         decode_registers(100, (1057 << 3) | 3, 0.1)
 

@@ -29,7 +29,8 @@ def test_idle_dump_sums_rails_with_both_figures() -> None:
 
 def test_source_says_lower_bound() -> None:
     source = pi5_source(lambda: IDLE)
-    assert source.read(3.0).watts == pytest.approx(1.9005, abs=1e-4)
+    reading = source.read(3.0)
+    assert reading is not None and reading.watts == pytest.approx(1.9005, abs=1e-4)
     assert source.info.coverage is Coverage.RAILS
     assert "lower bound" in source.info.covers
 

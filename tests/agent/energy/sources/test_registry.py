@@ -1,6 +1,7 @@
 """Choice of sources: best first, configured, plug-ins, broken ones reported."""
 
 import importlib
+import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,7 +23,7 @@ BOARD = PowerModel("test board", 2.0, 6.0)
 @pytest.fixture(autouse=True)
 def no_tools(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hide this machine's own tools."""
-    monkeypatch.setattr(registry.shutil, "which", lambda tool: None)
+    monkeypatch.setattr(shutil, "which", lambda tool: None)
 
 
 def names(root: Path, **settings: object) -> list[str]:

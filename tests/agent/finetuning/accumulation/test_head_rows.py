@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from port_agent.finetuning.accumulation import head_rows
 from port_agent.finetuning.accumulation.head_rows import MIN_ROWS, HeadRows, head_row_blocks, works_by_element
 from port_agent.finetuning.inputs.options import FinetuneError
 
@@ -58,7 +57,7 @@ def other_bits_below(monkeypatch: pytest.MonkeyPatch) -> Any:
     def set_rows(*differing: int) -> None:
         linear = F.linear
         monkeypatch.setattr(
-            head_rows.F,
+            F,
             "linear",
             lambda hidden, *given: linear(hidden, *given) + (hidden.shape[1] in differing),
         )

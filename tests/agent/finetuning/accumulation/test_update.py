@@ -32,7 +32,7 @@ def test_it_has_the_bits_of_clipping_and_adamw(size: float) -> None:
         for trained in (mine, plain):
             give_gradients(trained, update, size)
         if update == 2:  # taken before
-            one.norms = {mine[1]: torch.linalg.vector_norm(mine[1].grad)}  # type: ignore[arg-type]
+            one.norms = {mine[1]: torch.linalg.vector_norm(mine[1].grad)}
         one.step()
         torch.nn.utils.clip_grad_norm_(plain, 1.0)
         other.step()

@@ -28,10 +28,10 @@ def test_a_plan_is_found_again_until_it_is_forgotten() -> None:
 
 def test_the_name_tells_steps_and_budgets_apart() -> None:
     names = {
-        plan_name(segments, budget, *limits, wear, whole_process=whole)
+        plan_name(segments, budget, deadline_s, written_bytes, wear, whole_process=whole)
         for segments in ([1, -2], [-2, 1], [1])
         for budget in (600, 601)
-        for limits in ((None, None), (1.0, None), (None, 1))
+        for deadline_s, written_bytes in ((None, None), (1.0, None), (None, 1))
         for wear in (0.0, 5e-6)
         for whole in (True, False)
     }

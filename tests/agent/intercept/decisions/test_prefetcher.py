@@ -6,7 +6,9 @@ from unittest import mock
 
 import torch
 
-from port_agent.intercept.decisions.prefetcher import MAX_REMAT_SHARE, REMAT_BYTES, Prefetcher
+from port_agent.intercept.decisions.prefetcher import Prefetcher
+from port_agent.intercept.decisions.rematerialization import MAX_REMAT_SHARE
+from port_agent.intercept.decisions.rematerialization import SMALLEST_BYTES as REMAT_BYTES
 from port_agent.intercept.residency.eviction import LEAVES
 from port_agent.intercept.residency.storages import Storage, StorageTable
 from port_agent.intercept.residency.trace import SegmentPlan, TraceBook

@@ -1,10 +1,10 @@
 """A share of the CPUs by pauses between operators, on clocks of the test's own."""
 
+import os
 import time
 
 import pytest
 
-from port_agent.intercept.dispatch import pace
 from port_agent.intercept.dispatch.pace import CpuPace
 
 
@@ -15,7 +15,7 @@ class Clocks:
         self.wall_s = self.cpu_s = 0.0
         monkeypatch.setattr(time, "perf_counter", lambda: self.wall_s)
         monkeypatch.setattr(time, "process_time", lambda: self.cpu_s)
-        monkeypatch.setattr(pace.os, "cpu_count", lambda: 4)
+        monkeypatch.setattr(os, "cpu_count", lambda: 4)
 
     def compute(self, seconds: float, threads: int = 1) -> None:
         self.wall_s += seconds

@@ -73,11 +73,11 @@ class Tied(torch.nn.Module):
 
 
 def test_a_model_whose_layers_share_weights_is_saved_and_loaded(tmp_path: Path) -> None:
-    save_model(Tied(), tmp_path / "plain")
+    save_model(Tied(), str(tmp_path / "plain"))
     with budget(tensors="64K", page_dir=tmp_path):
         model = Tied()
         press()
-        save_model(model, tmp_path / "followed")
+        save_model(model, str(tmp_path / "followed"))
         for parameter in model.parameters():
             parameter.data.zero_()
         press()
@@ -124,7 +124,7 @@ def test_an_unknown_header_is_refused_by_name(tmp_path: Path, monkeypatch: pytes
 
 def test_the_writer_is_put_back(tmp_path: Path) -> None:
     import safetensors
-    import safetensors.torch as library
+    from safetensors import torch as library
 
     with budget(tensors="64K", page_dir=tmp_path):
         assert library.serialize_file is not safetensors.serialize_file

@@ -214,11 +214,11 @@ def test_what_would_load_sympy_is_known_without_its_meta_kernel() -> None:
 def test_wrappers_are_told_from_tensors_with_memory() -> None:
     class Around(torch.Tensor):
         @staticmethod
-        def __new__(cls, inner: torch.Tensor) -> torch.Tensor:
+        def __new__(cls, inner: torch.Tensor) -> Any:
             return torch.Tensor._make_wrapper_subclass(cls, inner.size(), dtype=inner.dtype)
 
         @classmethod
-        def __torch_dispatch__(cls, func: object, types: object, args: object = (), kwargs: object = None) -> object:
+        def __torch_dispatch__(cls, *_: Any) -> Any:
             raise NotImplementedError
 
     class Marked(torch.Tensor):

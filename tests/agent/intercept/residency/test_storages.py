@@ -104,8 +104,8 @@ def test_pages_of_files_are_counted_apart(tmp_path: Path) -> None:
 def test_a_device_is_left_alone_unless_it_takes_the_hosts_memory(
     unified: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(choose, "backend_of", lambda kind: backend)
     backend = SimBackend()
+    monkeypatch.setattr(choose, "backend_of", lambda kind: backend)
     backend.unified = unified
     with budget(tensors="64K", page_dir=tmp_path) as limit:
         host = torch.ones(64, 64)

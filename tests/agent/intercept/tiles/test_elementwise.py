@@ -177,7 +177,7 @@ def test_single_numbers_of_tensors_that_are_away_are_read(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize("place", [(..., slice(None, None, 2)), (..., slice(0, 4))], ids=["every other", "short runs"])
-def test_gradients_of_slices_in_many_parts_are_made_whole(place: object, tmp_path: Path) -> None:
+def test_gradients_of_slices_in_many_parts_are_made_whole(place: Any, tmp_path: Path) -> None:
     def run() -> torch.Tensor:
         x = torch.ones(ELEMENTS, 8, requires_grad=True)
         x[place].backward(torch.arange(4.0 * ELEMENTS).view(ELEMENTS, 4))

@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections.abc import Awaitable
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -19,7 +20,7 @@ PATIENCE_S = 60.0
 
 
 def run(work: Awaitable[None]) -> None:
-    asyncio.run(asyncio.wait_for(work, PATIENCE_S))  # type: ignore[arg-type]
+    asyncio.run(asyncio.wait_for(work, PATIENCE_S))
 
 
 async def closed(link: PeerLink) -> LinkClosedError:
@@ -136,12 +137,16 @@ def test_who_does_not_read_holds_back_the_sender_and_takes_no_memory(tmp_path: P
     run(work())
 
 
+def _has_waiting(link: PeerLink, count: int) -> bool:
+    return len(link._messages) == count
+
+
 def test_what_nobody_takes_is_not_read_from_the_socket(tmp_path: Path) -> None:
     async def work() -> None:
         async with linked(tmp_path) as (caller, listener):
             for number in range(1, WAITING_MESSAGES + 1):
                 assert caller.send_soon(HEARTBEAT)
-                await listener._until(lambda number=number: len(listener._messages) == number)
+                await listener._until(partial(_has_waiting, listener, number))
             assert listener._transport is not None and not listener._transport.is_reading()
             assert await listener.receive() == HEARTBEAT
             assert listener._transport.is_reading()

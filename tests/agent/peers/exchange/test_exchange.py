@@ -39,7 +39,7 @@ LONG = os.urandom(ANSWER_LIMIT_BYTES)
 
 
 def run(work: Awaitable[None]) -> None:
-    asyncio.run(asyncio.wait_for(work, 120.0))  # type: ignore[arg-type]
+    asyncio.run(asyncio.wait_for(work, 120.0))
 
 
 async def listen(link: PeerLink, exchange: Exchange) -> None:

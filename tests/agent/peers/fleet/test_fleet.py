@@ -90,7 +90,7 @@ def pair(root: Path, *, where: bool = True) -> tuple[Node, Node]:
 
 
 def run(work: Awaitable[None]) -> None:
-    asyncio.run(asyncio.wait_for(work, PATIENCE_S))  # type: ignore[arg-type]
+    asyncio.run(asyncio.wait_for(work, PATIENCE_S))
 
 
 @pytest.fixture(autouse=True)
@@ -119,7 +119,7 @@ def test_two_that_are_paired_hear_each_other_and_what_changes(tmp_path: Path) ->
 
 def replace_heartbeat(**changes: object) -> Heartbeat:
     values = {name: getattr(HEARTBEAT, name) for name in HEARTBEAT.__struct_fields__}
-    return Heartbeat(**{**values, **changes})  # type: ignore[arg-type]
+    return Heartbeat(**{**values, **changes})
 
 
 def test_both_know_where_the_other_is_and_keep_one_connection(tmp_path: Path) -> None:

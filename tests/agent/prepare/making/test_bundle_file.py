@@ -22,7 +22,7 @@ def test_weights_and_data_are_written_once_whatever_the_trials_find(
     written: list[str] = []
     write_tensors = writer._write_tensors
 
-    def counted(archive: zipfile.ZipFile, name: str, tensors: Mapping[str, Chunks]) -> str:
+    def counted(archive: zipfile.ZipFile, name: str, tensors: Mapping[str, Chunks]) -> dict[str, str]:
         written.append(name)
         return write_tensors(archive, name, tensors)
 

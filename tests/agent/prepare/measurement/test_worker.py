@@ -10,7 +10,6 @@ import pytest
 
 from port_agent.prepare.measurement.dry_run import DryRunError
 from port_agent.prepare.measurement.worker import MeasurementWorker
-from port_agent.system import helper_process
 from port_planner import make_bundle
 from port_planner.ir.graph import StepGraph
 from port_planner.tiling.gradients import split_gradients
@@ -42,7 +41,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list["subprocess.Popen[str]"]:
             found.append(process)
         return process
 
-    monkeypatch.setattr(helper_process.subprocess, "Popen", noted)
+    monkeypatch.setattr(subprocess, "Popen", noted)
     return found
 
 
@@ -106,7 +105,7 @@ def test_costs_that_the_cache_knows_are_read_without_a_process(monkeypatch: pyte
     def never(*_: object, **__: object) -> None:
         raise AssertionError("a process was started")
 
-    monkeypatch.setattr(helper_process.subprocess, "Popen", never)
+    monkeypatch.setattr(subprocess, "Popen", never)
     assert MeasurementWorker().measure([graph], 1, 2.0, lambda *_: None, resident=False).ops == measured.ops
     doubled = MeasurementWorker().measure([graph], 1, 4.0, lambda *_: None, resident=False).ops
     assert [cost.joules for cost in doubled[0]] == [2 * cost.joules for cost in measured.ops[0]]

@@ -130,7 +130,7 @@ def trained(bundle: Bundle, folder: Path, verify: int = 2) -> tuple[list[float],
 def test_the_bundle_trains_with_the_numbers_of_its_operators_one_by_one_each_time(
     prepared: CapturedJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(choose._MADE_BY, NAME, SimBackend)  # type: ignore[index]
+    monkeypatch.setitem(choose._MADE_BY, NAME, SimBackend)
     found = divide(prepared)
     bundle = bundle_of(found, prepared, tmp_path / "placed.port")
     manifest = bundle.manifest
@@ -148,7 +148,7 @@ def test_the_bundle_trains_with_the_numbers_of_its_operators_one_by_one_each_tim
 def test_another_number_than_the_operators_give_ends_the_training(
     prepared: CapturedJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(choose._MADE_BY, NAME, SimBackend)  # type: ignore[index]
+    monkeypatch.setitem(choose._MADE_BY, NAME, SimBackend)
     bundle = bundle_of(divide(prepared), prepared, tmp_path / "placed.port")
     device = SimBackend()
     device.use_own_bits(False)
@@ -163,7 +163,7 @@ def test_another_number_than_the_operators_give_ends_the_training(
 def test_sums_of_gradients_and_batches_of_several_shapes_are_trained_with_the_numbers_of_their_operators(
     accumulate: int, further: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(choose._MADE_BY, NAME, SimBackend)  # type: ignore[index]
+    monkeypatch.setitem(choose._MADE_BY, NAME, SimBackend)
     job = prepared_job(accumulate, further)
     found = divide(job)
     homes: dict[str, set[str]] = {}

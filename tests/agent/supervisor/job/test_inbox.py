@@ -5,6 +5,7 @@ import itertools
 import os
 import stat
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -152,7 +153,7 @@ def test_a_link_put_there_between_any_two_calls_leads_nowhere(
         with pytest.MonkeyPatch.context() as patch:
             if not linkable:
                 patch.setattr(os, "link", _refused)
-            raced = Swap(patch, number, lambda root=root: swap(root))
+            raced = Swap(patch, number, partial(swap, root))
             try:
                 inboxes.create("birds")
                 for _ in range(2):

@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from typing import Any
 
 import pytest
 
@@ -42,7 +43,8 @@ def promised(spec: JobSpec, conditions: RunConditions = AROUND, before_s: float 
 
 def test_a_step_the_whole_and_the_end() -> None:
     found = promised(replace(SPEC, epochs=3), before_s=400.0)
-    assert found == JobPromise(0, 400 * MIB, 2.0, 10.0, 30 * MIB, 300, pytest.approx(BEGIN.timestamp() + 1000.0), 1)
+    end: Any = pytest.approx(BEGIN.timestamp() + 1000.0)
+    assert found == JobPromise(0, 400 * MIB, 2.0, 10.0, 30 * MIB, 300, end, 1)
 
 
 def test_data_that_is_not_the_bundles_has_no_end() -> None:

@@ -8,7 +8,7 @@ import pytest
 from port_agent.federate.orders import FOLDER, MODEL_FILE, RESULT_FILE, RESULT_PART_FILE, START_FILE
 from port_agent.jobs.job import JobKind, JobRequestError, JobState
 from port_agent.policy.decide import ResourceLimits
-from port_agent.supervisor.job.worker_process import WorkerPhase
+from port_agent.supervisor.job.worker_process import WorkerPhase, WorkerProcess
 from tests.agent.live_daemon import BUNDLE, LONG, go
 from tests.agent.supervisor.job.running_job import ROOMY, RunningJob, running_job
 
@@ -113,8 +113,9 @@ async def test_a_job_whose_device_is_gone_waits_for_it(tmp_path: Path) -> None:
         assert live.job.state is JobState.QUEUED and live.health.holds("device-absent", str(live.id))
         assert live.runner.fits(live.job, there) and not live.health.holds("device-absent", str(live.id))
         assert live.start(there)
-        worker = live.runner._run
-        assert worker is not None and worker.worker._launch.data_limit_bytes is None, "a driver maps more than it uses"
+        run = live.runner._run
+        assert run is not None and isinstance(run.worker, WorkerProcess)
+        assert run.worker._launch.data_limit_bytes is None, "a driver maps more than it uses"
 
 
 @go

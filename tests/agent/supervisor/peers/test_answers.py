@@ -29,7 +29,7 @@ def sleeper(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(work: Awaitable[None]) -> None:
-    asyncio.run(asyncio.wait_for(work, 120.0))  # type: ignore[arg-type]
+    asyncio.run(asyncio.wait_for(work, 120.0))
 
 
 async def nothing_moves(client: PeerClient, request: bytes) -> bytes:

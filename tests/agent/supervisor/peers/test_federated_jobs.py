@@ -118,7 +118,7 @@ async def home(root: Path, bundle: Path, kind: JobKind = JobKind.TRAIN, verb: st
 
 
 def run(work: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(work(), 120.0))  # type: ignore[arg-type]
+    asyncio.run(asyncio.wait_for(work(), 120.0))
 
 
 def test_a_message_in_pieces_is_trained_and_answered_across_restarts(tmp_path: Path, bundle: Path) -> None:

@@ -38,7 +38,7 @@ def test_two_devices_average_what_they_trained_and_both_have_it(tmp_path: Path) 
     alone = [tensors.read(trained_alone(bundle)) for bundle in bundles]
     samples = [read_manifest(bundle).samples for bundle in bundles]
     for name, array in averaged.items():
-        expected = sum(one[name] * (count / sum(samples)) for one, count in zip(alone, samples, strict=True))
+        expected = sum(np.multiply(one[name], count / sum(samples)) for one, count in zip(alone, samples, strict=True))
         assert np.allclose(array, expected, rtol=1e-5, atol=1e-7), name
 
 
@@ -57,7 +57,9 @@ def test_three_devices_average_secretly_then_with_noise_and_one_has_its_job_paus
         alone = [tensors.read(trained_alone(bundle)) for bundle in bundles]
         samples = [read_manifest(bundle).samples for bundle in bundles]
         for name, array in averaged.items():
-            expected = sum(one[name] * (count / sum(samples)) for one, count in zip(alone, samples, strict=True))
+            expected = sum(
+                np.multiply(one[name], count / sum(samples)) for one, count in zip(alone, samples, strict=True)
+            )
             assert np.allclose(array, expected, atol=5e-3), name
         cellar.client.post(f"/v1/jobs/{JOB}/pause")
         attic.lead(rounds=1, min_devices=2, clip=1.0, noise=0.01, timeout_s=120.0)

@@ -12,10 +12,10 @@ import pytest
 from port_agent.health.conditions import HealthBoard
 from port_agent.peers.fleet import fleet as fleet_module
 from port_agent.peers.fleet.paired import FOLDER, PairedDeviceError
+from port_agent.peers.pairing.protocol import NewPartner
 from port_agent.policy.config import AgentOptions
 from port_agent.supervisor.peers.discovery import PeerDiscovery
 from port_agent.supervisor.peers.fleet import PAIRED_FOLDER, FleetKeeper
-from port_agent.supervisor.peers.pairing import NewPartner
 from port_agent.system.clock import SystemClock
 from tests.agent.live_daemon import until
 from tests.agent.peers.devices import HEARTBEAT, Contents, identity
@@ -63,7 +63,7 @@ class Home:
 
 
 def run(work: Awaitable[None]) -> None:
-    asyncio.run(asyncio.wait_for(work, PATIENCE_S))  # type: ignore[arg-type]
+    asyncio.run(asyncio.wait_for(work, PATIENCE_S))
 
 
 @pytest.fixture(autouse=True)

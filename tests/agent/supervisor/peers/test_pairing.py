@@ -37,7 +37,7 @@ class Desk:
 
 
 def run(work: Awaitable[None]) -> None:
-    asyncio.run(asyncio.wait_for(work, PATIENCE_S))  # type: ignore[arg-type]
+    asyncio.run(asyncio.wait_for(work, PATIENCE_S))
 
 
 async def settled(desk: PairingDesk) -> dict[str, Any]:

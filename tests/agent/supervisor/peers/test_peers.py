@@ -25,7 +25,7 @@ OFF = AgentOptions(pairing_port=1, peer_name="attic")
 
 
 def run(work: Awaitable[None]) -> None:
-    asyncio.run(asyncio.wait_for(work, 120.0))  # type: ignore[arg-type]
+    asyncio.run(asyncio.wait_for(work, 120.0))
 
 
 async def nothing_moves(client: PeerClient, request: bytes) -> bytes:

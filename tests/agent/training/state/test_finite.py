@@ -98,7 +98,7 @@ def test_a_job_may_say_that_it_goes_on(tmp_path: Path) -> None:
 
 def test_a_step_whose_loss_is_not_finite_is_not_planned() -> None:
     job = _diverging(1e-3)
-    job.data[0][3] = math.inf  # type: ignore[index]
+    job.data[0][3] = math.inf
     job.batch_size = 8
     with pytest.raises(JobError, match="loss on the first 8 rows of the data is"):
         make_bundle.prepare(job)

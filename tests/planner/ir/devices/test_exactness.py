@@ -52,7 +52,7 @@ def test_an_operator_that_adds_with_atomics_is_named(device: str) -> None:
 def test_what_repeats_in_some_calls_is_named_in_the_others(
     op: str, more: tuple[object, ...], changes: dict[str, str], named: bool
 ) -> None:
-    step = graph("cuda", op, *more, **changes)  # type: ignore[arg-type]
+    step = graph("cuda", op, *more, **changes)
     assert bool(reordered_operators(step)) is named
     assert replace(step, storages=tuple(replace(s, device="cpu") for s in step.storages)).device == "cpu"
 

@@ -50,7 +50,7 @@ def arguments(name: str, tensors: list[torch.Tensor]) -> list[object]:
     if overload == "Scalar":
         return [tensors[0], 1.7]
     more = TENSORS.get(base.rstrip("_"), TENSORS.get(base, TENSORS.get(overload, 0)))
-    return tensors[: 1 + more]
+    return [*tensors[: 1 + more]]
 
 
 @pytest.mark.parametrize("name", sorted(SLICED - {"aten::empty_like", "aten::maximum.out"}))
@@ -129,7 +129,8 @@ FORMS = {"whole": (4096,), "one number": (1,)}
 
 def calls(name: str) -> Iterator[tuple[tuple[Argument, ...], tuple[tuple[str, Argument], ...]]]:
     """Yield calls of an operator with tensors of both forms, as places in FORMS, and with numbers that choose a formula."""
-    parameters = resolve(name)._schema.arguments
+    function: Any = resolve(name)
+    parameters = function._schema.arguments
     tensors = [p.name for p in parameters if isinstance(p.type, torch.TensorType) and not p.is_out]
     for forms in itertools.product(range(len(FORMS)), repeat=len(tensors) - 1):
         for number in (0.3, 1, 1.7):

@@ -5,6 +5,7 @@ import importlib.util
 import random
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -71,7 +72,7 @@ def demo_step() -> StepGraph:
     """Return the demo's step with its two kinds of dropout, small."""
     spec = importlib.util.spec_from_file_location("small_demo", DEMO_SCRIPT)
     assert spec is not None and spec.loader is not None
-    demo = importlib.util.module_from_spec(spec)
+    demo: Any = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(demo)
     demo.LENGTH, demo.WIDTH, demo.LAYERS, demo.HEADS = 32, 48, 2, 2
     torch.manual_seed(0)

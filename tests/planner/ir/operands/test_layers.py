@@ -1,6 +1,7 @@
 """Normalizations and attention."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -36,4 +37,4 @@ def test_statistics_for_other_channels(graph: StepGraph) -> None:
     for i in (1, 2, 3, 4):
         args = tuple(Ref(len(graph.values)) if k == i else a for k, a in enumerate(op.args))
         with pytest.raises(GraphError, match="native_batch_norm"):
-            verify_operands(changed(wide, "native_batch_norm", lambda op, args=args: replace(op, args=args)))
+            verify_operands(changed(wide, "native_batch_norm", partial(replace, args=args)))

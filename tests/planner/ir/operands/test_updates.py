@@ -1,6 +1,7 @@
 """Fused updates: a parameter, its gradient and its states lie alike."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -36,11 +37,13 @@ def test_a_gradient_or_state_that_lies_otherwise(name: str) -> None:
     op = graph.ops[place(graph, name)]
     listed = [i for i, a in enumerate(op.args) if isinstance(a, tuple) and a]
     for i in listed:
-        (ref,) = op.args[i]  # type: ignore[misc]
+        listed_here = op.args[i]
+        assert isinstance(listed_here, tuple)
+        (ref,) = listed_here
         assert isinstance(ref, Ref)
         value = graph.values[ref.value]
         other = replace(value, shape=(*value.shape, 2), stride=(*value.stride, 1))
         wide = replace(graph, values=(*graph.values, other))
         args = tuple((Ref(len(graph.values)),) if k == i else a for k, a in enumerate(op.args))
         with pytest.raises(GraphError, match=name):
-            verify_operands(changed(wide, name, lambda op, args=args: replace(op, args=args)))
+            verify_operands(changed(wide, name, partial(replace, args=args)))

@@ -71,7 +71,7 @@ def brute_force(graph: Graph, table: ContributionTable, limits: Limits) -> float
 @pytest.mark.sample(8)
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("ram_bytes", [2000, 3500, 5000, 7000, 20000])
-def test_the_choice_is_the_best_of_all(graph, seed, ram_bytes):
+def test_the_choice_is_the_best_of_all(graph: Graph, seed: int, ram_bytes: int) -> None:
     table = random_table(graph, seed)
     limits = Limits(ram_bytes, backward_macs=None if seed % 2 else 60_000)
     found = find_scheme(graph, table, limits)
@@ -81,7 +81,7 @@ def test_the_choice_is_the_best_of_all(graph, seed, ram_bytes):
     assert found.predicted == pytest.approx(table.predict(graph, found.scheme))
 
 
-def test_predictions_between_measured_channel_counts_are_interpolated(graph):
+def test_predictions_between_measured_channel_counts_are_interpolated(graph: Graph) -> None:
     conv = graph.weighted()[-2].name
     weights = (Contribution(conv, 8, 0.1), Contribution(conv, 16, 0.3))
     table = ContributionTable(0.2, {1: 0.25, 2: 0.3}, 2, weights)
@@ -93,7 +93,7 @@ def test_predictions_between_measured_channel_counts_are_interpolated(graph):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("ram_bytes", [2000, 5000, 7048])
-def test_finalists_fit_are_distinct_and_leave_little(graph, seed, ram_bytes):
+def test_finalists_fit_are_distinct_and_leave_little(graph: Graph, seed: int, ram_bytes: int) -> None:
     table = replace(random_table(graph, seed), error=0.02)
     limits = Limits(ram_bytes, backward_macs=None if seed % 2 else 80_000)
     field = find_finalists(graph, table, limits)
@@ -121,12 +121,12 @@ def _fits(graph: Graph, scheme: SparseScheme, limits: Limits) -> bool:
     return in_time and plan_memory(graph, scheme).ram_bytes <= limits.ram_bytes
 
 
-def test_time_and_energy_limits_are_in_macs():
+def test_time_and_energy_limits_are_in_macs() -> None:
     assert Limits(1, step_seconds=0.5, seconds_per_mac=1e-6).mac_limit() == pytest.approx(5e5)
     assert Limits(1, step_joules=1e-3, joules_per_mac=1e-8, backward_macs=70_000).mac_limit() == 70_000
     assert Limits(1).mac_limit() == float("inf")
 
 
-def test_no_room_for_inference_is_an_error(graph):
+def test_no_room_for_inference_is_an_error(graph: Graph) -> None:
     with pytest.raises(ArenaBudgetError, match="budget is 100 B"):
         find_scheme(graph, random_table(graph, 0), Limits(100))

@@ -30,7 +30,7 @@ def seeded() -> None:
 
 
 @pytest.mark.process
-def test_analysis_measures_the_users_task():
+def test_analysis_measures_the_users_task() -> None:
     data, labels = bars()
     model = quantize(import_module(settled(DigitsNet(2), data), (1, 8, 8), "bars"), data)
     measure = EngineMeasure(model, model.quantize_input(data), labels, 8, UpdateOptions(0.1))
@@ -44,7 +44,7 @@ def test_analysis_measures_the_users_task():
     assert len(table.lines()) == 5
 
 
-def test_a_model_is_fitted_to_its_task_within_its_memory():
+def test_a_model_is_fitted_to_its_task_within_its_memory() -> None:
     data, labels = bars()
     model = compile_model(settled(DigitsNet(2), data), data, scheme=SparseScheme({}), simd=False)
     inference, seen = model.ram_bytes, []
@@ -69,8 +69,9 @@ def test_a_model_is_fitted_to_its_task_within_its_memory():
     assert counts == sorted(set(counts)) and seen[-1][0] == seen[-1][1]
 
 
-def test_a_scheme_for_weights_with_low_bytes_counts_them():
-    data, labels = (values[:18] for values in bars())
+def test_a_scheme_for_weights_with_low_bytes_counts_them() -> None:
+    data, labels = bars()
+    data, labels = data[:18], labels[:18]
     model = compile_model(settled(DigitsNet(2), data), data, scheme=SparseScheme({}), simd=False)
     limits, options = Limits(model.ram_bytes + 2_500), UpdateOptions(0.1, UpdateRounding.Q88)
     fitted = fit_scheme(model, model.quantize_input(data), labels, limits, epochs=1, options=options)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -34,11 +36,11 @@ def bars() -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     return data, labels
 
 
-def test_the_race_spends_its_draws_on_the_better_half():
+def test_the_race_spends_its_draws_on_the_better_half() -> None:
     field = [Finalist(str(i), SparseScheme({str(i): LayerUpdate(True)}), 0.5, 100, 10) for i in range(6)]
     asked: list[tuple[str, tuple[int, ...]]] = []
 
-    def measure(scheme, draws):
+    def measure(scheme: SparseScheme, draws: Sequence[int]) -> list[float]:
         (name,) = scheme.updates
         asked.append((name, tuple(draws)))
         return [0.1 * int(name) + (0.05 if draw % 2 else -0.05) for draw in draws]
@@ -51,11 +53,11 @@ def test_the_race_spends_its_draws_on_the_better_half():
     assert sum(len(draws) for _, draws in asked) == race_draws(6, draws=2, rounds=3)
 
 
-def test_gains_are_paired_and_their_error_is_pooled(graph):
+def test_gains_are_paired_and_their_error_is_pooled(graph: Graph) -> None:
     """Draws differ much, the gain within a draw little: 0.01, 0.02 and 0.03, whose standard error is 0.01 / sqrt(3)."""
     trained = lambda scheme: any(update.rows for update in scheme.updates.values())  # noqa: E731
 
-    def measure(scheme, draws):
+    def measure(scheme: SparseScheme, draws: Sequence[int]) -> list[float]:
         return [0.2 * draw + (0.01 * (draw + 1) if trained(scheme) else 0.0) for draw in draws]
 
     table = analyse_contributions(graph, measure, layers=["head"], depth=1, draws=3)
@@ -66,7 +68,7 @@ def test_gains_are_paired_and_their_error_is_pooled(graph):
 
 
 @pytest.mark.process
-def test_as_many_draws_as_folds_judge_every_sample_once():
+def test_as_many_draws_as_folds_judge_every_sample_once() -> None:
     data, labels = bars()
     model = quantize(import_module(settled(DigitsNet(2), data), (1, 8, 8), "bars"), data)
     inputs = model.quantize_input(data)

@@ -5,7 +5,6 @@ import io
 import keyword
 import re
 import tokenize
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -73,11 +72,11 @@ def sources() -> dict[str, str]:
     }
 
 
-def identifiers(text: str) -> Iterator[str]:
-    """Yield the names in a module's code."""
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type == tokenize.NAME and not keyword.iskeyword(token.string):
-            yield token.string
+@cache
+def identifiers(path: str) -> frozenset[str]:
+    """Return the names in a module's code."""
+    tokens = tokenize.generate_tokens(io.StringIO(sources()[path]).readline)
+    return frozenset(t.string for t in tokens if t.type == tokenize.NAME and not keyword.iskeyword(t.string))
 
 
 def terms() -> list[str]:
@@ -88,20 +87,15 @@ def terms() -> list[str]:
 @cache
 def vocabulary() -> str:
     """Return all that the product says, identifiers as words, in small letters."""
-    names = (" ".join(words_of(name)) for text in sources().values() for name in set(identifiers(text)))
+    names = (" ".join(words_of(name)) for path in sources() for name in identifiers(path))
     return "\n".join((*names, *(text.lower() for text in sources().values())))
 
 
 @pytest.mark.parametrize("path", sources())
 def test_no_identifier_has_a_word_that_was_replaced(path: str) -> None:
-    found = {
-        name: BANNED_WORDS[word]
-        for name in set(identifiers(sources()[path]))
-        for word in words_of(name)
-        if word in BANNED_WORDS
-    }
+    found = {name: BANNED_WORDS[word] for name in identifiers(path) for word in words_of(name) if word in BANNED_WORDS}
     assert not found, f"{path}: {found}"
-    bounds = {name for name in identifiers(sources()[path]) if name.startswith(BANNED_BEGINNINGS)}
+    bounds = {name for name in identifiers(path) if name.startswith(BANNED_BEGINNINGS)}
     assert not bounds, f"{path}: MIN and MAX instead of {sorted(bounds)}"
 
 

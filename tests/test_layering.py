@@ -198,6 +198,7 @@ def test_no_room_needs_a_list() -> None:
     assert {str(room): size for room, size in sizes.items() if size > MODULES_IN_A_ROOM} == {}
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "modules",
     [
@@ -216,12 +217,14 @@ def test_the_supervisor_side_never_imports_torch(modules: str) -> None:
     assert set(done.stdout.split()) <= allowed, f"{modules}: {done.stdout}"
 
 
+@pytest.mark.process
 def test_building_the_command_line_stays_light() -> None:
     program = "import sys, port_agent.cli; port_agent.cli.build_parser(); print('torch' in sys.modules or 'rich' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stdout.strip() == "False"
 
 
+@pytest.mark.process
 def test_the_daemon_does_without_tls_other_commands_and_what_few_need(tmp_path: Path) -> None:
     words = [
         "run",

@@ -23,6 +23,8 @@ from benchmarks.follow_zoo.table import Results, counts, markdown
 from benchmarks.zoo import RESULTS
 from port_planner.job import TrainingJob
 
+pytestmark = pytest.mark.process
+
 SAMPLE = 40
 PROGRAMS = 200
 JOBS = 60

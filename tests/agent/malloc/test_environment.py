@@ -336,6 +336,7 @@ def test_without_the_preload_there_is_no_allocator() -> None:
     assert report == {"a": True}
 
 
+@pytest.mark.process
 @needs_preload
 def test_mode_and_environment_of_a_built_installation() -> None:
     path = preload_path()

@@ -8,6 +8,8 @@ from datetime import datetime, time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from port_agent.facts import Facts
 from port_agent.jobs.job import Job, JobKind, JobState
 from port_agent.policy.config import Config
@@ -21,6 +23,8 @@ from port_agent.system.clock import local_time
 from port_agent.worker.protocol import DeviceInterrupted
 from tests.agent.live_daemon import BUNDLE, LONG, go, process_state, until
 from tests.agent.supervisor.parts import ANY_TIME, TRAIN, Parts, parts
+
+pytestmark = pytest.mark.process
 
 MIB = 1 << 20
 HUGE = {**BUNDLE, "plans": [{"peak_bytes": 900 * MIB, "seconds": 0.01, "joules": 0.1}]}

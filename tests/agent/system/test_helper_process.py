@@ -22,6 +22,8 @@ from port_agent.system.python_process import module_environment
 from port_planner.base.errors import PortError
 from tests.agent.system.echo import Elsewhere, Event, Said, Say
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).resolve().parents[3]
 EVENTS: "msgspec.json.Decoder[Event]" = msgspec.json.Decoder(Event)
 

@@ -161,7 +161,7 @@ def test_a_failed_write_is_lost_state_only_where_it_lasts(
     paging.values.bind(s, numbers(1.0))
     paging.write(s)
     failed = paging.failed_write()
-    assert isinstance(failed, OSError) and failed.errno == errno.ENOSPC and "choose another --page-dir" in str(failed)
+    assert isinstance(failed, PageError) and failed.errno == errno.ENOSPC and "choose another --page-dir" in str(failed)
     with pytest.raises(PageError):
         paging.finish_write(s)
     assert paging.drop() is lost

@@ -58,6 +58,7 @@ def digits(simd: bool = True) -> tuple[CompiledModel, np.ndarray, np.ndarray]:
     return model, model.quantize_input(data), np.arange(100) % 10
 
 
+@pytest.mark.process
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("core", list(Core))
 @pytest.mark.parametrize("rule", [UpdateRounding.STOCHASTIC, UpdateRounding.Q88])
@@ -80,6 +81,7 @@ def test_every_core_trains_to_the_hosts_bits(core: Core, rule: UpdateRounding, t
     assert run.loss_sum == pytest.approx(5 * loss, rel=1e-6)
 
 
+@pytest.mark.process
 def test_the_small_core_trains_to_the_hosts_bits_in_16_kib(tmp_path: Path) -> None:
     model, inputs, labels = digits(simd=False)
     host = HostEngine(model)
@@ -91,6 +93,7 @@ def test_the_small_core_trains_to_the_hosts_bits_in_16_kib(tmp_path: Path) -> No
     assert image.static_ram_bytes + run.stack_bytes <= 16_384
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("share", [0.98, 0.75])
 def test_operators_that_run_again_or_in_bands_give_the_hosts_bits(share: float, tmp_path: Path) -> None:
     """Plans of the net of every layer for less memory, on the core with DSP kernels."""
@@ -106,6 +109,7 @@ def test_operators_that_run_again_or_in_bands_give_the_hosts_bits(share: float, 
     assert run.parameters == host.parameters
 
 
+@pytest.mark.process
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(("core", "share"), [(Core.M4F, 0.5), (Core.M7F, 0.5), (Core.M3, 0.75)])
 def test_pages_give_the_hosts_bits_on_the_cores(core: Core, share: float, tmp_path: Path) -> None:
@@ -124,6 +128,7 @@ def test_pages_give_the_hosts_bits_on_the_cores(core: Core, share: float, tmp_pa
     assert run.page_bytes[1] == 3 * plan.memory.medium.written_bytes
 
 
+@pytest.mark.process
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("core", [Core.M4F, Core.M3, Core.M0])
 def test_dynamic_updates_give_the_hosts_bits_and_take_fewer_instructions(core: Core, tmp_path: Path) -> None:
@@ -144,6 +149,7 @@ def test_dynamic_updates_give_the_hosts_bits_and_take_fewer_instructions(core: C
     assert counts[1] < 0.9 * counts[0]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("rule", [UpdateRounding.STOCHASTIC, UpdateRounding.Q88])
 def test_the_digits_net_trains_all_its_layers_on_the_small_core_in_16_kib(rule: UpdateRounding, tmp_path: Path) -> None:
     torch.manual_seed(0)
@@ -218,6 +224,7 @@ def count(model: CompiledModel, data: np.ndarray, folder: Path, options: UpdateO
     return run.instructions[0], image.static_ram_bytes + run.stack_bytes
 
 
+@pytest.mark.process
 def test_instructions_and_ram_of_a_camera_network(camera: tuple[CompiledModel, np.ndarray], tmp_path: Path) -> None:
     model, data = camera
     graph = model.quantized.graph
@@ -247,6 +254,7 @@ def test_less_memory_costs_few_instructions_and_no_bit(share: float, most: float
     assert runs[1].instructions[0] <= (1 + most) * runs[0].instructions[0]
 
 
+@pytest.mark.process
 def test_instructions_of_a_pointwise_layer(tmp_path: Path) -> None:
     """10x10x96 -> 96 behind a minimal input layer, whose own instructions are measured and taken off."""
     torch.manual_seed(0)
@@ -271,6 +279,7 @@ def last_layers_none() -> SparseScheme:
     return SparseScheme({})
 
 
+@pytest.mark.process
 def test_a_network_too_large_for_the_core_does_not_link(
     camera: tuple[CompiledModel, np.ndarray], tmp_path: Path
 ) -> None:
@@ -278,6 +287,7 @@ def test_a_network_too_large_for_the_core_does_not_link(
         build_image(camera[0], Core.M0, tmp_path)
 
 
+@pytest.mark.process
 def test_counting_is_exact(tmp_path: Path) -> None:
     """Two runs of the same work count the same instructions."""
     model, inputs, labels = digits()
@@ -290,6 +300,7 @@ def test_counting_is_exact(tmp_path: Path) -> None:
     assert len(runs[0]) == 2
 
 
+@pytest.mark.process
 def test_partial_rows_train_in_ram_while_the_rest_stays_in_flash(tmp_path: Path) -> None:
     module, data = every_layer(4)
     graph = import_module(module, data.shape[1:])

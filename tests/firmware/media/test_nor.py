@@ -10,6 +10,8 @@ import pytest
 from tests.firmware.media.chips import NorFlash
 from tests.firmware.media.harness import Bus, Transfer, build
 
+pytestmark = pytest.mark.process
+
 MEDIUM_FAILED = 6
 
 

@@ -8,6 +8,8 @@ import pytest
 
 from tests.firmware.media.harness import Medium, Transfer, build
 
+pytestmark = pytest.mark.process
+
 _CLOCK, _THERE = ctypes.CFUNCTYPE(ctypes.c_uint64), ctypes.CFUNCTYPE(ctypes.c_int)
 
 

@@ -37,6 +37,7 @@ def test_as_a_program_it_prints_version_and_what_is_missing(capsys: pytest.Captu
     assert found["version"][0].isdigit() and found["parts"] > 30 and found["missing"] == []
 
 
+@pytest.mark.process
 def test_the_list_of_parts_and_what_delays_torch_need_no_torch() -> None:
     code = (
         "import sys, port_planner.torch_compat.loading, port_planner.torch_compat.probes; print('torch' in sys.modules)"

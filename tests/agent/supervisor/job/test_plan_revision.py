@@ -1,8 +1,8 @@
 """Plans made again beside a real worker: only for other proportions, only while training is allowed, and taken up where worth it."""
 
-from dataclasses import astuple
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 
@@ -62,7 +62,9 @@ def watched(bundle: Path, known: Speeds | None = None) -> PlanRevision:
 
 
 def is_about(found: Speeds | None, expected: Speeds) -> bool:
-    return found is not None and bool(astuple(found) == pytest.approx(astuple(expected)))
+    return found is not None and bool(
+        msgspec.structs.astuple(found) == pytest.approx(msgspec.structs.astuple(expected))
+    )
 
 
 def ended(revision: PlanRevision) -> RevisedPlans:

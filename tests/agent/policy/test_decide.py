@@ -109,7 +109,7 @@ SILENT_PROBE = (Fault("temperature", "gives no answer"),)
     ],
 )
 def test_a_sensor_that_is_asked_and_cannot_be_read_stops_by_its_name(
-    change: dict[str, object], override: dict[str, object]
+    change: dict[str, Any], override: dict[str, Any]
 ) -> None:
     facts = replace(GOOD, **change)
     decision = decide(facts, POLICY, NOW, TRAINING)

@@ -15,10 +15,10 @@ from typing import NoReturn
 from port_agent.cli.arguments import UsageError, duration, readable_file, size, use_cores, whole_number, writable_file
 from port_agent.control import places
 from port_agent.energy.media import FlashPrices
-from port_agent.guard import guard_environment
+from port_agent.guard import ProcessTable, guard_environment
 from port_agent.intercept.consumption import wear_joules_per_byte
 from port_agent.intercept.exec.exec_budget import ExecOptions
-from port_agent.intercept.exec.launch import LaunchOptions, launch_words
+from port_agent.intercept.exec.launch import LaunchOptions, accounting_words, launch_words
 from port_agent.jobs.job import name_like
 from port_agent.malloc import PreloadMode, preload_environment, preload_mode, preload_trouble
 from port_agent.paging.page_space import PageSpace, check_not_in_ram, default_page_dir
@@ -50,10 +50,11 @@ what the largest operator reads and writes. An operator that does not fit is nam
 
 --guard-only: no operator is followed; the processor's memory protection alone says which tensors are in RAM. Slower where much
 leaves, and right for everything that computes past PyTorch's operators: C++ extensions, torch.compile, pointers into
-tensors that are kept. For Linux; child processes that are started anew are not bounded.
+tensors that are kept. For Linux. Child processes are inside the same budget: DataLoader workers, torchrun and accelerate
+launch, programs that the program starts or becomes. A program that is linked statically cannot be guarded: it is named.
 
-child processes: DataLoader workers and other children run without a budget of their own, under the same hard limit. With
---opportunistic they are stopped (SIGSTOP) while the program waits; their memory stays.
+child processes without --guard-only run without a budget of their own, under the same hard limit. With --opportunistic they
+are stopped (SIGSTOP) while the program waits; their memory stays.
 """
 
 
@@ -178,8 +179,11 @@ def run_in_budget(
     prices = FlashPrices(energy.flash_endurance_bytes, energy.flash_price, energy.price_per_kwh)
     socket = _agent_socket(arguments.runtime_dir, ram) if arguments.opportunistic else None
     added = preload_environment(ram) if ram is not None else {}
+    table = None
     if guard_only:
         added = guard_environment(arguments.page_dir.absolute(), tensor_bytes=arguments.tensors, process_bytes=ram)
+        table = ProcessTable.create(arguments.page_dir.absolute(), ram_bytes=ram, tensor_bytes=arguments.tensors)
+        added |= table.environment()
     if arguments.cpus is not None:
         use_cores(arguments.cpus)
         os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(arguments.cpus)
@@ -198,12 +202,18 @@ def run_in_budget(
         socket=str(socket) if socket is not None else None,
         name=name_like(name),
         guard_only=guard_only,
+        processes=str(table.path) if table is not None else None,
     )
     options = LaunchOptions(asdict(budget), module, {name: os.environ.get(name) for name in added}, ours)
     if ram is not None and not scope:
         limit_data(data_limit(ram))
-    command = [*scope, *launch_words(options, program)]
-    os.execve(command[0], command, {**os.environ, **added})
+    if table is not None:
+        table.account_by(accounting_words(options, program))
+    words = launch_words(options, program)
+    if scope:  # what starts the scope is no part of the program
+        words = [*scope, "env", *(f"{name}={value}" for name, value in added.items()), *words]
+        added = {}
+    os.execve(words[0], words, {**os.environ, **added})
 
 
 def _agent_socket(runtime_dir: Path | None, ram: int | None) -> Path:

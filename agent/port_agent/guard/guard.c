@@ -15,11 +15,14 @@
 #include <unistd.h>
 
 #include "guard_internal.h"
+#include "processes.h"
 
 #define RECENT 8                       /* blocks that faulted last stay: one instruction may need several */
 #define BINS 4096
 #define MEASURE_BYTES ((size_t)4 << 20)
 #define MEASURE_NS 5000000u
+#define OTHERS_PATIENCE_MS 50
+#define OTHERS_RETRY_NS 1000000000u
 #define PROCESS_MARGIN ((size_t)8 << 20) /* small allocations and code come between two measurements */
 
 static bool active_;
@@ -32,8 +35,13 @@ static uint32_t recent_[RECENT];
 static unsigned recent_next_;
 static uint32_t busy_;
 static _Atomic uint32_t paused_;
-static size_t process_limit_, measured_at_bytes_, rest_bytes_;
+static size_t asked_limit_, process_limit_, measured_at_bytes_, rest_bytes_;
 static uint64_t measured_at_ns_;
+static struct process_use use_;
+static _Atomic size_t shared_bytes_; /* of what is resident, what others have paid for */
+static bool forked_;
+static size_t inherited_live_, inherited_read_; /* a forked child's, at the fork */
+static uint64_t others_failed_ns_;
 
 /* ---- waiting ------------------------------------------------------------------------------------------------------ */
 
@@ -111,40 +119,60 @@ static bool faulted_lately(const struct block *block) {
 
 /* ---- how much may be resident ------------------------------------------------------------------------------------- */
 
-/* Return the resident bytes of the process; no memory is taken, no descriptor kept. */
-static size_t process_resident(void) {
-    char text[128];
-    int file = (int)syscall(SYS_openat, AT_FDCWD, "/proc/self/statm", O_RDONLY | O_CLOEXEC);
-    if (file < 0)
-        return 0;
-    ssize_t length = syscall(SYS_read, file, text, sizeof text - 1);
-    syscall(SYS_close, file);
-    if (length <= 0)
-        return 0;
-    text[length] = 0;
-    const char *second = strchr(text, ' ');
-    return second ? strtoull(second + 1, NULL, 10) * guard_page : 0;
-}
+static size_t at_most(size_t value, size_t bound) { return value < bound ? value : bound; }
 
-static void set_limit_for_rest(void) {
-    size_t taken = rest_bytes_ + PROCESS_MARGIN;
-    counters_.limit_bytes = process_limit_ > taken ? process_limit_ - taken : 0;
+static size_t beyond(size_t value, size_t taken) { return value > taken ? value - taken : 0; }
+
+/* The limit is what was asked for, or what the rest of the process and the other processes of the budget leave, whichever is less. */
+static void set_limit(void) {
+    size_t left = process_limit_ ? beyond(process_limit_, rest_bytes_ + PROCESS_MARGIN) : SIZE_MAX;
+    /* A forked child wants what it made and what it brought; what it only inherited costs nothing until somebody writes it. */
+    size_t own = beyond(counters_.live_bytes, inherited_live_) + at_most(counters_.read_bytes - inherited_read_, inherited_live_);
+    use_.rest_bytes = rest_bytes_;
+    use_.wanted_bytes = own > use_.tensor_bytes ? own : use_.tensor_bytes;
+    use_.wanted_bytes += measured_at_bytes_;
+    use_.read_faults = counters_.read_faults;
+    use_.write_faults = counters_.write_faults;
+    use_.read_bytes = counters_.read_bytes;
+    use_.written_bytes = counters_.written_bytes;
+    counters_.limit_bytes = processes_share(&use_, at_most(asked_limit_, left));
+    if (counters_.limit_bytes != SIZE_MAX)
+        counters_.limit_bytes += counters_.resident_bytes - at_most(use_.tensor_bytes, counters_.resident_bytes);
 }
 
 /* Have the limit follow what the process holds beside blocks, every few MiB that came and every few milliseconds. */
 static void follow_process(size_t coming) {
-    if (!process_limit_)
+    if (!process_limit_ && !processes_all())
         return;
     measured_at_bytes_ += coming;
     uint64_t now = now_ns();
     if (measured_at_bytes_ < MEASURE_BYTES && now - measured_at_ns_ < MEASURE_NS)
         return;
-    measured_at_bytes_ = 0;
     measured_at_ns_ = now;
-    size_t all = process_resident();
-    size_t rest = all > counters_.resident_bytes ? all - counters_.resident_bytes : 0;
+    size_t all = processes_resident((uint32_t)getpid());
+    use_.now_bytes = beyond(all, atomic_load(&shared_bytes_));
+    use_.tensor_bytes = counters_.resident_bytes;
+    if (forked_ && all) /* pages that are shared lie among tensors and others alike */
+        use_.tensor_bytes = (size_t)((double)at_most(counters_.resident_bytes, all) / (double)all * (double)use_.now_bytes);
+    size_t rest = beyond(use_.now_bytes, use_.tensor_bytes);
     rest_bytes_ = rest > rest_bytes_ ? rest : rest_bytes_ - (rest_bytes_ - rest) / 8; /* fresh pages are not resident at once */
-    set_limit_for_rest();
+    set_limit();
+    measured_at_bytes_ = 0;
+}
+
+/* Others may still hold what they are about to give up: let them, for a moment. The lock is given up meanwhile. */
+static void wait_for_others(size_t bytes) {
+    if (!processes_has_company() || now_ns() - others_failed_ns_ < OTHERS_RETRY_NS)
+        return;
+    for (int i = 0; i < OTHERS_PATIENCE_MS; i++) {
+        if (!processes_pass_limit(bytes))
+            return;
+        unlock();
+        struct timespec moment = {0, 1000000};
+        nanosleep(&moment, NULL);
+        lock();
+    }
+    others_failed_ns_ = now_ns();
 }
 
 static void resident_changed(size_t more, size_t less) {
@@ -366,7 +394,7 @@ int guard_begin(const char *directory, size_t limit_bytes, size_t smallest_bytes
     int error = store_begin(directory);
     if (error)
         return error;
-    counters_.limit_bytes = limit_bytes;
+    counters_.limit_bytes = asked_limit_ = limit_bytes;
     smallest_ = smallest_bytes < guard_page ? guard_page : smallest_bytes;
     if (!faults_begin())
         return errno;
@@ -392,6 +420,8 @@ void *guard_allocate(size_t bytes) {
     if (!active_ || bytes < smallest_ || bytes > SIZE_MAX / 2)
         return NULL;
     bytes = (bytes + guard_page - 1) & ~(guard_page - 1);
+    if (process_limit_ || processes_all())
+        service_begin();
     lock();
     while (atomic_load(&paused_)) {
         unlock();
@@ -402,6 +432,7 @@ void *guard_allocate(size_t bytes) {
         unlock();
         return NULL;
     }
+    wait_for_others(bytes);
     struct block *block = take_free(bytes);
     if (block) {
         if (!block->writable)
@@ -540,14 +571,15 @@ void guard_make_way(size_t bytes) {
     lock();
     follow_process(bytes); /* what is there now, and what comes */
     rest_bytes_ += bytes;
-    set_limit_for_rest();
+    set_limit();
     find_room(0, NULL);
     unlock();
 }
 
 void guard_set_limit(size_t bytes) {
     lock();
-    counters_.limit_bytes = bytes;
+    asked_limit_ = bytes;
+    set_limit();
     find_room(0, NULL);
     unlock();
 }
@@ -556,6 +588,7 @@ void guard_set_process_limit(size_t bytes) {
     lock();
     process_limit_ = bytes;
     measured_at_ns_ = 0;
+    set_limit();
     find_room(0, NULL);
     unlock();
 }
@@ -582,6 +615,22 @@ void guard_pause(void) {
 void guard_resume(void) {
     atomic_store(&paused_, 0);
     wake_all(&paused_);
+}
+
+void guard_tick(void) {
+    lock();
+    measured_at_ns_ = 0;
+    if (active_)
+        find_room(0, NULL);
+    else
+        follow_process(0);
+    unlock();
+}
+
+void guard_measure_shared(void) {
+    uint32_t own = (uint32_t)getpid();
+    size_t resident = processes_resident(own);
+    atomic_store(&shared_bytes_, processes_has_company() ? resident - processes_own_part(own, resident) : 0);
 }
 
 void guard_read_counters(struct guard_counters *out) {
@@ -617,6 +666,11 @@ void guard_in_child(void) {
     if (!active_)
         return;
     store_in_child();
+    forked_ = true;
+    inherited_live_ = counters_.live_bytes;
+    inherited_read_ = counters_.read_bytes;
+    counters_.read_faults = counters_.write_faults = 0;
+    atomic_store(&shared_bytes_, processes_resident((uint32_t)getpid()));
     atomic_store(&lock_, 0);
     atomic_store(&paused_, 0);
 }

@@ -66,6 +66,10 @@ void guard_make_way(size_t bytes);
 void guard_pause(void);
 void guard_resume(void);
 void guard_read_counters(struct guard_counters *out);
+/* What a thread does every few milliseconds: the limit follows the process while nothing faults and nothing is allocated. */
+void guard_tick(void);
+/* Measure which pages are shared with other processes inside the budget; takes milliseconds. */
+void guard_measure_shared(void);
 
 /* Around fork(). */
 void guard_before_fork(void);

@@ -1,6 +1,7 @@
 """Start, read and steer the guarded memory of a process."""
 
 import ctypes
+import os
 import sys
 from dataclasses import dataclass
 from functools import cache
@@ -16,6 +17,7 @@ SMALLEST_BLOCK_BYTES = 64 << 10
 _SMALLEST_SHARE = 64
 """Under a tiny budget smaller ones are guarded, too: from this part of it on."""
 _UNLIMITED = 2**64 - 1
+_PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,5 +135,11 @@ def guard_environment(page_dir: Path, *, tensor_bytes: int | None, process_bytes
         **preload_environment(process_bytes),
         "PORT_GUARD_DIRECTORY": str(page_dir),
         "PORT_GUARD_LIMIT": str(limit),
-        "PORT_GUARD_SMALLEST": str(min(SMALLEST_BLOCK_BYTES, limit // _SMALLEST_SHARE)),
+        "PORT_GUARD_SMALLEST": str(smallest_block_bytes(tensor_bytes)),
     }
+
+
+def smallest_block_bytes(tensor_bytes: int | None) -> int:
+    """Return from which size on tensors are guarded under a limit for them; None: there is none."""
+    share = SMALLEST_BLOCK_BYTES if tensor_bytes is None else tensor_bytes // _SMALLEST_SHARE
+    return max(min(SMALLEST_BLOCK_BYTES, share), _PAGE)

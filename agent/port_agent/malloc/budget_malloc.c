@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #include "../guard/guard.h"
+#include "../guard/processes.h"
 #include "block_cache.h"
 
 #ifndef __GLIBC__
@@ -314,6 +315,8 @@ static void after_fork(void) {
 
 static void in_child(void) {
     block_cache_unlock(&blocks);
+    processes_in_child();
+    service_in_child();
     guard_in_child();
 }
 
@@ -328,17 +331,35 @@ static size_t bytes_from_environment(const char *name, size_t unset) {
     return *end || errno || value > SIZE_MAX ? unset : (size_t)value;
 }
 
-__attribute__((constructor)) static void start(void) {
+/* Begin guarded memory as the environment says, or as it is for every process that shares a budget. */
+static int begin_guard(const struct processes *shared) {
+    const char *directory = getenv("PORT_GUARD_DIRECTORY");
+    if (directory)
+        return guard_begin(directory, bytes_from_environment("PORT_GUARD_LIMIT", SIZE_MAX),
+                           bytes_from_environment("PORT_GUARD_SMALLEST", THRESHOLD));
+    if (!shared || (processes_is_first() && !atomic_load(&shared->replaced))) /* the program is followed, its children are not */
+        return 0;
+    int error = guard_begin(shared->page_directory, shared->tensor_bytes, shared->smallest_bytes);
+    if (!error && shared->ram_bytes)
+        guard_set_process_limit(shared->ram_bytes);
+    return error;
+}
+
+__attribute__((constructor)) static void start(int count, char **words) {
     int saved = errno;
-    block_cache_set_limit(&blocks, bytes_from_environment("PORT_MALLOC_LIMIT", SIZE_MAX));
+    starts_begin();
+    const struct processes *shared = processes_attach(count, words);
+    size_t limit = shared && shared->ram_bytes ? shared->ram_bytes : SIZE_MAX;
+    block_cache_set_limit(&blocks, bytes_from_environment("PORT_MALLOC_LIMIT", limit));
     block_cache_set_hard_limit(&blocks, bytes_from_environment("PORT_MALLOC_HARD_LIMIT", SIZE_MAX));
     /* Registered before any other library can: prepare handlers run last to first, so ours locks after all others,
      * which may still allocate, and unlocks before them. */
     pthread_atfork(before_fork, after_fork, in_child);
-    const char *directory = getenv("PORT_GUARD_DIRECTORY");
-    if (directory && guard_begin(directory, bytes_from_environment("PORT_GUARD_LIMIT", SIZE_MAX),
-                                 bytes_from_environment("PORT_GUARD_SMALLEST", THRESHOLD)))
+    if (begin_guard(shared))
         perror("port-agent: guarded memory cannot begin");
-
+    if (processes_is_first())
+        service_begin();
     errno = saved;
 }
+
+__attribute__((destructor)) static void end(void) { processes_end(); }

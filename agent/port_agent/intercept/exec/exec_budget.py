@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from port_agent.guard import GuardCounters, GuardedMemory, active_guard
+from port_agent.guard import ProcessTable, active_guard
+from port_agent.intercept.exec.guarded_run import GuardedRun
 from port_agent.malloc import active, release_free_memory
 from port_agent.system.atomic_file import write_atomically
 from port_agent.system.memory_limit import untouched_library_bytes, widen_data_limit
@@ -51,6 +52,8 @@ class ExecOptions:
     """What the daemon calls it."""
     guard_only: bool = False
     """Whether no operator is followed: guarded memory alone holds the budget."""
+    processes: str | None = None
+    """The file that the processes inside this budget share; None: there is none, and children are outside."""
 
 
 class ExecBudget:
@@ -62,7 +65,6 @@ class ExecBudget:
         """What the program ended with."""
         self._budget: Budget | None = None
         self._attached: Opportunistic | None = None
-        self._guard: GuardedMemory | None = None
         self._refused = False
         self._begin = time.perf_counter()
         self._widen, self._widened_for_torch = widen_data_limit, 0
@@ -115,13 +117,13 @@ class ExecBudget:
             _exempt_file_mappings(self._widen)
 
     def _start_guard(self) -> None:
-        self._guard = active_guard()
-        if self._guard is None:
+        guard = active_guard()
+        if guard is None:
             self._refused = True
             _emit("guarded memory did not begin in this process; leave --guard-only out")
             raise SystemExit(2)
         if self._options.ram_bytes is not None:
-            self._guard.set_process_limit(self._options.ram_bytes)
+            guard.set_process_limit(self._options.ram_bytes)
 
     def _attach(self) -> None:
         options, budget = self._options, self._budget
@@ -136,8 +138,8 @@ class ExecBudget:
 
     def finish(self) -> None:
         """Say what it took on standard error, and in the file of `--report`."""
-        if self._guard is not None:
-            self._finish_guard(self._guard.counters())
+        if self._options.processes is not None:
+            self._finish_guard(Path(self._options.processes))
             return
         if self._budget is None:
             if not self._refused:
@@ -154,18 +156,25 @@ class ExecBudget:
             facts |= {"pauses": self._attached.pauses, "paused_s": self._attached.paused_s}
         self._write_report(facts)
 
-    def _finish_guard(self, counters: GuardCounters) -> None:
-        peak_bytes = peak_resident_bytes()
-        _emit(_guard_summary(counters, self._options, peak_bytes, time.perf_counter() - self._begin))
-        self._write_report(
-            {
-                "peak_resident_bytes": peak_bytes,
-                "peak_tensor_bytes": counters.peak_resident_bytes,
-                "read_bytes": counters.read_bytes,
-                "written_bytes": counters.written_bytes,
-                "faults": asdict(counters),
-            }
-        )
+    def _finish_guard(self, path: Path) -> None:
+        table = ProcessTable(path)
+        if not self._refused:
+            guard = active_guard()
+            run = GuardedRun.read(table, None if guard is None else guard.counters(), peak_resident_bytes())
+            self._say_guarded(run, time.perf_counter() - self._begin)
+        table.accounted()
+        table.remove()
+
+    def finish_replaced(self) -> None:
+        """Say what the program took, in a process of its own: others had taken its place, and their time is not known."""
+        if self._options.processes is not None:
+            table = ProcessTable(Path(self._options.processes))
+            self._say_guarded(GuardedRun.read(table, None, 0), None)
+            table.remove()
+
+    def _say_guarded(self, run: GuardedRun, wall_s: float | None) -> None:
+        _emit(run.summary(self._options.ram_bytes, self._options.tensors_bytes, wall_s))
+        self._write_report(run.facts())
 
     def _write_report(self, facts: Mapping[str, Any]) -> None:
         if self._options.report is None:
@@ -181,26 +190,6 @@ class ExecBudget:
             write_atomically(Path(self._options.report), json.dumps({**run, **facts}, indent=1).encode() + b"\n")
         except OSError as error:
             _emit(f"{self._options.report} could not be written: {error.strerror}")
-
-
-def _guard_summary(counters: GuardCounters, options: ExecOptions, peak_bytes: int, wall_s: float) -> str:
-    tensors = format_bytes(counters.peak_resident_bytes)
-    if options.ram_bytes is None:
-        bound = f"tensors {tensors} of {format_bytes(options.tensors_bytes or 0)}"
-    else:
-        bound = f"of {format_bytes(options.ram_bytes)}, tensors {tensors}"
-    faults = counters.read_faults + counters.write_faults
-    over = ""
-    if options.ram_bytes is not None and peak_bytes > options.ram_bytes:
-        rest = peak_bytes - counters.peak_resident_bytes
-        over = (
-            f"; Python, libraries and your objects take {format_bytes(rest)} of {format_bytes(options.ram_bytes)}: "
-            f"give at least {format_bytes(peak_bytes)}"
-        )
-    return (
-        f"peak {format_bytes(peak_bytes)} {bound}; {format_seconds(wall_s)}; read {format_bytes(counters.read_bytes)}, "
-        f"wrote {format_bytes(counters.written_bytes)} in {faults:,} faults of {format_seconds(counters.fault_ns / 1e9)}{over}"
-    )
 
 
 def _summary(report: "Report", options: ExecOptions, wall_s: float) -> str:

@@ -33,6 +33,9 @@ BOOTSTRAP = (
 and the program with its own arguments. The folders take the place of the working directory, from which nothing of ours
 is imported."""
 
+ACCOUNTING = BOOTSTRAP.replace("import main; main()", "import account; account()")
+"""What it runs where the program became another and has ended: the arguments are the same."""
+
 _ROOTS = os.pathsep.join(map(str, SOURCE_ROOTS))
 
 
@@ -52,6 +55,17 @@ class LaunchOptions:
 def launch_words(options: LaunchOptions, program: Sequence[str]) -> list[str]:
     """Return the command line that runs a program, a script or a module with its arguments, inside a budget."""
     return [sys.executable, "-c", BOOTSTRAP, _ROOTS, json.dumps(asdict(options)), *program]
+
+
+def accounting_words(options: LaunchOptions, program: Sequence[str]) -> list[str]:
+    """Return the command line that says what a program took in whose process another runs, or ran."""
+    return [sys.executable, "-c", ACCOUNTING, _ROOTS, json.dumps(asdict(options)), *program]
+
+
+def account() -> None:
+    """Say what the program of `sys.argv` took."""
+    _, described, *words = sys.argv[1:]
+    ExecBudget(ExecOptions(**json.loads(described)["budget"]), words).finish_replaced()
 
 
 def main() -> None:

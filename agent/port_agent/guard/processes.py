@@ -1,0 +1,165 @@
+"""The processes inside one budget: a file that their libraries share, made before the program starts and read at its end."""
+
+import ctypes
+import mmap
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from port_agent.guard.memory import smallest_block_bytes
+from port_agent.malloc import preload_environment
+
+VERSION = 1
+"""PROCESSES_VERSION in processes.h."""
+SLOTS = 256
+"""PROCESS_SLOTS."""
+VARIABLE = "PORT_GUARD_PROCESSES"
+_PATH_BYTES = 4096
+_UNLIMITED = 2**64 - 1
+_STARTED, _ENDED = 1, 3
+_PREFIX = "port-agent-processes-"
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessUse:
+    """What one process took, of those inside a budget."""
+
+    pid: int
+    name: str
+    """Its command, or the beginning of it."""
+    guarded: bool
+    """Whether the budget held for it; otherwise it was measured from outside."""
+    peak_bytes: int
+    """Of its own part: pages that processes share are divided among them."""
+    read_faults: int
+    write_faults: int
+    read_bytes: int
+    written_bytes: int
+
+
+class _Slot(ctypes.Structure):
+    """struct process_slot."""
+
+    _fields_ = (
+        *((name, ctypes.c_uint32) for name in ("state", "pid", "guarded", "measures")),
+        *(
+            (name, ctypes.c_uint64)
+            for name in ("now_bytes", "peak_bytes", "rest_bytes", "tensor_bytes", "wanted_bytes")
+        ),
+        *((name, ctypes.c_uint64) for name in ("read_faults", "write_faults", "read_bytes", "written_bytes")),
+        ("name", ctypes.c_char * 96),
+    )
+
+
+class _Table(ctypes.Structure):
+    """struct processes."""
+
+    _fields_ = (
+        ("version", ctypes.c_uint32),
+        ("first_pid", ctypes.c_uint32),
+        *((name, ctypes.c_uint64) for name in ("ram_bytes", "tensor_bytes", "smallest_bytes")),
+        *((name, ctypes.c_uint64) for name in ("peak_bytes", "peak_tensor_bytes", "forgotten")),
+        ("replaced", ctypes.c_uint32),
+        ("accounted", ctypes.c_uint32),
+        ("page_directory", ctypes.c_char * _PATH_BYTES),
+        ("preload", ctypes.c_char * _PATH_BYTES),
+        ("library_path", ctypes.c_char * _PATH_BYTES),
+        ("accounting", ctypes.c_char * (2 * _PATH_BYTES)),
+        ("slots", _Slot * SLOTS),
+    )
+
+
+class ProcessTable:
+    """The processes of one budget, as they say themselves what they take. Raises OSError where the file is not there."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with path.open("r+b") as file:
+            self._memory = mmap.mmap(file.fileno(), ctypes.sizeof(_Table))
+        self._table = _Table.from_buffer(self._memory)
+
+    @classmethod
+    def create(cls, page_dir: Path, *, ram_bytes: int | None, tensor_bytes: int | None) -> Self:
+        """Make the file in `page_dir`, for a program that this process becomes; those of programs that are gone are removed."""
+        _sweep(page_dir)
+        descriptor, name = tempfile.mkstemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=page_dir)
+        os.truncate(descriptor, ctypes.sizeof(_Table))
+        os.close(descriptor)
+        made = cls(Path(name))
+        table = made._table
+        limit = _UNLIMITED if tensor_bytes is None else tensor_bytes
+        table.first_pid, table.ram_bytes, table.tensor_bytes = os.getpid(), ram_bytes or 0, limit
+        table.smallest_bytes = smallest_block_bytes(tensor_bytes)
+        table.page_directory = os.fsencode(page_dir)
+        added = preload_environment(None)
+        table.preload = os.fsencode(added.get("LD_PRELOAD", "").partition(":")[0])
+        table.library_path = os.fsencode(added.get("LD_LIBRARY_PATH", "").partition(":")[0])
+        table.version = VERSION
+        return made
+
+    @property
+    def path(self) -> Path:
+        """Return where the file is."""
+        return self._path
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables to add to those of a process that is inside this budget, with its library preloaded."""
+        return {VARIABLE: str(self._path)}
+
+    def account_by(self, words: Sequence[str]) -> None:
+        """Have a command run at the program's end where another program has taken its place, which knows nothing of this."""
+        line = b"".join(os.fsencode(word) + b"\0" for word in words)
+        if len(line) < 2 * _PATH_BYTES:
+            ctypes.memmove(ctypes.addressof(self._table) + _Table.accounting.offset, line, len(line))
+
+    def accounted(self) -> None:
+        """Note that what the program took is said."""
+        self._table.accounted = 1
+
+    @property
+    def peak_bytes(self) -> int:
+        """Return the most that all processes held together."""
+        return int(self._table.peak_bytes)
+
+    @property
+    def peak_tensor_bytes(self) -> int:
+        """Return the most that the tensors of all processes took together."""
+        return int(self._table.peak_tensor_bytes)
+
+    @property
+    def forgotten(self) -> int:
+        """Return how many processes there were of which no figures are left."""
+        return int(self._table.forgotten)
+
+    def program(self) -> ProcessUse | None:
+        """Return the figures of the program's own process."""
+        return next((use for use in self._uses() if use.pid == self._table.first_pid), None)
+
+    def children(self) -> tuple[ProcessUse, ...]:
+        """Return those of all others, in the order of their slots."""
+        return tuple(use for use in self._uses() if use.pid != self._table.first_pid)
+
+    def _uses(self) -> list[ProcessUse]:
+        return [_use_of(slot) for slot in self._table.slots if _STARTED <= slot.state <= _ENDED]
+
+    def remove(self) -> None:
+        """Remove the file; processes that live keep it."""
+        self._path.unlink(missing_ok=True)
+
+
+def _use_of(slot: Any) -> ProcessUse:
+    figures = {
+        name: int(getattr(slot, name)) for name in ProcessUse.__dataclass_fields__ if name not in ("name", "guarded")
+    }
+    return ProcessUse(name=slot.name.decode(errors="replace"), guarded=bool(slot.guarded), **figures)
+
+
+def _sweep(directory: Path) -> None:
+    """Remove the files of programs that were killed."""
+    for path in directory.glob(f"{_PREFIX}*"):
+        pid = path.name.removeprefix(_PREFIX).partition("-")[0]
+        if pid.isdecimal() and not Path(f"/proc/{pid}").exists():
+            path.unlink(missing_ok=True)

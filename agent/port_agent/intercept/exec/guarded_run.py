@@ -1,0 +1,109 @@
+"""What a program on guarded memory took, with the processes that it started, and what is said of that."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from port_agent.guard import GuardCounters, ProcessTable, ProcessUse
+from port_planner.base.units import format_bytes, format_seconds
+
+_NAMED = 3
+"""Processes that the last line names; the report names all."""
+
+
+@dataclass(frozen=True, slots=True)
+class GuardedRun:
+    """Figures at a program's end. `counters` are those of its own process; None where another program took its place."""
+
+    peak_bytes: int
+    """Of the program's own process."""
+    together_bytes: int
+    """The most that all processes held at a time."""
+    tensor_bytes: int
+    """The most that tensors took at a time, in all processes."""
+    program: ProcessUse | None
+    children: tuple[ProcessUse, ...]
+    forgotten: int
+    """Children of which no figures are left."""
+    counters: GuardCounters | None
+
+    @classmethod
+    def read(cls, table: ProcessTable, counters: GuardCounters | None, peak_bytes: int) -> "GuardedRun":
+        """Return what the processes of `table` took until now."""
+        program, children = table.program(), table.children()
+        peak_bytes = max(peak_bytes, 0 if program is None else program.peak_bytes)
+        together = max(table.peak_bytes, peak_bytes) if children else peak_bytes
+        tensors = max(table.peak_tensor_bytes, 0 if counters is None else counters.peak_resident_bytes)
+        return cls(peak_bytes, together, tensors, program, children, table.forgotten, counters)
+
+    @property
+    def unguarded(self) -> tuple[ProcessUse, ...]:
+        """Return the processes for which no budget held, the largest first."""
+        found = [use for use in (*self.children, self.program) if use is not None and not use.guarded]
+        return tuple(sorted(found, key=lambda use: -use.peak_bytes))
+
+    def facts(self) -> dict[str, Any]:
+        """Return the figures for the report."""
+        facts: dict[str, Any] = {
+            "peak_resident_bytes": self.peak_bytes,
+            "peak_together_bytes": self.together_bytes,
+            "peak_tensor_bytes": self.tensor_bytes,
+            "read_bytes": self._sum("read_bytes"),
+            "written_bytes": self._sum("written_bytes"),
+            "budget_held": not self.unguarded,
+            "children": [asdict(use) for use in self.children],
+            "children_forgotten": self.forgotten,
+        }
+        if self.counters is not None:
+            facts["faults"] = asdict(self.counters)
+        return facts
+
+    def _sum(self, figure: str) -> int:
+        """Return a figure of all processes together; the program's own is read last, and exact."""
+        own = self.program if self.counters is None else self.counters
+        return sum(getattr(use, figure) for use in (own, *self.children) if use is not None)
+
+    def summary(self, ram_bytes: int | None, tensor_bytes: int | None, wall_s: float | None) -> str:
+        """Return the line of the end. It claims a budget only where that held for every process."""
+        faults = self._sum("read_faults") + self._sum("write_faults")
+        spent = "" if self.counters is None else f" of {format_seconds(self.counters.fault_ns / 1e9)}"
+        moved = f"read {format_bytes(self._sum('read_bytes'))}, wrote {format_bytes(self._sum('written_bytes'))}"
+        return (
+            f"peak {format_bytes(self.together_bytes)}{self._bound(ram_bytes, tensor_bytes)}{self._processes()}; "
+            f"{'' if wall_s is None else f'{format_seconds(wall_s)}; '}{moved} in {faults:,} faults{spent}{self._not_held()}{self._advice(ram_bytes)}"
+        )
+
+    def _bound(self, ram_bytes: int | None, tensor_bytes: int | None) -> str:
+        tensors = f"tensors {format_bytes(self.tensor_bytes)}"
+        if self.unguarded:
+            return f" (the budget did not hold for all processes), {tensors}"
+        if ram_bytes is not None:
+            return f" of {format_bytes(ram_bytes)}, {tensors}"
+        return f" {tensors} of {format_bytes(tensor_bytes or 0)}"
+
+    def _processes(self) -> str:
+        count = len(self.children) + self.forgotten
+        if not self.children:
+            return ""
+        largest = max(self.children, key=lambda use: use.peak_bytes)
+        noun = "child process" if count == 1 else f"child processes, the largest {largest.name!r}"
+        return f", with {count} {noun} ({format_bytes(largest.peak_bytes)})"
+
+    def _not_held(self) -> str:
+        outside = self.unguarded
+        if not outside:
+            return ""
+        named = ", ".join(f"{use.name!r} ({use.pid}, {format_bytes(use.peak_bytes)})" for use in outside[:_NAMED])
+        more = f" and {len(outside) - _NAMED} more" if len(outside) > _NAMED else ""
+        return (
+            f"; outside the budget: {named}{more}: a program that is linked statically, or started past the C library, "
+            "cannot be guarded"
+        )
+
+    def _advice(self, ram_bytes: int | None) -> str:
+        if ram_bytes is None or self.counters is None or self.unguarded or self.together_bytes <= ram_bytes:
+            return ""
+        rest = self.together_bytes - self.tensor_bytes
+        return (
+            f"; Python, libraries and your objects take {format_bytes(rest)} of {format_bytes(ram_bytes)}: "
+            f"give at least {format_bytes(self.together_bytes)}"
+        )

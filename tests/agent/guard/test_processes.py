@@ -1,0 +1,225 @@
+"""Processes that a guarded program starts, by whatever way, are inside its budget; those that cannot be are named."""
+
+import ctypes
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from port_agent.guard import ProcessTable, processes
+from port_agent.malloc import PreloadMode, preload_mode
+from tests.agent.intercept.programs import RunEnd, followed, plain, report_of, written
+
+HEADER = Path(__file__).resolve().parents[3] / "agent/port_agent/guard/processes.h"
+
+guarded = pytest.mark.skipif(preload_mode() is not PreloadMode.PRELOAD, reason="the library cannot be preloaded")
+
+CHILD = """
+import os, sys, torch
+blocks = [torch.full((1 << 18,), float(i)) for i in range(16)]
+for step in range(4):
+    for block in blocks: block.add_(1)
+ours = sorted(name for name in os.environ if name.startswith(("PORT_", "LD_")))
+print(*sys.argv[1:], sum(block.sum().item() for block in blocks), ours, flush=True)
+"""
+"""Sixteen mebibytes of tensors, and what of the environment is ours."""
+
+STARTS = {
+    "subprocess": "subprocess.run([sys.executable, 'child.py'], check=True)",
+    "an environment of its own": "subprocess.run([sys.executable, 'child.py'], env={}, check=True)",
+    "env -i": "subprocess.run(['env', '-i', sys.executable, 'child.py'], check=True)",
+    "a shell": "assert os.system(sys.executable + ' child.py; exit 3') == 3 << 8",
+    "a shell script": "subprocess.run(['./start.sh', sys.executable], check=True)",
+    "posix_spawn": "assert os.waitpid(os.posix_spawn(sys.executable, [sys.executable, 'child.py'], {}), 0)[1] == 0",
+    "fork and exec": "pid = os.fork() or os.execl(sys.executable, sys.executable, 'child.py'); os.waitpid(pid, 0)",
+    "multiprocessing": "import multiprocessing as m; p = m.get_context('spawn').Process(target=run); p.start(); p.join()",
+}
+
+
+def run(program: str, folder: Path, *bound: str, **options: Any) -> tuple[RunEnd, dict[str, Any]]:
+    """Return how a program ended on guarded memory, and its report."""
+    written(folder, CHILD, "child.py")
+    (folder / "start.sh").write_text('#!/bin/sh\n"$1" child.py\n')
+    (folder / "start.sh").chmod(0o755)
+    written(folder, program)
+    report = folder / "report.json"
+    done = followed("train.py", folder=folder, bound=(*bound, "--guard-only", "--report", str(report)), **options)
+    return done, report_of(report)
+
+
+@guarded
+@pytest.mark.process
+def test_children_are_inside_by_whatever_way_they_are_started(tmp_path: Path) -> None:
+    program = "import os, subprocess, sys\ndef run():\n    import child\nif __name__ == '__main__':\n"
+    program += "".join(f"    print({way!r}, flush=True)\n    {start}\n" for way, start in STARTS.items())
+    done, report = run(program, tmp_path, "--tensors", "4M")
+    expected = plain("train.py", folder=tmp_path)
+    assert expected.code == 0, expected.said
+    assert (done.code, done.output) == (0, expected.output), done.said
+    trained = [child for child in report["children"] if child["read_faults"]]
+    assert len(trained) == len(STARTS), report["children"]
+    assert all(child["guarded"] for child in report["children"]) and report["budget_held"]
+    assert report["peak_tensor_bytes"] < 12 << 20
+    assert all(child["peak_bytes"] > 100 << 20 for child in trained), "each child's peak"
+    assert re.search(r"tensors [\d.]+ MiB of 4\.0 MiB, with \d+ child processes, the largest", done.ours[0])
+    assert not list(tmp_path.glob("port-agent-processes-*"))
+
+
+@guarded
+@pytest.mark.process
+def test_a_program_that_becomes_another_is_inside_and_is_accounted_for(tmp_path: Path) -> None:
+    done, report = run(
+        "import os, sys, torch\nos.execv(sys.executable, [sys.executable, 'child.py', 'again'])",
+        tmp_path,
+        "--tensors",
+        "4M",
+    )
+    assert done.code == 0 and done.output.startswith("again 4"), done.said
+    assert report["written_bytes"] > 16 << 20 and report["peak_tensor_bytes"] < 12 << 20
+    assert len(done.ours) == 1 and "tensors" in done.ours[0]
+    assert not list(tmp_path.glob("port-agent-processes-*"))
+
+
+TOGETHER = """
+import os, sys, torch
+from multiprocessing import Barrier, get_context
+def work(barrier, k):
+    barrier.wait()
+    blocks = [torch.full((1 << 18,), float(i)) for i in range(60)]
+    for step in range(3):
+        for block in blocks: block.add_(k)
+    print(sum(block.sum().item() for block in blocks), flush=True)
+    barrier.wait()
+if __name__ == "__main__":
+    context = get_context("spawn"); barrier = context.Barrier(2)
+    children = [context.Process(target=work, args=(barrier, 2)) for k in range(2)]
+    for child in children: child.start()
+    for child in children: child.join()
+"""
+
+
+@guarded
+@pytest.mark.process
+@pytest.mark.slow
+def test_processes_that_compute_at_the_same_time_share_one_budget(tmp_path: Path) -> None:
+    """Each would take 60 MiB of tensors, and there is room for 40 of both."""
+    whole, free = run(TOGETHER, tmp_path, "--ram", "4G")
+    rest_mib = (free["peak_together_bytes"] - free["peak_tensor_bytes"]) >> 20
+    done, report = run(TOGETHER, tmp_path, "--ram", f"{rest_mib + 40}M")
+    assert (done.code, done.output) == (0, whole.output), done.said
+    assert free["peak_tensor_bytes"] > 100 << 20 and report["peak_tensor_bytes"] < 50 << 20, (free, report)
+    assert report["peak_together_bytes"] <= (rest_mib + 40) << 20
+    assert sum(child["written_bytes"] > 10 << 20 for child in report["children"]) == 2, "each gave up a part"
+
+
+FORKED = """
+import os, zlib, torch
+from torch.utils.data import DataLoader
+held = [torch.ones(1 << 18) for i in range(16)]
+table = torch.arange(60.0 * 4096).reshape(60, 4096)
+class Rows(torch.utils.data.Dataset):
+    def __len__(self): return 60
+    def __getitem__(self, i): return table[i] + i
+for epoch in range(2):
+    print(zlib.crc32(torch.cat(list(DataLoader(Rows(), 6, num_workers=2))).numpy()))
+"""
+
+
+@guarded
+@pytest.mark.process
+@pytest.mark.slow
+def test_forked_workers_are_inside_and_what_they_inherit_counts_once(tmp_path: Path) -> None:
+    done, report = run(FORKED, tmp_path, "--ram", "2G")
+    assert (done.code, done.output) == (0, plain("train.py", folder=tmp_path).output), done.said
+    workers = report["children"]
+    assert len(workers) == 4 and all(use["guarded"] and "(forked)" in use["name"] for use in workers), workers
+    assert report["peak_together_bytes"] < 2 * report["peak_resident_bytes"]
+
+
+@guarded
+@pytest.mark.process
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+def test_a_static_program_is_named_with_its_peak_and_no_budget_is_claimed(tmp_path: Path) -> None:
+    source = "#include <stdlib.h>\n#include <stdio.h>\nint main(void) {"
+    source += 'volatile char *p = malloc(30 << 20); for (long i = 0; i < 30 << 20; i += 512) p[i] = 1;  puts("ready"); fflush(stdout); return getchar() + p[7] > 1000; }'
+    (tmp_path / "big.c").write_text(source)
+    if subprocess.run(["cc", "-O1", "-static", "-o", "big", "big.c"], cwd=tmp_path, capture_output=True).returncode:
+        pytest.skip("no static C library")
+    program = """
+    import json, pathlib, subprocess, torch
+    from port_agent.guard import ProcessTable
+    (file,) = pathlib.Path().glob("port-agent-processes-*")
+    table = ProcessTable(file)
+    child = subprocess.Popen(["./big", "argument"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    print(child.stdout.readline())
+    while not any(use.peak_bytes > 29 << 20 for use in table.children()): assert child.poll() is None
+    child.communicate(b"x")
+    """
+    done, report = run(program, tmp_path, "--ram", "2G")
+    assert done.code == 0, done.said
+    (child,) = report["children"]
+    assert not child["guarded"] and child["name"] == "./big argument" and 29 << 20 < child["peak_bytes"] < 34 << 20
+    assert not report["budget_held"]
+    assert "the budget did not hold for all processes" in done.ours[0] and "of 2.0 GiB" not in done.ours[0]
+    assert re.search(r"outside the budget: './big argument' \(\d+, [23]\d\.\d MiB\)", done.ours[0])
+
+
+LAUNCHED = """
+import os, sys, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+torch.manual_seed(dist.get_rank())
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*[torch.nn.Linear(700, 700) for _ in range(6)]))
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(3):
+    loss = model(torch.randn(16, 700)).square().mean(); optimizer.zero_grad(); loss.backward(); optimizer.step()
+    dist.all_reduce(loss)
+    if dist.get_rank() == 0: print(loss.item().hex(), flush=True)
+dist.destroy_process_group()
+"""
+
+
+@guarded
+@pytest.mark.process
+@pytest.mark.long
+def test_torchrun_trains_inside_the_budget(tmp_path: Path) -> None:
+    words = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", "train.py")
+    written(tmp_path, LAUNCHED)
+    report = tmp_path / "report.json"
+    expected = plain(*words, folder=tmp_path)
+    assert expected.code == 0, expected.said
+    done = followed(*words, folder=tmp_path, bound=("--tensors", "20M", "--guard-only", "--report", str(report)))
+    assert (done.code, done.output) == (0, expected.output), done.said
+    facts = report_of(report)
+    trained = [child for child in facts["children"] if child["read_faults"]]
+    assert len(trained) == 2 and facts["peak_tensor_bytes"] < 26 << 20, facts
+
+
+def test_the_table_is_that_of_the_header(tmp_path: Path) -> None:
+    header = HEADER.read_text()
+    assert f"PROCESSES_VERSION {processes.VERSION}u" in header and f"PROCESS_SLOTS {processes.SLOTS}\n" in header
+    for struct, kind in (("process_slot", processes._Slot), ("processes", processes._Table)):
+        (body,) = re.findall(rf"struct {struct} \{{(.*?)\n\}};", header, re.DOTALL)
+        fields = re.sub(r"/\*.*?\*/", "", body, flags=re.DOTALL)
+        names = re.findall(r"(\w+)(?:\[[^\]]*\])?[,;]", fields)
+        assert names == [name for name, *_ in kind._fields_]
+
+
+@pytest.mark.process
+def test_files_of_programs_that_are_gone_are_removed(tmp_path: Path) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    left = tmp_path / f"port-agent-processes-{ended.pid}-x"
+    left.touch()
+    table = ProcessTable.create(tmp_path, ram_bytes=None, tensor_bytes=4 << 10)
+    assert not left.exists() and table.path.stat().st_size == ctypes.sizeof(processes._Table)
+    assert table.children() == () and table.program() is None
+    assert list(tmp_path.iterdir()) == [table.path] and table.path.name.startswith(
+        f"port-agent-processes-{os.getpid()}-"
+    )
+    table.remove()
+    assert not list(tmp_path.iterdir())

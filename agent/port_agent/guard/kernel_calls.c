@@ -3,13 +3,17 @@
 #define _GNU_SOURCE
 #endif
 #include <dlfcn.h>
+#include <errno.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/types.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
 #include "guard.h"
+#include "guard_internal.h"
 
 #undef fread_unlocked /* macros of <stdio.h> where the compiler optimises */
 #undef fwrite_unlocked
@@ -100,3 +104,140 @@ CALL(size_t, __fread_chk, (void *to, size_t known, size_t size, size_t count, FI
      size *count, true)
 CALL(ssize_t, __recv_chk, (int file, void *to, size_t bytes, size_t known, int flags), (file, to, bytes, known, flags), to, bytes,
      true)
+
+/* ---- calls that keep what they are handed, or take memory that cannot be seen from here ------------------------------- */
+
+#define REMEDY "; hand it a copy instead, as bytes(...) or numpy.array(..., copy=True) make one"
+
+/* Until something else says that it is done, the kernel reads pages that may by then be another block's. */
+static void refuse_lending(const struct iovec *parts, size_t count, const char *what) {
+    for (size_t i = 0; guard_active() && i < count; i++) {
+        const struct block *block = arena_block_at((uintptr_t)parts[i].iov_base);
+        if (block) {
+            errno = ENOTSUP;
+            guard_die(what, block);
+        }
+    }
+}
+
+#define LOOKED_AT 16
+
+/* Where the kernel refused memory by a pointer within what it was handed, and that is a block's, say so and end. */
+static void end_if_refused(long result, const void *handed, const char *what) {
+    uintptr_t words[LOOKED_AT] = {0};
+    struct iovec here = {words, sizeof words}, there = {(void *)handed, sizeof words};
+    if (result != -1 || errno != EFAULT || !guard_active())
+        return;
+    syscall(SYS_process_vm_readv, getpid(), &here, 1, &there, 1, 0); /* what is handed may be no address */
+    errno = EFAULT;
+    for (int i = 0; i < LOOKED_AT; i++) {
+        const struct block *block = arena_block_at(words[i]);
+        if (block)
+            guard_die(what, block);
+    }
+}
+
+#define ARGUMENTS 6
+
+static void collect(long *arguments, va_list list) {
+    for (int i = 0; i < ARGUMENTS; i++)
+        arguments[i] = va_arg(list, long);
+}
+
+extern const char __ehdr_start[] __attribute__((visibility("hidden")));
+extern const char _end[] __attribute__((visibility("hidden")));
+
+EXPORT long syscall(long number, ...) {
+    static long (*real)(long, ...);
+    if (!real)
+        *(void **)&real = dlsym(RTLD_NEXT, "syscall");
+    long a[ARGUMENTS];
+    va_list list;
+    va_start(list, number);
+    collect(a, list);
+    va_end(list);
+    const char *caller = __builtin_return_address(0);
+    bool ours = caller >= __ehdr_start && caller < _end; /* pages are read and written by these */
+    bool pinned[ARGUMENTS] = {false};
+    for (int i = 0; !ours && i < ARGUMENTS; i++)
+        pinned[i] = guard_pin((void *)a[i], 1, true);
+    long result = real(number, a[0], a[1], a[2], a[3], a[4], a[5]);
+    for (int i = 0; !ours && i < ARGUMENTS; i++)
+        if (pinned[i])
+            guard_unpin((void *)a[i], 1);
+    return result;
+}
+
+EXPORT int ioctl(int file, unsigned long request, ...) {
+    static int (*real)(int, unsigned long, ...);
+    if (!real)
+        *(void **)&real = dlsym(RTLD_NEXT, "ioctl");
+    va_list list;
+    va_start(list, request);
+    void *handed = va_arg(list, void *);
+    va_end(list);
+    bool pinned = guard_pin(handed, 1, true);
+    int result = real(file, request, handed);
+    if (pinned)
+        guard_unpin(handed, 1);
+    end_if_refused(result, handed, "the kernel cannot reach a tensor whose address is inside of what ioctl is handed" REMEDY);
+    return result;
+}
+
+CALL_PARTS(ssize_t, process_vm_readv,
+           (pid_t pid, const struct iovec *parts, unsigned long count, const struct iovec *theirs, unsigned long their_count,
+            unsigned long flags),
+           (pid, parts, count, theirs, their_count, flags), parts, count, true)
+CALL_PARTS(ssize_t, process_vm_writev,
+           (pid_t pid, const struct iovec *parts, unsigned long count, const struct iovec *theirs, unsigned long their_count,
+            unsigned long flags),
+           (pid, parts, count, theirs, their_count, flags), parts, count, false)
+
+EXPORT ssize_t vmsplice(int file, const struct iovec *parts, size_t count, unsigned flags) {
+    static ssize_t (*real)(int, const struct iovec *, size_t, unsigned);
+    if (!real)
+        *(void **)&real = dlsym(RTLD_NEXT, "vmsplice");
+    refuse_lending(parts, count, "vmsplice lends memory to a pipe, and a tensor's cannot be lent" REMEDY);
+    return real(file, parts, count, flags);
+}
+
+/* As kernels and sockets that cannot do it: programs send copies then. What is lent is not known to be free until much later. */
+EXPORT int setsockopt(int file, int level, int option, const void *value, socklen_t bytes) {
+    static int (*real)(int, int, int, const void *, socklen_t);
+    if (!real)
+        *(void **)&real = dlsym(RTLD_NEXT, "setsockopt");
+    if (guard_active() && level == SOL_SOCKET && option == SO_ZEROCOPY) {
+        errno = EOPNOTSUPP;
+        return -1;
+    }
+    return real(file, level, option, value, bytes);
+}
+
+static bool pin_messages(struct mmsghdr *messages, unsigned count, bool write) {
+    bool any = false;
+    for (unsigned i = 0; guard_active() && i < count; i++)
+        any |= pin_all(messages[i].msg_hdr.msg_iov, (int)messages[i].msg_hdr.msg_iovlen, write);
+    return any;
+}
+
+static void unpin_messages(struct mmsghdr *messages, unsigned count) {
+    for (unsigned i = 0; i < count; i++)
+        unpin_all(messages[i].msg_hdr.msg_iov, (int)messages[i].msg_hdr.msg_iovlen);
+}
+
+/* A call with several messages of several parts each. */
+#define CALL_MESSAGES(name, parameters, arguments, write)                   \
+    EXPORT int name parameters {                                            \
+        static int(*real) parameters;                                       \
+        if (!real)                                                          \
+            *(void **)&real = dlsym(RTLD_NEXT, #name);                      \
+        bool pinned = pin_messages(messages, count, write);                 \
+        int result = real arguments;                                        \
+        if (pinned)                                                         \
+            unpin_messages(messages, count);                                \
+        return result;                                                      \
+    }
+
+CALL_MESSAGES(sendmmsg, (int file, struct mmsghdr *messages, unsigned count, int flags), (file, messages, count, flags), false)
+CALL_MESSAGES(recvmmsg, (int file, struct mmsghdr *messages, unsigned count, int flags, struct timespec *patience),
+              (file, messages, count, flags, patience), true)

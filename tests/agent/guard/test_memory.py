@@ -119,6 +119,24 @@ with tempfile.TemporaryFile(buffering=0) as file:
         print(right.recv_into(memoryview(fill[7].numpy()).cast("B"), 1 << 20, socket.MSG_WAITALL)); thread.join()
         print([zlib.crc32(f.numpy()) for f in fill])
 """,
+    "system calls that are made directly": """
+import fcntl, tempfile, termios
+libc = ctypes.CDLL(None, use_errno=True)
+class Part(ctypes.Structure): _fields_ = [("base", ctypes.c_void_p), ("length", ctypes.c_size_t)]
+def part(t): return ctypes.byref(Part(t.data_ptr(), t.nbytes))
+with tempfile.TemporaryFile(buffering=0) as file:
+    for step in range(3):
+        others()
+        print(libc.syscall(ctypes.c_long(1), file.fileno(), ctypes.c_void_p(fill[0].data_ptr()), ctypes.c_size_t(1 << 20)))
+        others(); file.seek(0)
+        print(libc.syscall(ctypes.c_long(0), file.fileno(), ctypes.c_void_p(fill[1].data_ptr()), ctypes.c_size_t(1 << 20)))
+        others()
+        if step == 0: plain = ctypes.create_string_buffer(1 << 20)
+        there = ctypes.byref(Part(ctypes.addressof(plain), 1 << 20))
+        print(libc.process_vm_writev(os.getpid(), part(fill[2]), 1, there, 1, 0), zlib.crc32(plain)); others()
+        print(libc.process_vm_readv(os.getpid(), part(fill[3]), 1, there, 1, 0)); others()
+        print(libc.ioctl(file.fileno(), 0x00005421, ctypes.c_void_p(fill[4].data_ptr())), [zlib.crc32(f.numpy()) for f in fill])
+""",
     "forked children": """
 from torch.utils.data import DataLoader
 big = torch.randn(500, 1000)
@@ -263,6 +281,42 @@ def test_a_budget_that_the_process_itself_passes_is_said(tmp_path: Path) -> None
     done = followed("train.py", folder=tmp_path, bound=("--ram", "100M", "--guard-only"))
     if done.code == 0:  # not where the kernel's own limit ends it first
         assert "Python, libraries and your objects take" in done.ours[0] and "give at least" in done.ours[0]
+
+
+REFUSED = {
+    "a pointer within what is handed": (
+        "class List(ctypes.Structure): _fields_ = [('length', ctypes.c_int), ('there', ctypes.c_void_p)]\n"
+        "l = List(4096, fill[0].data_ptr()); result = libc.ioctl(s.fileno(), 0x8912, ctypes.byref(l))",
+        "inside of what ioctl is handed",
+    ),
+    "memory that a pipe keeps": (
+        "class Part(ctypes.Structure): _fields_ = [('base', ctypes.c_void_p), ('length', ctypes.c_size_t)]\n"
+        "p = Part(fill[0].data_ptr(), 4096); result = libc.vmsplice(os.pipe()[1], ctypes.byref(p), ctypes.c_ulong(1), 0)",
+        "vmsplice lends memory to a pipe",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_the_kernel_cannot_be_handed_ends_the_program_by_name(name: str, tmp_path: Path) -> None:
+    call, said = REFUSED[name]
+    program = f"import socket; s = socket.socket(); libc = ctypes.CDLL(None); others()\n{call}\nprint('went on', result)"
+    written(tmp_path, MANY + program)
+    done = followed("train.py", folder=tmp_path, bound=LIMIT)
+    assert (done.code, done.output) == (70, ""), done.said
+    assert said in done.ours[0] and "tensor memory of 1048576 bytes" in done.ours[0] and "hand it a copy" in done.ours[0]
+
+
+def test_sockets_send_copies(tmp_path: Path) -> None:
+    program = """
+import socket
+s = socket.create_server(("127.0.0.1", 0))
+try: s.setsockopt(socket.SOL_SOCKET, 60, 1)
+except OSError as error: print(error.errno == 95)
+s.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 9999)
+"""
+    written(tmp_path, MANY + program)
+    assert followed("train.py", folder=tmp_path, bound=LIMIT).output == "True\n"
 
 
 PAUSED = """

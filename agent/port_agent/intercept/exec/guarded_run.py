@@ -65,7 +65,7 @@ class GuardedRun:
     def summary(self, ram_bytes: int | None, tensor_bytes: int | None, wall_s: float | None) -> str:
         """Return the line of the end. It claims a budget only where that held for every process."""
         faults = self._sum("read_faults") + self._sum("write_faults")
-        spent = "" if self.counters is None else f" of {format_seconds(self.counters.fault_ns / 1e9)}"
+        spent = "" if self.counters is None or self.children else f" of {format_seconds(self.counters.fault_ns / 1e9)}"
         moved = f"read {format_bytes(self._sum('read_bytes'))}, wrote {format_bytes(self._sum('written_bytes'))}"
         return (
             f"peak {format_bytes(self.together_bytes)}{self._bound(ram_bytes, tensor_bytes)}{self._processes()}; "

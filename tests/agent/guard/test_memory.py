@@ -300,11 +300,15 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_the_kernel_cannot_be_handed_ends_the_program_by_name(name: str, tmp_path: Path) -> None:
     call, said = REFUSED[name]
-    program = f"import socket; s = socket.socket(); libc = ctypes.CDLL(None); others()\n{call}\nprint('went on', result)"
+    program = (
+        f"import socket; s = socket.socket(); libc = ctypes.CDLL(None); others()\n{call}\nprint('went on', result)"
+    )
     written(tmp_path, MANY + program)
     done = followed("train.py", folder=tmp_path, bound=LIMIT)
     assert (done.code, done.output) == (70, ""), done.said
-    assert said in done.ours[0] and "tensor memory of 1048576 bytes" in done.ours[0] and "hand it a copy" in done.ours[0]
+    assert (
+        said in done.ours[0] and "tensor memory of 1048576 bytes" in done.ours[0] and "hand it a copy" in done.ours[0]
+    )
 
 
 def test_sockets_send_copies(tmp_path: Path) -> None:

@@ -4,10 +4,14 @@ The C part is preloaded with the allocator (`port_agent.malloc`): memory that to
 away, and whoever touches what is away, operator or not, faults and finds it there. `guard.h` is the interface and its terms.
 `arena.c`: addresses; `frames.c`: pages that move from block to block; `store.c`: the page file; `guard.c`: who stays and who
 leaves; `faults.c`: the handler, and the program's own; `kernel_calls.c`: buffers handed to the kernel. `processes.c`: those that
-share a budget, `program_starts.c`: how they come to it, `service.c`: the thread that measures while nothing else does.
+share a budget, `program_starts.c`: how they come to it, `service.c`: the thread that measures while nothing else does; `probe.c`: a
+trial.
 """
 
 from port_agent.guard.memory import GuardCounters, GuardedMemory, active_guard, guard_environment
+from port_agent.guard.probe import GuardProbe, probe_guard
 from port_agent.guard.processes import ProcessTable, ProcessUse
 
-__all__ = ["GuardCounters", "GuardedMemory", "ProcessTable", "ProcessUse", "active_guard", "guard_environment"]
+__all__ = [
+    "GuardCounters", "GuardProbe", "GuardedMemory", "ProcessTable", "ProcessUse", "active_guard", "guard_environment", "probe_guard",
+]  # fmt: skip

@@ -24,6 +24,8 @@ from typing import Any
 from port_agent.facts import Answer, IdleSignal, OwnUse, Power, SensorOptions, this_platform
 from port_agent.facts.cpu_clusters import clusters_text, read_clusters
 from port_agent.facts.sysfs import Tree
+from port_agent.guard import GuardProbe, probe_guard
+from port_agent.guard.probe import MIN_MAPPINGS
 from port_agent.health.conditions import remedy_of
 from port_agent.policy.config import AgentOptions, Config
 from port_agent.system.cgroup import CgroupError, cgroup2_mount, own_path
@@ -402,6 +404,28 @@ def _worker() -> Iterator[Check]:
         yield Check("allocator", Verdict.NOTE, trouble, remedy_of("no-allocator"))
     else:
         yield Check("allocator", Verdict.GOOD, preload_mode().value)
+    yield check_guard(probe_guard(Path(tempfile.gettempdir())))
+
+
+def check_guard(found: GuardProbe) -> Check:
+    """Say whether `exec --guard-only` works here, and what it works with."""
+    name = "guarded memory"
+    if found.trouble:
+        cure = "`port-agent exec` without --guard-only follows operators and needs none; a container's seccomp profile may forbid it"
+        return Check(name, Verdict.NOTE, f"does not work: {found.trouble}", cure)
+    pages = "pages move" if found.moves_pages else "pages are taken fresh (Linux 5.7 moves them)"
+    parts = [f"works; {pages}, of {found.page_bytes >> 10} KiB"]
+    if found.seccomp:
+        parts.append("system calls are filtered (seccomp), and those that it needs pass")
+    uffd = "may be opened; not used" if found.userfaultfd else "may not be opened"
+    parts.append(f"/dev/userfaultfd {uffd}: buffers of io_uring and libaio must not be tensors")
+    finding = "; ".join(parts)
+    if found.max_mappings is not None and found.max_mappings < MIN_MAPPINGS:
+        cure = f"sysctl vm.max_map_count={MIN_MAPPINGS}"
+        return Check(
+            name, Verdict.NOTE, f"{finding}; vm.max_map_count is {found.max_mappings}: few tensors at a time", cure
+        )
+    return Check(name, Verdict.GOOD, finding)
 
 
 def _torch_parts() -> Check:

@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 
 from port_agent.facts import Answer, IdleSignal
+from port_agent.guard import GuardProbe
 from port_agent.health.doctor import (
     Check,
     Verdict,
     check_cores,
     check_device,
     check_energy,
+    check_guard,
     check_idle_signals,
     check_power_mode,
     check_torch_parts,
@@ -25,6 +27,9 @@ from tests.agent.facts.cores import PI_5, RK3588, machine
 from tests.agent.trees import LAPTOP_BATTERY, supply_tree, write_tree
 from tests.simulated_device import installed
 
+GUARD = GuardProbe(
+    trouble="", moves_pages=True, page_bytes=4096, max_mappings=65530, seccomp=False, userfaultfd=False
+)  # fmt: skip
 GROUPS = {"self/cgroup": "0::/port-agent.service/supervisor\n"}
 
 
@@ -38,6 +43,7 @@ def parts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
     if "really" not in request.node.name:
         found = check_torch_parts({"version": "2.13.0", "parts": 3, "missing": []})
         monkeypatch.setattr("port_agent.health.doctor._torch_parts", lambda: found)
+        monkeypatch.setattr("port_agent.health.doctor.probe_guard", lambda _: GUARD)
 
 
 @pytest.fixture
@@ -212,3 +218,14 @@ def test_a_torch_that_lacks_a_private_part_is_named_with_what_that_breaks() -> N
     assert found.finding == (
         "torch 2.16.0 lacks torch.Tensor._version (AttributeError: gone), without it: saved tensors are mixed up"
     )
+
+
+def test_guarded_memory_is_judged_by_its_trial() -> None:
+    works = check_guard(GUARD)
+    assert works.verdict is Verdict.GOOD and works.finding.startswith("works; pages move, of 4 KiB") and not works.cure
+    few = check_guard(replace(GUARD, max_mappings=4096))
+    assert few.verdict is Verdict.NOTE and "4096" in few.finding and few.cure == "sysctl vm.max_map_count=65530"
+    killed = check_guard(replace(GUARD, trouble="the trial was ended by SIGSYS"))
+    assert killed.verdict is Verdict.NOTE and "SIGSYS" in killed.finding and "--guard-only" in killed.cure
+    filtered = check_guard(replace(GUARD, seccomp=True, moves_pages=False, page_bytes=16384))
+    assert "seccomp" in filtered.finding and "taken fresh" in filtered.finding and "16 KiB" in filtered.finding

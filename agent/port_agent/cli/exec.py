@@ -182,7 +182,9 @@ def run_in_budget(
     table = None
     if guard_only:
         added = guard_environment(arguments.page_dir.absolute(), tensor_bytes=arguments.tensors, process_bytes=ram)
-        table = ProcessTable.create(arguments.page_dir.absolute(), ram_bytes=ram, tensor_bytes=arguments.tensors)
+        table = ProcessTable.create(
+            arguments.page_dir.absolute(), " ".join(program), ram_bytes=ram, tensor_bytes=arguments.tensors
+        )
         added |= table.environment()
     if arguments.cpus is not None:
         use_cores(arguments.cpus)

@@ -42,6 +42,7 @@ static _Atomic size_t shared_bytes_; /* of what is resident, what others have pa
 static bool forked_;
 static size_t inherited_live_, inherited_read_; /* a forked child's, at the fork */
 static uint64_t others_failed_ns_;
+static size_t (*give_up_)(size_t bytes);
 
 /* ---- waiting ------------------------------------------------------------------------------------------------------ */
 
@@ -155,6 +156,9 @@ static void follow_process(size_t coming) {
     if (forked_ && all) /* pages that are shared lie among tensors and others alike */
         use_.tensor_bytes = (size_t)((double)at_most(counters_.resident_bytes, all) / (double)all * (double)use_.now_bytes);
     size_t rest = beyond(use_.now_bytes, use_.tensor_bytes);
+    counters_.rest_bytes = rest;
+    if (rest > counters_.peak_rest_bytes)
+        counters_.peak_rest_bytes = rest;
     rest_bytes_ = rest > rest_bytes_ ? rest : rest_bytes_ - (rest_bytes_ - rest) / 8; /* fresh pages are not resident at once */
     set_limit();
     measured_at_bytes_ = 0;
@@ -237,6 +241,19 @@ static struct block *choose(const struct block *except) {
     return NULL;
 }
 
+/* Memory that nobody uses goes first: what leaves has to be written. */
+static bool give_up_unused(size_t bytes) {
+    size_t given = process_limit_ && give_up_ ? give_up_(bytes) : 0;
+    if (!given)
+        return false;
+    rest_bytes_ -= at_most(given, rest_bytes_);
+    use_.now_bytes -= at_most(given, use_.now_bytes);
+    set_limit();
+    return true;
+}
+
+void guard_before_leaving(size_t (*give_up)(size_t bytes)) { give_up_ = give_up; }
+
 /* See that pages for `bytes` are offered, or may be taken fresh below the limit. The lock may be given up in between. */
 static void find_room(size_t bytes, const struct block *except) {
     follow_process(bytes);
@@ -252,6 +269,8 @@ static void find_room(size_t bytes, const struct block *except) {
             if (counters_.resident_bytes <= counters_.limit_bytes)
                 return;
         }
+        if (give_up_unused(counters_.resident_bytes + fresh - counters_.limit_bytes))
+            continue;
         struct block *victim = choose(except);
         if (!victim)
             return;
@@ -454,6 +473,8 @@ void *guard_allocate(size_t bytes) {
         }
     }
     counters_.live_bytes += bytes;
+    if (counters_.live_bytes > counters_.peak_live_bytes)
+        counters_.peak_live_bytes = counters_.live_bytes;
     counters_.live_blocks++;
     list_append(&resident_, block);
     become(block, DIRTY);

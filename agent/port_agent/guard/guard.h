@@ -35,6 +35,9 @@ struct guard_counters {
     uint64_t over_bytes;           /* the most by which what had to be resident passed the limit */
     uint64_t kernel_calls;         /* system calls whose buffers were brought and pinned */
     uint64_t file_bytes;           /* reserved in the page file */
+    uint64_t peak_live_bytes;
+    uint64_t rest_bytes;           /* of the process beside blocks: Python, libraries, what the program keeps */
+    uint64_t peak_rest_bytes;
 };
 
 /* Begin: pages go to an unnamed file in `directory`. Returns 0, or what errno says. */
@@ -62,6 +65,8 @@ void guard_set_limit(size_t bytes);
 void guard_set_process_limit(size_t bytes);
 /* Memory that is not a block is about to be taken: blocks leave for it at once, as far as the process limit wants. */
 void guard_make_way(size_t bytes);
+/* Have a function give up memory that nobody uses, before tensors leave for it: it returns how many of `bytes` it gave. */
+void guard_before_leaving(size_t (*give_up)(size_t bytes));
 /* Evict all; from now on whoever touches a block that is away waits. */
 void guard_pause(void);
 void guard_resume(void);

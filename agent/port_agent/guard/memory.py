@@ -53,6 +53,10 @@ class GuardCounters:
     """System calls whose buffers were brought and kept."""
     file_bytes: int
     """Reserved in the page file."""
+    peak_live_bytes: int
+    rest_bytes: int
+    """Of the process beside blocks: Python, libraries, what the program keeps."""
+    peak_rest_bytes: int
 
 
 class _RawCounters(ctypes.Structure):

@@ -121,12 +121,10 @@ static struct process_slot *take_slot(uint32_t pid) {
     return NULL;
 }
 
-static void name_by(struct process_slot *slot, char *const *words, const char *after) {
-    size_t length = 0;
+static void name_by(struct process_slot *slot, char *const *words, const char *before) {
+    size_t length = (size_t)snprintf(slot->name, sizeof slot->name, "%s", before);
     for (int i = 0; words && words[i] && length < sizeof slot->name - 1; i++)
         length += (size_t)snprintf(slot->name + length, sizeof slot->name - length, "%s%s", i ? " " : "", words[i]);
-    if (length < sizeof slot->name - 1)
-        snprintf(slot->name + length, sizeof slot->name - length, "%s", after);
 }
 
 struct start_note processes_note_start(uint32_t pid, char *const *words) {
@@ -255,7 +253,7 @@ void processes_in_child(void) {
         own_ = take_slot((uint32_t)getpid());
     if (own_ && parent && own_ != parent) {
         char *const words[] = {(char *)parent->name, NULL};
-        name_by(own_, words, strstr(parent->name, " (forked)") ? "" : " (forked)");
+        name_by(own_, words, strncmp(parent->name, "(forked)", 8) ? "(forked) " : "");
     }
     processes_say_guarded();
 }
@@ -345,6 +343,10 @@ size_t processes_share(const struct process_use *use, size_t alone) {
     }
     raise_to(&all_->peak_bytes, all);
     raise_to(&all_->peak_tensor_bytes, tensors);
+    uint64_t beside = all > tensors ? all - tensors : 0;
+    raise_to(&all_->rest_bytes, beside);
+    if (all_->ram_bytes && (all > all_->ram_bytes || beside + margins > all_->ram_bytes))
+        raise_to(&all_->needed_bytes, all + 2 * margins); /* one for what comes, one for what is measured late */
     if (!processes_has_company())
         return alone;
     uint64_t room = all_->tensor_bytes, taken = rest + margins;
@@ -353,6 +355,27 @@ size_t processes_share(const struct process_use *use, size_t alone) {
         room = left;
     uint64_t others = sum - use->wanted_bytes;
     return sum <= room ? room - others : level_of(wanted, count, room);
+}
+
+static void say(const char *text, size_t bytes) {
+    if (syscall(SYS_write, 2, text, bytes) < 0) { /* nobody listens */
+    }
+}
+
+void processes_say_need(void) {
+    static uint64_t said;
+    if (!processes_is_first())
+        return;
+    uint64_t needed = atomic_load(&all_->needed_bytes), rest = atomic_load(&all_->rest_bytes);
+    if (!needed || rest + SHARED_MARGIN <= all_->ram_bytes || needed < said + said / 2)
+        return;
+    said = needed;
+    char text[256];
+    int length = snprintf(text, sizeof text,
+                          "port-agent: Python, libraries and your objects take %.1f MiB of %.1f MiB; nothing is left for tensors; "
+                          "give at least %lluM\n",
+                          (double)rest / (1 << 20), (double)all_->ram_bytes / (1 << 20), (unsigned long long)(needed >> 20) + 1);
+    say(text, (size_t)length);
 }
 
 /* ---- others --------------------------------------------------------------------------------------------------------- */

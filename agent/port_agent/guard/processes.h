@@ -45,6 +45,8 @@ struct processes {
     uint64_t smallest_bytes;         /* smaller tensors are not guarded */
     _Atomic uint64_t peak_bytes;     /* the most that all held together */
     _Atomic uint64_t peak_tensor_bytes;
+    _Atomic uint64_t rest_bytes;     /* the most that was not tensors */
+    _Atomic uint64_t needed_bytes;   /* what would have sufficed; 0: the budget did */
     _Atomic uint64_t forgotten;      /* processes whose slots others have now */
     _Atomic uint32_t replaced;       /* how often the program became another (execve) */
     _Atomic uint32_t accounted;      /* whether somebody said what it took */
@@ -74,6 +76,8 @@ void processes_say_guarded(void);
 
 /* Say what this process holds, and return how much its tensors may: `alone`, less what the others need. */
 size_t processes_share(const struct process_use *use, size_t alone);
+/* Say what the budget lacks where nothing of it is left for tensors, once, and again where the need has grown by half. */
+void processes_say_need(void);
 /* Return whether all together would hold more than the budget with so much more. */
 bool processes_pass_limit(size_t coming);
 

@@ -61,7 +61,8 @@ class _Table(ctypes.Structure):
         ("version", ctypes.c_uint32),
         ("first_pid", ctypes.c_uint32),
         *((name, ctypes.c_uint64) for name in ("ram_bytes", "tensor_bytes", "smallest_bytes")),
-        *((name, ctypes.c_uint64) for name in ("peak_bytes", "peak_tensor_bytes", "forgotten")),
+        *((name, ctypes.c_uint64) for name in ("peak_bytes", "peak_tensor_bytes")),
+        *((name, ctypes.c_uint64) for name in ("rest_bytes", "needed_bytes", "forgotten")),
         ("replaced", ctypes.c_uint32),
         ("accounted", ctypes.c_uint32),
         ("page_directory", ctypes.c_char * _PATH_BYTES),
@@ -82,13 +83,16 @@ class ProcessTable:
         self._table = _Table.from_buffer(self._memory)
 
     @classmethod
-    def create(cls, page_dir: Path, *, ram_bytes: int | None, tensor_bytes: int | None) -> Self:
-        """Make the file in `page_dir`, for a program that this process becomes; those of programs that are gone are removed."""
+    def create(cls, page_dir: Path, name: str, *, ram_bytes: int | None, tensor_bytes: int | None) -> Self:
+        """Make the file in `page_dir`, for a program that this process becomes; those of programs that are gone are removed.
+
+        `name`: what the program is called in it, its command mostly.
+        """
         _sweep(page_dir)
-        descriptor, name = tempfile.mkstemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=page_dir)
+        descriptor, path = tempfile.mkstemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=page_dir)
         os.truncate(descriptor, ctypes.sizeof(_Table))
         os.close(descriptor)
-        made = cls(Path(name))
+        made = cls(Path(path))
         table = made._table
         limit = _UNLIMITED if tensor_bytes is None else tensor_bytes
         table.first_pid, table.ram_bytes, table.tensor_bytes = os.getpid(), ram_bytes or 0, limit
@@ -97,6 +101,9 @@ class ProcessTable:
         added = preload_environment(None)
         table.preload = os.fsencode(added.get("LD_PRELOAD", "").partition(":")[0])
         table.library_path = os.fsencode(added.get("LD_LIBRARY_PATH", "").partition(":")[0])
+        first = table.slots[0]
+        first.state, first.pid = _STARTED, os.getpid()
+        first.name = os.fsencode(name)[: _Slot.name.size - 1]
         table.version = VERSION
         return made
 
@@ -128,6 +135,16 @@ class ProcessTable:
     def peak_tensor_bytes(self) -> int:
         """Return the most that the tensors of all processes took together."""
         return int(self._table.peak_tensor_bytes)
+
+    @property
+    def rest_bytes(self) -> int:
+        """Return the most that was not tensors, of all processes together."""
+        return int(self._table.rest_bytes)
+
+    @property
+    def needed_bytes(self) -> int:
+        """Return how large the budget should have been; 0 where it sufficed."""
+        return int(self._table.needed_bytes)
 
     @property
     def forgotten(self) -> int:

@@ -37,6 +37,7 @@ static void *serve(void *nothing) {
         if (processes_all() && now_ns() >= next_look)
             next_look = look();
         guard_tick();
+        processes_say_need();
         struct timespec tick = {0, TICK_NS};
         nanosleep(&tick, NULL);
     }

@@ -331,16 +331,23 @@ static size_t bytes_from_environment(const char *name, size_t unset) {
     return *end || errno || value > SIZE_MAX ? unset : (size_t)value;
 }
 
+static size_t give_up_cached(size_t bytes) {
+    struct block_cache_stats stats;
+    block_cache_read(&blocks, &stats);
+    return stats.cached_bytes ? block_cache_trim(&blocks, stats.cached_bytes > bytes ? stats.cached_bytes - bytes : 0) : 0;
+}
+
 /* Begin guarded memory as the environment says, or as it is for every process that shares a budget. */
 static int begin_guard(const struct processes *shared) {
     const char *directory = getenv("PORT_GUARD_DIRECTORY");
-    if (directory)
-        return guard_begin(directory, bytes_from_environment("PORT_GUARD_LIMIT", SIZE_MAX),
-                           bytes_from_environment("PORT_GUARD_SMALLEST", THRESHOLD));
-    if (!shared || (processes_is_first() && !atomic_load(&shared->replaced))) /* the program is followed, its children are not */
-        return 0;
-    int error = guard_begin(shared->page_directory, shared->tensor_bytes, shared->smallest_bytes);
-    if (!error && shared->ram_bytes)
+    size_t limit = bytes_from_environment("PORT_GUARD_LIMIT", SIZE_MAX), smallest = bytes_from_environment("PORT_GUARD_SMALLEST", THRESHOLD);
+    if (!directory) {
+        if (!shared || (processes_is_first() && !atomic_load(&shared->replaced))) /* the program is followed, its children are not */
+            return 0;
+        directory = shared->page_directory, limit = shared->tensor_bytes, smallest = shared->smallest_bytes;
+    }
+    int error = guard_begin(directory, limit, smallest);
+    if (!error && shared && shared->ram_bytes)
         guard_set_process_limit(shared->ram_bytes);
     return error;
 }
@@ -355,6 +362,7 @@ __attribute__((constructor)) static void start(int count, char **words) {
     /* Registered before any other library can: prepare handlers run last to first, so ours locks after all others,
      * which may still allocate, and unlocks before them. */
     pthread_atfork(before_fork, after_fork, in_child);
+    guard_before_leaving(give_up_cached);
     if (begin_guard(shared))
         perror("port-agent: guarded memory cannot begin");
     if (processes_is_first())

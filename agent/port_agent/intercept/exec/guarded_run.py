@@ -20,6 +20,10 @@ class GuardedRun:
     """The most that all processes held at a time."""
     tensor_bytes: int
     """The most that tensors took at a time, in all processes."""
+    rest_bytes: int
+    """The most that was not tensors: Python, libraries, the program's objects; in all processes."""
+    needed_bytes: int
+    """What would have sufficed; 0 where the budget did."""
     program: ProcessUse | None
     children: tuple[ProcessUse, ...]
     forgotten: int
@@ -33,7 +37,8 @@ class GuardedRun:
         peak_bytes = max(peak_bytes, 0 if program is None else program.peak_bytes)
         together = max(table.peak_bytes, peak_bytes) if children else peak_bytes
         tensors = max(table.peak_tensor_bytes, 0 if counters is None else counters.peak_resident_bytes)
-        return cls(peak_bytes, together, tensors, program, children, table.forgotten, counters)
+        figures = (peak_bytes, together, tensors, table.rest_bytes, table.needed_bytes)
+        return cls(*figures, program, children, table.forgotten, counters)
 
     @property
     def unguarded(self) -> tuple[ProcessUse, ...]:
@@ -47,6 +52,8 @@ class GuardedRun:
             "peak_resident_bytes": self.peak_bytes,
             "peak_together_bytes": self.together_bytes,
             "peak_tensor_bytes": self.tensor_bytes,
+            "rest_bytes": self.rest_bytes,
+            "needed_bytes": self.needed_bytes,
             "read_bytes": self._sum("read_bytes"),
             "written_bytes": self._sum("written_bytes"),
             "budget_held": not self.unguarded,
@@ -77,7 +84,7 @@ class GuardedRun:
         if self.unguarded:
             return f" (the budget did not hold for all processes), {tensors}"
         if ram_bytes is not None:
-            return f" of {format_bytes(ram_bytes)}, {tensors}"
+            return f" of {format_bytes(ram_bytes)}, {tensors}, the rest {format_bytes(self.rest_bytes)}"
         return f" {tensors} of {format_bytes(tensor_bytes or 0)}"
 
     def _processes(self) -> str:
@@ -100,10 +107,7 @@ class GuardedRun:
         )
 
     def _advice(self, ram_bytes: int | None) -> str:
-        if ram_bytes is None or self.counters is None or self.unguarded or self.together_bytes <= ram_bytes:
+        if ram_bytes is None or not self.needed_bytes:
             return ""
-        rest = self.together_bytes - self.tensor_bytes
-        return (
-            f"; Python, libraries and your objects take {format_bytes(rest)} of {format_bytes(ram_bytes)}: "
-            f"give at least {format_bytes(self.together_bytes)}"
-        )
+        rest = f"Python, libraries and your objects take {format_bytes(self.rest_bytes)} of {format_bytes(ram_bytes)}"
+        return f"; {rest}: give at least {(self.needed_bytes >> 20) + 1}M"

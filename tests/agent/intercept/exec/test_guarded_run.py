@@ -20,7 +20,7 @@ CHILD = ProcessUse(
     pid=7, name="python train.py", guarded=True, peak_bytes=200 * MIB, read_faults=10, write_faults=20, read_bytes=MIB, written_bytes=MIB
 )  # fmt: skip
 ALONE = GuardedRun(
-    peak_bytes=300 * MIB, together_bytes=300 * MIB, tensor_bytes=40 * MIB, program=None, children=(), forgotten=0, counters=COUNTERS
+    peak_bytes=300 * MIB, together_bytes=300 * MIB, tensor_bytes=40 * MIB, rest_bytes=270 * MIB, needed_bytes=0, program=None, children=(), forgotten=0, counters=COUNTERS
 )  # fmt: skip
 LAUNCHER = replace(ALONE, together_bytes=600 * MIB, children=(CHILD, replace(CHILD, pid=8, peak_bytes=190 * MIB)))
 
@@ -28,7 +28,7 @@ LAUNCHER = replace(ALONE, together_bytes=600 * MIB, children=(CHILD, replace(CHI
 def test_a_program_alone() -> None:
     said = ALONE.summary(400 * MIB, None, 2.0)
     assert said.startswith(
-        "peak 300.0 MiB of 400.0 MiB, tensors 40.0 MiB; 2.0 s; read 3.0 MiB, wrote 4.0 MiB in 7 faults"
+        "peak 300.0 MiB of 400.0 MiB, tensors 40.0 MiB, the rest 270.0 MiB; 2.0 s; read 3.0 MiB, wrote 4.0 MiB in 7 faults"
     )
     assert ALONE.summary(None, 50 * MIB, 2.0).startswith("peak 300.0 MiB tensors 40.0 MiB of 50.0 MiB; ")
 
@@ -36,7 +36,7 @@ def test_a_program_alone() -> None:
 def test_figures_are_those_of_all_processes() -> None:
     said = LAUNCHER.summary(700 * MIB, None, 2.0)
     assert said.startswith(
-        "peak 600.0 MiB of 700.0 MiB, tensors 40.0 MiB, with 2 child processes, the largest 'python train.py' (200.0 MiB)"
+        "peak 600.0 MiB of 700.0 MiB, tensors 40.0 MiB, the rest 270.0 MiB, with 2 child processes, the largest 'python train.py' (200.0 MiB)"
     )
     assert "read 5.0 MiB, wrote 6.0 MiB in 67 faults" in said
     facts = LAUNCHER.facts()
@@ -61,3 +61,10 @@ def test_a_program_whose_place_another_took_is_known_from_outside() -> None:
     run = replace(ALONE, program=program, counters=None)
     assert "wrote 9.0 MiB in 30 faults" in run.summary(700 * MIB, None, None)
     assert "faults" not in run.facts()
+
+
+def test_a_budget_that_was_too_small_is_said_with_what_suffices() -> None:
+    run = replace(ALONE, needed_bytes=319 * MIB + 1)
+    said = run.summary(260 * MIB, None, 2.0)
+    assert said.endswith("; Python, libraries and your objects take 270.0 MiB of 260.0 MiB: give at least 320M")
+    assert run.facts()["needed_bytes"] == 319 * MIB + 1 and run.facts()["rest_bytes"] == 270 * MIB

@@ -408,7 +408,7 @@ def _worker() -> Iterator[Check]:
 
 
 def check_guard(found: GuardProbe) -> Check:
-    """Say whether `exec --guard-only` works here, and what it works with."""
+    """Return what the trial of guarded memory found, and what it works with."""
     name = "guarded memory"
     if found.trouble:
         cure = "`port-agent exec` without --guard-only follows operators and needs none; a container's seccomp profile may forbid it"

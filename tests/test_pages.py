@@ -11,6 +11,7 @@ SIZES = frozenset({4095, 4096})
 
 NO_PAGES = {
     "agent/port_agent/facts/cpu_clusters.py": "the most cores",
+    "agent/port_agent/guard/processes.py": "the longest path",
     "agent/port_agent/system/mounts.py": "the longest path",
     "planner/port_planner/exactness/half_products.py": "columns of a matrix",
     "agent/port_agent/finetuning/inputs/model_files.py": "a sample of a file",

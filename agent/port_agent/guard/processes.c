@@ -389,7 +389,7 @@ static void look_at(struct process_slot *slot) {
     }
     if (atomic_load(&slot->measures))
         return;
-    char text[4096];
+    char text[PATH_BYTES];
     size_t part = processes_own_part(pid, resident);
     size_t shared = resident - part, peak = read_of(pid, "status", text, sizeof text) > 0 ? kib_after(text, "\nVmHWM:") : 0;
     raise_to(&slot->peak_bytes, peak > resident ? peak - shared : part);

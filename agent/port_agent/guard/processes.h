@@ -6,6 +6,7 @@
 #ifndef PORT_PROCESSES_H
 #define PORT_PROCESSES_H
 
+#include <limits.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -13,7 +14,7 @@
 
 #define PROCESSES_VERSION 1u
 #define PROCESS_SLOTS 256
-#define PATH_BYTES 4096
+#define PATH_BYTES PATH_MAX
 
 enum process_state {
     NO_PROCESS,

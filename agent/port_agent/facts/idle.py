@@ -2,11 +2,13 @@
 
 No single source can be trusted: logind's hint is stuck under several desktops, there is no X server to ask on a
 headless Pi, and pressure counts our own worker too. So: what others use of the CPU, pressure while we do not train,
-input on terminals, and logind as a weak signal.
+input on terminals and consoles, counters of input devices, and logind, whose no is believed once it was seen to say yes.
 """
 
+import contextlib
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from port_agent.facts.platform import OwnUse, SensorOptions
@@ -17,12 +19,17 @@ MIN_SAMPLE_S = 0.5
 """Shorter windows of /proc/stat are a handful of ticks: noise."""
 
 
+_CPU_LINE = re.compile(r"^cpu\d+ ", re.MULTILINE)
+_LAST_CONSOLE = 63
+
+
 @dataclass(frozen=True, slots=True)
 class CpuTimes:
     """Ticks since boot over all CPUs, from the first line of /proc/stat."""
 
     busy: int
     total: int
+    cpus: int = 1
 
 
 def parse_stat(text: str) -> CpuTimes | None:
@@ -32,7 +39,8 @@ def parse_stat(text: str) -> CpuTimes | None:
         return None
     ticks = [int(word) for word in words[1:9]]  # guest time (9, 10) is already in user and nice
     resting = ticks[3] + ticks[4]  # idle + iowait
-    return CpuTimes(busy=sum(ticks) - resting, total=sum(ticks))
+    cpus = len(_CPU_LINE.findall(text))
+    return CpuTimes(busy=sum(ticks) - resting, total=sum(ticks), cpus=max(1, cpus))
 
 
 def parse_pressure(text: str) -> float | None:
@@ -48,6 +56,7 @@ class CpuLoad:
         self._ticks_per_s = ticks_per_s
         self._previous: tuple[float, CpuTimes, float] | None = None
         self.others_percent: float | None = None
+        self.cpus = 1
 
     def sample(self, tree: Tree, own_cpu_s: float, now_s: float) -> float | None:
         """Return the share in percent, or None before the second sample."""
@@ -62,7 +71,7 @@ class CpuLoad:
             return None
         if self._previous is not None:
             self.others_percent = self._difference(self._previous, times, own_cpu_s)
-        self._previous = (now_s, times, own_cpu_s)
+        self._previous, self.cpus = (now_s, times, own_cpu_s), times.cpus
         return self.others_percent
 
     def _difference(self, previous: tuple[float, CpuTimes, float], times: CpuTimes, own_s: float) -> float | None:
@@ -74,12 +83,15 @@ class CpuLoad:
         return min(100.0, max(0.0, 100.0 * busy / total))
 
 
-def cpu_signal(percent: float | None, options: SensorOptions) -> IdleSignal:
-    """Return what the CPU use of others says."""
+def cpu_signal(percent: float | None, options: SensorOptions, cpus: int = 1) -> IdleSignal:
+    """Return what the CPU use of others says: `percent` of all CPUs, and in whole CPUs, of which a person needs few."""
     if percent is None:
         return IdleSignal("load", Answer.UNKNOWN, "no CPU figure yet")
-    idle = Answer.YES if percent <= options.busy_cpu_percent else Answer.NO
-    return IdleSignal("load", idle, f"others use {percent:.0f} % CPU (limit {options.busy_cpu_percent:.0f} %)")
+    cores = percent * cpus / 100.0
+    quiet = percent <= options.busy_cpu_percent and cores <= options.busy_cores
+    limits = f"limits {options.busy_cpu_percent:.0f} %, {options.busy_cores:g}"
+    detail = f"others use {percent:.0f} % CPU, {cores:.1f} of {cpus} cores ({limits})"
+    return IdleSignal("load", Answer.YES if quiet else Answer.NO, detail)
 
 
 def pressure_signal(tree: Tree, options: SensorOptions, own: OwnUse) -> IdleSignal:
@@ -99,24 +111,45 @@ def pressure_signal(tree: Tree, options: SensorOptions, own: OwnUse) -> IdleSign
     return IdleSignal("pressure", idle, f"{worst} {levels[worst]:.0f} % (limit {options.busy_pressure_percent:.0f} %)")
 
 
-def terminal_signal(tree: Tree, options: SensorOptions, wall_s: float) -> IdleSignal:
-    """Return what terminals say: the kernel stamps a tty when input is read from it."""
-    newest: float | None = None
-    for entry in tree.children(tree.dev / "pts", "terminals"):
-        if not entry.name.isdigit():
-            continue
-        try:
-            stamp = entry.stat().st_atime
-        except OSError:
-            continue  # closed between listing and looking
-        newest = stamp if newest is None else max(newest, stamp)
-    if newest is None:
-        return IdleSignal("terminals", Answer.UNKNOWN, "no terminal is open")
-    age = wall_s - newest
-    if age < 0:
-        return IdleSignal("terminals", Answer.UNKNOWN, "last input lies in the future: the clock was set back")
-    idle = Answer.YES if age >= options.input_quiet_s else Answer.NO
-    return IdleSignal("terminals", idle, f"last input {age:.0f} s ago")
+class InputMonitor:
+    """When a stamp or counter last changed: whoever made it change is there. No clock of the day is needed for that."""
+
+    def __init__(self) -> None:
+        self._marks: dict[str, float] = {}
+        self._last: tuple[float, str] | None = None
+
+    def look(self, marks: Mapping[str, float], now_s: float, known_s: Mapping[str, float] | None = None) -> None:
+        """Take in the marks of this moment; `known_s`: of those that say it, for how long they have not changed."""
+        for name, mark in marks.items():
+            if name not in self._marks:
+                self._note(now_s - max(0.0, (known_s or {}).get(name, 0.0)), name)
+            elif mark != self._marks[name]:
+                self._note(now_s, name)
+        self._marks = dict(marks)
+
+    def signal(self, name: str, options: SensorOptions, now_s: float, nothing: str) -> IdleSignal:
+        """Return what the marks say, under this name; `nothing`: what to say where there are none."""
+        if self._last is None or not self._marks:
+            return IdleSignal(name, Answer.UNKNOWN, nothing)
+        age_s, where = now_s - self._last[0], self._last[1]
+        idle = Answer.YES if age_s >= options.input_quiet_s else Answer.NO
+        return IdleSignal(name, idle, f"last input {age_s:.0f} s ago ({where})")
+
+    def _note(self, at_s: float, name: str) -> None:
+        if self._last is None or at_s >= self._last[0]:
+            self._last = (at_s, name)
+
+
+def terminal_stamps(tree: Tree) -> dict[str, float]:
+    """Return when input was last read, in Unix time, of each terminal and console: the kernel stamps them (every 8 s)."""
+    active = (tree.text(tree.sys / "class/tty/console/active", "terminals") or "").split()
+    names = {*(f"tty{number}" for number in range(1, _LAST_CONSOLE + 1)), "console", *active} - {"tty0"}
+    places = [entry for entry in tree.children(tree.dev / "pts", "terminals") if entry.name.isdigit()]
+    stamps = {}
+    for place in [*places, *(tree.dev / name for name in sorted(names))]:
+        with contextlib.suppress(OSError):  # closed between listing and looking, or not there at all
+            stamps[str(place.relative_to(tree.dev))] = place.stat().st_atime
+    return stamps
 
 
 def parse_busctl(text: str) -> bool | int | None:
@@ -127,8 +160,10 @@ def parse_busctl(text: str) -> bool | int | None:
     return match[2] == "true" if match[1] == "b" else int(match[2])
 
 
-def logind_signal(hint: bool | None) -> IdleSignal:
-    """Return logind's opinion; "no" alone is weak, since many sessions never set the hint."""
+def logind_signal(hint: bool | None, *, works: bool = False) -> IdleSignal:
+    """Return logind's opinion; "no" alone is weak unless it `works`: many sessions never set the hint."""
     if hint is None:
         return IdleSignal("logind", Answer.UNKNOWN, "logind gives no hint", weak=True)
-    return IdleSignal("logind", Answer.YES if hint else Answer.NO, f"IdleHint={'yes' if hint else 'no'}", weak=True)
+    doubt = "" if hint or works else ", which counts once it has said yes"
+    detail = f"IdleHint={'yes' if hint else 'no'}{doubt}"
+    return IdleSignal("logind", Answer.YES if hint else Answer.NO, detail, weak=not works)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psutil
 
+from port_agent.facts.idle import cpu_signal
 from port_agent.facts.linux import free_disk
 from port_agent.facts.macos_power_events import PowerEvents
 from port_agent.facts.platform import OwnUse, SensorOptions, answer, run_command
@@ -145,6 +146,4 @@ class MacPlatform:
                 self._others_percent = min(100.0, max(0.0, 100.0 * share))
             self._previous_cpu = (now_s, busy, own.cpu_s)
         percent = self._others_percent
-        if percent is None:
-            return IdleSignal("load", Answer.UNKNOWN, "no CPU figure yet")
-        return IdleSignal("load", answer(percent <= options.busy_cpu_percent), f"others use {percent:.0f} % CPU")
+        return cpu_signal(percent, options, cpus)

@@ -21,6 +21,8 @@ class SensorOptions:
     state_dir: Path
     busy_cpu_percent: float = 25.0
     """Share of the whole machine that others may use while it still counts as left alone."""
+    busy_cores: float = 1.0
+    """The same in whole CPUs: of many, a person needs few."""
     busy_pressure_percent: float = 20.0
     """PSI some avg10 of CPU or IO above which the machine counts as used."""
     input_quiet_s: float = 60.0

@@ -27,7 +27,7 @@ from port_agent.facts.sysfs import Tree
 from port_agent.guard import GuardProbe, probe_guard
 from port_agent.guard.probe import MIN_MAPPINGS
 from port_agent.health.conditions import remedy_of
-from port_agent.policy.config import AgentOptions, Config
+from port_agent.policy.config import AgentOptions, Config, sensor_options
 from port_agent.system.cgroup import CgroupError, cgroup2_mount, own_path
 from port_agent.system.clock import CLOCK_SET_AFTER_S
 from port_agent.system.helper_process import HelperCommand, HelperError, run_helper
@@ -94,11 +94,11 @@ def _sensors(state_dir: Path, config: Config) -> Iterator[Check]:
 
     sysfs, proc, dev = config.options.sensor_roots
     platform = this_platform(sysfs, proc, dev, ups_amperes(config.energy, sysfs.parent))
-    sensor_options = SensorOptions(state_dir, config.policy.busy_cpu_percent, config.policy.busy_pressure_percent)
+    asked = sensor_options(state_dir, config.policy)
     asyncio.run(platform.refresh())  # this runs in a thread of the agent, or in a process without a loop
-    platform.read(sensor_options, OwnUse(), time.monotonic())
+    platform.read(asked, OwnUse(), time.monotonic())
     time.sleep(0.6)  # the share of the CPU is a difference of two readings
-    facts = platform.read(sensor_options, OwnUse(), time.monotonic())
+    facts = platform.read(asked, OwnUse(), time.monotonic())
     battery = "" if facts.battery_percent is None else f", battery {facts.battery_percent:.0f} %"
     if facts.power is Power.UNKNOWN:
         cure = 'set assume_power = "external" (or "battery") under [when] in config.toml'

@@ -15,6 +15,7 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
+from port_agent.facts.platform import SensorOptions
 from port_agent.facts.readings import Power
 from port_agent.policy.decide import DAYS, MIB, Policy, ResourceLimits, TimeWindow
 from port_planner.base.errors import ExitCode, PortError
@@ -81,6 +82,11 @@ class Config:
     energy: Mapping[str, object] = field(default_factory=dict)
     """The table [energy] as it stands; the meter checks it."""
     files: tuple[Path, ...] = ()
+
+
+def sensor_options(state_dir: Path, policy: Policy) -> SensorOptions:
+    """Return what `policy` tells the sensors."""
+    return SensorOptions(state_dir, policy.busy_cpu_percent, policy.busy_cores, policy.busy_pressure_percent)
 
 
 class _ValueError(Exception):
@@ -193,6 +199,7 @@ KEYS: dict[str, _Key] = {
     "when.idle_for": _Key("policy", "idle_for_s", _duration),
     "when.train_while_in_use": _Key("policy", "train_while_in_use", _boolean),
     "when.busy_cpu": _Key("policy", "busy_cpu_percent", _PERCENT),
+    "when.busy_cores": _Key("policy", "busy_cores", _within(0.01, 4096, "cores")),
     "when.busy_pressure": _Key("policy", "busy_pressure_percent", _PERCENT),
     "when.max_temperature": _Key("policy", "max_temperature_c", _within(20, 120, "°C")),
     "when.resume_temperature": _Key("policy", "resume_temperature_c", _within(10, 120, "°C")),

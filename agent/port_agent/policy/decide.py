@@ -83,6 +83,7 @@ class Policy:
     idle_for_s: float = 300.0
     train_while_in_use: bool = False
     busy_cpu_percent: float = 25.0
+    busy_cores: float = 1.0
     busy_pressure_percent: float = 20.0
     max_temperature_c: float = 75.0
     resume_temperature_c: float = 65.0

@@ -3,9 +3,10 @@
 from dataclasses import replace
 from pathlib import Path
 
-from port_agent.facts import Facts, Fault, OwnUse, Platform, Power, SensorOptions, SensorThread
+from port_agent.facts import Facts, Fault, OwnUse, Platform, Power, SensorThread
 from port_agent.facts.sensor_thread import DEADLINE_S
 from port_agent.health.conditions import HealthBoard
+from port_agent.policy.config import sensor_options
 from port_agent.policy.decide import Memory, Now, Policy, PolicyDecision, decide
 from port_agent.system.clock import CLOCK_SET_AFTER_S, Clock, local_time
 from port_planner.base.units import format_bytes, format_seconds
@@ -29,7 +30,7 @@ class Admission:
 
     async def read(self, policy: Policy, own: OwnUse) -> Facts:
         """Return what the sensors say now; those that give no answer in time are faults."""
-        options = SensorOptions(self._state_dir, policy.busy_cpu_percent, policy.busy_pressure_percent)
+        options = sensor_options(self._state_dir, policy)
         platform, now_s = self.platform, self._clock.monotonic_s()
         facts = await self._sensors.read(platform.tree, lambda: platform.read(options, own, now_s))
         silent = ", ".join(sorted(map(str, platform.tree.silent)))

@@ -6,7 +6,15 @@ from pathlib import Path
 import pytest
 
 from port_agent.facts import Answer
-from port_agent.facts.idle import CpuLoad, cpu_signal, logind_signal, parse_busctl, parse_pressure, terminal_signal
+from port_agent.facts.idle import (
+    CpuLoad,
+    InputMonitor,
+    cpu_signal,
+    logind_signal,
+    parse_busctl,
+    parse_pressure,
+    terminal_stamps,
+)
 from port_agent.facts.sysfs import Tree
 from tests.agent.facts.machines import OPTIONS, stat
 from tests.agent.trees import write_tree
@@ -42,7 +50,9 @@ def test_voices() -> None:
     assert cpu_signal(None, OPTIONS).idle is Answer.UNKNOWN
     assert cpu_signal(24.0, OPTIONS).idle is Answer.YES
     assert cpu_signal(26.0, OPTIONS).idle is Answer.NO
-    assert logind_signal(False).weak
+    assert cpu_signal(12.0, OPTIONS, cpus=8).idle is Answer.YES
+    assert cpu_signal(14.0, OPTIONS, cpus=8).idle is Answer.NO, "more than one core, though a seventh of the machine"
+    assert logind_signal(False).weak and not logind_signal(False, works=True).weak
     assert parse_busctl("b true\n") is True
     assert parse_busctl("t 68130403958") == 68130403958
     assert parse_busctl("Failed to connect") is None
@@ -53,12 +63,45 @@ def test_pressure() -> None:
     assert parse_pressure("") is None
 
 
+def terminal_answer(monitor: InputMonitor, tree: Tree, now_s: float, wall_s: float = 1000.0) -> Answer:
+    stamps = terminal_stamps(tree)
+    monitor.look(stamps, now_s, {name: wall_s - stamp for name, stamp in stamps.items()})
+    return monitor.signal("terminals", OPTIONS, now_s, "none").idle
+
+
+def stamp(path: Path, at_s: int) -> None:
+    path.touch()
+    os.utime(path, (at_s, at_s))
+
+
 def test_terminals(tmp_path: Path) -> None:
-    tree = Tree(dev=tmp_path)
-    assert terminal_signal(tree, OPTIONS, 1000.0).idle is Answer.UNKNOWN
+    tree, monitor = Tree(dev=tmp_path), InputMonitor()
+    assert terminal_answer(monitor, tree, 0.0) is Answer.UNKNOWN
     write_tree(tmp_path, {"pts/0": "", "pts/1": "", "pts/ptmx": ""})
-    for name, stamp in (("0", 500), ("1", 990), ("ptmx", 5000)):
-        os.utime(tmp_path / "pts" / name, (stamp, stamp))
-    assert terminal_signal(tree, OPTIONS, 1000.0).idle is Answer.NO
-    assert terminal_signal(tree, OPTIONS, 1060.0).idle is Answer.YES
-    assert terminal_signal(tree, OPTIONS, 900.0).idle is Answer.UNKNOWN  # clock set back
+    for name, at_s in (("0", 500), ("1", 990), ("ptmx", 5000)):
+        stamp(tmp_path / "pts" / name, at_s)
+    assert terminal_answer(monitor, tree, 100.0) is Answer.NO
+    assert terminal_answer(monitor, tree, 160.0) is Answer.YES
+    stamp(tmp_path / "pts/0", 300)  # the clock was set back meanwhile: a change is a change
+    assert terminal_answer(monitor, tree, 161.0) is Answer.NO
+    assert terminal_answer(monitor, tree, 221.0) is Answer.YES
+    stamp(tmp_path / "pts/2", 5000)  # opened in a future that never was
+    assert terminal_answer(monitor, tree, 222.0) is Answer.NO
+    (tmp_path / "pts/2").unlink()
+    assert terminal_answer(monitor, tree, 282.0) is Answer.YES
+
+
+@pytest.mark.parametrize("name", ["tty1", "tty63", "console", "ttyAMA0", "pts/7"])
+def test_every_terminal_and_console_counts(tmp_path: Path, name: str) -> None:
+    tree, monitor = Tree(sys=tmp_path / "sys", dev=tmp_path / "dev"), InputMonitor()
+    write_tree(tmp_path, {"sys/class/tty/console/active": "tty0 ttyAMA0\n", f"dev/{name}": ""})
+    stamp(tmp_path / "dev" / name, 0)
+    assert terminal_answer(monitor, tree, 0.0) is Answer.YES
+    stamp(tmp_path / "dev" / name, 8)
+    assert terminal_answer(monitor, tree, 1.0) is Answer.NO
+
+
+@pytest.mark.parametrize("name", ["ttyUSB0", "ttyACM0", "ttyS1"])
+def test_a_serial_port_that_is_no_console_is_no_person(tmp_path: Path, name: str) -> None:
+    tree = Tree(sys=tmp_path, dev=write_tree(tmp_path, {name: ""}))
+    assert terminal_stamps(tree) == {}

@@ -86,7 +86,8 @@ class Facts:
     online: Answer = Answer.UNKNOWN
     metered: Answer = Answer.UNKNOWN
     flash_written_today_bytes: int = 0
-    paused_by_user: bool = False
+    pause: str = ""
+    """Why everything is paused by the user; empty for no pause."""
     devices: frozenset[str] | None = None
     """Kinds of devices that are there beside the CPU (`port_planner.ir.device_kinds`); None where it was not looked."""
     faults: tuple[Fault, ...] = ()

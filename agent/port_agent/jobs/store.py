@@ -121,6 +121,8 @@ class JobStore:
         self.path = state_dir / "jobs.db"
         self.trouble: StoreError | None = None
         self.recovered_from: Path | None = None
+        self.lost = False
+        """Whether the database was gone or damaged at the start: what jobs there are was read from their directories."""
         self.set_aside: dict[int, SetAsideJob] = {}
         """Jobs that are stored but cannot be restored, by id."""
         self.on_pending: Callable[[], None] = lambda: None
@@ -337,12 +339,15 @@ class JobStore:
     # --- inside
 
     def _open(self) -> None:
+        was_there = self.path.exists()
         try:
             self._connection = self._connect(self.path)
             if not self._jobs:
                 self._load(self._connection)
+                self.lost = not was_there and bool(self._jobs or self.set_aside)
         except (sqlite3.DatabaseError, DamagedDatabaseError) as error:
             if is_damage(error):
+                self.lost = True
                 self._rebuild(str(error))
                 self._pending.wear = dict(self._wear)
                 return
@@ -478,6 +483,7 @@ class JobStore:
             yield
         except sqlite3.DatabaseError as error:
             if is_damage(error):
+                self.lost = True
                 self._rebuild(str(error))
             else:
                 self.trouble = StoreError(self.path, str(error))

@@ -110,6 +110,8 @@ class Now:
 
     monotonic_s: float
     local: datetime
+    clock_is_set: bool = True
+    """Whether `local` may be right: a clock that was never set shows a date before this program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,14 +225,17 @@ def next_window(policy: Policy, local: datetime) -> datetime | None:
 
 
 def _objections(facts: Facts, policy: Policy, now: Now, memory: Memory, use: Answer) -> Iterator[_Objection]:
-    if facts.paused_by_user:
-        yield _Objection("user", "paused by you; `port-agent resume` goes on", at_once=True)
+    if facts.pause:
+        yield _Objection("user", f"{facts.pause}; `port-agent resume` goes on", at_once=True)
     yield from _unreadable(facts, policy)
     yield from _power(facts, policy, memory)
     yield from _presence(facts, policy, now, memory, use)
     yield from _heat(facts, policy, memory)
     yield from _space(facts, policy, memory)
-    if not in_window(policy, now.local):
+    if policy.windows and not now.clock_is_set:
+        shown = f"{now.local:%Y-%m-%d %H:%M}"
+        yield _Objection("clock", f"the clock is not set (it shows {shown}), so no time window is known to be open")
+    elif not in_window(policy, now.local):
         opens = next_window(policy, now.local)
         when = f"; the next window opens {opens:%a %H:%M}" if opens else ""
         yield _Objection("window", f"outside the time windows{when}")

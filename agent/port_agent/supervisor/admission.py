@@ -40,14 +40,14 @@ class Admission:
         """Read no more."""
         self._sensors.close()
 
-    def judge(self, facts: Facts, policy: Policy, written_today: int, paused_by_user: bool) -> PolicyDecision:
-        """Return the decision on what was read."""
+    def judge(self, facts: Facts, policy: Policy, written_today: int, pause: str) -> PolicyDecision:
+        """Return the decision on what was read; `pause`: why everything is paused, empty for no pause."""
         now_s, wall_s = self._clock.monotonic_s(), self._clock.wall_s()
-        facts = replace(facts, flash_written_today_bytes=written_today, paused_by_user=paused_by_user)
+        facts = replace(facts, flash_written_today_bytes=written_today, pause=pause)
         self.facts = facts
         self._report_sensors(facts, now_s, wall_s)
         self._report_budget(facts, policy, now_s, wall_s)
-        self.decision = decide(facts, policy, Now(now_s, local_time(wall_s)), self._memory)
+        self.decision = decide(facts, policy, Now(now_s, local_time(wall_s), wall_s >= CLOCK_SET_AFTER_S), self._memory)
         self._memory = self.decision.memory
         return self.decision
 

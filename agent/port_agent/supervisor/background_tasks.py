@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 from port_agent.jobs.job import Job, JobState
+from port_agent.jobs.store import StoreError
 from port_agent.supervisor.context import DaemonContext
 
 _HOUSEKEEPING_S = 600.0
@@ -81,9 +82,14 @@ class BackgroundTasks:
             await self.pending.wait()
             self.pending.clear()
             had_trouble = store.trouble is not None
-            await asyncio.to_thread(store.flush)
+            await asyncio.to_thread(self._flush)
             if (store.trouble is not None) is not had_trouble:
                 self._context.wake.set()
+
+    def _flush(self) -> None:
+        self._context.store.flush()
+        with contextlib.suppress(StoreError):  # the same disk: the store says so, and both are tried again
+            self._context.pause.flush()
 
     async def refresh_slow_sensors(self) -> None:
         """Ask the sensors that are external commands, for ever."""

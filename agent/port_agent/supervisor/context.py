@@ -4,7 +4,6 @@ Its loop and its control interface share them.
 """
 
 import asyncio
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +21,7 @@ from port_agent.supervisor.admission import Admission
 from port_agent.supervisor.job.inbox import Inboxes
 from port_agent.supervisor.job.runners import Runners
 from port_agent.supervisor.job.worker_kinds import DEFAULT_KINDS, WorkerKind
+from port_agent.supervisor.pause import Pause
 from port_agent.supervisor.peers.peers import Peers
 from port_agent.supervisor.timers import Timers
 from port_agent.system.clock import Clock, SystemClock
@@ -78,6 +78,7 @@ class DaemonContext:
     peers: Peers
     wear: WearAccount
     usual_times: UsualTimes
+    pause: Pause
     medium: Medium | None = None
     """What the state directory lies on, and the share of its life that it says it has used; None where nobody can tell."""
     used_life: float | None = None
@@ -86,21 +87,3 @@ class DaemonContext:
     """When a job's backoff ends, by job id: the count of its failures it belongs to, and the monotonic time."""
     without_board: dict[int, frozenset[str]] = field(default_factory=dict)
     """Jobs whose board is not there, by id: the serial devices that were there when that was found."""
-
-    def paused_until(self) -> float | None:
-        """Return until when the user paused everything (Unix time, infinity for good), or None."""
-        until = self._pause_end()
-        return until if until > self.clock.wall_s() else None
-
-    def move_pause(self, jump_s: float) -> None:
-        """Let a pause last as long as was asked for after the wall clock was set by `jump_s`."""
-        until = self._pause_end() + jump_s
-        if math.isfinite(until):
-            self.store.remember(PAUSE_SETTING, repr(until) if until > self.clock.wall_s() else None)
-
-    def _pause_end(self) -> float:
-        setting = self.store.setting(PAUSE_SETTING)
-        try:
-            return float(setting) if setting is not None else -math.inf
-        except ValueError:
-            return math.inf  # no agent wrote that; it was a pause, and `resume` ends it

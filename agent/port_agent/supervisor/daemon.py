@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 import signal
 import time
 from collections.abc import Callable
@@ -36,12 +37,14 @@ from port_agent.supervisor.job.runner import LAST_COMMIT_S, Runner
 from port_agent.supervisor.job.runners import WORKER_LOCKS, Runners
 from port_agent.supervisor.metering import report_issues
 from port_agent.supervisor.old_worker import clear_old_workers
+from port_agent.supervisor.pause import LOST, Pause
 from port_agent.supervisor.peers.answers import FederatedContext
 from port_agent.supervisor.peers.discovery import public_state
 from port_agent.supervisor.peers.peers import Peers
 from port_agent.supervisor.plug_monitor import PlugMonitor
 from port_agent.supervisor.service import Service
 from port_agent.supervisor.stall_monitor import StallMonitor
+from port_agent.supervisor.status import pause_text
 from port_agent.supervisor.timers import Timers
 from port_agent.system.cgroup import CgroupError, delegated_tree
 from port_agent.system.locks import LockFile, lock_instance
@@ -201,6 +204,7 @@ class Daemon:
             ),
             wear=WearAccount(clock.wall_s, store),
             usual_times=UsualTimes.from_json(store.setting(USUAL_TIMES_SETTING)),
+            pause=Pause(settings.state_dir, clock),
         )
         self._heartbeat = HeartbeatSource(context)
         with contextlib.suppress(PortError, OSError):  # nobody can tell; `doctor` looks at the state directory
@@ -274,6 +278,7 @@ class Daemon:
                 context.store.save(replace(job, state=JobState.QUEUED, reason="the agent was restarted"))
             if job.spec.deadline_at is not None and not job.state.is_over:
                 context.timers.set_deadline(job.id, job.spec.deadline_at)
+        self._recover_pause()
         for aside in context.store.set_aside.values():
             context.health.report(
                 "job-set-aside",
@@ -287,6 +292,21 @@ class Daemon:
             )
         if context.store.recovered_from is not None:
             context.health.report("database", now_s, context.clock.wall_s(), aside=context.store.recovered_from)
+
+    def _recover_pause(self) -> None:
+        """Take over a pause that an earlier version kept in the database; without that, begin paused."""
+        context = self._context
+        kept = context.store.setting(PAUSE_SETTING)
+        if context.pause.left_s() is None and kept is not None:
+            with contextlib.suppress(ValueError):  # no agent wrote that; it was a pause
+                left_s = float(kept) - context.clock.wall_s()
+                context.pause.begin(None if math.isinf(left_s) else left_s)
+            if not context.pause.reason:
+                context.pause.begin(None)
+        if kept is not None:
+            context.store.remember(PAUSE_SETTING, None)
+        if context.pause.left_s() is None and context.store.lost:
+            context.pause.begin(None, LOST)
 
     def _listen_to_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -339,16 +359,17 @@ class Daemon:
         context = self._context
         now_s = context.clock.monotonic_s()
         self._stall_watch.looked()
-        if jump_s := context.admission.clock_jump_s():
+        if context.admission.clock_jump_s():
             context.timers.clock_changed()
-            context.move_pause(jump_s)
             context.usual_times.skip(context.clock.wall_s())
         self._count_wear()
         self._watch_store(now_s)
-        if context.paused_until() is None and context.store.setting(PAUSE_SETTING) is not None:
-            context.store.remember(PAUSE_SETTING, None)
+        if context.pause.reason and context.pause.left_s() is None:
+            context.pause.end()
+        if context.pause.pending:
+            self._background.pending.set()
         decision = context.admission.judge(
-            facts, context.config.policy, context.wear.today_bytes(), context.paused_until() is not None
+            facts, context.config.policy, context.wear.today_bytes(), pause_text(context)
         )
         self._learn_times(decision, now_s)
         self._tick_meter(now_s)

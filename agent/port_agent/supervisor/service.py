@@ -32,7 +32,7 @@ from port_agent.jobs.job import (
     order,
 )
 from port_agent.policy.config import describe_config, restart_needed
-from port_agent.supervisor.context import PAUSE_SETTING, DaemonContext
+from port_agent.supervisor.context import DaemonContext
 from port_agent.supervisor.dispatch import run_conditions
 from port_agent.supervisor.job.attachments import user_id, user_name
 from port_agent.supervisor.job.log import read_log, read_more
@@ -376,17 +376,17 @@ class Service:
 
     async def pause_all(self, for_s: float | None) -> float | None:
         """Train nothing for a time, or until `resume_all`; returns the end in Unix time, None for good."""
-        until = math.inf if for_s is None else self._context.clock.wall_s() + for_s
-        self._context.store.remember(PAUSE_SETTING, repr(until))
+        self._context.pause.begin(for_s)
         self._context.wake.set()
-        await self._settle()
-        return None if math.isinf(until) else until
+        await asyncio.to_thread(self._context.pause.flush)
+        until = self._context.pause.until()
+        return None if until is None or math.isinf(until) else until
 
     async def resume_all(self) -> None:
         """End the pause of everything."""
-        self._context.store.remember(PAUSE_SETTING, None)
+        self._context.pause.end()
         self._context.wake.set()
-        await self._settle()
+        await asyncio.to_thread(self._context.pause.flush)
 
     def reload(self) -> SettingsInForce:
         """Apply the configuration files; raises `ConfigError` while the old settings stay in force."""

@@ -25,7 +25,7 @@ def agent_status(context: DaemonContext) -> AgentStatus:
     alive = [job for job in context.store.all() if not job.state.is_over]
     state, reasons = _headline(context, alive)
     opens = next_window(context.config.policy, local_time(wall_s))
-    paused = context.paused_until()
+    paused = context.pause.until()
     return AgentStatus(
         time=wall_s,
         uptime_s=now_s - context.started_s,
@@ -47,6 +47,15 @@ def agent_status(context: DaemonContext) -> AgentStatus:
         energy=context.meter.snapshot().as_dict() if context.meter else None,
         health=tuple(context.health.items(now_s)),
     )
+
+
+def pause_text(context: DaemonContext) -> str:
+    """Return why everything is paused and until when; empty for no pause."""
+    until = context.pause.until()
+    if until is None:
+        return ""
+    end = "" if math.isinf(until) else f" until {local_time(until):%a %H:%M}"
+    return f"{context.pause.reason}{end}"
 
 
 def _flash_life(context: DaemonContext) -> FlashLife | None:

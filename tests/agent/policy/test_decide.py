@@ -53,7 +53,7 @@ def test_good_conditions_train() -> None:
 @pytest.mark.parametrize(
     ("change", "code", "words"),
     [
-        ({"paused_by_user": True}, "user", "port-agent resume"),
+        ({"pause": "paused by you"}, "user", "port-agent resume"),
         ({"power": Power.BATTERY, "battery_percent": 64.0}, "battery", "on battery 64 %"),
         ({"power": Power.UNKNOWN, "power_detail": "BAT0: unknown"}, "power", "BAT0: unknown"),
         ({"battery_percent": 12.0}, "low-battery", "battery 12 %, training needs 30 %"),
@@ -192,7 +192,7 @@ def test_a_pause_lasts_at_least_the_minimum() -> None:
 
 
 def test_the_users_own_pause_is_not_damped() -> None:
-    stopped = decide(replace(GOOD, paused_by_user=True), POLICY, NOW, TRAINING)
+    stopped = decide(replace(GOOD, pause="paused by you"), POLICY, NOW, TRAINING)
     assert decide(GOOD, POLICY, Now(1000.5, NOON), stopped.memory).state is State.TRAIN
 
 
@@ -207,7 +207,7 @@ def test_memory_is_kept_while_paused_only_as_long_as_wished() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"power": Power.BATTERY}, {"idle_signals": BUSY}, {"available_memory_bytes": MIB}, {"paused_by_user": True}],
+    [{"power": Power.BATTERY}, {"idle_signals": BUSY}, {"available_memory_bytes": MIB}, {"pause": "paused by you"}],
 )
 def test_memory_is_given_back_at_once_when_somebody_needs_it(change: dict[str, Any]) -> None:
     policy = replace(POLICY, keep_in_memory_for_s=120.0)
@@ -239,6 +239,13 @@ def test_windows_run_past_midnight(local: datetime, open_: bool) -> None:
     if not open_:
         assert decision.codes == ("window",)
         assert f"opens {local:%a} 22:00" in decision.reasons[0]
+
+
+def test_a_clock_that_is_not_set_opens_no_window() -> None:
+    unset = Now(1000.0, datetime(1970, 1, 1, 23, 0), clock_is_set=False)
+    decision = decide(GOOD, replace(POLICY, windows=NIGHTS), unset, RESTED)
+    assert decision.codes == ("clock",) and "1970-01-01 23:00" in decision.reasons[0]
+    assert decide(GOOD, POLICY, unset, RESTED).state is State.TRAIN, "without windows the date decides nothing"
 
 
 def test_windows_of_one_weekday() -> None:

@@ -22,6 +22,7 @@ from port_agent.supervisor.context import DaemonContext, Settings
 from port_agent.supervisor.job.inbox import Inboxes
 from port_agent.supervisor.job.runner import Runner
 from port_agent.supervisor.job.runners import Runners
+from port_agent.supervisor.pause import Pause
 from port_agent.supervisor.peers.answers import FederatedContext
 from port_agent.supervisor.peers.peers import Peers
 from port_agent.supervisor.timers import Timers
@@ -101,6 +102,7 @@ async def parts(root: Path, policy: Policy = ANY_TIME) -> AsyncIterator[Parts]:
         ),
         wear=WearAccount(clock.wall_s, store),
         usual_times=UsualTimes(),
+        pause=Pause(root / "state", clock),
     )
     made = Parts(context, clock, reloads)
     try:

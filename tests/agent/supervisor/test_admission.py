@@ -25,12 +25,12 @@ class Watched:
         self.root, self.clock, self.health = root, SetClock(), HealthBoard()
         self.admission = Admission(linux(root), self.clock, self.health, root)
 
-    def look(self, written: int = 0, paused: bool = False) -> bool:
-        return asyncio.run(self._look(written, paused))
+    def look(self, written: int = 0, pause: str = "") -> bool:
+        return asyncio.run(self._look(written, pause))
 
-    async def _look(self, written: int, paused: bool) -> bool:
+    async def _look(self, written: int, pause: str) -> bool:
         facts = await self.admission.read(ANY_TIME, OwnUse())
-        decision = self.admission.judge(facts, ANY_TIME, written, paused)
+        decision = self.admission.judge(facts, ANY_TIME, written, pause)
         assert decision is self.admission.decision
         return decision.state.trains
 
@@ -46,8 +46,8 @@ def watched(tmp_path: Path) -> Watched:
 def test_sensors_reach_the_decision(watched: Watched) -> None:
     assert watched.look()
     facts = watched.admission.facts
-    assert (facts.power, facts.temperature_c, facts.paused_by_user) == (Power.EXTERNAL, 45.0, False)
-    assert not watched.look(paused=True)
+    assert (facts.power, facts.temperature_c, facts.pause) == (Power.EXTERNAL, 45.0, "")
+    assert not watched.look(pause="paused by you")
 
 
 def test_what_one_decision_held_back_the_next_still_does(watched: Watched) -> None:

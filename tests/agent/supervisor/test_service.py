@@ -14,8 +14,8 @@ from port_agent.jobs.job import Job, JobNotFoundError, JobRequestError, JobSpec,
 from port_agent.policy.config import Config
 from port_agent.policy.decide import ResourceLimits
 from port_agent.supervisor import service as service_module
-from port_agent.supervisor.context import PAUSE_SETTING
 from port_agent.supervisor.job.log import JobLog
+from port_agent.supervisor.pause import Pause
 from port_agent.supervisor.service import BUNDLE_NAME, MeterUnavailableError, Service
 from tests.agent.live_daemon import BUNDLE, go
 from tests.agent.supervisor.parts import ANY_TIME, Parts, parts
@@ -208,11 +208,12 @@ async def test_a_change_of_the_deadline_moves_the_timer(tmp_path: Path) -> None:
 async def test_a_pause_of_everything_is_remembered_across_restarts(tmp_path: Path) -> None:
     async with parts(tmp_path) as made:
         service = Service(made.context)
-        assert await service.pause_all(90.0) == made.clock.wall + 90.0 == made.context.paused_until()
+        assert await service.pause_all(90.0) == made.clock.wall + 90.0 == made.context.pause.until()
         assert await service.pause_all(None) is None
-        assert made.context.paused_until() == math.inf and made.context.wake.is_set()
+        assert made.context.pause.until() == math.inf and made.context.wake.is_set()
+        assert Pause(tmp_path / "state", made.clock).until() == math.inf
         await service.resume_all()
-        assert made.context.paused_until() is None and made.context.store.setting(PAUSE_SETTING) is None
+        assert made.context.pause.until() is None and Pause(tmp_path / "state", made.clock).until() is None
 
 
 @go

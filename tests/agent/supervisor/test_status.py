@@ -11,10 +11,9 @@ from port_agent.facts import Answer, Facts, IdleSignal, Power
 from port_agent.jobs.job import Job, JobMeasurements, JobSpec, JobState
 from port_agent.policy.config import Config
 from port_agent.policy.decide import TimeWindow
-from port_agent.supervisor.context import PAUSE_SETTING
 from port_agent.supervisor.dispatch import Dispatcher
 from port_agent.supervisor.job.worker_process import WorkerPhase
-from port_agent.supervisor.status import agent_status, device_state, job_summary
+from port_agent.supervisor.status import agent_status, device_state, job_summary, pause_text
 from port_agent.system.clock import local_time
 from port_planner.ir.costs import MediumKind
 from tests.agent.live_daemon import LONG, go
@@ -72,9 +71,14 @@ async def test_moments_and_spans(tmp_path: Path) -> None:
         made.clock.pass_time(60.0)
         context, clock = made.context, made.clock
         assert (agent_status(context).uptime_s, agent_status(context).paused_until) == (60.0, None)
-        for setting, shown in ((repr(clock.wall + 5.0), clock.wall + 5.0), ("inf", None), (repr(clock.wall), None)):
-            context.store.remember(PAUSE_SETTING, setting)
+        for for_s, shown in ((5.0, clock.wall + 5.0), (None, None)):
+            context.pause.begin(for_s)
             assert agent_status(context).paused_until == shown
+        assert pause_text(context) == "paused by you"
+        context.pause.begin(3600.0)
+        assert pause_text(context) == f"paused by you until {local_time(clock.wall + 3600.0):%a %H:%M}"
+        context.pause.end()
+        assert (pause_text(context), agent_status(context).paused_until) == ("", None)
         noon = datetime.combine(local_time(clock.wall), time(12))
         clock.wall = noon.timestamp()
         later = TimeWindow(noon.weekday(), time(13), time(14))

@@ -95,9 +95,9 @@ CONDITIONS = {
             "database",
             Severity.WARNING,
             "the job database was damaged",
-            "it was moved to {aside} and rebuilt from what could be read of it and the jobs' manifests; history or a pause "
-            "may be lost",
-            "check the storage (SD cards wear out); delete the moved file when it is no longer of interest",
+            "it was moved to {aside} and rebuilt from what could be read of it and the jobs' manifests; history may be lost, "
+            "and everything is paused in case a pause of yours was",
+            "`port-agent resume` goes on; check the storage (SD cards wear out); delete the moved file when it is no longer of interest",
         ),
         Condition(
             "job-set-aside",

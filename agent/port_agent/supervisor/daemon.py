@@ -47,6 +47,7 @@ from port_agent.supervisor.stall_monitor import StallMonitor
 from port_agent.supervisor.status import pause_text
 from port_agent.supervisor.timers import Timers
 from port_agent.system.cgroup import CgroupError, delegated_tree
+from port_agent.system.clock import zone_changed
 from port_agent.system.locks import LockFile, lock_instance
 from port_agent.system.sd_notify import Notifier
 from port_agent.system.uevents import UeventListener
@@ -359,6 +360,8 @@ class Daemon:
         context = self._context
         now_s = context.clock.monotonic_s()
         self._stall_watch.looked()
+        if zone_changed():
+            context.timers.zone_changed(context.config.policy.windows)
         if context.admission.clock_jump_s():
             context.timers.clock_changed()
             context.usual_times.skip(context.clock.wall_s())

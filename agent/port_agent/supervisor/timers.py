@@ -85,6 +85,14 @@ class Timers:
                 job.reschedule(job.trigger)
         self._scheduler.wakeup()
 
+    def zone_changed(self, windows: Iterable[TimeWindow]) -> None:
+        """Work out the windows' borders again in another time zone; needs a running event loop."""
+        if self._scheduler is not None:
+            import tzlocal
+
+            tzlocal.reload_localzone()
+            self.set_windows(windows)
+
     def _add(self, name: str, trigger: object) -> None:
         if self._scheduler is None:
             self._scheduler = _started_scheduler()

@@ -52,6 +52,13 @@ def slept_s() -> float:
     return now_s() - time.monotonic()
 
 
+def zone_changed() -> bool:
+    """Return whether the time zone is another one than at the last call; the C library looks for a new one only when told to."""
+    before = (time.timezone, time.altzone, time.tzname)
+    time.tzset()
+    return before != (time.timezone, time.altzone, time.tzname)
+
+
 def local_time(wall_s: float) -> datetime:
     """Return naive local time, in which people think of windows."""
     return datetime.fromtimestamp(wall_s)

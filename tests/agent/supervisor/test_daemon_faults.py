@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 from port_agent.control.client import ControlError
 from port_agent.jobs.job import JobSpec, JobState
 from port_agent.jobs.store import JobStore
+from port_agent.supervisor.pause import BY_USER, LOST
 from tests.agent.live_daemon import BUNDLE, LONG, go, running
 from tests.agent.worker_program import undisturbed_weights
 
@@ -33,10 +35,32 @@ async def test_a_corrupt_database_costs_no_job(tmp_path: Path) -> None:
     async with running(tmp_path) as live:
         assert live.job(done).state is JobState.FINISHED
         assert "database" in live.health_codes()
+        await live.until(lambda: live.daemon.context.admission.decision is not None)
+        assert live.job(held).state is JobState.QUEUED
+        status = await live.ask(live.client.get, "/v1/status")
+        assert status["codes"] == ["user"] and BY_USER in status["conditions"][0], "the pause outlived the database"
+        await live.ask(live.client.post, "/v1/resume")
         await live.until_state(held, JobState.FINISHED)
         status = await live.ask(live.client.get, "/v1/status")
         (item,) = [item for item in status["health"] if item["code"] == "database"]
         assert "jobs.db.corrupt-" in item["text"] and "SD cards" in item["remedy"]
+
+
+@pytest.mark.parametrize("damage", [lambda database: database.write_bytes(b"garbage" * 5000), Path.unlink])
+def test_a_lost_database_begins_paused_and_says_so(tmp_path: Path, damage: Callable[[Path], object]) -> None:
+    asyncio.run(_lose_the_database(tmp_path, damage))
+
+
+async def _lose_the_database(tmp_path: Path, damage: Callable[[Path], object]) -> None:
+    async with running(tmp_path) as live:
+        await live.until_state(await live.submit(BUNDLE, "done"), JobState.FINISHED)
+    damage(tmp_path / "state/jobs.db")
+    async with running(tmp_path) as live:
+        await live.until(lambda: live.daemon.context.admission.decision is not None)
+        status = await live.ask(live.client.get, "/v1/status")
+        assert status["codes"] == ["user"] and LOST in status["conditions"][0]
+        await live.ask(live.client.post, "/v1/resume")
+        await live.until_state(await live.submit(BUNDLE, "next"), JobState.FINISHED)
 
 
 @go

@@ -5,6 +5,9 @@ import subprocess
 import sys
 from datetime import datetime, time
 
+import pytest
+import tzlocal
+
 from port_agent.policy.decide import TimeWindow
 from port_agent.supervisor.timers import Timers
 
@@ -33,6 +36,28 @@ def test_agenda_wakes_at_borders_and_never_drops_late_jobs() -> None:
         "Mon 02:00",
     }
     assert times["deadline-4"].year == 2035
+
+
+def test_windows_open_by_the_zone_that_the_machine_is_in_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def offsets() -> list[float]:
+        timers, found = Timers(lambda: None), []
+        windows = [TimeWindow(day, time(22), time(7)) for day in range(7)]
+        timers.zone_changed(windows)
+        assert timers.next_times() == {}, "nothing is planned, nothing to work out again"
+        for zone in ("Asia/Kathmandu", "Asia/Tokyo"):
+            monkeypatch.setenv("TZ", zone)
+            timers.set_windows(windows)
+            timers.zone_changed(windows)
+            (offset,) = {at.utcoffset() for at in timers.next_times().values()}
+            found.append(offset.total_seconds() / 3600 if offset else 0.0)
+        timers.stop()
+        return found
+
+    try:
+        assert asyncio.run(offsets()) == [5.75, 9.0]
+    finally:
+        monkeypatch.undo()
+        tzlocal.reload_localzone()
 
 
 def test_a_deadline_in_the_past_wakes_at_once() -> None:

@@ -7,7 +7,16 @@ from datetime import datetime
 
 import pytest
 
-from port_agent.system.clock import CLOCK_SET_AFTER_S, SystemClock, day_of, local_clock_s, local_time, now_s, slept_s
+from port_agent.system.clock import (
+    CLOCK_SET_AFTER_S,
+    SystemClock,
+    day_of,
+    local_clock_s,
+    local_time,
+    now_s,
+    slept_s,
+    zone_changed,
+)
 
 DAY_S = 86400
 
@@ -34,6 +43,15 @@ def test_a_date_is_a_multiple_of_a_day_also_when_clocks_are_set_forward(zone: st
     starts = [local_clock_s(datetime(2026, 3, day).timestamp()) for day in range(27, 32)]
     assert [b - a for a, b in itertools.pairwise(starts)] == [DAY_S] * 4
     assert all(start % DAY_S == 0 for start in starts)
+
+
+def test_another_time_zone_is_taken_once_and_at_once(zone: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    zone_changed()
+    assert not zone_changed()
+    before = local_time(0.0)
+    monkeypatch.setenv("TZ", "Asia/Kathmandu")
+    assert zone_changed() and local_time(0.0) != before
+    assert not zone_changed()
 
 
 def test_spans_never_jump_and_go_on_while_the_machine_sleeps() -> None:

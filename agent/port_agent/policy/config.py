@@ -199,7 +199,7 @@ KEYS: dict[str, _Key] = {
     "when.idle_for": _Key("policy", "idle_for_s", _duration),
     "when.train_while_in_use": _Key("policy", "train_while_in_use", _boolean),
     "when.busy_cpu": _Key("policy", "busy_cpu_percent", _PERCENT),
-    "when.busy_cores": _Key("policy", "busy_cores", _within(0.01, 4096, "cores")),
+    "when.busy_cores": _Key("policy", "busy_cores", _within(0.01, 1000, "cores")),
     "when.busy_pressure": _Key("policy", "busy_pressure_percent", _PERCENT),
     "when.max_temperature": _Key("policy", "max_temperature_c", _within(20, 120, "°C")),
     "when.resume_temperature": _Key("policy", "resume_temperature_c", _within(10, 120, "°C")),

@@ -74,6 +74,10 @@ def test_logind_and_network_manager_are_heard(tmp_path: Path, monkeypatch: pytes
     facts = platform.read(OPTIONS, OwnUse(), 0.0)
     assert {signal.name: signal.idle for signal in facts.idle_signals}["logind"] is Answer.YES
     assert facts.metered is Answer.YES
+    fake_program(tmp_path, "busctl", 'case "$*" in *IdleHint) echo "b false";; esac')
+    asyncio.run(platform.refresh())
+    hint = next(s for s in platform.read(OPTIONS, OwnUse(), 0.5).idle_signals if s.name == "logind")
+    assert hint.idle is Answer.NO and not hint.weak, "it once said yes, so its no means something"
     fake_program(tmp_path, "busctl", "exit 1")  # no such service: normal on a headless machine
     asyncio.run(platform.refresh())
     facts = platform.read(OPTIONS, OwnUse(), 1.0)

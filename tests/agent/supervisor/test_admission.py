@@ -1,16 +1,19 @@
 """From sensor files to the decision: health items on the way, hysteresis kept, jumps of the clock told from time."""
 
 import asyncio
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 
 from port_agent.facts import OwnUse, Power
+from port_agent.facts.linux import LinuxPlatform
 from port_agent.health.conditions import HealthBoard
-from port_agent.policy.decide import Policy
+from port_agent.policy.decide import Policy, PolicyDecision
 from port_agent.supervisor.admission import Admission
 from tests.agent.facts.machines import linux
 from tests.agent.set_clock import SetClock
+from tests.agent.supervisor.truth_table import LOOKED_AFTER_S, NIGHTS, Machine, Row, expected, line, rows
 
 ANY_TIME = Policy(
     idle_for_s=0.0, min_pause_s=0.0, min_free_disk_bytes=0, min_free_memory_bytes=0, train_while_in_use=True
@@ -101,3 +104,52 @@ def test_a_clock_that_was_never_set_is_said(watched: Watched) -> None:
     assert watched.codes() == {"clock-unset"}
     watched.clock.wall = 1_800_000_000.0
     assert watched.admission.clock_jump_s() and watched.codes() == set()
+
+
+QUIET = 1000.0
+NOON = datetime(2027, 3, 3, 12, 0)
+
+
+def decided(root: Path, row: Row, after_s: float) -> set[str]:
+    """Return the objections to a row, so long after it began while training went on."""
+    machine, clock, health = Machine(root), SetClock(), HealthBoard()
+    platform = LinuxPlatform(root / "sys", root / "proc", root / "dev")
+    admission = Admission(platform, clock, health, root)
+    policy = Policy(windows=() if row.window == "always" else NIGHTS, min_free_disk_bytes=0)
+    clock.wall = NOON.replace(hour=23).timestamp()
+
+    async def look(pause: str = "") -> PolicyDecision:
+        facts = await admission.read(policy, OwnUse())
+        return admission.judge(facts, policy, 0, pause)
+
+    async def run() -> set[str]:
+        for _ in range(3):
+            await look()
+            clock.pass_time(QUIET)
+            machine.show(Row(), 0.0)
+        assert (await look()).state.trains, "else the row shows nothing"
+        clock.pass_time(after_s)
+        if row.window == "closed":
+            clock.wall = NOON.timestamp()
+        if row.clock == "unset":
+            clock.wall = 4000.0
+        machine.show(row, after_s)
+        decision = await look("paused by you" if row.pause == "paused" else "")
+        admission.close()
+        return set() if decision.state.trains else set(decision.codes)
+
+    return asyncio.run(run())
+
+
+@pytest.mark.slow
+def test_the_truth_table(tmp_path: Path) -> None:
+    wrong, count = [], 0
+    for number, row in enumerate(rows()):
+        lags = row.power.startswith("pulled")
+        for after_s in LOOKED_AFTER_S if lags else [LOOKED_AFTER_S[number % len(LOOKED_AFTER_S)]]:
+            count += 1
+            codes, right = decided(tmp_path / str(count), row, after_s), expected(row, after_s)
+            print(f"{after_s:5g} s | {line(row, codes)}")
+            if codes != right:
+                wrong.append(f"{row} after {after_s:g} s: {codes or 'trains'} instead of {right or 'trains'}")
+    assert count >= 150 and not wrong, "\n".join(wrong)

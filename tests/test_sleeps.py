@@ -11,9 +11,7 @@ SLEEPS = frozenset(
     {
         "tests/agent/live_daemon.py::until",
         "tests/agent/peers/devices.py::solve",
-        "tests/agent/peers/fleet/test_fleet.py::test_paired_devices_answer_each_other_until_one_is_cut_off",
         "tests/agent/peers/hostile.py::main",
-        "tests/agent/supervisor/moving/agents.py::let_offers_pass",
         "tests/agent/supervisor/peers/test_federated_jobs.py::answered",
         "tests/agent/worker_program.py::main",
         "tests/agent/worker_program.py::run",

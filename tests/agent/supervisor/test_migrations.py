@@ -16,7 +16,7 @@ from port_agent.peers.migration_requests import MigrationAnswer, MigrationState
 from port_agent.supervisor.migrations import Migrations
 from tests.agent.federate.jobs import gestures_bundle
 from tests.agent.live_daemon import BUNDLE, ROOT, go
-from tests.agent.supervisor.moving.agents import TAKES, Mover, TorchMover, at_home, let_offers_pass, settled, two_movers
+from tests.agent.supervisor.moving.agents import TAKES, Mover, TorchMover, at_home, offer_all, settled, two_movers
 from tests.agent.supervisor.parts import parts
 from tests.waiting import until, wait_until_drawn_moment
 
@@ -70,19 +70,18 @@ def test_a_job_never_moves_unless_its_owner_and_the_other_device_s_say_so(movers
     cellar.allow("")
     cellar.client.post("/v1/reload")
     attic.give(BUNDLE)
-    let_offers_pass()
+    attic.give(BUNDLE, "stays", movable="never")
     assert attic.own()["state"] == "queued" and cellar.all() == []
-    attic.client.post("/v1/jobs/job/cancel")
     cellar.allow(TAKES)
     cellar.client.post("/v1/reload")
-    attic.give(BUNDLE, movable="never")
-    let_offers_pass()
-    assert attic.own()["state"] == "queued" and cellar.all() == []
+    assert attic.until(JobState.FINISHED)["reason"] == "trained on cellar"
+    offer_all(attic)
+    assert attic.own("stays")["state"] == "queued" and not attic.own("stays")["away"]
 
 
 @pytest.mark.process
 def test_a_job_that_reads_files_of_the_users_stays_and_says_so_once(movers: tuple[Mover, Mover]) -> None:
-    attic, cellar = movers
+    attic, _ = movers
     attic.give({**SLOW, "reads": ["/home/user/model.safetensors"]})
 
     def told() -> list[str]:
@@ -90,9 +89,9 @@ def test_a_job_that_reads_files_of_the_users_stays_and_says_so_once(movers: tupl
 
     why = "cannot move: it reads /home/user/model.safetensors as it trains, which other devices do not have"
     until(lambda: why in told(), attic.own)
-    let_offers_pass()
+    offer_all(attic)
     assert told().count(why) == 1
-    assert attic.own()["state"] == "queued" and not cellar.all()
+    assert attic.own()["state"] == "queued" and not attic.own()["away"]
 
 
 @pytest.mark.process

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from port_agent.peers.connection.framing import framed
-from port_agent.peers.connection.link import PeerLink
+from port_agent.peers.connection.link import LinkClosedError, PeerLink
 from port_agent.peers.connection.messages import Heartbeat, own_hello
 from port_agent.peers.connection.tls import dialing_context
 from port_agent.peers.exchange.answers import NotAnsweredError, Topic
@@ -252,7 +252,9 @@ def test_paired_devices_answer_each_other_until_one_is_cut_off(tmp_path: Path) -
                 await asking
             assert one.audits == ["attic: cut off for 5 minutes: its plan does not fit"]
             await until(lambda: not two.fleet.roster.links())
-            await asyncio.sleep(0.3)
+            with pytest.raises(LinkClosedError):
+                async with caller(one, two) as again:
+                    await again.receive()
             assert not one.fleet.roster.links() and not one.fleet._exchanges
 
     run(work())

@@ -4,7 +4,6 @@ import asyncio
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,8 +13,7 @@ from typing import Any
 from port_agent.control.client import ControlError
 from port_agent.jobs.job import JobState
 from tests.agent.federate.agents import Device, pair_all, running
-from tests.agent.live import OFFER_EVERY_S
-from tests.agent.live_daemon import CONFIG, ROOT, undisturbed
+from tests.agent.live_daemon import BUNDLE, CONFIG, ROOT, undisturbed
 from tests.waiting import until
 
 TAKES = "take_jobs = true\n"
@@ -39,17 +37,17 @@ class Mover(Device):
         self.kill()
         self.start()
 
-    def give(self, bundle: dict[str, Any], **fields: Any) -> None:
-        """Submit a job called `job`."""
+    def give(self, bundle: dict[str, Any], name: str = "job", **fields: Any) -> None:
+        """Submit a job."""
         path = self.root / "job.json"
         path.write_text(json.dumps(bundle))
         token = self.client.upload("/v1/uploads", path)["upload"]
-        self.client.post("/v1/jobs", name="job", upload=token, **{"movable": "soonest", **fields})
+        self.client.post("/v1/jobs", name=name, upload=token, **{"movable": "soonest", **fields})
 
-    def own(self) -> dict[str, Any]:
+    def own(self, name: str = "job") -> dict[str, Any]:
         """Return its job; nothing while it does not answer."""
         try:
-            return dict(self.client.get("/v1/jobs/job"))
+            return dict(self.client.get(f"/v1/jobs/{name}"))
         except ControlError:
             return {"state": "?", "step": 0, "on": None, "history": [], "away": None}
 
@@ -100,9 +98,10 @@ def at_home(root: Path, bundle: dict[str, Any]) -> Any:
     return asyncio.run(undisturbed(root / "home", bundle))
 
 
-def let_offers_pass() -> None:
-    """Let a job be offered several times: one that stays where it is sends no event."""
-    time.sleep(7.5 * OFFER_EVERY_S)
+def offer_all(attic: Mover) -> None:
+    """Return once all jobs that may move were offered: another one, the last in order, is away or done."""
+    attic.give(BUNDLE, "last", priority=-100)
+    until(lambda: attic.own("last")["state"] in ("away", "finished"), lambda: attic.own("last"))
 
 
 def settled(attic: Mover, cellar: Mover) -> bool:

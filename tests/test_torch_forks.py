@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.agent.cli.plan.small_script import SCRIPT, run_forked
 from tests.torch_forks import forks
 
 pytestmark = [pytest.mark.process, pytest.mark.skipif(sys.platform != "linux", reason="a fork is handed over by Linux")]
@@ -38,3 +39,15 @@ def test_a_signal_ends_it_and_it_is_a_child_of_ours(tmp_path: Path) -> None:
         assert b"tests.torch_forks" in Path(f"/proc/{agent.pid}/cmdline").read_bytes()
         agent.send_signal(signal.SIGKILL)
         assert agent.wait() == -signal.SIGKILL
+
+
+def test_what_a_nested_one_starts_is_a_fork_too(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    started = tmp_path / "started"
+    customized = f"import sys\nopen({str(started)!r}, 'a').write(' '.join(sys.orig_argv) + '\\n')"
+    (tmp_path / "sitecustomize.py").write_text(customized)
+    words = ("plan", "train.py", "--ram", "20M", "--strategy", "greedy")
+    done = run_forked(tmp_path, *words, PYTHONPATH=str(tmp_path))
+    assert done.returncode == 2 and "no plan fits" in done.stderr
+    (process,) = started.read_text().splitlines()  # the one whose loading of torch is measured
+    assert process.endswith("-m port_agent.system.torch_loading")

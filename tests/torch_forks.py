@@ -2,7 +2,7 @@
 
 Within `forks()` (or the fixture `torch_forks`), `subprocess.Popen` has modules of ours run in forks: the same words, environment,
 working directory, descriptors, exit code and signals, and a child of the caller as any other (whoever forks hands it over). Processes that
-a fork starts are processes, as are workers. What is said of the start of a process, of what it loads or takes before its first tensor is
+a fork starts are processes, as are workers, whose limits may leave no room for what a fork brings; with `forks(nested=True)` both are forks. What is said of the start of a process, of what it loads or takes before its first tensor is
 no matter for forks: they have all modules, and the allocator, whatever their environment names. A command that begins again (`execve`)
 under another environment does so in the same fork.
 """
@@ -23,9 +23,8 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import cache
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import pytest
 
@@ -38,7 +37,9 @@ _ABOUT_THE_PROCESS = (
     "port_agent.training.",
     "port_agent.finetuning.",
 )
-"""Modules that limit, measure or examine the process that they begin in: a worker's limit leaves no room for what a fork brings."""
+"""Modules that limit, measure or examine the process that they begin in."""
+_WORKERS = ("port_agent.training.", "port_agent.finetuning.")
+"""Of these, those that run in forks with `nested`: what starts them gives them room for what a fork brings, as it measures one."""
 _FOLLOWED = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
 _INTERPRETER = {name: value for name, value in os.environ.items() if name.startswith("PYTHON")}
 """Variables for the interpreter, as they were where the process that forks begins; with others, a process is started."""
@@ -57,6 +58,7 @@ class _Request:
     environment: dict[str, str]
     places: list[int]
     own_session: bool
+    nested: bool
 
     @property
     def module(self) -> str:
@@ -72,11 +74,15 @@ class _BeginAgain(BaseException):
 
 
 class ForkedPopen(subprocess.Popen[Any]):
-    """As `subprocess.Popen`; a module of ours runs in a fork."""
+    """As `subprocess.Popen`; a module of ours runs in a fork; with `nested`, so do the modules that it starts."""
+
+    nested = False
+    server: "ClassVar[_Server | None]" = None
+    """Who forks for this process; None: nobody yet."""
 
     def _execute_child(self, *arguments: Any) -> None:
         a = _SIGNATURE.bind(self, *arguments).arguments
-        request = _request_of(a)
+        request = _request_of(a, self.nested)
         if request is None:
             super()._execute_child(*arguments)  # type: ignore[misc]
             return
@@ -84,7 +90,8 @@ class ForkedPopen(subprocess.Popen[Any]):
         ends = [a["p2cread"], a["c2pwrite"], a["errwrite"]]
         try:
             sent = [place if end == -1 else end for place, end in enumerate(ends)] + list(a["pass_fds"])
-            self.pid = _server().fork(request, sent)
+            ForkedPopen.server = ForkedPopen.server or _start_server()
+            self.pid = ForkedPopen.server.fork(request, sent)
             self._child_created = True
         finally:
             close: Any = self._close_pipe_fds  # type: ignore[attr-defined]
@@ -97,7 +104,7 @@ class _Torch:
     threads = 1
 
 
-def _request_of(a: Mapping[str, Any]) -> _Request | None:
+def _request_of(a: Mapping[str, Any], nested: bool) -> _Request | None:
     """Return what a fork is to do; None where it takes a process."""
     words = [os.fsdecode(word) for word in ([a["args"]] if isinstance(a["args"], str | bytes) else a["args"])]
     environment = dict(os.environ if a["env"] is None else a["env"])
@@ -105,41 +112,36 @@ def _request_of(a: Mapping[str, Any]) -> _Request | None:
     asked |= any(a[name] is not None for name in ("gid", "uid")) or a["umask"] >= 0 or a["process_group"] > 0
     others = {name: value for name, value in environment.items() if name.startswith("PYTHON")}
     changed = {name for name, _ in others.items() ^ _INTERPRETER.items()} - set(_FOLLOWED)
-    if asked or changed or not a["close_fds"] or not _is_ours(words):
+    if asked or changed or not a["close_fds"] or not _is_ours(words, nested):
         return None
     folder = os.fsdecode(a["cwd"] if a["cwd"] is not None else Path.cwd())
-    return _Request(words, folder, environment, [0, 1, 2, *a["pass_fds"]], bool(a["start_new_session"]))
+    return _Request(words, folder, environment, [0, 1, 2, *a["pass_fds"]], bool(a["start_new_session"]), nested)
 
 
-def _is_ours(words: Sequence[str]) -> bool:
+def _is_ours(words: Sequence[str], nested: bool) -> bool:
     """Return whether these words run a module of ours that a fork may run."""
     begin = [word for word in words[:4] if word != "-P"][:3]
     if len(begin) < 3 or begin[0] != sys.executable or begin[1] != "-m":
         return False
-    return begin[2].startswith(_OURS) and not begin[2].startswith(_ABOUT_THE_PROCESS)
+    allowed = _WORKERS if nested else ()
+    return begin[2].startswith(_OURS) and (not begin[2].startswith(_ABOUT_THE_PROCESS) or begin[2].startswith(allowed))
 
 
 @contextmanager
-def forks() -> Iterator[None]:
-    """Have modules of ours run in forks, where a process would be started for them."""
+def forks(*, nested: bool = False) -> Iterator[None]:
+    """Have modules of ours run in forks, where a process would be started for them; with `nested`, also those that they start."""
     with pytest.MonkeyPatch.context() as patch:
         if sys.platform == "linux":
             patch.setattr(subprocess, "Popen", ForkedPopen)
+            patch.setattr(ForkedPopen, "nested", nested)
         yield
 
 
 class _Server:
     """The process that forks, as this process sees it."""
 
-    def __init__(self) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            environment = {**os.environ, **_preloaded()}
-            environment.pop("PYTHONPATH", None)
-            words = [sys.executable, "-m", __name__, str(theirs.fileno())]
-            self._process = subprocess.Popen(words, pass_fds=[theirs.fileno()], cwd=_ROOT, env=environment)
-        self._line, self._lock = ours, threading.Lock()
-        atexit.register(self._end)
+    def __init__(self, line: socket.socket) -> None:
+        self._line, self._lock = line, threading.Lock()
 
     def fork(self, request: _Request, descriptors: Sequence[int]) -> int:
         """Return the process that does what is asked, a child of this one."""
@@ -155,14 +157,23 @@ class _Server:
         assert len(answer) == _LENGTH.size, "the process that forks is gone"
         return int(_LENGTH.unpack(answer)[0])
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """Have it end, which it does once nobody can ask it any more."""
         self._line.close()
-        self._process.wait()
 
 
-@cache
-def _server() -> _Server:
-    return _Server()
+def _start_server() -> _Server:
+    """Return the process that forks for this one, which has loaded torch and nothing else."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        environment = {**os.environ, **_preloaded()}
+        environment.pop("PYTHONPATH", None)
+        words = [sys.executable, "-m", __name__, str(theirs.fileno())]
+        process = subprocess.Popen(words, pass_fds=[theirs.fileno()], cwd=_ROOT, env=environment)
+    server = _Server(ours)
+    atexit.register(process.wait)
+    atexit.register(server.end)
+    return server
 
 
 def _preloaded() -> dict[str, str]:
@@ -178,7 +189,6 @@ def _adopt(on: bool) -> None:
 
 def _serve(line: socket.socket) -> int:
     """Fork for each request; the fork is handed over to whoever asks, and begins once that is done."""
-    _load()
     while True:
         head, descriptors, _, _ = socket.recv_fds(line, _LENGTH.size, 64)
         if not head:
@@ -227,6 +237,8 @@ def _become(request: _Request, descriptors: Sequence[int]) -> NoReturn:
             os.setsid()
         _place(descriptors, request.places)
         _forget_signals()
+        if request.nested:
+            fork_from_here()
         os.chdir(request.folder)
         os.execve = _execve  # type: ignore[assignment]
         code = _run(request.words, request.environment)
@@ -238,6 +250,18 @@ def _become(request: _Request, descriptors: Sequence[int]) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def fork_from_here() -> None:
+    """Have modules of ours that this process starts, workers too, run in forks of it as it is now."""
+    ours, theirs = socket.socketpair()
+    if os.fork() == 0:
+        nothing = os.open(os.devnull, os.O_RDWR)
+        _place([nothing, nothing, nothing, theirs.fileno()], [0, 1, 2, 3])
+        os._exit(_serve(socket.socket(fileno=3)))
+    theirs.close()
+    ForkedPopen.server, ForkedPopen.nested = _Server(ours), True
+    subprocess.Popen = ForkedPopen  # type: ignore[misc]
 
 
 def _place(descriptors: Sequence[int], places: Sequence[int]) -> None:
@@ -263,7 +287,7 @@ def _forget_signals() -> None:
 
 def _execve(path: str, words: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
     """Begin again where a module of ours becomes one of ours; as it was, else."""
-    if path == sys.executable and _is_ours(list(words)):
+    if path == sys.executable and _is_ours(list(words), ForkedPopen.nested):
         raise _BeginAgain(words, environment)
     _EXECVE(path, list(words), environment)
     raise AssertionError("it came back")
@@ -323,4 +347,5 @@ _BASE_PATH = [entry for entry in sys.path if entry not in ("", str(_ROOT))]
 
 if __name__ == "__main__":
     sys.modules["tests.torch_forks"] = sys.modules["__main__"]
+    _load()
     raise SystemExit(_serve(socket.socket(fileno=int(sys.argv[1]))))

@@ -104,7 +104,7 @@ def test_a_step_on_a_device_is_planned_for_both_pools_and_gives_the_numbers_of_p
     assert facts["measured_device_bytes"] <= TIGHT and facts["measured_peak_bytes"] <= 900 * MIB
     assert facts["host_page_bytes"] + facts["recompute_seconds"] > 0
     assert facts["compared_steps"] == 2 and facts["compared_tensors"] > 0
-    shown = " ".join(agent.run("show", "sim.port").stdout.replace("│", " ").split())
+    shown = " ".join(agent.run_forked("show", "sim.port").stdout.replace("│", " ").split())
     assert "computes on sim, which has memory of its own" in shown and "5.5 MiB on the device" in shown
     assert "3.0 MiB of it context and libraries" in shown and "device memory over the step's seconds" in shown
     plain = agent.run_forked("plan", "train.py", "--strategy", "greedy", "--ram", "900M", "-o", "cpu.port")

@@ -15,7 +15,7 @@ import pytest
 from port_agent.guard import GuardCounters, active_guard, guard_environment
 from port_agent.guard.memory import INTERFACE_VERSION
 from port_agent.malloc import PreloadMode, preload_mode
-from tests.agent.intercept.programs import followed, plain, written
+from tests.agent.intercept.programs import computed, followed, plain, written
 
 HEADER = Path(__file__).resolve().parents[3] / "agent/port_agent/guard/guard.h"
 LIMIT = ("--tensors", "3M", "--guard-only")
@@ -167,7 +167,7 @@ print(all(torch.equal(a, b) for a, b in zip(torch.load("model.pt").values(), mod
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_computes_what_it_computes_without(name: str, tmp_path: Path) -> None:
     written(tmp_path, MANY + PROGRAMS[name])
-    expected = plain("train.py", folder=tmp_path)
+    expected = computed("train.py", folder=tmp_path)
     done = followed("train.py", folder=tmp_path, bound=(*LIMIT, "--report", str(tmp_path / "report.json")))
     assert expected.code == 0, expected.said
     assert (done.code, done.output) == (0, expected.output), done.said
@@ -196,7 +196,7 @@ for step in range(6):
     print(a, p.sum().item())
 """
     written(tmp_path, MANY + program)
-    expected, done = plain("train.py", folder=tmp_path), followed("train.py", folder=tmp_path, bound=LIMIT)
+    expected, done = computed("train.py", folder=tmp_path), followed("train.py", folder=tmp_path, bound=LIMIT)
     assert (done.code, done.output) == (0, expected.output), done.said
 
 

@@ -12,6 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from tests.forked import run_forked
+
 SCRIPTS = Path(__file__).parent / "scripts"
 EVERYTHING_LEAVES = ("--tensors", "4K")
 OURS = "port-agent: "
@@ -44,6 +46,13 @@ class RunEnd:
 def plain(*words: str, folder: Path, **options: Any) -> RunEnd:
     """Run `python WORDS`."""
     return _run([sys.executable, *words], folder, **options)
+
+
+def computed(*words: str, folder: Path) -> RunEnd:
+    """Run `python WORDS` for what it computes: in a fork, as a process loads torch for longer than such programs take."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = run_forked("tests.agent.intercept.program", "main", *words, folder=folder, environment=environment)
+    return RunEnd(done.returncode, done.stdout, done.stderr, [])
 
 
 def followed(*words: str, folder: Path, bound: tuple[str, ...] = EVERYTHING_LEAVES, **options: Any) -> RunEnd:

@@ -12,7 +12,7 @@ import pytest
 from port_agent.cli import main
 from port_agent.planning.machine import check_request, thread_counts
 from port_agent.planning.request import PlanRequest, RequestError
-from tests.agent.cli.plan.small_script import SCRIPT, run, run_forked_plan
+from tests.agent.cli.plan.small_script import SCRIPT, run, run_forked
 
 
 @pytest.mark.long
@@ -20,7 +20,7 @@ def test_several_media(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     (tmp_path / "train.py").write_text(SCRIPT)
     where = ["--page-dir", "card", "--page-dir", "stick"]
     words = ["train.py", "--ram", "700M", "-o", "job.port", "--verify", "0", "--strategy", "greedy", "--json"]
-    done = run_forked_plan(tmp_path, *words, *where, "--cpus", "1")
+    done = run_forked(tmp_path, "plan", *words, *where, "--cpus", "1")
     assert done.returncode == 0, done.stderr
     assert len(json.loads(done.stdout)["media"]) == 2
     done = run(tmp_path, "train", "job.port", "--steps", "2", *where, "--cpus", "1")

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.forked import run_forked
+from tests.torch_forks import forks
 
 SCRIPT = """
 import torch
@@ -26,8 +26,8 @@ def port_job():
 """
 
 
-def command(*words: str) -> list[str]:
-    return [sys.executable, "-m", "port_agent.cli", *words]
+def command(*words: str, safe_path: bool = False) -> list[str]:
+    return [sys.executable, *(["-P"] if safe_path else []), "-m", "port_agent.cli", *words]
 
 
 def run(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
@@ -35,7 +35,8 @@ def run(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command(*words), cwd=folder, capture_output=True, text=True, env=environment)
 
 
-def run_forked_plan(folder: Path, *words: str, **environment: str) -> "subprocess.CompletedProcess[str]":
-    """Run `plan` in a fork of a process that has loaded what it needs; it does not begin again under another allocator."""
+def run_forked(folder: Path, *words: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    """Run a command in a fork of a process that has loaded torch, and what it starts in forks, too."""
     own = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
-    return run_forked("tests.agent.cli.forked_command", "main", "plan", *words, folder=folder, environment=own)
+    with forks(nested=True):
+        return subprocess.run(command(*words, safe_path=True), cwd=folder, capture_output=True, text=True, env=own)

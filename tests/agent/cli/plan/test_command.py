@@ -11,7 +11,7 @@ import pytest
 
 from port_agent.cli import main
 from port_agent.system.checksum import bytes_checksum
-from tests.agent.cli.plan.small_script import SCRIPT, run_forked_plan
+from tests.agent.cli.plan.small_script import SCRIPT, run_forked
 from tests.agent.paired_agents import history, paired_agents
 from tests.their_modules import KINDS, NAMES, fill_with_modules, seen_by_plain_python, their_script, what_it_sees
 
@@ -25,7 +25,7 @@ def test_plan_writes_its_model_where_asked(planned: tuple[Path, dict[str, Any]])
 @pytest.mark.process
 def test_pruning_is_planned_with_the_job_and_wrong_shares_are_refused(planned: tuple[Path, dict[str, Any]]) -> None:
     assert planned[1]["pruning"] is None
-    wrong = run_forked_plan(planned[0], "train.py", "--ram", "700M", "-o", "no.port", "--prune", "1.5")
+    wrong = run_forked(planned[0], "plan", "train.py", "--ram", "700M", "-o", "no.port", "--prune", "1.5")
     assert (
         wrong.returncode != 0
         and "the share lies above 0, up to 0.99" in wrong.stderr
@@ -36,7 +36,7 @@ def test_pruning_is_planned_with_the_job_and_wrong_shares_are_refused(planned: t
 @pytest.mark.process
 def test_a_budget_below_the_possible(planned: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    done = run_forked_plan(tmp_path, "train.py", "--ram", "20M", "-o", "job.port", "--strategy", "greedy")
+    done = run_forked(tmp_path, "plan", "train.py", "--ram", "20M", "-o", "job.port", "--strategy", "greedy")
     assert done.returncode == 2
     assert "raise" in done.stderr and "iB" in done.stderr and "Traceback" not in done.stderr
     assert [p.name for p in tmp_path.iterdir() if not p.name.startswith("__")] == ["train.py"], "nothing is left behind"
@@ -57,7 +57,7 @@ def test_scripts_that_describe_no_job(content: str, message: str, tmp_path: Path
     import re
 
     (tmp_path / "train.py").write_text(content)
-    done = run_forked_plan(tmp_path, "train.py", "--ram", "700M")
+    done = run_forked(tmp_path, "plan", "train.py", "--ram", "700M")
     assert done.returncode != 0 and re.search(message, done.stderr)
     assert not list(tmp_path.glob("*.port"))
 
@@ -92,7 +92,7 @@ def test_more_cores_than_there_are(
 def test_a_script_finds_the_modules_that_plain_python_finds(name: str, kind: str, tmp_path: Path) -> None:
     script = their_script(tmp_path, name, kind)
     expected = seen_by_plain_python(script)
-    done = run_forked_plan(script.parent, script.name, "--ram", "700M")
+    done = run_forked(script.parent, "plan", script.name, "--ram", "700M")
     assert f"port_job() in {script.name} returned int" in done.stderr
     assert what_it_sees(tmp_path) == expected
 
@@ -115,7 +115,7 @@ def test_a_plan_is_made_beside_modules_that_are_called_as_ours(tmp_path: Path) -
 def peered(folder: Path, runtime_dir: Path, *words: str) -> dict[str, Any]:
     """Plan with the agent in `runtime_dir`, costs kept in a cache of this folder's own; returns what `plan` says."""
     asked = ("--ram", "700M", "--time-limit", "4s", "--verify", "0", "--runtime-dir", str(runtime_dir), "--json")
-    done = run_forked_plan(folder, "train.py", *asked, *words, XDG_CACHE_HOME=str(folder / "cache"))
+    done = run_forked(folder, "plan", "train.py", *asked, *words, XDG_CACHE_HOME=str(folder / "cache"))
     assert done.returncode == 0, done.stderr
     facts: dict[str, Any] = json.loads(done.stdout)
     return facts

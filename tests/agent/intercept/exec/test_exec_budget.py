@@ -15,9 +15,9 @@ from tests.agent.firmware_name import NAMED_MACHINES, named_machine
 from tests.agent.intercept.programs import (
     TRAIN,
     beside_process,
+    computed,
     exec_words,
     followed,
-    plain,
     process_mib,
     report_of,
     written,
@@ -36,7 +36,7 @@ sys.exit(os.waitstatus_to_exitcode(status))
 
 def test_trains_to_the_same_losses(tmp_path: Path) -> None:
     written(tmp_path, TRAIN)
-    expected, bound = plain("train.py", folder=tmp_path), beside_process(175)
+    expected, bound = computed("train.py", folder=tmp_path), beside_process(175)
     ram_mib = int(bound[1].removesuffix("M"))
     done = followed("train.py", folder=tmp_path, bound=(*bound, "--report", str(tmp_path / "report.json")))
     assert (done.code, done.output, done.said) == (0, expected.output, expected.said)
@@ -189,7 +189,7 @@ def preloads_reservations() -> bool:
 @pytest.mark.skipif(not preloads_reservations(), reason="the allocator cannot be preloaded here, or was built before")
 def test_address_space_that_is_only_reserved_takes_nothing_of_the_budget(tmp_path: Path) -> None:
     written(tmp_path, RESERVING)
-    expected = plain("train.py", folder=tmp_path)
+    expected = computed("train.py", folder=tmp_path)
     done = followed("train.py", folder=tmp_path, bound=beside_process(275))
     assert (done.code, done.output, done.said) == (0, expected.output, "")
 

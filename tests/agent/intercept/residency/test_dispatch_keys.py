@@ -8,7 +8,7 @@ import torch
 from port_agent import budget
 from port_agent.intercept.residency import dispatch_keys
 from port_agent.intercept.residency.refusals import UnsupportedError
-from tests.agent.intercept.programs import followed, plain
+from tests.agent.intercept.programs import computed, followed
 
 FUSED = """
 import sys, torch
@@ -32,7 +32,7 @@ with torch.no_grad():
 @pytest.mark.parametrize("bound", [("--tensors", "4K"), ("--tensors", "1G")], ids=" ".join)
 def test_fused_layers_under_autocast(tmp_path: Path, bound: tuple[str, ...]) -> None:
     (tmp_path / "train.py").write_text(FUSED)
-    expected, done = plain("train.py", folder=tmp_path), followed("train.py", folder=tmp_path, bound=bound)
+    expected, done = computed("train.py", folder=tmp_path), followed("train.py", folder=tmp_path, bound=bound)
     assert (done.code, done.output, done.said) == (0, expected.output, expected.said)
 
 

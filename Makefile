@@ -41,13 +41,14 @@ demo-mcu: setup ## a gesture recogniser adapts on an emulated microcontroller bo
 	$(BIN)/port-agent mcu simulate examples/imu_gestures
 
 # Bytecode is kept whatever the environment says: each of the hundreds of processes that tests start would compile the same
-# modules again. Files in the order of their names: the last ones are small, so no worker waits long for the other at the end.
+# modules again. Files in the order of their names: the last ones are small, so no worker waits long for the others
+# at the end; one worker more than two cores have, as tests wait for processes and clocks.
 test fast check-long: export PYTHONDONTWRITEBYTECODE =
 ifeq ($(ROOM),)
 test: setup ## everything that can be tested here in minutes; `make test ROOM=policy` (or a path): one room of it
 	$(BIN)/ruff check .
 	@echo "$(BIN)/mypy, meanwhile; what it finds is told at the end"; $(BIN)/mypy > $(VENV)/types.txt 2>&1 & types=$$!; \
-	$(BIN)/pytest -m "not long" -n 2 --dist loadfile --no-loadscope-reorder; tests=$$?; \
+	$(BIN)/pytest -m "not long" -n 3 --dist loadfile --no-loadscope-reorder; tests=$$?; \
 	wait $$types || { cat $(VENV)/types.txt; exit 1; }; exit $$tests
 else
 test: setup

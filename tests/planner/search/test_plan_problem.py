@@ -129,12 +129,14 @@ def test_what_is_no_problem() -> None:
             unpack_problem(content)
 
 
-def test_fuzzed_problems_and_answers_are_read_or_refused() -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [400, pytest.param(3000, marks=pytest.mark.long)])
+def test_fuzzed_problems_and_answers_are_read_or_refused(count: int) -> None:
     random_ = random.Random(23)
     asked = problem()
     raw, answer = zlib.decompress(pack_problem(asked)), pack_answer(asked.solved())
     read = refused = 0
-    for number in range(3000):
+    for number in range(count):
         content = bytearray(answer if number % 2 else raw)
         for _ in range(random_.randrange(1, 4)):
             content[random_.randrange(len(content))] = random_.randrange(256)
@@ -148,4 +150,4 @@ def test_fuzzed_problems_and_answers_are_read_or_refused() -> None:
             read += 1
         except PortError:
             refused += 1
-    assert read > 20 and refused > 1000, (read, refused)
+    assert read > count / 150 and refused > count / 3, (read, refused)

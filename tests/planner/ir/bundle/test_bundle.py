@@ -277,9 +277,8 @@ def _fuzz(tmp_path: Path, seed: int, count: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2))
-def test_mutated_bundles_give_clean_errors(seed: int, tmp_path: Path) -> None:
-    _fuzz(tmp_path, seed, 250)
+def test_mutated_bundles_give_clean_errors(tmp_path: Path) -> None:
+    _fuzz(tmp_path, 0, 150)
 
 
 @pytest.mark.long

@@ -18,6 +18,7 @@ from port_agent.cli.arguments import (
     readable_file,
     readable_file_or_folder,
     readable_folder,
+    since,
     whole_number,
     writable_file,
     writable_folder,
@@ -39,6 +40,10 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     _add_submit(commands)
     status = _client(commands, "status", "show on one screen what the agent does, and why", _status)
     status.add_argument("--watch", action="store_true", help="keep showing it, once a second")
+    why = _client(commands, "why", "show when the agent trained, and why not", _why)
+    why.add_argument(
+        "--since", type=since, metavar="WHEN", help='"yesterday", "8h", "22:00" or "2026-11-01" (default: a day ago)'
+    )
     jobs = _client(commands, "jobs", "list jobs", _jobs)
     jobs.add_argument("--all", action="store_true", help="also show all jobs that are over")
     _add_job(_client(commands, "job", "show one job with its history", _job))
@@ -446,6 +451,18 @@ def _deadline(arguments: Arguments) -> int:
     job = places.connect(arguments.runtime_dir).post(f"{_path(arguments)}/change", deadline_at=at)
     shown = "no deadline" if at is None else f"the deadline {datetime.fromtimestamp(at):%a %d %b %H:%M}"
     return _answer(arguments, job, f"Job {job['id']} ({job['name']}) has {shown}.")
+
+
+def _why(arguments: Arguments) -> int:
+    from port_agent.cli import daemon_views
+
+    query = "" if arguments.since is None else f"?since={arguments.since:.3f}"
+    answer = places.connect(arguments.runtime_dir).get(f"/v1/why{query}")
+    if arguments.json:
+        print(json.dumps(answer, indent=2))
+    else:
+        daemon_views.show(daemon_views.timeline_table(answer["entries"]))
+    return 0
 
 
 def _reload(arguments: Arguments) -> int:

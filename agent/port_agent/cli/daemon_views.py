@@ -1,7 +1,7 @@
 """What the daemon's answers look like in a terminal."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -65,6 +65,17 @@ def status_screen(status: Mapping[str, Any]) -> Group:
     if status["health"]:
         parts += [Text(), *_health(status["health"])]
     return Group(*parts)
+
+
+def timeline_table(entries: Sequence[Mapping[str, Any]]) -> RenderableType:
+    """Return what was so from when on, a line for each change."""
+    if not entries:
+        return Text("Nothing is known of this time.", style="dim")
+    table = Table.grid(padding=(0, 2))
+    for entry in entries:
+        moment = datetime.fromtimestamp(entry["at"])
+        table.add_row(_label(f"{moment:%a %d %b %H:%M}"), Text(entry["text"]))
+    return table
 
 
 def _headline(status: Mapping[str, Any]) -> Text:

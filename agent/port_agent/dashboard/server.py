@@ -21,7 +21,7 @@ from port_planner.base.errors import PortError
 
 _TYPES = {".js": "text/javascript", ".css": "text/css", ".html": "text/html"}
 _FILES = ("uPlot.min.css", "page.css", "uPlot.iife.min.js", "charts.js", "dashboard.js")
-QUESTIONS = {"/api/status": "/v1/status", "/api/jobs": "/v1/jobs"}
+QUESTIONS = {"/api/status": "/v1/status", "/api/jobs": "/v1/jobs", "/api/why": "/v1/why"}
 """What the page may ask of the agent, and what of it answers."""
 ENERGY = "/api/energy"
 """What it may ask of the ledger."""

@@ -90,6 +90,8 @@ class BackgroundTasks:
         self._context.store.flush()
         with contextlib.suppress(StoreError):  # the same disk: the store says so, and both are tried again
             self._context.pause.flush()
+        with contextlib.suppress(OSError):
+            self._context.timeline.flush(self._context.clock.wall_s())
 
     async def refresh_slow_sensors(self) -> None:
         """Ask the sensors that are external commands, for ever."""

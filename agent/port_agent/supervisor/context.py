@@ -23,6 +23,7 @@ from port_agent.supervisor.job.runners import Runners
 from port_agent.supervisor.job.worker_kinds import DEFAULT_KINDS, WorkerKind
 from port_agent.supervisor.pause import Pause
 from port_agent.supervisor.peers.peers import Peers
+from port_agent.supervisor.timeline import Timeline
 from port_agent.supervisor.timers import Timers
 from port_agent.system.clock import Clock, SystemClock
 
@@ -79,6 +80,7 @@ class DaemonContext:
     wear: WearAccount
     usual_times: UsualTimes
     pause: Pause
+    timeline: Timeline
     medium: Medium | None = None
     """What the state directory lies on, and the share of its life that it says it has used; None where nobody can tell."""
     used_life: float | None = None

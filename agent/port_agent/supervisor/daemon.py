@@ -45,6 +45,7 @@ from port_agent.supervisor.plug_monitor import PlugMonitor
 from port_agent.supervisor.service import Service
 from port_agent.supervisor.stall_monitor import StallMonitor
 from port_agent.supervisor.status import pause_text
+from port_agent.supervisor.timeline import STARTED, STOPPED, Timeline
 from port_agent.supervisor.timers import Timers
 from port_agent.system.cgroup import CgroupError, delegated_tree
 from port_agent.system.clock import zone_changed
@@ -206,6 +207,7 @@ class Daemon:
             wear=WearAccount(clock.wall_s, store),
             usual_times=UsualTimes.from_json(store.setting(USUAL_TIMES_SETTING)),
             pause=Pause(settings.state_dir, clock),
+            timeline=Timeline(settings.state_dir),
         )
         self._heartbeat = HeartbeatSource(context)
         with contextlib.suppress(PortError, OSError):  # nobody can tell; `doctor` looks at the state directory
@@ -276,6 +278,7 @@ class Daemon:
     def _recover(self) -> None:
         """Put the jobs of an earlier life back in line."""
         context, now_s = self._context, self._context.clock.monotonic_s()
+        context.timeline.note(context.clock.wall_s(), STARTED)
         for job in context.store.all():
             if job.state is JobState.RUNNING:
                 context.store.save(replace(job, state=JobState.QUEUED, reason="the agent was restarted"))
@@ -330,6 +333,9 @@ class Daemon:
         context = self._context
         context.store.on_pending = lambda: None
         self._count_wear()
+        context.timeline.note(context.clock.wall_s(), STOPPED)
+        with contextlib.suppress(OSError):  # a disk that refuses was a health item all along
+            context.timeline.flush(context.clock.wall_s())
         if context.meter is not None:
             with contextlib.suppress(PortError):  # a ledger that cannot be written was a health item all along
                 context.meter.close(context.clock.monotonic_s())
@@ -371,14 +377,15 @@ class Daemon:
         self._watch_store(now_s)
         if context.pause.reason and context.pause.left_s() is None:
             context.pause.end()
-        if context.pause.pending:
-            self._background.pending.set()
         decision = context.admission.judge(
             facts, context.config.policy, context.wear.today_bytes(), pause_text(context)
         )
         self._learn_times(decision, now_s)
         self._tick_meter(now_s)
         self._dispatcher.act(decision)
+        context.timeline.take(context.clock.wall_s(), decision, busy=bool(context.runners.busy()))
+        if context.pause.pending or context.timeline.pending:
+            self._background.pending.set()
         self._migrate_jobs()
         self._notify(decision)
 

@@ -166,6 +166,7 @@ class Dispatcher:
             if job.spec.kind is JobKind.ATTACHED and not context.runners.host.attachments.answers(job.id):
                 continue
             if job.state is JobState.BACKOFF:
+                self._forget(job)  # its bundle may not have been readable
                 waited = now_s >= self._retry_at(job, now_s)
             else:
                 context.retry_at_s.pop(job.id, None)
@@ -175,6 +176,11 @@ class Dispatcher:
             if may_run(job, has_data=has_data, waited=waited):
                 ready.append(job)
         return order(ready)
+
+    def _forget(self, job: Job) -> None:
+        """Look anew, before its next start, what a job takes."""
+        self._fitting.pop(job.id, None)
+        self._least.pop(job.id, None)
 
     def _lacks_board(self, job: Job) -> bool:
         """Return whether a job's board was missing and no serial device has come or gone since."""

@@ -54,6 +54,7 @@ from port_planner.base.units import format_bytes, shown
 _TEXT = "text/plain; charset=utf-8"
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._ -]{0,200}")
 _COUNT = re.compile("[0-9]{1,9}")
+_MOMENT = re.compile(r"[0-9]{1,12}(\.[0-9]{1,6})?")
 _TOKEN_BYTES = 16
 _SHARED = r"/v1/shared/(costs|plan)/([0-9a-f]{64})"
 _TOKEN = re.compile(rf"[0-9a-f]{{{2 * _TOKEN_BYTES}}}")
@@ -179,6 +180,7 @@ class ControlServer:
         return [
             ("GET", "/v1/status", self._status),
             ("GET", "/v1/health", self._health),
+            ("GET", "/v1/why", self._why),
             ("GET", "/v1/jobs", self._jobs),
             ("GET", "/v1/energy", self._energy),
             ("GET", "/v1/peers", self._peers),
@@ -221,6 +223,14 @@ class ControlServer:
             "paired": self._service.other_devices.fleet.rows(),
         }
         return json_response(self._service.status().as_json() | found)
+
+    async def _why(self, request: HttpRequest) -> HttpResponse:
+        text = request.query.get("since")
+        if text is not None and not _MOMENT.fullmatch(text):
+            raise HttpError(400, f"since={shown(text)} is no moment; give seconds since 1970")
+        entries = await self._service.why(None if text is None else float(text))
+        rows = [{"at": entry.at, "text": entry.text, "codes": entry.codes} for entry in entries]
+        return json_response({"v": API_VERSION, "entries": rows})
 
     async def _health(self, request: HttpRequest) -> HttpResponse:
         return json_response({"v": API_VERSION, "health": self._health_rows()})

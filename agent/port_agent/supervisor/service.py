@@ -40,6 +40,7 @@ from port_agent.supervisor.job.promise import left_s, promise, promised_plan
 from port_agent.supervisor.job.worker_kinds import BundleFacts
 from port_agent.supervisor.peers.peers import Peers
 from port_agent.supervisor.status import agent_status, job_summary, set_aside_summary
+from port_agent.supervisor.timeline import TimelineEntry
 from port_agent.system.atomic_file import sync_directory
 from port_agent.system.checksum import file_checksum
 from port_agent.system.directory_handle import DirectoryHandle
@@ -59,6 +60,7 @@ _FLUSH_PATIENCE_S = 5.0
 """How long a report waits for the newest figures to be on disk."""
 _FOLLOW_POLL_S = 0.5
 _HISTORY_SHOWN = 50
+_DAY_S = 86400.0
 _OVER_SHOWN = 10
 _ENDS_WITH_JOB = ("job-does-not-fit", "device-absent", "job-failing", "deadline-missed")
 """Conditions of a job that mean nothing once it is over."""
@@ -128,6 +130,11 @@ class Service:
     def peer_rows(self) -> list[dict[str, object]] | None:
         """Return the other agents, or None while discovery is off."""
         return self._context.peers.rows()
+
+    async def why(self, since: float | None) -> list[TimelineEntry]:
+        """Return what was decided since a moment (Unix time), without one in the last day; raises OSError."""
+        begin = self._context.clock.wall_s() - _DAY_S if since is None else since
+        return await asyncio.to_thread(self._context.timeline.since, begin)
 
     def health(self) -> tuple[HealthItem, ...]:
         """Return what is wrong now, the worst first."""

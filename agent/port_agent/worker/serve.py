@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from port_agent.system.passing_errors import is_passing
 from port_agent.worker.channel import Channel
 from port_agent.worker.control import Control, Emit, LeftOnRequest
 from port_agent.worker.protocol import Event, FailureCause, TrainingFailed
@@ -61,6 +62,8 @@ def serve(control_fd: int | None, work: Work, *, leave_patience_s: float | None 
 
 def failure_cause(error: Exception) -> FailureCause:
     """Return what an error means for the job it ended."""
+    if is_passing(error):
+        return FailureCause.OTHER
     if isinstance(error, PortError):
         return _CAUSES.get(error.exit_code, FailureCause.OTHER)
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):

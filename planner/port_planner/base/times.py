@@ -44,11 +44,17 @@ def parse_deadline(text: str, now_unix: float) -> float:
     return moment
 
 
+_DAYS_AGO = {"today": 0, "yesterday": 1}
+
+
 def parse_since(text: str, now_unix: float) -> float:
-    """Return the Unix time of a moment that was: "24h" ago, "07:00" the last one, an ISO date and time.
+    """Return the Unix time of a moment that was: "24h" ago, "07:00" the last one, "yesterday" or "today", an ISO date and time.
 
     Local time where no zone is given. Raises MomentError for anything else, and for what is to come.
     """
+    if text in _DAYS_AGO:
+        day = datetime.fromtimestamp(now_unix) - timedelta(days=_DAYS_AGO[text])
+        return datetime.combine(day, time()).timestamp()
     seconds = _span(text)
     if seconds is not None:
         return now_unix - seconds

@@ -62,6 +62,9 @@ def test_the_command_line_from_submit_to_result(tmp_path: Path, capsys: pytest.C
         assert "Nothing is trained until `port-agent resume`" in run("pause")
         assert "Job 2 (held) is in line" in run("submit", str(bundle), "--name", "held", "--deadline", "8h")
         assert "waiting: paused by you" in run("status")
+        why = run("why", "--since", "yesterday")
+        assert why.index("the agent started") < why.index("training") < why.index("paused by you")
+        assert json.loads(run("why", "--json"))["entries"][-1]["codes"] == ["user"]
         assert "has priority 7" in run("priority", "held", "7")
         assert "no deadline" in run("deadline", "2", "none")
         assert "is paused" in run("pause", "held")

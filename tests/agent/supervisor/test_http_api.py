@@ -89,6 +89,13 @@ def test_a_metrics_port_that_is_taken_is_a_health_item(tmp_path: Path) -> None:
             assert f"127.0.0.1:{port}" in item["text"]
 
 
+def test_a_moment_that_is_none_is_refused(tmp_path: Path) -> None:
+    with daemon(tmp_path) as client:
+        assert [entry["text"] for entry in client.get("/v1/why?since=0")["entries"]][:1] == ["the agent started"]
+        with pytest.raises(ControlError, match="is no moment"):
+            client.get("/v1/why?since=yesterday")
+
+
 def test_data_for_one_job_never_lands_in_another_place(tmp_path: Path) -> None:
     with daemon(tmp_path) as client:
         (tmp_path / "argparse.py").write_text("raise SystemExit")

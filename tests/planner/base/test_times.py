@@ -26,6 +26,8 @@ def test_deadlines_are_to_come() -> None:
 def test_since_was() -> None:
     assert parse_since("90min", NOON) == NOON - 5400
     assert parse_since("11:00", NOON) == NOON - 3600
+    assert parse_since("today", NOON) == NOON - 12 * 3600
+    assert parse_since("yesterday", NOON) == NOON - 36 * 3600
     assert parse_since("13:00", NOON) == NOON - 23 * 3600
     assert parse_since("2026-06-02 12:00", NOON) == NOON - 86400
     with pytest.raises(MomentError, match="still to come"):

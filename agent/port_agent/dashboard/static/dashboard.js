@@ -116,6 +116,12 @@ function showJobs(jobs) {
     job.step + (job.total_steps ? " / " + job.total_steps : ""), job.loss === null ? "–" : job.loss.toPrecision(3), formatSeconds(job.eta_s)]));
 }
 
+function showWhy(entries) {
+  if (!entries.length) return empty(at("why"), "Nothing is known of the last day.");
+  const clock = { weekday: "short", hour: "2-digit", minute: "2-digit", hour12: false };
+  table(at("why"), ["~from", "~what"], entries.map((entry) => [new Date(entry.at * 1000).toLocaleString([], clock), entry.text]));
+}
+
 // Lists that only some agents have; each entry shows what it holds.
 function showList(id, entries) {
   at(id + "-section").hidden = !entries || !entries.length;
@@ -136,6 +142,7 @@ async function poll() {
     showList("peers", status.peers);
     drawCharts();
     showJobs((await ask("/api/jobs")).jobs);
+    showWhy((await ask("/api/why")).entries);
     at("foot").textContent = "Updated " + new Date().toLocaleTimeString() + ". Charts: uPlot (MIT, Leon Sorokin).";
     document.documentElement.dataset.ready = "yes";
   } catch (error) {

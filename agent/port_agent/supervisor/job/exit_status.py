@@ -26,6 +26,16 @@ class WorkerExit:
     """Kills for memory anywhere on the machine while the worker ran."""
 
 
+LEFT = "left on request"
+
+
+def left_because(detail: str, reason: str) -> str:
+    """Return the sentence about a worker that left, with why it was told to; `detail` is that of `classify`."""
+    if not reason:
+        return detail
+    return f"left: {reason}" if detail == LEFT else f"{detail} ({reason})"
+
+
 def classify(end: WorkerExit) -> tuple[WorkerOutcome, str]:
     """Return the outcome and a sentence for the user."""
     if end.cancelled:
@@ -35,7 +45,7 @@ def classify(end: WorkerExit) -> tuple[WorkerOutcome, str]:
     if end.returncode == ExitCode.DONE:
         return WorkerOutcome.FAILED, "the worker ended without saying that it finished"
     if end.returncode == ExitCode.LEFT:
-        return WorkerOutcome.LEFT, "left on request"
+        return WorkerOutcome.LEFT, LEFT
     if end.oom_kills:
         return WorkerOutcome.OUT_OF_MEMORY, "the kernel killed the worker at its memory limit"
     cause = end.failure.cause if end.failure is not None else None
@@ -58,7 +68,7 @@ def _signalled(end: WorkerExit) -> tuple[WorkerOutcome, str]:
             f"did not leave within {end.killed_after_s:.1f} s and was killed; resumes at its checkpoint",
         )
     if end.asked_to_leave and -end.returncode == signal.SIGTERM:
-        return WorkerOutcome.LEFT, "left on request"
+        return WorkerOutcome.LEFT, LEFT
     if -end.returncode == signal.SIGKILL and end.system_oom_kills:
         return WorkerOutcome.OUT_OF_MEMORY, "the kernel killed the worker because the machine ran out of memory"
     try:

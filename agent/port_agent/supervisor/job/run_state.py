@@ -100,6 +100,8 @@ class WorkerRun:
     waits_for: str | None = None
     """Why its worker cannot get on although it may: a board that is not there."""
     waits_since_s: float | None = None
+    left_because: str = ""
+    """Why it was told to leave."""
     out: str | None = None
     out_checksum: str | None = None
 

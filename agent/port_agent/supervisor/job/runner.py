@@ -15,7 +15,7 @@ from port_agent.jobs.store import JobStore
 from port_agent.policy.decide import ResourceLimits
 from port_agent.supervisor.job.attachments import AttachedProgram, Attachments, process_cpu_s
 from port_agent.supervisor.job.bookkeeping import JobRecords, RunEnd
-from port_agent.supervisor.job.exit_status import WorkerExit, classify
+from port_agent.supervisor.job.exit_status import WorkerExit, classify, left_because
 from port_agent.supervisor.job.inbox import Inboxes
 from port_agent.supervisor.job.log import JobLog
 from port_agent.supervisor.job.plan_choice import PlanFigures, data_limit, fitting, memory_max, resident_max
@@ -38,6 +38,7 @@ from port_agent.supervisor.job.worker_process import Launch, RequestedState, Wor
 from port_agent.system.cgroup import CgroupError, DelegatedTree, WorkerGroup, WorkerLimits
 from port_agent.system.clock import Clock
 from port_agent.system.locks import LockFile
+from port_agent.system.passing_errors import is_passing
 from port_agent.worker.protocol import CheckpointWritten, Event, PlanSwitched, StepDone
 from port_planner.base.errors import PortError
 from port_planner.base.units import format_bytes, format_seconds
@@ -221,7 +222,9 @@ class Runner:
         try:
             facts = kind.read_bundle(bundle) if bundle is not None else BundleFacts()
         except (PortError, OSError) as error:
-            self._settle(job, WorkerOutcome.IMPOSSIBLE, f"the bundle cannot be used: {error}")
+            outcome = WorkerOutcome.FAILED if is_passing(error) else WorkerOutcome.IMPOSSIBLE
+            again = "; it is tried again" if outcome is WorkerOutcome.FAILED else ""
+            self._settle(job, outcome, f"the bundle cannot be used: {error}{again}")
             return False
         if not self._has_device(job, facts, conditions):
             return False
@@ -398,6 +401,7 @@ class Runner:
         if self._run is not None:
             self._stop_revising(self._run)
             if self._run.worker.requested is not RequestedState.LEAVE:
+                self._run.left_because = reason
                 self._run.log.note(f"leaving: {reason}", self._clock.wall_s())
             worker = self._run.worker
             if isinstance(worker, AttachedProgram):
@@ -554,8 +558,8 @@ class Runner:
         if self.meter is not None:
             self.meter.on_worker_stop(str(job.id), self._clock.monotonic_s())
         outcome, detail = classify(end)
-        if outcome is WorkerOutcome.LEFT and run.waits_for is not None:
-            detail = run.waits_for
+        if outcome is WorkerOutcome.LEFT:
+            detail = run.waits_for or left_because(detail, run.left_because)
         if outcome is WorkerOutcome.FINISHED and job.spec.federated and job.spec.kind is JobKind.FINETUNE:
             job, outcome, detail = self._finish_round(run, job)
         elif outcome is WorkerOutcome.FINISHED:

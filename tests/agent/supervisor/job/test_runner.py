@@ -1,5 +1,8 @@
 """The runner with a real worker process: started, paused, left, cancelled, killed; and when it cannot start."""
 
+import asyncio
+import errno
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,6 +11,7 @@ import pytest
 from port_agent.federate.orders import FOLDER, MODEL_FILE, RESULT_FILE, RESULT_PART_FILE, START_FILE
 from port_agent.jobs.job import JobKind, JobRequestError, JobState
 from port_agent.policy.decide import ResourceLimits
+from port_agent.supervisor.job.worker_kinds import BundleFacts
 from port_agent.supervisor.job.worker_process import WorkerPhase, WorkerProcess
 from tests.agent.live_daemon import BUNDLE, LONG, go
 from tests.agent.supervisor.job.running_job import ROOMY, RunningJob, running_job
@@ -52,8 +56,11 @@ async def test_a_pause_holds_and_leaving_puts_the_job_back_in_line(tmp_path: Pat
         live.runner.resume()
         await live.until(lambda: live.runner.phase is WorkerPhase.TRAINING)
         live.runner.leave("somebody plays")
+        live.runner.leave("the agent stops")
         job = await live.over()
-        assert (job.state, job.failures) == (JobState.QUEUED, 0)
+        assert (job.state, job.failures, job.reason) == (JobState.QUEUED, 0, "left: somebody plays")
+        live.store.flush()
+        assert any("left: somebody plays" in entry.text for entry in live.store.history(live.id))
 
 
 @pytest.mark.process
@@ -92,6 +99,27 @@ async def test_a_broken_bundle_ends_the_job_before_it_starts(tmp_path: Path) -> 
         (live.store.job_dir(live.id) / "bundle").write_text("{")
         assert not live.start()
         assert live.job.state is JobState.FAILED and "bundle cannot be used" in live.job.reason
+
+
+@pytest.mark.process
+def test_a_bundle_that_cannot_be_read_for_now_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asyncio.run(_try_again(tmp_path, monkeypatch))
+
+
+async def _try_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running_job(tmp_path, BUNDLE) as live:
+
+        def refuse(bundle: Path) -> BundleFacts:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(bundle))
+
+        kinds = live.runner._kinds
+        refusing = {kind: replace(known, read_bundle=refuse) for kind, known in kinds.items()}
+        monkeypatch.setattr(live.runner, "_kinds", refusing)
+        assert not live.start()
+        assert (live.job.state, live.job.failures) == (JobState.BACKOFF, 1)
+        assert "Too many open files" in live.job.reason and "tried again" in live.job.reason
+        monkeypatch.setattr(live.runner, "_kinds", kinds)
+        assert live.start() and (await live.over()).state is JobState.FINISHED
 
 
 @pytest.mark.process

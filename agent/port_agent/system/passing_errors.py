@@ -1,0 +1,28 @@
+"""Errors of files that pass by themselves: whoever meets one tries again instead of giving up."""
+
+import errno
+
+PASSING = frozenset(
+    {
+        errno.EMFILE,
+        errno.ENFILE,
+        errno.EIO,
+        errno.ESTALE,
+        errno.EAGAIN,
+        errno.EINTR,
+        errno.EBUSY,
+        errno.ETIMEDOUT,
+        errno.ENOTCONN,
+    }
+)
+"""Too many open files, a cable or a card that lost contact, a file server that was away."""
+
+
+def is_passing(error: BaseException) -> bool:
+    """Return whether an error, or the one that it was raised from, is of a kind that passes."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno in PASSING:
+            return True
+        cause = cause.__cause__
+    return False

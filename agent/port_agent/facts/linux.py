@@ -192,6 +192,8 @@ def read_meminfo(tree: Tree) -> dict[str, int]:
         words = rest.split()
         if words and words[0].isdigit():
             found[key] = int(words[0]) * (1024 if words[1:] == ["kB"] else 1)
+    if text and "MemAvailable" not in found:
+        tree.fault("memory", f"{tree.proc / 'meminfo'}: no MemAvailable in it")
     return found
 
 

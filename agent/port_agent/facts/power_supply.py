@@ -17,6 +17,9 @@ from port_agent.facts.sysfs import Tree
 _PERIPHERAL_PREFIXES = ("hid-", "hidpp_", "sony_controller", "wacom_", "ps-controller")
 """Drivers of mice, keyboards, pens and pads; old kernels do not set SCOPE for all of them."""
 
+_ONLINE = {"0": Answer.NO, "1": Answer.YES, "2": Answer.YES}
+"""2 is a supply whose voltage is set by a program."""
+
 _HELD = ("charging", "full", "not charging")
 """What a battery says that is not drained."""
 
@@ -60,7 +63,7 @@ def supply_from_uevent(values: Mapping[str, str]) -> Supply:
     """Return the supply that uevent lines (without `POWER_SUPPLY_`) describe."""
     name = values.get("NAME", "")
     kind = values.get("TYPE", "").lower() or ("battery" if "STATUS" in values else "")
-    online = {"0": Answer.NO, "1": Answer.YES, "2": Answer.YES}.get(values.get("ONLINE", ""), Answer.UNKNOWN)
+    online = _ONLINE.get(values.get("ONLINE", ""), Answer.UNKNOWN)
     return Supply(
         name=name,
         kind=kind,
@@ -211,6 +214,8 @@ def _read_supply(tree: Tree, entry: Path) -> Supply | None:
             single = tree.text(entry / key.lower(), f"power/{entry.name}")
             if single is not None:
                 values[key] = single
+    if values.get("ONLINE", "0") not in _ONLINE:
+        tree.fault(f"power/{entry.name}", f"{entry}: online is {values['ONLINE'][:40]!r}")
     if not values and entry.exists():  # else it was taken out at this very moment
         tree.fault(f"power/{entry.name}", f"{entry}: nothing in it can be read")
     return supply_from_uevent({"NAME": entry.name, **values}) if values else None

@@ -43,6 +43,8 @@ class TemperatureSensor:
         for place in sorted((self._seen | values.keys()) - found.keys()):
             if place in tree.silent or (place in self._seen and (_sensor(place) in failing or not place.exists())):
                 tree.fault(SENSOR, f"{place} was there before and has vanished, or gives no answer")
+        if self._seen and not found:
+            tree.fault(SENSOR, "no thermometer gives a plausible value any more")
         self._seen |= found.keys()
         return max(found.values(), default=None)
 

@@ -245,7 +245,7 @@ def _objections(facts: Facts, policy: Policy, now: Now, memory: Memory, use: Ans
 
 
 def _unreadable(facts: Facts, policy: Policy) -> Iterator[_Objection]:
-    """Object to each fault of a sensor that the policy asks: what it would say is unknown, not good."""
+    """Object to each kind of fault of a sensor that the policy asks: what it would say is unknown, not good."""
     presence = "when.idle_for = 0" if policy.idle_for_s > 0 and not policy.train_while_in_use else None
     overrides = {
         "disk": "storage.min_free = 0" if facts.free_disk_bytes is None and policy.min_free_disk_bytes else None,
@@ -261,7 +261,9 @@ def _unreadable(facts: Facts, policy: Policy) -> Iterator[_Objection]:
         sensor = fault.sensor
         if sensor.startswith("temperature/") and facts.temperature_c is None:
             sensor = "temperature"
-        if override := overrides.get(sensor):
+        if sensor.partition("/")[0] in PRESENCE_SENSORS:
+            sensor = sensor.partition("/")[0]
+        if override := overrides.pop(sensor, None):  # one objection says it
             reason = f"{fault.sensor} cannot be read ({fault.reason}); {override} trains without it"
             yield _Objection("unreadable", reason)
 

@@ -401,8 +401,10 @@ class Daemon:
 
     def _tick_meter(self, now_s: float) -> None:
         context = self._context
-        if context.meter is None:
-            return
+        if context.meter is None or any(
+            "power_supply" in path.parts for path in context.admission.platform.tree.silent
+        ):
+            return  # it would hang in the same gauge; what is not metered is a gap
         left_alone = {Answer.YES: False, Answer.NO: True}.get(device_in_use(context.admission.facts.idle_signals))
         context.meter.tick(now_s, machine_idle=left_alone)
         for event in context.meter.take_events():

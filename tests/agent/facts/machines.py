@@ -1,6 +1,7 @@
 """Machines as trees of files and programs that print what real ones print."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -35,3 +36,15 @@ def fake_program(directory: Path, name: str, script: str) -> None:
 
 def on_path(monkeypatch: pytest.MonkeyPatch, directory: Path) -> None:
     monkeypatch.setenv("PATH", f"{directory}{os.pathsep}{os.environ['PATH']}")
+
+
+def hang(path: Path) -> Callable[[], None]:
+    """Put a FIFO that nobody writes in place of a file; what is returned lets those go who read it."""
+    path.unlink(missing_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    os.mkfifo(path)
+
+    def let_go() -> None:
+        os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
+
+    return let_go

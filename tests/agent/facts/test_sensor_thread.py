@@ -1,8 +1,6 @@
 """A sensor that hangs is left out, by name, until it answers; the loop and the other sensors go on."""
 
 import asyncio
-import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,24 +9,12 @@ from port_agent.facts import Facts, OwnUse, Power
 from port_agent.facts.linux import LinuxPlatform
 from port_agent.facts.sensor_thread import MAX_HUNG, SensorThread
 from port_agent.facts.sysfs import Tree
-from tests.agent.facts.machines import OPTIONS, linux
+from tests.agent.facts.machines import OPTIONS, hang, linux
 from tests.agent.trees import write_tree
 from tests.waiting import until
 
 DEADLINE_S = 0.2
 TEMPERATURE = "sys/class/thermal/thermal_zone0/temp"
-
-
-def hang(path: Path) -> Callable[[], None]:
-    """Put a FIFO that nobody writes in place of a file; what is returned lets those go who read it."""
-    path.unlink(missing_ok=True)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    os.mkfifo(path)
-
-    def let_go() -> None:
-        os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
-
-    return let_go
 
 
 async def read(thread: SensorThread, platform: LinuxPlatform) -> Facts:

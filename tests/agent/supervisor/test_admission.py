@@ -1,19 +1,22 @@
 """From sensor files to the decision: health items on the way, hysteresis kept, jumps of the clock told from time."""
 
 import asyncio
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
 import pytest
 
-from port_agent.facts import OwnUse, Power
+from port_agent.facts import OwnUse, Power, SensorThread
 from port_agent.facts.linux import LinuxPlatform
 from port_agent.health.conditions import HealthBoard
 from port_agent.policy.decide import Policy, PolicyDecision
 from port_agent.supervisor.admission import Admission
-from tests.agent.facts.machines import linux
+from tests.agent.facts.machines import hang, linux
 from tests.agent.set_clock import SetClock
 from tests.agent.supervisor.truth_table import LOOKED_AFTER_S, NIGHTS, Machine, Row, expected, line, rows
+from tests.agent.trees import LAPTOP_BATTERY, MAINS
+from tests.waiting import until
 
 ANY_TIME = Policy(
     idle_for_s=0.0, min_pause_s=0.0, min_free_disk_bytes=0, min_free_memory_bytes=0, train_while_in_use=True
@@ -108,6 +111,7 @@ def test_a_clock_that_was_never_set_is_said(watched: Watched) -> None:
 
 QUIET = 1000.0
 NOON = datetime(2027, 3, 3, 12, 0)
+DEADLINE_S = 0.2
 
 
 def decided(root: Path, row: Row, after_s: float) -> set[str]:
@@ -153,3 +157,96 @@ def test_the_truth_table(tmp_path: Path) -> None:
             if codes != right:
                 wrong.append(f"{row} after {after_s:g} s: {codes or 'trains'} instead of {right or 'trains'}")
     assert count >= 150 and not wrong, "\n".join(wrong)
+
+
+SUPPLIES = "sys/class/power_supply"
+
+
+def vanish(path: Path) -> None:
+    path.rename(path.with_name(f"{path.name}.gone"))
+
+
+def refuse(path: Path) -> None:
+    """Put something in its place that nobody can list or read, root neither."""
+    vanish(path)
+    path.symlink_to(path.name)
+
+
+def lie(text: str) -> Callable[[Path], None]:
+    def write(path: Path) -> None:
+        path.write_text(text)
+
+    return write
+
+
+KINDS = [
+    ("hangs: the thermometer", TEMPERATURE, hang, "unreadable", "temperature"),
+    ("hangs: the plug", f"{SUPPLIES}/ACAD/uevent", hang, "power", "power/ACAD"),
+    ("hangs: the battery", f"{SUPPLIES}/BAT0/uevent", hang, "", "power/BAT0"),
+    ("hangs: the load", "proc/stat", hang, "unreadable", "cpu load"),
+    ("hangs: the memory", "proc/meminfo", hang, "unreadable", "memory"),
+    ("hangs: the mouse", "sys/devices/usb1/1-1/urbnum", hang, "unreadable", "input/event0"),
+    ("vanishes: the thermometer", TEMPERATURE, vanish, "unreadable", "temperature"),
+    ("vanishes: all supplies", SUPPLIES, vanish, "power", ""),
+    ("vanishes: the load", "proc/stat", vanish, "unreadable", "cpu load"),
+    ("vanishes: the memory", "proc/meminfo", vanish, "unreadable", "memory"),
+    ("refuses: the supplies", SUPPLIES, refuse, "power", "power"),
+    ("refuses: the terminals", "dev/pts", refuse, "unreadable", "terminals"),
+    ("refuses: the input devices", "sys/class/input", refuse, "unreadable", "input"),
+    ("refuses: the disk", "state", refuse, "unreadable", "disk"),
+    ("lies: -256 degrees", TEMPERATURE, lie("-256000"), "unreadable", "temperature"),
+    ("lies: 200 degrees", TEMPERATURE, lie("200000"), "unreadable", "temperature"),
+    ("lies: words for degrees", TEMPERATURE, lie("warm"), "unreadable", "temperature"),
+    ("lies: a plug of 7", f"{SUPPLIES}/ACAD/uevent", lie(MAINS.format(online=7)), "power", "power/ACAD"),
+    (
+        "lies: a battery of 101 %",
+        f"{SUPPLIES}/BAT0/uevent",
+        lie(LAPTOP_BATTERY.format(status="Full", capacity=101)),
+        "",
+        "",
+    ),
+    ("lies: memory in words", "proc/meminfo", lie("MemAvailable: much\n"), "unreadable", "memory"),
+    ("lies: a load in words", "proc/stat", lie("cpu  a b c d e f\n"), "unreadable", "cpu load"),
+]
+
+
+@pytest.mark.parametrize(
+    ("place", "harm", "code", "sensor"), [kind[1:] for kind in KINDS], ids=[kind[0] for kind in KINDS]
+)
+def test_a_sensor_that_hangs_vanishes_or_lies(
+    tmp_path: Path, place: str, harm: Callable[[Path], Callable[[], None] | None], code: str, sensor: str
+) -> None:
+    """`code` is the objection, none where the others know enough; `sensor` is named as a fault."""
+    asyncio.run(_harm(tmp_path, tmp_path / place, harm, code, sensor))
+
+
+async def _harm(
+    root: Path, place: Path, harm: Callable[[Path], Callable[[], None] | None], code: str, sensor: str
+) -> None:
+    machine, clock = Machine(root), SetClock()
+    (root / "state").mkdir()
+    admission = Admission(
+        LinuxPlatform(root / "sys", root / "proc", root / "dev"), clock, HealthBoard(), root / "state"
+    )
+    admission._sensors = SensorThread(DEADLINE_S)
+
+    async def look() -> PolicyDecision:
+        async with asyncio.timeout(60.0):
+            facts = await admission.read(Policy(), OwnUse())
+        return admission.judge(facts, Policy(), 0, "")
+
+    for _ in range(3):
+        await look()
+        clock.pass_time(QUIET)
+        machine.show(Row(), 0.0)
+    assert (await look()).state.trains
+    let_go = harm(place)
+    clock.pass_time(1.0)
+    decision = await look()
+    assert decision.state.trains is (code == "") and (decision.codes == (code,) or not code), decision.reasons
+    assert not sensor or sensor in {fault.sensor for fault in admission.facts.faults}
+    assert not code or not sensor or sensor.split("/")[-1] in decision.reasons[0]
+    if let_go is not None:
+        let_go()
+        until(lambda: not admission.platform.tree.silent)
+    admission.close()

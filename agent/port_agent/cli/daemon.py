@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from port_agent.control.client import ControlClient
 
 Arguments = argparse.Namespace
+_NOT_NOW_S = 2 * 3600.0
 _MAX_BOARDS = 64
 """Simulated boards of one job: each is a process."""
 
@@ -163,6 +164,18 @@ def _add_control(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     resume = _client(commands, "resume", "let a job, or everything, go on", _resume)
     resume.add_argument("job", nargs="?", help="number or name; without it everything")
+    now = _client(
+        commands,
+        "run-now",
+        "train a job before all others, also while the device is in use or outside of the time windows",
+        _run_now,
+    )
+    _add_job(now)
+    now.add_argument(
+        "--for", dest="for_s", type=duration, metavar="TIME", help='such as "2h" (default: until it is over)'
+    )
+    not_now = _client(commands, "not-now", "train nothing for a while", _not_now)
+    not_now.add_argument("--for", dest="for_s", type=duration, metavar="TIME", default=_NOT_NOW_S, help="default 2h")
     _add_job(_client(commands, "cancel", "end a job for good", _cancel))
     priority = _client(commands, "priority", "change the priority of a job", _priority)
     _add_job(priority)
@@ -426,6 +439,18 @@ def _resume(arguments: Arguments) -> int:
         return _answer(arguments, client.post("/v1/resume"), "Training goes on when the conditions allow.")
     job = client.post(f"{_path(arguments)}/resume")
     return _answer(arguments, job, f"Job {job['id']} ({job['name']}) is {job['state'].replace('_', ' ')}.")
+
+
+def _run_now(arguments: Arguments) -> int:
+    job = places.connect(arguments.runtime_dir).post(f"{_path(arguments)}/run-now", for_s=arguments.for_s)
+    text = f"Job {job['id']} ({job['name']}) runs now, before all others; power, heat, memory and disk still stop it."
+    return _answer(arguments, job, text)
+
+
+def _not_now(arguments: Arguments) -> int:
+    answer = places.connect(arguments.runtime_dir).post("/v1/pause", for_s=arguments.for_s)
+    until = datetime.fromtimestamp(answer["paused_until"])
+    return _answer(arguments, answer, f"Nothing is trained until {until:%a %H:%M}; `port-agent resume` goes on before.")
 
 
 def _cancel(arguments: Arguments) -> int:

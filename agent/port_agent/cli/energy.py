@@ -4,6 +4,7 @@ import argparse
 import csv
 import json
 import os
+import socket
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -377,6 +378,13 @@ def _show_wear(console: "Console", report: "EnergyReport") -> None:
             console.print(f"  (assumed: {ASSUMED_CYCLES} cycles of {size}; energy.flash_endurance_bytes knows better)")
 
 
+def has_screen(environment: "Mapping[str, str]") -> bool:
+    """Return whether a browser that is started here would be seen by who started it."""
+    if "SSH_CONNECTION" in environment:
+        return False
+    return sys.platform == "darwin" or bool(environment.get("DISPLAY") or environment.get("WAYLAND_DISPLAY"))
+
+
 def _dashboard(arguments: argparse.Namespace) -> int:
     from port_agent.dashboard.server import Dashboard, open_in_browser
     from port_agent.energy.report import options_from_query
@@ -388,7 +396,12 @@ def _dashboard(arguments: argparse.Namespace) -> int:
 
     dashboard = Dashboard(places.connect(arguments.runtime_dir), energy, arguments.port)
     print(f"live page: {dashboard.url}\n(stop with Ctrl-C)", flush=True)
-    if not arguments.no_browser:
+    if not has_screen(os.environ):
+        print(
+            f"From another computer: ssh -L {dashboard.port}:127.0.0.1:{dashboard.port} {socket.gethostname()}, then open it there",
+            flush=True,
+        )
+    elif not arguments.no_browser:
         open_in_browser(dashboard.url)
     try:
         dashboard.serve_forever()

@@ -127,7 +127,7 @@ class ControlClient:
             raise ControlError(f"no agent listens at {self.path}; {_start_hint()}") from None
         except PermissionError:
             raise ControlError(
-                f"you may not use {self.path}; join its group (sudo usermod -aG port-agent $USER) or use sudo"
+                f"you may not use {self.path}; join its group (sudo usermod -aG port-agent $USER, then log in again) or use sudo"
             ) from None
         except (OSError, http.client.HTTPException) as error:
             raise ControlError(f"the agent at {self.path} does not answer: {error}") from error

@@ -37,7 +37,15 @@ def connect(runtime_dir: Path | None) -> "ControlClient":
     if runtime_dir is not None:
         return ControlClient(runtime_dir)
     places = [SYSTEM_RUNTIME_DIR, own_runtime_dir()]
-    return ControlClient(next((place for place in places if (place / SOCKET_NAME).exists()), places[0]))
+    return ControlClient(next((place for place in places if _is_there(place / SOCKET_NAME)), places[0]))
+
+
+def _is_there(socket: Path) -> bool:
+    """Return whether a socket can be seen; who may not look into the system's folder is told so when they connect."""
+    try:
+        return socket.exists()
+    except PermissionError:
+        return False
 
 
 def energy_settings(config: Path | None) -> "tuple[EnergyConfig, int]":

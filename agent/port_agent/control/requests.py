@@ -63,6 +63,12 @@ class PauseRequest(msgspec.Struct, frozen=True):
     for_s: Annotated[float, msgspec.Meta(gt=0, lt=_LONGEST_PAUSE_S)] | None = None
 
 
+class RunNowRequest(msgspec.Struct, frozen=True):
+    """For how long a job is to run now; None: until it is over."""
+
+    for_s: Annotated[float, msgspec.Meta(gt=0, lt=_LONGEST_PAUSE_S)] | None = None
+
+
 class PairingRequest(msgspec.Struct, frozen=True):
     """To show a code for a time, or to type one in: `host` and `port` of the device that shows it, where they are known."""
 
@@ -123,6 +129,10 @@ def job_spec(fields: Mapping[str, object], bundle: str | None) -> JobSpec:
     if spec.data is not None and not (Path(spec.data).is_absolute() and Path(spec.data).is_dir()):
         raise JobRequestError(
             f"the agent cannot see the directory {spec.data}; submit with --inbox and `port-agent feed` the files"
+        )
+    if spec.name.isdigit():
+        raise JobRequestError(
+            f"the name {spec.name} is a number, which every command takes for a job's; give another --name"
         )
     _check_page_dirs(spec)
     _check_arguments(spec)

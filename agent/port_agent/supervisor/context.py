@@ -13,9 +13,10 @@ from port_agent.energy.meter import EnergyMeter
 from port_agent.energy.wear_account import WearAccount
 from port_agent.facts import Platform
 from port_agent.health.conditions import HealthBoard
-from port_agent.jobs.job import JobKind
+from port_agent.jobs.job import JobKind, JobState
 from port_agent.jobs.store import JobStore
 from port_agent.policy.config import Config
+from port_agent.policy.decide import Policy
 from port_agent.policy.usual_times import UsualTimes
 from port_agent.supervisor.admission import Admission
 from port_agent.supervisor.job.inbox import Inboxes
@@ -23,6 +24,7 @@ from port_agent.supervisor.job.runners import Runners
 from port_agent.supervisor.job.worker_kinds import DEFAULT_KINDS, WorkerKind
 from port_agent.supervisor.pause import Pause
 from port_agent.supervisor.peers.peers import Peers
+from port_agent.supervisor.run_now import RunNow, without_waiting
 from port_agent.supervisor.timeline import Timeline
 from port_agent.supervisor.timers import Timers
 from port_agent.system.clock import Clock, SystemClock
@@ -85,7 +87,23 @@ class DaemonContext:
     """What the state directory lies on, and the share of its life that it says it has used; None where nobody can tell."""
     used_life: float | None = None
     meter: EnergyMeter | None = None
+    run_now: RunNow | None = None
+    """The job that the user wants to run now; None: they run in line, when the policy lets them."""
     retry_at_s: dict[int, tuple[int, float]] = field(default_factory=dict)
     """When a job's backoff ends, by job id: the count of its failures it belongs to, and the monotonic time."""
     without_board: dict[int, frozenset[str]] = field(default_factory=dict)
     """Jobs whose board is not there, by id: the serial devices that were there when that was found."""
+
+    @property
+    def policy(self) -> Policy:
+        """The policy that decides now."""
+        return self.config.policy if self.run_now is None else without_waiting(self.config.policy)
+
+    def end_run_now(self) -> None:
+        """Forget a job that was to run now, once it is over or its time is."""
+        now = self.run_now
+        if now is None:
+            return
+        job = next((job for job in self.store.all() if job.id == now.job_id), None)
+        if job is None or job.state.is_over or job.state is JobState.PAUSED or self.clock.uptime_s() >= now.until_s:
+            self.run_now = None

@@ -377,9 +377,8 @@ class Daemon:
         self._watch_store(now_s)
         if context.pause.reason and context.pause.left_s() is None:
             context.pause.end()
-        decision = context.admission.judge(
-            facts, context.config.policy, context.wear.today_bytes(), pause_text(context)
-        )
+        context.end_run_now()
+        decision = context.admission.judge(facts, context.policy, context.wear.today_bytes(), pause_text(context))
         self._learn_times(decision, now_s)
         self._tick_meter(now_s)
         self._dispatcher.act(decision)
@@ -393,7 +392,8 @@ class Daemon:
         """Take in whether training may run now, whoever has a job; write it down now and then."""
         context = self._context
         granted = granted_limits(context.config.policy, decision.state)
-        speed = min(1.0, granted.cpu_percent / 100.0) if decision.state.trains else 0.0
+        usual = decision.state.trains and context.run_now is None
+        speed = min(1.0, granted.cpu_percent / 100.0) if usual else 0.0
         context.usual_times.look(context.clock.wall_s(), speed)
         if now_s >= self._next_times_s:
             self._next_times_s = now_s + _TIMES_WRITTEN_S

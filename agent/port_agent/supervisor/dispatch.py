@@ -58,6 +58,8 @@ class Dispatcher:
             runner.pause()
         elif decision.state is State.LEAVE:
             runner.leave("; ".join(decision.reasons), 0.0 if "memory" in decision.codes else LAST_COMMIT_S)
+        elif self._stands_back(job):
+            runner.leave_after_checkpoint("you want another job to run now")
         elif runner.waited_s > BOARD_PATIENCE_S:
             place = self._context.runners.place_of(job)
             self._context.without_board[job.id] = plugged_in(place)
@@ -65,6 +67,11 @@ class Dispatcher:
         else:
             return False
         return True
+
+    def _stands_back(self, job: Job) -> bool:
+        """Return whether another job is to run now."""
+        now = self._context.run_now
+        return now is not None and now.job_id != job.id
 
     def _share(self, going: Mapping[str, Job], decision: PolicyDecision) -> None:
         """Let those train, in line, for whom the granted memory lasts; `going` are the jobs that may go on, by place."""
@@ -163,6 +170,8 @@ class Dispatcher:
         ready = []
         for job in context.store.all():
             waited = False
+            if self._stands_back(job):
+                continue
             if job.spec.kind is JobKind.ATTACHED and not context.runners.host.attachments.answers(job.id):
                 continue
             if job.state is JobState.BACKOFF:

@@ -31,6 +31,7 @@ from port_agent.control.requests import (
     PairingRequest,
     PauseRequest,
     RecallRequest,
+    RunNowRequest,
     UnpairingRequest,
     WrongAnswer,
     decode_control_request,
@@ -202,6 +203,7 @@ class ControlServer:
             ("GET", f"{job}/result", self._result),
             ("POST", f"{job}/pause", self._pause_job),
             ("POST", f"{job}/resume", self._resume_job),
+            ("POST", f"{job}/run-now", self._run_now),
             ("POST", f"{job}/cancel", self._cancel_job),
             ("POST", f"{job}/change", self._change_job),
             ("POST", f"{job}/recall", self._recall_job),
@@ -312,6 +314,11 @@ class ControlServer:
     async def _resume_job(self, request: HttpRequest, name: str) -> HttpResponse:
         self._check_owner(request, name)
         return json_response(asdict(await self._service.resume_job(name)))
+
+    async def _run_now(self, request: HttpRequest, name: str) -> HttpResponse:
+        self._check_owner(request, name)
+        for_s = decode_control_request(await request.json(), RunNowRequest).for_s
+        return json_response(asdict(await self._service.run_now(name, for_s)))
 
     async def _cancel_job(self, request: HttpRequest, name: str) -> HttpResponse:
         self._check_owner(request, name)

@@ -39,6 +39,7 @@ from port_agent.supervisor.job.log import read_log, read_more
 from port_agent.supervisor.job.promise import left_s, promise, promised_plan
 from port_agent.supervisor.job.worker_kinds import BundleFacts
 from port_agent.supervisor.peers.peers import Peers
+from port_agent.supervisor.run_now import RunNow
 from port_agent.supervisor.status import agent_status, job_summary, set_aside_summary
 from port_agent.supervisor.timeline import TimelineEntry
 from port_agent.system.atomic_file import sync_directory
@@ -47,6 +48,7 @@ from port_agent.system.directory_handle import DirectoryHandle
 from port_agent.system.prometheus import exposition
 from port_agent.worker.attach import AttachRequest
 from port_planner.base.errors import PortError
+from port_planner.base.units import format_seconds
 
 if TYPE_CHECKING:
     from port_agent.health.doctor import Check
@@ -328,6 +330,19 @@ class Service:
         self._context.health.clear("job-given-up", str(job.id))
         return await self._change(replace(job, state=state, reason="", failures=0, finished_at=None), "resumed")
 
+    async def run_now(self, name: str, for_s: float | None) -> JobSummary:
+        """Let a job run before all others, whoever uses the device and whatever the time is; ends a pause of everything.
+
+        `for_s`: for so many seconds, else until it is over. Raises `JobRequestError`.
+        """
+        await self.resume_job(name)
+        context, job = self._context, self._context.store.find(name)
+        context.run_now = RunNow(job.id, context.clock.uptime_s() + (math.inf if for_s is None else for_s))
+        await self.resume_all()
+        span = "until it is over" if for_s is None else f"for {format_seconds(for_s)}"
+        context.timeline.note(context.clock.wall_s(), f"you want job {job.label} to run now, {span}")
+        return await self._change(context.store.get(job.id), f"to run now, {span}")
+
     async def cancel_job(self, name: str) -> JobSummary:
         """End a job for good; its files stay until the history is trimmed. Raises `JobRequestError`.
 
@@ -383,6 +398,7 @@ class Service:
 
     async def pause_all(self, for_s: float | None) -> float | None:
         """Train nothing for a time, or until `resume_all`; returns the end in Unix time, None for good."""
+        self._context.run_now = None
         self._context.pause.begin(for_s)
         self._context.wake.set()
         await asyncio.to_thread(self._context.pause.flush)

@@ -71,10 +71,14 @@ def test_the_command_line_from_submit_to_result(tmp_path: Path, capsys: pytest.C
         assert "is queued" in run("resume", "held")
         assert "is cancelled" in run("cancel", "2")
         assert "Training goes on" in run("resume")
+        assert "until" in run("not-now", "--for", "2h")
+        assert "is in line" in run("submit", str(bundle), "--name", "wanted")
+        assert "runs now, before all others" in run("run-now", "wanted", "--for", "1h")
+        assert "worker starts" in run("logs", "-f", "wanted")
         assert str(tmp_path / "config.toml") in run("reload")
         assert json.loads(run("status", "--json"))["state"] == "idle"
         jobs = json.loads(run("jobs", "--all", "--json"))["jobs"]
-        assert [job["state"] for job in jobs] == ["finished", "cancelled"]
+        assert [job["state"] for job in jobs] == ["finished", "cancelled", "finished"]
         main(["doctor", "--no-flash", *place])
         assert "state directory" in capsys.readouterr().out
     assert main(["status", *place]) == 3

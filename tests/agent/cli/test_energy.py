@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from port_agent.cli import main
-from port_agent.cli.energy import _ask
+from port_agent.cli.energy import _ask, has_screen
 from port_agent.energy.attribution.one_job import Charge, EnergyPhase
 from port_agent.energy.attribution.timeline import GpuShare
 from port_agent.energy.ledger import FILE_NAME, Ledger
@@ -185,3 +185,15 @@ def test_what_the_gpu_took_has_a_row_by_job(
     ledger.close(now + 6)
     text = run(capsys, tmp_path)
     assert "GPU, within the above" in text and "20.00 J" in text and "VDD_SYS_GPU, which feeds the GPU alone" in text
+
+
+@pytest.mark.parametrize(
+    ("environment", "screen"),
+    [
+        ({"DISPLAY": ":0"}, True),
+        ({"WAYLAND_DISPLAY": "wayland-0"}, True),
+        ({"DISPLAY": "localhost:10.0", "SSH_CONNECTION": "a b"}, False),
+    ],
+)
+def test_a_browser_is_started_where_somebody_sees_it(environment: dict[str, str], screen: bool) -> None:
+    assert has_screen(environment) is screen

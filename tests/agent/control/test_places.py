@@ -1,11 +1,14 @@
 """Where the agent keeps its things: the system's places for root, those of the user's session for anyone else."""
 
+import errno
 import os
+import socket
 from pathlib import Path
 
 import pytest
 
 from port_agent.control import places
+from port_agent.control.client import ControlError
 from port_agent.control.http import SOCKET_NAME
 
 
@@ -43,6 +46,24 @@ def test_the_systems_agent_is_asked_before_the_users(monkeypatch: pytest.MonkeyP
         (folder / SOCKET_NAME).touch()
         assert places.connect(None).path.parent == folder
     assert places.connect(tmp_path / "given").path.parent == tmp_path / "given"
+
+
+def test_who_may_not_look_into_the_systems_folder_is_told_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    become(monkeypatch, 1000)
+    monkeypatch.setattr(places, "SYSTEM_RUNTIME_DIR", tmp_path / "system")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(Path, "exists", refuse)
+    client = places.connect(None)
+    assert client.path.parent == tmp_path / "system"
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    with pytest.raises(ControlError, match="usermod -aG port-agent"):
+        client.get("/v1/status")
 
 
 def test_cores_are_those_that_jobs_are_granted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

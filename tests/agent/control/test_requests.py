@@ -117,3 +117,10 @@ def test_seconds_for_a_solver() -> None:
     for text in ("", "-1", "nan", "1e3", "3601", "12s"):
         with pytest.raises(HttpError, match="no time for solving"):
             solving_seconds(text)
+
+
+@pytest.mark.parametrize("name", ["7", "007"])
+def test_a_name_of_digits_is_taken_for_a_number(name: str) -> None:
+    with pytest.raises(JobRequestError, match="is a number"):
+        job_spec({"name": name}, "bundle.port")
+    assert job_spec({"name": f"job-{name}"}, "bundle.port").name == f"job-{name}"

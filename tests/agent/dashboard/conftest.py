@@ -82,6 +82,9 @@ class FakeAgent:
                 "eta_s": None,
             }
             return {"v": 1, "jobs": [job, waiting]}
+        if address.path == "/v1/why":
+            entries = [(self._end - 7200, "on battery 64 %"), (self._end - 3600, "training")]
+            return {"v": 1, "entries": [{"at": at, "text": text, "codes": []} for at, text in entries]}
         raise AssertionError(f"the page asked for {path}")
 
     def energy(self, query: Mapping[str, str]) -> Mapping[str, object]:

@@ -142,7 +142,6 @@ async function poll() {
     showList("peers", status.peers);
     drawCharts();
     showJobs((await ask("/api/jobs")).jobs);
-    showWhy((await ask("/api/why")).entries);
     at("foot").textContent = "Updated " + new Date().toLocaleTimeString() + ". Charts: uPlot (MIT, Leon Sorokin).";
     document.documentElement.dataset.ready = "yes";
   } catch (error) {
@@ -158,6 +157,7 @@ async function pollEnergy() {
     const report = await ask("/api/energy?since=" + (Date.now() / 1000 - 86400));
     ledgerSteps = report.steps;
     powerChart(at("power"), report.power, report.gaps);
+    showWhy((await ask("/api/why")).entries);
     document.documentElement.dataset.energy = "yes";
   } catch (error) {
     empty(at("power"), error.message);

@@ -123,6 +123,7 @@ struct block *arena_take(size_t bytes) {
     block->span_count = 0;
     block->pins = 0;
     block->donor = 0;
+    block->held = 0;
     block->offset = -1;
     block->older = block->newer = block->next = NOTHING;
     return block;

@@ -226,7 +226,7 @@ static void leave(struct block *block) {
     protect(block, PROT_NONE);
     become(block, AWAY);
     list_remove(&resident_, block);
-    block->writable = 0;
+    block->writable = block->held = 0;
     frames_offer(block);
 }
 
@@ -339,11 +339,26 @@ static void make_dirty(struct block *block) {
     become(block, DIRTY);
 }
 
+static void wait_for_resume(void) {
+    unlock();
+    sleep_on(&paused_, 1);
+    lock();
+}
+
 /* Have a block resident, and dirty if it will be written. False where it is free. The lock is held. */
 static bool ensure(struct block *block, bool write, bool *brought) {
     *brought = false;
     for (;;) {
         uint32_t state = atomic_load(&block->state);
+        if (block->held && (state == DIRTY || state == CLEAN)) {
+            if (atomic_load(&paused_)) {
+                wait_for_resume();
+                continue;
+            }
+            block->held = 0;
+            block->writable = state == DIRTY;
+            protect(block, state == DIRTY ? PROT_READ | PROT_WRITE : PROT_READ);
+        }
         switch (state) {
         case FREE_BLOCK:
             return false;
@@ -363,9 +378,7 @@ static bool ensure(struct block *block, bool write, bool *brought) {
             break;
         default:
             if (atomic_load(&paused_)) {
-                unlock();
-                sleep_on(&paused_, 1);
-                lock();
+                wait_for_resume();
                 break;
             }
             bring(block, write);
@@ -442,11 +455,8 @@ void *guard_allocate(size_t bytes) {
     if (process_limit_ || processes_all())
         service_begin();
     lock();
-    while (atomic_load(&paused_)) {
-        unlock();
-        sleep_on(&paused_, 1);
-        lock();
-    }
+    while (atomic_load(&paused_))
+        wait_for_resume();
     if (!store_reserve(bytes)) {
         unlock();
         return NULL;
@@ -501,7 +511,7 @@ bool guard_free(void *address) {
     store_reserve(-block->bytes);
     counters_.live_bytes -= block->bytes;
     counters_.live_blocks--;
-    block->pins = 0;
+    block->pins = block->held = 0;
     atomic_store(&block->state, FREE_BLOCK);
     if (block->span_count) {
         list_free(block);
@@ -614,28 +624,52 @@ void guard_set_process_limit(size_t bytes) {
     unlock();
 }
 
-void guard_pause(void) {
+void guard_hold(void) {
     lock();
     atomic_store(&paused_, 1);
-    for (uint32_t index = resident_.oldest; index != NOTHING;) {
+    for (uint32_t index = resident_.oldest; index != NOTHING; index = arena_block(index)->newer) {
         struct block *block = arena_block(index);
         uint32_t state = atomic_load(&block->state);
-        if (!block->pins && (state == DIRTY || state == CLEAN)) {
-            leave(block);
-            index = resident_.oldest; /* the list may be another now */
-            if (index == arena_index_of(block))
-                index = block->newer;
-        } else {
-            index = block->newer;
+        if (!block->pins && !block->held && (state == DIRTY || state == CLEAN)) {
+            protect(block, PROT_NONE);
+            block->held = 1;
+            block->writable = 0;
         }
     }
-    resident_changed(0, frames_trim(SIZE_MAX));
     unlock();
+}
+
+/* Return a block that is held and can leave; what a system call has, or another thread moves, is none. */
+static struct block *held_one(void) {
+    for (uint32_t index = resident_.oldest; index != NOTHING; index = arena_block(index)->newer) {
+        struct block *block = arena_block(index);
+        uint32_t state = atomic_load(&block->state);
+        if (block->held && !block->pins && (state == DIRTY || state == CLEAN))
+            return block;
+    }
+    return NULL;
+}
+
+bool guard_release(void) {
+    lock();
+    for (struct block *block; atomic_load(&paused_) && (block = held_one());)
+        leave(block);
+    resident_changed(0, frames_trim(SIZE_MAX));
+    bool all = !busy_;
+    for (uint32_t index = resident_.oldest; index != NOTHING; index = arena_block(index)->newer)
+        all = all && arena_block(index)->pins;
+    unlock();
+    return all;
+}
+
+void guard_pause(void) {
+    guard_hold();
+    guard_release();
 }
 
 void guard_resume(void) {
     atomic_store(&paused_, 0);
-    wake_all(&paused_);
+    wake_all(&paused_); /* what is held opens when it is touched */
 }
 
 void guard_tick(void) {

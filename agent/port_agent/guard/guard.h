@@ -15,7 +15,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define GUARD_INTERFACE_VERSION 1u
+#define GUARD_INTERFACE_VERSION 2u
 
 /* What happened since the start; `_bytes` are multiples of the page size. The order is part of the binary interface. */
 struct guard_counters {
@@ -67,7 +67,11 @@ void guard_set_process_limit(size_t bytes);
 void guard_make_way(size_t bytes);
 /* Have a function give up memory that nobody uses, before tensors leave for it: it returns how many of `bytes` it gave. */
 void guard_before_leaving(size_t (*give_up)(size_t bytes));
-/* Evict all; from now on whoever touches a block that is away waits. */
+/* From now on whoever touches a block waits, until `guard_resume`. `guard_hold` stops all at once, `guard_release` has what is
+ * resident leave then, which takes as long as writing it does, and returns whether all is gone but what a system call has; what
+ * was on its way in when all were stopped goes the next time. `guard_pause` is both. */
+void guard_hold(void);
+bool guard_release(void);
 void guard_pause(void);
 void guard_resume(void);
 void guard_read_counters(struct guard_counters *out);

@@ -37,6 +37,7 @@ struct block {
     uint8_t span_count;
     uint8_t donor;                 /* in the list of those whose pages may be taken */
     uint8_t file;                  /* which page file, in forked children */
+    uint8_t held;                  /* resident, and closed until the end of a pause */
     struct span spans[MAX_SPANS];
     off_t offset;                  /* in the page file; -1: none */
     uint64_t era;                  /* of forks, when that was taken */

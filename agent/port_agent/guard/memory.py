@@ -10,7 +10,7 @@ from typing import Self
 
 from port_agent.malloc import PreloadMode, preload_environment, preload_mode
 
-INTERFACE_VERSION = 1
+INTERFACE_VERSION = 2
 """GUARD_INTERFACE_VERSION in guard.h."""
 SMALLEST_BLOCK_BYTES = 64 << 10
 """Tensors from this size on are guarded, unless the budget is tiny."""

@@ -244,6 +244,13 @@ void processes_measures_itself(void) {
         atomic_store(&own_->measures, 1);
 }
 
+bool processes_paused(void) { return all_ && atomic_load(&all_->paused); }
+
+void processes_say_paused(enum pause_state state) {
+    if (own_)
+        atomic_store(&own_->pause, state);
+}
+
 void processes_in_child(void) {
     if (!all_)
         return;

@@ -23,11 +23,19 @@ enum process_state {
     ENDED,
 };
 
+enum pause_state {
+    RUNS,
+    HELD,     /* who touches a tensor waits */
+    RELEASED, /* and nothing of tensors is resident */
+};
+
 struct process_slot {
     _Atomic uint32_t state;
     _Atomic uint32_t pid;
     _Atomic uint32_t guarded;        /* whether its last program was */
     _Atomic uint32_t measures;       /* whether it measures itself; others are measured by the first process */
+    _Atomic uint32_t pause;          /* enum pause_state */
+    uint32_t reserved;
     _Atomic uint64_t now_bytes;      /* its part of what is resident: shared pages are divided among those that share them */
     _Atomic uint64_t peak_bytes;
     _Atomic uint64_t rest_bytes;     /* of these, what is not tensors */
@@ -51,6 +59,8 @@ struct processes {
     _Atomic uint64_t forgotten;      /* processes whose slots others have now */
     _Atomic uint32_t replaced;       /* how often the program became another (execve) */
     _Atomic uint32_t accounted;      /* whether somebody said what it took */
+    _Atomic uint32_t paused;         /* whether all wait */
+    _Atomic uint32_t steps;          /* of the program's optimizers */
     char page_directory[PATH_BYTES];
     char preload[PATH_BYTES];        /* what belongs at the beginning of LD_PRELOAD in each program that is started */
     char library_path[PATH_BYTES];   /* and of LD_LIBRARY_PATH; mostly empty */
@@ -94,6 +104,8 @@ void processes_note_spawned(uint32_t pid, char *const *words);
 /* What only the first process does, now and then: look at those that do not measure themselves, and for unknown ones. */
 void processes_look_around(void);
 void processes_measures_itself(void);
+bool processes_paused(void);
+void processes_say_paused(enum pause_state state);
 /* Return which part of `resident_bytes` is this process's own, where pages are shared; costs milliseconds. */
 size_t processes_own_part(uint32_t pid, size_t resident_bytes);
 size_t processes_resident(uint32_t pid);

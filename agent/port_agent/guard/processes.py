@@ -19,7 +19,8 @@ SLOTS = 256
 VARIABLE = "PORT_GUARD_PROCESSES"
 _PATH_BYTES = 4096
 _UNLIMITED = 2**64 - 1
-_STARTED, _ENDED = 1, 3
+_STARTED, _GUARDED, _ENDED = 1, 2, 3
+_HELD, _RELEASED = 1, 2
 _PREFIX = "port-agent-processes-"
 
 
@@ -44,7 +45,7 @@ class _Slot(ctypes.Structure):
     """struct process_slot."""
 
     _fields_ = (
-        *((name, ctypes.c_uint32) for name in ("state", "pid", "guarded", "measures")),
+        *((name, ctypes.c_uint32) for name in ("state", "pid", "guarded", "measures", "pause", "reserved")),
         *(
             (name, ctypes.c_uint64)
             for name in ("now_bytes", "peak_bytes", "rest_bytes", "tensor_bytes", "wanted_bytes")
@@ -64,7 +65,7 @@ class _Table(ctypes.Structure):
         *((name, ctypes.c_uint64) for name in ("peak_bytes", "peak_tensor_bytes")),
         *((name, ctypes.c_uint64) for name in ("rest_bytes", "needed_bytes", "forgotten")),
         ("replaced", ctypes.c_uint32),
-        ("accounted", ctypes.c_uint32),
+        *((name, ctypes.c_uint32) for name in ("accounted", "paused", "steps")),
         ("page_directory", ctypes.c_char * _PATH_BYTES),
         ("preload", ctypes.c_char * _PATH_BYTES),
         ("library_path", ctypes.c_char * _PATH_BYTES),
@@ -161,6 +162,51 @@ class ProcessTable:
 
     def _uses(self) -> list[ProcessUse]:
         return [_use_of(slot) for slot in self._table.slots if _STARTED <= slot.state <= _ENDED]
+
+    def pause(self) -> None:
+        """Have all processes stop: from now on whoever touches a tensor waits, and what is resident of tensors leaves."""
+        self._table.paused = 1
+
+    def resume(self) -> None:
+        """Let all go on."""
+        self._table.paused = 0
+
+    @property
+    def held(self) -> bool:
+        """Return whether all that have tensors have stopped."""
+        return all(slot.pause >= _HELD for slot in self._pausable())
+
+    @property
+    def released(self) -> bool:
+        """Return whether nothing of tensors is resident."""
+        return all(slot.pause == _RELEASED for slot in self._pausable())
+
+    @property
+    def now_bytes(self) -> int:
+        """Return what all processes hold now."""
+        return sum(int(slot.now_bytes) for slot in self._table.slots if _STARTED <= slot.state < _ENDED)
+
+    @property
+    def tensor_bytes(self) -> int:
+        """Return what of tensors is resident now, in all processes."""
+        return sum(int(slot.tensor_bytes) for slot in self._table.slots if _STARTED <= slot.state < _ENDED)
+
+    @property
+    def written_bytes(self) -> int:
+        """Return what all processes wrote to their page files."""
+        return sum(int(slot.written_bytes) for slot in self._table.slots)
+
+    @property
+    def steps(self) -> int:
+        """Return how often the program's optimizers stepped."""
+        return int(self._table.steps)
+
+    def step_done(self) -> None:
+        """Note that an optimizer stepped."""
+        self._table.steps += 1
+
+    def _pausable(self) -> list[Any]:
+        return [slot for slot in self._table.slots if slot.state == _GUARDED and slot.measures]
 
     def remove(self) -> None:
         """Remove the file; processes that live keep it."""

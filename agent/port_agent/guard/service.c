@@ -2,6 +2,7 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
+#include <malloc.h>
 #include <pthread.h>
 #include <signal.h>
 #include <time.h>
@@ -32,11 +33,29 @@ static uint64_t look(void) {
     return begin + (pause > LOOK_NS ? pause : LOOK_NS);
 }
 
+static void obey_pause(void) {
+    static enum pause_state state;
+    if (processes_paused()) {
+        guard_hold();
+        if (state == RUNS)
+            processes_say_paused(HELD);
+        bool all = guard_release();
+        if (state == RUNS)
+            malloc_trim(0);
+        state = all ? RELEASED : HELD;
+    } else if (state != RUNS) {
+        guard_resume();
+        state = RUNS;
+    }
+    guard_tick();
+    processes_say_paused(state);
+}
+
 static void *serve(void *nothing) {
     for (uint64_t next_look = 0;;) {
         if (processes_all() && now_ns() >= next_look)
             next_look = look();
-        guard_tick();
+        obey_pause();
         processes_say_need();
         struct timespec tick = {0, TICK_NS};
         nanosleep(&tick, NULL);

@@ -14,7 +14,8 @@ import pytest
 
 from port_agent.guard import ProcessTable, processes
 from port_agent.malloc import PreloadMode, preload_mode
-from tests.agent.intercept.programs import RunEnd, followed, plain, report_of, written
+from tests import waiting
+from tests.agent.intercept.programs import RunEnd, exec_words, followed, plain, report_of, written
 
 HEADER = Path(__file__).resolve().parents[3] / "agent/port_agent/guard/processes.h"
 
@@ -253,3 +254,41 @@ def test_files_of_programs_that_are_gone_are_removed(tmp_path: Path) -> None:
     )
     table.remove()
     assert not list(tmp_path.iterdir())
+
+
+PAUSED = """
+if len(sys.argv) < 2:
+    blocks = blocks_of(8); child = subprocess.Popen([sys.executable, "train.py", "x"], stdin=subprocess.PIPE)
+else:
+    blocks = blocks_of(4)
+print("ready", flush=True)
+total = 0
+for round in range(400): total += computed(blocks, 1)
+print(total, flush=True)
+if len(sys.argv) < 2: child.communicate()
+"""
+"""Two processes that read and write 12 MiB of tensors all the time."""
+
+
+@guarded
+@pytest.mark.process
+def test_a_pause_stops_all_processes_wherever_they_are_and_their_tensors_leave(tmp_path: Path) -> None:
+    written(tmp_path, BLOCKS + PAUSED)
+    expected = plain("train.py", folder=tmp_path).output
+    words = [*exec_words(("--ram", "2G", "--guard-only"), tmp_path), "train.py"]
+    with subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as program:
+        assert program.stdout is not None
+        said = program.stdout.readline() + program.stdout.readline()
+        (file,) = tmp_path.glob("port-agent-processes-*")
+        table = ProcessTable(file)
+        left = []
+        for _ in range(10):
+            table.pause()
+            waiting.until(lambda: table.released, lambda: table.children())
+            left.append(table.tensor_bytes)
+            table.resume()
+            waiting.until(lambda: not table.held, lambda: table.children())
+        written_bytes = table.written_bytes
+        rest, _ = program.communicate()
+    assert program.returncode == 0 and sorted((said + rest).splitlines()) == sorted(expected.splitlines())
+    assert not any(left) and written_bytes > 5 * (12 << 20), (left, written_bytes)

@@ -50,11 +50,12 @@ what the largest operator reads and writes. An operator that does not fit is nam
 
 --guard-only: no operator is followed; the processor's memory protection alone says which tensors are in RAM. Slower where much
 leaves, and right for everything that computes past PyTorch's operators: C++ extensions, torch.compile, pointers into
-tensors that are kept. For Linux. Child processes are inside the same budget: DataLoader workers, torchrun and accelerate
-launch, programs that the program starts or becomes. A program that is linked statically cannot be guarded: it is named.
+tensors that are kept. For Linux.
 
-child processes without --guard-only run without a budget of their own, under the same hard limit. With --opportunistic they
-are stopped (SIGSTOP) while the program waits; their memory stays.
+child processes are inside the same budget, where the library can be preloaded (Linux with glibc): torchrun and accelerate
+launch, programs that the program starts or becomes; with --guard-only forked ones, too (DataLoader workers). Memory
+protection alone bounds them. What cannot be guarded, as a program that is linked statically, is named with its peak, and no
+budget is claimed. With --opportunistic children are stopped (SIGSTOP) while the program waits; their memory stays.
 """
 
 
@@ -178,13 +179,9 @@ def run_in_budget(
     energy, _ = places.energy_settings(arguments.config)
     prices = FlashPrices(energy.flash_endurance_bytes, energy.flash_price, energy.price_per_kwh)
     socket = _agent_socket(arguments.runtime_dir, ram) if arguments.opportunistic else None
-    added = preload_environment(ram) if ram is not None else {}
-    table = None
-    if guard_only:
-        added = guard_environment(arguments.page_dir.absolute(), tensor_bytes=arguments.tensors, process_bytes=ram)
-        table = ProcessTable.create(
-            arguments.page_dir.absolute(), " ".join(program), ram_bytes=ram, tensor_bytes=arguments.tensors
-        )
+    added = _preloaded(arguments, guard_only=guard_only)
+    table = _process_table(arguments, program, followed=not guard_only)
+    if table is not None:
         added |= table.environment()
     if arguments.cpus is not None:
         use_cores(arguments.cpus)
@@ -216,6 +213,23 @@ def run_in_budget(
         words = [*scope, "env", *(f"{name}={value}" for name, value in added.items()), *words]
         added = {}
     os.execve(words[0], words, {**os.environ, **added})
+
+
+def _preloaded(arguments: argparse.Namespace, *, guard_only: bool) -> dict[str, str]:
+    """Return the variables that preload what the program's process needs."""
+    if guard_only:
+        page_dir = arguments.page_dir.absolute()
+        return guard_environment(page_dir, tensor_bytes=arguments.tensors, process_bytes=arguments.ram)
+    return preload_environment(arguments.ram)
+
+
+def _process_table(arguments: argparse.Namespace, program: list[str], *, followed: bool) -> ProcessTable | None:
+    """Return what the program shares with its children; None where no library can be preloaded."""
+    if preload_mode() is not PreloadMode.PRELOAD:
+        return None
+    page_dir, command = arguments.page_dir.absolute(), " ".join(program)
+    ram, tensors = arguments.ram, arguments.tensors
+    return ProcessTable.create(page_dir, command, ram_bytes=ram, tensor_bytes=tensors, followed=followed)
 
 
 def _agent_socket(runtime_dir: Path | None, ram: int | None) -> Path:

@@ -206,6 +206,13 @@ static void take_from_list(const char *variable, const char *entry) {
     }
 }
 
+static void begin_own(bool guarded) {
+    if (own_) {
+        atomic_store(&own_->guarded, guarded);
+        atomic_store(&own_->state, GUARDED);
+    }
+}
+
 struct processes *processes_attach(int count, char **words) {
     const char *path = getenv(PROCESSES_VARIABLE);
     if (!path || strlen(path) >= sizeof file_)
@@ -228,15 +235,8 @@ struct processes *processes_attach(int count, char **words) {
     drop_twins(pid);
     if (own_ && !*own_->name && count)
         name_by(own_, words, "");
-    processes_say_guarded();
+    begin_own(true);
     return all_;
-}
-
-void processes_say_guarded(void) {
-    if (own_) {
-        atomic_store(&own_->guarded, 1);
-        atomic_store(&own_->state, GUARDED);
-    }
 }
 
 void processes_measures_itself(void) {
@@ -251,7 +251,7 @@ void processes_say_paused(enum pause_state state) {
         atomic_store(&own_->pause, state);
 }
 
-void processes_in_child(void) {
+void processes_in_child(bool guarded) {
     if (!all_)
         return;
     const struct process_slot *parent = own_;
@@ -262,7 +262,7 @@ void processes_in_child(void) {
         char *const words[] = {(char *)parent->name, NULL};
         name_by(own_, words, strncmp(parent->name, "(forked)", 8) ? "(forked) " : "");
     }
-    processes_say_guarded();
+    begin_own(guarded);
 }
 
 /* Where the program became another, nobody in it knows what it took: have that said. */
@@ -352,7 +352,8 @@ size_t processes_share(const struct process_use *use, size_t alone) {
     raise_to(&all_->peak_tensor_bytes, tensors);
     uint64_t beside = all > tensors ? all - tensors : 0;
     raise_to(&all_->rest_bytes, beside);
-    if (all_->ram_bytes && (all > all_->ram_bytes || beside + margins > all_->ram_bytes))
+    bool crowded = beside + margins > all_->ram_bytes && !all_->followed;
+    if (all_->ram_bytes && (all > all_->ram_bytes || crowded))
         raise_to(&all_->needed_bytes, all + 2 * margins); /* one for what comes, one for what is measured late */
     if (!processes_has_company())
         return alone;
@@ -371,7 +372,7 @@ static void say(const char *text, size_t bytes) {
 
 void processes_say_need(void) {
     static uint64_t said;
-    if (!processes_is_first())
+    if (!processes_is_first() || all_->followed)
         return;
     uint64_t needed = atomic_load(&all_->needed_bytes), rest = atomic_load(&all_->rest_bytes);
     if (!needed || rest + SHARED_MARGIN <= all_->ram_bytes || needed < said + said / 2)

@@ -61,6 +61,8 @@ struct processes {
     _Atomic uint32_t accounted;      /* whether somebody said what it took */
     _Atomic uint32_t paused;         /* whether all wait */
     _Atomic uint32_t steps;          /* of the program's optimizers */
+    uint32_t followed;               /* whether the program's own tensors are not guarded: others hold them to the budget */
+    uint32_t reserved;
     char page_directory[PATH_BYTES];
     char preload[PATH_BYTES];        /* what belongs at the beginning of LD_PRELOAD in each program that is started */
     char library_path[PATH_BYTES];   /* and of LD_LIBRARY_PATH; mostly empty */
@@ -82,8 +84,7 @@ struct processes *processes_all(void);        /* NULL: this process shares no bu
 const char *processes_file(void);
 bool processes_is_first(void);
 bool processes_has_company(void);             /* whether others live */
-void processes_in_child(void);
-void processes_say_guarded(void);
+void processes_in_child(bool guarded);
 
 /* Say what this process holds, and return how much its tensors may: `alone`, less what the others need. */
 size_t processes_share(const struct process_use *use, size_t alone);

@@ -65,7 +65,7 @@ class _Table(ctypes.Structure):
         *((name, ctypes.c_uint64) for name in ("peak_bytes", "peak_tensor_bytes")),
         *((name, ctypes.c_uint64) for name in ("rest_bytes", "needed_bytes", "forgotten")),
         ("replaced", ctypes.c_uint32),
-        *((name, ctypes.c_uint32) for name in ("accounted", "paused", "steps")),
+        *((name, ctypes.c_uint32) for name in ("accounted", "paused", "steps", "followed", "reserved")),
         ("page_directory", ctypes.c_char * _PATH_BYTES),
         ("preload", ctypes.c_char * _PATH_BYTES),
         ("library_path", ctypes.c_char * _PATH_BYTES),
@@ -84,10 +84,12 @@ class ProcessTable:
         self._table = _Table.from_buffer(self._memory)
 
     @classmethod
-    def create(cls, page_dir: Path, name: str, *, ram_bytes: int | None, tensor_bytes: int | None) -> Self:
+    def create(
+        cls, page_dir: Path, name: str, *, ram_bytes: int | None, tensor_bytes: int | None, followed: bool = False
+    ) -> Self:
         """Make the file in `page_dir`, for a program that this process becomes; those of programs that are gone are removed.
 
-        `name`: what the program is called in it, its command mostly.
+        `name`: what the program is called in it, its command mostly. `followed`: its own tensors are not guarded.
         """
         _sweep(page_dir)
         descriptor, path = tempfile.mkstemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=page_dir)
@@ -97,6 +99,7 @@ class ProcessTable:
         table = made._table
         limit = _UNLIMITED if tensor_bytes is None else tensor_bytes
         table.first_pid, table.ram_bytes, table.tensor_bytes = os.getpid(), ram_bytes or 0, limit
+        table.followed = followed
         table.smallest_bytes = smallest_block_bytes(tensor_bytes)
         table.page_directory = os.fsencode(page_dir)
         added = preload_environment(None)
@@ -126,6 +129,11 @@ class ProcessTable:
     def accounted(self) -> None:
         """Note that what the program took is said."""
         self._table.accounted = 1
+
+    @property
+    def followed(self) -> bool:
+        """Return whether the program's own tensors are not guarded."""
+        return bool(self._table.followed)
 
     @property
     def peak_bytes(self) -> int:

@@ -315,7 +315,7 @@ static void after_fork(void) {
 
 static void in_child(void) {
     block_cache_unlock(&blocks);
-    processes_in_child();
+    processes_in_child(guard_active());
     service_in_child();
     guard_in_child();
 }
@@ -342,8 +342,8 @@ static int begin_guard(const struct processes *shared) {
     const char *directory = getenv("PORT_GUARD_DIRECTORY");
     size_t limit = bytes_from_environment("PORT_GUARD_LIMIT", SIZE_MAX), smallest = bytes_from_environment("PORT_GUARD_SMALLEST", THRESHOLD);
     if (!directory) {
-        if (!shared || (processes_is_first() && !atomic_load(&shared->replaced))) /* the program is followed, its children are not */
-            return 0;
+        if (!shared || (processes_is_first() && shared->followed && !atomic_load(&shared->replaced)))
+            return 0; /* children of a followed program are not followed */
         directory = shared->page_directory, limit = shared->tensor_bytes, smallest = shared->smallest_bytes;
     }
     int error = guard_begin(directory, limit, smallest);

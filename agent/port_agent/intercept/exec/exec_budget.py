@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from port_agent.intercept.exec.opportunistic import Opportunistic
 
 
+_OF_CHILDREN = ("peak_together_bytes", "budget_held", "needed_bytes", "children", "children_forgotten")
+"""Of the figures of guarded memory, what a followed program's report has, too."""
+
 _FOR_LOADING_BYTES = 64 << 30
 """More than any build of torch maps when it is loaded."""
 
@@ -138,11 +141,21 @@ class ExecBudget:
 
     def finish(self) -> None:
         """Say what it took on standard error, and in the file of `--report`."""
-        if self._options.processes is not None:
-            self._finish_guard(Path(self._options.processes))
-            return
+        table = None if self._options.processes is None else ProcessTable(Path(self._options.processes))
+        if self._options.guard_only and table is not None:
+            self._finish_guard(table)
+        else:
+            self._finish_followed(table)
+        if table is not None:
+            table.accounted()
+            table.remove()
+
+    def _finish_followed(self, table: ProcessTable | None) -> None:
+        run = None if table is None else GuardedRun.read(table, None, peak_resident_bytes())
         if self._budget is None:
-            if not self._refused:
+            if run is not None and run.children:
+                self._say_guarded(run, time.perf_counter() - self._begin)
+            elif not self._refused:
                 _emit("the program ended without importing torch; nothing was done")
             return
         if self._attached is not None:
@@ -150,20 +163,19 @@ class ExecBudget:
         report = self._budget.stop(restore=False)
         release_free_memory()
         release_code_pages()  # the interpreter's end runs code that was not needed before
-        _emit(_summary(report, self._options, time.perf_counter() - self._begin))
+        _emit(_summary(report, self._options, time.perf_counter() - self._begin, run))
         facts = asdict(report)
+        if run is not None and run.children:
+            facts |= {name: value for name, value in run.facts().items() if name in _OF_CHILDREN}
         if self._attached is not None:
             facts |= {"pauses": self._attached.pauses, "paused_s": self._attached.paused_s}
         self._write_report(facts)
 
-    def _finish_guard(self, path: Path) -> None:
-        table = ProcessTable(path)
+    def _finish_guard(self, table: ProcessTable) -> None:
         if not self._refused:
             guard = active_guard()
             run = GuardedRun.read(table, None if guard is None else guard.counters(), peak_resident_bytes())
             self._say_guarded(run, time.perf_counter() - self._begin)
-        table.accounted()
-        table.remove()
 
     def finish_replaced(self) -> None:
         """Say what the program took, in a process of its own: others had taken its place, and their time is not known."""
@@ -192,12 +204,16 @@ class ExecBudget:
             _emit(f"{self._options.report} could not be written: {error.strerror}")
 
 
-def _summary(report: "Report", options: ExecOptions, wall_s: float) -> str:
-    bound = (
-        f"of {format_bytes(options.ram_bytes)}, tensors {format_bytes(report.peak_tensor_bytes)}"
-        if options.ram_bytes is not None
-        else f"tensors {format_bytes(report.peak_tensor_bytes)} of {format_bytes(options.tensors_bytes or 0)}"
-    )
+def _summary(report: "Report", options: ExecOptions, wall_s: float, run: GuardedRun | None) -> str:
+    ram_bytes, tensor_bytes = options.ram_bytes, options.tensors_bytes
+    tensors = format_bytes(report.peak_tensor_bytes)
+    if run is not None and run.children:
+        peak, remarks = run.bound(ram_bytes, tensor_bytes, report.peak_tensor_bytes), run.remarks(ram_bytes)
+    else:
+        bound = f"tensors {tensors} of {format_bytes(tensor_bytes or 0)}"
+        if ram_bytes is not None:
+            bound = f"of {format_bytes(ram_bytes)}, tensors {tensors}"
+        peak, remarks = f"peak {format_bytes(peak_resident_bytes())} {bound}", ""
     moved = f"read {format_bytes(report.read_bytes)}, wrote {format_bytes(report.written_bytes)}"
     planned = "" if report.plan is None else f"; planned ({report.plan})"
     steps = f"{report.steps} {'step' if report.steps == 1 else 'steps'} in " if report.steps else ""
@@ -206,8 +222,8 @@ def _summary(report: "Report", options: ExecOptions, wall_s: float) -> str:
     )
     used = "" if report.joules is None else f"; {report.joules:,.0f} J {report.energy_source}"
     return (
-        f"peak {format_bytes(peak_resident_bytes())} {bound}; {steps}{format_seconds(wall_s)}; {moved}, "
-        f"recomputed {format_bytes(report.recomputed_bytes)}, waited {format_seconds(report.stall_seconds)}{planned}{used}{beside}"
+        f"{peak}; {steps}{format_seconds(wall_s)}; {moved}, "
+        f"recomputed {format_bytes(report.recomputed_bytes)}, waited {format_seconds(report.stall_seconds)}{planned}{used}{beside}{remarks}"
     )
 
 

@@ -26,6 +26,8 @@ class GuardedRun:
     """What would have sufficed; 0 where the budget did."""
     program: ProcessUse | None
     children: tuple[ProcessUse, ...]
+    followed: bool
+    """Whether the program's own tensors are not guarded, and count among the rest."""
     forgotten: int
     """Children of which no figures are left."""
     counters: GuardCounters | None
@@ -38,7 +40,7 @@ class GuardedRun:
         together = max(table.peak_bytes, peak_bytes) if children else peak_bytes
         tensors = max(table.peak_tensor_bytes, 0 if counters is None else counters.peak_resident_bytes)
         figures = (peak_bytes, together, tensors, table.rest_bytes, table.needed_bytes)
-        return cls(*figures, program, children, table.forgotten, counters)
+        return cls(*figures, program, children, table.followed, table.forgotten, counters)
 
     @property
     def unguarded(self) -> tuple[ProcessUse, ...]:
@@ -74,18 +76,25 @@ class GuardedRun:
         faults = self._sum("read_faults") + self._sum("write_faults")
         spent = "" if self.counters is None or self.children else f" of {format_seconds(self.counters.fault_ns / 1e9)}"
         moved = f"read {format_bytes(self._sum('read_bytes'))}, wrote {format_bytes(self._sum('written_bytes'))}"
-        return (
-            f"peak {format_bytes(self.together_bytes)}{self._bound(ram_bytes, tensor_bytes)}{self._processes()}; "
-            f"{'' if wall_s is None else f'{format_seconds(wall_s)}; '}{moved} in {faults:,} faults{spent}{self._not_held()}{self._advice(ram_bytes)}"
-        )
+        took = "" if wall_s is None else f"{format_seconds(wall_s)}; "
+        bound = self.bound(ram_bytes, tensor_bytes, self.tensor_bytes)
+        return f"{bound}; {took}{moved} in {faults:,} faults{spent}{self.remarks(ram_bytes)}"
 
-    def _bound(self, ram_bytes: int | None, tensor_bytes: int | None) -> str:
-        tensors = f"tensors {format_bytes(self.tensor_bytes)}"
+    def remarks(self, ram_bytes: int | None) -> str:
+        """Return what of a budget did not hold, and what would suffice; nothing where it held."""
+        return self._not_held() + self._advice(ram_bytes)
+
+    def bound(self, ram_bytes: int | None, tensor_bytes: int | None, own_tensor_bytes: int) -> str:
+        """Return the peak of all processes, of which budget, and who they were."""
+        tensors = f"tensors {format_bytes(max(own_tensor_bytes, self.tensor_bytes))}"
         if self.unguarded:
-            return f" (the budget did not hold for all processes), {tensors}"
-        if ram_bytes is not None:
-            return f" of {format_bytes(ram_bytes)}, {tensors}, the rest {format_bytes(self.rest_bytes)}"
-        return f" {tensors} of {format_bytes(tensor_bytes or 0)}"
+            bound = f" (the budget did not hold for all processes), {tensors}"
+        elif ram_bytes is not None:
+            rest = f", the rest {format_bytes(self.rest_bytes)}" if self.counters is not None else ""
+            bound = f" of {format_bytes(ram_bytes)}, {tensors}{rest}"
+        else:
+            bound = f" {tensors} of {format_bytes(tensor_bytes or 0)}"
+        return f"peak {format_bytes(self.together_bytes)}{bound}{self._processes()}"
 
     def _processes(self) -> str:
         count = len(self.children) + self.forgotten
@@ -109,5 +118,7 @@ class GuardedRun:
     def _advice(self, ram_bytes: int | None) -> str:
         if ram_bytes is None or not self.needed_bytes:
             return ""
+        if self.followed:
+            return f"; all processes together took {format_bytes(self.together_bytes)}: give at least {(self.needed_bytes >> 20) + 1}M"
         rest = f"Python, libraries and your objects take {format_bytes(self.rest_bytes)} of {format_bytes(ram_bytes)}"
         return f"; {rest}: give at least {(self.needed_bytes >> 20) + 1}M"

@@ -1,9 +1,13 @@
-"""The processes inside one budget: a file that their libraries share, made before the program starts and read at its end."""
+"""The processes inside one budget: memory that their libraries share, made before the program starts and read at its end.
 
+It is a file without a name, which the program's own process holds: gone with the last of them, however they end.
+"""
+
+import contextlib
 import ctypes
+import fcntl
 import mmap
 import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +25,9 @@ _PATH_BYTES = 4096
 _UNLIMITED = 2**64 - 1
 _STARTED, _GUARDED, _ENDED = 1, 2, 3
 _HELD, _RELEASED = 1, 2
-_PREFIX = "port-agent-processes-"
+_FILE = "port-agent-processes"
+_LOW_DESCRIPTORS = 64
+"""Programs count on small numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,15 +93,15 @@ class ProcessTable:
     def create(
         cls, page_dir: Path, name: str, *, ram_bytes: int | None, tensor_bytes: int | None, followed: bool = False
     ) -> Self:
-        """Make the file in `page_dir`, for a program that this process becomes; those of programs that are gone are removed.
+        """Make it for a program that this process becomes, whose children have their pages in `page_dir`.
 
-        `name`: what the program is called in it, its command mostly. `followed`: its own tensors are not guarded.
+        `name`: what the program is called, its command mostly. `followed`: its own tensors are not guarded.
         """
-        _sweep(page_dir)
-        descriptor, path = tempfile.mkstemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=page_dir)
+        low = os.memfd_create(_FILE, os.MFD_CLOEXEC)
+        descriptor = fcntl.fcntl(low, fcntl.F_DUPFD, _LOW_DESCRIPTORS)  # stays open in what this process becomes
+        os.close(low)
         os.truncate(descriptor, ctypes.sizeof(_Table))
-        os.close(descriptor)
-        made = cls(Path(path))
+        made = cls(Path(f"/proc/{os.getpid()}/fd/{descriptor}"))
         table = made._table
         limit = _UNLIMITED if tensor_bytes is None else tensor_bytes
         table.first_pid, table.ram_bytes, table.tensor_bytes = os.getpid(), ram_bytes or 0, limit
@@ -110,6 +116,15 @@ class ProcessTable:
         first.name = os.fsencode(name)[: _Slot.name.size - 1]
         table.version = VERSION
         return made
+
+    @classmethod
+    def of_program(cls, pid: int) -> Self:
+        """Return that of a program that runs. Raises OSError where the process has none."""
+        for path in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # closed since
+                if path.readlink().name.startswith(f"memfd:{_FILE}"):
+                    return cls(path)
+        raise FileNotFoundError(f"process {pid} shares no budget")
 
     @property
     def path(self) -> Path:
@@ -216,21 +231,9 @@ class ProcessTable:
     def _pausable(self) -> list[Any]:
         return [slot for slot in self._table.slots if slot.state == _GUARDED and slot.measures]
 
-    def remove(self) -> None:
-        """Remove the file; processes that live keep it."""
-        self._path.unlink(missing_ok=True)
-
 
 def _use_of(slot: Any) -> ProcessUse:
     figures = {
         name: int(getattr(slot, name)) for name in ProcessUse.__dataclass_fields__ if name not in ("name", "guarded")
     }
     return ProcessUse(name=slot.name.decode(errors="replace"), guarded=bool(slot.guarded), **figures)
-
-
-def _sweep(directory: Path) -> None:
-    """Remove the files of programs that were killed."""
-    for path in directory.glob(f"{_PREFIX}*"):
-        pid = path.name.removeprefix(_PREFIX).partition("-")[0]
-        if pid.isdecimal() and not Path(f"/proc/{pid}").exists():
-            path.unlink(missing_ok=True)

@@ -1,11 +1,9 @@
 """Processes that a guarded program starts, by whatever way, are inside its budget; those that cannot be are named."""
 
-import ctypes
 import os
 import re
 import shutil
 import subprocess
-import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -80,7 +78,6 @@ def test_children_are_inside_by_whatever_way_they_are_started(tmp_path: Path) ->
     assert report["peak_tensor_bytes"] < 12 << 20
     assert all(child["peak_bytes"] > 10 << 20 for child in trained), "each child's peak"
     assert re.search(r"tensors [\d.]+ MiB of 4\.0 MiB, with \d+ child processes, the largest", done.ours[0])
-    assert not list(tmp_path.glob("port-agent-processes-*"))
 
 
 @guarded
@@ -95,7 +92,6 @@ def test_a_program_that_becomes_another_is_inside_and_is_accounted_for(tmp_path:
     assert done.code == 0 and done.output.startswith("again "), done.said
     assert report["written_bytes"] > 16 << 20 and report["peak_tensor_bytes"] < 12 << 20
     assert len(done.ours) == 1 and "tensors" in done.ours[0]
-    assert not list(tmp_path.glob("port-agent-processes-*"))
 
 
 TOGETHER = """
@@ -181,10 +177,8 @@ def test_a_static_program_is_named_with_its_peak_and_no_budget_is_claimed(tmp_pa
     if subprocess.run(["cc", "-O1", "-static", "-o", "big", "big.c"], cwd=tmp_path, capture_output=True).returncode:
         pytest.skip("no static C library")
     program = """
-    import pathlib
     from port_agent.guard import ProcessTable
-    (file,) = pathlib.Path().glob("port-agent-processes-*")
-    table = ProcessTable(file)
+    table = ProcessTable.of_program(os.getpid())
     child = subprocess.Popen(["./big", "argument"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     print(child.stdout.readline())
     while not any(use.peak_bytes > 29 << 20 for use in table.children()): assert child.poll() is None
@@ -258,21 +252,17 @@ def test_the_table_is_that_of_the_header(tmp_path: Path) -> None:
         assert names == [name for name, *_ in kind._fields_]
 
 
-@pytest.mark.process
-def test_files_of_programs_that_are_gone_are_removed(tmp_path: Path) -> None:
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
-    left = tmp_path / f"port-agent-processes-{ended.pid}-x"
-    left.touch()
+def test_a_table_has_no_name_and_is_found_by_its_process(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="shares no budget"):
+        ProcessTable.of_program(os.getpid())
     table = ProcessTable.create(tmp_path, "train.py", ram_bytes=None, tensor_bytes=4 << 10)
-    assert not left.exists() and table.path.stat().st_size == ctypes.sizeof(processes._Table)
-    program = table.program()
-    assert table.children() == () and program is not None and program.name == "train.py"
-    assert list(tmp_path.iterdir()) == [table.path] and table.path.name.startswith(
-        f"port-agent-processes-{os.getpid()}-"
-    )
-    table.remove()
-    assert not list(tmp_path.iterdir())
+    try:
+        found = ProcessTable.of_program(os.getpid())
+        program = found.program()
+        assert found.children() == () and program is not None and program.name == "train.py"
+        assert not list(tmp_path.iterdir()) and found.path == table.path and int(table.path.name) >= 64
+    finally:
+        os.close(int(table.path.name))
 
 
 PAUSED = """
@@ -298,8 +288,7 @@ def test_a_pause_stops_all_processes_wherever_they_are_and_their_tensors_leave(t
     with subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as program:
         assert program.stdout is not None
         said = program.stdout.readline() + program.stdout.readline()
-        (file,) = tmp_path.glob("port-agent-processes-*")
-        table = ProcessTable(file)
+        table = ProcessTable.of_program(program.pid)
         left = []
         for _ in range(10):
             table.pause()

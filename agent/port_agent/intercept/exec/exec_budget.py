@@ -148,7 +148,6 @@ class ExecBudget:
             self._finish_followed(table)
         if table is not None:
             table.accounted()
-            table.remove()
 
     def _finish_followed(self, table: ProcessTable | None) -> None:
         run = None if table is None else GuardedRun.read(table, None, peak_resident_bytes())
@@ -182,7 +181,6 @@ class ExecBudget:
         if self._options.processes is not None:
             table = ProcessTable(Path(self._options.processes))
             self._say_guarded(GuardedRun.read(table, None, 0), None)
-            table.remove()
 
     def _say_guarded(self, run: GuardedRun, wall_s: float | None) -> None:
         _emit(run.summary(self._options.ram_bytes, self._options.tensors_bytes, wall_s))

@@ -119,7 +119,7 @@ class ProcessTable:
 
     @classmethod
     def of_program(cls, pid: int) -> Self:
-        """Return that of a program that runs. Raises OSError where the process has none."""
+        """Return that of a program that runs. Raises FileNotFoundError where the process has none, OSError where it may not be seen."""
         for path in Path(f"/proc/{pid}/fd").iterdir():
             with contextlib.suppress(FileNotFoundError):  # closed since
                 if path.readlink().name.startswith(f"memfd:{_FILE}"):

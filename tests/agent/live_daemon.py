@@ -99,8 +99,9 @@ class Live:
         later = self.context.clock.monotonic_s() + 1000.0
         return {item.code for item in self.context.health.items(later)}
 
-    def plug(self, online: bool) -> None:
-        status = "Charging" if online else "Discharging"
+    def plug(self, online: bool, *, lags: bool = False) -> None:
+        """Plug in or pull; where the battery's status `lags`, it goes on saying Charging."""
+        status = "Charging" if online or lags else "Discharging"
         battery = LAPTOP_BATTERY.format(status=status, capacity=80)
         supply_tree(self.settings.sysfs_root or self.root, ACAD=MAINS.format(online=int(online)), BAT0=battery)
 

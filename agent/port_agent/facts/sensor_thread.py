@@ -85,7 +85,8 @@ class _Reader(threading.Thread):
                 answer.set_result(value)  # type: ignore[arg-type]  # of `sensors`, where nothing was raised
 
         def task() -> None:
-            value, failure = None, None
+            value: T | None = None
+            failure: Exception | None = None
             try:
                 value = sensors()
             except ReadAbandonedError:

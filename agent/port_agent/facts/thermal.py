@@ -41,7 +41,11 @@ class TemperatureSensor:
         found = {place: value / 1000.0 for place, value in values.items() if value is not None}
         failing = {fault.sensor for fault in tree.faults}
         for place in sorted((self._seen | values.keys()) - found.keys()):
-            if place in tree.silent or (place in self._seen and (_sensor(place) in failing or not place.exists())):
+            beside = any(
+                other.parent == place.parent for other in found
+            )  # a core that is switched off takes its own with it
+            lost = _sensor(place) in failing or not (beside or place.exists())
+            if place in tree.silent or (place in self._seen and lost):
                 tree.fault(SENSOR, f"{place} was there before and has vanished, or gives no answer")
         if self._seen and not found:
             tree.fault(SENSOR, "no thermometer gives a plausible value any more")

@@ -155,9 +155,10 @@ def test_a_ups_board_by_its_current(tmp_path: Path) -> None:
     amperes: list[float | OSError] = [0.4]
 
     def read() -> float:
-        if isinstance(amperes[-1], OSError):
-            raise amperes[-1]
-        return amperes[-1]
+        newest = amperes[-1]
+        if isinstance(newest, OSError):
+            raise newest
+        return newest
 
     sensor, tree = PowerSensor(read), Tree(sys=tmp_path)
     assert sensor.read(tree, 0.0).power is Power.EXTERNAL

@@ -32,6 +32,18 @@ def test_temperature_falls_back_to_hwmon(tmp_path: Path) -> None:
     assert read_temperature(Tree(sys=tmp_path)) == pytest.approx(61.0)
 
 
+def test_a_core_that_is_switched_off_takes_its_thermometer_with_it(tmp_path: Path) -> None:
+    files = {"name": "coretemp", "temp1_input": "61000", "temp2_input": "59000"}
+    sensor, tree = TemperatureSensor(), Tree(sys=tmp_path)
+    write_tree(tmp_path / "class/hwmon/hwmon0", files)
+    assert sensor.read(tree) == 61.0
+    (tmp_path / "class/hwmon/hwmon0/temp2_input").unlink()
+    assert sensor.read(tree) == 61.0 and tree.take_faults() == ()
+    (tmp_path / "class/hwmon/hwmon0/temp1_input").unlink()
+    assert sensor.read(tree) is None
+    assert SENSOR in {fault.sensor for fault in tree.take_faults()}
+
+
 def test_nonsense_in_a_zone_is_a_fault(tmp_path: Path) -> None:
     zone = "class/thermal/thermal_zone0"
     tree = Tree(sys=write_tree(tmp_path, {f"{zone}/type": "cpu", f"{zone}/temp": "warm"}))

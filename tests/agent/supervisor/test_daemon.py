@@ -84,6 +84,32 @@ async def test_pulling_the_plug_stops_and_the_job_resumes_bit_exactly(tmp_path: 
 
 
 @pytest.mark.process
+@pytest.mark.parametrize("flaps", [4, pytest.param(100, marks=pytest.mark.long)])
+def test_a_plug_that_flaps_under_a_status_that_lags_changes_no_bit(tmp_path: Path, flaps: int) -> None:
+    asyncio.run(_flap(tmp_path, flaps))
+
+
+async def _flap(root: Path, flaps: int) -> None:
+    bundle = {**BUNDLE, "steps": 60 * flaps, "checkpoint_every": 5}
+    expected = await undisturbed(root / "plain", bundle)
+    async with running(root) as live:
+        live.plug(True)
+        number = await live.submit(bundle)
+        for flap in range(flaps):
+            await live.until_step(number, live.job(number).step + 1)
+            live.plug(False, lags=True)
+            await live.until(lambda: live.context.runners.host.job is None)
+            assert (
+                live.job(number).state is JobState.QUEUED
+                and "ACAD offline" in live.context.admission.facts.power_detail
+            )
+            live.plug(False, lags=flap % 2 == 0)
+            live.plug(True)
+        job = await live.until_state(number, JobState.FINISHED)
+        assert job.attempts == flaps + 1 and live.weights(number) == expected
+
+
+@pytest.mark.process
 @go
 async def test_a_paused_worker_keeps_its_memory_as_long_as_wished(tmp_path: Path) -> None:
     config = CONFIG.replace("[storage]", "keep_in_memory = '1h'\nmax_temperature = 70\n[storage]")

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from datetime import datetime, time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,7 +30,7 @@ NOON = Now(1000.0, datetime(2026, 6, 3, 12, 0))
         ({"battery_percent": 5.0}, {"low-battery"}),
     ],
 )
-def test_what_it_waits_for_and_what_not(change: dict[str, object], codes: set[str]) -> None:
+def test_what_it_waits_for_and_what_not(change: dict[str, Any], codes: set[str]) -> None:
     policy, stopped = Policy(windows=NIGHTS), Memory(stopped_at_s=999.0)
     facts = replace(IN_USE, **change)
     assert {"in-use", "window"} <= set(decide(facts, policy, NOON, stopped).codes)

@@ -63,7 +63,7 @@ def rows() -> Iterator[Row]:
 def expected(row: Row, after_s: float) -> set[str]:
     """Return the objections that a row must have so long after it began: a load is known after half a second."""
     seen = row.person != "nobody" and (row.person != "computes" or after_s >= MIN_SAMPLE_S)
-    codes = {
+    codes: dict[str, set[str]] = {
         "person": {"in-use"} if seen else set(),
         "heat": {"80 C": {"hot"}, "unreadable": {"unreadable"}, "vanished": {"unreadable"}}.get(row.heat, set()),
         "pause": {"user"} if row.pause == "paused" else set(),
@@ -76,7 +76,7 @@ def expected(row: Row, after_s: float) -> set[str]:
     }
     if row.window != "always":
         codes["window"] = {"clock"} if row.clock == "unset" else {"window"} if row.window == "closed" else set()
-    return set().union(*codes.values())
+    return set[str]().union(*codes.values())
 
 
 def _expected_of_power(row: Row) -> set[str]:

@@ -99,9 +99,10 @@ class TrainingJob:
     `buckets`: further samples with rows of other shapes, such as longer texts, or of another branch; an epoch takes the batches of all in one order.
     `eval_data`: the same as `data` for evaluation. `scheduler`: a torch LR scheduler on `optimizer`, stepped once per update.
     `accumulate`: batches whose gradients are summed before an update (divide the loss by it yourself, as in plain
-    PyTorch). `clip_grad_norm`: clip the global norm of the gradients to this. `allow_nonfinite`: go on where the loss or
-    the state becomes NaN or infinite; else training stops there and keeps the last good checkpoint. `pruning`: weights of small
-    magnitude are set to zero as training goes on, which makes other numbers than plain PyTorch's.
+    PyTorch). `clip_grad_norm`: clip the global norm of the gradients of `model.parameters()` to this. `allow_nonfinite`: go on
+    where the loss or the state becomes NaN or infinite; else training stops there and keeps the last good checkpoint. `pruning`:
+    weights of small magnitude are set to zero as training goes on, which makes other numbers than plain PyTorch's. `epochs`: passes
+    over the data that it is meant for, where `plan --epochs` says nothing.
     """
 
     model: "torch.nn.Module"
@@ -119,6 +120,7 @@ class TrainingJob:
     name: str = "job"
     pruning: Pruning | None = None
     buckets: Sequence[Bucket] = ()
+    epochs: int = 1
 
     def __post_init__(self) -> None:
         self.loss_fn = with_model(self.loss_fn)

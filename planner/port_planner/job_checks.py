@@ -14,6 +14,7 @@ from port_planner.column_file import Column, as_column
 from port_planner.ir.bundle.manifest import BucketSize
 from port_planner.ir.bundle.safetensors_io import STORED_DTYPES
 from port_planner.job import Bucket, JobError, TrainingJob
+from port_planner.torch_compat.loading import is_compiled
 from port_planner.torch_compat.optimizers import all_step_hooks, own_step_hooks
 
 _SHOWN = 3
@@ -86,15 +87,18 @@ def _check_settings(job: TrainingJob) -> None:
             )
     if not callable(job.loss_fn):
         raise JobError(f"loss_fn is a {type(job.loss_fn).__name__}; give a function of the model and a batch")
+    _check_not_compiled(job)
     _check_trained(job)
     _check_hooks(job.optimizer)
     clip = job.clip_grad_norm
     if clip is not None and (isinstance(clip, bool) or not isinstance(clip, int | float) or not 0 < clip < math.inf):
         raise JobError(f"clip_grad_norm is {clip!r}; it must be a number above 0, or None")
-    for name, least in (("batch_size", 1), ("accumulate", 1), ("seed", 0)):
+    for name, least in (("batch_size", 1), ("accumulate", 1), ("epochs", 1), ("seed", 0)):
         value = getattr(job, name)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value < MAX_WHOLE:
             raise JobError(f"{name} is {value!r}; it must be a whole number, at least {least} and below 2**62")
+    if clip is not None:
+        _check_clipped(job)
     if isinstance(job.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
         raise JobError(
             "ReduceLROnPlateau follows a metric, and a bundle's schedule is fixed when it is made; use a scheduler that "
@@ -103,6 +107,17 @@ def _check_settings(job: TrainingJob) -> None:
     if job.scheduler is not None and not isinstance(job.scheduler, torch.optim.lr_scheduler.LRScheduler):
         raise JobError(
             f"the scheduler is a {type(job.scheduler).__name__}; give one of torch.optim.lr_scheduler, or None"
+        )
+
+
+def _check_not_compiled(job: TrainingJob) -> None:
+    """Raise JobError where model or loss were given to torch.compile, whose kernels a bundle does not have."""
+    found = [name or "the model" for name, module in job.model.named_modules() if is_compiled(module)]
+    found += ["the loss function"] * is_compiled(job.loss_fn)
+    if found:
+        raise JobError(
+            f"{found[0]} is compiled (torch.compile), whose kernels have other last digits than the operators that a bundle has: leave "
+            "torch.compile out, or train with `port-agent exec --guard-only`, which follows no operators"
         )
 
 
@@ -116,6 +131,18 @@ def _check_trained(job: TrainingJob) -> None:
         raise JobError(
             f"the optimizer trains tensors that the model does not have ({shown}), such as those of a loss with weights of its own: make them "
             "part of the model"
+        )
+
+
+def _check_clipped(job: TrainingJob) -> None:
+    """Raise JobError where the norm to be clipped has gradients in it that no update takes."""
+    trained = {p for group in job.optimizer.param_groups for p in group["params"]}
+    others = [name for name, p in job.model.named_parameters() if p.requires_grad and p not in trained]
+    if others:
+        shown = ", ".join(others[:_SHOWN] + ["..."] * (len(others) > _SHOWN))
+        raise JobError(
+            f"clip_grad_norm takes the norm of all gradients of the model, and the optimizer does not train {shown}: give them to the "
+            "optimizer, or freeze them (requires_grad_(False))"
         )
 
 

@@ -8,12 +8,17 @@ the batches gave it once: data that is drawn anew each time it is read is refuse
 """
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+import math
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
 
 from port_planner.batches import JoinedBatches, as_columns
 from port_planner.column_file import as_column, is_read_by_rows
@@ -33,6 +38,8 @@ _EXEC = "or train with `port-agent exec`, which follows the program itself"
 def load_job(script: Path, folder: Path | None = None) -> TrainingJob:
     """Return the job that `script` describes; its `port_job()` is called with no arguments. `folder`: as in `as_job`.
 
+    Generators of random numbers begin anew, so that another process that loads it has the same job.
+
     Raises JobError where there is no such script, no `port_job()` in it, or it returns something else, and ScriptError
     where it raises.
     """
@@ -40,6 +47,7 @@ def load_job(script: Path, folder: Path | None = None) -> TrainingJob:
         raise JobError(f"{script} does not exist; write a script with a function {ENTRY}() that returns a TrainingJob")
     if script.suffix != ".py":
         raise JobError(f"{script} is not a Python file; give a script that ends in .py")
+    _begin_generators()
     with own_code(f"the script {script}"):
         module = load_script(script)
     entry = getattr(module, ENTRY, None)
@@ -59,6 +67,13 @@ def load_job(script: Path, folder: Path | None = None) -> TrainingJob:
     if job.name == "job":
         job.name = script.stem
     return job
+
+
+def _begin_generators() -> None:
+    """Have what a script draws without a seed of its own be the same in each process that loads it."""
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
 
 
 def as_job(returned: object, folder: Path | None = None) -> TrainingJob | None:
@@ -112,12 +127,13 @@ def _of_parts(
     """`loss_fn(model, batch)` takes a batch as the iterable yields it, or its parts: `loss_fn(model, x, y)`, a loss of output and target."""
     _check_repeatable(batches)
     of_model = with_model(loss_fn)
+    batches, drop_last = _each_sample_once(batches)
 
     def of_parts(model: torch.nn.Module, batch: Any) -> Any:
         return of_model(model, *(batch if isinstance(batch, list | tuple) else [batch]))
 
     loss = of_model if of_model is loss_fn and not _takes_parts(loss_fn) else of_parts
-    return _job(model, loss, optimizer, as_columns(batches, folder))
+    return _job(model, loss, optimizer, as_columns(batches, folder), drop_last=drop_last)
 
 
 def _takes_parts(loss_fn: Callable[..., Any]) -> bool:
@@ -157,9 +173,7 @@ def _job(
 
 def _check_repeatable(batches: Iterable[Any]) -> None:
     """Raise JobError where a DataLoader's first samples are others when they are read again."""
-    if not isinstance(batches, torch.utils.data.DataLoader) or isinstance(
-        batches.dataset, torch.utils.data.IterableDataset
-    ):
+    if not isinstance(batches, DataLoader) or isinstance(batches.dataset, IterableDataset):
         return
     loader = batches
 
@@ -173,6 +187,35 @@ def _check_repeatable(batches: Iterable[Any]) -> None:
             "the data gives the same samples other contents each time it is read (masked or changed at random), and a bundle "
             f"would keep those of the first time for ever: move what is random into the model, by torch's operators, {_EXEC}"
         )
+
+
+def _each_sample_once(batches: Iterable[Any]) -> tuple[Iterable[Any], bool]:
+    """Return batches that give every sample of an epoch, and whether epochs leave out the last, short one.
+
+    Raises JobError where a DataLoader's sampler takes other samples in each epoch, or some of them twice.
+    """
+    if not isinstance(batches, DataLoader) or isinstance(batches.dataset, IterableDataset):
+        return batches, False
+    of_batches = batches.batch_sampler
+    usual = of_batches if isinstance(of_batches, BatchSampler) and type(of_batches) is BatchSampler else None
+    sampler: Any = usual.sampler if usual is not None else batches.sampler if of_batches is None else of_batches
+    if not isinstance(sampler, SequentialSampler):
+        with own_code("the sampler of the data"):
+            one, other = (Counter(_indices(sampler)) for _ in range(2))
+        if one != other or any(count > 1 for count in one.values()):
+            raise JobError(
+                f"{type(sampler).__name__} takes other samples in each epoch, or some of them twice, and a bundle goes over all samples once an "
+                f"epoch: weigh them in the loss, give each as often as it is to come, {_EXEC}"
+            )
+    if usual is None or not usual.drop_last:
+        return batches, False
+    return DataLoader(batches.dataset, usual.batch_size, sampler=sampler, collate_fn=batches.collate_fn), True
+
+
+def _indices(sampler: Iterable[Any]) -> Iterator[Any]:
+    """Yield the indices of a sampler, or of one that gives them in batches."""
+    for one in sampler:
+        yield from one if isinstance(one, list | tuple) else (one,)
 
 
 def _of_trainer(trainer: Any, folder: Path | None) -> TrainingJob:
@@ -190,12 +233,13 @@ def _of_trainer(trainer: Any, folder: Path | None) -> TrainingJob:
         )
     with own_code("the Trainer's data"):
         loader = trainer.get_train_dataloader()
-        plain = torch.utils.data.DataLoader(loader.dataset, trainer.args.train_batch_size, collate_fn=loader.collate_fn)
+        _each_sample_once(loader)
+        plain = DataLoader(loader.dataset, trainer.args.train_batch_size, collate_fn=loader.collate_fn)
     _check_repeatable(plain)
     kinds = as_columns(plain, folder)
-    updates = sum(kind.batches for kind in kinds) // accumulate * int(arguments.num_train_epochs)
+    updates = _trainers_updates(arguments, sum(kind.batches for kind in kinds) // accumulate)
     with own_code("the Trainer's optimizer"):
-        trainer.create_optimizer_and_scheduler(arguments.max_steps if arguments.max_steps > 0 else max(1, updates))
+        trainer.create_optimizer_and_scheduler(updates)
 
     def loss(model: torch.nn.Module, batch: Any) -> torch.Tensor:
         (inputs,), items = trainer.get_batch_samples(iter([batch]), 1, torch.device("cpu"))
@@ -212,7 +256,15 @@ def _of_trainer(trainer: Any, folder: Path | None) -> TrainingJob:
         clip_grad_norm=arguments.max_grad_norm or None,
         seed=arguments.seed,
         drop_last=arguments.dataloader_drop_last,
+        epochs=math.ceil(updates * accumulate / sum(kind.batches for kind in kinds)),
     )
+
+
+def _trainers_updates(arguments: Any, of_epoch: int) -> int:
+    """Return how many updates a Trainer makes in all, of so many in each epoch."""
+    if arguments.max_steps > 0:
+        return int(arguments.max_steps)
+    return max(1, math.ceil(of_epoch * float(arguments.num_train_epochs)))
 
 
 def _of_lightning(module: Any, data: Any, *, folder: Path | None) -> TrainingJob:
@@ -229,12 +281,13 @@ def _of_lightning(module: Any, data: Any, *, folder: Path | None) -> TrainingJob
     with own_code("configure_optimizers()"):
         optimizer, scheduler = _configured(module.configure_optimizers())
     _check_repeatable(data)
+    data, drop_last = _each_sample_once(data)
 
     def loss(module: Any, batch: Any) -> Any:
         found = module.training_step(batch, 0)
         return found["loss"] if isinstance(found, dict) else found
 
-    return _job(module.train(), loss, optimizer, as_columns(data, folder), scheduler=scheduler)
+    return _job(module.train(), loss, optimizer, as_columns(data, folder), scheduler=scheduler, drop_last=drop_last)
 
 
 def _configured(found: Any) -> tuple[torch.optim.Optimizer, Any]:

@@ -25,6 +25,7 @@ from port_planner.ir.bundle.manifest import (
     ExpectedResults,
     FileRange,
     Manifest,
+    PlainRun,
     PlannedLimits,
     Recordings,
     TensorLayout,
@@ -33,7 +34,7 @@ from port_planner.ir.bundle.manifest import (
     kind_of_graph,
     train_part,
 )
-from port_planner.ir.bundle.safetensors_io import Chunks
+from port_planner.ir.bundle.safetensors_io import STORED_DTYPES, Chunks
 from port_planner.ir.bundle.writer import Contents, write_bundle
 from port_planner.ir.costs import CostTable, DeviceCosts
 from port_planner.ir.devices.cpu_teams import CpuTeam
@@ -42,7 +43,7 @@ from port_planner.ir.lowering import optimizer_scalars
 from port_planner.ir.operands.verify import verify_operands
 from port_planner.ir.operators import check_operator
 from port_planner.ir.plan import Plan
-from port_planner.job import JobError, TrainingJob, own_code
+from port_planner.job import JobError, ScriptError, TrainingJob, own_code
 from port_planner.job_checks import JobSamples, checked_columns, checked_samples
 from port_planner.job_device import kind_of_job, on_device
 from port_planner.profiling.operators import MeasuredCosts
@@ -55,6 +56,8 @@ from port_planner.torch_compat.optimizers import note_step
 
 _RANDOM: tuple[str, ...] = ("torch's random numbers",)
 _MAX_NAMED = 3
+_TABULATED_EPOCHS, _MAX_TABULATED = 10, 4000
+"""Of a schedule, where no more is asked for: a training that takes another number of epochs needs no other bundle then."""
 _NEIGHBOUR_S = 1.0
 """Of planning, at most, for a graph of a further shape."""
 _ROWS_AND_RANDOM = ("the rows of the batch", *_RANDOM)
@@ -121,6 +124,9 @@ class CapturedJob:
     """Weights and their state that the graphs have in blocks, as in the manifest."""
     placed: tuple[str, ...] = ()
     """Kinds of devices that the graphs' operators are divided among; none where all run on one, as they were recorded."""
+    plain: PlainRun = field(default_factory=PlainRun)
+    other_formulas: tuple[str, ...] = ()
+    """Operators, with their lines, whose gradients were recorded by another formula than plain PyTorch has."""
     teams: tuple[CpuTeam, ...] = ()
     """Teams of the CPU's threads that the graphs' operators are divided among beside all threads of the bundle, as in the manifest."""
 
@@ -146,7 +152,7 @@ def prepare(job: TrainingJob, *, updates: int = 0, followed: int = 0) -> Capture
     """Capture every graph that the job's data will need: full batches, the last short one, evaluation.
 
     Each is recorded several times, on other rows. `updates`: for how many updates the scheduler's hyperparameters are
-    tabulated. `followed`: so many of the job's first steps will be followed with plain PyTorch; where they show a full batch before and
+    tabulated at least. `followed`: so many of the job's first steps will be followed with plain PyTorch; where they show a full batch before and
     after an update, those are its further recordings. Raises CaptureError for a step that cannot be recorded or is not the same each time, GraphError for one whose
     operators a bundle may not call that way, JobError for data or settings that cannot be trained on.
     """
@@ -177,6 +183,7 @@ def prepare(job: TrainingJob, *, updates: int = 0, followed: int = 0) -> Capture
         job, graphs, {k: t for k, t in tensors.items() if k in used or k.startswith("constant/")},
         {k: v for k, v in layouts.items() if k in used}, spec, buckets[0].columns, eval_data, result, unused,
         [bucket.columns for bucket in buckets[1:]], schedule, Recordings(found.recorded, found.varied, constants), tapes=found.tapes,
+        other_formulas=tuple(sorted(set[str]().union(*(capture.other_formulas for capture in captures)))),
     )  # fmt: skip
 
 
@@ -254,12 +261,18 @@ def _is_shown(job: TrainingJob, bucket: int, size: BucketSize, followed: int) ->
 def _result(model: torch.nn.Module, used: Set[str]) -> tuple[tuple[str, ...], dict[str, torch.Tensor]]:
     """Return the names of the model's state, and its tensors that are not `used`.
 
-    Tied tensors are named once, as safetensors' `save_model` does.
+    Tied tensors are named once, as safetensors' `save_model` does. Raises JobError for one that its format cannot hold.
     """
     state = {k: t for k, t in model.state_dict(keep_vars=True).items() if isinstance(t, torch.Tensor)}
     distinct = {id(t): name for name, t in reversed(state.items())}
     distinct |= {id(t): n for n, t in (*model.named_parameters(), *model.named_buffers()) if n in state}
     names = tuple(sorted(distinct.values()))
+    for name in names:
+        kind = str(state[name].dtype).removeprefix("torch.")
+        if kind not in STORED_DTYPES:
+            raise JobError(
+                f"{name} of the model is {kind}, which no file of weights holds; give one of {', '.join(STORED_DTYPES)}"
+            )
     keys = {n: {storage_key(Role.PARAMETER, n), storage_key(Role.BUFFER, n)} for n in names}
     return names, {n: state[n].detach() for n in names if not keys[n] & used}
 
@@ -343,10 +356,14 @@ def _merge(
 def _schedule(job: TrainingJob, updates: int) -> tuple[tuple[Mapping[str, Any], ...], ...]:
     """Tabulate the hyperparameters that the scheduler changes.
 
-    Optimizer and scheduler are put back afterwards.
+    Of so many `updates` or, where that takes no time, of some epochs more, as far as the scheduler goes. Optimizer and scheduler are put
+    back afterwards.
     """
     if job.scheduler is None:
         return ()
+    further = 0
+    if optimizer_scalars.is_supported(job.optimizer):  # the updates of any other are run one by one
+        further = min(steps_and_updates(job, _TABULATED_EPOCHS)[1], _MAX_TABULATED)
     optimizer, scheduler = job.optimizer, job.scheduler
     before = [dict(g) for g in optimizer.param_groups]
     contents = [{k: v.clone() for k, v in g.items() if isinstance(v, torch.Tensor)} for g in before]
@@ -354,11 +371,16 @@ def _schedule(job: TrainingJob, updates: int) -> tuple[tuple[Mapping[str, Any], 
     note_step(optimizer)
     rows = []
     try:
-        for update in range(max(1, updates)):
-            rows.append([optimizer_scalars.hyperparameters(g) for g in optimizer.param_groups])
-            if update + 1 < updates:
+        for update in range(max(1, updates, further)):
+            row = [optimizer_scalars.hyperparameters(g) for g in optimizer.param_groups]
+            try:
                 with own_code(f"the scheduler's step {update + 1} of the {updates} that are planned (--epochs)"):
                     scheduler.step()
+            except ScriptError:
+                if update < updates:
+                    raise
+                break
+            rows.append(row)
     finally:
         for group, old, held in zip(optimizer.param_groups, before, contents, strict=True):
             group.update(old)
@@ -522,7 +544,7 @@ def describe(
             BucketSize(columns[0].shape[0], bucket.batch_size)
             for columns, bucket in zip(prepared.buckets, job.buckets, strict=True)
         ),
-        blocks=prepared.blocks,
+        blocks=prepared.blocks, plain=prepared.plain,
     )  # fmt: skip
 
 

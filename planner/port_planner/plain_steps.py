@@ -7,6 +7,7 @@ import torch
 from port_planner.column_file import Column
 from port_planner.ir.bundle.data_order import bucket_batches
 from port_planner.ir.bundle.manifest import BucketSize
+from port_planner.ir.graph import Role, storage_key
 from port_planner.job import TrainingJob
 from port_planner.job_device import kind_of_job, on_device
 
@@ -22,6 +23,27 @@ def plain_pass(job: TrainingJob, batch: tuple[torch.Tensor, ...], number: int, b
     return loss.detach()
 
 
+def model_state(job: TrainingJob) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield parameters and buffers by the key that their storage has in a bundle."""
+    for name, parameter in job.model.named_parameters():
+        yield storage_key(Role.PARAMETER, name), parameter
+    for name, buffer in job.model.named_buffers():
+        yield storage_key(Role.BUFFER, name), buffer
+
+
+def dropped_optimizer_state(job: TrainingJob) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors that the optimizer keeps of the model's parameters, by the key that they have in a bundle, and drop them.
+
+    One after the other, so that within a budget none of them goes to a page once it was read.
+    """
+    names: dict[torch.Tensor, str] = {parameter: name for name, parameter in job.model.named_parameters()}
+    for parameter, state in job.optimizer.state.items():
+        for what in [*state]:
+            value = state.pop(what)
+            if isinstance(value, torch.Tensor) and parameter in names:
+                yield storage_key(Role.STATE, f"{names[parameter]}/{what}"), value
+
+
 def plain_losses(
     job: TrainingJob,
     data: Sequence[Column],
@@ -35,7 +57,6 @@ def plain_losses(
     """
     torch.manual_seed(job.seed)
     kind = kind_of_job(job)
-    parameters = [p for g in job.optimizer.param_groups for p in g["params"]]
     columns = (data, *buckets)
     rows_to_batch = (job.batch_size, *(bucket.batch_size for bucket in job.buckets))
     sizes = [BucketSize(c[0].shape[0], size) for c, size in zip(columns, rows_to_batch, strict=True)]
@@ -44,7 +65,7 @@ def plain_losses(
         loss = run(job, on_device((c[rows] for c in columns[bucket]), kind), step, bucket)
         if (step + 1) % job.accumulate == 0:
             if job.clip_grad_norm is not None:
-                torch.nn.utils.clip_grad_norm_(parameters, job.clip_grad_norm, foreach=False)
+                torch.nn.utils.clip_grad_norm_(job.model.parameters(), job.clip_grad_norm, foreach=False)
             job.optimizer.step()
             if job.scheduler is not None:
                 job.scheduler.step()

@@ -14,7 +14,7 @@ from torch.nn import functional
 from port_agent.prepare.reference import with_expected_results
 from port_planner import make_bundle
 from port_planner.ir.bundle.data_order import epoch_order
-from port_planner.ir.bundle.manifest import WHOLE_UPDATE
+from port_planner.ir.bundle.manifest import WHOLE_UPDATE, PlainRun
 from port_planner.ir.costs import DeviceCosts, Flash, OpCost, PackingCost
 from port_planner.ir.graph import StepGraph
 from port_planner.ir.lowering.lower import lower
@@ -111,12 +111,14 @@ def write_job(
     remake: bool | None = None,
     room_bytes: int = SMALL_ROOM,
     packings: Callable[[StepGraph], tuple[PackingCost, ...]] = lambda graph: (),
+    plain: PlainRun | None = None,
 ) -> None:
     """Write the bundle of a job: one choice of plans per seed (0: keep everything), with so many steps of plain PyTorch.
 
     `remake`: with the graph of a whole update, cut into small pieces, that does or does not make again what a piece needs.
     """
     prepared = with_expected_results(make_bundle.prepare(job, updates=30, followed=compared), compared)
+    prepared = replace(prepared, plain=plain or prepared.plain)
     if remake is not None:
         names = [name for name, count in full_batches(prepared.graphs, job.accumulate).items() for _ in range(count)]
         update = whole_update([prepared.graphs[name] for name in names], room_bytes, remake=remake)

@@ -38,7 +38,7 @@ X = torch.randn(ROWS, 4)
         ({"data": [X, X[1:]]}, rf"the columns of data have different lengths \[9, {ROWS}\]"),
         ({"batch_size": 11}, "batch_size is 11, the data has 10 rows; choose between 1 and 10"),
         ({"data": [X[:0], X[:0]]}, "the data has 0 rows; give at least one"),
-        ({"data": [X.to(torch.complex64), X]}, "column 0 of data is complex64; give one of bool, uint8"),
+        ({"data": [X.to(torch.complex128), X]}, "column 0 of data is complex128; give one of bool, uint8"),
         ({"batch_size": "8"}, "batch_size is '8'; it must be a whole number, at least 1"),
         ({"batch_size": 0}, "batch_size is 0; it must be a whole number, at least 1"),
         ({"clip_grad_norm": float("nan")}, "clip_grad_norm is nan; it must be a number above 0, or None"),
@@ -101,3 +101,21 @@ def test_what_the_optimizer_changes_beside_the_model_is_refused() -> None:
         JobError, match=r"tensors that the model does not have \(\[4, 16\], \[4, 16\], \[4, 16\], \.\.\.\)"
     ):
         prepare(job)
+
+
+def test_a_compiled_model_is_not_planned_as_if_it_were_none() -> None:
+    made = job()
+    made.model.first.compile(backend="eager")
+    with pytest.raises(JobError, match=r"first is compiled \(torch.compile\), whose kernels have other last digits"):
+        prepare(made)
+
+
+def test_a_norm_that_has_gradients_of_what_is_not_trained_is_not_clipped_to() -> None:
+    made = job(clip_grad_norm=1.0)
+    made.optimizer = torch.optim.SGD([made.model.first.weight], lr=0.1)
+    with pytest.raises(
+        JobError, match=r"the optimizer does not train spare.weight, spare.bias: give them to the optimizer, or freeze"
+    ):
+        prepare(made)
+    made.model.spare.requires_grad_(False)
+    prepare(made)

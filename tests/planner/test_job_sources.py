@@ -201,7 +201,7 @@ def test_a_trainers_own_loss_schedule_and_clipping(tmp_path: Path) -> None:
     source = trainer(tmp_path, max_grad_norm=0.5, learning_rate=1e-2, seed=7, num_train_epochs=2)
     job = as_job(source)
     assert job is not None
-    assert (job.batch_size, job.clip_grad_norm, job.seed, job.accumulate) == (4, 0.5, 7, 1)
+    assert (job.batch_size, job.clip_grad_norm, job.seed, job.accumulate, job.epochs) == (4, 0.5, 7, 1, 2)
     assert job.scheduler is source.lr_scheduler and isinstance(job.optimizer, torch.optim.AdamW)
     batch = {key: column[:4] for key, column in zip(("input_ids", "labels"), job.data, strict=True)}
     torch.manual_seed(1)
@@ -270,3 +270,41 @@ def test_columns_of_a_data_set_are_kept_in_files(tmp_path: Path) -> None:
     job = as_job(given, tmp_path)
     assert job is given and all(isinstance(column, ColumnFile) for column in job.data)
     assert torch.equal(job.data[0][:], torch.tensor([[1.0, 2.0], [3.0, 4.0]])) and job.data[1][:].tolist() == [0, 1]
+
+
+def parts_of(**loader: Any) -> TrainingJob | None:
+    model = nn.Linear(3, 2)
+    rows = torch.utils.data.TensorDataset(torch.arange(30.0).view(10, 3), torch.zeros(10, dtype=torch.int64))
+    batches = torch.utils.data.DataLoader(rows, **loader)
+    return as_job((model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters()), batches))
+
+
+def test_what_a_loader_leaves_out_of_an_epoch_trains_in_another() -> None:
+    for shuffle in (False, True):
+        job = parts_of(batch_size=4, shuffle=shuffle, drop_last=True)
+        assert (
+            job is not None and job.drop_last and sorted(job.data[0][:][:, 0].tolist()) == [3.0 * i for i in range(10)]
+        )
+        kept = parts_of(batch_size=4, shuffle=shuffle)
+        assert kept is not None and not kept.drop_last
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        torch.utils.data.WeightedRandomSampler(torch.ones(10), 10),
+        torch.utils.data.RandomSampler(range(10), replacement=True),
+        torch.utils.data.RandomSampler(range(10), num_samples=6),
+    ],
+)
+def test_samples_that_are_drawn_anew_for_each_epoch_are_refused(sampler: Any) -> None:
+    torch.manual_seed(0)
+    with pytest.raises(
+        JobError, match=f"{type(sampler).__name__} takes other samples in each epoch, or some of them twice"
+    ):
+        parts_of(batch_size=2, sampler=sampler)
+
+
+def test_a_part_of_the_samples_is_an_epoch() -> None:
+    job = parts_of(batch_size=2, sampler=torch.utils.data.SubsetRandomSampler(range(4)))
+    assert job is not None and len(job.data[0]) == 4

@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from port_planner.ir.bundle.bundle import Bundle
 from port_planner.ir.bundle.manifest import PlannedLimits
 from port_planner.ir.costs import DeviceCosts, Flash, OpCost
 from port_planner.ir.graph import GraphError, Phase
-from port_planner.job import ScriptError, TrainingJob
+from port_planner.job import JobError, ScriptError, TrainingJob
 from port_planner.make_bundle import InfeasibleError, default_planner, plan_all, prepare, tensor_chunks, write
 from port_planner.profiling.operators import MeasuredCosts
 from port_planner.search.plan_step import PlanResult
@@ -71,9 +72,44 @@ def test_the_schedule_is_what_plain_training_would_see() -> None:
         return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: min(1.0, (update + 1) / 3))
 
     rows = prepare(job(warm_up), updates=5).schedule
-    assert [row[0]["lr"] for row in rows] == pytest.approx([0.1 / 3, 0.2 / 3, 0.1, 0.1, 0.1])
+    assert [row[0]["lr"] for row in rows[:5]] == pytest.approx([0.1 / 3, 0.2 / 3, 0.1, 0.1, 0.1])
     assert set(rows[0][0]) == {"lr"}, "what does not change stands in the optimizer"
     assert prepare(job()).schedule == ()
+
+
+def test_a_schedule_is_known_for_some_epochs_more_as_far_as_it_goes() -> None:
+    """Three batches an epoch: training takes another number of epochs than `plan` was told, more often than not."""
+    assert len(prepare(job(lambda o: torch.optim.lr_scheduler.StepLR(o, 1)), updates=3).schedule) == 30
+    ends = partial(torch.optim.lr_scheduler.OneCycleLR, max_lr=0.1, total_steps=7)
+    assert len(prepare(job(ends), updates=3).schedule) == 7
+    with pytest.raises(ScriptError, match="scheduler's step 8 of the 8 that are planned"):
+        prepare(job(ends), updates=8)
+
+
+def test_weights_that_no_file_holds_are_refused_before_anything_is_trained() -> None:
+    complex64, complex128 = job(), job()
+    complex64.model.register_buffer("phase", torch.ones(2, dtype=torch.complex64))
+    complex128.model.register_buffer("phase", torch.ones(2, dtype=torch.complex128))
+    assert "phase" in prepare(complex64).result
+    with pytest.raises(JobError, match="phase of the model is complex128, which no file of weights holds"):
+        prepare(complex128)
+
+
+def test_a_teacher_that_follows_is_as_before_though_the_optimizer_does_not_have_it() -> None:
+    made = job()
+    made.model.spare.requires_grad_(False)
+
+    def loss(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            model.spare.weight.lerp_(model.first.weight[:1], 0.5)
+        return nn.functional.mse_loss(model(x) * model.spare(x).detach(), y)
+
+    made.loss_fn = loss
+    made.optimizer = torch.optim.SGD([made.model.first.weight], lr=0.1)
+    before = made.model.spare.weight.clone()
+    prepared = prepare(made)
+    assert torch.equal(made.model.spare.weight, before)
+    assert torch.equal(prepared.tensors["parameter/spare.weight"], before)
 
 
 def with_hooks(pack: Callable[[torch.Tensor], torch.Tensor]) -> TrainingJob:

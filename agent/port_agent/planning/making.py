@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from port_agent.prepare.placement.device_watts import DeviceWatts
     from port_agent.prepare.sparse import SparseJob
     from port_planner.deadline import Pace
-    from port_planner.ir.bundle.manifest import Manifest
+    from port_planner.ir.bundle.manifest import Manifest, PlainRun
     from port_planner.ir.costs import CostTable, DeviceCosts
     from port_planner.ir.graph import StepGraph
     from port_planner.ir.plan import Plan
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from port_planner.profiling.operators import MeasuredCosts
 
 
-STAGES = ("capture", "profile", "flash", "analyse", "compare", "follow", "plan", "try")
-"""What progress is reported of, in this order; `follow`: plain PyTorch's first steps."""
+STAGES = ("capture", "profile", "flash", "analyse", "compare", "follow", "plan", "try", "referee")
+"""What progress is reported of, in this order; `follow`: plain PyTorch's first steps; `referee`: the script alone, and the bundle beside it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +69,8 @@ class PlanReport:
     """Where operators were divided, seconds of a step's by the kinds of devices that run them all."""
     device_watts: "DeviceWatts | None"
     """What a device beside the CPU draws, where a meter sees it."""
+    epochs: int
+    """Passes over the data that it was planned for."""
     planning_s: float
 
 
@@ -132,7 +134,7 @@ def _planned(
         bundle=request.out, manifest=made.manifest, measured_peak_bytes=made.measured_peak_bytes,
         measured_device_bytes=made.measured_device_bytes, sparse=sparse, step_s_by_threads=costs.choice.step_s,
         left_whole=pieces.sliced.left_whole, stages=stages, peers=tuple(peers.report()) if peers is not None else (),
-        step_s_by_device=by_device, device_watts=costs.drawn, planning_s=sum(taken.wall_s for taken in stages.values()),
+        step_s_by_device=by_device, device_watts=costs.drawn, epochs=request.epochs or captured.job.epochs, planning_s=sum(taken.wall_s for taken in stages.values()),
     )  # fmt: skip
 
 
@@ -185,7 +187,11 @@ def _made(
     if peers is not None:
         planner = peers.planner(planner, partial(plan_problem, **asked))
     options = bundle.MakeOptions(
-        captured.pools, (job.machine.page_dir, *job.machine.scratch_dirs), planner, request.frontier
+        captured.pools,
+        (job.machine.page_dir, *job.machine.scratch_dirs),
+        planner,
+        request.frontier,
+        run_alone=partial(_alone, job, prepared),
     )
     estimated = request.board is not None
     draft = BundleFile.beside(
@@ -204,6 +210,25 @@ def _made(
         written, main = Bundle(request.out), made.manifest.main_graph
         _write_model(request, written.graphs[main], written.costs[main], written.plans[0][main], captured.pace)
     return made, by_device
+
+
+def _alone(job: _Job, prepared: "CapturedJob") -> "PlainRun":
+    """Run the script alone, where its numbers were asked for."""
+    from port_agent.prepare.referee.plain_run import Script, run_alone
+    from port_planner.ir.bundle.manifest import PlainRun
+    from port_planner.ir.costs import CostTable
+    from port_planner.ir.lowering.lower import lower
+    from port_planner.ir.plan import Plan
+
+    request = job.request
+    if not compared_steps_of(request, job.captured.job):
+        return PlainRun(unchecked="it was not asked for (--verify 0, --allow reordered)")
+    if request.sparse_update:
+        return PlainRun(unchecked="less is trained than by the script (--sparse-update)")
+    graph, costs = next(iter(prepared.graphs.values())), CostTable(job.costs.device, job.pieces.measured.ops[0])
+    peak_bytes = lower(graph, costs, Plan(), check_budget=False).peak_bytes
+    script = Script(request.script, job.machine.page_dir, request.ram_bytes, job.costs.choice.threads, peak_bytes)
+    return run_alone(prepared, script)
 
 
 def _divided(

@@ -68,7 +68,8 @@ def captured_of(request: PlanRequest, measurer: "MeasurementWorker", progress: "
         counts = tuple(sorted({team.threads for team in teams if not team.cores} or {teams[0].threads}))
     if request.place is not None and kind_of_job(job) != CPU:
         counts = counts[-1:]  # what is recorded on the device does not tell which number is fastest: all cores
-    steps, updates = make_bundle.steps_and_updates(job, request.epochs)
+    epochs = request.epochs or job.epochs
+    steps, updates = make_bundle.steps_and_updates(job, epochs)
     measurer.load(counts[0])
     if request.pruned_share is not None:
         job.pruning = Pruning(request.pruned_share, max(updates // 2, 1))
@@ -76,7 +77,7 @@ def captured_of(request: PlanRequest, measurer: "MeasurementWorker", progress: "
     prepared = within_device(prepare, "recording the step", job, backend, pools)
     reordered = reordered_in(prepared.graphs.values(), allowed=request.reordered)
     progress("capture", 1.0)
-    pace = wanted_pace(request.deadline_at, request.charging, request.epochs, steps)
+    pace = wanted_pace(request.deadline_at, request.charging, epochs, steps)
     return CapturedStep(job, backend, pools, replace(prepared, reordered=reordered), prepare, counts, pace, teams)
 
 

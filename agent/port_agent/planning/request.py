@@ -55,8 +55,8 @@ class PlanRequest:
     """When training is to be done, in seconds since 1970."""
     charging: tuple[time, time] | None = None
     """The hours in which it trains; None: all day."""
-    epochs: int = 1
-    """Passes over the data, for a schedule's table, and for the deadline."""
+    epochs: int | None = None
+    """Passes over the data, for a schedule's table, and for the deadline; None: the job's."""
     compared_steps: int | None = None
     """First steps that must equal plain PyTorch's; None: one more than batches make an update."""
     pruned_share: float | None = None

@@ -26,7 +26,7 @@ from port_planner.ir.torch_device import generator_states, restore_generators
 from port_planner.job import TrainingJob
 from port_planner.job_device import kind_of_job
 from port_planner.make_bundle import CapturedJob
-from port_planner.plain_steps import Pass, plain_losses, plain_pass
+from port_planner.plain_steps import Pass, dropped_optimizer_state, model_state, plain_losses, plain_pass
 
 
 def compared_steps(job: TrainingJob) -> int:
@@ -80,48 +80,36 @@ class _Recording:
 def _plain(prepared: CapturedJob, steps: int, run: Pass) -> ExpectedResults:
     """Train for so many batches with the job's own code, note losses and state, and put everything back."""
     job, recorded = prepared.job, prepared.layouts
-    with _put_back(job), unchanged_arithmetic():
+    with _put_back(prepared), unchanged_arithmetic():
         settings = arithmetic()
-        before = {key: tensor_checksum(tensor) for key, tensor in _model_state(job) if key not in recorded}
+        before = {key: tensor_checksum(tensor) for key, tensor in model_state(job) if key not in recorded}
         losses = tuple(loss.hex() for loss in plain_losses(job, prepared.data, steps, run, prepared.buckets))
-        changed = [key for key, tensor in _model_state(job) if key in before and tensor_checksum(tensor) != before[key]]
+        changed = [key for key, tensor in model_state(job) if key in before and tensor_checksum(tensor) != before[key]]
         if changed:
             raise CaptureError(
-                f"training changes {', '.join(changed)}, which the recorded step does not touch: something else does, such "
-                "as a hook on the optimizer. Train with `port-agent exec`, which follows the program itself"
+                f"training changes {', '.join(changed)}, which the recorded step does not touch: train with `port-agent exec`, which follows "
+                "the program itself"
             )
-        state = itertools.chain(_dropped_optimizer_state(job), _model_state(job))
+        state = itertools.chain(dropped_optimizer_state(job), model_state(job))
         checksums = {key: tensor_checksum(tensor) for key, tensor in state if key in recorded}
     return ExpectedResults(losses, settings.threads, processor(kind_of_job(job)), checksums, arithmetic=settings)
-
-
-def _model_state(job: TrainingJob) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield parameters and buffers by the key that their storage has in a bundle."""
-    for name, parameter in job.model.named_parameters():
-        yield storage_key(Role.PARAMETER, name), parameter
-    for name, buffer in job.model.named_buffers():
-        yield storage_key(Role.BUFFER, name), buffer
-
-
-def _dropped_optimizer_state(job: TrainingJob) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the optimizer's state by key and drop it: what is put back is that of before, and none of this need go to pages meanwhile."""
-    names: dict[torch.Tensor, str] = {parameter: name for name, parameter in job.model.named_parameters()}
-    for parameter, state in job.optimizer.state.items():
-        for what in [*state]:
-            value = state.pop(what)
-            if isinstance(value, torch.Tensor) and parameter in names:
-                yield storage_key(Role.STATE, f"{names[parameter]}/{what}"), value
 
 
 # -- as it was before
 
 
 @contextmanager
-def _put_back(job: TrainingJob) -> Iterator[None]:
-    """Put back what training changes: trained weights, buffers, gradients, optimizer, scheduler, generators."""
+def _put_back(prepared: CapturedJob) -> Iterator[None]:
+    """Put back what training changes: weights that are trained or that the step writes to, buffers, gradients, optimizer, scheduler, generators."""
+    job = prepared.job
     optimizer, scheduler = job.optimizer, job.scheduler
     buffers = dict(job.model.named_buffers(remove_duplicate=False))
+    graphs = prepared.graphs.values()
+    written = {graph.storages[s].key for graph in graphs for op in graph.ops for s in op.writes}
     trained: list[torch.Tensor] = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    of_optimizer = set(trained)
+    others = (item for item in job.model.named_parameters() if item[1] not in of_optimizer)
+    trained += [parameter for name, parameter in others if storage_key(Role.PARAMETER, name) in written]
     kept = [v for state in optimizer.state.values() for v in state.values() if isinstance(v, torch.Tensor)]
     contents = [(tensor, tensor.detach().to(CPU, copy=True)) for tensor in (*trained, *job.model.buffers(), *kept)]
     gradients = [(parameter, parameter.grad) for parameter in job.model.parameters()]

@@ -36,7 +36,7 @@ from port_agent.supervisor.context import DaemonContext
 from port_agent.supervisor.dispatch import run_conditions
 from port_agent.supervisor.job.attachments import user_id, user_name
 from port_agent.supervisor.job.log import read_log, read_more
-from port_agent.supervisor.job.promise import left_s, promise, promised_plan
+from port_agent.supervisor.job.promise import check_known, left_s, promise, promised_plan
 from port_agent.supervisor.job.worker_kinds import BundleFacts
 from port_agent.supervisor.peers.peers import Peers
 from port_agent.supervisor.run_now import RunNow
@@ -45,6 +45,7 @@ from port_agent.supervisor.timeline import TimelineEntry
 from port_agent.system.atomic_file import sync_directory
 from port_agent.system.checksum import file_checksum
 from port_agent.system.directory_handle import DirectoryHandle
+from port_agent.system.helper_process import HelperError, ask_helper
 from port_agent.system.prometheus import exposition
 from port_agent.worker.attach import AttachRequest
 from port_planner.base.errors import PortError
@@ -224,6 +225,7 @@ class Service:
                 raise JobRequestError("a fine-tuning is submitted over the control socket, which says whose it is")
             spec = replace(spec, owner=user_name(peer.uid))
         facts = await asyncio.to_thread(self._read_bundle, spec, upload)
+        await self._check_bundle(spec, upload)
         if spec.deadline_at is None and (facts.deadline_at or 0.0) > context.clock.wall_s():
             spec = check_spec(replace(spec, deadline_at=facts.deadline_at))
 
@@ -443,6 +445,7 @@ class Service:
             return BundleFacts()
         try:
             facts = self._context.seams.kinds[spec.kind].read_bundle(path)
+            check_known(spec, facts)
             if spec.kind is JobKind.FINETUNE:
                 _check_reachable(Path(path))
             return facts
@@ -452,6 +455,20 @@ class Service:
             raise
         except OSError as error:
             raise JobRequestError(f"the agent cannot read the bundle {path}: {error.strerror}") from error
+
+    async def _check_bundle(self, spec: JobSpec, upload: Path | None) -> None:
+        """Raise JobRequestError where a bundle that arrived is damaged anywhere, in the words of its job: nobody knows the upload's name."""
+        check = self._context.seams.kinds[spec.kind].check
+        if check is None or upload is None:
+            return
+        command = check(upload)
+        try:
+            await ask_helper(command)
+        except HelperError as error:
+            await asyncio.to_thread(upload.unlink, missing_ok=True)
+            raise JobRequestError(
+                error.last_line.replace(command.arguments[0], f"the bundle of {spec.name}")
+            ) from error
 
     def _directory(self, name: str) -> Path:
         return self._context.store.job_dir(self._context.store.find(name).id)

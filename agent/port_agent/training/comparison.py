@@ -2,27 +2,24 @@
 
 import math
 import platform
-import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 import xxhash
 
 from port_planner.base.errors import ExitCode, PortError
-from port_planner.base.processor import core_names, cpuinfo
 from port_planner.base.tensor_bytes import chunks_of_tensor
 from port_planner.exactness.arithmetic import arithmetic
 from port_planner.ir.arithmetic import differences
 from port_planner.ir.bundle.manifest import ExpectedResults
 from port_planner.ir.device_kinds import CPU
-from port_planner.ir.torch_device import device_name
-
-_SAYS_LITTLE = ("DEFAULT", "NO AVX")
-"""What torch calls the vectors of every Arm core without SVE, whichever kernels it has."""
-_BLAS = re.compile(r"BLAS_INFO=(\w+)")
+from port_planner.ir.torch_device import device_name, generator_states
 
 Pieces = Callable[[str], Iterable[memoryview]]
 """Gives the bytes of a storage by its key, in row-major order."""
+
+
+_OTHERWISE = "the script does something that the recorded step does not have. Train it with `port-agent exec`, which follows the program itself"
 
 
 class MismatchError(PortError):
@@ -33,15 +30,28 @@ class MismatchError(PortError):
 
 def processor(kind: str = CPU) -> str:
     """Return what the last digits of an operator depend on, besides torch and its threads, on a kind of device."""
-    vectors, blas = torch.backends.cpu.get_cpu_capability(), _BLAS.search(torch.__config__.show())
-    cores = core_names(cpuinfo()) if vectors in _SAYS_LITTLE else ()
-    host = f"{platform.machine()} {' and '.join(cores) or vectors}{f', {blas[1]}' if blas else ''}"
+    host = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
     return host if kind == CPU else f"{device_name(kind)} beside {host}"
 
 
 def tensor_checksum(tensor: torch.Tensor) -> str:
     """Return the XXH3-64 of a tensor's bytes in row-major order."""
     return _checksum(chunks_of_tensor(tensor))
+
+
+def generator_checksums(kind: str) -> dict[str, str]:
+    """Return the XXH3-64 of the states of the default generators of the CPU and of a kind of device, by kind."""
+    return {of: tensor_checksum(state) for of, state in generator_states((kind,)).items()}
+
+
+def compare_generators(expected: Mapping[str, str], kind: str) -> None:
+    """Raise MismatchError where torch's generators are not as far as they were in the script alone."""
+    found = generator_checksums(kind)
+    other = [of for of in expected if found.get(of) != expected[of]]
+    if other:
+        raise MismatchError(
+            f"the random numbers of {', '.join(other)} are not as far as they are after as many updates of the script alone: {_OTHERWISE}"
+        )
 
 
 def compare_step(reference: ExpectedResults, step: int, loss: float, pieces: Pieces, kind: str = CPU) -> None:
@@ -87,11 +97,7 @@ def _mismatch(reference: ExpectedResults, here: str, difference: str) -> Mismatc
         settings = "; ".join(differences(arithmetic(), reference.arithmetic))
         difference += f" (with torch's {settings} by now)" if settings else ""
     if reference.processor in ("", here):
-        return MismatchError(
-            f"{difference}: the step does something that the bundle does not have, such as a hook on the optimizer or on "
-            "gradients, or a change of the model between steps. Train it with `port-agent exec`, which follows the program "
-            "itself"
-        )
+        return MismatchError(f"{difference}: {_OTHERWISE}")
     return MismatchError(
         f"{difference}; it was planned on {reference.processor}, this is {here}, where small differences are normal: "
         "plan the job on this machine, or train with --verify 0"

@@ -20,7 +20,7 @@ from port_agent.backend.staging import Staging
 from port_agent.packing.pages import ITEM_BYTES
 from port_agent.paging.pager import BURST, CHUNK, CorruptPageError, Pager, PagerStats, make_directory
 from port_agent.training.batching import Batching, BatchRows
-from port_agent.training.comparison import compare_step
+from port_agent.training.comparison import compare_generators, compare_step
 from port_agent.training.executor import Executor, StepReport
 from port_agent.training.executors import Executors
 from port_agent.training.programs import Programs
@@ -35,6 +35,7 @@ from port_agent.training.state.resident_state import Persistents, initial_conten
 from port_agent.worker.options import TorchOptions
 from port_agent.worker.protocol import StateRecovered, StepDone
 from port_agent.worker.thread_limit import check_thread_limit
+from port_planner.base.errors import ExitCode, PortError
 from port_planner.base.process_memory import peak_resident_bytes, resident_bytes
 from port_planner.exactness.arithmetic import UnavailableArithmeticError, arithmetic, set_arithmetic
 from port_planner.exactness.half_products import say_once
@@ -45,6 +46,7 @@ from port_planner.ir.bundle.manifest import (
     WHOLE_UPDATE,
     BucketSize,
     BundleError,
+    ExpectedResults,
     FileRange,
     batch_kind,
     graph_name,
@@ -106,6 +108,12 @@ class _OpenStep:
     began_s: float
 
 
+class PastEndError(PortError):
+    """The state directory is further than the training that is asked for."""
+
+    exit_code = ExitCode.IMPOSSIBLE
+
+
 @dataclass(slots=True)
 class Evaluation:
     """Loss and metric over the evaluation data; `best`: the lowest loss so far."""
@@ -163,8 +171,8 @@ class Trainer:
             probe_packing=options.probe_packing,
         )
         self._outside_bytes = self.backend.outside_bytes()
-        compared = min(options.verify, len(self.manifest.reference.losses))
-        self.batching = Batching(bundle, self.samples.counts, compared)
+        compared = min(options.verify, len(self._reference.losses))
+        self.batching = Batching(bundle, self._counts, compared)
         pruning, updates = self.manifest.pruning, -(-compared // self.manifest.accumulate)
         self._pruning = None if pruning is None else WeightPruning(pruning, updates)
         self._have_run: set[str] = set()
@@ -180,6 +188,15 @@ class Trainer:
         self._furthest = 0
         self.commit_bytes = 0
         """What the last commit wrote beside the step's own paging."""
+
+    @property
+    def _counts(self) -> Sequence[int]:
+        """How many samples of each bucket there are."""
+        return self.manifest.plain.rows if self.options.referee else self.samples.counts
+
+    @property
+    def _reference(self) -> ExpectedResults:
+        return self.manifest.plain.results if self.options.referee else self.manifest.reference
 
     @property
     def _targets(self) -> tuple[Flash, ...]:
@@ -322,11 +339,16 @@ class Trainer:
 
         A damaged block leads back to a sound commit.
 
-        Raises CorruptPageError where the medium damages every commit again, CaptureError where the bundle lacks the optimizer's
-        numbers for so many updates.
+        Raises CorruptPageError where the medium damages every commit again, BundleError where the bundle lacks the optimizer's
+        numbers for so many updates, PastEndError where more steps are done than asked for.
         """
+        if self.step > self.total_steps and self.options.data is None:
+            raise PastEndError(
+                f"{self.options.state_dir} is at step {self.step:,} already, this training ends at step {self.total_steps:,}: ask for more --epochs "
+                "or --steps, or give another --state-dir to begin anew"
+            )
         accumulate = self.manifest.accumulate
-        self.scalars.require(self.scalars.steps_done + self.total_steps // accumulate - self.step // accumulate)
+        self.manifest.require_known(self.scalars.steps_done + self.total_steps // accumulate - self.step // accumulate)
         while True:
             try:
                 self._train_until(self.total_steps, on_step, on_commit)
@@ -467,7 +489,9 @@ class Trainer:
             program.compute_seconds / batches, program.joules / batches, times.paging,
         )  # fmt: skip
         if self.step <= self.options.verify:
-            compare_step(m.reference, self.step, loss, self.persistents.pieces, self.backend.kind)
+            compare_step(self._reference, self.step, loss, self.persistents.pieces, self.backend.kind)
+            if self.options.referee and self.step == len(self._reference.losses):
+                compare_generators(m.plain.generators, self.backend.kind)
         return event
 
     def _run(self, name: str, batch: list[torch.Tensor], scalars: list[float | int]) -> StepReport:

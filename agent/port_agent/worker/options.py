@@ -104,6 +104,10 @@ class TorchOptions(WorkerOptions):
         metadata={"help": "begin with the tensors of this file in place of the bundle's of the same names"},
     )
     verify: int = field(default=0, metadata={"help": "compare the first losses, so many, with plain PyTorch's"})
+    referee: bool = field(
+        default=False,
+        metadata={"help": "train as the script did alone where the bundle was planned, and compare with that instead"},
+    )
     digest: bool = field(default=False, metadata={"help": "report a checksum over all persistent tensors at the end"})
     revision: Path | None = field(
         default=None, metadata={"help": "plans of the bundle made again for what its steps take, instead of its own"}

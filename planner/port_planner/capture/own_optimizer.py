@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from port_planner.base.errors import CaptureError
+from port_planner.capture.python_state import StateOfCode
 from port_planner.capture.recorder import OPTIMIZER_REMEDY, RecordedOp, StepRecorder, Tape
 from port_planner.capture.rerecord_check import other_generators_untouched
 from port_planner.capture.rewritten_steps import rewritten_step
@@ -77,7 +78,14 @@ def record_update(
     """
     rows = [schedule[min(i, len(schedule) - 1)] if schedule else () for i in range(max(len(schedule), _MIN_UPDATES))]
     shadow = _Shadow(optimizer, stand_ins)
-    tracked = [shadow.step(recorder, row, names) for row in rows[:2]]
+    tracked, changing = list[dict[torch.Tensor, list[RecordedOp]]](), list[frozenset[str]]()
+    for row in rows[:2]:
+        code = StateOfCode(arguments=False)
+        with code.watched():
+            tracked.append(shadow.step(recorder, row, names))
+        changing.append(code.changed())
+    if counting := sorted(changing[0] & changing[1]):
+        raise CaptureError(f"{shadow.name} changes {', '.join(counting)}, outside of itself, in each step: {_REMEDY}")
     first, second = (
         {p: _form(recorder.tape, ops, shadow.labels(recorder, p)) for p, ops in t.items()} for t in tracked
     )

@@ -1,16 +1,23 @@
-"""Python's own numbers that a step may decide by: attributes of the model's modules, and variables that its loss function sees.
+"""Python's own numbers that a step may decide by, wherever they are kept.
 
 A bundle has none of the code that reads them. One that changes in every step, as a count of steps does, may decide something later that
-no recording shows.
+no recording shows. They are looked for where the code that runs can reach them: in the model's modules, in what the loss function sees,
+and in the variables of each function of the program's that runs meanwhile, hooks and helpers among them. Tensors are none of these:
+a recording has them.
 """
 
+import array
+import contextvars
 import functools
 import io
 import random
 import sys
-from collections import deque
-from collections.abc import Iterator
-from types import FunctionType, MethodType
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -19,99 +26,273 @@ import torch
 from port_planner.base.errors import of_the_program
 from port_planner.torch_compat.optimizers import is_scheduled_step
 
-_PLAIN = (bool, int, float, str, type(None))
-_MAX_ITEMS = 64
-"""Of a list or dictionary that is looked at: a longer one is data."""
-_MAX_MET = 256
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+_BYTES = (bytearray, memoryview, array.array)
+_MAX_BYTES = 1 << 20
+"""Of an array that is looked at: a larger one is data."""
+_MAX_ITEMS = 1 << 16
+"""Of a list, likewise."""
+_MAX_MET = 4000
 """Functions and objects that one reaches the other through: what is behind more of them is a library in all but its name."""
+_MAX_CALLS = 64
+"""Of one function in a step, whose variables are looked at."""
+_OWN_REFERENCES = 3
+"""To an object that is held here and by nobody else, as `sys.getrefcount` counts them: in a list, a variable and its argument."""
 _TRAINERS = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
 """What an object that trains has, whatever its loss reads."""
 _OF_TORCH = frozenset(vars(torch.nn.Module()))
 """Attributes that every module has; `training` among them: which operators run shows that."""
+_NO_STATE = frozenset({"logging", "typing", "re", "inspect", "importlib", "warnings"})
+"""Modules of Python's own whose objects keep what decides nothing."""
+_OPEN = object()
+
+Variables = Iterator[tuple[str, Any]]
+"""Values by what a reader knows them by."""
 
 
 def python_state(model: torch.nn.Module, loss_fn: Any) -> dict[str, Any]:
     """Return the plain values that a step may change, by what a reader knows them by."""
-    return {**dict(_of_modules("", model, set())), **dict(_seen_by(loss_fn, set()))}
+    return {**dict(_of_modules("", model, _Walk(follows=True))), **dict(_seen_by(loss_fn, _Walk(follows=True)))}
 
 
-def changed(before: dict[str, Any], after: dict[str, Any]) -> frozenset[str]:
+def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> frozenset[str]:
     """Return the names of what is another value than before."""
     there = ((name, value, after[name]) for name, value in before.items() if name in after)
     return frozenset(name for name, value, now in there if now is not value and now != value)  # a NaN is not what it is
 
 
-def _of_modules(name: str, model: torch.nn.Module, seen: set[int]) -> Iterator[tuple[str, Any]]:
+@dataclass(slots=True)
+class _Walk:
+    """A way through objects, each of which is met once. `follows`: functions lead to the variables that they name, too."""
+
+    follows: bool = False
+    met: set[int] = field(default_factory=set)
+
+    def meets(self, value: Any) -> bool:
+        """Return whether a function or an object is new on the way, and not too many were before it."""
+        if id(value) in self.met or len(self.met) > _MAX_MET:
+            return False
+        self.met.add(id(value))
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class _Root:
+    """What values are found behind, and the code that reaches it. `held`: the object alone, where it may be one that only the step itself has."""
+
+    code: CodeType
+    look: Callable[[], Variables]
+    before: dict[str, Any]
+    held: list[Any]
+
+
+class StateOfCode:
+    """What the code of the program's that runs in a block can reach, as it was when that code began, and as it is now.
+
+    `arguments`: what functions are called with counts, too, where it outlives the block.
+    """
+
+    def __init__(self, *, arguments: bool = True) -> None:
+        self._arguments = arguments
+        self._roots: dict[Any, _Root] = {}
+        self._calls = Counter[CodeType]()
+        self._running: dict[int, dict[str, Any]] = {}
+        """Of each call that is not over, what variables of enclosing functions were when it began."""
+        self._rebound: dict[CodeType, set[str]] = {}
+        """By code that runs, which of these had another value when it ended."""
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Look at each function of the program's that begins in the block, in this thread."""
+        before = sys.getprofile()
+        sys.setprofile(self._profiled)
+        try:
+            yield
+        finally:
+            sys.setprofile(before)
+
+    def changed(self) -> frozenset[str]:
+        """Return the names, and the code that reaches them, of what has another value than when that code began, and outlives it.
+
+        What was looked at is held no longer then: tensors of a step would outlive it.
+        """
+        found = set[str]()
+        for root in self._roots.values():
+            names = changed(root.before, dict(root.look()))
+            if names and not (root.held and _is_held_here_alone(root.held)):
+                found |= _placed(names, root.code)
+        self._roots.clear()
+        self._running.clear()
+        enclosed = {inner for code in self._calls for inner in code.co_consts if isinstance(inner, CodeType)}
+        of_enclosing = (_placed(names, code) for code, names in self._rebound.items() if code not in enclosed)
+        return frozenset(found.union(*of_enclosing))
+
+    def _profiled(self, frame: FrameType, event: str, _: Any) -> None:
+        code, names = frame.f_code, frame.f_globals
+        if event == "return":
+            self._ended(frame)
+        if event != "call" or not of_the_program(code.co_filename):
+            return
+        self._calls[code] += 1
+        if self._calls[code] == 1:
+            self._add((code, id(names)), code, lambda: _globals_of(code, names, _Walk()))
+        if code.co_freevars and self._calls[code] <= _MAX_CALLS:
+            self._running[id(frame)] = dict(_free_of(frame))
+        if self._arguments:
+            count = code.co_argcount + code.co_kwonlyargcount
+            for name in code.co_varnames[:count]:
+                self._add_argument(name, frame.f_locals.get(name), code)
+
+    def _ended(self, frame: FrameType) -> None:
+        before = self._running.pop(id(frame), None)
+        if before is not None and (names := changed(before, dict(_free_of(frame)))):
+            self._rebound.setdefault(frame.f_code, set()).update(names)
+
+    def _add_argument(self, name: str, value: Any, code: CodeType) -> None:
+        if id(value) in self._roots or isinstance(value, (*_PLAIN, torch.nn.Module)) or not _is_open(value):
+            return
+        held = [value]
+        self._add(id(value), code, lambda: _behind(name, held[0], _Walk()), held)
+
+    def _add(self, key: Any, code: CodeType, look: Callable[[], Variables], held: list[Any] | None = None) -> None:
+        self._roots[key] = _Root(code, look, dict(look()), held or [])
+
+
+def _placed(names: Iterable[str], code: CodeType) -> set[str]:
+    return {f"{name} (in {code.co_name}, {Path(code.co_filename).name}:{code.co_firstlineno})" for name in names}
+
+
+def _free_of(frame: FrameType) -> Variables:
+    """Yield the variables of enclosing functions that running code has."""
+    return _variables({name: frame.f_locals.get(name) for name in frame.f_code.co_freevars}, _Walk())
+
+
+def _is_held_here_alone(held: list[Any]) -> bool:
+    value = held[0]
+    return sys.getrefcount(value) <= _OWN_REFERENCES
+
+
+def _of_modules(name: str, model: torch.nn.Module, walk: _Walk) -> Variables:
     """Yield the attributes of a module and of those within, and what their own `forward` sees."""
     for inner, module in model.named_modules(prefix=name):
         own = {
             f"{inner}.{key}".lstrip("."): value for key, value in _attributes(module).items() if key not in _OF_TORCH
         }
-        yield from _variables(own, seen)
+        yield from _variables(own, walk)
         if _is_own_class(type(module)):
-            yield from _seen_by(type(module).forward, seen)
+            yield from _seen_by(type(module).forward, walk)
 
 
 def _attributes(value: Any) -> dict[str, Any]:
-    return {key: one for key, one in vars(value).items() if not isinstance(one, _TRAINERS)}
+    """Return the attributes of an object and, of its own class, those of the class, but for code and what trains."""
+    kinds = [kind for kind in type(value).__mro__ if _is_own_class(kind)]
+    slots = {name for kind in type(value).__mro__ for name in _slots_of(kind) if hasattr(value, name)}
+    found = {name: getattr(value, name) for name in sorted(slots)}
+    for kind in reversed(kinds):
+        found |= {name: one for name, one in vars(kind).items() if _is_data(name, one)}
+    found |= getattr(value, "__dict__", {})
+    return {key: one for key, one in found.items() if not isinstance(one, _TRAINERS)}
 
 
-def _met(value: Any, seen: set[int]) -> bool:
-    """Return whether a function or an object was looked at before, or too many were."""
-    if id(value) in seen or len(seen) > _MAX_MET:
-        return True
-    seen.add(id(value))
-    return False
+def _slots_of(kind: type) -> Iterable[str]:
+    slots = vars(kind).get("__slots__", ())
+    return (slots,) if isinstance(slots, str) else tuple(slots)
 
 
-def _seen_by(function: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
+def _is_data(name: str, value: Any) -> bool:
+    """Return whether a class has this as data: neither code nor what Python keeps of it."""
+    code = callable(value) or isinstance(value, property | staticmethod | classmethod | ModuleType)
+    return not (name.startswith("__") or code or hasattr(value, "__get__"))
+
+
+def _seen_by(function: Any, walk: _Walk) -> Variables:
     """Yield the plain variables that a function sees, and those of functions behind them."""
-    if _met(function, seen):
+    if not walk.meets(function):
         return
     if isinstance(function, functools.partial):
         given = {**{f"argument {i}": value for i, value in enumerate(function.args)}, **function.keywords}
-        yield from _variables(given, seen)
-        yield from _seen_by(function.func, seen)
+        yield from _variables(given, walk)
+        yield from _seen_by(function.func, walk)
     elif isinstance(function, MethodType):
-        yield from _variables(_attributes(function.__self__) if _is_own(function.__self__) else {}, seen)
-        yield from _seen_by(function.__func__, seen)
+        yield from _variables(_attributes(function.__self__) if _is_open(function.__self__) else {}, walk)
+        yield from _seen_by(function.__func__, walk)
     elif isinstance(function, FunctionType):
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-        yield from _variables({name: _content(cell) for name, cell in cells}, seen)
+        yield from _variables({name: _content(cell) for name, cell in cells}, walk)
         if of_the_program(function.__code__.co_filename):
-            names = (name for name in function.__code__.co_names if name in function.__globals__)
-            yield from _variables({name: function.__globals__[name] for name in names}, seen)
-    elif _is_own(function):
-        yield from _variables(_attributes(function), seen)
+            if walk.follows:
+                yield from _globals_of(function.__code__, function.__globals__, walk)
+            by_place: dict[Any, Any] = dict(enumerate(function.__defaults__ or ()))
+            defaults = {**by_place, **(function.__kwdefaults__ or {})}
+            kept = {key: value for key, value in vars(function).items() if key != "__wrapped__"}
+            name = function.__name__
+            yield from _variables({f"{name}(default {key})": value for key, value in defaults.items()}, walk)
+            yield from _variables({f"{name}.{key}": value for key, value in kept.items()}, walk)
+    elif _is_open(function) and not isinstance(function, torch.nn.Module):
+        yield from _variables(_attributes(function), walk)
 
 
-def _variables(named: dict[str, Any], seen: set[int]) -> Iterator[tuple[str, Any]]:
+def _globals_of(code: CodeType, names: Mapping[str, Any], walk: _Walk) -> Variables:
+    """Yield what code names of the variables of its module, and of the modules that it knows."""
+    named = {name: names[name] for name in code.co_names if name in names}
     for name, value in named.items():
-        if isinstance(value, _PLAIN):
-            yield name, value
-        elif isinstance(value, list | tuple | deque | dict):
-            if len(value) <= _MAX_ITEMS:
-                yield from _items(name, value, seen)
-        elif isinstance(value, FunctionType | MethodType | functools.partial):
-            yield from _seen_by(value, seen)
-        elif isinstance(value, torch.nn.Module):
-            if not _met(value, seen):
-                yield from _of_modules(name, value, seen)
-        elif (state := _state_of(value)) is not None:
-            yield name, state
-        elif _is_own(value) and not _met(value, seen):
-            yield from _variables({f"{name}.{key}": one for key, one in _attributes(value).items()}, seen)
+        if isinstance(value, ModuleType) and _holds_state(value.__name__, getattr(value, "__file__", None)):
+            own = vars(value)
+            inner = {key: own[key] for key in code.co_names if key in own and _is_data(key, own[key])}
+            yield from _variables({f"{name}.{key}": one for key, one in inner.items()}, walk)
+    yield from _variables(named, walk)
 
 
-def _items(
-    name: str, items: "list[Any] | tuple[Any, ...] | deque[Any] | dict[Any, Any]", seen: set[int]
-) -> Iterator[tuple[str, Any]]:
-    """Yield items that are plain values as one, and what is within the others."""
-    pairs = list(items.items() if isinstance(items, dict) else enumerate(items))
-    if all(isinstance(item, _PLAIN) for _, item in pairs):
-        yield name, tuple(item for _, item in pairs)
-    elif not _met(items, seen):
-        yield from _variables({f"{name}[{key!r}]": item for key, item in pairs}, seen)
+def _variables(named: Mapping[str, Any], walk: _Walk) -> Variables:
+    for name, value in named.items():
+        yield from _behind(name, value, walk)
+
+
+def _behind(name: str, value: Any, walk: _Walk) -> Variables:
+    """Yield a value, or the plain ones behind it."""
+    if (leaf := _leaf(value)) is not _OPEN:
+        yield name, leaf
+    elif isinstance(value, FunctionType | MethodType | functools.partial):
+        yield from _seen_by(value, walk)
+    elif isinstance(value, torch.nn.Module):
+        if walk.meets(value):
+            yield from _of_modules(name, value, walk)
+    elif not _is_open(value) or not walk.meets(value):
+        return
+    elif isinstance(value, Mapping):
+        items = [*value.items()][:_MAX_ITEMS]
+        keys = [repr(key) if isinstance(key, _PLAIN) else str(i) for i, (key, _) in enumerate(items)]
+        yield from _variables({f"{name}[{key}]": one for key, (_, one) in zip(keys, items, strict=True)}, walk)
+    elif isinstance(value, list | tuple | deque | Set):
+        yield from _variables({f"{name}[{i}]": one for i, one in enumerate([*value][:_MAX_ITEMS])}, walk)
+    elif isinstance(value, type):
+        own = {key: one for key, one in vars(value).items() if _is_data(key, one)}
+        yield from _variables({f"{name}.{key}": one for key, one in own.items()}, walk)
+    else:
+        yield from _variables({f"{name}.{key}": one for key, one in _attributes(value).items()}, walk)
+
+
+def _leaf(value: Any) -> Any:
+    """Return what equals another such thing where nothing changed between; `_OPEN` for what has parts, None for what is not looked at."""
+    if isinstance(value, _PLAIN):
+        return value
+    if isinstance(value, np.generic):
+        return value.tobytes()
+    if isinstance(value, np.ndarray):
+        return value.tobytes() if value.nbytes <= _MAX_BYTES and not value.dtype.hasobject else None
+    if isinstance(value, _BYTES):
+        return bytes(value) if len(value) <= _MAX_BYTES else len(value)
+    if isinstance(value, Mapping | list | tuple | deque | Set) and _is_walked(type(value)):
+        items = [*value, *value.values()] if isinstance(value, Mapping) else [*value]
+        if not all(isinstance(item, _PLAIN) for item in items):
+            return _OPEN
+        return frozenset(items) if isinstance(value, Set) else (len(items), tuple(items[:_MAX_ITEMS]))
+    if isinstance(value, contextvars.ContextVar):
+        return _leaf(value.get(None))
+    if isinstance(value, functools._lru_cache_wrapper):
+        return value.cache_info().currsize
+    state = _state_of(value)
+    return _OPEN if state is None else state
 
 
 def _state_of(value: Any) -> Any:
@@ -141,11 +322,25 @@ def _content(cell: Any) -> Any:
         return None
 
 
-def _is_own(value: Any) -> bool:
-    """Return whether a value is an object of the program's own classes, which is no module of the model."""
-    return _is_own_class(type(value)) and not isinstance(value, type | torch.nn.Module) and hasattr(value, "__dict__")
+def _is_open(value: Any) -> bool:
+    """Return whether a value has parts that are looked at: an object, or a class, of the program's own or one of Python's."""
+    if isinstance(value, type):
+        return _is_own_class(value)
+    return not isinstance(value, (torch.Tensor, ModuleType, *_TRAINERS)) and _is_walked(type(value))
 
 
 def _is_own_class(kind: type) -> bool:
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return file is not None and of_the_program(file)
+
+
+def _is_walked(kind: type) -> bool:
+    return _holds_state(kind.__module__, getattr(sys.modules.get(kind.__module__), "__file__", None))
+
+
+def _holds_state(module: str, file: str | None) -> bool:
+    """Return whether what a module defines may keep the program's state: the program's own, and Python's; libraries keep theirs."""
+    room = module.partition(".")[0]
+    if room in sys.stdlib_module_names:
+        return room not in _NO_STATE
     return file is not None and of_the_program(file)

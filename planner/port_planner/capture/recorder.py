@@ -99,6 +99,8 @@ class Tape:
     """Whether the program's own operators ran, and none in their place that are easier to repeat."""
     changing: frozenset[str] = frozenset()
     """Variables of Python's that have another value after the step (`python_state`)."""
+    other_formulas: frozenset[str] = frozenset()
+    """Operators, with their lines, whose gradients have another formula, and other last digits, while a mode is on, as a recorder is."""
     gradients: frozenset[int] = frozenset()
     """The storages in which the step leaves the gradients of what is trained."""
     results: StepResults = field(default_factory=StepResults)
@@ -130,6 +132,9 @@ class StepRecorder(TorchDispatchMode):
         self._tainted: set[int] = set()
         self._fresh: set[int] = set()
         """Constants that the step makes of numbers of Python's, as `torch.tensor` does, in memory of their own."""
+        self._parameters: dict[int, list[torch.Tensor]] = {}
+        self.before_writes: list[tuple[torch.Tensor, torch.Tensor]] = []
+        """Parameters that forward and backward pass write to, with copies of what they held before."""
 
     # -- tensors and their places
 
@@ -140,6 +145,8 @@ class StepRecorder(TorchDispatchMode):
             index = self._new_storage(tensor, role, name)
             if role is not Role.CONSTANT:
                 self._tainted.add(index)
+        if role is Role.PARAMETER:
+            self._parameters.setdefault(self._places[key].storage, []).append(tensor)
         return self.value_of(tensor)
 
     def value_of(self, tensor: torch.Tensor) -> int:
@@ -458,6 +465,8 @@ class StepRecorder(TorchDispatchMode):
         writes = sorted({self.tape.values[self.value_of(t)].storage for t in tensors})
         if self.phase is not Phase.UPDATE:
             self._require_of_the_step(func, writes)
+            written = [tensor for storage in writes for tensor in self._parameters.pop(storage, ())]
+            self.before_writes += [(tensor, tensor.detach().clone()) for tensor in written]
         return tuple(writes)
 
     def _require_of_the_step(self, func: Any, writes: Iterable[int]) -> None:

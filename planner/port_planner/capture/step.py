@@ -17,7 +17,7 @@ from port_planner.base.errors import CaptureError
 from port_planner.capture.assemble import UpdateOps, assemble
 from port_planner.capture.cross_step_state import StepResults
 from port_planner.capture.own_optimizer import record_update, with_slots
-from port_planner.capture.python_state import changed, python_state
+from port_planner.capture.python_state import StateOfCode, changed, python_state
 from port_planner.capture.reads import watch_reads
 from port_planner.capture.recorder import RecordedOp, StepRecorder, Tape
 from port_planner.capture.rerecord_check import (
@@ -32,6 +32,7 @@ from port_planner.ir.lowering import optimizer_scalars
 from port_planner.ir.lowering.optimizer_scalars import OptimizerSpec, Schedule, hyperparameters
 from port_planner.ir.operators import check_operator
 from port_planner.ir.torch_device import generator_states, kinds_of, restore_generators
+from port_planner.torch_compat.autograd import NODES_THAT_ASK_FOR_MODES, nodes_behind
 from port_planner.torch_compat.modes import pytree, without_modes
 from port_planner.torch_compat.optimizers import skip_fused_check
 from port_planner.torch_compat.tensors import set_buffer
@@ -57,7 +58,7 @@ class Capture:
     Persistent storages have the same (role, name) in all of them. `tensors`: what each persistent storage and constant
     starts from, by key "role/name"; `layouts`: how it lies in its storage. `loss`: what it was on this batch.
     `constants`: what the step reads that is neither the model's nor the batch's, in words. `tape`: the recording, where
-    it is for `record_again` to compare it with others.
+    it is for `record_again` to compare it with others. `other_formulas`: as `Tape` has them.
     """
 
     graphs: Mapping[str, StepGraph]
@@ -67,6 +68,7 @@ class Capture:
     loss: float
     constants: tuple[str, ...]
     tape: Tape | None = None
+    other_formulas: frozenset[str] = frozenset()
 
 
 def _dtype_name(tensor: torch.Tensor) -> str:
@@ -110,7 +112,7 @@ def capture_step(
         raise CaptureError(f"accumulate={accumulate}; it must be 1 or more")
     spec = _described(optimizer)
     session = _Session(model, batch, repetition.results)
-    with _undisturbed(model) as kept, _accumulations_counted(model) as accumulated:
+    with _undisturbed(session) as kept, _accumulations_counted(model) as accumulated:
         loss = session.forward(loss_fn)
         grads = session.backward(loss, _trained(optimizer))
         kept |= session.end()
@@ -120,7 +122,7 @@ def capture_step(
     later = repetition.later and tape.as_run
     for seed, other in enumerate(() if later else repetition.batches):
         again = _Session(model, other, tape.results)
-        with _undisturbed(model, seed) as kept, _gradients_dropped(accumulated):
+        with _undisturbed(again, seed) as kept, _gradients_dropped(accumulated):
             again.backward(again.forward(loss_fn), _trained(optimizer))
             kept |= again.end()
         require_same(tape, again.recorder.tape)
@@ -138,7 +140,9 @@ def capture_step(
         graphs[kind] = _verified(graph)
         tensors |= data
     tensors |= {k: t for k, t in session.persistent.items() if k not in tensors}
-    return Capture(graphs, tensors, spec, session.layouts(), value, constants, alone if later else None)
+    return Capture(
+        graphs, tensors, spec, session.layouts(), value, constants, alone if later else None, tape.other_formulas
+    )
 
 
 def capture_evaluation(
@@ -149,12 +153,12 @@ def capture_evaluation(
     training = {m: m.training for m in model.modules()}
     model.eval()
     try:
-        with _undisturbed(model) as kept, torch.no_grad():
+        with _undisturbed(session) as kept, torch.no_grad():
             loss = session.forward(loss_fn)
             kept |= session.end()
         for seed, other in enumerate(repetition.batches):
             again = _Session(model, other, session.recorder.tape.results)
-            with _undisturbed(model, seed) as kept, torch.no_grad():
+            with _undisturbed(again, seed) as kept, torch.no_grad():
                 again.forward(loss_fn)
                 kept |= again.end()
             require_same(session.recorder.tape, again.recorder.tape)
@@ -201,14 +205,14 @@ def _trained(optimizer: torch.optim.Optimizer) -> list[list[torch.Tensor]]:
 
 
 @contextlib.contextmanager
-def _undisturbed(model: torch.nn.Module, seed: int | None = None) -> Iterator[set[str]]:
-    """Put back what a step changes: gradients, buffers (running statistics) and the default generator.
+def _undisturbed(session: "_Session", seed: int | None = None) -> Iterator[set[str]]:
+    """Put back what a recorded step changes: gradients, buffers (running statistics), parameters that it writes to and the default generator.
 
     Gives a set for the names of buffers whose exchange for other tensors is recorded. `seed`: what torch's random numbers
     begin with meanwhile. Raises CaptureError where a recording would miss something: other generators that are drawn from,
     other parameters or buffers that are replaced by other tensors.
     """
-    kept: set[str] = set()
+    model, kept = session.model, set[str]()
     buffers = dict(model.named_buffers(remove_duplicate=False))
     before = [(b, b.detach().clone()) for b in model.buffers()]
     gradients = [(p, p.grad) for p in model.parameters()]
@@ -234,8 +238,8 @@ def _undisturbed(model: torch.nn.Module, seed: int | None = None) -> Iterator[se
         for parameter, gradient in gradients:
             parameter.grad = gradient
         with torch.no_grad():
-            for buffer, value in before:
-                buffer.copy_(value)
+            for tensor, value in (*before, *session.recorder.before_writes):
+                tensor.copy_(value)
 
 
 def bind_buffers(model: torch.nn.Module, buffers: Mapping[str, torch.Tensor]) -> None:
@@ -314,6 +318,7 @@ class _Session:
         self.loss_fn: LossFunction | None = None
         self.before: dict[str, Any] = {}
         """Python's variables when the step began."""
+        self.code = StateOfCode()
 
     def _add(self, tensor: torch.Tensor, role: Role, name: str) -> None:
         if is_lazy(tensor):
@@ -334,7 +339,7 @@ class _Session:
         self.recorder.require_nothing_gathered()
         self.recorder.tape.draws_from = self.recorder.generators()
         self.loss_fn, self.before = loss_fn, python_state(self.model, loss_fn)
-        with self.recorder, watch_reads(self.recorder.read):
+        with self.recorder, watch_reads(self.recorder.read), self.code.watched():
             result = loss_fn(self.model, *self.batch)
         loss, aux = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
@@ -343,11 +348,7 @@ class _Session:
         self.loss = self.recorder.value_of(loss)
         leaves = [t for t in pytree.tree_leaves(aux) if isinstance(t, torch.Tensor)]
         self.aux = tuple(self.recorder.value_of(t) for t in leaves)
-        self._note_changing()
         return loss
-
-    def _note_changing(self) -> None:
-        self.recorder.tape.changing = changed(self.before, python_state(self.model, self.loss_fn))
 
     def backward(self, loss: torch.Tensor, groups: list[list[torch.Tensor]]) -> dict[torch.Tensor, int]:
         """Return the gradients of the parameters in `groups`, by their values on the tape."""
@@ -355,9 +356,11 @@ class _Session:
             raise CaptureError("the loss does not depend on any parameter that requires a gradient; nothing to train")
         recorder = self.recorder
         recorder.phase = Phase.BACKWARD
-        with recorder, watch_reads(recorder.read):
+        asking = {NODES_THAT_ASK_FOR_MODES.get(node.name()) for node in nodes_behind([loss])}
+        lines = (f"{op.name}{' at ' * bool(op.line)}{op.line}" for op in recorder.tape.ops if op.name in asking)
+        recorder.tape.other_formulas = frozenset(lines)
+        with recorder, watch_reads(recorder.read), self.code.watched():
             loss.backward()
-        self._note_changing()
         found = {p: recorder.value_of(p.grad) for group in groups for p in group if p.grad is not None}
         recorder.tape.gradients = frozenset(recorder.tape.values[v].storage for v in found.values())
         return found
@@ -365,6 +368,10 @@ class _Session:
     def end(self) -> set[str]:
         """Note what the step leaves, and return the names of buffers that it exchanged for other tensors."""
         kept = self._keep_rebound()
+        placed = self.code.changed()
+        others = changed(self.before, python_state(self.model, self.loss_fn))
+        known = {name.partition(" (in ")[0] for name in placed}
+        self.recorder.tape.changing = placed | (others - known)
         self.recorder.leave_results()
         return kept
 
@@ -416,8 +423,9 @@ class _Session:
                 stand_ins[p].grad = recorder.stand_in(source)
         start = len(recorder.tape.ops)
         if clip is not None:
+            clipped = [stand_ins[p] for p in self.model.parameters() if p in stand_ins]  # norms are added in this order
             with recorder, torch.no_grad():
-                torch.nn.utils.clip_grad_norm_(list(stand_ins.values()), clip, foreach=False)
+                torch.nn.utils.clip_grad_norm_(clipped, clip, foreach=False)
         clipping = recorder.tape.ops[start:]
         if optimizer_scalars.is_supported(optimizer):
             groups = [[p for p in g if p in gradient] for g in _trained(optimizer)]

@@ -1,23 +1,24 @@
 """Autograd's graph: names of its nodes, what they saved, tangents, and the wrappers of `torch.func`."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.autograd.graph import Node
+from torch.autograd.graph import GradientEdge, Node
 
 from port_planner.torch_compat.parts import require, use_part, uses
 
 ENGINE = "_engine_run_backward"
 """What backward() and grad() of `torch.autograd` call for the pass itself, looked up there each time."""
 
-NODES_THAT_ASK_FOR_MODES = frozenset({
-    "CumprodBackward0", "LinalgDetBackward0", "LinalgEigBackward0", "LinalgEighBackward0", "MaskedFillBackward1",
-    "OrmqrBackward0", "ProdBackward0", "ProdBackward1",
-})  # fmt: skip
-"""Nodes whose formula asks `areAnyTensorSubclassLike`, which is true under any mode, and then takes another one."""
+NODES_THAT_ASK_FOR_MODES = {
+    "CumprodBackward0": "aten::cumprod", "LinalgDetBackward0": "aten::_linalg_det", "LinalgEigBackward0": "aten::linalg_eig",
+    "LinalgEighBackward0": "aten::_linalg_eigh", "MaskedFillBackward1": "aten::masked_fill.Tensor", "OrmqrBackward0": "aten::ormqr",
+    "ProdBackward0": "aten::prod", "ProdBackward1": "aten::prod.dim_int",
+}  # fmt: skip
+"""Nodes whose formula asks `areAnyTensorSubclassLike`, which is true under any mode, and then takes another one; and the operators that make them."""
 ASK_WHAT_IS_SAVED = frozenset({"ProdBackward0", "ProdBackward1"})
 """Those whose formula asks this of their operand alone, the others of their gradients, too."""
 
@@ -28,6 +29,18 @@ is_batch: Callable[[Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor
 is_wrapped: Callable[[Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
 unwrap_if_dead: Callable[[Tensor], Tensor] = torch._C._functorch.unwrap_if_dead
 """Of `torch.func`: a batch of gradients (is_grads_batched), any wrapper, and what is left of one whose level has ended."""
+
+
+def nodes_behind(roots: Iterable[Tensor | GradientEdge]) -> Iterator[Node]:
+    """Yield the nodes of the graph that a backward pass from these roots may run, each once."""
+    waiting = [root.grad_fn if isinstance(root, Tensor) else root.node for root in roots]
+    seen: set[Node] = set()
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            yield node
+            waiting += (before for before, _ in node.next_functions)
 
 
 def saved_as_they_were(node: Node) -> Iterator[Any]:
@@ -61,7 +74,7 @@ def _nodes_are_as_known() -> None:
         *(x.masked_fill(torch.eye(2) > 0, one.requires_grad_()), torch.ormqr(x, torch.ones(2), torch.eye(2))),
     )
     nodes = [node for node in (result.grad_fn for result in results) if node is not None]
-    other = {node.name() for node in nodes} ^ NODES_THAT_ASK_FOR_MODES
+    other = {node.name() for node in nodes} ^ NODES_THAT_ASK_FOR_MODES.keys()
     require(not other, f"nodes are called otherwise: {', '.join(sorted(other))}")
     for node in nodes:
         saved = list(saved_as_they_were(node))

@@ -101,6 +101,14 @@ def compiler_of(callback: Any) -> str:
     return str(getattr(callback, "compiler_name", type(callback).__name__))
 
 
+@uses("torch.nn.Module._compiled_call_impl", "a bundle is planned of what torch.compile computes otherwise")
+def is_compiled(code: Any) -> bool:
+    """Return whether a module or a function was given to torch.compile."""
+    if getattr(code, "_compiled_call_impl", None) is not None or type(code).__name__ == "OptimizedModule":
+        return True
+    return hasattr(code, "_torchdynamo_orig_callable") and not getattr(code, "_torchdynamo_disable", False)
+
+
 def _has_its_place() -> None:
     require(importlib.util.find_spec(STANDS_ALONE), f"no module {STANDS_ALONE}")
 

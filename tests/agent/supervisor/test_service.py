@@ -10,13 +10,15 @@ from pathlib import Path
 import pytest
 
 from port_agent.control.requests import JobChange
-from port_agent.jobs.job import Job, JobNotFoundError, JobRequestError, JobSpec, JobState
+from port_agent.jobs.job import Job, JobKind, JobNotFoundError, JobRequestError, JobSpec, JobState
 from port_agent.policy.config import Config
 from port_agent.policy.decide import ResourceLimits
 from port_agent.supervisor import service as service_module
+from port_agent.supervisor.job.bundle_check import check_command
 from port_agent.supervisor.job.log import JobLog
 from port_agent.supervisor.pause import Pause
 from port_agent.supervisor.service import BUNDLE_NAME, MeterUnavailableError, Service
+from port_agent.system.helper_process import HelperCommand, HelperError
 from tests.agent.live_daemon import BUNDLE, go
 from tests.agent.supervisor.parts import ANY_TIME, Parts, parts
 
@@ -46,6 +48,21 @@ async def test_a_submitted_job_owns_its_upload_and_is_on_disk(tmp_path: Path) ->
         assert made.context.timers.has("deadline-1") and made.context.wake.is_set()
         with pytest.raises(JobRequestError, match=r"job 1 \(birds\) has this name and is not over"):
             await service.submit(replace(spec, bundle=str(detail.directory / BUNDLE_NAME)), None)
+
+
+@go
+async def test_a_damaged_bundle_is_refused_in_the_words_of_its_job(tmp_path: Path) -> None:
+    async def damaged(command: HelperCommand) -> bytes:
+        raise HelperError(1, f"{command.arguments[0]}: train/0 is damaged near row 3".encode())
+
+    async with parts(tmp_path) as made:
+        kind = replace(made.context.seams.kinds[JobKind.TRAIN], check=check_command)
+        made.context.seams = replace(made.context.seams, kinds={**made.context.seams.kinds, JobKind.TRAIN: kind})
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(service_module, "ask_helper", damaged)
+            with pytest.raises(JobRequestError, match=r"^the bundle of job0: train/0 is damaged near row 3$"):
+                await submitted(Service(made.context), BUNDLE)
+        assert list((tmp_path / "state/uploads").iterdir()) == []
 
 
 async def submitted(service: Service, bundle: dict[str, object], **fields: object) -> Job:

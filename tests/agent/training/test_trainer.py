@@ -15,7 +15,7 @@ from port_agent.paging.pager import PageError, Pager
 from port_agent.training.comparison import MismatchError
 from port_agent.training.samples.incoming import DataError
 from port_agent.training.state.checkpoint import CheckpointError
-from port_agent.training.trainer import StepEvent, Trainer, step_message
+from port_agent.training.trainer import PastEndError, StepEvent, Trainer, step_message
 from port_agent.worker.control import LeftOnRequest
 from port_agent.worker.protocol import StateRecovered
 from port_planner.base.errors import PortError
@@ -73,6 +73,25 @@ def test_a_job_goes_on_from_any_commit_with_the_optimizers_own_numbers(
     assert digests[0] == digests[-1] != digests[1]
 
 
+def test_gradients_are_clipped_in_the_models_order_of_parameters(tmp_path: Path) -> None:
+    """Their norms are added in an order, and two groups of an optimizer have another."""
+    job = make_job(clip_grad_norm=0.1)
+    parts = [*job.model.parameters()]
+    optimizer = torch.optim.AdamW([{"params": parts[4:]}, {"params": parts[:4], "lr": 0.02}])
+    write_job(tmp_path / "job.port", replace(job, optimizer=optimizer, scheduler=None), compared=4, seeds=(0,))
+    t = Trainer(Bundle(tmp_path / "job.port"), train_options(tmp_path / "state", tmp_path, 0, 4, verify=4))
+    t.start()
+    t.train(lambda _: None, lambda *_: None)
+    t.close()
+
+
+def test_a_state_beyond_the_end_is_told_and_left(tmp_path: Path) -> None:
+    train(tmp_path, steps=4)
+    with pytest.raises(PastEndError, match="is at step 4 already, this training ends at step 3: ask for more --epochs"):
+        train(tmp_path, steps=3)
+    assert train(tmp_path, steps=4)[0] == []
+
+
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
 def test_an_lstm_is_plain_pytorchs(kind: torch.dtype, tmp_path: Path) -> None:
     torch.manual_seed(0)
@@ -99,7 +118,9 @@ def test_more_updates_than_the_optimizers_numbers_are_known_for_are_refused_at_o
     write_job(tmp_path / "job.port", replace(job, optimizer=optimizer))
     t = Trainer(Bundle(tmp_path / "job.port"), train_options(tmp_path, tmp_path, 1, 31))
     t.start()
-    with pytest.raises(PortError, match=r"numbers of 30 updates of the optimizer OwnAdamW.* takes it to 31"):
+    with pytest.raises(
+        PortError, match=r"of 30 updates, and this training takes it to 31: plan the job again with --epochs 6"
+    ):
         t.train(lambda _: None, lambda *_: None)
     assert t.step == 0
     t.close()

@@ -49,7 +49,8 @@ def test_what_counts_its_steps_is_known_for_those_planned() -> None:
     seen = {tuple(scalars.advance()) for _ in range(20)}
     assert len(seen) == 20
     with pytest.raises(
-        CaptureError, match=r"numbers of 20 updates of the optimizer OwnAdamW.*takes it to 21; plan the job again"
+        CaptureError,
+        match=r"numbers of the optimizer OwnAdamW are known for 20 updates, .* update 21; plan the job again",
     ):
         scalars.advance()
 
@@ -131,3 +132,21 @@ def test_gradients_in_one_storage_may_be_read_and_not_changed() -> None:
     assert capture_step(model, _loss, own.Lion(model.parameters()), batch).graphs
     with pytest.raises(CaptureError, match="changes a gradient that lies in memory with another's"):
         capture_step(model, _loss, own.OldSgd(model.parameters()), batch)
+
+
+class Outside:
+    calls = 0
+
+
+class CountsOutside(own.Lion):
+    def step(self, closure: Any = None) -> Any:
+        Outside.calls += 1
+        return super().step(closure)
+
+
+def test_what_an_optimizer_counts_outside_of_itself_is_named() -> None:
+    with pytest.raises(
+        CaptureError,
+        match=r"CountsOutside changes Outside.calls \(in step, test_own_optimizer.py:[0-9]+\), outside of itself, in each step",
+    ):
+        _captured(CountsOutside)

@@ -2,8 +2,15 @@
 
 import functools
 import itertools
+import os
 import random
+import threading
+import weakref
+from argparse import Namespace
+from array import array
 from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +19,8 @@ import pytest
 import torch
 from torch import nn
 
-from port_planner.capture.python_state import changed, python_state
+from port_planner.capture.python_state import StateOfCode, changed, python_state
+from tests import their_modules
 
 count = 0
 
@@ -181,10 +189,176 @@ def test_so_is_an_attribute_of_a_module_and_nothing_that_stays() -> None:
     assert changed(before, python_state(model, print)) == {"0.steps"}
 
 
-def test_what_is_of_libraries_or_data_is_not_looked_at() -> None:
-    kept, rows = SimpleNamespace(calls=0), [0.0] * 1000
+class Slots:
+    __slots__ = ("calls",)
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+
+class Counted:
+    calls = 0
+
+
+@dataclass
+class Kept:
+    deep: dict[str, dict[str, Any]]
+
+
+class Doubled(torch.autograd.Function):
+    calls = 0
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        Doubled.calls += 1
+        return gradient * 2
+
+
+NAMESPACE, SIMPLE, SLOTS, KEPT = Namespace(calls=0), SimpleNamespace(calls=0), Slots(), Kept({"a": {"b": [None, 0]}})
+LOCAL, CONTEXT, LONG = threading.local(), ContextVar("CONTEXT", default=0), [0] * 1000
+COUNTED, SEEN, NUMBER, NUMBERS, BYTES, ITEMS = (
+    Counter(),
+    set[int](),
+    np.int64(0),
+    np.zeros(2),
+    bytearray(),
+    array("l", [0]),
+)
+LOCAL.calls = 0
+
+
+@functools.lru_cache
+def cached(number: int) -> int:
+    return number
+
+
+def helper() -> None:
+    helper.calls += 1  # type: ignore[attr-defined]
+
+
+helper.calls = 0  # type: ignore[attr-defined]
+
+
+def with_default(box: list[int] = [0], *, more: dict[str, int] = {"n": 0}) -> None:  # noqa: B006
+    box[0] += 1
+    more["n"] += 1
+
+
+def of_numpy() -> None:
+    global NUMBER
+    NUMBER = NUMBER + np.int64(1)
+
+
+def of_another_module() -> None:
+    their_modules.calls = getattr(their_modules, "calls", 0) + 1  # type: ignore[attr-defined]
+
+
+def of_the_environment() -> None:
+    os.environ["PORT_TEST_CALLS"] = str(int(os.environ.get("PORT_TEST_CALLS", "0")) + 1)
+
+
+def backward() -> None:
+    Doubled.apply(torch.ones(1, requires_grad=True)).backward()
+
+
+def hooked() -> None:
+    HOOKED(torch.ones(1, 1, requires_grad=True)).sum().backward()
+
+
+def counting_hook() -> Callable[..., None]:
+    hooks = 0
+
+    def hook(*_: Any) -> None:
+        nonlocal hooks
+        hooks += 1
+
+    return hook
+
+
+HOOKED = nn.Linear(1, 1)
+HOOKED.register_full_backward_hook(counting_hook())
+PLACES: dict[str, tuple[Callable[[], Any], str]] = {
+    "argparse's namespace": (lambda: setattr(NAMESPACE, "calls", NAMESPACE.calls + 1), "NAMESPACE.calls"),
+    "simple namespace": (lambda: setattr(SIMPLE, "calls", SIMPLE.calls + 1), "SIMPLE.calls"),
+    "slot": (lambda: setattr(SLOTS, "calls", SLOTS.calls + 1), "SLOTS.calls"),
+    "class": (lambda: setattr(Counted, "calls", Counted.calls + 1), "Counted.calls"),
+    "depth": (lambda: KEPT.deep["a"]["b"].append(1), "KEPT.deep['a']['b']"),
+    "thread's own": (lambda: setattr(LOCAL, "calls", LOCAL.calls + 1), "LOCAL.calls"),
+    "context": (lambda: CONTEXT.set(CONTEXT.get() + 1), "CONTEXT"),
+    "long list": (lambda: LONG.append(0), "LONG"),
+    "method": (lambda: COUNTED.loss(), "COUNTED.calls"),
+    "set": (lambda: SEEN.add(len(SEEN)), "SEEN"),
+    "number of numpy's": (of_numpy, "NUMBER"),
+    "array": (lambda: np.add(NUMBERS, 1, out=NUMBERS), "NUMBERS"),
+    "bytes": (lambda: BYTES.append(1), "BYTES"),
+    "array of Python's": (lambda: ITEMS.append(1), "ITEMS"),
+    "cache": (lambda: cached(cached.cache_info().currsize), "cached"),
+    "function": (helper, "helper.calls"),
+    "default": (with_default, "box"),
+    "default by name": (with_default, "more"),
+    "another module": (of_another_module, "their_modules.calls"),
+    "environment": (of_the_environment, "os.environ"),
+    "backward pass": (backward, "Doubled.calls"),
+    "hook": (hooked, "hooks"),
+}
+
+
+@pytest.mark.parametrize("where", PLACES)
+def test_a_count_is_found_where_the_code_that_runs_reaches_it(where: str) -> None:
+    count, name = PLACES[where]
+    for _ in range(2):
+        state = StateOfCode()
+        with state.watched():
+            count()
+    assert any(found.startswith(f"{name} (in ") and "test_python_state.py:" in found for found in state.changed())
+
+
+def test_what_lives_and_ends_within_the_block_is_none_of_its_state() -> None:
+    def add(found: list[int], known: dict[str, int]) -> None:
+        found.append(1)
+        known["n"] = 1
+
+    def total() -> int:
+        count = 0
+
+        def more() -> None:
+            nonlocal count
+            count += 1
+
+        more()
+        return count
+
+    state = StateOfCode()
+    with state.watched():
+        found = list[int]()
+        add(found, {})
+        del found
+        total()
+    assert state.changed() == frozenset()
+
+
+def test_nothing_that_was_looked_at_is_held() -> None:
+    def take(kept: Kept, many: list[Kept]) -> None:
+        many.append(kept)
+
+    kept, state = Kept({}), StateOfCode()
+    gone = weakref.ref(kept)
+    with state.watched():
+        take(kept, [])
+    state.changed()
+    del kept
+    assert gone() is None
+
+
+def test_what_is_of_libraries_is_not_looked_at() -> None:
+    """They keep what is their own, and more of it than anyone can look through."""
+    tensor = torch.zeros(1)
 
     def loss(*_: Any) -> torch.Tensor:
-        return torch.tensor(rows) * kept.calls
+        return tensor.add_(1) * float(np.float64(1))
 
     assert python_state(nn.Identity(), loss) == python_state(nn.Identity(), print)

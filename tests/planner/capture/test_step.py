@@ -110,6 +110,16 @@ def test_reading_a_float_in_the_model_is_refused_with_its_line() -> None:
         capture_step(net(), loss_fn, sgd(net()), batch())
 
 
+def test_gradients_that_are_recorded_by_another_formula_are_named_with_their_line() -> None:
+    def by_products(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.sigmoid(model(x)).prod(1).sum() + x.prod(1).sum()
+
+    model = net()
+    assert capture_step(model, classify, sgd(model), batch()).other_formulas == frozenset()
+    (named,) = capture_step(model, by_products, sgd(model), batch()).other_formulas
+    assert named.startswith("aten::prod.dim_int at test_step.py:")
+
+
 def test_a_branch_on_data_becomes_a_guard() -> None:
     def loss_fn(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         out = model(x)

@@ -19,7 +19,7 @@ from port_planner.torch_compat.autograd import (
 def test_what_a_node_saved_is_read_as_it_was_and_as_it_is_used() -> None:
     x = torch.randn(3, requires_grad=True)
     node = x.prod().grad_fn
-    assert node is not None and node.name() in NODES_THAT_ASK_FOR_MODES & ASK_WHAT_IS_SAVED
+    assert node is not None and node.name() in NODES_THAT_ASK_FOR_MODES.keys() & ASK_WHAT_IS_SAVED
     pointers = {one.data.data_ptr() for one in saved_as_they_were(node) if isinstance(one.data, torch.Tensor)}
     assert x.data_ptr() in pointers
     assert any(isinstance(one, torch.Tensor) and torch.equal(one, x) for one in saved_as_used(node))

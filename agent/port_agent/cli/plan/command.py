@@ -25,7 +25,7 @@ from port_agent.cli.terminal import terminal
 from port_agent.control import places
 from port_agent.malloc import begin_again_preloaded
 from port_agent.planning.machine import check_request
-from port_agent.planning.making import STAGES, plan
+from port_agent.planning.making import STAGES, PlanReport, plan
 from port_agent.planning.pace import wanted_pace
 from port_agent.planning.request import PlanRequest
 from port_agent.system.torch_loading import load_torch_library
@@ -34,7 +34,6 @@ from port_planner.ir.costs import MediumKind
 
 if TYPE_CHECKING:
     from port_agent.prepare.sparse import SparseJob
-    from port_planner.ir.bundle.manifest import Manifest
     from port_planner.sparse.probe import ProbeResult
 
 
@@ -150,8 +149,8 @@ def _add_numbers(group: "argparse._ArgumentGroup") -> None:
     group.add_argument(
         "--epochs",
         type=whole_number(1),
-        default=1,
-        help="how far a learning-rate schedule is tabulated, and the numbers of an optimizer that is none of torch's",
+        help="passes over the data that are trained later: so far a learning-rate schedule is tabulated at least, and the numbers of an "
+        "optimizer that is none of torch's; `train` refuses more than `show` says are known (default: the job's own, else 1)",
     )
     group.add_argument(
         "--verify",
@@ -259,7 +258,7 @@ def _plan(arguments: argparse.Namespace) -> int:
         "left_whole": report.left_whole,
         "step_s_by_device": report.step_s_by_device,
         "device_watts": None if report.device_watts is None else asdict(report.device_watts),
-        "steps": report.manifest.steps_per_epoch() * arguments.epochs,
+        "steps": report.manifest.steps_per_epoch() * report.epochs,
         "usual_day_s": None if arguments.board is not None else usual_day_s(),
     }
     if report.sparse is not None:
@@ -268,7 +267,7 @@ def _plan(arguments: argparse.Namespace) -> int:
         print(msgspec.json.encode(facts).decode())
         return 0
     print_facts(report.bundle, facts, report.manifest)
-    _print_choices(arguments, report.manifest)
+    _print_choices(arguments, report)
     if report.sparse is not None:
         _print_sparse(report.sparse)
     return 0
@@ -302,10 +301,11 @@ def _keep_to_cores(arguments: argparse.Namespace) -> None:
         use_cores(places.granted_cores(arguments.config, usable_cores()))
 
 
-def _print_choices(arguments: argparse.Namespace, manifest: "Manifest") -> None:
+def _print_choices(arguments: argparse.Namespace, report: PlanReport) -> None:
     """Print the bundle's plans where asked, and whether a deadline can be met."""
     from rich.table import Table
 
+    manifest = report.manifest
     if arguments.frontier:
         table = Table(title="plans in the bundle")
         for column in ("plan", "peak", "step", "energy (estimated)", "written per step"):
@@ -319,7 +319,7 @@ def _print_choices(arguments: argparse.Namespace, manifest: "Manifest") -> None:
                 format_bytes(c.written_bytes),
             )
         terminal().print(table)
-    wanted = wanted_pace(arguments.deadline, arguments.charging, arguments.epochs, manifest.steps_per_epoch())
+    wanted = wanted_pace(arguments.deadline, arguments.charging, report.epochs, manifest.steps_per_epoch())
     if wanted is not None:
         print(
             f"deadline: {format_seconds(wanted.seconds_per_step)} per step are left, the plan takes "

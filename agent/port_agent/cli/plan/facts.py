@@ -82,7 +82,7 @@ def facts_of(path: Path, bundle: "Bundle", index: int) -> dict[str, Any]:
         "gap": relative_gap(plan.overhead_joules, plan.bound_joules), "strategy": plan.strategy,
         "recordings": asdict(bundle.manifest.recordings), "compared_steps": len(bundle.manifest.reference.losses),
         "compared_tensors": len(bundle.manifest.reference.checksums), "limits": asdict(bundle.manifest.limits),
-        "pruning": None if bundle.manifest.pruning is None else asdict(bundle.manifest.pruning),
+        "known_updates": bundle.manifest.known_updates, "plain": asdict(bundle.manifest.plain), "pruning": None if bundle.manifest.pruning is None else asdict(bundle.manifest.pruning),
         "placed": _placed(bundle),
         "weight_files": _weight_files(bundle.manifest), "buckets": _buckets(bundle), "decoded_weights": decoded_bytes(graph),
     }  # fmt: skip
@@ -260,6 +260,12 @@ def _training_rows(facts: dict[str, Any], manifest: "Manifest") -> Iterator[Row]
         yield "limits", limits
     if "steps" in facts:
         yield "the training", _training(facts)
+    if (known := facts["known_updates"]) is not None:
+        epochs = known * manifest.accumulate / max(manifest.steps_per_epoch(), 1)
+        yield (
+            "schedule",
+            f"known for {known:,} updates, {epochs:,.4g} epochs; training beyond them is refused (plan --epochs)",
+        )
     for file, nbytes in facts["weight_files"].items():
         yield "left in its file", f"{format_bytes(nbytes)} of frozen weights: {file} must stay as it is"
     for what in facts["buckets"] if len(facts["buckets"]) > 1 else ():
@@ -272,6 +278,7 @@ def _training_rows(facts: dict[str, Any], manifest: "Manifest") -> Iterator[Row]
 def _proof_rows(facts: dict[str, Any], manifest: "Manifest") -> Iterator[Row]:
     yield "recorded", _recorded(manifest)
     yield "compared", _compared(facts, manifest)
+    yield "refereed", _refereed(manifest)
     for what, count in Counter(facts["in_pieces"]).items():
         yield "in pieces", f"{count} x {what}" if count > 1 else what
     for reason in dict.fromkeys(facts.get("left_whole", ())):
@@ -404,6 +411,17 @@ def _compared(facts: dict[str, Any], manifest: "Manifest") -> str:
     return (
         f"{len(reference.losses)} steps with {whose} on {reference.processor}: losses and "
         f"{len(reference.checksums)} tensors equal to the bit"
+    )
+
+
+def _refereed(manifest: "Manifest") -> str:
+    """Say for how many updates the bundle was run beside its script, which ran alone, or why it was not."""
+    plain = manifest.plain
+    if plain.unchecked:
+        return f"not beside its script: {plain.unchecked}"
+    return (
+        f"checked for {plain.updates} updates beside the script itself, alone in a process, over {sum(plain.rows)} samples again and again: "
+        f"{len(plain.results.losses)} losses, {len(plain.results.checksums)} tensors, the random numbers and the result equal to the bit"
     )
 
 

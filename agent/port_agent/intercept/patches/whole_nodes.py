@@ -23,6 +23,7 @@ from port_planner.torch_compat.autograd import (
     forward_differentiating,
     is_batch,
     is_wrapped,
+    nodes_behind,
     saved_as_they_were,
     saved_as_used,
     unwrap_if_dead,
@@ -39,7 +40,7 @@ def running_whole(interceptor: Interceptor, roots: Sequence[Tensor | GradientEdg
     if len(current_modes()) != 1:
         yield
         return
-    nodes = [_WholeNode(interceptor, node) for node in _graph(roots) if node.name() in NODES_THAT_ASK_FOR_MODES]
+    nodes = [_WholeNode(interceptor, node) for node in nodes_behind(roots) if node.name() in NODES_THAT_ASK_FOR_MODES]
     try:
         yield
     finally:
@@ -89,17 +90,6 @@ class _WholeNode:
             for one in (tensor, None if tensor is None else tangent_of(tensor)):
                 if one is not None:
                     self._interceptor.meet(one)
-
-
-def _graph(roots: Sequence[Tensor | GradientEdge]) -> Iterator[Node]:
-    waiting = [root.grad_fn if isinstance(root, Tensor) else root.node for root in roots]
-    seen: set[Node] = set()
-    while waiting:
-        node = waiting.pop()
-        if node is not None and node not in seen:
-            seen.add(node)
-            yield node
-            waiting += (before for before, _ in node.next_functions)
 
 
 def _saved_tensors(node: Node) -> Iterator[Tensor]:

@@ -3,17 +3,19 @@
 Behind `port-agent plan`.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from port_agent.prepare.making.bundle_file import BundleFile
 from port_agent.prepare.making.refinement import Refinement
 from port_agent.prepare.making.smaller_plans import SmallerPlans, smaller_plans, with_cheapest_first, with_smaller_plans
 from port_agent.prepare.making.unplanned import held_bytes, too_much
-from port_agent.prepare.measurement.dry_run import DryRunWorkers, Throttle
+from port_agent.prepare.measurement.dry_run import DryRunError, DryRunWorkers, Throttle
 from port_agent.prepare.measurement.progress import Progress
 from port_agent.prepare.pools import Pools
-from port_planner.ir.bundle.manifest import Manifest
+from port_planner.base.errors import ExitCode
+from port_planner.ir.bundle.manifest import Manifest, PlainRun
 from port_planner.ir.bundle.writer import publish_bundle
 from port_planner.ir.costs import DeviceCosts
 from port_planner.make_bundle import InfeasibleError, PlanFunction
@@ -44,6 +46,8 @@ class MakeOptions:
     planner: PlanFunction
     wide: bool = False
     throttle: Throttle | None = None
+    run_alone: Callable[[], PlainRun] = PlainRun
+    """Runs the script alone, once the plans are made."""
 
 
 def make(
@@ -66,7 +70,7 @@ def make(
     workers = workers or DryRunWorkers(bundle_file.threads)
     refinement = Refinement(bundle_file, measured, device, options.pools, options.page_dirs, options.throttle, workers)
     try:
-        made = _refined(refinement, options.planner, progress, wide=options.wide)
+        made = _refined(refinement, options, progress)
         publish_bundle(bundle_file.path, path)
     except InfeasibleError as error:
         if bundle_file.begun and refinement.device.base_bytes < refinement.pools.computing_bytes:
@@ -78,12 +82,12 @@ def make(
     return made
 
 
-def _refined(refinement: Refinement, planner: PlanFunction, progress: Progress, *, wide: bool) -> BundleReport:
-    """Try plans until one takes what it says, then add smaller ones. Raises InfeasibleError, DryRunError."""
-    pools, smaller = refinement.pools, list[SmallerPlans]()
+def _refined(refinement: Refinement, options: MakeOptions, progress: Progress) -> BundleReport:
+    """Try plans until one takes what it says, add smaller ones, and have it refereed. Raises InfeasibleError, DryRunError."""
+    pools, planner, smaller = refinement.pools, options.planner, list[SmallerPlans]()
 
     def plan_smaller() -> None:
-        smaller[:] = smaller_plans(refinement, planner if wide else None)
+        smaller[:] = smaller_plans(refinement, planner if options.wide else None)
 
     progress("try", 0.0)
     found = refinement.find_unplanned()
@@ -92,8 +96,36 @@ def _refined(refinement: Refinement, planner: PlanFunction, progress: Progress, 
         found, final = refinement.tried(planner, meanwhile=plan_smaller)
         if final:
             found = with_cheapest_first(refinement, smaller, found)
-            manifest = with_smaller_plans(refinement, smaller)
+            progress("referee", 0.0)
+            manifest = _refereed(refinement, smaller, options)
             return BundleReport(
                 manifest, held_bytes(pools, found), 0 if pools.device_bytes is None else found.device_peak_bytes
             )
     raise too_much(pools, found)
+
+
+def _refereed(refinement: Refinement, smaller: list[SmallerPlans], options: MakeOptions) -> Manifest:
+    """Run the script alone, put what it made into the draft with all plans, and run that beside it. Raises DryRunError, CaptureError."""
+    draft = refinement.bundle_file
+    refinement.workers.load()
+    plain = options.run_alone()
+    draft.prepared = replace(draft.prepared, plain=plain)
+    manifest = with_smaller_plans(refinement, smaller)
+    others = ", ".join(draft.prepared.other_formulas)
+    expected = draft.prepared.reference
+    if others and plain.unchecked and expected.losses and not expected.placed:
+        raise DryRunError(f"{_by_other_formulas(others)} ({plain.unchecked})", ExitCode.IMPOSSIBLE)
+    try:
+        refinement.workers.referee(draft.path, options.page_dirs, manifest)
+    except DryRunError as error:
+        if others:
+            raise DryRunError(f"{error}. {_by_other_formulas(others)}", error.exit_code) from error
+        raise
+    return manifest
+
+
+def _by_other_formulas(operators: str) -> str:
+    return (
+        f"The gradients of {operators} have another formula, and other last digits, while a step is recorded, and nothing shows that they do not "
+        "matter here: compute that by other operators, such as single products, or train with `port-agent exec`"
+    )

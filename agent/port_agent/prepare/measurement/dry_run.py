@@ -2,15 +2,17 @@
 
 import contextlib
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError, safe_open
 
 from port_agent.malloc import preload_environment
 from port_agent.system.helper_process import HelperCommand, HelperError, run_helper
 from port_agent.system.python_process import module_environment
+from port_agent.training.comparison import tensor_checksum
 from port_agent.worker.options import LOADED_WORKER, TorchOptions
 from port_agent.worker.protocol import (
     Event,
@@ -24,7 +26,9 @@ from port_agent.worker.protocol import (
 )
 from port_agent.worker.start import Worker, start_worker
 from port_planner.base.errors import ExitCode, PortError
+from port_planner.ir.bundle.manifest import Manifest
 from port_planner.ir.costs import PackingCost
+from port_planner.ir.graph import Role, storage_key
 
 DRY_RUN_STEPS = 2
 """The second finds what the first left: optimizer state, pages, caches."""
@@ -70,6 +74,32 @@ class DryRun:
     """It ended because the device had no memory left for a tensor."""
 
 
+@contextlib.contextmanager
+def _page_folders(page_dirs: Sequence[Path]) -> Iterator[list[Path]]:
+    """Make a folder in each page directory, and remove them and all that lies in them at the end."""
+    with contextlib.ExitStack() as stack:
+        yield [
+            Path(stack.enter_context(tempfile.TemporaryDirectory(dir=place, prefix=".port-trial-")))
+            for place in page_dirs
+        ]
+
+
+def check_readable(result: Path, manifest: Manifest) -> None:
+    """Raise DryRunError where a result cannot be read as a user would read it, or has another tensor than the script alone had."""
+    checksums = manifest.plain.results.checksums
+    try:
+        with safe_open(result, framework="pt") as stream:
+            for name in manifest.result:
+                found = tensor_checksum(stream.get_tensor(name))
+                keys = (storage_key(Role.PARAMETER, name), storage_key(Role.BUFFER, name))
+                if any(checksums.get(key, found) != found for key in keys):
+                    raise DryRunError(
+                        f"{name} has other bits in the result than in the script alone", ExitCode.IMPOSSIBLE
+                    )
+    except (SafetensorError, OSError) as error:
+        raise DryRunError(f"the result of training cannot be read: {error}", ExitCode.IMPOSSIBLE) from error
+
+
 def nothing() -> None:
     """Do nothing meanwhile."""
 
@@ -106,11 +136,7 @@ class DryRunWorkers:
 
         Raises DryRunError where the worker fails, or gives other numbers.
         """
-        with contextlib.ExitStack() as stack:
-            folder, *further = (
-                Path(stack.enter_context(tempfile.TemporaryDirectory(dir=place, prefix=".port-trial-")))
-                for place in page_dirs
-            )
+        with _page_folders(page_dirs) as (folder, *further):
             options = TorchOptions(
                 bundle=path,
                 state_dir=folder,
@@ -122,13 +148,27 @@ class DryRunWorkers:
                 read_limit=None if throttle is None else throttle.read_bytes_per_s,
                 write_limit=None if throttle is None else throttle.write_bytes_per_s,
             )
-            worker, self._loading = self._loading or self._started(), None
-            worker.send(TakeWork(words=tuple(options.words())))
-            meanwhile()
-            report = _DryRunReport(self.threads)
-            for event in worker.events():
-                report.take(event)
-            return report.dry_run(worker.process.returncode)
+            return self._ran(options, meanwhile)
+
+    def referee(self, path: Path, page_dirs: Sequence[Path], manifest: Manifest) -> None:
+        """Run what the script made alone with the bundle, and write and read a result. Raises DryRunError where anything is another."""
+        with _page_folders(page_dirs) as (folder, *further):
+            compared, result = len(manifest.plain.results.losses), folder / "result.safetensors"
+            options = TorchOptions(
+                bundle=path, state_dir=folder, scratch_dirs=tuple(further), steps=compared or manifest.accumulate, verify=compared,
+                referee=compared > 0, discard=True, out=result,
+            )  # fmt: skip
+            self._ran(options, nothing)
+            check_readable(result, manifest)
+
+    def _ran(self, options: TorchOptions, meanwhile: Callable[[], None]) -> DryRun:
+        worker, self._loading = self._loading or self._started(), None
+        worker.send(TakeWork(words=tuple(options.words())))
+        meanwhile()
+        report = _DryRunReport(self.threads)
+        for event in worker.events():
+            report.take(event)
+        return report.dry_run(worker.process.returncode)
 
 
 @dataclass(slots=True)

@@ -1,6 +1,6 @@
 """What is promised for a job before it runs: memory, time, energy and flash of a step, and when it is done."""
 
-from port_agent.jobs.job import Job, JobPromise, JobSpec
+from port_agent.jobs.job import Job, JobPromise, JobRequestError, JobSpec
 from port_agent.policy.usual_times import UsualTimes
 from port_agent.supervisor.job.plan_choice import PlanFigures, WriteAllowance, choose_plan, eta_s
 from port_agent.supervisor.job.run_state import RunConditions
@@ -26,7 +26,7 @@ def promised_plan(spec: JobSpec, facts: BundleFacts, conditions: RunConditions, 
     return choose_plan(
         facts.plans,
         conditions.memory_bytes,
-        steps_left=_steps(spec, facts),
+        steps_left=steps_of(spec, facts),
         time_left_s=None if spec.deadline_at is None else spec.deadline_at - wall_s,
         allowance=WriteAllowance(conditions.flash_budget_bytes_per_day, _DAY_S),
     )
@@ -46,7 +46,7 @@ def promise(
     None for a bundle that does not say how long its steps take. Where a usual day's training writes more than the flash may
     take in a day, training stops then, and the job takes longer by as much.
     """
-    steps = _steps(spec, facts)
+    steps = steps_of(spec, facts)
     if plan.step_s is None or plan.step_joules is None:
         return None
     forecast = None
@@ -67,7 +67,17 @@ def promise(
     )
 
 
-def _steps(spec: JobSpec, facts: BundleFacts) -> int | None:
+def check_known(spec: JobSpec, facts: BundleFacts) -> None:
+    """Raise JobRequestError where the job takes more batches than its bundle has the optimizer's numbers for."""
+    steps = steps_of(spec, facts)
+    if facts.known_steps is not None and steps is not None and steps > facts.known_steps:
+        raise JobRequestError(
+            f"the job trains {steps:,} steps, and its bundle has the learning rates, and what else changes from update to update, of "
+            f"{facts.known_steps:,}: plan it again with more --epochs, or train less"
+        )
+
+
+def steps_of(spec: JobSpec, facts: BundleFacts) -> int | None:
     """Return how many batches the job takes; None where its data is not the bundle's."""
     if spec.steps is not None:
         return spec.steps

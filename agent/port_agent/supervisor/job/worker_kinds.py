@@ -10,7 +10,9 @@ from pathlib import Path
 
 from port_agent.federate.orders import MODEL_FILE, RESULT_FILE, RESULT_PART_FILE, START_FILE, STATE_FOLDER, has_round
 from port_agent.jobs.job import Job, JobKind
+from port_agent.supervisor.job.bundle_check import check_command
 from port_agent.supervisor.job.plan_choice import PlanFigures, checkpoint_interval_s
+from port_agent.system.helper_process import HelperCommand
 from port_agent.system.python_process import threads_environment
 from port_agent.worker.options import (
     BOARD_WORKER,
@@ -51,6 +53,8 @@ class BundleFacts:
     """What its steps compute on."""
     reads_files: tuple[str, ...] = ()
     """Files of the user's, beside the bundle, that its job reads as it trains."""
+    known_steps: int | None = None
+    """Batches for which its optimizer's numbers are known; None: for all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,8 @@ class WorkerKind:
     environment: Callable[[BundleFacts, PlanFigures | None], Mapping[str, str]]
     lacks: Callable[[], str] = str
     """What its environment cannot have on this machine, and why; empty when nothing is missing."""
+    check: Callable[[Path], HelperCommand] | None = None
+    """Reads all of a bundle, in a process that ends with an error where one is damaged."""
 
 
 def no_facts(bundle: Path) -> BundleFacts:
@@ -128,6 +134,7 @@ def read_training_bundle(bundle: Path) -> BundleFacts:
         speeds,
         manifest.device_kind,
         tuple(sorted({part.path for part in manifest.files.values()})),
+        None if manifest.known_updates is None else manifest.known_updates * manifest.accumulate,
     )
 
 
@@ -140,7 +147,7 @@ def read_finetune_job(bundle: Path) -> BundleFacts:
 
 
 DEFAULT_KINDS: Mapping[JobKind, WorkerKind] = {
-    JobKind.TRAIN: WorkerKind(TORCH_WORKER, read_training_bundle, torch_environment, torch_lacks),
+    JobKind.TRAIN: WorkerKind(TORCH_WORKER, read_training_bundle, torch_environment, torch_lacks, check_command),
     JobKind.MCU: WorkerKind(BOARD_WORKER, no_facts, no_environment),
     JobKind.FINETUNE: WorkerKind(FINETUNE_WORKER, read_finetune_job, no_environment, torch_lacks),
 }

@@ -44,6 +44,8 @@ from port_planner.ir.plan import Plan
 SUMS = "sums/"
 """Begins the name of the checksums of a column of data."""
 _PACKED = ("graphs.msgpack", "plans.msgpack", "costs.msgpack")
+_CHECKED_BYTES = 1 << 20
+"""Read at a time where all is read."""
 _MATRIX = 2
 """Dimensions of what lies in blocks."""
 TENSOR_MEMBERS = ("tensors.safetensors", "data.safetensors")
@@ -271,6 +273,17 @@ class Bundle:
                 f"{self.path}: {key} is damaged near row {row} (its checksum differs); copy or make the bundle again"
             )
         return data[inside * width : (inside + 1) * width]
+
+    def check_contents(self) -> None:
+        """Read every tensor and every block of rows. Raises BundleError for the first that is not as it was written."""
+        for key in self.tensors:
+            for _ in self.contents(key, _CHECKED_BYTES):
+                pass
+        with open(self.path, "rb") as stream:
+            for key, column in self.data.items():
+                width = column.nbytes // column.shape[0]
+                for row in range(0, column.shape[0], rows_per_block(width)) if width else ():
+                    self.row(stream.fileno(), key, row)
 
     def _read(self, fd: int, member: Member, start: int, nbytes: int) -> bytes:
         """Return up to `nbytes` of a tensor from byte `start`; raise BundleError where the file ends before."""

@@ -109,6 +109,21 @@ class ExpectedResults:
 
 
 @dataclass(frozen=True, slots=True)
+class PlainRun:
+    """What the script made of its first updates, run alone: in a process with no recorder, no mode and no patched function.
+
+    `rows`: of each bucket it took so many of the first samples alone, so that epochs end. `generators`: XXH3-64 of the states of torch's
+    default generators after it, by kind of device. `unchecked`: why there was no such run; "" where there was.
+    """
+
+    updates: Count = 0
+    rows: tuple[Count, ...] = ()
+    results: ExpectedResults = field(default_factory=ExpectedResults)
+    generators: Mapping[str, str] = field(default_factory=dict)
+    unchecked: str = "the bundle is from before there was one"
+
+
+@dataclass(frozen=True, slots=True)
 class Recordings:
     """How often each graph was recorded, each time with the same operators, numbers and shapes.
 
@@ -274,6 +289,7 @@ class Manifest:
     """Teams of threads, from number 1, that operators of the CPU are divided among beside number 0, all `threads`."""
     summed_in_pieces: bool = False
     """Whether chains of a graph sum over their pieces in another order than the whole, as was allowed; the graph says which."""
+    plain: PlainRun = field(default_factory=PlainRun)
 
     @property
     def format(self) -> int:
@@ -320,6 +336,24 @@ class Manifest:
     def sizes(self) -> tuple[BucketSize, ...]:
         """All buckets of samples."""
         return (BucketSize(self.samples, self.batch_size), *self.buckets)
+
+    @property
+    def known_updates(self) -> int | None:
+        """For how many updates the optimizer's numbers are known, from the first on; None: for all."""
+        recorded = self.optimizer.get("recorded")
+        known = [None if recorded is None else recorded["updates"], len(self.schedule) or None]
+        return min((count for count in known if count is not None), default=None)
+
+    def require_known(self, updates: int) -> None:
+        """Raise BundleError unless the optimizer's numbers are known for so many updates."""
+        known = self.known_updates
+        if known is None or updates <= known:
+            return
+        epochs = -(-updates * self.accumulate // max(self.steps_per_epoch(), 1))
+        raise BundleError(
+            f"{self.name} has the learning rates, and what else changes from update to update, of {known:,} updates, and this training takes it "
+            f"to {updates:,}: plan the job again with --epochs {epochs}, or train no further than {known * self.accumulate:,} steps"
+        )
 
 
 def manifest_of(raw: Mapping[str, Any], path: Path) -> Manifest:

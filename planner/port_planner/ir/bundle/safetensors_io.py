@@ -19,7 +19,7 @@ MAX_HEADER_BYTES = 64 << 20
 
 _SAFE_NAMES = {
     "bool": "BOOL", "uint8": "U8", "int8": "I8", "int16": "I16", "int32": "I32", "int64": "I64", "float16": "F16",
-    "bfloat16": "BF16", "float32": "F32", "float64": "F64",
+    "bfloat16": "BF16", "float32": "F32", "float64": "F64", "complex64": "C64",
 }  # fmt: skip
 STORED_DTYPES = tuple(_SAFE_NAMES)
 """What tensors in such a file may be."""

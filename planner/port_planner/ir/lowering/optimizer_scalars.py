@@ -217,8 +217,8 @@ class StepScalars:
     """Gives the scalars of every parameter group, step after step, exactly as torch does.
 
     Runs torch's own update functions on one element per group. Not the Optimizer classes: their first step imports
-    torch's compiler, which costs a worker 70 MiB. `schedule`: for each update what a scheduler changes of each group; the
-    last row holds from then on.
+    torch's compiler, which costs a worker 70 MiB. `schedule`: for each update what a scheduler changes of each group; of later
+    ones nothing is known.
     """
 
     def __init__(self, spec: OptimizerSpec, schedule: Schedule = ()) -> None:
@@ -234,14 +234,16 @@ class StepScalars:
         """Return the hyperparameters of every group at an update, counted from 0."""
         if not self._schedule:
             return self._first_groups
-        row = self._schedule[min(update, len(self._schedule) - 1)]
-        return [{**g, **restored(changed)} for g, changed in zip(self._first_groups, row, strict=True)]
+        return [
+            {**g, **restored(changed)} for g, changed in zip(self._first_groups, self._schedule[update], strict=True)
+        ]
 
     def advance(self) -> list[float | int]:
         """Return the scalars of the next update, all groups' one after the other, and count it.
 
         Raises CaptureError for a scalar that is NaN, a hyperparameter that is wrong, or an update beyond those recorded.
         """
+        self._require_known(self.steps_done)
         numbers = self._computed() if self._recorded is None else self._looked_up(self._recorded)
         self.steps_done += 1
         for number in numbers:
@@ -251,17 +253,16 @@ class StepScalars:
                 )
         return numbers
 
-    def require(self, updates: int) -> None:
-        """Raise CaptureError unless the scalars of so many updates, from the first on, are known."""
-        known = None if self._recorded is None else self._recorded.updates
-        if known is not None and updates > known:
-            raise CaptureError(
-                f"the bundle holds the numbers of {known} updates of the optimizer {self._name}, which follow its count of steps, "
-                f"and this run takes it to {updates}; plan the job again with more --epochs"
-            )
+    def _require_known(self, update: int) -> None:
+        """Raise CaptureError unless the scalars of the update, counted from 0, are known."""
+        for known in (self._recorded and self._recorded.updates, len(self._schedule)):
+            if known and update >= known:
+                raise CaptureError(
+                    f"the numbers of the optimizer {self._name} are known for {known} updates, and this is update {update + 1}; plan the job "
+                    "again with more --epochs"
+                )
 
     def _looked_up(self, recorded: RecordedNumbers) -> list[float | int]:
-        self.require(self.steps_done + 1)
         return [
             number[min(self.steps_done, len(number) - 1)] if isinstance(number, tuple) else number
             for number in recorded.numbers

@@ -27,13 +27,14 @@ SEEN = PackingCost(3, 1, Codec.BITMAP, 4, 0.5, 1 << 17, 1e-3, 3e-3, 0.0)
 
 
 def fake_trials(monkeypatch: pytest.MonkeyPatch, dry_run: Callable[..., DryRun]) -> None:
-    """Have `dry_run` tell what plans take, in place of a worker."""
+    """Have `dry_run` tell what plans take, in place of a worker, and no referee look."""
 
     def of(workers: DryRunWorkers, path: Path, page_dirs: Sequence[Path], **options: Any) -> DryRun:
         return dry_run(path, page_dirs, workers.threads, **options)
 
     monkeypatch.setattr(DryRunWorkers, "load", lambda _: None)
     monkeypatch.setattr(DryRunWorkers, "dry_run", of)
+    monkeypatch.setattr(DryRunWorkers, "referee", lambda *_: None)
 
 
 def classifier(

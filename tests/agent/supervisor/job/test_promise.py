@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from port_agent.facts.readings import Answer, Facts, IdleSignal, Power
-from port_agent.jobs.job import JobPromise, JobSpec
+from port_agent.jobs.job import JobPromise, JobRequestError, JobSpec
 from port_agent.policy.decide import Memory, Now, Policy, ResourceLimits, decide
 from port_agent.policy.usual_times import UsualTimes
 from port_agent.supervisor.job.plan_choice import PlanFigures
-from port_agent.supervisor.job.promise import promise, promised_plan
+from port_agent.supervisor.job.promise import check_known, promise, promised_plan
 from port_agent.supervisor.job.run_state import RunConditions
 from port_agent.supervisor.job.worker_kinds import BundleFacts
 
@@ -53,6 +53,18 @@ def test_data_that_is_not_the_bundles_has_no_end() -> None:
         assert found is not None and (found.steps, found.ends_at, found.nights) == (None, None, None)
     by_steps = promised(replace(SPEC, data="/data", steps=7))
     assert by_steps is not None and by_steps.steps == 7
+
+
+def test_a_job_that_leaves_its_schedule_is_refused_when_it_is_submitted() -> None:
+    facts = BundleFacts(PLANS, steps_per_epoch=100, known_steps=250)
+    check_known(replace(SPEC, epochs=2), facts)
+    check_known(
+        replace(SPEC, waits_for_data=True, epochs=9), facts
+    )  # how much arrives is not known: its worker refuses
+    with pytest.raises(
+        JobRequestError, match=r"trains 300 steps, and its bundle has .* of 250: plan it again with more --epochs"
+    ):
+        check_known(replace(SPEC, epochs=3), facts)
 
 
 def test_nothing_is_promised_where_no_plan_fits() -> None:

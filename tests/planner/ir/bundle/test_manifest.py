@@ -83,3 +83,16 @@ def test_hostile_manifests(what: str, tmp_path: Path) -> None:
     assemble(tmp_path / "x.port", content, rehash=False)
     with pytest.raises(BundleError):
         load(tmp_path / "x.port")
+
+
+def test_a_training_that_leaves_the_schedule_is_refused_with_the_epochs_that_it_takes() -> None:
+    """Six batches an epoch, three to an update."""
+    manifest = replace(read_manifest(small_bundle()), accumulate=3, schedule=(({"lr": 0.1},),) * 4)
+    manifest.require_known(4)
+    with pytest.raises(
+        BundleError,
+        match=r"of 4 updates, and this training takes it to 5: .* --epochs 3, or train no further than 12 steps",
+    ):
+        manifest.require_known(5)
+    own = {**manifest.optimizer, "recorded": {"numbers": [1.0], "updates": 2}}
+    assert (replace(manifest, optimizer=own).known_updates, replace(manifest, schedule=()).known_updates) == (2, None)

@@ -36,7 +36,7 @@ def test_a_resume_gives_the_numbers_that_were_to_come(name: str, done: int) -> N
     group: dict[str, Any] = {"lr": 0.25}
     spec = describe_optimizer(getattr(torch.optim, name)([torch.nn.Parameter(torch.ones(3))], **group))
     betas = "betas" in spec.groups[0]
-    schedule = [[{"lr": 0.1 / (i + 1), **({"betas": [0.9 + i / 1e4, 0.99]} if betas else {})}] for i in range(600)]
+    schedule = [[{"lr": 0.1 / (i + 1), **({"betas": [0.9 + i / 1e4, 0.99]} if betas else {})}] for i in range(701)]
     through, resumed = StepScalars(spec, schedule), StepScalars(spec, schedule)
     for _ in range(done):
         through.advance()
@@ -45,6 +45,15 @@ def test_a_resume_gives_the_numbers_that_were_to_come(name: str, done: int) -> N
     assert first == through.advance() and first != StepScalars(spec, schedule).advance()
     resumed.steps_done = 0  # back to an older commit
     assert resumed.advance() == StepScalars(spec, schedule).advance()
+
+
+def test_beyond_its_schedule_nothing_is_known() -> None:
+    scalars = StepScalars(
+        describe_optimizer(torch.optim.SGD([torch.nn.Parameter(torch.ones(3))], lr=0.1)), [[{"lr": 0.5}]]
+    )
+    assert -0.5 in scalars.advance()
+    with pytest.raises(CaptureError, match="known for 1 updates, and this is update 2"):
+        scalars.advance()
 
 
 @pytest.mark.parametrize(("name", "options"), [("Adam", {}), ("SGD", {"momentum": 0.9, "dampening": 0.5})])

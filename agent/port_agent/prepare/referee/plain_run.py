@@ -1,0 +1,140 @@
+"""What the script of a bundle makes of its first updates alone, for the bundle to be compared with."""
+
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from port_agent.guard import guard_environment
+from port_agent.prepare.referee.process import Follow, Followed
+from port_agent.system.helper_process import HelperCommand, HelperError, run_helper
+from port_agent.system.python_process import module_environment, threads_environment
+from port_agent.training.comparison import processor, tensor_checksum
+from port_planner.base.errors import CaptureError
+from port_planner.base.process_memory import available_bytes
+from port_planner.base.units import format_bytes
+from port_planner.ir.bundle.manifest import BucketSize, ExpectedResults, PlainRun
+from port_planner.job import TrainingJob
+from port_planner.job_device import kind_of_job
+from port_planner.make_bundle import CapturedJob
+from port_planner.plain_steps import model_state
+
+_MIN_UPDATES, _MAX_UPDATES = 4, 24
+"""The least end an epoch of the samples that they take. The most are made where they take no time, or until the schedule changes."""
+_WITHIN_S = 2.0
+"""Of updates; those beyond the least are made in that time."""
+_PATIENCE_S = 600.0
+"""Of the whole run, the script's own start included."""
+_MAX_NAMED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A script, and what its bundle is planned for. `peak_bytes`: what its step takes without planning."""
+
+    path: Path
+    page_dir: Path
+    ram_bytes: int
+    threads: int
+    peak_bytes: int
+
+
+def run_alone(prepared: CapturedJob, script: Script) -> PlainRun:
+    """Run the script in a process of its own and return what it made, or why it could not be run.
+
+    Raises CaptureError where it changes a tensor of the model that the recorded step does not have.
+    """
+    own = _other_by_design(prepared)
+    if own:
+        return PlainRun(unchecked=own)
+    guarded = guard_environment(script.page_dir.absolute(), tensor_bytes=None, process_bytes=script.ram_bytes)
+    free_bytes = available_bytes()
+    if not guarded and script.peak_bytes > free_bytes:
+        needed = format_bytes(script.peak_bytes)
+        return PlainRun(unchecked=f"the script alone takes {needed}, this machine has {format_bytes(free_bytes)}")
+    rows = tuple(_rows(prepared.job, size, len(prepared.job.buckets) + 1) for size in _sizes(prepared))
+    try:
+        found = _followed(prepared, script, rows, guarded)
+    except HelperError as error:
+        return PlainRun(unchecked=f"the script alone {error}")
+    return _checked(prepared, found, rows)
+
+
+def _other_by_design(prepared: CapturedJob) -> str:
+    """Return why a bundle is to have other numbers than its script, where that was asked for; else ""."""
+    if prepared.reordered:
+        return "sums may be made in another order"
+    if prepared.placed or prepared.teams:
+        return "its operators are divided, which no script does"
+    if prepared.job.pruning is not None:
+        return "its weights are pruned, which no script does"
+    return ""
+
+
+def _sizes(prepared: CapturedJob) -> list[BucketSize]:
+    columns = (prepared.data, *prepared.buckets)
+    sizes = (prepared.job.batch_size, *(bucket.batch_size for bucket in prepared.job.buckets))
+    return [BucketSize(int(data[0].shape[0]), size) for data, size in zip(columns, sizes, strict=True)]
+
+
+def _rows(job: TrainingJob, size: BucketSize, buckets: int) -> int:
+    """Return how many samples of a bucket make an epoch short: full batches for two updates, of all buckets together, and the short one."""
+    full, rest = divmod(size.samples, size.batch_size)
+    kept = min(full, max(1, 2 * job.accumulate // buckets))
+    return kept * size.batch_size + (0 if job.drop_last and kept else rest)
+
+
+def _least_updates(prepared: CapturedJob) -> int:
+    """Return how many updates show the end of an epoch, and the first change of the schedule where that is near."""
+    rows = prepared.schedule
+    changed = next((update for update, row in enumerate(rows) if row != rows[0]), 0)
+    return max(_MIN_UPDATES, min(changed + 1, _MAX_UPDATES))
+
+
+def _followed(prepared: CapturedJob, script: Script, rows: tuple[int, ...], guarded: Mapping[str, str]) -> Followed:
+    """Have the script run. Raises HelperError where it ends otherwise than it should."""
+    with tempfile.TemporaryDirectory(dir=script.page_dir, prefix=".port-alone-") as folder:
+        target = Path(folder).absolute() / "followed"
+        request = Follow(
+            script=str(script.path), folder=folder, target=str(target), device=kind_of_job(prepared.job), threads=script.threads,
+            rows=rows, finds_beside=not sys.flags.safe_path, least_updates=_least_updates(prepared), most_updates=_MAX_UPDATES, within_s=_WITHIN_S, ram_bytes=script.ram_bytes,
+        )  # fmt: skip
+        environment = {**module_environment(), **threads_environment(script.threads), **guarded}
+        command = HelperCommand("port_agent.prepare.referee.process", (), environment, directory=None)
+        run_helper(command, msgspec.json.encode(request), within_s=_PATIENCE_S)
+        return msgspec.msgpack.decode(target.read_bytes(), type=Followed)
+
+
+def _checked(prepared: CapturedJob, found: Followed, rows: tuple[int, ...]) -> PlainRun:
+    """Return the run where it began with what the bundle begins with. Raises CaptureError as `run_alone` does."""
+    job, recorded = prepared.job, prepared.layouts
+    began = {key: tensor_checksum(tensor) for key, tensor in model_state(job)}
+    if other := sorted(key for key in began if found.began.get(key) != began[key]):
+        shown = _named(other)
+        return PlainRun(
+            unchecked=f"the script makes {shown} anew each time it runs: seed what it draws (torch.manual_seed)"
+        )
+    changed = [
+        key for key, checksum in found.ended.items() if key not in recorded and began.get(key, checksum) != checksum
+    ]
+    if changed:
+        raise CaptureError(
+            f"the script changes {_named(changed)}, run alone, and the recorded step does not: train with `port-agent exec`, which follows "
+            "the program itself"
+        )
+    results = ExpectedResults(
+        found.losses,
+        prepared.reference.threads,
+        processor(kind_of_job(job)),
+        {key: checksum for key, checksum in found.ended.items() if key in recorded},
+        arithmetic=prepared.reference.arithmetic,
+    )
+    return PlainRun(len(found.losses) // job.accumulate, rows, results, found.generators, unchecked="")
+
+
+def _named(keys: list[str]) -> str:
+    more = f" and {len(keys) - _MAX_NAMED} more" if len(keys) > _MAX_NAMED else ""
+    return f"{', '.join(keys[:_MAX_NAMED])}{more}"

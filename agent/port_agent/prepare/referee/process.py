@@ -1,0 +1,108 @@
+"""The script alone: `python -m port_agent.prepare.referee.process`, asked once on standard input.
+
+No recorder, no mode and no patched function is in this process: the job's own code runs, in the loop that anyone would write
+(`port_planner.plain_steps`). Where a budget holds it, its memory is guarded, of which no operator knows.
+"""
+
+import itertools
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from port_agent.guard import active_guard
+from port_agent.system.helper_process import helper_exit_code
+from port_agent.system.torch_loading import load_torch_library
+
+if TYPE_CHECKING:
+    from port_planner.job import TrainingJob
+
+
+class Follow(msgspec.Struct, frozen=True):
+    """Train what a script describes, and write to `target` what came of it.
+
+    `folder`: where columns of data go meanwhile. `finds_beside`: modules that lie beside the script, as plain Python does. `rows`: of each bucket, so many of the first samples alone. `least_updates`: at least so
+    many, then until `within_s` seconds are over, and at most `most_updates`. `ram_bytes`: of resident memory, where it is guarded.
+    """
+
+    script: str
+    folder: str
+    target: str
+    device: str
+    threads: int
+    rows: tuple[int, ...]
+    finds_beside: bool
+    least_updates: int
+    most_updates: int
+    within_s: float
+    ram_bytes: int
+
+
+class Followed(msgspec.Struct, frozen=True):
+    """What a script made of its first updates, alone: losses of its batches as hexadecimal floats, and XXH3-64 of the bytes of each tensor.
+
+    `began`: of parameters and buffers before them; `ended`: of these and the optimizer's state after them, by storage key. `generators`: of
+    the states of torch's default generators after them, by kind of device.
+    """
+
+    losses: tuple[str, ...]
+    began: dict[str, str]
+    ended: dict[str, str]
+    generators: dict[str, str]
+
+
+def main() -> int:
+    """Answer the one request, and return the exit code; what is wrong goes to standard error."""
+    request = msgspec.json.decode(sys.stdin.buffer.read(), type=Follow)
+    return helper_exit_code(lambda: _answer(request))
+
+
+def _answer(request: Follow) -> None:
+    guard = active_guard()
+    if guard is not None:
+        guard.set_process_limit(request.ram_bytes)
+    load_torch_library()
+    import torch
+
+    from port_planner.ir.torch_device import repeat_kernels
+    from port_planner.job_device import move
+    from port_planner.job_sources import load_job
+    from port_planner.script_loading import put_first
+
+    script = Path(request.script)
+    if request.finds_beside:
+        put_first(str(script.resolve().parent))
+    job = load_job(script, Path(request.folder))
+    move(job, request.device)
+    repeat_kernels(request.device)
+    torch.set_num_threads(request.threads)
+    Path(request.target).write_bytes(msgspec.msgpack.encode(followed(job, request)))
+
+
+def followed(job: "TrainingJob", request: Follow) -> Followed:
+    """Train a job as it was asked for and return what came of it; the job has gone on by then."""
+    from port_agent.training.comparison import generator_checksums, tensor_checksum
+    from port_planner.job_checks import checked_samples
+    from port_planner.plain_steps import dropped_optimizer_state, model_state, plain_losses
+
+    buckets = checked_samples(job)
+    data, *further = [
+        [column[:count] for column in samples.columns] for samples, count in zip(buckets, request.rows, strict=True)
+    ]
+    began = {key: tensor_checksum(tensor) for key, tensor in model_state(job)}
+    losses, since = list[str](), time.perf_counter()
+    for loss in plain_losses(job, data, request.most_updates * job.accumulate, buckets=further):
+        losses.append(loss.hex())
+        updates, rest = divmod(len(losses), job.accumulate)
+        if not rest and updates >= request.least_updates and time.perf_counter() - since > request.within_s:
+            break
+    ended = {
+        key: tensor_checksum(tensor) for key, tensor in itertools.chain(dropped_optimizer_state(job), model_state(job))
+    }
+    return Followed(tuple(losses), began, ended, generator_checksums(request.device))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,78 @@
+"""A script runs alone from the same start as its bundle, and where it cannot, the bundle says why."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from port_agent.prepare.referee.plain_run import Script, run_alone
+from port_planner.job_sources import load_job
+from port_planner.make_bundle import CapturedJob, prepare
+from port_planner.plain_steps import plain_losses
+from port_planner.script_loading import imports_kept
+from tests.agent.jobs_small import make_job
+
+SCRIPT = """
+import random
+import numpy
+import torch
+from torch import nn
+from port_planner.job import TrainingJob
+import beside_the_script
+
+def port_job():
+    model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 4))
+    nn.init.constant_(model[2].bias, {start})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 6, 0.5)
+    data = [torch.randn(22, 6), torch.randint(0, 4, (22,))]
+    return TrainingJob(model, nn.CrossEntropyLoss(), optimizer, data, 4, scheduler=scheduler)
+"""
+
+
+def prepared_of(folder: Path, text: str) -> tuple[CapturedJob, Script]:
+    (folder / "train.py").write_text(text)
+    (folder / "beside_the_script.py").touch()
+    with imports_kept():
+        prepared = prepare(load_job(folder / "train.py"), updates=12)
+    return prepared, Script(folder / "train.py", folder, 1 << 30, torch.get_num_threads(), 0)
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_a_script_runs_alone_from_the_same_start_though_it_seeds_nothing(tmp_path: Path) -> None:
+    prepared, script = prepared_of(tmp_path, SCRIPT.format(start="random.random() + numpy.random.rand()"))
+    found = run_alone(prepared, script)
+    assert (found.unchecked, found.rows) == ("", (10,))
+    assert found.updates > 6, "the schedule's first change is within"
+    columns = [column[:10] for column in prepared.data]
+    assert [float.fromhex(loss) for loss in found.results.losses] == list(
+        plain_losses(prepared.job, columns, found.updates)
+    )
+    assert {key.partition("/")[0] for key in found.results.checksums} == {"parameter", "state"}
+
+
+@pytest.mark.process
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (SCRIPT.format(start="__import__('time').time() % 1"), "makes parameter/2.bias anew each time .*: seed"),
+        (SCRIPT.format(start="open('once').read() or 1"), "the script alone ended with exit code .*once"),
+    ],
+)
+def test_what_cannot_be_run_alone_says_why(
+    text: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "once").touch()
+    prepared, script = prepared_of(tmp_path, text)
+    (tmp_path / "once").unlink()
+    assert re.search(reason, run_alone(prepared, script).unchecked)
+
+
+def test_other_numbers_that_were_asked_for_are_no_scripts() -> None:
+    prepared = replace(prepare(make_job()), reordered=("aten::index_add",))
+    assert "another order" in run_alone(prepared, Script(Path(), Path(), 0, 1, 0)).unchecked

@@ -13,6 +13,7 @@
 #include "processes.h"
 
 #define SHARED_MARGIN ((uint64_t)8 << 20) /* of each process that has tensors: small allocations come between two measurements */
+#define LATE_BYTES ((uint64_t)24 << 20)   /* of tensors, which may be back while memory that was asked for is being filled */
 
 static struct processes *all_;
 static struct process_slot *own_;
@@ -354,7 +355,7 @@ size_t processes_share(const struct process_use *use, size_t alone) {
     raise_to(&all_->rest_bytes, beside);
     bool crowded = beside + margins > all_->ram_bytes && !all_->followed;
     if (all_->ram_bytes && (all > all_->ram_bytes || crowded))
-        raise_to(&all_->needed_bytes, all + 2 * margins); /* one for what comes, one for what is measured late */
+        raise_to(&all_->needed_bytes, all + 2 * margins + (sum < LATE_BYTES ? sum : LATE_BYTES));
     if (!processes_has_company())
         return alone;
     uint64_t room = all_->tensor_bytes, taken = rest + margins;

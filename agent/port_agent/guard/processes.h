@@ -60,9 +60,7 @@ struct processes {
     _Atomic uint32_t replaced;       /* how often the program became another (execve) */
     _Atomic uint32_t accounted;      /* whether somebody said what it took */
     _Atomic uint32_t paused;         /* whether all wait */
-    _Atomic uint32_t steps;          /* of the program's optimizers */
     uint32_t followed;               /* whether the program's own tensors are not guarded: others hold them to the budget */
-    uint32_t reserved;
     char page_directory[PATH_BYTES];
     char preload[PATH_BYTES];        /* what belongs at the beginning of LD_PRELOAD in each program that is started */
     char library_path[PATH_BYTES];   /* and of LD_LIBRARY_PATH; mostly empty */

@@ -71,7 +71,7 @@ class _Table(ctypes.Structure):
         *((name, ctypes.c_uint64) for name in ("peak_bytes", "peak_tensor_bytes")),
         *((name, ctypes.c_uint64) for name in ("rest_bytes", "needed_bytes", "forgotten")),
         ("replaced", ctypes.c_uint32),
-        *((name, ctypes.c_uint32) for name in ("accounted", "paused", "steps", "followed", "reserved")),
+        *((name, ctypes.c_uint32) for name in ("accounted", "paused", "followed")),
         ("page_directory", ctypes.c_char * _PATH_BYTES),
         ("preload", ctypes.c_char * _PATH_BYTES),
         ("library_path", ctypes.c_char * _PATH_BYTES),
@@ -218,15 +218,6 @@ class ProcessTable:
     def written_bytes(self) -> int:
         """Return what all processes wrote to their page files."""
         return sum(int(slot.written_bytes) for slot in self._table.slots)
-
-    @property
-    def steps(self) -> int:
-        """Return how often the program's optimizers stepped."""
-        return int(self._table.steps)
-
-    def step_done(self) -> None:
-        """Note that an optimizer stepped."""
-        self._table.steps += 1
 
     def _pausable(self) -> list[Any]:
         return [slot for slot in self._table.slots if slot.state == _GUARDED and slot.measures]

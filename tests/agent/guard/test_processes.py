@@ -212,6 +212,22 @@ def test_children_of_a_followed_program_are_guarded(bound: tuple[str, ...], tmp_
     assert facts["peak_together_bytes"] > facts["peak_resident_bytes"] - (50 << 20) and facts["needed_bytes"] == 0
 
 
+@guarded
+@pytest.mark.process
+def test_steps_that_write_many_times_the_tensors_are_said(tmp_path: Path) -> None:
+    program = """
+    import torch
+    weight = torch.nn.Parameter(torch.ones(1 << 18)); optimizer = torch.optim.SGD([weight], 0.1)
+    blocks = blocks_of(16)
+    for step in range(3):
+        for repeat in range(5): computed(blocks, 1)
+        weight.grad = torch.ones_like(weight); optimizer.step()
+    """
+    done, _ = run(program, tmp_path, "--tensors", "2M")
+    assert done.code == 0 and "times the" in done.ours[0] and "a larger budget writes less" in done.ours[0], done
+    assert len(done.ours) == 2, "said once"
+
+
 LAUNCHED = """
 import os, sys, torch, torch.distributed as dist
 dist.init_process_group("gloo")

@@ -1,6 +1,7 @@
 """The budget of `port-agent exec`: started at the program's import of torch, accounted for at its end."""
 
 import json
+import os
 import resource
 import sys
 import time
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from port_agent.guard import ProcessTable, active_guard
-from port_agent.intercept.exec.guarded_run import GuardedRun
+from port_agent.intercept.exec.guarded_run import GuardedRun, WriteWatch
 from port_agent.malloc import active, release_free_memory
 from port_agent.system.atomic_file import write_atomically
 from port_agent.system.memory_limit import untouched_library_bytes, widen_data_limit
@@ -127,6 +128,16 @@ class ExecBudget:
             raise SystemExit(2)
         if self._options.ram_bytes is not None:
             guard.set_process_limit(self._options.ram_bytes)
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        watch, own = WriteWatch(), os.getpid()
+
+        def step_done(*_: object) -> None:
+            said = watch.step(guard.counters()) if os.getpid() == own else ""
+            if said:
+                _emit(said)
+
+        register_optimizer_step_post_hook(step_done)
 
     def _attach(self) -> None:
         options, budget = self._options, self._budget
@@ -141,6 +152,7 @@ class ExecBudget:
 
     def finish(self) -> None:
         """Say what it took on standard error, and in the file of `--report`."""
+        self._widen(_FOR_LOADING_BYTES)  # the program is over: to say what its limit did must not fail of it
         table = None if self._options.processes is None else ProcessTable(Path(self._options.processes))
         if self._options.guard_only and table is not None:
             self._finish_guard(table)

@@ -6,8 +6,28 @@ from typing import Any
 from port_agent.guard import GuardCounters, ProcessTable, ProcessUse
 from port_planner.base.units import format_bytes, format_seconds
 
+_MANY_TIMES = 3
+"""What a step writes beyond this many times the bytes of all tensors is worth a line."""
 _NAMED = 3
 """Processes that the last line names; the report names all."""
+
+
+class WriteWatch:
+    """Notices steps that write much more than the tensors that there are: a budget that wears flash out and waits for it."""
+
+    def __init__(self) -> None:
+        self._written_bytes = self._said_bytes = 0
+
+    def step(self, counters: GuardCounters) -> str:
+        """Return what is to be said after a step, or nothing: once, and again where a step writes twice as much."""
+        written, self._written_bytes = counters.written_bytes - self._written_bytes, counters.written_bytes
+        if written <= _MANY_TIMES * counters.peak_live_bytes or written < 2 * self._said_bytes:
+            return ""
+        self._said_bytes = written
+        return (
+            f"a step wrote {format_bytes(written)} of pages, {written / counters.peak_live_bytes:.1f} times the "
+            f"{format_bytes(counters.peak_live_bytes)} of all tensors: a larger budget writes less"
+        )
 
 
 @dataclass(frozen=True, slots=True)

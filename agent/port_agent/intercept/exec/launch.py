@@ -149,31 +149,40 @@ def _show_only_theirs() -> None:
 
 
 class _WhenTorchLoads(MetaPathFinder):
-    """Load torch thriftily at the program's own import of it, and start the budget before that import returns."""
+    """Have torch loaded thriftily at the program's own import of it, and the budget start before that import returns."""
 
     def __init__(self, budget: ExecBudget) -> None:
         self._budget, self._pid = budget, os.getpid()
+        self._asks_others = False
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Return torch's own spec with a loader that also starts the budget."""
-        if fullname != "torch" or os.getpid() != self._pid:  # a child that imports torch itself has no budget
+        """Return torch's own spec with a loader that also starts the budget; who only looks whether torch is there loads nothing."""
+        child = os.getpid() != self._pid  # one that imports torch itself has no budget of ours
+        if fullname != "torch" or self._asks_others or child:
             return None
+        self._asks_others = True
+        try:
+            spec = importlib.util.find_spec("torch")
+        finally:
+            self._asks_others = False
+        if spec is not None and spec.loader is not None:
+            spec.loader = _TorchLoader(spec.loader, self._begin, self._budget.start)
+        return spec
+
+    def _begin(self) -> None:
         sys.meta_path.remove(self)
         self._budget.expect_torch()
         load_torch_library()
-        spec = importlib.util.find_spec("torch")
-        if spec is not None and spec.loader is not None:
-            spec.loader = _TorchLoader(spec.loader, self._budget.start)
-        return spec
 
 
 class _TorchLoader(Loader):
-    def __init__(self, loader: Loader, start: Callable[[], None]) -> None:
-        self._loader, self._start = loader, start
+    def __init__(self, loader: Loader, begin: Callable[[], None], start: Callable[[], None]) -> None:
+        self._loader, self._begin, self._start = loader, begin, start
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType | None:
+        self._begin()
         return self._loader.create_module(spec)
 
     def exec_module(self, module: types.ModuleType) -> None:

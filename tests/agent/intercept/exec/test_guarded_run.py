@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from port_agent.guard import GuardCounters, ProcessUse
-from port_agent.intercept.exec.guarded_run import GuardedRun
+from port_agent.intercept.exec.guarded_run import GuardedRun, WriteWatch
 
 MIB = 1 << 20
 COUNTERS = GuardCounters(
@@ -75,3 +75,15 @@ def test_what_followed_programs_and_their_children_take_together_is_said() -> No
     said = run.bound(500 * MIB, None, 90 * MIB) + run.remarks(500 * MIB)
     assert said.startswith("peak 600.0 MiB of 500.0 MiB, tensors 90.0 MiB, with 2 child processes")
     assert said.endswith("; all processes together took 600.0 MiB: give at least 616M")
+
+
+def test_steps_that_write_many_times_the_tensors_are_said_once_and_again_when_doubled() -> None:
+    watch, written, said = WriteWatch(), 0, []
+    for step_bytes in (100, 299, 301, 310, 602, 603, 90, 1500):
+        written += step_bytes * MIB
+        said.append(watch.step(replace(COUNTERS, written_bytes=written, peak_live_bytes=100 * MIB)))
+    assert [bool(line) for line in said] == [False, False, True, False, True, False, False, True]
+    assert (
+        said[2]
+        == "a step wrote 301.0 MiB of pages, 3.0 times the 100.0 MiB of all tensors: a larger budget writes less"
+    )

@@ -163,6 +163,18 @@ LOOP = TRAIN.replace("range(3)", "iter(int, 1)").replace("print(loss.item().hex(
 
 
 @pytest.mark.process
+def test_a_program_that_looks_for_torch_before_it_imports_it_has_its_budget(tmp_path: Path) -> None:
+    """As transformers looks, and others that can do without."""
+    looks = "import importlib.util, sys\nfor _ in range(2): found = importlib.util.find_spec('torch')\n"
+    written(
+        tmp_path, looks + "print('torch' in sys.modules)\nimport torch\nprint(torch.__spec__.origin == found.origin)"
+    )
+    done = followed("train.py", folder=tmp_path)
+    assert (done.code, done.output) == (0, "False\nTrue\n"), done.said
+    assert "peak" in done.ours[0], "no budget was held"
+
+
+@pytest.mark.process
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_signals_from_outside(tmp_path: Path, number: signal.Signals) -> None:
     written(tmp_path, LOOP)
@@ -194,6 +206,6 @@ def test_nothing_is_collected_while_torch_is_imported() -> None:
         def exec_module(self, module: types.ModuleType) -> None:
             collects.append(gc.isenabled())
 
-    loader = _TorchLoader(Torch(), lambda: collects.append(gc.isenabled()))
+    loader = _TorchLoader(Torch(), lambda: None, lambda: collects.append(gc.isenabled()))
     loader.exec_module(types.ModuleType("torch"))
     assert collects == [False, True]

@@ -9,25 +9,23 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 from flwr.app import ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
-from flwr.client.mod import secaggplus_mod
 from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import fixedclipping_mod
-from flwr.clientapp.typing import Mod
 from flwr.common import Code, FitRes, Status, ndarrays_to_parameters, parameters_to_ndarrays
 from flwr.common.constant import ErrorCode
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS
 from flwr.compat.common import recorddict_compat
 from flwr.supercore.differential_privacy import KEY_CLIPPING_NORM
 
+from port_agent.federate.masking import guarded_masking_mod, keep_change, kept_change, scaled
 from port_agent.federate.orders import (
     ARRAYS,
     CONFIG,
     CONTEXT_FILE,
+    EXPONENTS,
     LOSS,
-    MASKED_RANGE,
-    MAX_WEIGHT,
+    MEASURED,
     MESSAGE_FILE,
     MODEL_FILE,
     REPLY_FILE,
@@ -36,7 +34,7 @@ from port_agent.federate.orders import (
     START_FILE,
     TRAIN_FIRST,
 )
-from port_agent.federate.tensors import Arrays, FederatedTensorError, FederatedTensors, federated_tensors
+from port_agent.federate.tensors import Arrays, FederatedTensors, federated_tensors
 from port_agent.federate.wire import (
     array_record,
     flower_records,
@@ -68,21 +66,20 @@ class _Device:
         metrics = MetricRecord({SAMPLES: weight, LOSS: self._loss})
         return Message(RecordDict({ARRAYS: array_record(trained), "metrics": metrics}), reply_to=message)
 
-    def train_secretly(self, message: Message, context: Context) -> Message:
-        """Return the same in the records that Flower's masking reads."""
+    def measure(self, message: Message, context: Context) -> Message:
+        """Train, keep the change for the masked sum, and return no more than how large it is."""
+        start = plain_arrays(message.content.array_records[ARRAYS])
+        exponents = keep_change(context, start, self._trained(start), self._samples, self._loss)
+        metrics = MetricRecord({SAMPLES: self._samples, LOSS: self._loss, EXPONENTS: exponents})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+    def contribute(self, message: Message, context: Context) -> Message:
+        """Return the change that was measured in the records that Flower's masking reads."""
         given = recorddict_compat.recorddict_to_fitins(message.content, keep_input=True)
-        trained = self._trained(self._tensors.named(parameters_to_ndarrays(given.parameters)))
-        largest = max(float(np.abs(array).max(initial=0.0)) for array in trained.values())
-        if largest > MASKED_RANGE:
-            raise FederatedTensorError(
-                f"a weight of {largest:.3g}; masked sums hold {-MASKED_RANGE:g} to {MASKED_RANGE:g}"
-            )
-        result = FitRes(
-            Status(Code.OK, ""),
-            ndarrays_to_parameters(list(trained.values())),
-            min(self._samples, MAX_WEIGHT),
-            {LOSS: self._loss},
-        )
+        start = self._tensors.named(parameters_to_ndarrays(given.parameters))
+        change, samples, loss = kept_change(context, start.values())
+        shares = ndarrays_to_parameters(list(scaled(change, given.config.get(EXPONENTS))))
+        result = FitRes(Status(Code.OK, ""), shares, samples, {LOSS: loss})
         return Message(recorddict_compat.fitres_to_recorddict(result, keep_input=True), reply_to=message)
 
     def evaluate(self, message: Message, context: Context) -> Message:
@@ -116,10 +113,13 @@ class _Device:
 def client_app(device: _Device, message: Message) -> ClientApp:
     """Return the app that answers a message, with the modifiers that it asks for."""
     app = ClientApp()
-    secret = RECORD_KEY_CONFIGS in message.content.config_records
     config = message.content.config_records.get(CONFIG, ConfigRecord())
-    mods: list[Mod] = [secaggplus_mod] if secret else [fixedclipping_mod] if KEY_CLIPPING_NORM in config else []
-    app.train(mods=mods)(device.train_secretly if secret else device.train)
+    if RECORD_KEY_CONFIGS in message.content.config_records:
+        app.train(mods=[guarded_masking_mod])(device.contribute)
+    elif MEASURED in config:
+        app.train()(device.measure)
+    else:
+        app.train(mods=[fixedclipping_mod] if KEY_CLIPPING_NORM in config else [])(device.train)
     app.evaluate()(device.evaluate)
     return app
 

@@ -26,9 +26,9 @@ class PeerGrid(Grid):
     def __init__(
         self, run_id: int, nodes: Iterable[int], goal: int, folder: Path, check: Callable[[Message], None]
     ) -> None:
-        """`check` raises PortError for a reply that is not to be taken."""
+        """`check`, which may be exchanged, raises FlowerMessageError for a reply that is not to be taken."""
         self._run = Run.create_empty(run_id)
-        self._nodes, self._goal, self._folder, self._check = tuple(nodes), goal, folder, check
+        self._nodes, self._goal, self._folder, self.check = tuple(nodes), goal, folder, check
         self._reports: queue.Queue[ReplyReport] = queue.Queue()
         self._sent = 0
         self.lost: dict[int, str] = {}
@@ -97,7 +97,7 @@ class PeerGrid(Grid):
                 raise FlowerMessageError(f"it comes in the name of node {reply.metadata.src_node_id}")
             if reply.has_error():
                 raise FlowerMessageError(str(reply.error.reason))
-            self._check(reply)
+            self.check(reply)
         except (OSError, FlowerMessageError) as error:
             self.lost[report.node] = str(error)
             return []

@@ -31,10 +31,10 @@ ARRAYS, CONFIG = "arrays", "config"
 SAMPLES, LOSS = "num-examples", "loss"
 """The metrics of a reply."""
 
-MAX_WEIGHT = 1 << 16
-"""Samples that a device counts for at most in secure aggregation."""
-MASKED_RANGE = 16.0
-"""Weights up to this size, of either sign, in steps of 8e-6: what a masked sum holds."""
+MEASURED, EXPONENTS = "measured-change", "change-exponents"
+"""Of a secure round's first message, which asks for the sizes of a change alone; and by tensor, the least e with |change| <= 2^e."""
+FEWEST_MASKED = 3
+"""Contributions in a masked sum: of two, each contributor knows the other's."""
 
 _LONGEST_ROUND_S = 30 * 86400.0
 _Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]

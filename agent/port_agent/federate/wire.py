@@ -16,6 +16,8 @@ from port_planner.base.errors import ExitCode, PortError
 
 _UNREADABLE = (DecodeError, ValueError, TypeError, KeyError, AttributeError)
 """What Flower raises for protocol buffers that are none of its own."""
+UNREADABLE_ARRAY = (ValueError, TypeError, EOFError, OSError, SyntaxError, TokenError)
+"""What reading an array raises; numpy reads its header as Python."""
 
 
 class FlowerMessageError(PortError):
@@ -61,13 +63,6 @@ def plain_arrays(record: ArrayRecord) -> Arrays:
     """Return the arrays of a record; raises FlowerMessageError for what is none."""
     try:
         found: dict[str, NDArray[np.generic]] = {name: array.numpy() for name, array in record.items()}
-    except (
-        ValueError,
-        TypeError,
-        EOFError,
-        OSError,
-        SyntaxError,
-        TokenError,
-    ) as error:  # numpy reads its header as Python
+    except UNREADABLE_ARRAY as error:
         raise FlowerMessageError(f"an array cannot be read: {error}") from error
     return found

@@ -75,11 +75,16 @@ class Led:
         self.root = root / LEADER_FOLDER
         (self.root / MESSAGES_FOLDER).mkdir(parents=True)
         self.bundle = bundles[0]
-        self.members = {}
-        for number, bundle in enumerate(bundles):
-            folder = root / f"member{number}" / FOLDER
-            folder.mkdir(parents=True)
-            self.members[100 + number] = Member(folder, bundle, step=float(number + 1))
+        self.members: dict[int, Member] = {}
+        for bundle in bundles:
+            self.add(bundle)
+
+    def add(self, bundle: Path) -> None:
+        """Have another device take part, by a number one larger than the last."""
+        number = len(self.members)
+        folder = self.root.parent / f"member{number}" / FOLDER
+        folder.mkdir(parents=True)
+        self.members[100 + number] = Member(folder, bundle, step=float(number + 1))
 
     def round(self, **changes: Any) -> dict[str, Any]:
         """Do a round; returns how its process says it ended."""

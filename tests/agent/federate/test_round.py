@@ -1,5 +1,6 @@
 """Rounds as a process of their own: averaged, clipped, noisy, masked, with devices that lie or fall silent."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ from tests.agent.federate.jobs import gestures_bundle, needs_flower
 
 flwr = pytest.importorskip("flwr")
 
+from port_agent.federate.orders import GLOBAL_FILE  # noqa: E402
 from port_agent.federate.tensors import Arrays, federated_tensors  # noqa: E402
 from port_agent.federate.wire import array_record, message_bytes, plain_arrays, read_message  # noqa: E402
 from port_planner.ir.bundle.bundle import read_manifest  # noqa: E402
@@ -76,7 +78,7 @@ def test_noise_has_the_size_that_was_asked_for(led: Led) -> None:
 
 
 @pytest.mark.process
-def test_masked_sums_give_the_same_average(led: Led) -> None:
+def test_masked_sums_give_the_plain_average_to_their_step(led: Led) -> None:
     seen: list[float] = []
 
     def look(reply: bytes) -> bytes:
@@ -86,31 +88,73 @@ def test_masked_sums_give_the_same_average(led: Led) -> None:
 
     for member in led.members.values():
         member.spoil = look
-    assert led.round(secure=True, min_share=0.5)["averaged"] == 3
-    samples = [read_manifest(member.bundle).samples for member in led.members.values()]
-    mean = sum(count * (number + 1) for number, count in enumerate(samples)) / sum(samples)
-    assert close(led.averaged(), moved(led, mean), 5e-3)
-    assert seen == [], "no device's weights are in what it sends"
-    assert all(member.messages == 4 for member in led.members.values())
+    for member in led.members.values():
+        member.change = small_change(member.step)  # type: ignore[method-assign]
+    ended = led.round(secure=True)
+    assert ended["averaged"] == 3 and abs(ended["loss"] - 0.25) < 1e-6
+    assert seen == [], "no device's change is in what it sends"
+    assert all(member.messages == 5 for member in led.members.values())
+    masked = led.averaged()
+    (led.root / GLOBAL_FILE).unlink()
+    assert led.round()["averaged"] == 3
+    plain, initial = led.averaged(), federated_tensors(led.bundle).initial()
+    largest = max(float(np.abs(plain[name] - initial[name]).max()) for name in plain)
+    step = 2.0**-21 * 2 * 3 * 2 * largest  # of the next power of two, of three devices, weighted
+    rounded = max(float(np.spacing(np.abs(initial[name]).max())) for name in plain)
+    assert 0 < largest < 1e-3 and close(masked, plain, step + rounded)
+
+
+def small_change(step: float) -> "Callable[[Arrays], Arrays]":
+    """Return a change of the size that a round of training makes, another for each device and each number."""
+
+    def change(arrays: Arrays) -> Arrays:
+        draw = np.random.default_rng(int(step))
+        return {
+            name: array + np.float32(1e-4) * draw.standard_normal(array.shape, np.float32)
+            for name, array in arrays.items()
+        }
+
+    return change
 
 
 @pytest.mark.process
-def test_a_device_that_falls_silent_while_sums_are_masked_is_left_out(led: Led) -> None:
+def test_no_sum_of_two_is_unmasked(led: Led) -> None:
     last = led.members[102]
-    last.spoil = lambda reply: reply if last.messages < 3 else None
-    assert led.round(secure=True, timeout_s=4.0)["averaged"] == 2
-    samples = [read_manifest(led.members[node].bundle).samples for node in (100, 101)]
-    mean = (samples[0] + 2 * samples[1]) / sum(samples)
-    assert close(led.averaged(), moved(led, mean), 5e-3)
+    last.spoil = lambda reply: reply if last.messages < 4 else None
+    before = federated_tensors(led.bundle).initial()
+    ended = led.round(secure=True, timeout_s=4.0)
+    assert not ended["averaged"] and "needs 3 or more (member2: no reply in time)" in ended["abandoned"]
+    assert not (led.root / GLOBAL_FILE).exists() and before
+
+
+@pytest.mark.process
+def test_a_fourth_that_falls_silent_while_sums_are_masked_is_left_out(led: Led, bundles: list[Path]) -> None:
+    led.add(bundles[1])
+    last = led.members[103]
+    last.spoil = lambda reply: reply if last.messages < 4 else None
+    assert led.round(secure=True, timeout_s=4.0)["averaged"] == 3
+    samples = [read_manifest(led.members[node].bundle).samples for node in (100, 101, 102)]
+    mean = sum(count * (number + 1) for number, count in enumerate(samples)) / sum(samples)
+    assert close(led.averaged(), moved(led, mean), 1e-4)
+
+
+@pytest.mark.process
+def test_changes_that_cancel_each_other_are_no_average(led: Led) -> None:
+    signs = iter((1.0, 1.0, -2.0))
+    for member in led.members.values():
+        member.bundle, member.step = led.bundle, next(signs)
+    ended = led.round(secure=True)
+    assert "of the average change, more than 1%" in ended["abandoned"]
 
 
 @pytest.mark.process
 def test_masked_sums_of_other_sizes_are_left_out(led: Led) -> None:
+    led.add(led.members[101].bundle)
     last = led.members[102]
 
     def shorter(reply: bytes) -> bytes:
         message = read_message(reply)
-        record = message.content.config_records["secaggplus_configs"]
+        record = message.content.config_records.get("secaggplus_configs", {})
         if "masked_params" in record:
             masked = record["masked_params"]
             assert isinstance(masked, list)
@@ -119,7 +163,7 @@ def test_masked_sums_of_other_sizes_are_left_out(led: Led) -> None:
 
     last.spoil = shorter
     ended = led.round(secure=True)
-    assert ended["averaged"] == 2 and "masked sums of other sizes" in ended["lost"]["member2"]
+    assert ended["averaged"] == 3 and "masked sums of other sizes" in ended["lost"]["member2"]
 
 
 @pytest.mark.process

@@ -82,7 +82,7 @@ def _add_start(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     start.add_argument(
         "--secure",
         action="store_true",
-        help="SecAgg+: this device sees sums only, of three devices or more; weights within 16 of 0",
+        help="SecAgg+: this device sees sums of changes only, of three devices or more",
     )
 
 

@@ -52,8 +52,8 @@ from port_planner.base.units import format_bytes
 
 CLIENT_MODULE, TENSORS_MODULE = "port_agent.federate.client", "port_agent.federate.tensors"
 CLIENT_BYTES = 512 << 20
-"""Of data that a client may hold besides six copies of what it federates."""
-_COPIES = 6
+"""Of data that a client may hold besides ten copies of what it federates: masking has a change in 64 bits several times."""
+_COPIES = 10
 _CLIENT_S = 600.0
 """A client reads and writes some copies of the weights; a slow card takes 10 MB/s."""
 _TASK_FILE = "task.json"

@@ -1,0 +1,150 @@
+"""What a device adds to Flower's masking: it sums changes, each tensor in the range that this round's changes have, and it is no oracle.
+
+A secure round begins with a plain message: the device trains, keeps its change, and says how large each tensor of it is, to a power of
+two. What is masked then is that change over the largest of the round, so the 2^22 steps of a masked sum span what is summed; weights
+themselves, a thousand times larger, would lose it. A change is masked once: sums of it with and without another device's are that
+device's.
+
+The leader of a round names its members, brings them each other's keys and says who fell silent. Whatever it says, a device contributes
+to no sum of fewer than `FEWEST_MASKED`, and gives the shares of no device that is called alive and silent at once.
+"""
+
+import hashlib
+import math
+from collections.abc import Iterable, Sequence
+
+import msgspec
+import numpy as np
+from flwr.app import ConfigRecord, Context, Message
+from flwr.client.mod import secaggplus_mod
+from flwr.clientapp.typing import ClientAppCallable
+from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, RECORD_KEY_STATE, Key, Stage
+from numpy.typing import NDArray
+
+from port_agent.federate.orders import FEWEST_MASKED, LOSS, SAMPLES
+from port_agent.federate.tensors import Arrays
+from port_agent.federate.wire import array_record, plain_arrays
+from port_planner.base.errors import PortError
+
+SUMMED_RANGE = 1.0
+"""Changes travel as shares of the round's largest."""
+SUMMED_STEPS = 1 << 22
+SUMMED_MODULUS = 1 << 32
+"""Flower's own; 1,024 devices fit."""
+LEAST_EXPONENT = -1000
+"""Of a tensor that did not change; its smaller powers of two are no numbers any more."""
+_CHANGE, _FACTS = "port-agent.change", "port-agent.change-facts"
+"""Records of the context; one name is one record of all kinds together."""
+
+
+class MaskingError(PortError):
+    """A stage of secure aggregation that would show what a device trained, or comes out of turn."""
+
+
+def keep_change(context: Context, start: Arrays, trained: Arrays, samples: int, loss: float) -> list[int]:
+    """Keep what training changed for the masked sum to come, and return its exponents by tensor."""
+    change: Arrays = {name: trained[name].astype(np.float64) - start[name].astype(np.float64) for name in start}
+    context.state.array_records[_CHANGE] = array_record(change)
+    context.state.config_records[_FACTS] = ConfigRecord(
+        {"start": _digest(start.values()), SAMPLES: samples, LOSS: loss}
+    )
+    return [exponent(array) for array in change.values()]
+
+
+def kept_change(context: Context, start: Iterable[NDArray[np.generic]]) -> tuple[Arrays, int, float]:
+    """Return the change that `keep_change` kept, its samples and its loss. Raises MaskingError where there is none of these weights."""
+    facts = context.state.config_records.get(_FACTS, ConfigRecord())
+    if facts.get("start") != _digest(start):
+        raise MaskingError("no change of these weights was measured, or it was summed already")
+    return (
+        plain_arrays(context.state.array_records[_CHANGE]),
+        int(str(facts[SAMPLES])),
+        float(str(facts[LOSS])),
+    )
+
+
+def scaled(change: Arrays, exponents: object) -> list[NDArray[np.float64]]:
+    """Return a change as shares of the round's ranges. Raises MaskingError for ranges that do not hold it."""
+    try:
+        ranges = msgspec.json.decode(exponents if isinstance(exponents, bytes) else b"", type=list[int])
+    except msgspec.DecodeError as error:
+        raise MaskingError(f"the round's ranges cannot be read: {error}") from error
+    if len(ranges) != len(change):
+        raise MaskingError(f"{len(ranges)} ranges came for {len(change)} tensors")
+    shares = [np.ldexp(array.astype(np.float64), -power) for array, power in zip(change.values(), ranges, strict=True)]
+    largest = max((float(np.abs(share).max(initial=0.0)) for share in shares), default=0.0)
+    if not largest <= SUMMED_RANGE:
+        raise MaskingError(f"its change is {largest:.3g} times the range of this round")
+    return shares
+
+
+def exponent(array: NDArray[np.generic]) -> int:
+    """Return the least e, from `LEAST_EXPONENT` on, so that no number of `array` is larger than 2^e."""
+    largest = float(np.abs(array).max(initial=0.0))
+    if largest == 0.0:
+        return LEAST_EXPONENT
+    mantissa, power = math.frexp(largest)
+    return max(LEAST_EXPONENT, power - 1 if mantissa == 0.5 else power)
+
+
+def guarded_masking_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """Be Flower's masking, but for what `check_stage` refuses; what was summed once is forgotten."""
+    stage = check_stage(message.content.config_records[RECORD_KEY_CONFIGS], _state_of(context))
+    reply = secaggplus_mod(message, context, call_next)
+    if stage == Stage.COLLECT_MASKED_VECTORS:
+        context.state.array_records.pop(_CHANGE, None)
+        context.state.config_records.pop(_FACTS, None)
+    return reply
+
+
+def check_stage(asked: ConfigRecord, state: ConfigRecord) -> str:
+    """Return the stage that a leader asks for; raises MaskingError where its answer would help to see one device's change.
+
+    `state`: what the masking keeps of the stages before.
+    """
+    stage = str(asked.get(Key.STAGE))
+    if stage == Stage.SETUP:
+        if min(_whole(asked.get(key)) for key in (Key.SAMPLE_NUMBER, Key.SHARE_NUMBER, Key.THRESHOLD)) < FEWEST_MASKED:
+            raise MaskingError(f"sums of fewer than {FEWEST_MASKED} devices show what each of them trained")
+        sums = (asked.get(Key.CLIPPING_RANGE), asked.get(Key.TARGET_RANGE), asked.get(Key.MOD_RANGE))
+        if sums != (SUMMED_RANGE, SUMMED_STEPS, SUMMED_MODULUS):
+            raise MaskingError(f"sums in a range, steps and modulus of {sums} are not those of this version")
+    elif stage == Stage.SHARE_KEYS:
+        _check_count(len(asked) - 1)
+    elif stage == Stage.COLLECT_MASKED_VECTORS:
+        sources = _numbers(asked.get(Key.SOURCE_LIST))
+        _check_count(len({*sources, state["nid"]}))
+    elif stage == Stage.UNMASK:
+        alive, silent = _numbers(asked.get(Key.ACTIVE_NODE_ID_LIST)), _numbers(asked.get(Key.DEAD_NODE_ID_LIST))
+        if len({*alive, *silent}) < len(alive) + len(silent):
+            raise MaskingError(
+                "a device is called alive and silent at once, or twice: both shares would show what it trained"
+            )
+        _check_count(len(alive))
+    return stage
+
+
+def _check_count(devices: int) -> None:
+    if devices < FEWEST_MASKED:
+        raise MaskingError(
+            f"{devices} devices are left in the sum; of fewer than {FEWEST_MASKED} each would know the other's"
+        )
+
+
+def _state_of(context: Context) -> ConfigRecord:
+    return context.state.config_records.get(RECORD_KEY_STATE, ConfigRecord())
+
+
+def _whole(value: object) -> int:
+    return value if isinstance(value, int) else 0
+
+
+def _numbers(value: object) -> Sequence[int]:
+    return [one for one in value if isinstance(one, int)] if isinstance(value, list) else ()
+
+
+def _digest(arrays: Iterable[NDArray[np.generic]]) -> str:
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,50 @@
+"""What a reply in a round may be, and how many replies make it one."""
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from flwr.app import Message
+
+from port_agent.federate.orders import LOSS, SAMPLES, RoundOrder
+from port_agent.federate.wire import FlowerMessageError
+from port_planner.base.errors import PortError
+
+if TYPE_CHECKING:
+    from flwr.app import MetricRecord
+
+_MAX_SAMPLES = 1 << 40
+"""What a device may say that it trained on."""
+
+
+class RoundAbandonedError(PortError):
+    """Too few devices replied; the weights stay what they were."""
+
+
+def check_metrics(reply: Message, *names: str) -> "MetricRecord":
+    """Return the metrics of a reply: samples, and these. Raises FlowerMessageError for others, and for a loss that is not finite."""
+    metrics = reply.content.metric_records.get("metrics")
+    if metrics is None or set(metrics) != {SAMPLES, *names}:
+        found = "none" if metrics is None else ", ".join(sorted(metrics))
+        raise FlowerMessageError(f"it brings other metrics than asked for: {found}")
+    samples = metrics[SAMPLES]
+    if not isinstance(samples, int) or not 0 < samples < _MAX_SAMPLES:
+        raise FlowerMessageError(f"it trained on {samples} samples")
+    loss = metrics.get(LOSS, 0.0)
+    if not isinstance(loss, float) or not math.isfinite(loss):
+        raise FlowerMessageError(f"its loss is {loss}")
+    return metrics
+
+
+def require_replies(replied: int, order: RoundOrder, lost: Mapping[int, str], *, fewest: int = 1) -> None:
+    """Raise RoundAbandonedError where fewer replied than are worth averaging, or than `fewest`. `lost`: why, by node."""
+    needed = max(fewest, math.ceil(order.min_share * len(order.nodes)))
+    if replied < needed:
+        raise RoundAbandonedError(
+            f"{replied} of {len(order.nodes)} devices replied, {needed} are needed ({reasons(order, lost)})"
+        )
+
+
+def reasons(order: RoundOrder, lost: Mapping[int, str]) -> str:
+    """Return why devices are not in a round, by their names."""
+    return "; ".join(f"{order.names[node]}: {why}" for node, why in sorted(lost.items()))

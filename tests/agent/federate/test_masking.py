@@ -1,0 +1,108 @@
+"""What a device refuses in secure aggregation, whoever leads it."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.agent.federate.jobs import needs_flower
+
+flwr = pytest.importorskip("flwr")
+
+from flwr.app import ConfigRecord, Context, RecordDict  # noqa: E402
+from flwr.common.secure_aggregation.secaggplus_constants import Key, Stage  # noqa: E402
+
+from port_agent.federate.masking import (  # noqa: E402
+    LEAST_EXPONENT,
+    SUMMED_MODULUS,
+    SUMMED_RANGE,
+    SUMMED_STEPS,
+    MaskingError,
+    check_stage,
+    exponent,
+    keep_change,
+    kept_change,
+    scaled,
+)
+
+pytestmark = needs_flower
+
+STATE = ConfigRecord({"nid": 1})
+SETUP: dict[str, Any] = {
+    Key.STAGE: Stage.SETUP,
+    Key.SAMPLE_NUMBER: 3,
+    Key.SHARE_NUMBER: 3,
+    Key.THRESHOLD: 3,
+    Key.CLIPPING_RANGE: SUMMED_RANGE,
+    Key.TARGET_RANGE: SUMMED_STEPS,
+    Key.MOD_RANGE: SUMMED_MODULUS,
+}
+UNMASK: dict[str, Any] = {
+    Key.STAGE: Stage.UNMASK,
+    Key.ACTIVE_NODE_ID_LIST: [1, 2, 3],
+    Key.DEAD_NODE_ID_LIST: [4],
+}
+
+
+@pytest.mark.parametrize(
+    ("asked", "refusal"),
+    [
+        (SETUP, ""),
+        (SETUP | {Key.THRESHOLD: 2}, "sums of fewer than 3 devices"),
+        (SETUP | {Key.SAMPLE_NUMBER: 2}, "sums of fewer than 3 devices"),
+        (SETUP | {Key.SHARE_NUMBER: 1}, "sums of fewer than 3 devices"),
+        (SETUP | {Key.CLIPPING_RANGE: 16.0}, "not those of this version"),
+        ({Key.STAGE: Stage.SHARE_KEYS, "1": [b"a", b"b"], "2": [b"c", b"d"], "3": [b"e", b"f"]}, ""),
+        ({Key.STAGE: Stage.SHARE_KEYS, "1": [b"a", b"b"], "2": [b"c", b"d"]}, "2 devices are left"),
+        ({Key.STAGE: Stage.COLLECT_MASKED_VECTORS, Key.SOURCE_LIST: [2, 3]}, ""),
+        ({Key.STAGE: Stage.COLLECT_MASKED_VECTORS, Key.SOURCE_LIST: [2, 2]}, "2 devices are left"),
+        ({Key.STAGE: Stage.COLLECT_MASKED_VECTORS, Key.SOURCE_LIST: [1, 2]}, "2 devices are left"),
+        (UNMASK, ""),
+        (UNMASK | {Key.ACTIVE_NODE_ID_LIST: [1, 2]}, "2 devices are left"),
+        (UNMASK | {Key.DEAD_NODE_ID_LIST: [3]}, "alive and silent at once"),
+        (UNMASK | {Key.ACTIVE_NODE_ID_LIST: [1, 2, 2]}, "alive and silent at once, or twice"),
+    ],
+)
+def test_a_stage_that_would_show_one_devices_change_is_refused(asked: dict[str, Any], refusal: str) -> None:
+    if not refusal:
+        assert check_stage(ConfigRecord(asked), STATE) == asked[Key.STAGE]
+        return
+    with pytest.raises(MaskingError, match=refusal):
+        check_stage(ConfigRecord(asked), STATE)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "power"),
+    [
+        ([1.0], 0),
+        ([-1.0, 0.25], 0),
+        ([1.5], 1),
+        ([0.5], -1),
+        ([3e-5], -15),
+        ([0.0, 0.0], LEAST_EXPONENT),
+        ([], LEAST_EXPONENT),
+    ],
+)
+def test_an_exponent_is_the_least_that_holds_a_tensor(numbers: list[float], power: int) -> None:
+    array = np.array(numbers, np.float32)
+    assert exponent(array) == power
+    assert np.abs(np.ldexp(array.astype(np.float64), -power)).max(initial=0.0) <= 1.0
+
+
+def test_a_change_is_kept_for_the_weights_it_is_of_and_comes_back_to_the_bit() -> None:
+    context = Context(1, 2, {}, RecordDict(), {})
+    start = {"w": np.array([1.0, 2.0], np.float32)}
+    trained = {"w": np.array([1.0 + 1e-4, 2.0 - 3e-5], np.float32)}
+    powers = keep_change(context, start, trained, 7, 0.5)
+    change, samples, loss = kept_change(context, start.values())
+    assert (samples, loss) == (7, 0.5) and np.array_equal(start["w"].astype(np.float64) + change["w"], trained["w"])
+    (share,) = scaled(change, b"[%d]" % powers[0])
+    assert np.array_equal(np.ldexp(share, powers[0]), change["w"])
+    with pytest.raises(MaskingError, match="times the range of this round"):
+        scaled(change, b"[%d]" % (powers[0] - 1))
+    with pytest.raises(MaskingError, match="0 ranges came for 1 tensors"):
+        scaled(change, b"[]")
+    with pytest.raises(MaskingError, match="cannot be read"):
+        scaled(change, "no ranges")
+    with pytest.raises(MaskingError, match="no change of these weights was measured"):
+        kept_change(context, trained.values())

@@ -1,0 +1,69 @@
+"""Replies of a round: their metrics, and how many are enough."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tests.agent.federate.jobs import needs_flower
+
+flwr = pytest.importorskip("flwr")
+
+from flwr.app import Message, MetricRecord, RecordDict  # noqa: E402
+
+from port_agent.federate.orders import LOSS, SAMPLES, RoundOrder  # noqa: E402
+from port_agent.federate.replies import RoundAbandonedError, check_metrics, require_replies  # noqa: E402
+from port_agent.federate.wire import FlowerMessageError  # noqa: E402
+
+pytestmark = needs_flower
+
+
+def reply(**metrics: Any) -> Message:
+    return Message(RecordDict({"metrics": MetricRecord({SAMPLES: 5, **metrics})}), 1, "train")
+
+
+@pytest.mark.parametrize(
+    ("metrics", "refusal"),
+    [
+        ({LOSS: 0.5}, ""),
+        ({}, "other metrics than asked for"),
+        ({LOSS: 0.5, "spy": 1}, "other metrics than asked for"),
+        ({LOSS: float("nan")}, "its loss is nan"),
+        ({LOSS: 1}, "its loss is 1"),
+        ({LOSS: 0.5, SAMPLES: 0}, "it trained on 0 samples"),
+        ({LOSS: 0.5, SAMPLES: 1 << 50}, "it trained on"),
+        ({LOSS: 0.5, SAMPLES: 2.5}, "it trained on 2.5 samples"),
+    ],
+)
+def test_metrics_are_those_that_were_asked_for(metrics: dict[str, Any], refusal: str) -> None:
+    if not refusal:
+        assert check_metrics(reply(**metrics), LOSS)[LOSS] == 0.5
+        return
+    with pytest.raises(FlowerMessageError, match=refusal):
+        check_metrics(reply(**metrics), LOSS)
+
+
+def test_a_reply_without_metrics_is_refused() -> None:
+    with pytest.raises(FlowerMessageError, match="asked for: none"):
+        check_metrics(Message(RecordDict(), 1, "train"), LOSS)
+
+
+@dataclass
+class Case:
+    replied: int
+    fewest: int
+    needed: int | None
+
+
+@pytest.mark.parametrize("case", [Case(2, 1, None), Case(1, 1, 2), Case(2, 3, 3), Case(3, 3, None)])
+def test_a_round_needs_its_share_and_no_fewer_than_the_fewest(case: Case) -> None:
+    order = RoundOrder(
+        run_id=1, number=1, folder="", bundle="", names={1: "attic", 2: "cellar", 3: "loft"}, goal=3, timeout_s=1.0,
+        min_share=0.5,
+    )  # fmt: skip
+    if case.needed is None:
+        require_replies(case.replied, order, {}, fewest=case.fewest)
+        return
+    told = rf"^{case.replied} of 3 devices replied, {case.needed} are needed \(attic: no reply; loft: late\)$"
+    with pytest.raises(RoundAbandonedError, match=told):
+        require_replies(case.replied, order, {3: "late", 1: "no reply"}, fewest=case.fewest)

@@ -10,10 +10,10 @@ import os
 import re
 import stat
 import time as clock
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import time
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from port_agent.cli.terminal import printable
 from port_agent.system.mounts import file_system, in_ram
@@ -38,6 +38,50 @@ class UsageError(PortError):
     """Arguments that do not go together, or that name what is not there."""
 
     exit_code = ExitCode.IMPOSSIBLE
+
+
+def add_federation_terms(parser: "argparse.ArgumentParser | argparse._ArgumentGroup") -> None:
+    """Add what the owner of a federated job allows whoever leads it; `federation_terms` reads it."""
+    parser.add_argument(
+        "--leader",
+        metavar="DEVICE",
+        help="with --federated: the paired device, by name or id, that may lead rounds (default: only this device)",
+    )
+    parser.add_argument(
+        "--require-secure",
+        action="store_true",
+        help="with --federated: refuse rounds in which the leader sees this device's weights (those without --secure)",
+    )
+    parser.add_argument(
+        "--require-clip",
+        type=positive_number,
+        metavar="NORM",
+        help="with --federated: refuse rounds that do not clip this device's change to this norm or less",
+    )
+    parser.add_argument(
+        "--max-rounds", type=whole_number(1), metavar="N", help="with --federated: train no more than N rounds"
+    )
+
+
+def federation_terms(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return what `add_federation_terms` reads, as the agent takes it. Raises UsageError where nothing is federated."""
+    terms = {
+        "leader": arguments.leader or "",
+        "require_secure": arguments.require_secure,
+        "require_clip": arguments.require_clip,
+        "max_rounds": arguments.max_rounds,
+    }
+    given = next((name for name, value in terms.items() if value), None)
+    if given is not None and not arguments.federated:
+        raise UsageError(f"--{given.replace('_', '-')} is for a federated job; add --federated")
+    return terms
+
+
+def rounds_led(arguments: argparse.Namespace, job: Mapping[str, Any]) -> str:
+    """Return how the rounds of a job that was submitted are led, a sentence."""
+    if arguments.leader:
+        return f"{arguments.leader} leads them, with: port-agent federate start {job['name']}"
+    return f"Lead them from here with: port-agent federate start {job['name']}"
 
 
 class CommandParser(argparse.ArgumentParser):

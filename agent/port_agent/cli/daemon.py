@@ -12,12 +12,15 @@ from urllib.parse import quote
 
 from port_agent.cli.arguments import (
     UsageError,
+    add_federation_terms,
     deadline,
     deadline_or_none,
     duration,
+    federation_terms,
     readable_file,
     readable_file_or_folder,
     readable_folder,
+    rounds_led,
     since,
     whole_number,
     writable_file,
@@ -106,8 +109,9 @@ def _add_submit(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     submit.add_argument(
         "--federated",
         action="store_true",
-        help="train a round when a paired device that leads a federation of this name asks (`port-agent federate`)",
+        help="train a round when the device that leads a federation of this name asks (`port-agent federate`)",
     )
+    add_federation_terms(submit)
     submit.add_argument(
         "--movable",
         nargs="?",
@@ -263,6 +267,7 @@ def _submit(arguments: Arguments) -> int:
         "data": str(arguments.data.absolute()) if arguments.data else None,
         "waits_for_data": arguments.inbox,
         "federated": arguments.federated,
+        "terms": federation_terms(arguments),
         "movable": arguments.movable,
         "epochs": arguments.epochs,
         "steps": arguments.steps,
@@ -284,9 +289,7 @@ def _submit(arguments: Arguments) -> int:
     job = client.post("/v1/jobs", **fields)
     lines = [f"Job {job['id']} ({job['name']}) is in line. See it with: port-agent status", *promise_lines(job)]
     if arguments.federated:
-        lines[0] = (
-            f"Job {job['id']} ({job['name']}) waits for rounds. Lead them from here with: port-agent federate start {job['id']}"
-        )
+        lines[0] = f"Job {job['id']} ({job['name']}) waits for rounds. {rounds_led(arguments, job)}"
     if job["inbox"]:
         lines.append(f"It trains on files that arrive in {job['inbox']} (or: port-agent feed {job['name']} FILE...)")
     return _answer(arguments, job, "\n".join(lines))

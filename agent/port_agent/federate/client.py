@@ -1,4 +1,4 @@
-"""What a device does with one message of a federation: `python -m port_agent.federate.client FOLDER BUNDLE`, a process of seconds.
+"""What a device does with one message of a federation: `python -m port_agent.federate.client FOLDER BUNDLE TERMS`, a process of seconds.
 
 It runs twice for a message that asks to train: first it writes what training begins with and no reply; the job's own
 worker trains, when and with the memory that the policy grants; then it runs again with what came of that, and writes the reply.
@@ -9,7 +9,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from flwr.app import ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+import msgspec
+from flwr.app import ConfigRecord, Context, Error, Message, MessageType, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import fixedclipping_mod
 from flwr.common import Code, FitRes, Status, ndarrays_to_parameters, parameters_to_ndarrays
@@ -43,6 +44,7 @@ from port_agent.federate.wire import (
     read_message,
     records_bytes,
 )
+from port_agent.jobs.job import FederationTerms
 from port_agent.system.atomic_file import write_atomically
 from port_agent.system.helper_process import helper_exit_code
 from port_planner.base.errors import PortError
@@ -50,6 +52,10 @@ from port_planner.base.errors import PortError
 
 class _TrainFirst(Exception):
     """What training begins with is written; the reply needs what comes of it."""
+
+
+class TermsError(PortError):
+    """A round that the owner of the job does not allow."""
 
 
 class _Device:
@@ -110,10 +116,11 @@ class _Device:
             return 0.0
 
 
-def client_app(device: _Device, message: Message) -> ClientApp:
-    """Return the app that answers a message, with the modifiers that it asks for."""
+def client_app(device: _Device, message: Message, terms: FederationTerms) -> ClientApp:
+    """Return the app that answers a message, with the modifiers that it asks for. Raises TermsError for what the owner does not allow."""
     app = ClientApp()
     config = message.content.config_records.get(CONFIG, ConfigRecord())
+    _check_terms(message, config, terms)
     if RECORD_KEY_CONFIGS in message.content.config_records:
         app.train(mods=[guarded_masking_mod])(device.contribute)
     elif MEASURED in config:
@@ -124,7 +131,20 @@ def client_app(device: _Device, message: Message) -> ClientApp:
     return app
 
 
-def answer_message(folder: Path, bundle: Path) -> int:
+def _check_terms(message: Message, config: ConfigRecord, terms: FederationTerms) -> None:
+    if message.metadata.message_type != MessageType.TRAIN:
+        return
+    masked = RECORD_KEY_CONFIGS in message.content.config_records or MEASURED in config
+    if terms.require_secure and not masked:
+        raise TermsError("its owner lets it contribute to masked sums only; lead with --secure")
+    norm = config.get(KEY_CLIPPING_NORM)
+    if terms.require_clip is not None and not (isinstance(norm, float) and 0 < norm <= terms.require_clip):
+        raise TermsError(
+            f"its owner lets changes go that are clipped to a norm of {terms.require_clip:g} or less; lead with --clip"
+        )
+
+
+def answer_message(folder: Path, bundle: Path, terms: FederationTerms) -> int:
     """Write the reply to the message in a folder; returns `TRAIN_FIRST` where training comes before, else 0.
 
     Raises PortError for a bundle or a message that cannot be read, OSError.
@@ -134,7 +154,7 @@ def answer_message(folder: Path, bundle: Path) -> int:
     context = Context(metadata.run_id, metadata.dst_node_id, {}, flower_records(folder / CONTEXT_FILE), {})
     device = _Device(folder, federated_tensors(bundle))
     try:
-        reply = client_app(device, message)(message, context)
+        reply = client_app(device, message, terms)(message, context)
         write_atomically(folder / CONTEXT_FILE, records_bytes(context.state))
     except _TrainFirst:
         return TRAIN_FIRST
@@ -152,8 +172,9 @@ def answer_message(folder: Path, bundle: Path) -> int:
 
 def main(argv: Sequence[str]) -> int:
     """Answer the message in a folder; returns the exit code."""
-    folder, bundle = argv
-    return helper_exit_code(lambda: answer_message(Path(folder), Path(bundle)))
+    folder, bundle, terms = argv
+    given = msgspec.json.decode(terms, type=FederationTerms)
+    return helper_exit_code(lambda: answer_message(Path(folder), Path(bundle), given))
 
 
 if __name__ == "__main__":

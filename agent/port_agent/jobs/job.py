@@ -3,6 +3,7 @@
 Who is next, how long to wait after a failure.
 """
 
+import math
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -141,6 +142,22 @@ class WorkerOutcome(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class FederationTerms:
+    """What the owner of a federated job allows whoever leads its rounds."""
+
+    leader: str = ""
+    """The id of the paired device that may lead it beside this one; "": none."""
+    leader_name: str = ""
+    """How that device was called when the job was submitted."""
+    require_secure: bool = False
+    """Whether it contributes to masked sums only."""
+    require_clip: float | None = None
+    """The largest norm that its change may have on its way; None: any."""
+    max_rounds: int | None = None
+    """How many rounds it trains at most; None: as many as are led."""
+
+
+@dataclass(frozen=True, slots=True)
 class JobSpec:
     """What the user asked for."""
 
@@ -157,7 +174,8 @@ class JobSpec:
     """Unix time; only clocks on the wall can mean "by seven tomorrow"."""
     waits_for_data: bool = False
     federated: bool = False
-    """Trains a round when the paired device that leads a federation of this name asks, and only then."""
+    """Trains a round when the device that leads a federation of this name, by its `terms`, asks, and only then."""
+    terms: FederationTerms = FederationTerms()
     page_dirs: tuple[str, ...] = ()
     """Where pages go, a directory on each medium that the bundle was planned for; without, below the job's own."""
     arguments: tuple[str, ...] = ()
@@ -284,6 +302,7 @@ def check_spec(spec: JobSpec) -> JobSpec:
         raise JobRequestError(
             "only a fine-tuning, or a training job on its own or --data's samples, can be federated; submit it without --inbox"
         )
+    _check_terms(spec)
     if spec.movable is not Migratable.NEVER and (
         spec.kind is not JobKind.TRAIN or spec.waits_for_data or spec.federated or spec.page_dirs
     ):
@@ -302,6 +321,18 @@ def check_spec(spec: JobSpec) -> JobSpec:
             if word is not None and not _can_be_an_argument(word):
                 raise JobRequestError(f"{name} {word!r} cannot be passed to a program")
     return spec
+
+
+def _check_terms(spec: JobSpec) -> None:
+    terms = spec.terms
+    if terms != FederationTerms() and not spec.federated:
+        raise JobRequestError("a leader and what it may do are for a federated job; submit it with --federated")
+    if terms.require_clip is not None and not 0 < terms.require_clip < math.inf:
+        raise JobRequestError(f"a change cannot be clipped to a norm of {terms.require_clip}; give a number above zero")
+    if terms.require_clip is not None and terms.require_secure:
+        raise JobRequestError("masked sums have no clipping yet; require one of them")
+    if terms.max_rounds is not None and terms.max_rounds < 1:
+        raise JobRequestError(f"{terms.max_rounds} rounds; give at least 1")
 
 
 def _check_finetune(spec: JobSpec) -> None:

@@ -49,7 +49,7 @@ from port_agent.system.helper_process import HelperError, ask_helper
 from port_agent.system.prometheus import exposition
 from port_agent.worker.attach import AttachRequest
 from port_planner.base.errors import PortError
-from port_planner.base.units import format_seconds
+from port_planner.base.units import format_seconds, shown
 
 if TYPE_CHECKING:
     from port_agent.health.doctor import Check
@@ -224,6 +224,7 @@ class Service:
             if peer is None:
                 raise JobRequestError("a fine-tuning is submitted over the control socket, which says whose it is")
             spec = replace(spec, owner=user_name(peer.uid))
+        spec = self._led(spec)
         facts = await asyncio.to_thread(self._read_bundle, spec, upload)
         await self._check_bundle(spec, upload)
         if spec.deadline_at is None and (facts.deadline_at or 0.0) > context.clock.wall_s():
@@ -243,6 +244,17 @@ class Service:
             context.timers.set_deadline(job.id, spec.deadline_at)
         context.wake.set()
         return await self._detail(job)
+
+    def _led(self, spec: JobSpec) -> JobSpec:
+        """Return a job whose leader is an id; raises JobRequestError for one that is not paired."""
+        if not spec.terms.leader:
+            return spec
+        leader = self._context.peers.fleet.device_called(spec.terms.leader)
+        if leader is None:
+            raise JobRequestError(
+                f"no paired device, or more than one, is called {shown(spec.terms.leader)}; see `port-agent peers`, and give its id"
+            )
+        return replace(spec, terms=replace(spec.terms, leader=leader.id, leader_name=leader.name))
 
     async def attach(self, request: AttachRequest, peer: SocketPeer) -> tuple[Job, Conversation]:
         """Return the job of a program that asks to be attached, and what its connection is for from here on.

@@ -16,7 +16,7 @@ from tests.agent.live_daemon import CONFIG, ROOT
 from tests.agent.trees import LAPTOP_BATTERY, MAINS, supply_tree
 from tests.waiting import until
 
-JOB = "gestures"
+JOB, LEADER = "gestures", "attic"
 
 
 @dataclass
@@ -73,7 +73,8 @@ class Device:
     def submit(self, bundle: Path, **fields: Any) -> None:
         """Give it its federated job."""
         token = self.client.upload("/v1/uploads", bundle)["upload"]
-        self.client.post("/v1/jobs", name=JOB, upload=token, federated=True, **fields)
+        terms = {"leader": "" if self.name == LEADER else LEADER}
+        self.client.post("/v1/jobs", name=JOB, upload=token, federated=True, terms=terms, **fields)
 
     def lead(self, **settings: Any) -> None:
         """Begin a federation."""

@@ -27,6 +27,7 @@ from port_agent.federate.orders import (
     RoundOrder,
 )
 from port_agent.federate.tensors import Arrays, FederatedTensors, federated_tensors
+from port_agent.jobs.job import FederationTerms
 from tests.agent.live_daemon import ROOT
 
 
@@ -40,6 +41,7 @@ class Member:
     spoil: Callable[[bytes], bytes | None] = field(default=lambda reply: reply)
     """None: it says nothing any more."""
     messages: int = 0
+    terms: FederationTerms = field(default_factory=FederationTerms)
 
     @property
     def tensors(self) -> FederatedTensors:
@@ -55,12 +57,12 @@ class Member:
         for name in (REPLY_FILE, START_FILE, RESULT_FILE):
             (self.folder / name).unlink(missing_ok=True)
         (self.folder / MESSAGE_FILE).write_bytes(message)
-        if answer_message(self.folder, self.bundle) == TRAIN_FIRST:
+        if answer_message(self.folder, self.bundle, self.terms) == TRAIN_FIRST:
             assert not (self.folder / REPLY_FILE).exists()
             trained = self.change(self.tensors.read(self.folder / START_FILE))
             self.tensors.write(self.folder / RESULT_FILE, trained)
             (self.folder / RESULT_FILE).with_suffix(".loss").write_text("0.25")
-            assert answer_message(self.folder, self.bundle) == 0
+            assert answer_message(self.folder, self.bundle, self.terms) == 0
         return self.spoil((self.folder / REPLY_FILE).read_bytes())
 
     def told(self) -> Arrays:

@@ -1,6 +1,7 @@
 """The rules of jobs: states, backoff, order, what follows an exit."""
 
 import json
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 
 from port_agent.jobs.job import (
     BACKOFF_LONGEST_S,
+    FederationTerms,
     Job,
     JobKind,
     JobMeasurements,
@@ -160,3 +162,23 @@ def test_a_job_that_waits_for_data_starts_over_after_each_round() -> None:
 def test_a_record_of_a_later_agent_and_one_with_a_loss_that_ran_away_are_read() -> None:
     record = json.loads(json.dumps({**to_record(job(loss=float("nan"))), "colour": "blue"}))
     assert str(from_record(record).loss) == "nan"
+
+
+@pytest.mark.parametrize(
+    ("terms", "federated", "refusal"),
+    [
+        (FederationTerms(leader="attic"), False, "submit it with --federated"),
+        (FederationTerms(require_clip=0.0), True, "give a number above zero"),
+        (FederationTerms(require_clip=math.inf), True, "give a number above zero"),
+        (FederationTerms(require_clip=1.0, require_secure=True), True, "require one of them"),
+        (FederationTerms(max_rounds=0), True, "give at least 1"),
+        (FederationTerms(leader="attic", require_secure=True, max_rounds=3), True, ""),
+    ],
+)
+def test_terms_of_a_federation_go_together(terms: FederationTerms, federated: bool, refusal: str) -> None:
+    spec = JobSpec("birds", "birds.port", federated=federated, terms=terms)
+    if not refusal:
+        assert check_spec(spec) == spec
+        return
+    with pytest.raises(JobRequestError, match=refusal):
+        check_spec(spec)

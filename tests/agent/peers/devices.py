@@ -41,7 +41,7 @@ class Contents(dict[str, bytes]):
         if self.refusal:
             raise NotAnsweredError(self.refusal)
 
-    async def federate(self, client: str, request: bytes) -> bytes:
+    async def federate(self, client: PeerClient, request: bytes) -> bytes:
         return client.encode() + request
 
     async def move(self, client: PeerClient, request: bytes) -> bytes:

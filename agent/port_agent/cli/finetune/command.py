@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from port_agent.cli.arguments import UsageError, positive_number, size, whole_number, writable_folder
+from port_agent.cli.arguments import (
+    UsageError,
+    add_federation_terms,
+    federation_terms,
+    positive_number,
+    rounds_led,
+    size,
+    whole_number,
+    writable_folder,
+)
 from port_agent.cli.exec import add_budget_options, check_page_dir, run_in_budget
 from port_agent.control import places
 from port_agent.finetuning.inputs.model_files import check_model_files, check_stored_as, has_own_code
@@ -216,6 +225,7 @@ def _add_job(group: "argparse._ArgumentGroup") -> None:
         action="store_true",
         help="with --submit: train a round of the adapters when a paired device that leads a federation of this name asks",
     )
+    add_federation_terms(group)
 
 
 def _rank(text: str) -> int:
@@ -302,17 +312,19 @@ def _submit(arguments: argparse.Namespace, options: FinetuneOptions) -> int:
         file.flush()
         upload = client.upload("/v1/uploads", Path(file.name))["upload"]
     name = arguments.name or name_like(f"{arguments.model.absolute().name}-{arguments.data[0].stem}")
-    fields = {"kind": JobKind.FINETUNE.value, "name": name, "federated": arguments.federated}
+    fields = {
+        "kind": JobKind.FINETUNE.value,
+        "name": name,
+        "federated": arguments.federated,
+        "terms": federation_terms(arguments),
+    }
     answer = client.post("/v1/jobs", upload=upload, **fields)
     if arguments.json:
         print(json.dumps(answer, indent=2))
         return 0
     waits, see = "is in line", f"port-agent status, port-agent logs {answer['id']}"
     if arguments.federated:
-        waits, see = (
-            "waits for rounds",
-            f"port-agent federate status. Lead them from here with: port-agent federate start {name}",
-        )
+        waits, see = "waits for rounds", f"port-agent federate status. {rounds_led(arguments, answer)}"
     print(
         f"Job {answer['id']} ({answer['name']}) {waits}, within {format_bytes(arguments.ram)} on {threads} threads; the result "
         f"goes to {options.out}. See it with: {see}"

@@ -67,7 +67,7 @@ class PeerServer(Protocol):
     async def solve(self, client: str, problem: bytes, seconds: float) -> bytes:
         """Return a plan for the problem of the device `client`, found within so much CPU time."""
 
-    async def federate(self, client: str, request: bytes) -> bytes:
+    async def federate(self, client: PeerClient, request: bytes) -> bytes:
         """Return what this device answers to a request of the device `client` that leads a federation."""
 
     async def move(self, client: PeerClient, request: bytes) -> bytes:

@@ -38,10 +38,10 @@ class PeerAnswers:
         state_dir: Path,
         objection: Callable[[], str],
         audit: Callable[[str], None],
-        federate: Callable[[str, bytes], Awaitable[bytes]],
+        federate: Callable[[PeerClient, bytes], Awaitable[bytes]],
         move: Callable[[PeerClient, bytes], Awaitable[bytes]],
     ) -> None:
-        """`federate` answers what the leader of a federation asks, given its name; `move` what the owner of a job asks."""
+        """`federate` answers what the leader of a federation asks; `move` what the owner of a job asks."""
         self._state_dir, self._objection, self._audit = state_dir, objection, audit
         self._federate, self._move = federate, move
         self._solving_for = ""
@@ -66,7 +66,7 @@ class PeerAnswers:
             raise NotAnsweredError("nothing is shared with other devices; set share = true under [peers]")
         await asyncio.to_thread(SharedFiles(self._state_dir).keep, topic, name, content)
 
-    async def federate(self, client: str, request: bytes) -> bytes:
+    async def federate(self, client: PeerClient, request: bytes) -> bytes:
         """Return what this device answers to a request of the device `client` that leads a federation."""
         return await self._federate(client, request)
 

@@ -28,6 +28,7 @@ from port_agent.federate.orders import (
 from port_agent.jobs.job import Job, JobKind, JobState
 from port_agent.jobs.store import JobStore
 from port_agent.peers.decoding import REASON_LIMIT
+from port_agent.peers.exchange.answers import PeerClient
 from port_agent.peers.federation_requests import (
     FEDERATION_ANSWERS,
     FEDERATION_REQUESTS,
@@ -59,6 +60,8 @@ _CLIENT_S = 600.0
 _TASK_FILE = "task.json"
 _LEAVE_S = 20.0
 """A worker that is told to leave at once is gone within a second."""
+THIS_DEVICE = PeerClient("this device", "")
+"""Who leads where a federation is led from here."""
 NO_FLOWER = "Flower is not installed: pip install 'port-agent[federate]'"
 
 
@@ -79,6 +82,10 @@ class _Task(msgspec.Struct, frozen=True):
     message: str
     total: int
     leader: str
+    """How the device that leads is called; `leader_id`: its id, "" of this one."""
+    leader_id: str = ""
+    rounds: int = 0
+    """That the job has trained, this one counted once it does."""
     failed: str = ""
     over: bool = False
     """Nobody waits for the reply."""
@@ -92,22 +99,28 @@ class FederatedJobs:
         self._tensors: dict[int, TensorsOf] = {}
         self._clients: dict[int, asyncio.Task[None]] = {}
         self._locks: dict[int, asyncio.Lock] = {}
+        self._refused_leaders: set[tuple[int, str]] = set()
 
-    async def answer(self, leader: str, content: bytes) -> bytes:
-        """Return the answer to a request of the device called `leader`, whatever it holds."""
+    async def answer(self, leader: PeerClient, content: bytes) -> bytes:
+        """Return the answer to a request of a paired device, whatever it holds."""
         try:
             request = FEDERATION_REQUESTS.decode(content)
         except FederationMessageError as error:
-            self._audit(f"{leader}: {error}")
+            self._audit(f"{leader.name}: {error}")
             return FEDERATION_ANSWERS.encode(_refused(str(error)))
         return FEDERATION_ANSWERS.encode(await self.respond(leader, request))
 
-    async def respond(self, leader: str, request: Request) -> TaskAnswer:
-        """Return the answer to a request."""
+    async def respond(self, leader: PeerClient, request: Request) -> TaskAnswer:
+        """Return the answer to a request of the device that its job's owner named, or of this one (`THIS_DEVICE`)."""
         named = (job for job in self._store.all() if job.spec.name == request.job and job.spec.federated)
         job = next((job for job in named if not job.state.is_over), None)
         if job is None:
             return _refused(f"it has no federated job {request.job}")
+        if leader.id not in ("", job.spec.terms.leader):
+            self._refuse(job, leader)
+            return _refused(
+                f"its owner has not named this device as the leader of {request.job} (submit --leader there)"
+            )
         async with self._locks.setdefault(job.id, asyncio.Lock()):
             try:
                 match request:
@@ -139,6 +152,20 @@ class FederatedJobs:
 
     # --- requests
 
+    def _refuse(self, job: Job, leader: PeerClient) -> None:
+        """Note once that a device would lead a job that is not for it to lead."""
+        if (job.id, leader.id) not in self._refused_leaders:
+            self._refused_leaders.add((job.id, leader.id))
+            named = job.spec.terms.leader_name
+            self._audit(
+                f"{leader.name} asked to lead rounds of job {job.label} and was refused: "
+                + (
+                    f"its leader is {named}"
+                    if named
+                    else "only this device leads it (submit it with --leader to allow one)"
+                )
+            )
+
     async def _invited(self, job: Job, invitation: Invitation) -> TaskAnswer:
         reason = await self._objection(job, invitation.run, invitation.tensors)
         return _refused(reason) if reason else TaskAnswer(state=TaskState.READY)
@@ -156,7 +183,7 @@ class FederatedJobs:
             return "its job has other tensors; make both bundles from the same script"
         return self._context.objection()
 
-    async def _take(self, job: Job, leader: str, part: MessageChunk) -> TaskAnswer:
+    async def _take(self, job: Job, leader: PeerClient, part: MessageChunk) -> TaskAnswer:
         folder, task = self._folder(job), self._task(job)
         if task is None or task.message != part.message or task.over:
             if part.offset:
@@ -169,7 +196,10 @@ class FederatedJobs:
                 reason = f"its disk has no room for {_COPIES} times {format_bytes(part.total)}"
             if reason:
                 return _refused(reason)
-            await self._begin(job, _Task(part.run, part.message, part.total, leader))
+            rounds = 0 if task is None else task.rounds
+            if task is None or task.run != part.run:
+                self._audit(f"{leader.name} leads rounds of job {job.label} from now on")
+            await self._begin(job, _Task(part.run, part.message, part.total, leader.name, leader.id, rounds))
         message = IncomingFile(folder / MESSAGE_FILE, part.total, part.message)
         await asyncio.to_thread(message.take, part.offset, part.data)
         if not message.is_whole:
@@ -265,7 +295,15 @@ class FederatedJobs:
 
     def _train(self, job: Job) -> None:
         now, task = self._store.get(job.id), self._task(job)
+        most = job.spec.terms.max_rounds
+        if task is not None and most is not None and task.rounds >= most:
+            reason = f"its owner lets it train {most} rounds, and it has"
+            self._note(job, msgspec.structs.replace(task, failed=reason))
+            self._audit(f"{task.leader}: job {job.label} trains no further round: {reason}")
+            (self._folder(job) / START_FILE).unlink(missing_ok=True)
+            return
         if now.state is JobState.WAITING_DATA and task is not None:
+            self._note(job, msgspec.structs.replace(task, rounds=task.rounds + 1))
             reason = f"a round for the federation that {task.leader} leads"
             fresh = replace(now, state=JobState.QUEUED, reason=reason, step=0, failed_at_step=0, failures=0, loss=None)
             self._store.save(fresh)
@@ -278,7 +316,8 @@ class FederatedJobs:
             return
         limit = CLIENT_BYTES + _COPIES * task.total
         try:
-            await _flower(CLIENT_MODULE, str(folder), str(self._bundle(job)), limit_bytes=limit)
+            terms = msgspec.json.encode(job.spec.terms).decode()
+            await _flower(CLIENT_MODULE, str(folder), str(self._bundle(job)), terms, limit_bytes=limit)
         except (PortError, OSError) as error:
             self._note(job, msgspec.structs.replace(task, failed=str(error)[:REASON_LIMIT]))
             self._audit(f"{task.leader}: a round of job {job.label} failed: {error}")

@@ -46,7 +46,13 @@ from port_agent.peers.federation_requests import (
 )
 from port_agent.peers.transfer import IncomingFile, file_bytes, read_chunk, sha256_of
 from port_agent.supervisor.job.worker_kinds import bundle_path
-from port_agent.supervisor.peers.federated_jobs import NO_FLOWER, FederatedJobs, flower_environment, has_flower
+from port_agent.supervisor.peers.federated_jobs import (
+    NO_FLOWER,
+    THIS_DEVICE,
+    FederatedJobs,
+    flower_environment,
+    has_flower,
+)
 from port_agent.supervisor.peers.fleet import FleetKeeper
 from port_agent.system.atomic_file import write_atomically
 from port_agent.system.clock import Clock
@@ -67,7 +73,6 @@ _MAX_FAULTS = 5
 _FINAL_S = 120.0
 """Within this time all get the averaged weights in the end; who does not is told by the next federation."""
 _RUN_FILE = "run.json"
-_THIS_DEVICE = "this device"
 _ROUND_EVENTS: "msgspec.json.Decoder[RoundEvent]" = msgspec.json.Decoder(RoundEvent)
 
 
@@ -281,7 +286,7 @@ class Federations:
         own = await self._fleet.own_id()
         tensors = (await self._jobs.tensors_of(job)).fingerprint
         others = [row for row in self._fleet.rows() if row["is_connected"]]
-        known = [_Member(_node(own), _THIS_DEVICE, None)]
+        known = [_Member(_node(own), THIS_DEVICE.name, None)]
         known += [_Member(_node(str(row["id"])), str(row["name"]), str(row["id"])) for row in others]
         invitation = Invitation(job=job.spec.name, run=run.run, tensors=tensors)
         answers = await asyncio.gather(*(self._ask(member, invitation) for member in known), return_exceptions=True)
@@ -337,7 +342,7 @@ class Federations:
     async def _ask(self, member: _Member, request: Request) -> TaskAnswer:
         """Return a device's answer; raises NotAnsweredError, FederationMessageError."""
         if member.id is None:
-            return await self._jobs.respond(_THIS_DEVICE, request)
+            return await self._jobs.respond(THIS_DEVICE, request)
         content = FEDERATION_REQUESTS.encode(request)
         name = hashlib.sha256(content).hexdigest()
         _, answer = await self._fleet.ask(member.id, Topic.FEDERATE, name, content)

@@ -1,6 +1,7 @@
 """The fleet as the supervisor keeps it: nothing runs and nothing is loaded before a device is paired."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,8 @@ from typing import TYPE_CHECKING
 from port_agent.health.conditions import HealthBoard
 from port_agent.malloc import release_free_memory
 from port_agent.peers.connection.messages import Heartbeat
-from port_agent.peers.exchange.answers import NotAnsweredError, PeerServer, Topic
+from port_agent.peers.exchange.answers import NotAnsweredError, PeerClient, PeerServer, Topic
+from port_agent.peers.identity.device_id import DeviceIdError, read_device_id
 from port_agent.peers.identity.keys import own_identity
 from port_agent.peers.pairing.protocol import NewPartner
 from port_agent.peers.state import PublicState
@@ -152,6 +154,13 @@ class FleetKeeper:
         if self._devices is None:
             return []
         return [self._row(device) for device in self._devices.all()]
+
+    def device_called(self, name: str) -> PeerClient | None:
+        """Return the only paired device of a name, or of an id in whatever spelling; None where there is none or several."""
+        with contextlib.suppress(DeviceIdError):
+            name = str(read_device_id(name))
+        found = [row for row in self.rows() if name in (row["name"], row["id"])]
+        return PeerClient(str(found[0]["name"]), str(found[0]["id"])) if len(found) == 1 else None
 
     async def stop(self) -> None:
         """Say goodbye and close everything."""

@@ -166,7 +166,7 @@ class Peers:
             self._federated = jobs, Federations(self._store, self._clock, self.fleet, jobs, self.audit)
         return self._federated
 
-    async def _federate(self, client: str, request: bytes) -> bytes:
+    async def _federate(self, client: PeerClient, request: bytes) -> bytes:
         return await self._federation_parts()[0].answer(client, request)
 
     async def _place(self) -> PairingPlace:

@@ -9,7 +9,7 @@ import safetensors.torch
 import torch
 
 from port_planner.base.units import format_bytes
-from tests.agent.federate.agents import Device, local_devices
+from tests.agent.federate.agents import LEADER, Device, local_devices
 from tests.agent.federate.jobs import needs_flower
 from tests.agent.finetuning.tiny_model import TEXT, make_model
 from tests.waiting import until
@@ -37,9 +37,11 @@ def submit(device: Device, model: Path) -> None:
         str(device.root),
     ]
     words += ["--submit", "--federated", "--name", "gestures", "--runtime-dir", str(device.root / "run")]
+    words += [] if device.name == LEADER else ["--leader", LEADER]
     done = subprocess.run([sys.executable, "-P", "-m", "port_agent.cli", *words], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "waits for rounds" in done.stdout and "port-agent federate start gestures" in done.stdout
+    led = "port-agent federate start gestures" if device.name == LEADER else "attic leads them, with:"
+    assert "waits for rounds" in done.stdout and led in done.stdout
 
 
 def trains(device: Device, number: int) -> bool:

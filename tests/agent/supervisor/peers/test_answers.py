@@ -45,8 +45,8 @@ class Home:
         self.answers = PeerAnswers(root, lambda: self.objection, self.audits.append, self.federate, nothing_moves)
         self.answers.options = options
 
-    async def federate(self, client: str, request: bytes) -> bytes:
-        return client.encode() + request
+    async def federate(self, client: PeerClient, request: bytes) -> bytes:
+        return client.name.encode() + request
 
 
 def is_solving(home: Home) -> bool:

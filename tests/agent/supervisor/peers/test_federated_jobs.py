@@ -18,8 +18,9 @@ from flwr.supercore.task_identity import TaskIdentity
 from port_agent.federate.orders import ARRAYS, CONFIG, FOLDER, MODEL_FILE, RESULT_FILE, START_FILE
 from port_agent.federate.tensors import federated_tensors
 from port_agent.federate.wire import array_record, message_bytes, read_message
-from port_agent.jobs.job import JobKind, JobSpec, JobState
+from port_agent.jobs.job import FederationTerms, JobKind, JobSpec, JobState
 from port_agent.jobs.store import JobStore
+from port_agent.peers.exchange.answers import PeerClient
 from port_agent.peers.federation_requests import (
     Invitation,
     MessageChunk,
@@ -29,13 +30,15 @@ from port_agent.peers.federation_requests import (
     TaskState,
 )
 from port_agent.supervisor.peers.answers import FederatedContext
-from port_agent.supervisor.peers.federated_jobs import FederatedJobs
+from port_agent.supervisor.peers.federated_jobs import THIS_DEVICE, FederatedJobs
 from tests.agent.federate.jobs import adapter_file, gestures_bundle
 from tests.agent.live_daemon import until
 
 pytestmark = pytest.mark.process
 
 NAME, RUN, OTHER_RUN = "gestures", "ab" * 16, "cd" * 16
+LED = FederationTerms(leader="AT-TIC", leader_name="attic")
+ATTIC, CELLAR = PeerClient("attic", "AT-TIC"), PeerClient("cellar", "CEL-LAR")
 
 
 @pytest.fixture(scope="module")
@@ -46,11 +49,11 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Home:
     """A device with one federated job, and a message for it."""
 
-    def __init__(self, root: Path, bundle: Path, kind: JobKind, verb: str) -> None:
+    def __init__(self, root: Path, bundle: Path, kind: JobKind, verb: str, terms: FederationTerms) -> None:
         self.store, self.objection = JobStore(root), ""
         self.audits: list[str] = []
         self.woken = 0
-        spec = JobSpec(NAME, "bundle.port", kind, federated=True)
+        spec = JobSpec(NAME, "bundle.port", kind, federated=True, terms=terms)
 
         def prepare(folder: Path) -> None:
             shutil.copy(bundle, folder / "bundle.port")
@@ -81,7 +84,7 @@ class Home:
         )
 
     async def ask(self, request: Invitation | MessageChunk | ReplyRequest | RoundEnd) -> TaskAnswer:
-        return await self.jobs.respond("attic", request)
+        return await self.jobs.respond(ATTIC, request)
 
     async def reply(self, offset: int = 0) -> TaskAnswer:
         return await self.ask(ReplyRequest(job=NAME, run=RUN, message=self.hash, offset=offset))
@@ -108,8 +111,10 @@ class Home:
 
 
 @asynccontextmanager
-async def home(root: Path, bundle: Path, kind: JobKind = JobKind.TRAIN, verb: str = "train") -> AsyncIterator[Home]:
-    made = Home(root, bundle, kind, verb)
+async def home(
+    root: Path, bundle: Path, kind: JobKind = JobKind.TRAIN, verb: str = "train", terms: FederationTerms = LED
+) -> AsyncIterator[Home]:
+    made = Home(root, bundle, kind, verb, terms)
     try:
         yield made
     finally:
@@ -169,6 +174,75 @@ def test_who_takes_part_is_for_the_device_to_say(tmp_path: Path, bundle: Path) -
     run(work)
 
 
+def test_only_the_leader_that_its_owner_named_commands_a_job(tmp_path: Path, bundle: Path) -> None:
+    async def work() -> None:
+        async with home(tmp_path, bundle) as made:
+            invitation = Invitation(job=NAME, run=RUN, tensors=made.tensors.fingerprint)
+            for request in (invitation, made.part(0), RoundEnd(job=NAME, run=RUN, message=made.hash)):
+                answer = await made.jobs.respond(CELLAR, request)
+                assert answer.state is TaskState.REFUSED and "has not named this device" in answer.reason
+            assert not made.folder.exists()
+            refused = "cellar asked to lead rounds of job 1 (gestures) and was refused: its leader is attic"
+            assert made.audits == [refused], "once"
+            for leader in (ATTIC, THIS_DEVICE):
+                assert (await made.jobs.respond(leader, invitation)).state is TaskState.READY
+            await made.begun()
+            assert made.audits[1:] == ["attic leads rounds of job 1 (gestures) from now on"]
+            knock = await made.jobs.respond(CELLAR, made.part(0, message=made.message + b" "))
+            assert knock.state is TaskState.REFUSED and (await made.reply()).state is TaskState.WORKING
+
+    run(work)
+
+
+def test_without_a_leader_only_this_device_leads(tmp_path: Path, bundle: Path) -> None:
+    async def work() -> None:
+        async with home(tmp_path, bundle, terms=FederationTerms()) as made:
+            invitation = Invitation(job=NAME, run=RUN, tensors=made.tensors.fingerprint)
+            assert (await made.ask(invitation)).state is TaskState.REFUSED
+            assert "submit it with --leader to allow one" in made.audits[0]
+            assert (await made.jobs.respond(THIS_DEVICE, invitation)).state is TaskState.READY
+
+    run(work)
+
+
+@pytest.mark.parametrize(
+    ("terms", "refusal"),
+    [
+        (replace(LED, require_secure=True), "masked sums only; lead with --secure"),
+        (replace(LED, require_clip=1.5), "clipped to a norm of 1.5 or less; lead with --clip"),
+    ],
+)
+def test_rounds_that_its_owner_does_not_allow_get_nothing_of_a_device(
+    tmp_path: Path, bundle: Path, terms: FederationTerms, refusal: str
+) -> None:
+    async def work() -> None:
+        async with home(tmp_path, bundle, terms=terms) as made:
+            assert (await made.ask(made.part(0))).state is TaskState.WORKING
+            reply = read_message((await made.answered()).data)
+            assert refusal in reply.error.reason and made.store.get(1).state is JobState.WAITING_DATA
+
+    run(work)
+
+
+def test_a_job_trains_no_more_rounds_than_its_owner_allows(tmp_path: Path, bundle: Path) -> None:
+    async def work() -> None:
+        async with home(tmp_path, bundle, terms=replace(LED, max_rounds=1)) as made:
+            await made.begun()
+            made.trained()
+            assert (await made.answered()).state is TaskState.DONE
+            records = RecordDict(
+                {ARRAYS: array_record(made.tensors.initial()), CONFIG: ConfigRecord({"server-round": 2})}
+            )
+            second = message_bytes(Message(records, 5, "train"))
+            made.hash = hashlib.sha256(second).hexdigest()
+            assert (await made.ask(made.part(0, message=second))).state is TaskState.WORKING
+            answer = await made.answered()
+            assert answer.state is TaskState.FAILED and "lets it train 1 rounds, and it has" in answer.reason
+            assert "trains no further round" in made.audits[-1]
+
+    run(work)
+
+
 def test_one_federation_at_a_time_and_messages_of_its_size(tmp_path: Path, bundle: Path) -> None:
     async def work() -> None:
         async with home(tmp_path, bundle) as made:
@@ -221,7 +295,7 @@ def test_a_message_that_is_none_fails_and_is_told(tmp_path: Path, bundle: Path) 
             answer = await made.answered()
             assert answer.state is TaskState.FAILED and "no message of Flower" in answer.reason
             assert made.store.get(1).state is JobState.WAITING_DATA and "failed" in made.audits[-1]
-            assert b"no request of a federation" in await made.jobs.answer("attic", b"junk")
+            assert b"no request of a federation" in await made.jobs.answer(ATTIC, b"junk")
 
     run(work)
 

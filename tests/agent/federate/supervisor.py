@@ -41,6 +41,8 @@ class Member:
     spoil: Callable[[bytes], bytes | None] = field(default=lambda reply: reply)
     """None: it says nothing any more."""
     messages: int = 0
+    changed: Callable[[Arrays], Arrays] | None = None
+    """None: it adds `step`."""
     terms: FederationTerms = field(default_factory=FederationTerms)
 
     @property
@@ -49,6 +51,8 @@ class Member:
 
     def change(self, arrays: Arrays) -> Arrays:
         """Return what training makes of weights."""
+        if self.changed is not None:
+            return self.changed(arrays)
         return {name: np.add(array, np.float32(self.step)) for name, array in arrays.items()}
 
     def reply(self, message: bytes) -> bytes | None:

@@ -24,6 +24,7 @@ from port_agent.federate.masking import (  # noqa: E402
     kept_change,
     scaled,
 )
+from port_agent.federate.tensors import Arrays  # noqa: E402
 
 pytestmark = needs_flower
 
@@ -91,11 +92,13 @@ def test_an_exponent_is_the_least_that_holds_a_tensor(numbers: list[float], powe
 
 def test_a_change_is_kept_for_the_weights_it_is_of_and_comes_back_to_the_bit() -> None:
     context = Context(1, 2, {}, RecordDict(), {})
-    start = {"w": np.array([1.0, 2.0], np.float32)}
-    trained = {"w": np.array([1.0 + 1e-4, 2.0 - 3e-5], np.float32)}
+    start: Arrays = {"w": np.array([1.0, 2.0], np.float32)}
+    trained: Arrays = {"w": np.array([1.0 + 1e-4, 2.0 - 3e-5], np.float32)}
     powers = keep_change(context, start, trained, 7, 0.5)
     change, samples, loss = kept_change(context, start.values())
-    assert (samples, loss) == (7, 0.5) and np.array_equal(start["w"].astype(np.float64) + change["w"], trained["w"])
+    assert (samples, loss) == (7, 0.5) and np.array_equal(
+        np.add(start["w"].astype(np.float64), change["w"]), trained["w"]
+    )
     (share,) = scaled(change, b"[%d]" % powers[0])
     assert np.array_equal(np.ldexp(share, powers[0]), change["w"])
     with pytest.raises(MaskingError, match="times the range of this round"):

@@ -10,6 +10,8 @@ from tests.agent.federate.jobs import gestures_bundle, needs_flower
 
 flwr = pytest.importorskip("flwr")
 
+from flwr.app import ConfigRecord  # noqa: E402
+
 from port_agent.federate.orders import GLOBAL_FILE  # noqa: E402
 from port_agent.federate.tensors import Arrays, federated_tensors  # noqa: E402
 from port_agent.federate.wire import array_record, message_bytes, plain_arrays, read_message  # noqa: E402
@@ -89,7 +91,7 @@ def test_masked_sums_give_the_plain_average_to_their_step(led: Led) -> None:
     for member in led.members.values():
         member.spoil = look
     for member in led.members.values():
-        member.change = small_change(member.step)  # type: ignore[method-assign]
+        member.changed = small_change(member.step)
     ended = led.round(secure=True)
     assert ended["averaged"] == 3 and abs(ended["loss"] - 0.25) < 1e-6
     assert seen == [], "no device's change is in what it sends"
@@ -98,7 +100,7 @@ def test_masked_sums_give_the_plain_average_to_their_step(led: Led) -> None:
     (led.root / GLOBAL_FILE).unlink()
     assert led.round()["averaged"] == 3
     plain, initial = led.averaged(), federated_tensors(led.bundle).initial()
-    largest = max(float(np.abs(plain[name] - initial[name]).max()) for name in plain)
+    largest = max(float(np.abs(np.subtract(plain[name], initial[name])).max()) for name in plain)
     step = 2.0**-21 * 2 * 3 * 2 * largest  # of the next power of two, of three devices, weighted
     rounded = max(float(np.spacing(np.abs(initial[name]).max())) for name in plain)
     assert 0 < largest < 1e-3 and close(masked, plain, step + rounded)
@@ -110,7 +112,7 @@ def small_change(step: float) -> "Callable[[Arrays], Arrays]":
     def change(arrays: Arrays) -> Arrays:
         draw = np.random.default_rng(int(step))
         return {
-            name: array + np.float32(1e-4) * draw.standard_normal(array.shape, np.float32)
+            name: np.add(array, np.float32(1e-4) * draw.standard_normal(array.shape, np.float32))
             for name, array in arrays.items()
         }
 
@@ -154,7 +156,7 @@ def test_masked_sums_of_other_sizes_are_left_out(led: Led) -> None:
 
     def shorter(reply: bytes) -> bytes:
         message = read_message(reply)
-        record = message.content.config_records.get("secaggplus_configs", {})
+        record = message.content.config_records.get("secaggplus_configs", ConfigRecord())
         if "masked_params" in record:
             masked = record["masked_params"]
             assert isinstance(masked, list)

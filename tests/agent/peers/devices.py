@@ -42,7 +42,7 @@ class Contents(dict[str, bytes]):
             raise NotAnsweredError(self.refusal)
 
     async def federate(self, client: PeerClient, request: bytes) -> bytes:
-        return client.encode() + request
+        return client.name.encode() + request
 
     async def move(self, client: PeerClient, request: bytes) -> bytes:
         return client.id.encode() + request

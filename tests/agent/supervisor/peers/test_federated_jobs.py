@@ -219,7 +219,7 @@ def test_rounds_that_its_owner_does_not_allow_get_nothing_of_a_device(
         async with home(tmp_path, bundle, terms=terms) as made:
             assert (await made.ask(made.part(0))).state is TaskState.WORKING
             reply = read_message((await made.answered()).data)
-            assert refusal in reply.error.reason and made.store.get(1).state is JobState.WAITING_DATA
+            assert refusal in str(reply.error.reason) and made.store.get(1).state is JobState.WAITING_DATA
 
     run(work)
 

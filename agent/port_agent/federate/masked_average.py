@@ -19,7 +19,7 @@ from flwr.server.workflow import SecAggPlusWorkflow
 from flwr.server.workflow.constant import MAIN_CONFIGS_RECORD, MAIN_PARAMS_RECORD, Key
 
 from port_agent.federate.grid import PeerGrid
-from port_agent.federate.masking import LEAST_EXPONENT, SUMMED_MODULUS, SUMMED_RANGE, SUMMED_STEPS
+from port_agent.federate.masking import MIN_EXPONENT, SUMMED_MODULUS, SUMMED_RANGE, SUMMED_STEPS
 from port_agent.federate.orders import (
     ARRAYS,
     CONFIG,
@@ -37,7 +37,7 @@ from port_agent.federate.wire import UNREADABLE_ARRAY, FlowerMessageError, array
 LEADER_NODE = 1
 _COARSEST = 0.01
 """A sum whose steps are more of the change than this is no average of it."""
-_LARGEST_EXPONENT = 1024
+_MAX_EXPONENT = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +78,10 @@ class MaskedAverage:
         messages = [Message(content, node, MessageType.TRAIN, group_id=number) for node in self._order.nodes]
         replies = self._grid.send_and_receive(messages, timeout=self._order.timeout_s)
         require_replies(len(replies), self._order, self._grid.lost, fewest=FEWEST_MASKED)
-        said = {reply.metadata.src_node_id: reply.content.metric_records["metrics"] for reply in replies}
-        samples = {node: int(str(said[node][SAMPLES])) for node in sorted(said)}
-        exponents = zip(*(_exponents(one[EXPONENTS]) for one in said.values()), strict=True)
-        losses = tuple(float(str(said[node][LOSS])) for node in samples)
+        metrics = {reply.metadata.src_node_id: reply.content.metric_records["metrics"] for reply in replies}
+        samples = {node: int(str(metrics[node][SAMPLES])) for node in sorted(metrics)}
+        exponents = zip(*(_exponents(one[EXPONENTS]) for one in metrics.values()), strict=True)
+        losses = tuple(float(str(metrics[node][LOSS])) for node in samples)
         return _Sizes(samples, losses, tuple(max(powers) for powers in exponents))
 
     def _summed(self, arrays: Arrays, sizes: _Sizes) -> tuple[Arrays, list[int]]:
@@ -132,7 +132,7 @@ class MaskedAverage:
         squares = zip(change.values(), sizes.exponents, strict=True)
         steps = math.sqrt(math.fsum(array.size * math.ldexp(step, power) ** 2 for array, power in squares))
         size = math.sqrt(math.fsum(float(np.square(array, dtype=np.float64).sum()) for array in change.values()))
-        if steps > _COARSEST * size and any(power > LEAST_EXPONENT for power in sizes.exponents):
+        if steps > _COARSEST * size and any(power > MIN_EXPONENT for power in sizes.exponents):
             raise RoundAbandonedError(
                 f"the steps of the masked sum are {steps / size if size else math.inf:.1%} of the average change, more than "
                 f"{_COARSEST:.0%}: the devices' changes cancel each other; average without --secure, or train longer in a round"
@@ -142,10 +142,10 @@ class MaskedAverage:
         """Raise FlowerMessageError for a reply that is not what a stage of this round gives."""
         masking = reply.content.config_records.get(RECORD_KEY_CONFIGS)
         if masking is None:
-            said = check_metrics(reply, LOSS, EXPONENTS)
-            powers = _exponents(said[EXPONENTS])
+            metrics = check_metrics(reply, LOSS, EXPONENTS)
+            powers = _exponents(metrics[EXPONENTS])
             if len(powers) != len(self._tensors.layouts) or not all(
-                LEAST_EXPONENT <= power <= _LARGEST_EXPONENT for power in powers
+                MIN_EXPONENT <= power <= _MAX_EXPONENT for power in powers
             ):
                 raise FlowerMessageError("sizes of a change that are none of its job's tensors")
         elif Masking.MASKED_PARAMETERS in masking:

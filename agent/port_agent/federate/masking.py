@@ -31,7 +31,7 @@ SUMMED_RANGE = 1.0
 SUMMED_STEPS = 1 << 22
 SUMMED_MODULUS = 1 << 32
 """Flower's own; 1,024 devices fit."""
-LEAST_EXPONENT = -1000
+MIN_EXPONENT = -1000
 """Of a tensor that did not change; its smaller powers of two are no numbers any more."""
 _CHANGE, _FACTS = "port-agent.change", "port-agent.change-facts"
 """Records of the context; one name is one record of all kinds together."""
@@ -79,12 +79,12 @@ def scaled(change: Arrays, exponents: object) -> list[NDArray[np.float64]]:
 
 
 def exponent(array: NDArray[np.generic]) -> int:
-    """Return the least e, from `LEAST_EXPONENT` on, so that no number of `array` is larger than 2^e."""
+    """Return the least e, from `MIN_EXPONENT` on, so that no number of `array` is larger than 2^e."""
     largest = float(np.abs(array).max(initial=0.0))
     if largest == 0.0:
-        return LEAST_EXPONENT
+        return MIN_EXPONENT
     mantissa, power = math.frexp(largest)
-    return max(LEAST_EXPONENT, power - 1 if mantissa == 0.5 else power)
+    return max(MIN_EXPONENT, power - 1 if mantissa == 0.5 else power)
 
 
 def guarded_masking_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:

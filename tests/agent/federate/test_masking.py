@@ -13,7 +13,7 @@ from flwr.app import ConfigRecord, Context, RecordDict  # noqa: E402
 from flwr.common.secure_aggregation.secaggplus_constants import Key, Stage  # noqa: E402
 
 from port_agent.federate.masking import (  # noqa: E402
-    LEAST_EXPONENT,
+    MIN_EXPONENT,
     SUMMED_MODULUS,
     SUMMED_RANGE,
     SUMMED_STEPS,
@@ -80,8 +80,8 @@ def test_a_stage_that_would_show_one_devices_change_is_refused(asked: dict[str, 
         ([1.5], 1),
         ([0.5], -1),
         ([3e-5], -15),
-        ([0.0, 0.0], LEAST_EXPONENT),
-        ([], LEAST_EXPONENT),
+        ([0.0, 0.0], MIN_EXPONENT),
+        ([], MIN_EXPONENT),
     ],
 )
 def test_an_exponent_is_the_least_that_holds_a_tensor(numbers: list[float], power: int) -> None:

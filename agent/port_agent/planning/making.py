@@ -191,7 +191,7 @@ def _made(
         (job.machine.page_dir, *job.machine.scratch_dirs),
         planner,
         request.frontier,
-        run_alone=partial(_alone, job, prepared),
+        run_alone=partial(_alone, job, prepared, CostTable(device, measured.ops[0])),
     )
     estimated = request.board is not None
     draft = BundleFile.beside(
@@ -212,11 +212,10 @@ def _made(
     return made, by_device
 
 
-def _alone(job: _Job, prepared: "CapturedJob") -> "PlainRun":
-    """Run the script alone, where its numbers were asked for."""
+def _alone(job: _Job, prepared: "CapturedJob", costs: "CostTable") -> "PlainRun":
+    """Run the script alone, where its numbers were asked for; `costs`: of the first graph."""
     from port_agent.prepare.referee.plain_run import Script, run_alone
     from port_planner.ir.bundle.manifest import PlainRun
-    from port_planner.ir.costs import CostTable
     from port_planner.ir.lowering.lower import lower
     from port_planner.ir.plan import Plan
 
@@ -225,8 +224,7 @@ def _alone(job: _Job, prepared: "CapturedJob") -> "PlainRun":
         return PlainRun(unchecked="it was not asked for (--verify 0, --allow reordered)")
     if request.sparse_update:
         return PlainRun(unchecked="less is trained than by the script (--sparse-update)")
-    graph, costs = next(iter(prepared.graphs.values())), CostTable(job.costs.device, job.pieces.measured.ops[0])
-    peak_bytes = lower(graph, costs, Plan(), check_budget=False).peak_bytes
+    peak_bytes = lower(next(iter(prepared.graphs.values())), costs, Plan(), check_budget=False).peak_bytes
     script = Script(request.script, job.machine.page_dir, request.ram_bytes, job.costs.choice.threads, peak_bytes)
     return run_alone(prepared, script)
 

@@ -4,7 +4,7 @@ import gc
 import random
 import signal
 from collections import defaultdict
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import asdict
 
 import pytest
@@ -12,6 +12,7 @@ import pytest
 from tests.attack.outcome import AttackOutcome, Survived
 from tests.own_process import leave_fixtures_to_own_process, run_in_own_process
 from tests.process_marks import ProcessWatch, mark_own_processes
+from tests.torch_forks import forks
 
 _PROPERTY = "attack"
 _SHOWN_HARM = 20
@@ -77,6 +78,13 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """Run what is marked `own_process` in a fresh interpreter, all such tests of a file in one."""
     return run_in_own_process(pyfuncitem)
+
+
+@pytest.fixture
+def torch_forks() -> Iterator[None]:
+    """Have modules of ours that load torch, workers too, run in forks of a process that has: where their start is not the subject."""
+    with forks(nested=True):
+        yield
 
 
 @pytest.fixture

@@ -43,6 +43,7 @@ def test_every_line_of_the_threat_model_names_a_test_that_is_there() -> None:
             assert "::test_" in line, line
 
 
+@pytest.mark.process
 def test_what_readme_and_makefile_run_can_be_imported() -> None:
     """A module that moved must not break `make demo`, which takes minutes and is no test."""
     told = "".join((ROOT / name).read_text() for name in ("README.md", "benchmarks/README.md", "Makefile"))

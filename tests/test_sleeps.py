@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -84,14 +85,26 @@ def judges_duration(function: ast.AST) -> bool:
     )
 
 
+@cache
+def waiting_functions() -> tuple[frozenset[str], frozenset[str]]:
+    """Return the functions that sleep, and the tests that judge a duration."""
+    sleeping, judging = set(), set()
+    for name, function in functions():
+        if sleeps(function):
+            sleeping.add(name)
+        if "::test_" in name and judges_duration(function):
+            judging.add(name)
+    return frozenset(sleeping), frozenset(judging)
+
+
 def test_nobody_sleeps_but_those_named() -> None:
-    found = {name for name, function in functions() if sleeps(function)}
+    found, _ = waiting_functions()
     assert found <= SLEEPS, f"wait for an event instead (tests/waiting.py): {sorted(found - SLEEPS)}"
     assert found >= SLEEPS, f"take off the list: {sorted(SLEEPS - found)}"
 
 
 def test_no_test_asserts_how_long_something_took() -> None:
-    found = {name for name, function in functions() if "::test_" in name and judges_duration(function)}
+    _, found = waiting_functions()
     assert not found, f"hand in a clock instead: {sorted(found)}"
 
 

@@ -20,8 +20,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PRODUCT = (ROOT / "agent/port_agent", ROOT / "planner/port_planner")
 ROOM = ROOT / "planner/port_planner/torch_compat"
 
-_EXEMPT = frozenset({"_schema"})
-"""What an operator's names, arguments and aliases are read off."""
+_EXEMPT = frozenset({"_schema", "_asdict", "_fields", "_make", "_replace"})
+"""What an operator's names, arguments and aliases are read off, and what every named tuple of Python's has."""
 _OPERATORS = ("ops", "aten")
 _MARKS = frozenset(
     {"_opt_called", "_need_device_dtype_check_for_fused", "_wrapped_by_lr_sched", "_torchdynamo_orig_backend"}

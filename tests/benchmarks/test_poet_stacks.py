@@ -49,6 +49,7 @@ def test_unknown_kinds_are_refused(text: str) -> None:
         generate(text)
 
 
+@pytest.mark.process
 def test_the_benchmark_runs_as_its_docstring_says(tmp_path: Path) -> None:
     command = [sys.executable, "-m", planning.__name__, "--generate", "bert:5", "--out", str(tmp_path), "--json"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

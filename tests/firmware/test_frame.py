@@ -90,6 +90,7 @@ def golden(path: Path) -> bytes:
     return bytes.fromhex(path.read_text().split("#")[0])
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("path", FRAMES, ids=lambda path: path.stem)
 def test_golden_frames(path: Path, frames: Frames) -> None:
     wire = golden(path)

@@ -42,6 +42,7 @@ def test_what_is_given_is_a_copy(tmp_path: Path) -> None:
     assert torch.equal(column[1:], torch.ones(2, 2))
 
 
+@pytest.mark.process
 def test_a_full_disk_is_told_with_its_rows(tmp_path: Path) -> None:
     program = f"""
         import resource, signal, torch

@@ -24,6 +24,7 @@ def test_script_is_clean_and_executable(script: Path) -> None:
     assert checked.returncode == 0, checked.stdout
 
 
+@pytest.mark.process
 def test_unit_is_rated_at_most_2_1(tmp_path: Path) -> None:
     if shutil.which("systemd-analyze") is None:
         pytest.skip("needs systemd-analyze")

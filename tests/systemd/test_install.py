@@ -52,6 +52,7 @@ def test_what_cannot_work_is_said_before_anything_is_changed(
     assert said in refused(tmp_path, *words, **commands)
 
 
+@pytest.mark.process
 @pytest.mark.skipif(Path("/opt/port-agent/current").is_symlink(), reason="PORT agent is installed on this machine")
 def test_a_full_disk_is_said_with_both_numbers(tmp_path: Path) -> None:
     said = refused(tmp_path, "--no-user", df="echo Avail; echo 812")

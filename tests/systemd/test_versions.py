@@ -11,6 +11,8 @@ import pytest
 from deploy import versions
 from deploy.versions import Payload, ServiceError, Settings, SetupError, Store
 
+pytestmark = pytest.mark.process
+
 SETTINGS = Settings(torch_index="", wheelhouse="", allow_cuda=False, python="", settle_s=0.0)
 CUDA_METADATA = """Metadata-Version: 2.4
 Name: torch

@@ -206,6 +206,7 @@ def test_kinds_of_cores_are_named(tmp_path: Path) -> None:
     assert cores.finding.endswith("4 x Cortex-A55 at 1.8 GHz; `plan` measures the 4 fastest alone, too")
 
 
+@pytest.mark.process
 def test_the_private_parts_of_torch_are_really_there(tmp_path: Path, options: AgentOptions) -> None:
     found = findings(tmp_path, options)["torch's private parts"]
     assert found.verdict is Verdict.GOOD and re.fullmatch(r"all \d+ that are used are as they were", found.finding)

@@ -40,6 +40,8 @@ from port_planner.mcu.pages import BoardPaging, PageMove
 from tests.agent.mcu.simulated_board import QUICK, require_board_tools
 from tests.planner.mcu.networks import every_layer
 
+pytestmark = pytest.mark.process
+
 PATIENT = Patience(give_up_s=60.0, wire_bytes_per_s=2e4)
 SETTINGS = TrainSettings(epochs=10, learning_rate=0.02, seed=3, snapshot_every=5)
 PULLED_WORD = 16 * 1024 * 1024 - 4
@@ -209,7 +211,6 @@ def train_with_flips(board: Board, folder: Path, flips: int, step_s: float) -> i
     return refused
 
 
-@pytest.mark.process
 def test_an_undisturbed_board_pages_to_the_hosts_bits(process: Board, tmp_path: Path) -> None:
     train(process, tmp_path / "job")
     parameters, pages = process.state()
@@ -220,7 +221,6 @@ def test_an_undisturbed_board_pages_to_the_hosts_bits(process: Board, tmp_path: 
     assert (pages.medium, pages.failed, pages.damaged, pages.torn) == ("psram", 0, 0, False)
 
 
-@pytest.mark.process
 def test_flipped_bits_are_found_and_trained_over(process: Board, tmp_path: Path) -> None:
     refused = train_with_flips(process, tmp_path / "job", 12, 0.004)
     assert saved(tmp_path / "job") == process.job.result
@@ -228,7 +228,6 @@ def test_flipped_bits_are_found_and_trained_over(process: Board, tmp_path: Path)
         assert refused >= 12
 
 
-@pytest.mark.process
 def test_a_page_damaged_in_a_step_is_refused_by_name(process: Board, tmp_path: Path) -> None:
     """Every byte of every page is turned: what was on its way then cannot come back unseen."""
     reasons: list[str] = []
@@ -290,14 +289,12 @@ def train_with_pulls(board: Board, folder: Path, pulls: int) -> list[str]:
     return reasons
 
 
-@pytest.mark.process
 def test_a_medium_pulled_in_mid_step_and_plugged_again(process: Board, tmp_path: Path) -> None:
     reasons = train_with_pulls(process, tmp_path / "job", 4)
     assert sum("MEDIUM_FAILED" in reason for reason in reasons) == 4
     assert process.state()[0] == process.job.result
 
 
-@pytest.mark.process
 def test_a_medium_that_stays_away_ends_the_job_by_name_and_it_goes_on_later(process: Board, tmp_path: Path) -> None:
     def emit(event: Event) -> None:
         if isinstance(event, Progress) and event.position.step == 12:
@@ -340,7 +337,6 @@ def train_through_power_cuts(board: Board, folder: Path, cuts: int) -> int:
         cutter.join()
 
 
-@pytest.mark.process
 def test_power_cut_at_random_instants(process: Board, tmp_path: Path) -> None:
     assert train_through_power_cuts(process, tmp_path / "job", 8) == 8
     assert saved(tmp_path / "job") == process.job.result
@@ -405,7 +401,6 @@ def board_pages(model: CompiledModel, tensor: str, medium: str) -> CompiledModel
     return replace(model, memory=memory, generated=emit_model(model.quantized, memory, model.scheme, model.name))
 
 
-@pytest.mark.process
 def test_a_board_without_the_medium_is_refused_at_build(job: Job, tmp_path: Path) -> None:
     assert page_medium(job.folder) == "psram"
     with pytest.raises(BuildError, match="pages to psram, qemu-m0 has nothing to page to"):

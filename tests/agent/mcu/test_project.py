@@ -34,6 +34,7 @@ def test_a_script_that_gives_something_else_is_refused(tmp_path: Path) -> None:
         load_project(tmp_path)
 
 
+@pytest.mark.process
 def test_a_script_finds_what_lies_beside_it(tmp_path: Path) -> None:
     (tmp_path / "statistics.py").write_text("mean = 7\n")
     (tmp_path / "project.py").write_text("from statistics import mean\ndef make_project():\n    return mean\n")

@@ -23,8 +23,9 @@ from tests.agent.live import KINDS, seams
 from tests.agent.live_daemon import BUNDLE, CONFIG, LONG, go, process_state, running, undisturbed, until
 from tests.agent.trees import write_tree
 
+pytestmark = pytest.mark.process
 
-@pytest.mark.process
+
 @go
 async def test_a_job_is_trained_and_its_result_fetched(tmp_path: Path) -> None:
     async with running(tmp_path) as live:
@@ -42,7 +43,6 @@ async def test_a_job_is_trained_and_its_result_fetched(tmp_path: Path) -> None:
         assert (status["state"], status["job"]) == ("idle", None)
 
 
-@pytest.mark.process
 @go
 async def test_a_damaged_result_is_not_handed_out_and_is_written_again(tmp_path: Path) -> None:
     async with running(tmp_path) as live:
@@ -63,7 +63,6 @@ async def test_a_damaged_result_is_not_handed_out_and_is_written_again(tmp_path:
             await live.ask(live.client.post, f"/v1/jobs/{number}/resume")
 
 
-@pytest.mark.process
 @go
 async def test_pulling_the_plug_stops_and_the_job_resumes_bit_exactly(tmp_path: Path) -> None:
     bundle = {**BUNDLE, "steps": 40}
@@ -128,7 +127,6 @@ async def test_a_paused_worker_keeps_its_memory_as_long_as_wished(tmp_path: Path
         assert live.context.store.history(number)[1].text.startswith(f"worker {pid} ")
 
 
-@pytest.mark.process
 @go
 async def test_pause_resume_and_cancel_by_the_user(tmp_path: Path) -> None:
     async with running(tmp_path) as live:

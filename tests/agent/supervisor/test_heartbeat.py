@@ -4,6 +4,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
+import pytest
+
 from port_agent.energy.meter import EnergyMeter, MeterSnapshot
 from port_agent.facts.readings import Power
 from port_agent.policy.decide import State
@@ -11,6 +13,8 @@ from port_agent.supervisor.dispatch import Dispatcher
 from port_agent.supervisor.heartbeat import HeartbeatSource
 from tests.agent.live_daemon import LONG, go
 from tests.agent.supervisor.parts import TRAIN, parts
+
+pytestmark = pytest.mark.process
 
 DAY_S = 86400.0
 

@@ -16,6 +16,8 @@ from port_agent.finetuning.job_file import FinetuneJob
 from port_agent.supervisor.service import MAX_UPLOADS
 from tests.agent.live_daemon import BUNDLE, CONFIG, ROOT, daemon
 
+pytestmark = pytest.mark.process
+
 
 def test_requests_that_are_refused(tmp_path: Path) -> None:
     with daemon(tmp_path) as client:

@@ -59,6 +59,7 @@ def test_a_directory_that_takes_no_lock_has_no_worker(tmp_path: Path) -> None:
     clear(tmp_path / "nowhere/worker.lock")
 
 
+@pytest.mark.process
 def test_a_worker_that_leaves_by_itself_is_not_killed(tmp_path: Path) -> None:
     async def meet(process: "subprocess.Popen[bytes]") -> None:
         asked = asyncio.Event()
@@ -78,6 +79,7 @@ def test_a_worker_that_leaves_by_itself_is_not_killed(tmp_path: Path) -> None:
         assert process.wait(60.0) == 0
 
 
+@pytest.mark.process
 @pytest.mark.usefixtures("impatient")
 def test_a_worker_that_stays_is_killed(tmp_path: Path) -> None:
     with holder(tmp_path / "worker.lock", "--control-fd", "9") as process:
@@ -86,6 +88,7 @@ def test_a_worker_that_stays_is_killed(tmp_path: Path) -> None:
         assert process.wait(60.0) == -9
 
 
+@pytest.mark.process
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("noted", ["own", "", "0", "-1", "not a valid number", str(2**31 - 2)])
 def test_a_process_that_is_none_of_ours_is_left_alone(tmp_path: Path, noted: str) -> None:

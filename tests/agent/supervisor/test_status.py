@@ -43,6 +43,7 @@ async def test_the_headline_without_a_worker(tmp_path: Path) -> None:
         assert not agent_status(made.context).may_train
 
 
+@pytest.mark.process
 @go
 async def test_the_headline_with_a_worker(tmp_path: Path) -> None:
     async with parts(tmp_path) as made:

@@ -108,6 +108,7 @@ def test_a_periodic_task_comes_again_though_it_failed_until_it_is_cancelled() ->
     assert told == ["periodic task chore failed"]
 
 
+@pytest.mark.process
 def test_without_a_window_or_a_deadline_the_calendar_is_not_loaded() -> None:
     program = (
         "import asyncio, sys\nfrom port_agent.supervisor.timers import Timers\n"

@@ -13,6 +13,8 @@ import pytest
 
 from port_agent.system.python_process import module_command, module_environment
 
+pytestmark = pytest.mark.process
+
 LOOK = """
 import json, os, resource, sys
 from pathlib import Path

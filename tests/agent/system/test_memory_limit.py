@@ -22,6 +22,7 @@ print(*before, *resource.getrlimit(resource.RLIMIT_DATA))
 """
 
 
+@pytest.mark.process
 @pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA counts mappings on Linux alone")
 def test_the_soft_limit_is_lowered_and_widened_within_the_hard_one() -> None:
     code = LIMITED.format(300 << 20)
@@ -122,6 +123,7 @@ def test_another_process_is_held_at_what_is_resident_not_at_what_is_reserved(
     assert grow(grower, 64) == "grown"
 
 
+@pytest.mark.process
 @pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA counts mappings on Linux alone")
 def test_a_process_that_has_ended_is_an_error(grower: "subprocess.Popen[str]") -> None:
     grower.communicate("")

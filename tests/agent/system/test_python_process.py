@@ -13,6 +13,8 @@ from port_agent.system.python_process import module_command, module_environment,
 from port_agent.worker.options import BOARD_WORKER, TORCH_WORKER
 from port_planner.base.source_roots import SOURCE_ROOTS
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).resolve().parents[3]
 WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 STANDARD = ("argparse", "json", "socket", "signal", "contextlib", "dataclasses", "subprocess", "tempfile")

@@ -7,6 +7,8 @@ import pytest
 
 from port_agent.prepare.measurement.dry_run import loading_peak
 
+pytestmark = pytest.mark.process
+
 PROGRAM = """
 import sys
 {load}

@@ -3,11 +3,15 @@
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from port_agent.worker.options import LOADED_WORKER, TorchOptions
 from port_agent.worker.protocol import LeaveNow, TakeWork, TrainingFinished
 from port_agent.worker.start import Worker, start_worker, torch_worker
 from port_planner.base.errors import ExitCode
 from tests.agent.jobs_small import small_bundle
+
+pytestmark = pytest.mark.process
 
 
 def work(folder: Path) -> TorchOptions:

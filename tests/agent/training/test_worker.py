@@ -26,6 +26,8 @@ from port_agent.worker.start import Worker, start_worker, torch_worker
 from tests.agent.jobs_small import make_job, small_bundle, unseen_row, write_job
 from tests.planner.bundles import rewrite
 
+pytestmark = pytest.mark.process
+
 STEPS = 9
 
 

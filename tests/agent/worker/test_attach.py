@@ -13,6 +13,7 @@ from tests.agent.live_daemon import daemon
 REQUEST = AttachRequest(name="train", ram_bytes=1, pid=1)
 
 
+@pytest.mark.process
 def test_what_cannot_be_attached_is_refused(tmp_path: Path) -> None:
     with daemon(tmp_path) as client:
         for fields, words in (

@@ -7,6 +7,8 @@ import pytest
 
 from port_agent.system.python_process import module_environment
 
+pytestmark = pytest.mark.process
+
 _SCRIPT = """
 import mmap
 import numpy

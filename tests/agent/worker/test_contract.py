@@ -35,6 +35,8 @@ from port_planner.base.errors import ExitCode
 from tests.agent.jobs_small import small_bundle
 from tests.agent.mcu.small_model import make_samples, write_model
 
+pytestmark = pytest.mark.process
+
 E = TypeVar("E", bound=Event)
 PATIENCE_S = 120
 ENDLESS = 100_000

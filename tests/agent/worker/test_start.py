@@ -14,6 +14,8 @@ from port_agent.worker.options import TorchOptions
 from port_agent.worker.protocol import LeaveNow, TrainingFinished, WorkerReady
 from port_agent.worker.start import start_worker, torch_worker
 
+pytestmark = pytest.mark.process
+
 TELLS_ITS_ENVIRONMENT = """
 import json, os, resource, socket, sys
 from pathlib import Path

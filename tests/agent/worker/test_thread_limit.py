@@ -22,6 +22,7 @@ check_thread_limit(3)
 """
 
 
+@pytest.mark.process
 @pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA counts the stacks of threads on Linux alone")
 def test_threads_beyond_the_limit_are_refused() -> None:
     run = subprocess.run([sys.executable, "-c", _LIMITED], capture_output=True, text=True, check=False)

@@ -3,8 +3,12 @@
 import subprocess
 import sys
 
+import pytest
+
 from port_planner.search.plan_problem import PlanProblem, pack_answer, pack_problem
 from tests.planner.estimated_steps import budget, captured
+
+pytestmark = pytest.mark.process
 
 COMMAND = (sys.executable, "-m", "port_planner.search.solve_problem")
 

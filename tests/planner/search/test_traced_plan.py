@@ -94,6 +94,7 @@ def test_there_is_no_plan_where_an_operator_leaves_no_room() -> None:
     assert list(traced_plans(TracedRequest(step, DEVICE, MIB, search_s=0.0))) == []
 
 
+@pytest.mark.process
 def test_the_process_writes_whole_plans_and_never_loads_torch() -> None:
     request = TracedRequest(adam(4), DEVICE, 8 * MIB, search_s=0.0)
     program = "import sys; from port_planner.search.traced_plan import main; main(); assert 'torch' not in sys.modules"

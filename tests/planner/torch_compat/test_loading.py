@@ -4,6 +4,8 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
+import pytest
+
 from port_planner.torch_compat.loading import (
     CALLBACK,
     compiler_frames,
@@ -67,6 +69,7 @@ def test_a_backend_is_named_as_it_was_asked_for() -> None:
     assert compiler_of(SimpleNamespace(_torchdynamo_orig_backend=inner)) == "aot_eager"
 
 
+@pytest.mark.process
 def test_what_is_marked_is_not_compiled() -> None:
     out = run(
         "import torch\n"

@@ -10,8 +10,9 @@ from port_agent.mcu.board.simulate import Simulator
 from tests.agent.cli.mcu.command import run_json
 from tests.agent.mcu.small_model import write_model
 
+pytestmark = pytest.mark.process
 
-@pytest.mark.process
+
 def test_list_asks_the_port(simulator: Simulator, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ((first, *_),) = run_json(capsys, "list", "--port", str(simulator.port))
     assert (first["board"], first["model"], first["problem"]) == ("posix", "small", None)

@@ -24,6 +24,8 @@ from port_agent.mcu.trainer import BoardTrainer, TrainSettings
 from tests.agent.mcu.simulated_board import require_board_tools
 from tests.agent.mcu.small_model import make_samples, write_model
 
+pytestmark = pytest.mark.process
+
 PATIENT = Patience(first_s=0.5, longest_s=2.0, give_up_s=60.0)
 
 
@@ -48,7 +50,6 @@ def train(firmware: Firmware, folder: Path, steps: int) -> tuple[bytes, float, D
         return result
 
 
-@pytest.mark.process
 @pytest.mark.parametrize(
     ("board", "steps"),
     [

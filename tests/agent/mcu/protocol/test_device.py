@@ -37,6 +37,8 @@ from port_agent.mcu.protocol.transport import SerialTransport
 from tests.agent.mcu.simulated_board import QUICK
 from tests.agent.mcu.small_model import CLASSES, INPUTS, PARAMETER_BYTES, make_samples, write_model
 
+pytestmark = pytest.mark.process
+
 SAMPLES, LABELS = make_samples(200)
 
 
@@ -52,7 +54,6 @@ def train_all(device: Device, epochs: int = 1) -> list[int]:
     return right
 
 
-@pytest.mark.process
 def test_hello_describes_board_and_model(device: Device, model: Path) -> None:
     info, described = device.info, read_model(model)
     assert (info.board, info.model, info.firmware_version) == ("posix", "small", "0.1.0")
@@ -62,7 +63,6 @@ def test_hello_describes_board_and_model(device: Device, model: Path) -> None:
     assert info.nonce != 0
 
 
-@pytest.mark.process
 def test_training_learns_and_counts(device: Device) -> None:
     device.set_training(TrainingOptions(0.02), TrainingState(generator=7, steps=0))
     right = train_all(device, epochs=2)
@@ -76,7 +76,6 @@ def test_training_learns_and_counts(device: Device) -> None:
     assert max(range(CLASSES), key=logits.__getitem__) == LABELS[19]
 
 
-@pytest.mark.process
 def test_evaluation_changes_nothing(device: Device) -> None:
     before, state = device.parameters_crc(), device.training().state
     result = device.evaluate(tuple(LABELS[:30]), b"".join(SAMPLES[:30]))
@@ -84,7 +83,6 @@ def test_evaluation_changes_nothing(device: Device) -> None:
     assert device.parameters_crc() == before
 
 
-@pytest.mark.process
 def test_parameters_round_trip_and_reset_to_initial(device: Device) -> None:
     initial = device.read_parameters()
     data = bytes((7 * i + 3) & 0xFF for i in range(PARAMETER_BYTES))
@@ -96,7 +94,6 @@ def test_parameters_round_trip_and_reset_to_initial(device: Device) -> None:
         device.load_parameters(data + b"\0")
 
 
-@pytest.mark.process
 def test_pushed_sample_trains_like_an_inline_one(device: Device) -> None:
     device.train((LABELS[0],), SAMPLES[0])
     expected = device.read_parameters()
@@ -116,7 +113,6 @@ def test_pushed_sample_trains_like_an_inline_one(device: Device) -> None:
         session.request(Infer(1, None))
 
 
-@pytest.mark.process
 @pytest.mark.parametrize(
     ("request_", "status"),
     [
@@ -150,7 +146,6 @@ def test_wrong_requests_are_refused_and_change_nothing(device: Device, request_:
     assert device.status().refused == 1
 
 
-@pytest.mark.process
 def test_unknown_types_and_versions_are_answered(simulator: Simulator, device: Device) -> None:
     session, nonce = device.session, device.info.nonce
     session.close()
@@ -173,7 +168,6 @@ def test_unknown_types_and_versions_are_answered(simulator: Simulator, device: D
     transport.close()
 
 
-@pytest.mark.process
 def test_repeated_effect_is_answered_from_the_cache(simulator: Simulator, device: Device) -> None:
     info = device.info
     device.session.close()
@@ -190,7 +184,6 @@ def test_repeated_effect_is_answered_from_the_cache(simulator: Simulator, device
     assert (status.trained, status.duplicates) == (1, 4)
 
 
-@pytest.mark.process
 def test_snapshot_on_the_device_survives_reset_and_kill(simulator: Simulator, device: Device) -> None:
     with pytest.raises(RefusedError, match="NO_SNAPSHOT"):
         device.restore()
@@ -208,7 +201,6 @@ def test_snapshot_on_the_device_survives_reset_and_kill(simulator: Simulator, de
     assert again.restore().generation == 1 and again.read_parameters() == trained
 
 
-@pytest.mark.process
 def test_torn_snapshot_leaves_the_older_one(simulator: Simulator, device: Device) -> None:
     device.load_parameters(b"\x01" * PARAMETER_BYTES)
     assert device.save().generation == 1
@@ -231,7 +223,6 @@ def test_torn_snapshot_leaves_the_older_one(simulator: Simulator, device: Device
         simulator.kill()
 
 
-@pytest.mark.process
 def test_reset_behind_our_back_is_noticed_before_anything_runs(simulator: Simulator, device: Device) -> None:
     device.train((LABELS[0],), SAMPLES[0])
     simulator.kill()
@@ -243,7 +234,6 @@ def test_reset_behind_our_back_is_noticed_before_anything_runs(simulator: Simula
     assert other.status().trained == 0
 
 
-@pytest.mark.process
 def test_another_program_in_between_is_noticed(simulator: Simulator, device: Device) -> None:
     device.session.close()
     other = Device(Session(SerialTransport(str(simulator.port)), QUICK))
@@ -253,7 +243,6 @@ def test_another_program_in_between_is_noticed(simulator: Simulator, device: Dev
         device.session.attach(SerialTransport(str(simulator.port)))
 
 
-@pytest.mark.process
 def test_attention_stops_after_the_sample_in_work(simulator: Simulator, device: Device) -> None:
     count = device.samples_per_request()
     # zeros right behind the request: they are read while the first sample trains
@@ -270,14 +259,12 @@ def test_attention_stops_after_the_sample_in_work(simulator: Simulator, device: 
     transport.close()
 
 
-@pytest.mark.process
 def test_echo_of_all_sizes(device: Device) -> None:
     for size in [0, 1, 2, 3, 245, 246, 247, 253, 254, 255, 256, 507, 508, 509, device.info.max_payload]:
         for data in (bytes(size), b"\x01" * size, bytes(i & 0xFF for i in range(size))):
             assert device.session.request(Echo(data)) == data
 
 
-@pytest.mark.process
 def test_too_long_a_request_is_swallowed(simulator: Simulator, device: Device) -> None:
     device.session.close()
     transport = SerialTransport(str(simulator.port))
@@ -286,7 +273,6 @@ def test_too_long_a_request_is_swallowed(simulator: Simulator, device: Device) -
     assert Device(Session(SerialTransport(str(simulator.port)), QUICK)).status().overlong == 1
 
 
-@pytest.mark.process
 def test_an_effect_with_unknown_outcome_must_be_settled(device: Device) -> None:
     device.session.close()
     with pytest.raises(Exception, match="lost the connection"):

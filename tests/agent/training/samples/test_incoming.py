@@ -73,6 +73,7 @@ def test_pickles_are_refused(tmp_path: Path) -> None:
         Arrivals(tmp_path, [COLUMNS], tmp_path)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
 def test_large_arrays_are_copied_a_mebibyte_at_a_time(tmp_path: Path, save: Callable[..., None]) -> None:
     """Read whole, 96 MiB would show in the process's peak."""

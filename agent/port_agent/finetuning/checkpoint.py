@@ -3,7 +3,7 @@
 import hashlib
 import zipfile
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import msgspec
 import torch
 
 from port_agent.finetuning.base_record import BaseRecord
+from port_agent.finetuning.curve import Curve, Evaluation
 from port_agent.finetuning.evaluation import HeldOutLosses
 from port_agent.finetuning.inputs.options import FinetuneError, FinetuneOptions
 from port_agent.finetuning.inputs.run_date import forget_date, keep_date, state_folder
@@ -18,15 +19,24 @@ from port_agent.system.atomic_file import atomic_stream
 from port_planner.exactness.arithmetic import arithmetic, set_arithmetic
 from port_planner.ir.arithmetic import Arithmetic
 
-_NAME, _ROUND_NAME, _LOSSES_SUFFIX = "checkpoint.pt", "round.pt", ".losses"
+_NAME, _ROUND_NAME, _LOSSES_SUFFIX, _BEST_SUFFIX = "checkpoint.pt", "round.pt", ".losses", ".best"
+
+_DEFAULTS = FinetuneOptions("", (), "")
+_LATER_SETTINGS = (
+    "autocast", "begin_from", "alpha", "rslora", "dropout", "weight_decay", "warm_up", "schedule", "evaluate_every", "patience"
+)  # fmt: skip
+
+_DAMAGED = (RuntimeError, ValueError, KeyError, EOFError, OSError, NotImplementedError, zipfile.BadZipFile)
+"""What a file of torch's raises that is damaged."""
 
 
 @dataclass(frozen=True, slots=True)
 class FinetuneProgress:
-    """What is done: `updates`, and what the held-out text was like before the first."""
+    """What is done: `updates`, what the held-out text was like before the first, and the course until there."""
 
     updates: int
     loss_before: float | None
+    curve: Curve = field(default_factory=Curve)
 
 
 class Checkpoint:
@@ -39,17 +49,21 @@ class Checkpoint:
         name = _NAME if round is None else _ROUND_NAME
         self._out, self._date = Path(options.out), options.date
         self.path = state_folder(self._out) / name
-        settings = msgspec.to_builtins(replace(options, sample=None, json=False, show_data=1))
+        settings = msgspec.to_builtins(
+            replace(options, sample=None, json=False, show_data=1, overwrite=False, float32_result=False)
+        )
         del settings["accumulate_by"]  # changes no bit
         del settings["date"]  # the sequences are made of it
-        if not options.autocast:
-            del settings["autocast"]  # was no setting when older ones were written
+        for name in _LATER_SETTINGS:
+            if settings[name] == getattr(_DEFAULTS, name):
+                del settings[name]  # was no setting when older ones were written
         encoded = msgspec.json.encode(settings)
         made_of = hashlib.sha256(encoded)
         for sequence in sequences:
             made_of.update(repr(sequence).encode())
         made_of.update((round or "").encode())
         self._id = made_of.hexdigest()
+        self._best = self.path.with_suffix(_BEST_SUFFIX)
         self.losses = HeldOutLosses(self.path.with_suffix(_LOSSES_SUFFIX), self._id)
         """Of held-out texts, as far as an evaluation under way is."""
 
@@ -70,6 +84,8 @@ class Checkpoint:
                     "files": self._base.files,
                     "updates": progress.updates,
                     "loss_before": progress.loss_before,
+                    "losses": progress.curve.losses,
+                    "evaluations": [(one.updates, one.loss) for one in progress.curve.evaluations],
                     "trained": [t.detach() for t in trained],
                     "generator": generator,
                     "arithmetic": tuple(arithmetic()),
@@ -89,15 +105,7 @@ class Checkpoint:
         try:
             _check_sums(self.path)
             found = torch.load(self.path, weights_only=True, mmap=True)
-        except (
-            RuntimeError,
-            ValueError,
-            KeyError,
-            EOFError,
-            OSError,
-            NotImplementedError,
-            zipfile.BadZipFile,
-        ) as error:
+        except _DAMAGED as error:
             raise FinetuneError(f"{self.path} is damaged ({error}); remove it to begin anew") from error
         if found["id"] != self._id and self._round is not None:
             return None
@@ -108,23 +116,46 @@ class Checkpoint:
         files = found.get("files")  # not there: written by an agent that did not look
         if files is not None and files != self._base.files:
             msgspec.structs.replace(self._base, files=files).check(Path(self._base.model))
-        with torch.no_grad():
-            for tensor, kept in zip(trained, found["trained"], strict=True):
-                tensor.copy_(kept)
+        _copy(found["trained"], trained)
         for name, part in parts.items():
             part.load_state_dict(found[name])
         torch.set_rng_state(found["generator"].clone())
         if "arithmetic" in found:  # not there: written by an agent that did not look
             set_arithmetic(Arithmetic(*found["arithmetic"]))
-        return FinetuneProgress(found["updates"], found["loss_before"])
+        evaluations = [Evaluation(*one) for one in found.get("evaluations", ())]
+        return FinetuneProgress(found["updates"], found["loss_before"], Curve(found.get("losses", []), evaluations))
+
+    def keep_best(self, updates: int, trained: Sequence[torch.Tensor]) -> None:
+        """Keep the weights after so many updates beside the checkpoint. Raises OSError."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_stream(self._best, 0) as stream:
+            torch.save({"id": self._id, "updates": updates, "trained": [t.detach() for t in trained]}, stream)
+
+    def restore_best(self, updates: int, trained: Sequence[torch.Tensor]) -> None:
+        """Put the weights to where they were after so many updates. Raises FinetuneError where they are not kept, or damaged."""
+        try:
+            _check_sums(self._best)
+            found = torch.load(self._best, weights_only=True, mmap=True)
+        except _DAMAGED as error:
+            raise FinetuneError(f"{self._best}, the best weights, is damaged ({error}); train anew") from error
+        if (found["id"], found["updates"]) != (self._id, updates):
+            raise FinetuneError(f"{self._best} is not of update {updates}, the best one; train anew")
+        _copy(found["trained"], trained)
 
     def remove(self) -> None:
         """Remove it: the result is written."""
         self.path.unlink(missing_ok=True)
+        self._best.unlink(missing_ok=True)
         self.losses.remove()
         forget_date(self._out)
         if self.path.parent.is_dir() and not any(self.path.parent.iterdir()):
             self.path.parent.rmdir()
+
+
+def _copy(kept: Sequence[torch.Tensor], trained: Sequence[torch.Tensor]) -> None:
+    with torch.no_grad():
+        for tensor, one in zip(trained, kept, strict=True):
+            tensor.copy_(one)
 
 
 def _check_sums(path: Path) -> None:

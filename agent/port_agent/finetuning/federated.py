@@ -53,30 +53,31 @@ class FederatedRound:
 
     def give(self, model: Any) -> None:
         """Have a model's adapters begin as the round does. Raises FinetuneError for an adapter of another model."""
-        try:
-            given = safetensors.torch.load(self.adapter)
-        except SafetensorError as error:
-            raise FinetuneError(f"the adapter of the federation is damaged ({error})") from error
-        own = _adapter(model)
-        other = [
-            name
-            for name in {*own, *given}
-            if name not in own or name not in given or own[name].shape != given[name].shape
-        ]
-        if other:
-            raise FinetuneError(f"the adapter of the federation is of another model: {min(other)} differs")
-        with torch.no_grad():
-            for name, tensor in own.items():
-                tensor.copy_(given[name])
+        give_adapter(model, self.adapter, "the adapter of the federation")
 
     def take(self, model: Any) -> None:
         """Write what training made of the adapters where the round's result goes, durably; raises OSError."""
         if self.result is None:
             return
         with os.fdopen(self.result, "wb") as stream:
-            stream.write(_file(_adapter(model)))
+            stream.write(_file(adapter_of(model)))
             stream.flush()
             os.fsync(stream.fileno())
+
+
+def give_adapter(model: Any, content: bytes, what: str) -> None:
+    """Have a model's adapters begin as those of a file's content. Raises FinetuneError for one of another model."""
+    try:
+        given = safetensors.torch.load(content)
+    except SafetensorError as error:
+        raise FinetuneError(f"{what} is damaged ({error})") from error
+    own = adapter_of(model)
+    other = [n for n in {*own, *given} if n not in own or n not in given or own[n].shape != given[n].shape]
+    if other:
+        raise FinetuneError(f"{what} is of another model: {min(other)} differs")
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(given[name])
 
 
 def federated_job(job: FinetuneJob) -> Iterator[bytes]:
@@ -105,10 +106,10 @@ def _initial_adapter(folder: Path, options: FinetuneOptions, task: Task) -> Mapp
             reset: Any = layer.reset_lora_parameters
             for adapter in layer.lora_A:
                 reset(adapter, init_lora_weights=True)
-    return _adapter(model)
+    return adapter_of(model)
 
 
-def _adapter(model: Any) -> dict[str, torch.Tensor]:
+def adapter_of(model: Any) -> dict[str, torch.Tensor]:
     """Return a model's adapters by the names that peft writes them under."""
     found: dict[str, torch.Tensor] = peft.get_peft_model_state_dict(model)
     return found

@@ -13,6 +13,7 @@ import msgspec
 
 from port_agent.finetuning.inputs.model_files import CONFIG, check_model_files, fingerprints, weight_files
 from port_agent.finetuning.inputs.options import FinetuneError, FinetuneOptions
+from port_agent.finetuning.result import check_result
 from port_agent.finetuning.text.records import Records
 from port_agent.finetuning.text.sources import files_of
 from port_planner.base.units import shown
@@ -40,9 +41,13 @@ class FinetuneJob(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, options: FinetuneOptions, *, ram_bytes: int, threads: int, page_dir: Path) -> "FinetuneJob":
-        """Return the job of a fine-tuning whose files are as they are now. Raises FinetuneError and OSError."""
+        """Return the job of a fine-tuning whose files are as they are now. Raises FinetuneError and OSError.
+
+        It replaces what is at `--out`, where nothing is now that may not be: a worker that is killed behind its result writes it once more.
+        """
+        check_result(options)
         return cls(
-            options=replace(options, json=False),
+            options=replace(options, json=False, overwrite=True),
             ram_bytes=ram_bytes,
             threads=threads,
             page_dir=str(page_dir.absolute()),

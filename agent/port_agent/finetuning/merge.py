@@ -5,6 +5,7 @@ same data type: the product of its two adapter matrices is computed whole, scale
 """
 
 import json
+import math
 import os
 import shutil
 from collections.abc import Callable, Mapping
@@ -17,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from port_agent.finetuning.base_record import BaseRecord
+from port_agent.finetuning.inputs.earlier_adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from port_agent.finetuning.inputs.model_files import check_model_files, check_not_there, tensor_entries, weight_files
 from port_agent.finetuning.inputs.options import FinetuneError
 from port_agent.finetuning.quantized.file import ENCODED_ITEMS, quantized_layers
@@ -28,7 +30,6 @@ from port_agent.system.atomic_file import atomic_directory
 from port_planner.base.units import format_bytes, shown
 from port_planner.ir.bundle.safetensors_io import TensorEntry
 
-_ADAPTER_CONFIG, _ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _BEFORE_NAME = "base_model.model."
 _A, _B = ".lora_A.weight", ".lora_B.weight"
 
@@ -36,7 +37,7 @@ _KNOWN_SETTINGS = frozenset(
     (
         "auto_mapping", "base_model_name_or_path", "exclude_modules", "fan_in_fan_out", "inference_mode", "layers_pattern",
         "layers_to_transform", "lora_alpha", "lora_dropout", "megatron_core", "peft_version", "qalora_group_size", "r", "revision",
-        "target_modules", "task_type",
+        "target_modules", "task_type", "use_rslora",
     )
 )  # fmt: skip
 """Settings of an adapter that change nothing of how it is merged, or are taken into account."""
@@ -132,15 +133,15 @@ def merge_adapter(
 
 
 def _read_adapter(folder: Path, *, base_known: bool) -> _Adapter:
-    path, weights = folder / _ADAPTER_CONFIG, folder / _ADAPTER_WEIGHTS
+    path, weights = folder / ADAPTER_CONFIG, folder / ADAPTER_WEIGHTS
     try:
         settings = json.loads(path.read_bytes())
         odd = {name: value for name, value in settings.items() if _is_odd(name, value)}
-        scaling = settings["lora_alpha"] / settings["r"]
+        scaling = settings["lora_alpha"] / (math.sqrt(settings["r"]) if settings.get("use_rslora") else settings["r"])
         base = str(settings["base_model_name_or_path"])
     except FileNotFoundError as error:
         raise FinetuneError(
-            f"{folder} is no adapter: it has no {_ADAPTER_CONFIG}; what `finetune --full` writes is a model already"
+            f"{folder} is no adapter: it has no {ADAPTER_CONFIG}; what `finetune --full` writes is a model already"
         ) from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError, RecursionError) as error:
         raise FinetuneError(f"{path} does not say what adapter it is of ({error}); it is damaged") from error

@@ -2,7 +2,7 @@
 
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,13 @@ _PEFTS_TASKS = {
 }
 _POSITIONS = re.compile(r"position|\bwpe$")
 """In the names of tables with a row for each place of a sequence."""
+
+_ALL_LINEAR = "all-linear"
+"""Of --targets, as peft has it: all linear layers but the head."""
+
+_REFUSING_KINDS = frozenset(("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"))
+_REFUSED_TARGETS = {"out_proj", "conv1d"}
+"""Layers that peft puts no adapters on in such models, whose kernels read the weights past the layers."""
 
 _PEFTS_HEADS = ("classifier", "score")
 """Heads for labels that peft trains and saves by itself, by their names."""
@@ -89,12 +96,18 @@ def _check_found(model: Any, found: dict[str, Any], folder: Path, task: Task) ->
             f"{name} is {list(stored)} in the files of {folder} and {list(described)} as {CONFIG} describes it: they are not of one "
             "model; download it again"
         )
-    layers = f"{model.base_model_prefix}."
-    missing = [key for key in found["missing_keys"] if key.startswith(layers) and any(map(str.isdigit, key.split(".")))]
+    missing = [key for key in found["missing_keys"] if _is_needed(key, model.base_model_prefix, task)]
     if missing:
         raise FinetuneError(
-            f"{folder} lacks {len(missing)} weights of the layers that {CONFIG} describes, {min(missing)} first; download it again"
+            f"{folder} lacks {len(missing)} weights of the model that {CONFIG} describes, {min(missing)} first; download it again"
         )
+
+
+def _is_needed(key: str, prefix: str, task: Task) -> bool:
+    """Return whether a weight must be in the files: all of one that writes, and what an encoder has below its head and pooler."""
+    if not task.encoder_alone:
+        return True
+    return key.startswith(f"{prefix}.") and "pooler" not in key.split(".")
 
 
 def check_takes(model: Any, longest: int, largest_token: int) -> None:
@@ -130,12 +143,17 @@ def with_adapters(model: Any, options: FinetuneOptions, task: Task, new: Sequenc
     beside = sorted({name.rpartition(".")[0] for name in new if name.partition(".")[0] not in _PEFTS_HEADS})
     adapters = peft.LoraConfig(
         r=rank,
-        lora_alpha=2 * rank,
+        lora_alpha=2 * rank if options.alpha is None else options.alpha,  # type: ignore[arg-type]  # a number is
+        lora_dropout=options.dropout,
+        use_rslora=options.rslora,
         target_modules=_targets(model, options.targets),
         task_type=_PEFTS_TASKS[task.kind],
         modules_to_save=beside or None,
     )
-    return peft.get_peft_model(model, adapters).train()
+    try:
+        return peft.get_peft_model(model, adapters).train()
+    except ValueError as error:
+        raise FinetuneError(f"peft puts no adapters there: {error}; give other --targets") from error
 
 
 def model_class(task: Task) -> Any:
@@ -163,12 +181,12 @@ def outline(folder: Path, task: Task) -> Any:
     config = read_config(folder)
     for name, value in head_settings(task).items():
         setattr(config, name, value)
-    dtype = torch.float32 if task.kind is TaskKind.CLASSIFICATION else config.dtype or _stored_dtype(folder)
+    dtype = torch.float32 if task.kind is TaskKind.CLASSIFICATION else config.dtype or stored_dtype(folder)
     with torch.device("meta"):
         return model_class(task).from_config(config, dtype=dtype)
 
 
-def _stored_dtype(folder: Path) -> torch.dtype:
+def stored_dtype(folder: Path) -> torch.dtype:
     """Return the data type of a directory's first floats, which counts where its configuration names none."""
     for path in weight_files(folder):
         for entry in tensor_entries(path)[1].values():
@@ -182,12 +200,40 @@ def is_transposed(layer: nn.Module) -> bool:
     return isinstance(layer, Conv1D)
 
 
+def _check_head(model: Any, targets: Collection[str]) -> None:
+    """Raise FinetuneError where adapters would be put on a head that shares its weight with the embeddings: they could not be merged."""
+    head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
+    if head is None or head.weight is not embeddings.weight:
+        return
+    name = next(name for name, module in model.named_modules() if module is head).rpartition(".")[2]
+    if name in targets:
+        raise FinetuneError(
+            f"--targets names {name}, whose weight is that of the embeddings in this model: an adapter of it cannot be merged; leave it away"
+        )
+
+
 def _targets(model: Any, wanted: tuple[str, ...]) -> list[str] | str:
     """Return which layers get adapters: those asked for, else those of attention in this kind of model."""
     kinds = (nn.Linear, Conv1D)
     here = sorted({name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, kinds)})
-    unknown = [name for name in wanted if name not in here]
+    every = wanted == (_ALL_LINEAR,)
+    unknown = [name for name in wanted if name not in here and not every]
     if unknown:
         raise FinetuneError(f"the model has no layer {', '.join(unknown)}; it has {', '.join(here)}")
-    usual = peft.utils.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING.get(model.config.model_type)
-    return list(wanted) or (list(usual) if usual else "all-linear")
+    _check_head(model, wanted)
+    if wanted and not every:
+        return list(wanted)
+    own = {n.rpartition(".")[2] for n, m in model.named_modules() if isinstance(m, kinds) and _is_of_transformers(m)}
+    refused = own | (_REFUSED_TARGETS if model.config.model_type in _REFUSING_KINDS else set())
+    mapping = peft.utils.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
+    usual = [name for name in mapping.get(model.config.model_type, ()) if name in here and name not in refused]
+    if usual and not every:
+        return usual
+    head = model.get_output_embeddings()
+    plain = {n.rpartition(".")[2] for n, m in model.named_modules() if isinstance(m, kinds) and m is not head}
+    return sorted(plain - refused) if refused & plain else _ALL_LINEAR
+
+
+def _is_of_transformers(layer: nn.Module) -> bool:
+    """Return whether a layer is one of a kind of model alone, such as a mixture's router, which returns more than a product."""
+    return type(layer).__module__.startswith("transformers.models.")

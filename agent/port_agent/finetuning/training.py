@@ -1,5 +1,6 @@
 """The recipe's loop: plain PyTorch, run in a budget by `exec`, of which it only asks whether it suffices."""
 
+import contextlib
 import itertools
 import json
 import math
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from port_agent.finetuning.accumulation.by_layers import ByLayers, NotByLayersError
 from port_agent.finetuning.accumulation.choice import accumulation_of, cannot_run_by_layers
@@ -19,21 +21,23 @@ from port_agent.finetuning.accumulation.update import ClippedAdamW
 from port_agent.finetuning.base_record import BaseRecord
 from port_agent.finetuning.budget_check import MOMENTS, BudgetCheck
 from port_agent.finetuning.checkpoint import Checkpoint, FinetuneProgress
-from port_agent.finetuning.federated import FederatedRound
+from port_agent.finetuning.curve import CURVE, Curve, Evaluation
+from port_agent.finetuning.federated import FederatedRound, give_adapter
+from port_agent.finetuning.inputs.earlier_adapter import ADAPTER_WEIGHTS
 from port_agent.finetuning.inputs.libraries import plain_model
 from port_agent.finetuning.inputs.options import FinetuneError, FinetuneOptions, MicroBatchOrder
+from port_agent.finetuning.result import check_result, only_run
+from port_agent.finetuning.schedule import rate_share
 from port_agent.finetuning.steering import CHECKPOINT_S, Steering, TrainingExit
 from port_agent.finetuning.text.sequence_file import IGNORED, TokenSequence
 from port_agent.finetuning.text.sequences import BUCKET_TOKENS, masked
 from port_agent.finetuning.text.task import TaskKind
 from port_agent.finetuning.text.tokenizing import TokenizedData, TokenizerHere, TokenizerProtocol
-from port_agent.finetuning.trained_model import check_takes, load_model, multiplied_bytes
+from port_agent.finetuning.trained_model import check_takes, load_model, multiplied_bytes, stored_dtype
 from port_agent.intercept.budget import flash_written_bytes
-from port_agent.system.atomic_file import write_atomically
+from port_agent.system.atomic_file import atomic_directory, write_atomically
 from port_planner.base.errors import ExitCode
 
-_WARM_UP_SHARE = 0.03
-"""Of the updates, until the learning rate is reached; from there it falls to 0 in a line."""
 _CLIP_NORM = 1.0
 _SAMPLE_TOKENS = 48
 
@@ -67,6 +71,9 @@ class FinetuneOutcome:
     sample_after: str | None = None
     out: str = ""
     labels: tuple[str, ...] = ()
+    best_updates: int | None = None
+    """After which the result's weights were, the best of those that were looked at; None where they are the last."""
+    evaluations: tuple[Evaluation, ...] = ()
 
 
 ReportUpdate = Callable[[Update], None]
@@ -84,8 +91,20 @@ def finetune(
 
     `note` is told what else a person should know. `tokenizer`: one in this process where it is None. Raises FinetuneError, and TrainingExit where `steering` does.
     """
-    steering = steering or Steering()
-    tokenizer = tokenizer or TokenizerHere(options)
+    if given is None:
+        check_result(options)
+    with only_run(options):
+        return _finetune(options, report, note, steering or Steering(), given, tokenizer or TokenizerHere(options))
+
+
+def _finetune(
+    options: FinetuneOptions,
+    report: ReportUpdate,
+    note: Callable[[str], None],
+    steering: Steering,
+    given: FederatedRound | None,
+    tokenizer: TokenizerProtocol,
+) -> FinetuneOutcome:
     found = tokenizer.tokenized()
     task, split = found.task, found.split
     for text in found.notes:
@@ -105,6 +124,8 @@ def finetune(
     model = load_model(options, task, note, check)
     if given is not None:
         given.give(model)
+    elif options.begin_from is not None:
+        _begin_from(Path(options.begin_from), model, base)
     run = _Finetuning(options, found, base, model, budget, steering, given, note)
     try:
         with run.budget.held():
@@ -112,6 +133,22 @@ def finetune(
     except TrainingExit:
         run.keep_if_time()
         raise
+
+
+def _begin_from(folder: Path, model: Any, base: BaseRecord) -> None:
+    """Have a model's adapters begin as those of a directory. Raises FinetuneError for those of other weights."""
+    record = BaseRecord.read(folder)
+    if record is not None and (record.grid, record.files) != (base.grid, base.files):
+        raise FinetuneError(
+            f"{folder} was trained over other weights than those of {base.model}, or over them on another grid ({record.grid or 'none'}); "
+            "give the model and --base that it was trained over"
+        )
+    path = folder / ADAPTER_WEIGHTS
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise FinetuneError(f"{path}: {error.strerror}; give the directory of an adapter") from error
+    give_adapter(model, content, str(path))
 
 
 def _run(
@@ -126,26 +163,24 @@ def _run(
     shown = run.prompt if options.sample is not None and run.given is None else None
     before = None if shown is None or run.done else _sample(model, tokenizer, shown)
     run.train(report)
-    if run.done < run.updates:
+    if not run.is_done:
         return FinetuneOutcome(run.done, left=True, out=str(run.checkpoint.path))
+    run.keep_all()
+    loss_after, best = run.last_evaluation()
     after = None if shown is None else _sample(model, tokenizer, shown)
-    loss_after = run.held_out_loss() if run.updates else run.loss_before
     run.finish()
     if run.given is not None and run.given.trains:
         run.given.take(model)
         run.check_peak()
         run.finished("")
         return FinetuneOutcome(run.done, False, run.loss_before, loss_after)
-    run.check_weights()
-    model.save_pretrained(options.out)
-    tokenizer.save(options.out)
-    if options.lora_rank is not None:
-        run.base.write(Path(options.out))
-    if run.task.labels:
-        write_atomically(Path(options.out) / LABELS, json.dumps(run.task.labels, ensure_ascii=False).encode())
+    run.write_result(tokenizer)
     run.check_peak(written=options.out)
     run.finished(options.out)
-    return FinetuneOutcome(run.done, False, run.loss_before, loss_after, before, after, options.out, run.task.labels)
+    course = tuple(run.curve.evaluations) if options.evaluate_every else ()
+    return FinetuneOutcome(
+        run.done, False, run.loss_before, loss_after, before, after, options.out, run.task.labels, best, course
+    )
 
 
 def count_updates(options: FinetuneOptions, sequences: int) -> int:
@@ -179,16 +214,16 @@ class _Finetuning:
         self._first = 0 if given is None else self.updates * (given.number or 0)
         """Updates of the rounds before: this one goes on in the data where they ended."""
         self.trained = [p for p in model.parameters() if p.requires_grad]
-        self.optimizer = ClippedAdamW(self.trained, options.learning_rate, _CLIP_NORM)
-        warm = max(1, round(self.updates * _WARM_UP_SHARE))
+        self.optimizer = ClippedAdamW(self.trained, options.learning_rate, _CLIP_NORM, options.weight_decay)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(
-            self.optimizer, lambda u: min((u + 1) / warm, (self.updates - u) / max(1, self.updates - warm + 1))
+            self.optimizer, lambda u: rate_share(options.schedule, u, self.updates, options.warm_up)
         )
         self.parts = {"optimizer": self.optimizer, "schedule": self.schedule}
         self.checkpoint = Checkpoint(options, split.train, base, None if given is None else given.name)
         self._orders: dict[int, array[int]] = {}
         """Of the sequences, by the epoch that was asked for last."""
         self.done = 0
+        self.curve = Curve()
         self.loss_before: float | None = None
         self._kept = 0
         """After how many updates the last checkpoint was written."""
@@ -232,6 +267,9 @@ class _Finetuning:
         self.done = self._kept = 0 if progress is None else progress.updates
         self._steering.began(self.done, self.updates)
         self.loss_before = self.held_out_loss() if progress is None else progress.loss_before
+        self.curve = Curve() if progress is None else progress.curve
+        if progress is None and self.loss_before is not None:
+            self.curve.evaluations.append(Evaluation(0, self.loss_before))
         self._generator = torch.get_rng_state()
         return progress is not None
 
@@ -239,11 +277,13 @@ class _Finetuning:
         """Train until all updates are done or it is to leave, a checkpoint written then."""
         steering = self._steering
         with steering.watching():
-            while self.done < self.updates and not steering.leaving:
+            self._evaluate_if_due()
+            while not self.is_done and not steering.leaving:
                 begin, written_bytes = time.monotonic(), flash_written_bytes()
                 loss, tokens = self._gradients(self.done)
                 self.check_peak()
                 if not math.isfinite(loss):
+                    self.check_weights()
                     raise FinetuneError(
                         f"the loss of update {self.done + 1} is {loss}; the last checkpoint is kept in {self.checkpoint.path}: lower "
                         "--lr and give another --out"
@@ -251,12 +291,55 @@ class _Finetuning:
                 with steering.updating():
                     self._update()
                 self.check_peak()
+                self.curve.losses.append(loss)
                 report(Update(self.done, self.updates, loss, tokens, time.monotonic() - begin))
+                self._evaluate_if_due()
                 if steering.checkpoint_due() or steering.leaving:
                     self._keep()
                 written_bytes = flash_written_bytes() - written_bytes
                 if written_bytes and self._by_layers is None and self._may_run_by_layers:
                     self._choose_order(written_bytes)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all updates are made, or those that were to be made without getting better."""
+        return self.done >= self.updates or self.curve.is_over(self.options.patience)
+
+    def _evaluate_if_due(self) -> None:
+        """Look at what is held out after this update, if it is asked for and was not done; keep the weights where they are the best."""
+        every = self.options.evaluate_every
+        if every is not None and self.done and self.done % every == 0 and self.given is None:
+            self._evaluate()
+
+    def _evaluate(self) -> None:
+        if self.curve.at(self.done) is not None or (loss := self.held_out_loss()) is None:
+            return
+        self.curve.evaluations.append(Evaluation(self.done, loss))
+        best = self.curve.best
+        better = best is not None and best.updates == self.done
+        if better and self.options.evaluate_every is not None:
+            with self._writing():
+                self.checkpoint.keep_best(self.done, self.trained)
+        self._note(
+            f"held-out loss after {self.done} of {self.updates} updates: {loss:.3f}{', the lowest' if better else ''}"
+        )
+
+    def last_evaluation(self) -> tuple[float | None, int | None]:
+        """Return the held-out loss of the result, and after which update its weights were where those are not the last: the best are put back."""
+        if not self.updates:
+            return self.loss_before, None
+        if self.options.evaluate_every is None or self.given is not None:
+            return self.held_out_loss(), None
+        self._evaluate()
+        best = self.curve.best
+        if best is None:
+            return None, None
+        if best.updates == 0 and self.done:
+            self._note("the held-out loss was never as low as before the first update: less --lr, or more data")
+        if best.updates in (0, self.done):
+            return self.curve.evaluations[-1].loss, None
+        self.checkpoint.restore_best(best.updates, self.trained)
+        return best.loss, best.updates
 
     def finish(self) -> None:
         """From here on results are written, whole; raises TrainingExit before."""
@@ -296,10 +379,49 @@ class _Finetuning:
         if self.options.lora_rank is not None:
             self.base.check(Path(self.options.model))
 
+    def keep_all(self) -> None:
+        """Write a checkpoint of the last update: what is left to do may fail, and the same command does it then."""
+        if self.done > self._kept:
+            self._keep()
+
+    def write_result(self, tokenizer: TokenizerProtocol) -> None:
+        """Write the model or adapter, whole or not at all. Raises FinetuneError."""
+        self.check_weights()
+        options = self.options
+        try:
+            if options.lora_rank is None and not options.float32_result:
+                self.model.to(stored_dtype(Path(options.model)))
+            with atomic_directory(Path(options.out), replaced=options.overwrite) as folder:
+                self.model.save_pretrained(folder)
+                tokenizer.save(str(folder))
+                if options.lora_rank is not None:
+                    self.base.write(folder)
+                if options.evaluate_every is not None:
+                    (folder / CURVE).write_text(self.curve.csv())
+                if self.task.labels:
+                    write_atomically(folder / LABELS, json.dumps(self.task.labels, ensure_ascii=False).encode())
+        except (OSError, SafetensorError) as error:
+            raise FinetuneError(
+                f"{options.out} cannot be written ({error}); {self.checkpoint.path} has all {self.done} updates: make room there, and the same "
+                "command writes the result"
+            ) from error
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Raise FinetuneError with the remedy where the block cannot write what a run goes on from."""
+        try:
+            yield
+        except (OSError, RuntimeError) as error:  # torch's writer raises what Python's did as the latter
+            raise FinetuneError(
+                f"{self.checkpoint.path.parent} cannot be written into after {self.done} updates ({error}), and the checkpoint after "
+                f"{self._kept} is untouched: make room there, and the same command goes on from it"
+            ) from error
+
     def _keep(self) -> None:
         self.check_weights()
-        begin, progress = time.monotonic(), FinetuneProgress(self.done, self.loss_before)
-        self.checkpoint.write(progress, self.trained, self.parts, self._generator)
+        begin, progress = time.monotonic(), FinetuneProgress(self.done, self.loss_before, self.curve)
+        with self._writing():
+            self.checkpoint.write(progress, self.trained, self.parts, self._generator)
         self._kept = self.done
         self._steering.wrote(self.done, self.checkpoint.path.stat().st_size, time.monotonic() - begin)
 

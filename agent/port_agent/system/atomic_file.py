@@ -54,25 +54,43 @@ def atomic_stream(path: Path, nbytes: int) -> Iterator[BinaryIO]:
 
 
 @contextlib.contextmanager
-def atomic_directory(path: Path) -> Iterator[Path]:
-    """Give a directory to fill, which becomes `path` when the block is left, durably; it holds files alone.
+def atomic_directory(path: Path, *, replaced: bool = False) -> Iterator[Path]:
+    """Give a directory to fill, which becomes `path` when the block is left, durably; `replaced`: in the place of what is there.
 
-    Raises OSError, also where `path` is there and not empty; whatever is raised in the block or here, nothing is left.
+    Raises OSError, also where `path` is there and not empty and nothing is to be replaced; whatever is raised in the block or here, nothing is left
+    of what was made, and what was there stays.
     """
     building = path.with_name(f".{path.name}.new")
     shutil.rmtree(building, ignore_errors=True)  # what a cut left
     try:
         building.mkdir()
         yield building
-        for made in building.iterdir():
-            with made.open("rb") as stream:
-                os.fsync(stream.fileno())
-        sync_directory(building)
-        building.rename(path)
+        for made in (*building.rglob("*"), building):
+            sync_directory(made)
+        if replaced and path.exists():
+            _exchange(building, path)
+        else:
+            building.rename(path)
     except BaseException:
         shutil.rmtree(building, ignore_errors=True)
         raise
     sync_directory(path.parent)
+
+
+def _exchange(building: Path, path: Path) -> None:
+    """Put a directory in the place of what is there, and remove that."""
+    old = path.with_name(f".{path.name}.old")
+    shutil.rmtree(old, ignore_errors=True)  # what a cut left
+    path.rename(old)
+    try:
+        building.rename(path)
+    except BaseException:
+        old.rename(path)
+        raise
+    if old.is_dir() and not old.is_symlink():
+        shutil.rmtree(old)
+    else:
+        old.unlink()
 
 
 def sync_directory(path: Path) -> None:

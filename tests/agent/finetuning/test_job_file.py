@@ -31,7 +31,7 @@ def test_it_is_read_as_it_was_written(job: FinetuneJob, options: FinetuneOptions
     path = tmp_path / "bundle.port"
     path.write_bytes(job.encoded())
     assert FinetuneJob.read(path) == job
-    assert job.options == replace(options, json=False) and job.threads == 2
+    assert job.options == replace(options, json=False, overwrite=True) and job.threads == 2
     job.check_files()
     os.utime(options.data[0])  # the same bytes
     job.check_files()

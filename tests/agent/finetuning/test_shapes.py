@@ -21,7 +21,21 @@ from port_agent.finetuning.training import LABELS, finetune
 from port_agent.packing import Quantization
 from tests.agent.finetuning.tiny_model import TEXT, make_model
 
-KINDS = ("llama", "qwen2", "qwen3", "gemma2", "gemma3_text", "mistral", "phi3", "smollm3", "gpt2", "gpt_neox")
+KINDS = (
+    "llama",
+    "qwen2",
+    "qwen3",
+    "gemma2",
+    "gemma3_text",
+    "mistral",
+    "phi3",
+    "smollm3",
+    "gpt2",
+    "gpt_neox",
+    "opt",
+    "mamba",
+    "phimoe",
+)
 WITH_ENCODER = ("t5", "bart")
 
 
@@ -101,7 +115,7 @@ def test_it_has_the_bits_of_plain_pytorch(
     data.write_text(pairs() if kind in WITH_ENCODER else TEXT * 8)
     options = FinetuneOptions(
         str(tmp_path / "model"), (str(data),), str(tmp_path / "mine"), lora_rank=rank, base=base, sequence_tokens=32,
-        updates=3, batch=2 if kind in WITH_ENCODER else 1, held_out=0.0, learning_rate=0.01, autocast=autocast,
+        updates=3, batch=2 if kind in WITH_ENCODER else 1, held_out=0.0, learning_rate=0.01, autocast=autocast, float32_result=True,
     )  # fmt: skip
     losses: dict[str, list[float]] = {"mine": [], "plain": []}
     with budget(tensors="300K", page_dir=tmp_path):
@@ -151,6 +165,7 @@ def test_an_encoder_that_chooses_labels_has_the_bits_of_plain_pytorch(
         batch=3,
         held_out=0.2,
         learning_rate=0.01,
+        float32_result=True,
     )
     losses: dict[str, list[float]] = {"mine": [], "plain": []}
     with budget(tensors="100K", page_dir=tmp_path):

@@ -3,12 +3,13 @@
 import json
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from port_agent.finetuning.inputs.options import FinetuneError, FinetuneOptions
 from port_agent.finetuning.text.task import Task, TaskKind
@@ -69,7 +70,7 @@ def changed(folder: Path, target: Path, **settings: int) -> FinetuneOptions:
         ),
         (
             {"num_hidden_layers": 3},
-            r"lacks 9 weights of the layers that config.json describes, model.layers.2.input_layernorm.weight",
+            r"lacks 9 weights of the model that config.json describes, model.layers.2.input_layernorm.weight",
         ),
     ],
 )
@@ -78,6 +79,39 @@ def test_files_of_another_model_than_is_described_are_named(
 ) -> None:
     with pytest.raises(FinetuneError, match=said):
         load_model(changed(folder, tmp_path / "model", **settings), CAUSAL, report)
+
+
+def without(folder: Path, name: str) -> None:
+    """Take a weight out of a directory's file."""
+    path = folder / "model.safetensors"
+    weights = load_file(path)
+    del weights[name]
+    save_file(weights, path, metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("name", ["model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"])
+def test_a_weight_that_no_file_has_is_named(name: str, folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "model")
+    without(tmp_path / "model", name)
+    with pytest.raises(FinetuneError, match=f"lacks 1 weights of the model that config.json describes, {name} first"):
+        load_model(FinetuneOptions(str(tmp_path / "model"), ("",), ""), CAUSAL, report)
+
+
+def test_an_adapter_of_a_head_that_is_the_embeddings_is_refused_before_training(folder: Path, tmp_path: Path) -> None:
+    tied = changed(folder, tmp_path / "model", tie_word_embeddings=True)
+    without(tmp_path / "model", "lm_head.weight")
+    with pytest.raises(FinetuneError, match="--targets names lm_head, whose weight is that of the embeddings"):
+        load_model(replace(tied, targets=("lm_head",)), CAUSAL, report)
+
+
+def test_layers_that_return_more_than_a_product_get_no_adapters(tmp_path: Path) -> None:
+    model = load_model(FinetuneOptions(str(make_model(tmp_path / "phimoe", kind="phimoe")), ("",), ""), CAUSAL, report)
+    adapted = {name.split(".lora_")[0].rpartition(".")[2] for name, _ in model.named_parameters() if ".lora_" in name}
+    assert {"q_proj", "v_proj"} <= adapted and "router" not in adapted and "lm_head" not in adapted
+    mamba = FinetuneOptions(str(make_model(tmp_path / "mamba", kind="mamba")), ("",), "")
+    assert not any("out_proj.lora" in name for name, _ in load_model(mamba, CAUSAL, report).named_parameters())
+    with pytest.raises(FinetuneError, match=r"peft puts no adapters there: .*; give other --targets"):
+        load_model(replace(mamba, targets=("out_proj",)), CAUSAL, report)
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """The recipe learns, stops and goes on with the same bits, and leaves what peft and transformers load."""
 
 import contextlib
+import errno
 import json
 import math
 import os
@@ -15,16 +16,20 @@ import peft
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file
 
 from port_agent.finetuning.accumulation import head_loss
 from port_agent.finetuning.accumulation.choice import Accumulation
 from port_agent.finetuning.accumulation.head_loss import LearnedLoss
 from port_agent.finetuning.budget_check import BudgetCheck
+from port_agent.finetuning.curve import CURVE
 from port_agent.finetuning.inputs.libraries import Conv1D
 from port_agent.finetuning.inputs.options import FinetuneError, FinetuneOptions, MicroBatchOrder
 from port_agent.finetuning.quantized.file import quantize_model
 from port_agent.finetuning.quantized.linear import QuantizedConv1D, QuantizedLinear
+from port_agent.finetuning.schedule import RateSchedule
 from port_agent.finetuning.steering import TrainingExit
+from port_agent.finetuning.text.tokenizing import TokenizerHere
 from port_agent.finetuning.trained_model import load_model
 from port_agent.finetuning.training import FinetuneOutcome, Update, exit_code, finetune
 from port_agent.intercept.budget import budget, flash_written_bytes
@@ -85,6 +90,86 @@ def test_it_learns_and_leaves_an_adapter_that_peft_loads(
     assert not torch.equal(frozen, adapted)
     assert torch.equal(adapted, trained[0](input_ids=tokens).logits)
     assert not (tmp_path / "adapter.state").exists()
+
+
+@pytest.mark.slow
+def test_the_best_weights_are_the_result_and_training_ends_where_they_get_no_better(
+    asked: FinetuneOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losses = {0: 3.0, 1: 2.0, 2: 1.5, 3: 1.8, 4: 1.6}
+    monkeypatch.setattr("port_agent.finetuning.training._Finetuning.held_out_loss", lambda self: losses[self.done])
+    at_two, best, cut, early = (
+        replace(asked, out=str(tmp_path / name), updates=4, evaluate_every=1, schedule=RateSchedule.CONSTANT)
+        for name in ("two", "best", "cut", "early")
+    )
+    run(replace(at_two, updates=2, evaluate_every=None))
+    outcome, _ = run(best)
+    assert (outcome.updates, outcome.best_updates, outcome.loss_after) == (4, 2, 1.5)
+    assert {one.updates: one.loss for one in outcome.evaluations} == losses
+    name = "adapter_model.safetensors"
+    assert files(tmp_path / "best")[name] == files(tmp_path / "two")[name]
+    lines = (tmp_path / "best" / CURVE).read_text().splitlines()
+    assert lines[:2] == ["updates,loss,held_out_loss", "0,,3.0"] and lines[3].endswith(",1.5") and len(lines) == 6
+
+    left, _ = run(cut, lambda update: os.kill(os.getpid(), signal.SIGTERM) if update.done == 3 else None)
+    assert left.left and run(cut)[0] == replace(outcome, out=cut.out)
+    assert files(tmp_path / "cut")[name] == files(tmp_path / "best")[name]
+    assert run(replace(early, patience=1))[0].updates == 3
+    assert not list(tmp_path.glob("*.state"))
+
+
+@pytest.mark.slow
+def test_an_earlier_adapter_is_trained_further(asked: FinetuneOptions, tmp_path: Path) -> None:
+    first = replace(
+        asked, out=str(tmp_path / "first"), alpha=8.0, rslora=True, dropout=0.1, weight_decay=0.01, updates=3
+    )
+    outcome, _ = run(replace(first, held_out=0.2))
+    again = replace(first, out=str(tmp_path / "again"), begin_from=first.out)
+    further, _ = run(again)
+    assert outcome.loss_after == further.loss_before, "it begins where the other ended"
+    settings = json.loads((tmp_path / "again" / "adapter_config.json").read_text())
+    assert (settings["lora_alpha"], settings["use_rslora"], settings["lora_dropout"]) == (8.0, True, 0.1)
+    with pytest.raises(FinetuneError, match="is of another model"):
+        run(replace(again, out=str(tmp_path / "other"), lora_rank=4))
+    other = make_model(tmp_path / "other model", hidden_size=64)
+    with pytest.raises(FinetuneError, match="first was trained over other weights than those of"):
+        run(replace(again, out=str(tmp_path / "other"), model=str(other)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wide", [False, True])
+def test_a_model_that_is_trained_whole_is_written_as_its_files_are(
+    wide: bool, asked: FinetuneOptions, tmp_path: Path
+) -> None:
+    run(replace(asked, out=str(tmp_path / "out"), lora_rank=None, float32_result=wide, updates=1))
+    weights = load_file(tmp_path / "out" / "model.safetensors")
+    assert {weight.dtype for weight in weights.values()} == {torch.float32 if wide else torch.bfloat16}
+
+
+@pytest.mark.slow
+def test_a_result_that_cannot_be_written_loses_nothing(
+    asked: FinetuneOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, full = replace(asked, out=str(tmp_path / "plain")), replace(asked, out=str(tmp_path / "full"))
+    run(plain)
+
+    def refuses(self: TokenizerHere, folder: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as disk:
+        disk.setattr(TokenizerHere, "save", refuses)
+        with pytest.raises(
+            FinetuneError, match=r"full cannot be written .*No space left on device.* has all \d+ updates: make room"
+        ):
+            run(full)
+    assert not Path(full.out).exists()
+    _, notes = run(full)
+    assert any(note.startswith("goes on after") for note in notes)
+    assert files(Path(full.out))["adapter_model.safetensors"] == files(Path(plain.out))["adapter_model.safetensors"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["full", "plain"], "nothing is left beside the results"
+    with pytest.raises(FinetuneError, match="plain is there already; give another --out, or --overwrite"):
+        run(plain)
+    run(replace(plain, overwrite=True))
 
 
 @pytest.mark.slow

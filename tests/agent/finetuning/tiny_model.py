@@ -51,6 +51,13 @@ def shape_of(kind: str, hidden_size: int = 32) -> dict[str, Any]:
         return {**with_encoder, **heads, **widths, "max_position_embeddings": 128}
     if kind == "distilbert":
         return {"model_type": kind, "dim": hidden_size, "hidden_dim": 2 * hidden_size, "n_layers": 2, "n_heads": 2}
+    if kind == "mamba":
+        return {"model_type": kind, "hidden_size": hidden_size, "state_size": 8, "num_hidden_layers": 2}
+    experts = {
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+    }
     return {
         "model_type": kind,
         "hidden_size": hidden_size,
@@ -60,6 +67,8 @@ def shape_of(kind: str, hidden_size: int = 32) -> dict[str, Any]:
         "num_key_value_heads": 1,
         "max_position_embeddings": 128,
         "pad_token_id": 0,
+        **(experts if kind == "phimoe" else {}),
+        **({"ffn_dim": 2 * hidden_size, "word_embed_proj_dim": hidden_size} if kind == "opt" else {}),
         **({"head_dim": hidden_size // 2} if kind in ("qwen3", "gemma2", "gemma3_text") else {}),
     }
 

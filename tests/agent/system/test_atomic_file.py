@@ -77,3 +77,21 @@ def test_a_directory_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
     with atomic_directory(tmp_path / "third"):
         pass
     assert list((tmp_path / "third").iterdir()) == []
+
+
+def test_a_directory_takes_the_place_of_another_once_it_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "made"
+    path.mkdir()
+    (path / "old").touch()
+    with pytest.raises(RuntimeError, match="cut"), atomic_directory(path, replaced=True):
+        raise RuntimeError("cut")
+    assert [entry.name for entry in path.iterdir()] == ["old"]
+    with atomic_directory(path, replaced=True) as building:
+        (building / "deep").mkdir()
+        (building / "deep" / "new").touch()
+    assert [entry.name for entry in path.rglob("*")] == ["deep", "new"] and list(tmp_path.iterdir()) == [path]
+    path = tmp_path / "file"
+    path.touch()
+    with atomic_directory(path, replaced=True):
+        pass
+    assert path.is_dir()

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from port_agent.cli.finetune.data_examples import example_texts, short_example
 from port_agent.cli.terminal import terminal
+from port_agent.finetuning.curve import CURVE, bars
 from port_agent.finetuning.inputs.options import FinetuneOptions
 from port_agent.finetuning.text.tokenizing import TokenizerProcess
 from port_planner.base.errors import PortError
@@ -123,11 +124,19 @@ def _table(outcome: "FinetuneOutcome") -> Table:
         else:
             fell = f"{math.exp(outcome.loss_before):.1f} before, {math.exp(outcome.loss_after):.1f} after"
             table.add_row("perplexity of held-out text", fell)
+    if outcome.evaluations:
+        table.add_row("held-out loss", _course(outcome))
     if outcome.sample_after is not None:
         table.add_row("sample before", outcome.sample_before or "(in an earlier run)")
         table.add_row("sample after", outcome.sample_after)
     table.add_row("written", outcome.out)
     return table
+
+
+def _course(outcome: "FinetuneOutcome") -> str:
+    losses = [one.loss for one in outcome.evaluations]
+    best = "" if outcome.best_updates is None else f"; the result is of update {outcome.best_updates}, the best one"
+    return f"{losses[0]:.3f} {bars(losses)} {losses[-1]:.3f}{best}; {CURVE} has all"
 
 
 if __name__ == "__main__":

@@ -18,16 +18,19 @@ from port_agent.cli.arguments import (
     add_federation_terms,
     federation_terms,
     positive_number,
+    readable_folder,
     rounds_led,
     size,
     whole_number,
     writable_folder,
 )
 from port_agent.cli.exec import add_budget_options, check_page_dir, run_in_budget
+from port_agent.cli.finetune.request import AS_STORED, check_arguments, options_of
 from port_agent.control import places
 from port_agent.finetuning.inputs.model_files import check_model_files, check_stored_as, has_own_code
 from port_agent.finetuning.inputs.options import FinetuneOptions, MicroBatchOrder
-from port_agent.finetuning.inputs.run_date import date_of_run
+from port_agent.finetuning.result import check_result
+from port_agent.finetuning.schedule import RateSchedule
 from port_agent.finetuning.text.records import Records
 from port_agent.finetuning.text.task import read_config
 from port_agent.packing.quantized import Quantization
@@ -80,9 +83,6 @@ _NOT_SUBMITTED = ("report", "read_limit", "write_limit", "step_deadline", "write
 _MIN_HEAD_ROWS = 16
 """Of fewer, reading the head's weight takes longer than multiplying by it."""
 
-_AS_STORED = "bf16"
-"""Of --base: the weights as they are, where that is what they are."""
-
 _MIN_TOKENS = 8
 _MAX_TOKENS = 1 << 20
 _MAX_RANK = 1024
@@ -109,6 +109,7 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     _add_what_is_trained(parser.add_argument_group("what is trained"))
     _add_updates(parser.add_argument_group("updates"))
+    _add_rate(parser.add_argument_group("the optimizer, AdamW"))
     _add_data(parser.add_argument_group("the data"))
     _add_job(parser.add_argument_group("the job"))
     add_budget_options(parser)
@@ -117,22 +118,42 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def _add_what_is_trained(group: "argparse._ArgumentGroup") -> None:
     what = group.add_mutually_exclusive_group()
+    what.add_argument("--lora", type=_rank, metavar="RANK", help="rank of the adapters, 16 or r=16 (default 8)")
     what.add_argument(
-        "--lora", type=_rank, default=8, metavar="RANK", help="rank of the adapters, 16 or r=16 (default 8)"
+        "--from",
+        type=readable_folder,
+        dest="begin_from",
+        metavar="ADAPTER",
+        help="train the adapter of an earlier fine-tuning over this model further, as it is: its rank, alpha and layers",
     )
     what.add_argument("--full", action="store_true", help="train all weights, in 32 bits, instead of adapters")
     group.add_argument(
         "--base",
-        choices=(_AS_STORED, *(grid.value for grid in Quantization)),
+        choices=(AS_STORED, *(grid.value for grid in Quantization)),
         metavar="GRID",
         help="put the frozen weights on a grid first: nf4 (4.5 bits a weight) or int8 (8.25); less is read at each step, and it "
-        f"is another model that is trained (default: as they are stored; {_AS_STORED} says that this is bfloat16, or refuses)",
+        f"is another model that is trained (default: as they are stored; {AS_STORED} says that this is bfloat16, or refuses)",
     )
     group.add_argument(
         "--targets",
         metavar="A,B",
         default="",
-        help="layers that get adapters, by the ends of their names (default: what peft takes for this kind of model)",
+        help="layers that get adapters, by the ends of their names, or all-linear: all but the head (default: what peft takes for this kind of "
+        "model)",
+    )
+    group.add_argument(
+        "--alpha",
+        type=positive_number,
+        metavar="A",
+        help="scale the adapters by A, divided by their rank (default: twice the rank)",
+    )
+    group.add_argument("--rslora", action="store_true", help="divide --alpha by the rank's root instead")
+    group.add_argument(
+        "--dropout",
+        type=_share,
+        default=0.0,
+        metavar="SHARE",
+        help="share of an adapter's inputs left out at random (default 0)",
     )
 
 
@@ -175,7 +196,32 @@ def _add_updates(group: "argparse._ArgumentGroup") -> None:
         "--epochs", type=whole_number(1), default=1, metavar="N", help="passes over the data (default 1)"
     )
     length.add_argument("--updates", type=whole_number(1), metavar="N", help="so many updates instead")
-    group.add_argument("--lr", type=positive_number, default=2e-4, metavar="R", help="learning rate (default 2e-4)")
+
+
+def _add_rate(group: "argparse._ArgumentGroup") -> None:
+    group.add_argument("--lr", type=positive_number, metavar="R", help="learning rate (default 2e-4, with --full 2e-5)")
+    group.add_argument(
+        "--warm-up",
+        type=_share,
+        default=0.03,
+        metavar="SHARE",
+        help="share of the updates until --lr is reached, in a line (default 0.03)",
+    )
+    group.add_argument(
+        "--schedule",
+        type=RateSchedule,
+        choices=tuple(RateSchedule),
+        default=RateSchedule.LINEAR,
+        metavar="KIND",
+        help="what the rate does from there on: linear (to 0 in a line, the default), cosine (to 0), constant",
+    )
+    group.add_argument(
+        "--weight-decay",
+        type=_share,
+        default=0.0,
+        metavar="W",
+        help="of AdamW; gradients are clipped to a norm of 1 (default 0)",
+    )
 
 
 def _add_data(group: "argparse._ArgumentGroup") -> None:
@@ -202,6 +248,18 @@ def _add_data(group: "argparse._ArgumentGroup") -> None:
         help="share of the sequences that only measures perplexity, before and after (default 0.05; 0: none)",
     )
     group.add_argument(
+        "--eval-every",
+        type=whole_number(1),
+        metavar="N",
+        help="measure the held-out loss every N updates: the best weights are the result, and curve.csv in DIR has all losses",
+    )
+    group.add_argument(
+        "--patience",
+        type=whole_number(1),
+        metavar="N",
+        help="end after N measurements without a better one, with --eval-every",
+    )
+    group.add_argument(
         "--date",
         type=_date,
         metavar="YYYY-MM-DD",
@@ -211,7 +269,19 @@ def _add_data(group: "argparse._ArgumentGroup") -> None:
 
 
 def _add_job(group: "argparse._ArgumentGroup") -> None:
-    group.add_argument("--sample", metavar="PROMPT", help="show what the model writes after it, before and after")
+    group.add_argument(
+        "--float32",
+        action="store_true",
+        help="with --full: write the result in float32 (default: as the model's files are)",
+    )
+    group.add_argument(
+        "--overwrite", action="store_true", help="replace what is at --out, once the new result is whole"
+    )
+    group.add_argument(
+        "--sample",
+        metavar="PROMPT",
+        help="show what the model writes after it, before and after; as a question in the chat template where the data has conversations",
+    )
     group.add_argument("--json", action="store_true", help="print a line of JSON for each update and at the end")
     group.add_argument(
         "--explain", action="store_true", help="say what would be done and why, in figures, and train nothing"
@@ -249,48 +319,23 @@ def _date(text: str) -> str:
         raise argparse.ArgumentTypeError(f"{text} is not a valid date; give one such as 2026-03-09") from error
 
 
-def _absolute(paths: Iterable[Path]) -> tuple[str, ...]:
-    return tuple(str(path.absolute()) for path in paths)
-
-
 def _finetune(arguments: argparse.Namespace) -> int:
     """Become the process that trains, or submit it. Raises UsageError and FinetuneError, before anything is loaded."""
-    targets = tuple(name for name in arguments.targets.split(",") if name)
-    if arguments.full and targets:
-        raise UsageError("--targets says where adapters go, and --full has none; give one of them")
-    if arguments.full and arguments.base:
-        raise UsageError("--full trains all weights, and those of --base are frozen; give one of them")
-    if arguments.autocast and arguments.base in tuple(Quantization):
-        raise UsageError(
-            "--autocast casts weights, and those on a grid are decoded as the model's own; give one of them"
-        )
-    if arguments.federated and arguments.full:
-        raise UsageError("--federated sends adapters to and fro, and --full has none; leave --full away")
-    given = next((name for name in ("federated", "name") if getattr(arguments, name)), None)
-    if given is not None and not arguments.submit:
-        raise UsageError(f"--{given} is for a job of the agent; add --submit")
-    only = next((name for name in ("explain", "show_data") if getattr(arguments, name)), None)
-    if only is not None and (arguments.submit or arguments.opportunistic):
-        raise UsageError(f"--{only.replace('_', '-')} trains nothing; leave --submit and --opportunistic away")
+    check_arguments(arguments)
     check_model_files(arguments.model)
-    if arguments.base == _AS_STORED:
-        check_stored_as(arguments.model, _AS_STORED.upper())
+    if arguments.base == AS_STORED:
+        check_stored_as(arguments.model, AS_STORED.upper())
     if has_own_code(arguments.model):
         read_config(arguments.model)  # loads transformers, which is told no kind of model otherwise
     Records(*arguments.data)  # or there is nothing to train on
-    base = None if arguments.base in (None, _AS_STORED) else Quantization(arguments.base)
-    options = FinetuneOptions(
-        model=str(arguments.model.absolute()), data=_absolute(arguments.data), valid=_absolute(arguments.valid), out=str(arguments.out.absolute()),
-        lora_rank=None if arguments.full else arguments.lora, base=base, targets=targets, sequence_tokens=arguments.seq_len,
-        batch=arguments.batch, accumulate=arguments.accumulate, accumulate_by=arguments.accumulate_by, autocast=arguments.autocast, head_rows=arguments.head_rows, epochs=arguments.epochs, updates=arguments.updates,
-        learning_rate=arguments.lr, date=arguments.date or date_of_run(arguments.out), held_out=arguments.held_out, seed=arguments.seed, sample=arguments.sample,
-        json=arguments.json, show_data=arguments.show_data or 1,
-    )  # fmt: skip
+    options = options_of(arguments)
+    if not (arguments.explain or arguments.show_data):
+        check_result(options)
     if not arguments.submit:
-        program = ["port_agent.cli.finetune", msgspec.json.encode(options).decode()]
-        program += (
+        only = (
             ["--explain", str(arguments.ram)] if arguments.explain else ["--show-data"] if arguments.show_data else []
         )
+        program = ["port_agent.cli.finetune", msgspec.json.encode(options).decode(), *only]
         run_in_budget(arguments, program, module=True, ours=True, name=f"finetune {arguments.model.name}")
     return _submit(arguments, options)
 

@@ -235,6 +235,8 @@ class LearnedLoss:
         with torch.no_grad(), torch.random.fork_rng(devices=()):
             try:
                 logits = self._model(input_ids=tokens[:1, :SEEN_TOKENS], use_cache=False).logits
+                if not seen:  # it calls a part of its backbone: OPT its decoder
+                    return False
                 self._see_behind_product((seen[0], _CAPPED * seen[0]))
                 return same_bits(logits, self._head(seen[0]))
             except AttributeError:  # it asks its backbone for more

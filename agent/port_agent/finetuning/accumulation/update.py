@@ -15,10 +15,12 @@ from port_planner.torch_compat.optimizers import take_state
 
 
 class ClippedAdamW(torch.optim.AdamW):
-    """AdamW without weight decay behind `clip_grad_norm_`, with the bits of both; a step gives up the gradients."""
+    """AdamW behind `clip_grad_norm_`, with the bits of both; a step gives up the gradients."""
 
-    def __init__(self, trained: Iterable[torch.Tensor], learning_rate: float, max_norm: float) -> None:
-        super().__init__(trained, lr=learning_rate, weight_decay=0.0)
+    def __init__(
+        self, trained: Iterable[torch.Tensor], learning_rate: float, max_norm: float, weight_decay: float = 0.0
+    ) -> None:
+        super().__init__(trained, lr=learning_rate, weight_decay=weight_decay)
         self._max_norm = max_norm
         self.norms: dict[torch.Tensor, torch.Tensor] = {}
         """Of gradients whose norm is known already, until the next step."""

@@ -91,11 +91,14 @@ def _config(folder: Path) -> _Config:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the safetensors files of a model directory. Raises FinetuneError where one is missing."""
+    """Return the safetensors files of a model directory, as transformers chooses them: one file before an index.
+
+    Raises FinetuneError where one is missing.
+    """
+    if (folder / WEIGHTS).is_file():  # other files beside it are no part of what transformers loads
+        return [folder / WEIGHTS]
     index = folder / INDEX
     if not index.is_file():
-        if (folder / WEIGHTS).is_file():  # other files beside it are no part of what transformers loads
-            return [folder / WEIGHTS]
         others = sorted((*folder.glob("*.safetensors"), *folder.glob("*.bin"), *folder.glob("*.gguf")))
         has = f"; {others[0].name} is none of these: save the model with transformers" if others else ""
         raise FinetuneError(f"{folder} has no {WEIGHTS} and no {INDEX}{has}")

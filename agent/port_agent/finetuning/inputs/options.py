@@ -3,6 +3,7 @@
 import enum
 from dataclasses import dataclass
 
+from port_agent.finetuning.schedule import RateSchedule
 from port_agent.packing.quantized import Quantization
 from port_planner.base.errors import ExitCode, PortError
 
@@ -30,8 +31,14 @@ class FinetuneOptions:
     () for those that peft takes for this kind of model. `sequence_tokens`: the longest sequence. `accumulate`: sequences
     per update. `accumulate_by`: the order in which they run, with the same bits; None for the one that moves less. `autocast`: forward passes
     run in bfloat16 where torch's autocast does so, weights staying as they are. `head_rows`: of the logits at a time, None for all of a batch. `updates`: so many instead of `epochs`. `held_out`: the share of the sequences that is not trained on.
+    `begin_from`: the directory of the adapter that is trained further. `alpha`: adapters' products are scaled by it, divided by the rank or
+    with `rslora` by its root; None for twice the rank. `dropout`: the share of an adapter's inputs that is left out at random. `warm_up`: the share of the
+    updates until `learning_rate` is reached.
+    `evaluate_every`: updates between two looks at what is held out, of which the best weights are the result; None: before and after all alone.
+    `patience`: so many looks without a better one end the training.
     `date`: what chat templates take for today (YYYY-MM-DD); "": the day on which they are asked.
-    `show_data`: how many sequences are made text again, for people.
+    `float32_result`: whether a model that is trained whole is written in 32 bits, not as its files were.
+    `overwrite`: whether what is at `out` is replaced. `show_data`: how many sequences are made text again, for people.
     """
 
     model: str
@@ -51,8 +58,19 @@ class FinetuneOptions:
     learning_rate: float = 2e-4
     held_out: float = 0.05
     valid: tuple[str, ...] = ()
+    begin_from: str | None = None
+    alpha: float | None = None
+    rslora: bool = False
+    dropout: float = 0.0
+    weight_decay: float = 0.0
+    warm_up: float = 0.03
+    schedule: RateSchedule = RateSchedule.LINEAR
+    evaluate_every: int | None = None
+    patience: int | None = None
     seed: int = 0
     sample: str | None = None
     date: str = ""
     show_data: int = 1
+    overwrite: bool = False
+    float32_result: bool = False
     json: bool = False

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from port_agent.finetuning.inputs.options import FinetuneError
+from port_agent.finetuning.inputs.options import FinetuneError, FinetuneOptions
 from port_agent.finetuning.text.shapes import Message, Record
 from port_agent.finetuning.text.text_encoder import LearnedText
 
@@ -50,6 +50,11 @@ class ConversationWriter:
         self._tokenizer, self._date = tokenizer, date
         self.ignored: Counter[str] = Counter()
         self.greetings = self.bare = self.thoughtless = 0
+
+    @classmethod
+    def of(cls, tokenizer: Any, options: FinetuneOptions) -> "ConversationWriter":
+        """Return a tokenizer's on the date of a run."""
+        return cls(tokenizer, datetime.date.fromisoformat(options.date) if options.date else datetime.date.today())
 
     def texts(self, record: Record) -> list[LearnedText]:
         """Return the texts of a conversation, each with what is learned of it.

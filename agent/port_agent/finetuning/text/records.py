@@ -24,7 +24,7 @@ def parts_of(record: Record) -> Iterator[str]:
 class Records(Collection[Record]):
     """The records of files, and of all files in directories.
 
-    `broken`: entries that are no record; `first_broken`: which, and why. `unread`: keys of records that are not read, and of how many. `labels`: records that
+    `broken`: entries that are no record; `first_broken`: which, and why. `unread`: keys of records that are not read, and of how many. `labels`, `conversations`: records that
     have one. `left`: of directories, which files are none that is read, and why.
     """
 
@@ -32,13 +32,14 @@ class Records(Collection[Record]):
         """Look at all of them once. Raises FinetuneError where a file cannot be read or there is nothing to train on."""
         self.left: list[str] = []
         self._files = list(self._kinds(paths))
-        self._count = self.broken = self.labels = 0
+        self._count = self.broken = self.labels = self.conversations = 0
         self.first_broken = ""
         self.unread: Counter[str] = Counter()
         any_words = False
         for record in self._found(self._count_broken, self.unread.update):
             self._count += 1
             self.labels += record.label is not None
+            self.conversations += bool(record.messages)
             any_words = any_words or _has_words(record)
         if not any_words:
             why = (

@@ -4,7 +4,6 @@ Text is packed to full length, completions stand each by itself; the loss is on 
 each by itself, too, long ones in parts; where it learns masked tokens, each time others are masked.
 """
 
-import datetime
 import random
 from array import array
 from collections.abc import Collection, Iterator
@@ -106,8 +105,7 @@ class SequenceMaker:
             _check_encoder(tokenizer, options, task)
         self._tokenizer, self._task, self._longest = tokenizer, task, options.sequence_tokens
         self._encoder = TextEncoder(tokenizer)
-        date = datetime.date.fromisoformat(options.date) if options.date else datetime.date.today()
-        self._conversations = ConversationWriter(tokenizer, date)
+        self._conversations = ConversationWriter.of(tokenizer, options)
         self.skipped = self.unwritten = 0
         self.first_unwritten = ""
         self._cut = self._cut_tokens = self._most_tokens = self._spanned = self._apart = 0

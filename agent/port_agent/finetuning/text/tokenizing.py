@@ -5,6 +5,7 @@ process before it do that, which has no torch, and keeps tokens alone.
 """
 
 import pickle
+import signal
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,17 +15,23 @@ from typing import Any, Protocol
 import msgspec
 
 from port_agent.finetuning.inputs.options import FinetuneError, FinetuneOptions
+from port_agent.finetuning.text.conversations import ConversationWriter, UnwrittenError
 from port_agent.finetuning.text.examples import Example, examples_of
 from port_agent.finetuning.text.records import Records
 from port_agent.finetuning.text.sequence_file import TOKEN, SequenceFile
 from port_agent.finetuning.text.sequences import Split, Vocabulary, split_sequences
 from port_agent.finetuning.text.task import Task, read_config, task_of
+from port_agent.finetuning.text.text_encoder import LearnedText, TextEncoder
 from port_agent.system.helper_process import HelperCommand, HelperError, run_helper
 from port_agent.system.python_process import one_thread_environment
 
 _PROCESS = "port_agent.finetuning.text.process"
 _QUIET = {"TRANSFORMERS_VERBOSITY": "error"}
 """Or it says that torch is not there."""
+
+
+_KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
+"""What a process ends with that the kernel ended for its memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +81,7 @@ class TokenizerHere:
         task = task_of(Path(options.model), data)
         file = file or SequenceFile.beside(Path(options.out))
         split = split_sequences(data, tokenizer, options, task, file, valid)
-        prompt = array(TOKEN, [] if options.sample is None else tokenizer(options.sample)["input_ids"])
+        prompt = array(TOKEN, _prompt(tokenizer, options, task, as_chat=data.conversations > 0))
         vocabulary = Vocabulary(tokenizer.vocab_size, tokenizer.mask_token_id)
         notes = (*_notes(data, split, options, task), *split.notes)
         examples = examples_of(split.train, tokenizer, task.labels, options.show_data)
@@ -95,6 +102,23 @@ class TokenizerHere:
         if self._tokenizer is None:
             self._tokenizer = load_tokenizer(Path(self._options.model))
         return self._tokenizer
+
+
+def _prompt(tokenizer: Any, options: FinetuneOptions, task: Task, *, as_chat: bool) -> list[int]:
+    """Return the tokens that a model goes on after for the sample: a question in the chat template where the data has conversations."""
+    if options.sample is None:
+        return []
+    if task.decoder_start is not None:
+        tokens: list[int] = tokenizer(options.sample)["input_ids"]
+        return tokens
+    as_chat = as_chat and bool(tokenizer.chat_template)
+    try:
+        text = ConversationWriter.of(tokenizer, options).question(options.sample) if as_chat else options.sample
+    except UnwrittenError as error:
+        raise FinetuneError(
+            f"the chat template does not write --sample as a question ({error}); leave it away"
+        ) from error
+    return TextEncoder(tokenizer).encode(LearnedText(text, (), begun=not as_chat, ended=False)).tokens
 
 
 def _notes(data: Records, split: Split, options: FinetuneOptions, task: Task) -> Iterator[str]:
@@ -145,9 +169,10 @@ class TokenizerProcess:
         try:
             output = run_helper(command, pickle.dumps(arguments), inherited=inherited)
         except HelperError as error:
+            memory = error.code in _KILLED or "MemoryError" in error.last_line
+            remedy = "give more --ram" if memory else "give another tokenizer or other data, or report it"
             raise FinetuneError(
-                f"the process that reads the tokenizer of {self._options.model} ended with {error.code}; if it was the memory, "
-                f"give more --ram ({error.last_line})"
+                f"the process that reads the tokenizer of {self._options.model} ended with {error.code} ({error.last_line}); {remedy}"
             ) from error
         answer = pickle.loads(output)  # our own process wrote it
         if isinstance(answer, FinetuneError):

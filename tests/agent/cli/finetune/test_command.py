@@ -71,7 +71,10 @@ def test_in_a_budget_it_has_the_bits_of_the_recipe_without(
     [
         (("none", "--data", "data.jsonl"), "none/config.json: No such file or directory; give a model directory"),
         (("model", "--data", "none.jsonl"), "none.jsonl: No such file or directory; give a file of texts or records"),
-        (("model", "--data", "data.jsonl", "--full", "--targets", "q_proj"), "--targets says where adapters go"),
+        (
+            ("model", "--data", "data.jsonl", "--full", "--targets", "q_proj"),
+            "--targets is for adapters, and --full has none",
+        ),
         (
             ("model", "--data", "data.jsonl", "--autocast", "--base", "nf4"),
             "--autocast casts weights, and those on a grid are decoded as the model's own",

@@ -26,6 +26,11 @@ def shards(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
 
 
+def noisy_index(folder: Path) -> None:
+    shards(folder)
+    (folder / "model.safetensors.index.json").write_text("[]")
+
+
 def cut(folder: Path) -> None:
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
@@ -61,10 +66,17 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
     "config of nothing": (lambda folder: (folder / "config.json").write_text("[]"), "names no model_type"),
     "weights are noise": (lambda folder: (folder / "model.safetensors").write_bytes(b"x" * 99), "is damaged"),
     "index is noise": (
-        lambda folder: (folder / "model.safetensors.index.json").write_text("[]"),
+        noisy_index,
         "does not say which file has which",
     ),
 }
+
+
+def test_one_file_is_taken_before_an_index_as_transformers_does(model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(model, folder)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "model-9.safetensors"}}))
+    assert weight_files(folder) == [folder / "model.safetensors"]
 
 
 def test_a_whole_directory_passes(model: Path) -> None:

@@ -25,11 +25,29 @@ def test_its_own_process_finds_the_same_and_has_no_torch(command: FinetuneOption
     found = here.tokenized()
     assert apart.tokenized() == found and apart.tokenized() is apart.tokenized()
     assert (found.records, found.broken) == (12, 2) and len(found.prompt) > 0
-    assert apart.decode(found.prompt) == here.decode(found.prompt) == "to be"
+    assert apart.decode(found.prompt) == here.decode(found.prompt) == "user\nto beassistant\n"
     here.save(str(tmp_path / "here"))
     apart.save(str(tmp_path / "apart"))
     written = {path.name: path.read_bytes() for path in (tmp_path / "here").iterdir()}
     assert written == {path.name: path.read_bytes() for path in (tmp_path / "apart").iterdir()} and written
+
+
+def test_the_sample_is_asked_as_the_data_is(command: FinetuneOptions, tmp_path: Path) -> None:
+    text = tmp_path / "notes.txt"
+    text.write_text("to be or not to be\n" * 9)
+    plain = TokenizerHere(replace(command, data=(str(text),)))
+    assert plain.decode(plain.tokenized().prompt) == "to be"
+
+
+def test_what_is_left_away_is_noted(command: FinetuneOptions, tmp_path: Path) -> None:
+    data = tmp_path / "data.jsonl"
+    data.write_text('{"text": "to be", "label": 1, "id": 3}\n{"text": "or not"}\n[]\n')
+    notes = TokenizerHere(replace(command, data=(str(data),))).tokenized().notes
+    assert [note.partition(":")[0] for note in notes[1:]] == [
+        "keys that are not read, of so many records",
+        "1 records have a label, and this model learns the next token",
+    ]
+    assert "1 broken entries are left away, the first: line 3: no object" in notes[0]
 
 
 def test_what_is_wrong_is_said_by_name(
@@ -40,5 +58,5 @@ def test_what_is_wrong_is_said_by_name(
     with pytest.raises(FinetuneError, match="no sequence is left to train on"):
         TokenizerProcess(replace(command, data=(str(data),))).tokenized()
     monkeypatch.setattr(tokenizing, "_PROCESS", "port_agent.finetuning.text.records.none")
-    with pytest.raises(FinetuneError, match="ended with 1; if it was the memory, give more --ram"):
+    with pytest.raises(FinetuneError, match=r"ended with 1 \(.*\); give another tokenizer or other data"):
         TokenizerProcess(command).tokenized()

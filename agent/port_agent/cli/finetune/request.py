@@ -1,0 +1,82 @@
+"""What the arguments of `finetune` ask for, and which of them do not go together."""
+
+import argparse
+from collections.abc import Iterable
+from pathlib import Path
+
+from port_agent.cli.arguments import UsageError
+from port_agent.finetuning.inputs.earlier_adapter import AdapterSettings, adapter_settings
+from port_agent.finetuning.inputs.options import FinetuneOptions
+from port_agent.finetuning.inputs.run_date import date_of_run
+from port_agent.packing.quantized import Quantization
+
+AS_STORED = "bf16"
+"""Of --base: the weights as they are, where that is what they are."""
+
+_RANK = 8
+_ADAPTERS_RATE, _FULL_RATE = 2e-4, 2e-5
+"""Of learning: adapters begin at nothing, whole models at what they know."""
+
+
+def check_arguments(arguments: argparse.Namespace) -> None:
+    """Raise UsageError where arguments do not go together."""
+    a = arguments
+    of_adapters = next((n for n in ("targets", "alpha", "rslora", "dropout", "begin_from") if getattr(a, n)), None)
+    alone = next((name for name in ("federated", "name") if getattr(a, name)), None)
+    only = next((name for name in ("explain", "show_data") if getattr(a, name)), None)
+    of_earlier = next((name for name in ("targets", "alpha", "rslora") if getattr(a, name)), None)
+    wrong = (
+        (a.full and of_adapters, f"{_word(of_adapters)} is for adapters, and --full has none; give one of them"),
+        (a.full and a.base, "--full trains all weights, and those of --base are frozen; give one of them"),
+        (a.begin_from and of_earlier, f"--from trains an adapter as it is; leave {_word(of_earlier)} away"),
+        (a.patience and not a.eval_every, "--patience counts what --eval-every measures; give both"),
+        (
+            a.eval_every and not a.held_out and not a.valid,
+            "--eval-every measures what is held out, and --held-out is 0; give a share or --valid",
+        ),
+        (
+            a.float32 and not a.full,
+            "--float32 is for the result of --full; adapters are written so anyway; leave it away",
+        ),
+        (
+            a.autocast and a.base in tuple(Quantization),
+            "--autocast casts weights, and those on a grid are decoded as the model's own; give one of them",
+        ),
+        (a.federated and a.full, "--federated sends adapters to and fro, and --full has none; leave --full away"),
+        (a.federated and a.begin_from, "--federated begins with an adapter of its own; leave --from away"),
+        (alone and not a.submit, f"{_word(alone)} is for a job of the agent; add --submit"),
+        (
+            only and (a.submit or a.opportunistic),
+            f"{_word(only)} trains nothing; leave --submit and --opportunistic away",
+        ),
+    )
+    for is_wrong, said in wrong:
+        if is_wrong:
+            raise UsageError(said)
+
+
+def options_of(arguments: argparse.Namespace) -> FinetuneOptions:
+    """Return the options that arguments ask for. Raises FinetuneError for an adapter or a kept date that cannot be read."""
+    a = arguments
+    targets = tuple(name for name in a.targets.split(",") if name)
+    adapter = AdapterSettings(a.lora or _RANK, a.alpha, a.rslora, targets)
+    if a.begin_from is not None:
+        adapter = adapter_settings(a.begin_from)
+    return FinetuneOptions(
+        model=str(a.model.absolute()), data=_absolute(a.data), valid=_absolute(a.valid), out=str(a.out.absolute()),
+        lora_rank=None if a.full else adapter.rank, base=None if a.base in (None, AS_STORED) else Quantization(a.base),
+        begin_from=None if a.begin_from is None else str(a.begin_from.absolute()), targets=adapter.targets, alpha=adapter.alpha, rslora=adapter.rslora,
+        dropout=a.dropout, sequence_tokens=a.seq_len, batch=a.batch, accumulate=a.accumulate, accumulate_by=a.accumulate_by, autocast=a.autocast,
+        head_rows=a.head_rows, epochs=a.epochs, updates=a.updates, learning_rate=a.lr or (_FULL_RATE if a.full else _ADAPTERS_RATE),
+        warm_up=a.warm_up, schedule=a.schedule, weight_decay=a.weight_decay, held_out=a.held_out, evaluate_every=a.eval_every, patience=a.patience,
+        seed=a.seed, date=a.date or date_of_run(a.out), sample=a.sample, json=a.json, show_data=a.show_data or 1, float32_result=a.float32,
+        overwrite=a.overwrite,
+    )  # fmt: skip
+
+
+def _word(name: str | None) -> str:
+    return "--from" if name == "begin_from" else f"--{(name or '').replace('_', '-')}"
+
+
+def _absolute(paths: Iterable[Path]) -> tuple[str, ...]:
+    return tuple(str(path.absolute()) for path in paths)

@@ -1,0 +1,58 @@
+"""The losses of a fine-tuning in its course: of each update, and of what is held out now and then. Torch-free."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+_BARS = "▁▂▃▄▅▆▇█"
+_MAX_BARS = 40
+
+CURVE = "curve.csv"
+"""In the result's directory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """The mean loss of what is held out, after so many updates."""
+
+    updates: int
+    loss: float
+
+
+@dataclass(slots=True)
+class Curve:
+    """`losses`: of the updates, from the first on; `evaluations`: in their order, the first before any update."""
+
+    losses: list[float] = field(default_factory=list)
+    evaluations: list[Evaluation] = field(default_factory=list)
+
+    @property
+    def best(self) -> Evaluation | None:
+        """The evaluation with the lowest loss, the first of several; None where there is none."""
+        return min(self.evaluations, key=lambda one: (one.loss, one.updates), default=None)
+
+    def at(self, updates: int) -> Evaluation | None:
+        """Return the evaluation after so many updates."""
+        return next((one for one in self.evaluations if one.updates == updates), None)
+
+    def is_over(self, patience: int | None) -> bool:
+        """Return whether so many evaluations one after the other were no better than the best before them."""
+        if patience is None or self.best is None:
+            return False
+        return len(self.evaluations) - 1 - self.evaluations.index(self.best) >= patience
+
+    def csv(self) -> str:
+        """Return a table with a line for each update, and the held-out loss where there is one."""
+        held_out = {one.updates: repr(one.loss) for one in self.evaluations}
+        first = [f"0,,{held_out[0]}\n"] if 0 in held_out else []
+        lines = [f"{n},{loss!r},{held_out.get(n, '')}\n" for n, loss in enumerate(self.losses, 1)]
+        return "".join(("updates,loss,held_out_loss\n", *first, *lines))
+
+
+def bars(losses: Sequence[float]) -> str:
+    """Return numbers as bars of their heights between the lowest and the highest, some of them where they are many."""
+    shown = (
+        [losses[place * len(losses) // _MAX_BARS] for place in range(_MAX_BARS)] if len(losses) > _MAX_BARS else losses
+    )
+    lowest, highest = min(shown, default=0.0), max(shown, default=0.0)
+    span = highest - lowest or 1.0
+    return "".join(_BARS[round((loss - lowest) / span * (len(_BARS) - 1))] for loss in shown)

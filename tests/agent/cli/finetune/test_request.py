@@ -1,0 +1,93 @@
+"""What arguments ask for, and which are refused together."""
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+
+from port_agent.cli.arguments import UsageError
+from port_agent.cli.finetune.command import add_commands
+from port_agent.cli.finetune.request import check_arguments, options_of
+from port_agent.finetuning.inputs.options import FinetuneOptions
+from port_agent.finetuning.schedule import RateSchedule
+
+
+def parsed(tmp_path: Path, *words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_commands(parser.add_subparsers())
+    return parser.parse_args(
+        ["finetune", str(tmp_path), "--data", "a", "--out", str(tmp_path / "out"), "--ram", "600M", *words]
+    )
+
+
+def asked(tmp_path: Path, *words: str) -> FinetuneOptions:
+    return options_of(parsed(tmp_path, *words))
+
+
+def test_defaults_are_those_of_the_options(tmp_path: Path) -> None:
+    plain = asked(tmp_path)
+    default = FinetuneOptions(plain.model, plain.data, plain.out, date=plain.date)
+    assert plain == default
+    assert asked(tmp_path, "--full").learning_rate == 2e-5 and asked(tmp_path, "--full").lora_rank is None
+
+
+def test_settings_are_taken_over(tmp_path: Path) -> None:
+    words = (
+        "--data",
+        "b",
+        "--valid",
+        "c",
+        "--alpha",
+        "8",
+        "--rslora",
+        "--dropout",
+        "0.1",
+        "--targets",
+        "q_proj,v_proj",
+        "--date",
+        "2025-03-09",
+    )
+    options = asked(
+        tmp_path,
+        *words,
+        "--schedule",
+        "cosine",
+        "--warm-up",
+        "0.1",
+        "--weight-decay",
+        "0.01",
+        "--eval-every",
+        "5",
+        "--patience",
+        "2",
+    )
+    assert [Path(path).name for path in (*options.data, *options.valid)] == ["a", "b", "c"]
+    assert (options.alpha, options.rslora, options.dropout, options.targets) == (8.0, True, 0.1, ("q_proj", "v_proj"))
+    assert (options.schedule, options.warm_up, options.weight_decay) == (RateSchedule.COSINE, 0.1, 0.01)
+    assert (options.evaluate_every, options.patience, options.date) == (5, 2, "2025-03-09")
+
+
+def test_an_earlier_adapter_is_trained_as_it_is(tmp_path: Path) -> None:
+    config = {"peft_type": "LORA", "r": 4, "lora_alpha": 32, "target_modules": ["v_proj"], "use_rslora": True}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+    options = asked(tmp_path, "--from", str(tmp_path))
+    assert (options.begin_from, options.lora_rank, options.alpha) == (str(tmp_path), 4, 32.0)
+    assert options.rslora and options.targets == ("v_proj",)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--full", "--alpha", "8"), "--alpha is for adapters, and --full has none"),
+        (("--from", ".", "--rslora"), "--from trains an adapter as it is; leave --rslora away"),
+        (("--patience", "2"), "--patience counts what --eval-every measures"),
+        (("--eval-every", "2", "--held-out", "0"), "--eval-every measures what is held out, and --held-out is 0"),
+        (("--float32",), "--float32 is for the result of --full"),
+        (("--federated", "--submit", "--from", "."), "--federated begins with an adapter of its own"),
+        (("--show-data", "3", "--submit"), "--show-data trains nothing"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(words: tuple[str, ...], said: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=said):
+        check_arguments(parsed(tmp_path, *words))

@@ -1,0 +1,47 @@
+"""A result is written by one run at a time, never into the model and never over what is there."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from port_agent.finetuning.inputs.options import FinetuneError, FinetuneOptions
+from port_agent.finetuning.inputs.run_date import state_folder
+from port_agent.finetuning.result import check_result, only_run
+
+
+@pytest.fixture
+def asked(tmp_path: Path) -> FinetuneOptions:
+    (tmp_path / "model").mkdir()
+    return FinetuneOptions(str(tmp_path / "model"), ("data",), str(tmp_path / "out"))
+
+
+def test_nothing_is_written_into_the_models_directory(asked: FinetuneOptions, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "model")
+    for out in ("model", "model/adapter", "link/adapter", "x/../model"):
+        with pytest.raises(FinetuneError, match="within the model's directory, which is never written into"):
+            check_result(replace(asked, out=str(tmp_path / out), overwrite=True))
+
+
+def test_what_is_there_is_replaced_only_where_it_is_asked_for(asked: FinetuneOptions) -> None:
+    check_result(asked)
+    Path(asked.out).mkdir()
+    check_result(asked)
+    (Path(asked.out) / "adapter.bin").touch()
+    with pytest.raises(FinetuneError, match="out is there already; give another --out, or --overwrite"):
+        check_result(asked)
+    check_result(replace(asked, overwrite=True))
+
+
+def test_one_run_at_a_time(asked: FinetuneOptions) -> None:
+    folder = state_folder(Path(asked.out))
+    with only_run(asked):
+        assert folder.is_dir()
+        with pytest.raises(FinetuneError, match=r"another fine-tuning writes to .*out at this moment"), only_run(asked):
+            pass
+        with only_run(replace(asked, out=f"{asked.out}-2")):
+            pass
+    assert not folder.exists(), "nothing is left of a run that kept nothing"
+    with only_run(asked):
+        (folder / "checkpoint.pt").touch()
+    assert folder.is_dir()

@@ -47,8 +47,10 @@ def test_files_that_come_and_go_are_named(base: Path) -> None:
     (base / "more.safetensors").write_bytes((base / "model.safetensors").read_bytes())
     record.check(base)  # without an index only the one is loaded
     index = base / "model.safetensors.index.json"
-    index.write_text(json.dumps({"weight_map": {"one": "model.safetensors", "other": "more.safetensors"}}))
-    with pytest.raises(FinetuneError, match=r"more\.safetensors was not there"):
+    index.write_text(json.dumps({"weight_map": {"one": "first.safetensors", "other": "more.safetensors"}}))
+    record.check(base)  # one file comes before an index
+    (base / "model.safetensors").rename(base / "first.safetensors")
+    with pytest.raises(FinetuneError, match=r"first\.safetensors was not there"):
         record.check(base)
     index.write_text(json.dumps({"weight_map": {"other": "more.safetensors"}}))
     with pytest.raises(FinetuneError, match=r"model\.safetensors is not there"):

@@ -121,7 +121,7 @@ class SequenceMaker:
             yield from self._packed(record for record in records if record.is_text)
         for record in records:
             try:
-                found = list(self._by_itself(record))
+                found = list(self.of_record(record))
             except UnwrittenError as error:
                 self.unwritten += 1
                 self.first_unwritten = self.first_unwritten or f"{error} ({record.place})"
@@ -188,7 +188,7 @@ class SequenceMaker:
         if len(tokens) >= _MIN_TOKENS:
             yield TokenSequence(tokens, tokens)
 
-    def _by_itself(self, record: Record) -> Iterator[TokenSequence | None]:
+    def of_record(self, record: Record) -> Iterator[TokenSequence | None]:
         """Yield the sequences of a record that stand by themselves, one but for some conversations; None for what is asked too long.
 
         Raises UnwrittenError, and FinetuneError.

@@ -26,8 +26,8 @@ from port_agent.finetuning.federated import FederatedRound, give_adapter
 from port_agent.finetuning.inputs.earlier_adapter import ADAPTER_WEIGHTS
 from port_agent.finetuning.inputs.libraries import plain_model
 from port_agent.finetuning.inputs.options import FinetuneError, FinetuneOptions, MicroBatchOrder
+from port_agent.finetuning.inputs.schedule import rate_share
 from port_agent.finetuning.result import check_result, only_run
-from port_agent.finetuning.schedule import rate_share
 from port_agent.finetuning.steering import CHECKPOINT_S, Steering, TrainingExit
 from port_agent.finetuning.text.sequence_file import IGNORED, TokenSequence
 from port_agent.finetuning.text.sequences import BUCKET_TOKENS, masked

@@ -25,9 +25,9 @@ from port_agent.finetuning.budget_check import BudgetCheck
 from port_agent.finetuning.curve import CURVE
 from port_agent.finetuning.inputs.libraries import Conv1D
 from port_agent.finetuning.inputs.options import FinetuneError, FinetuneOptions, MicroBatchOrder
+from port_agent.finetuning.inputs.schedule import RateSchedule
 from port_agent.finetuning.quantized.file import quantize_model
 from port_agent.finetuning.quantized.linear import QuantizedConv1D, QuantizedLinear
-from port_agent.finetuning.schedule import RateSchedule
 from port_agent.finetuning.steering import TrainingExit
 from port_agent.finetuning.text.tokenizing import TokenizerHere
 from port_agent.finetuning.trained_model import load_model

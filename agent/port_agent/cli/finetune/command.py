@@ -29,8 +29,8 @@ from port_agent.cli.finetune.request import AS_STORED, check_arguments, options_
 from port_agent.control import places
 from port_agent.finetuning.inputs.model_files import check_model_files, check_stored_as, has_own_code
 from port_agent.finetuning.inputs.options import FinetuneOptions, MicroBatchOrder
+from port_agent.finetuning.inputs.schedule import RateSchedule
 from port_agent.finetuning.result import check_result
-from port_agent.finetuning.schedule import RateSchedule
 from port_agent.finetuning.text.records import Records
 from port_agent.finetuning.text.task import read_config
 from port_agent.packing.quantized import Quantization

@@ -3,7 +3,7 @@
 import enum
 from dataclasses import dataclass
 
-from port_agent.finetuning.schedule import RateSchedule
+from port_agent.finetuning.inputs.schedule import RateSchedule
 from port_agent.packing.quantized import Quantization
 from port_planner.base.errors import ExitCode, PortError
 

@@ -10,7 +10,7 @@ from port_agent.cli.arguments import UsageError
 from port_agent.cli.finetune.command import add_commands
 from port_agent.cli.finetune.request import check_arguments, options_of
 from port_agent.finetuning.inputs.options import FinetuneOptions
-from port_agent.finetuning.schedule import RateSchedule
+from port_agent.finetuning.inputs.schedule import RateSchedule
 
 
 def parsed(tmp_path: Path, *words: str) -> argparse.Namespace:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from port_agent.finetuning.schedule import RateSchedule, rate_share
+from port_agent.finetuning.inputs.schedule import RateSchedule, rate_share
 
 
 @pytest.mark.parametrize("schedule", RateSchedule)

@@ -11,7 +11,7 @@ import msgspec
 import torch
 
 from port_agent.finetuning.base_record import BaseRecord
-from port_agent.finetuning.curve import Curve, Evaluation
+from port_agent.finetuning.curve import Curve, CurvePoint
 from port_agent.finetuning.evaluation import HeldOutLosses
 from port_agent.finetuning.inputs.options import FinetuneError, FinetuneOptions
 from port_agent.finetuning.inputs.run_date import forget_date, keep_date, state_folder
@@ -122,7 +122,7 @@ class Checkpoint:
         torch.set_rng_state(found["generator"].clone())
         if "arithmetic" in found:  # not there: written by an agent that did not look
             set_arithmetic(Arithmetic(*found["arithmetic"]))
-        evaluations = [Evaluation(*one) for one in found.get("evaluations", ())]
+        evaluations = [CurvePoint(*one) for one in found.get("evaluations", ())]
         return FinetuneProgress(found["updates"], found["loss_before"], Curve(found.get("losses", []), evaluations))
 
     def keep_best(self, updates: int, trained: Sequence[torch.Tensor]) -> None:

@@ -11,7 +11,7 @@ CURVE = "curve.csv"
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluation:
+class CurvePoint:
     """The mean loss of what is held out, after so many updates."""
 
     updates: int
@@ -23,14 +23,14 @@ class Curve:
     """`losses`: of the updates, from the first on; `evaluations`: in their order, the first before any update."""
 
     losses: list[float] = field(default_factory=list)
-    evaluations: list[Evaluation] = field(default_factory=list)
+    evaluations: list[CurvePoint] = field(default_factory=list)
 
     @property
-    def best(self) -> Evaluation | None:
+    def best(self) -> CurvePoint | None:
         """The evaluation with the lowest loss, the first of several; None where there is none."""
         return min(self.evaluations, key=lambda one: (one.loss, one.updates), default=None)
 
-    def at(self, updates: int) -> Evaluation | None:
+    def at(self, updates: int) -> CurvePoint | None:
         """Return the evaluation after so many updates."""
         return next((one for one in self.evaluations if one.updates == updates), None)
 

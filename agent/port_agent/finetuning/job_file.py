@@ -13,7 +13,7 @@ import msgspec
 
 from port_agent.finetuning.inputs.model_files import CONFIG, check_model_files, fingerprints, weight_files
 from port_agent.finetuning.inputs.options import FinetuneError, FinetuneOptions
-from port_agent.finetuning.result import check_result
+from port_agent.finetuning.result import check_result_place
 from port_agent.finetuning.text.records import Records
 from port_agent.finetuning.text.sources import files_of
 from port_planner.base.units import shown
@@ -45,7 +45,7 @@ class FinetuneJob(msgspec.Struct, frozen=True, kw_only=True):
 
         It replaces what is at `--out`, where nothing is now that may not be: a worker that is killed behind its result writes it once more.
         """
-        check_result(options)
+        check_result_place(options)
         return cls(
             options=replace(options, json=False, overwrite=True),
             ram_bytes=ram_bytes,

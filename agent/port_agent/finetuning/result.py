@@ -10,7 +10,7 @@ from port_agent.finetuning.inputs.options import FinetuneError, FinetuneOptions
 from port_agent.finetuning.inputs.run_date import state_folder
 
 
-def check_result(options: FinetuneOptions) -> None:
+def check_result_place(options: FinetuneOptions) -> None:
     """Raise FinetuneError where the result would be written into the model's directory, or over something that is there."""
     out, model = Path(options.out), Path(options.model)
     if model.resolve() in (out.resolve(), *out.resolve().parents):

@@ -21,13 +21,13 @@ from port_agent.finetuning.accumulation.update import ClippedAdamW
 from port_agent.finetuning.base_record import BaseRecord
 from port_agent.finetuning.budget_check import MOMENTS, BudgetCheck
 from port_agent.finetuning.checkpoint import Checkpoint, FinetuneProgress
-from port_agent.finetuning.curve import CURVE, Curve, Evaluation
+from port_agent.finetuning.curve import CURVE, Curve, CurvePoint
 from port_agent.finetuning.federated import FederatedRound, give_adapter
 from port_agent.finetuning.inputs.earlier_adapter import ADAPTER_WEIGHTS
 from port_agent.finetuning.inputs.libraries import plain_model
 from port_agent.finetuning.inputs.options import FinetuneError, FinetuneOptions, MicroBatchOrder
 from port_agent.finetuning.inputs.schedule import rate_share
-from port_agent.finetuning.result import check_result, only_run
+from port_agent.finetuning.result import check_result_place, only_run
 from port_agent.finetuning.steering import CHECKPOINT_S, Steering, TrainingExit
 from port_agent.finetuning.text.sequence_file import IGNORED, TokenSequence
 from port_agent.finetuning.text.sequences import BUCKET_TOKENS, masked
@@ -73,7 +73,7 @@ class FinetuneOutcome:
     labels: tuple[str, ...] = ()
     best_updates: int | None = None
     """After which the result's weights were, the best of those that were looked at; None where they are the last."""
-    evaluations: tuple[Evaluation, ...] = ()
+    evaluations: tuple[CurvePoint, ...] = ()
 
 
 ReportUpdate = Callable[[Update], None]
@@ -92,7 +92,7 @@ def finetune(
     `note` is told what else a person should know. `tokenizer`: one in this process where it is None. Raises FinetuneError, and TrainingExit where `steering` does.
     """
     if given is None:
-        check_result(options)
+        check_result_place(options)
     with only_run(options):
         return _finetune(options, report, note, steering or Steering(), given, tokenizer or TokenizerHere(options))
 
@@ -269,7 +269,7 @@ class _Finetuning:
         self.loss_before = self.held_out_loss() if progress is None else progress.loss_before
         self.curve = Curve() if progress is None else progress.curve
         if progress is None and self.loss_before is not None:
-            self.curve.evaluations.append(Evaluation(0, self.loss_before))
+            self.curve.evaluations.append(CurvePoint(0, self.loss_before))
         self._generator = torch.get_rng_state()
         return progress is not None
 
@@ -314,7 +314,7 @@ class _Finetuning:
     def _evaluate(self) -> None:
         if self.curve.at(self.done) is not None or (loss := self.held_out_loss()) is None:
             return
-        self.curve.evaluations.append(Evaluation(self.done, loss))
+        self.curve.evaluations.append(CurvePoint(self.done, loss))
         best = self.curve.best
         better = best is not None and best.updates == self.done
         if better and self.options.evaluate_every is not None:

@@ -1,15 +1,15 @@
 """The course of a fine-tuning: the best evaluation, when it is over, and what is written of it."""
 
-from port_agent.finetuning.curve import Curve, Evaluation, bars
+from port_agent.finetuning.curve import Curve, CurvePoint, bars
 
 
 def curve(*losses: float) -> Curve:
-    return Curve([3.0, 2.0], [Evaluation(2 * place, loss) for place, loss in enumerate(losses)])
+    return Curve([3.0, 2.0], [CurvePoint(2 * place, loss) for place, loss in enumerate(losses)])
 
 
 def test_the_best_is_the_first_of_the_lowest() -> None:
-    assert Curve().best is None and curve(3.0, 1.0, 1.0, 2.0).best == Evaluation(2, 1.0)
-    assert curve(3.0, 1.0).at(2) == Evaluation(2, 1.0) and curve(3.0).at(1) is None
+    assert Curve().best is None and curve(3.0, 1.0, 1.0, 2.0).best == CurvePoint(2, 1.0)
+    assert curve(3.0, 1.0).at(2) == CurvePoint(2, 1.0) and curve(3.0).at(1) is None
 
 
 def test_it_is_over_where_nothing_gets_better() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from port_agent.finetuning.inputs.options import FinetuneError, FinetuneOptions
 from port_agent.finetuning.inputs.run_date import state_folder
-from port_agent.finetuning.result import check_result, only_run
+from port_agent.finetuning.result import check_result_place, only_run
 
 
 @pytest.fixture
@@ -20,17 +20,17 @@ def test_nothing_is_written_into_the_models_directory(asked: FinetuneOptions, tm
     (tmp_path / "link").symlink_to(tmp_path / "model")
     for out in ("model", "model/adapter", "link/adapter", "x/../model"):
         with pytest.raises(FinetuneError, match="within the model's directory, which is never written into"):
-            check_result(replace(asked, out=str(tmp_path / out), overwrite=True))
+            check_result_place(replace(asked, out=str(tmp_path / out), overwrite=True))
 
 
 def test_what_is_there_is_replaced_only_where_it_is_asked_for(asked: FinetuneOptions) -> None:
-    check_result(asked)
+    check_result_place(asked)
     Path(asked.out).mkdir()
-    check_result(asked)
+    check_result_place(asked)
     (Path(asked.out) / "adapter.bin").touch()
     with pytest.raises(FinetuneError, match="out is there already; give another --out, or --overwrite"):
-        check_result(asked)
-    check_result(replace(asked, overwrite=True))
+        check_result_place(asked)
+    check_result_place(replace(asked, overwrite=True))
 
 
 def test_one_run_at_a_time(asked: FinetuneOptions) -> None:

@@ -25,12 +25,12 @@ from port_agent.cli.arguments import (
     writable_folder,
 )
 from port_agent.cli.exec import add_budget_options, check_page_dir, run_in_budget
-from port_agent.cli.finetune.request import AS_STORED, check_arguments, options_of
+from port_agent.cli.finetune.request import AS_STORED, check_finetune_arguments, options_of
 from port_agent.control import places
 from port_agent.finetuning.inputs.model_files import check_model_files, check_stored_as, has_own_code
 from port_agent.finetuning.inputs.options import FinetuneOptions, MicroBatchOrder
 from port_agent.finetuning.inputs.schedule import RateSchedule
-from port_agent.finetuning.result import check_result
+from port_agent.finetuning.result import check_result_place
 from port_agent.finetuning.text.records import Records
 from port_agent.finetuning.text.task import read_config
 from port_agent.packing.quantized import Quantization
@@ -321,7 +321,7 @@ def _date(text: str) -> str:
 
 def _finetune(arguments: argparse.Namespace) -> int:
     """Become the process that trains, or submit it. Raises UsageError and FinetuneError, before anything is loaded."""
-    check_arguments(arguments)
+    check_finetune_arguments(arguments)
     check_model_files(arguments.model)
     if arguments.base == AS_STORED:
         check_stored_as(arguments.model, AS_STORED.upper())
@@ -330,7 +330,7 @@ def _finetune(arguments: argparse.Namespace) -> int:
     Records(*arguments.data)  # or there is nothing to train on
     options = options_of(arguments)
     if not (arguments.explain or arguments.show_data):
-        check_result(options)
+        check_result_place(options)
     if not arguments.submit:
         only = (
             ["--explain", str(arguments.ram)] if arguments.explain else ["--show-data"] if arguments.show_data else []

@@ -18,7 +18,7 @@ _ADAPTERS_RATE, _FULL_RATE = 2e-4, 2e-5
 """Of learning: adapters begin at nothing, whole models at what they know."""
 
 
-def check_arguments(arguments: argparse.Namespace) -> None:
+def check_finetune_arguments(arguments: argparse.Namespace) -> None:
     """Raise UsageError where arguments do not go together."""
     a = arguments
     of_adapters = next((n for n in ("targets", "alpha", "rslora", "dropout", "begin_from") if getattr(a, n)), None)

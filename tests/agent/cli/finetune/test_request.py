@@ -8,7 +8,7 @@ import pytest
 
 from port_agent.cli.arguments import UsageError
 from port_agent.cli.finetune.command import add_commands
-from port_agent.cli.finetune.request import check_arguments, options_of
+from port_agent.cli.finetune.request import check_finetune_arguments, options_of
 from port_agent.finetuning.inputs.options import FinetuneOptions
 from port_agent.finetuning.inputs.schedule import RateSchedule
 
@@ -90,4 +90,4 @@ def test_an_earlier_adapter_is_trained_as_it_is(tmp_path: Path) -> None:
 )
 def test_what_does_not_go_together_is_refused(words: tuple[str, ...], said: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=said):
-        check_arguments(parsed(tmp_path, *words))
+        check_finetune_arguments(parsed(tmp_path, *words))

@@ -187,7 +187,7 @@ def outline(folder: Path, task: Task) -> Any:
 
 
 def stored_dtype(folder: Path) -> torch.dtype:
-    """Return the data type of a directory's first floats, which counts where its configuration names none."""
+    """Return the data type of a directory's first floats, which counts where its configuration names none. Raises FinetuneError."""
     for path in weight_files(folder):
         for entry in tensor_entries(path)[1].values():
             if entry.dtype in FLOATS:

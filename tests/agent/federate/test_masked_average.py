@@ -11,6 +11,7 @@ flwr = pytest.importorskip("flwr")
 
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict  # noqa: E402
 from flwr.common import ndarray_to_bytes  # noqa: E402
+from flwr.supercore.task_identity import TaskIdentity  # noqa: E402
 
 from port_agent.federate.grid import PeerGrid  # noqa: E402
 from port_agent.federate.masked_average import MaskedAverage  # noqa: E402
@@ -19,6 +20,12 @@ from port_agent.federate.tensors import federated_tensors  # noqa: E402
 from port_agent.federate.wire import FlowerMessageError  # noqa: E402
 
 pytestmark = needs_flower
+
+
+@pytest.fixture(autouse=True)
+def identity() -> None:
+    """Give Flower the sender of messages."""
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 7, 1, 3
 
 
 @pytest.fixture(scope="module")

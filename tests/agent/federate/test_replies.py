@@ -10,12 +10,19 @@ from tests.agent.federate.jobs import needs_flower
 flwr = pytest.importorskip("flwr")
 
 from flwr.app import Message, MetricRecord, RecordDict  # noqa: E402
+from flwr.supercore.task_identity import TaskIdentity  # noqa: E402
 
 from port_agent.federate.orders import LOSS, SAMPLES, RoundOrder  # noqa: E402
 from port_agent.federate.replies import RoundAbandonedError, check_metrics, require_replies  # noqa: E402
 from port_agent.federate.wire import FlowerMessageError  # noqa: E402
 
 pytestmark = needs_flower
+
+
+@pytest.fixture(autouse=True)
+def identity() -> None:
+    """Give Flower the sender of messages."""
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 7, 1, 3
 
 
 def reply(**metrics: Any) -> Message:

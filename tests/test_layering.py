@@ -72,6 +72,7 @@ PLANNING_ROOMS = (
     "port_agent.intercept",
     "port_agent.cli",
     "port_agent.mcu.project",
+    "port_agent.mcu.project_weights",
 )
 """Who captures, plans or compiles on the device, and the commands: only these import planner beyond `FOR_AGENTS`."""
 

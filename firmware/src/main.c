@@ -2,6 +2,7 @@
 #include "device.h"
 #include "model.h"
 #include "port.h"
+#include "snapshot.h"
 
 static uint8_t arena[PORT_MODEL_ARENA_BYTES] __attribute__((aligned(PORT_ALIGNMENT)));
 static port_engine engine;
@@ -36,10 +37,13 @@ static port_status bind_engine(void)
 
 int main(void)
 {
+    struct snapshot_info info;
+
     port_init();
     if (bind_engine() != PORT_OK || port_parameters_reset(&engine) != PORT_OK) {
         port_reset(); /* tables of another engine: a build error that no host could repair over the wire */
     }
+    (void)snapshot_restore(&engine, &info); /* what was learnt and saved, else the weights of the image */
     device_init(&device, &engine);
     for (;;) {
         int byte = port_uart_get();

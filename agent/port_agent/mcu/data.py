@@ -27,6 +27,8 @@ SAMPLE_NAMES = ("x", "samples", "data", "inputs", "x_train", "features")
 LABEL_NAMES = ("y", "labels", "targets", "y_train")
 SUFFIXES = (".npz", ".safetensors")
 SHARD_NAME = "shard.txt"
+MAX_CLIPPED_SHARE = 0.5
+"""With more of its values outside of the calibrated range, a file is in other units than the model."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,6 +37,8 @@ class BoardSamples:
 
     rows: NDArray[np.int8]
     labels: NDArray[np.int64]
+    clipped: int = 0
+    """Values of the files, all samples together, outside of the range that the model was calibrated to."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -45,7 +49,7 @@ class BoardSamples:
 
     def part(self, indices: NDArray[np.int64]) -> "BoardSamples":
         """Return the samples at `indices`."""
-        return BoardSamples(self.rows[indices], self.labels[indices])
+        return BoardSamples(self.rows[indices], self.labels[indices], self.clipped)
 
 
 def data_files(path: Path) -> tuple[Path, ...]:
@@ -64,7 +68,11 @@ def data_files(path: Path) -> tuple[Path, ...]:
 def load_samples(path: Path, model: ModelDirectory) -> BoardSamples:
     """Return all samples at `path`, quantised for `model`."""
     parts = [_load_file(file, model) for file in data_files(path)]
-    return BoardSamples(np.concatenate([part.rows for part in parts]), np.concatenate([part.labels for part in parts]))
+    return BoardSamples(
+        np.concatenate([part.rows for part in parts]),
+        np.concatenate([part.labels for part in parts]),
+        sum(part.clipped for part in parts),
+    )
 
 
 def split_held_out(samples: BoardSamples, every: int) -> tuple[BoardSamples, BoardSamples]:
@@ -104,7 +112,14 @@ def keep_shard(folder: Path, shard: Shard, part: BoardSamples) -> None:
     write_atomically(path, f"{now}\n".encode())
 
 
-def _load_file(path: Path, model: ModelDirectory) -> BoardSamples:
+def load_rows(path: Path, model: ModelDirectory) -> NDArray[np.int8]:
+    """Return all samples at `path` without their labels, quantised for `model`."""
+    return np.concatenate(
+        [_rows(_choose(_arrays(file), SAMPLE_NAMES, file), file, model)[0] for file in data_files(path)]
+    )
+
+
+def _arrays(path: Path) -> dict[str, NDArray[Any]]:
     try:
         arrays: dict[str, NDArray[Any]]
         with read_sample_file(path) as stream:
@@ -115,16 +130,53 @@ def _load_file(path: Path, model: ModelDirectory) -> BoardSamples:
                     arrays = {name: archive[name] for name in archive.files}
     except (OSError, ValueError, EOFError, BadZipFile, SafetensorError) as error:
         raise BoardJobError(f"cannot read {path}: {error}; write it again with numpy.savez") from error
+    return arrays
+
+
+def _load_file(path: Path, model: ModelDirectory) -> BoardSamples:
+    arrays = _arrays(path)
     rows = _choose(arrays, SAMPLE_NAMES, path)
-    labels = _choose(arrays, LABEL_NAMES, path).astype(np.int64).reshape(-1)
-    if len(rows) != len(labels) or not len(labels):
-        raise BoardJobError(f"{path} has {len(rows)} samples and {len(labels)} labels; write as many of each")
+    labels = class_numbers(_choose(arrays, LABEL_NAMES, path), str(path))
+    if not rows.ndim or len(rows) != len(labels) or not len(labels):
+        count = len(rows) if rows.ndim else "no array of"
+        raise BoardJobError(f"{path} has {count} samples and {len(labels)} labels; write as many of each")
     if labels.min() < 0 or labels.max() >= model.class_count:
         raise BoardJobError(
             f"{path} has labels {labels.min()}..{labels.max()}, {model.name} has classes 0..{model.class_count - 1}; "
             "check that data and model belong together"
         )
-    return BoardSamples(model.quantize(rows), labels)
+    quantized, clipped = _rows(rows, path, model)
+    return BoardSamples(quantized, labels, clipped)
+
+
+def _rows(rows: NDArray[Any], path: Path, model: ModelDirectory) -> tuple[NDArray[np.int8], int]:
+    """Return samples quantised, and how many values were clipped."""
+    clipped = model.count_clipped(rows)
+    if model.input is not None and clipped > MAX_CLIPPED_SHARE * rows.size:
+        low, high = model.input.limits
+        raise BoardJobError(
+            f"{path}: {clipped / rows.size:.0%} of the values lie outside of {low:.3g} to {high:.3g}, which {model.name} was "
+            "calibrated to, and would be clipped; scale the data as those of the calibration"
+        )
+    return model.quantize(rows), clipped
+
+
+def class_numbers(labels: NDArray[Any], place: str) -> NDArray[np.int64]:
+    """Return labels [N] or [N, 1] as class numbers.
+
+    Raises BoardJobError where they are none: fractions, targets of several values, or no numbers.
+    """
+    flat = labels.reshape(-1) if labels.ndim == 2 and labels.shape[1] == 1 else labels
+    if flat.ndim != 1 or flat.dtype.kind not in "fiub":
+        raise BoardJobError(
+            f"{place} has labels of shape {list(labels.shape)} and type {labels.dtype}; boards learn classes by cross entropy: "
+            "give one class number per sample"
+        )
+    whole = flat.astype(np.float64)
+    wrong = np.flatnonzero(~np.isfinite(whole) | (whole != np.floor(whole)))
+    if len(wrong):
+        raise BoardJobError(f"{place} has the label {flat[wrong[0]]} at sample {wrong[0]}; give class numbers from 0")
+    return flat.astype(np.int64)
 
 
 def _choose(arrays: dict[str, NDArray[Any]], names: tuple[str, ...], path: Path) -> NDArray[Any]:

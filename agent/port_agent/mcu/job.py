@@ -95,6 +95,7 @@ class _Settings(msgspec.Struct, forbid_unknown_fields=True):
     scaling: bool | msgspec.UnsetType = msgspec.UNSET
     seed: int | msgspec.UnsetType = msgspec.UNSET
     snapshot_every: int | msgspec.UnsetType = msgspec.UNSET
+    save_every: int | msgspec.UnsetType = msgspec.UNSET
     evaluate_every: int | msgspec.UnsetType = msgspec.UNSET
     steps: int | None = None
 
@@ -113,23 +114,37 @@ class _JobFile(msgspec.Struct, forbid_unknown_fields=True):
     settings: _Settings = msgspec.field(default_factory=_Settings)
 
 
-def _spec(job: _JobFile, folder: Path) -> BoardJobSpec:
+def read_settings(fields: dict[str, Any]) -> TrainSettings:
+    """Return settings as a job file or a project names them.
+
+    Raises BoardJobError for a name that there is not, or a value outside of its range.
+    """
+    try:
+        return _settings(msgspec.convert(fields, _Settings))
+    except msgspec.ValidationError as error:
+        raise BoardJobError(f"wrong settings: {error}; see port_agent.mcu.trainer.TrainSettings") from error
+
+
+def _settings(given: _Settings) -> TrainSettings:
     settings: dict[str, Any] = {
-        name: value for name, value in msgspec.structs.asdict(job.settings).items() if value is not msgspec.UNSET
+        name: value for name, value in msgspec.structs.asdict(given).items() if value is not msgspec.UNSET
     }
     if "rule" in settings:
         known = {rule.name.lower(): rule for rule in Rule}
         if settings["rule"] not in known:
             raise BoardJobError(f"there is no rule {settings['rule']!r} of rounding; use {', '.join(known)}")
         settings["rule"] = known[settings["rule"]]
+    return TrainSettings(**settings)
 
+
+def _spec(job: _JobFile, folder: Path) -> BoardJobSpec:
     def place(name: str | None) -> Path | None:
         return None if name is None else folder / name
 
     return BoardJobSpec(
         model=folder / job.model, data=place(job.data), test=place(job.test), board=job.board, port=job.port,
         serial=job.serial, simulate=job.simulate, held_out_every=job.held_out_every, out=place(job.out),
-        settings=TrainSettings(**settings),
+        settings=_settings(job.settings),
     )  # fmt: skip
 
 

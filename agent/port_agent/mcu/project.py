@@ -16,6 +16,9 @@ from numpy.typing import NDArray
 
 from port_agent.mcu.board.catalogue import find_board
 from port_agent.mcu.board.errors import BoardJobError
+from port_agent.mcu.data import class_numbers
+from port_agent.mcu.job import read_settings
+from port_agent.mcu.project_weights import read_weights, take_weights, write_layers
 from port_agent.mcu.protocol.board_model import InputFormat, write_manifest
 from port_agent.mcu.trainer import TrainSettings
 from port_agent.system.atomic_file import write_atomically
@@ -67,7 +70,43 @@ def load_project(folder: Path) -> Project:
         raise BoardJobError(
             f"make_project() of {script} returned {type(project).__name__}, not port_agent.mcu.project.Project"
         )
+    check_project(project)
     return project
+
+
+def check_project(project: Project) -> None:
+    """Raise BoardJobError where a project's settings, samples or labels do not belong to its model."""
+    find_board(project.board)
+    read_settings(project.settings)
+    graph = project.model.quantized.graph
+    if project.classes and len(project.classes) != graph.classes:
+        raise BoardJobError(f"{len(project.classes)} names for {graph.classes} classes; name each, or none")
+    form = input_format(project)
+    for name in ("train", "test"):
+        x, y = np.asarray(getattr(project, f"{name}_x")), np.asarray(getattr(project, f"{name}_y"))
+        if x.shape[1:] not in form.shapes or x.dtype.kind not in "fiub":
+            raise BoardJobError(
+                f"{name}_x has shape {list(x.shape)} and type {x.dtype}; {graph.name} takes real values "
+                f"[N, {form.channels}, {form.height}, {form.width}]"
+            )
+        if not np.isfinite(x).all():
+            raise BoardJobError(f"{name}_x has values that are NaN or infinite; leave those samples out")
+        labels = class_numbers(y, f"{name}_y")
+        if len(labels) != len(x):
+            raise BoardJobError(
+                f"{len(x)} samples in {name}_x and {len(labels)} labels in {name}_y; give as many of each"
+            )
+        if len(labels) and not 0 <= labels.min() <= labels.max() < graph.classes:
+            raise BoardJobError(
+                f"{name}_y has labels {labels.min()}..{labels.max()}, the model has {graph.classes} outputs; number the classes "
+                "from 0"
+            )
+
+
+def input_format(project: Project) -> InputFormat:
+    """Return shape and scale of the input of a project's model."""
+    shape, tensor = project.model.quantized.graph.input_shape, project.model.quantized.input
+    return InputFormat(shape.channels, shape.height, shape.width, float(tensor.scale), int(tensor.zero))
 
 
 def fit_project(
@@ -92,6 +131,24 @@ def fit_project(
         progress=progress,
     )
     return _with_scheme(project, fitted.model), fitted
+
+
+def weigh_project(project: Project, path: Path) -> Project:
+    """Return the project with the weights of a file that `mcu export` wrote, or of a state_dict of its module.
+
+    Raises BoardJobError where the file cannot be read, or does not fit.
+    """
+    return replace(project, model=take_weights(project.model, read_weights(path)))
+
+
+def freeze_project(project: Project) -> Project:
+    """Return the project compiled for inference only: nothing is trained, and no memory is kept for it."""
+    from port_planner.mcu.autodiff import SparseScheme
+    from port_planner.mcu.compile import compile_quantized
+
+    model = project.model
+    frozen = compile_quantized(model.quantized, scheme=SparseScheme({}), simd=model.simd)
+    return _with_scheme(project, frozen)
 
 
 def widen_project(project: Project) -> Project:
@@ -210,9 +267,8 @@ def _limits(project: Project, ram_bytes: int, deadline_s: float | None, page: st
 def write_project(project: Project, out: Path) -> Path:
     """Write tables, manifest, data and job.json into `out`; return the job file."""
     project.model.write(out)
-    shape, tensor = project.model.quantized.graph.input_shape, project.model.quantized.input
-    form = InputFormat(shape.channels, shape.height, shape.width, float(tensor.scale), int(tensor.zero))
-    write_manifest(out, form, project.classes)
+    write_manifest(out, input_format(project), project.classes)
+    write_layers(out, project.model)
     np.savez(out / "train.npz", x=project.model.quantize_input(project.train_x), y=project.train_y)
     np.savez(out / "test.npz", x=project.model.quantize_input(project.test_x), y=project.test_y)
     job = {

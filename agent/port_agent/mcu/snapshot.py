@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from port_agent.mcu.board.errors import SnapshotError
+from port_agent.mcu.board.errors import BoardJobError, SnapshotError
 from port_agent.mcu.protocol.effects import TrainingOptions, TrainingState
 from port_agent.system.atomic_file import write_atomically
 from port_planner.ir.bundle.safetensors_io import Chunks, encode
@@ -24,6 +24,7 @@ MAGIC = b"PORTMCU1"
 SNAPSHOT_NAME = "snapshot.portmcu"
 MARK_NAME = "place.json"
 ROUND_NAME = "round"
+COURSE_NAME = "course.txt"
 DIGEST_BYTES = 32
 
 
@@ -126,11 +127,32 @@ def begin_round(folder: Path, number: int) -> None:
     path = folder / ROUND_NAME
     if path.is_file() and path.read_text().strip() == str(number):
         return
+    keep_weights_only(folder)
+    write_atomically(path, f"{number}\n".encode())
+
+
+def keep_weights_only(folder: Path) -> None:
+    """Let the weights of the newest snapshot be where another training begins: with other samples, another seed or rate."""
     snapshot = read_snapshot(folder / SNAPSHOT_NAME)
     (folder / MARK_NAME).unlink(missing_ok=True)
     if snapshot is not None:
         write_snapshot(folder / SNAPSHOT_NAME, replace(snapshot, position=TrainingPosition()))
-    write_atomically(path, f"{number}\n".encode())
+    (folder / COURSE_NAME).unlink(missing_ok=True)
+
+
+def keep_course(folder: Path, course: str) -> None:
+    """Note in `folder` what its position counts: samples in the order of a seed, each trained at a rate.
+
+    Raises BoardJobError where there is a position already and it counts something else: it would mean nothing there.
+    """
+    path = folder / COURSE_NAME
+    began = any((folder / name).is_file() for name in (SNAPSHOT_NAME, MARK_NAME))
+    if began and path.is_file() and (before := path.read_text().strip()) != course:
+        raise BoardJobError(
+            f"{folder} has a training of {before}; now it is {course}. Put these back, give another --state-dir to begin "
+            "with the weights of the model, or give --keep-weights to train on from what is learnt"
+        )
+    write_atomically(path, f"{course}\n".encode())
 
 
 def write_mark(path: Path, mark: PlaceMark) -> None:

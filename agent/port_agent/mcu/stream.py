@@ -2,7 +2,7 @@
 
 A job then trains on them round by round.
 
-The stream is JSON lines, {"x": [numbers], "y": class}, from standard input, a FIFO, a serial port or tcp:HOST:PORT: what a
+The stream is JSON lines, {"x": [numbers, channel by channel], "y": class}, from standard input, a FIFO, a serial port or tcp:HOST:PORT: what a
 sensor program can print. Written to disk first, a sample survives power cuts and unplugs of the board that learns it.
 """
 
@@ -100,7 +100,8 @@ def read_line(line: bytes, model: ModelDirectory) -> Sample | None:
         return None
     try:
         sample = msgspec.json.decode(line, type=_Line)
-        row = model.quantize(np.asarray(sample.x, np.float32).reshape(1, -1))[0]
+        numbers = np.asarray(sample.x, np.float32)
+        row = model.quantize(numbers.reshape(1, *(model.input.shapes[0] if model.input else (-1,))))[0]
     except (ValueError, RecursionError, BoardJobError):
         return None
     return (row, sample.y) if 0 <= sample.y < model.class_count else None

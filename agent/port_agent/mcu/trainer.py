@@ -20,6 +20,7 @@ from port_agent.mcu.board.errors import (
     NoAnswerError,
     PagesFailedError,
     PortNotFoundError,
+    RefusedError,
     SequenceError,
 )
 from port_agent.mcu.data import BoardSamples
@@ -27,6 +28,7 @@ from port_agent.mcu.protocol.board_model import ModelDirectory
 from port_agent.mcu.protocol.device import Device
 from port_agent.mcu.protocol.effects import RestoreSource, Rule, TrainingOptions, TrainingState
 from port_agent.mcu.protocol.link import Link
+from port_agent.mcu.protocol.messages import ReplyStatus
 from port_agent.mcu.snapshot import (
     MARK_NAME,
     SNAPSHOT_NAME,
@@ -34,6 +36,7 @@ from port_agent.mcu.snapshot import (
     Snapshot,
     TrainingPosition,
     export_parameters,
+    keep_course,
     read_mark,
     read_snapshot,
     write_mark,
@@ -60,13 +63,15 @@ class TrainSettings:
     seed: int = 1
     snapshot_every: int = 200
     """Samples between host snapshots."""
+    save_every: int = 20_000
+    """Samples between saves on the board; there is always one at the end. Each erases one of two slots, which last some 10,000."""
     evaluate_every: int = 1
     """Epochs between evaluations; before the first and after the last there is always one."""
     steps: int | None = None
     """Stop after so many samples in all, None: after the epochs."""
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "snapshot_every", "evaluate_every"):
+        for name in ("epochs", "snapshot_every", "save_every", "evaluate_every"):
             if getattr(self, name) < 1:
                 raise BoardJobError(f"{name} is {getattr(self, name)}; give at least 1")
         if self.steps is not None and self.steps < 1:
@@ -118,7 +123,19 @@ class BoardInterrupted:
     resumed_at: int | None
 
 
-Event = Progress | BoardEvaluation | SnapshotTaken | BoardInterrupted
+@dataclass(frozen=True, slots=True)
+class BoardSaved:
+    """The board keeps its weights over a power cut, or does not, with the reason.
+
+    `saves`: of this model on this board, ever; half of them in each slot.
+    """
+
+    step: int
+    saves: int
+    problem: str | None = None
+
+
+Event = Progress | BoardEvaluation | SnapshotTaken | BoardInterrupted | BoardSaved
 
 
 def sample_order(count: int, seed: int, epoch: int) -> list[int]:
@@ -151,7 +168,9 @@ class BoardTrainer:
         self.position = TrainingPosition()
         self._state = TrainingState(settings.seed, 0)
         self._last_snapshot = 0
-        self._evaluated_epoch = -1
+        self._last_save = 0
+        self._keeps_weights = False
+        self._evaluated_step = -1
         self._order: tuple[int, list[int]] = (-1, [])
         self._failed_pages = (-1, 0)
         """The furthest step at which pages failed, and how often in a row."""
@@ -168,7 +187,11 @@ class BoardTrainer:
         return self.position.step >= self.total_steps
 
     def start(self) -> None:
-        """Connect, and go on from the device's own RAM, from a snapshot, or from the beginning."""
+        """Connect, and go on from the device's own RAM, from a snapshot, or from the beginning.
+
+        Raises BoardJobError where the state directory's position is one among other samples, or with another seed or rate.
+        """
+        keep_course(self._snapshot_path.parent, self._course())
         device = self._link.connect()
         mark = read_mark(self._mark_path)
         if mark is not None and self._still_there(device, mark):
@@ -220,6 +243,19 @@ class BoardTrainer:
         self._last_snapshot = self.position.step
         self._emit(SnapshotTaken(self.position.step, size, time.monotonic() - start))
 
+    def save_on_board(self) -> None:
+        """Have the board keep its weights in its own flash, from which it boots; say where it cannot."""
+        device = self._link.device
+        saves, problem = 0, None
+        try:
+            saves = device.save().generation
+        except RefusedError as error:
+            if error.status not in (ReplyStatus.NO_STORAGE.name, ReplyStatus.STORAGE_FAILED.name):
+                raise
+            problem = str(error)
+        self._last_save, self._keeps_weights = self.position.step, True
+        self._emit(BoardSaved(self.position.step, saves, problem))
+
     def write_result(self, path: Path | None) -> str | None:
         """Write the trained parameters to `path`, if there is one; return the checksum of the file.
 
@@ -244,6 +280,12 @@ class BoardTrainer:
             done, correct, loss = done + result.done, correct + result.correct, loss + result.loss_sum
         return BoardEvaluation(self.position.step, correct / max(1, done), loss / max(1, done), done)
 
+    def _course(self) -> str:
+        data = bytes_checksum(self._samples.rows.tobytes() + self._samples.labels.tobytes())
+        s = self._settings
+        rule = f"{s.rule.name.lower()} rounding{'' if s.scaling else ' without scaling'}"
+        return f"{len(self._samples)} samples with checksum {data}, seed {s.seed}, rate {s.learning_rate:g}, {rule}"
+
     def _options(self) -> TrainingOptions:
         return TrainingOptions(self._settings.learning_rate, self._settings.rule, self._settings.scaling)
 
@@ -256,18 +298,23 @@ class BoardTrainer:
             self.take_snapshot()
         if self._held_out is not None and self._evaluation_is_due():
             self._emit(self.evaluate(self._held_out))
-            self._evaluated_epoch = self.position.epoch
+            self._evaluated_step = self.position.step
         if self.finished:
             if self._last_snapshot != self.position.step:
                 self.take_snapshot()
+            if not self._keeps_weights or self._last_save != self.position.step:
+                self.save_on_board()
             return False
+        if self.position.step - self._last_save >= self._settings.save_every:
+            self.save_on_board()
         self._train_once(self._link.device)
         return True
 
     def _evaluation_is_due(self) -> bool:
-        if not self._held_out or self._evaluated_epoch >= self.position.epoch:
+        if not self._held_out or self._evaluated_step == self.position.step:
             return False
-        return self.position.epoch % self._settings.evaluate_every == 0 or self.finished
+        between = self.position.index == 0 and self.position.epoch % self._settings.evaluate_every == 0
+        return between or self.finished
 
     def _train_once(self, device: Device) -> None:
         start = time.monotonic()
@@ -322,8 +369,9 @@ class BoardTrainer:
         self._note_start()
 
     def _note_start(self) -> None:
-        self._last_snapshot = self.position.step
-        self._evaluated_epoch = self.position.epoch if self.position.index else self.position.epoch - 1
+        self._last_snapshot = self._last_save = self.position.step
+        self._keeps_weights = False
+        self._evaluated_step = -1
 
     def _return(self, stop: Callable[[], bool]) -> None:
         """Come back after the port went away."""

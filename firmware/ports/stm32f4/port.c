@@ -50,7 +50,10 @@
 #define FLASH_STATUS REGISTER(0x40023C0Cu)
 #define FLASH_CONTROL REGISTER(0x40023C10u)
 #define ACCESS_3_WAITS (3u | 7u << 8) /* and prefetch and both caches */
+#define ACCESS_DATA_CACHE (1u << 10)
+#define ACCESS_DATA_CACHE_RESET (1u << 12)
 #define FLASH_BUSY (1u << 16)
+#define FLASH_ERRORS 0xF2u /* operation, write protection, alignment, parallelism, sequence: one of them blocks the next write */
 #define CONTROL_PROGRAM 1u
 #define CONTROL_ERASE 2u
 #define CONTROL_WORDS (2u << 8)
@@ -179,8 +182,19 @@ static void flash_wait(void)
 static void flash_unlock(void)
 {
     flash_wait();
+    FLASH_STATUS = FLASH_ERRORS; /* writing ones clears; what fails now is seen by reading back (driver.c) */
     FLASH_KEY = 0x45670123u;
     FLASH_KEY = 0xCDEF89ABu;
+}
+
+/* RM0090 3.5.5: lines of the data cache that were read before an erase or a write are not made invalid by it. */
+static void flash_lock(void)
+{
+    FLASH_CONTROL = CONTROL_LOCK;
+    FLASH_ACCESS &= ~ACCESS_DATA_CACHE;
+    FLASH_ACCESS |= ACCESS_DATA_CACHE_RESET;
+    FLASH_ACCESS &= ~ACCESS_DATA_CACHE_RESET;
+    FLASH_ACCESS |= ACCESS_DATA_CACHE;
 }
 
 void cortexm_flash_erase(uint32_t first, uint32_t size)
@@ -192,7 +206,7 @@ void cortexm_flash_erase(uint32_t first, uint32_t size)
         FLASH_CONTROL |= CONTROL_START;
         flash_wait();
     }
-    FLASH_CONTROL = CONTROL_LOCK;
+    flash_lock();
 }
 
 void cortexm_flash_write(uint32_t at, const uint8_t *bytes, uint32_t size)
@@ -206,5 +220,5 @@ void cortexm_flash_write(uint32_t at, const uint8_t *bytes, uint32_t size)
         REGISTER(at + i) = word;
         flash_wait();
     }
-    FLASH_CONTROL = CONTROL_LOCK;
+    flash_lock();
 }

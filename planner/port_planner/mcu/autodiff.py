@@ -330,6 +330,19 @@ def prune(program: SampleProgram, scheme: SparseScheme) -> SampleProgram:
 
 def _check_scheme(graph: Graph, scheme: SparseScheme) -> None:
     layers = {op.name: op for op in graph.weighted()}
+    for op in layers.values():
+        if op.shares and any(scheme.of(name) != LayerUpdate() for name in (op.name, op.shares)):
+            raise McuCompileError(
+                op.name,
+                f"the module uses the weights of {op.shares} again here, and on a board the two would train apart",
+                "leave both out of the scheme, or give the module a layer for each use",
+            )
+    if graph.classes < 2 and any(update != LayerUpdate() for update in scheme.updates.values()):
+        raise McuCompileError(
+            graph.ops[-1].name,
+            "one output cannot be trained: the cross entropy of a single class is always 0",
+            "give it two outputs, one for each answer, or compile it for inference only (an empty scheme)",
+        )
     for name, update in scheme.updates.items():
         if name not in layers:
             raise McuCompileError(

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import nn
 
@@ -18,6 +19,7 @@ from port_planner.mcu.autodiff import SparseScheme, full_scheme
 from port_planner.mcu.choose_plan import FitOptions, FittedMemory
 from port_planner.mcu.emit import GeneratedModel, emit_model
 from port_planner.mcu.frontend import import_module
+from port_planner.mcu.ir import McuCompileError
 from port_planner.mcu.low_bytes import fit_low_bytes
 from port_planner.mcu.memory import MemoryPlan, plan_memory
 from port_planner.mcu.quantize import Int8Array, QuantizedGraph, quantize
@@ -90,9 +92,28 @@ def compile_model(
     for. `simd` gives the convolutions scratch for the DSP kernels, which a
     Cortex-M0 has no use for. Raises McuCompileError, ArenaBudgetError, BoardDeadlineError.
     """
-    graph = import_module(module, calibration.shape[1:], name)
-    quantized = quantize(graph, calibration)
+    samples = calibration_samples(calibration)
+    graph = import_module(module, calibration.shape[1:], name, samples)
+    quantized = quantize(graph, samples.numpy())
     return compile_quantized(quantized, scheme=scheme, budget=budget, fit=fit, q88=q88, simd=simd)
+
+
+def calibration_samples(calibration: NDArray[np.float32]) -> torch.Tensor:
+    """Return calibration data as torch takes it.
+
+    Raises McuCompileError for what is no array of finite real samples.
+    """
+    data = np.asarray(calibration)
+    if data.ndim not in (2, 3, 4) or not data.size:
+        raise McuCompileError(
+            "calibration", f"an array of shape {list(data.shape)}", "give samples as [N, C, H, W], [N, C, W] or [N, C]"
+        )
+    if data.dtype.kind not in "fiub":
+        raise McuCompileError("calibration", f"values of type {data.dtype}", "give real numbers")
+    wrong = int(data.size - np.isfinite(data).sum())
+    if wrong:
+        raise McuCompileError("calibration", f"{wrong:,} of {data.size:,} values are NaN or infinite", "leave them out")
+    return torch.from_numpy(np.ascontiguousarray(data, np.float32))
 
 
 def compile_quantized(

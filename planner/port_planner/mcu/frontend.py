@@ -1,20 +1,18 @@
 """From a PyTorch module, as written, to the compiler's float graph.
 
 torch.fx traces the module, batch norm is folded into the convolution before it, activation functions into the op before
-them, dropout and identity vanish, and a flatten only changes how the linear layer's columns are ordered. MCUNet's and
-torchvision's MobileNetV2 blocks go through unchanged.
+them, dropout and identity vanish, and views only change what the axes of a tensor mean (`torch_axes`). MCUNet's and
+torchvision's MobileNetV2 blocks go through unchanged. The graph is compared with the module before anything is made of it.
 """
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import fx, nn
 
 from port_planner.mcu.ir import (
@@ -23,42 +21,55 @@ from port_planner.mcu.ir import (
     FloatArray,
     Graph,
     KernelCall,
+    LayerOrigin,
     McuCompileError,
     OpKind,
     Shape,
     verify_mcu_graph,
 )
+from port_planner.mcu.module_trace import evaluating, node_place, refuse_difference, run_nodes, trace_module
+from port_planner.mcu.torch_axes import GRAPH_AXES, TorchAxes, extent
 
 INPUT = "input"
+_NOISE_SAMPLES = 2
+"""With one sample the batch is an axis of extent 1, which squeeze() takes away."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeValue:
-    """What an fx node stands for: a tensor of the graph, its layout, and whether it is flattened."""
+    """What an fx node stands for: a tensor of the graph, and the axes that torch sees."""
 
     tensor: str
-    shape: Shape
-    flat: bool = False
+    seen: TorchAxes
+
+    @property
+    def shape(self) -> Shape:
+        return self.seen.shape
 
 
-def import_module(module: nn.Module, input_shape: Sequence[int], name: str = "model") -> Graph:
-    """Return the float graph of a module in eval mode.
+def import_module(
+    module: nn.Module, input_shape: Sequence[int], name: str = "model", samples: torch.Tensor | None = None
+) -> Graph:
+    """Return the float graph of a module in eval mode, compared with the module on `samples` (None: on noise).
 
     For one sample of `input_shape`: [C, H, W] or [C, W].
 
-    Raises McuCompileError, with the layer and what to do, for anything the firmware has no kernel for.
+    Raises McuCompileError, with the layer and what to do, for anything the firmware has no kernel for, and where the
+    graph computes something else than the module.
     """
-    was_training = module.training
-    module.eval()
-    try:
-        traced = fx.symbolic_trace(module)
-    except (fx.proxy.TraceError, TypeError) as error:
-        raise McuCompileError(name, f"cannot be traced ({error})", "remove control flow on tensor values") from error
-    finally:
-        module.train(was_training)
-    importer = _Importer(traced, _sample_shape(input_shape))
-    graph = Graph(name, INPUT, importer.input_shape, importer.run())
-    verify_mcu_graph(graph)
+    seen = TorchAxes.of(_sample_shape(input_shape), GRAPH_AXES if len(input_shape) == 3 else "CW"[: len(input_shape)])
+    noise = torch.randn(_NOISE_SAMPLES, *input_shape, generator=torch.Generator().manual_seed(1))
+    samples = noise if samples is None else samples
+    with evaluating(module):
+        traced = trace_module(module, name)
+        importer = _Importer(traced, seen, run_nodes(traced, noise))
+        state = {
+            key: _array(value) if value.is_floating_point() else value.numpy(force=True).copy()
+            for key, value in module.state_dict().items()
+        }
+        graph = Graph(name, INPUT, seen.shape, importer.run(), state)
+        verify_mcu_graph(graph)
+        refuse_difference(module, traced, graph, importer.lasting(), samples)
     return graph
 
 
@@ -72,28 +83,16 @@ def _sample_shape(extents: Sequence[int]) -> Shape:
     raise McuCompileError("input", f"{len(extents)} axes", "give one sample as [C, H, W], [C, W] or [C]")
 
 
-def _pair(value: object, one_d: bool) -> tuple[int, int]:
-    """Return (vertical, horizontal) of a torch argument: an int or a tuple.
-
-    1-D extents are horizontal.
-    """
+def _numbers(value: object, count: int) -> tuple[int, ...]:
+    """Return a torch argument, an int or a tuple, as one number for each of `count` axes."""
     numbers = (value,) if isinstance(value, int) else tuple(cast(Sequence[int], value))
-    if one_d:
-        return -1, int(numbers[0])
-    return (int(numbers[0]), int(numbers[0])) if len(numbers) == 1 else (int(numbers[0]), int(numbers[1]))
+    return tuple(int(number) for number in (numbers * count if len(numbers) == 1 else numbers))
 
 
-def _window(value: object, one_d: bool, missing: int) -> tuple[int, int]:
-    vertical, horizontal = _pair(value, one_d)
-    return (missing if vertical < 0 else vertical), horizontal
-
-
-def _function_name(node: fx.Node) -> str:
-    """Return the name of the function or method called.
-
-    A printed function also carries its address, in which "1d" may stand.
-    """
-    return node.target if isinstance(node.target, str) else str(getattr(node.target, "__name__", node.name))
+def _by_axis(names: Sequence[str], numbers: Sequence[int], missing: int) -> tuple[int, int]:
+    """Return numbers that belong to axes of the graph as (vertical, horizontal)."""
+    given = dict(zip(names, numbers, strict=True))
+    return given.get("H", missing), given.get("W", missing)
 
 
 def _array(tensor: torch.Tensor) -> FloatArray:
@@ -111,44 +110,54 @@ def _out_shape(
 class _Importer:
     """One pass over the fx nodes.
 
-    `ops` grows in execution order, later nodes may rewrite the newest op.
+    `ops` grows in execution order, later nodes may rewrite an op whose result nothing else reads.
     """
 
-    def __init__(self, traced: fx.GraphModule, input_shape: Shape) -> None:
+    def __init__(self, traced: fx.GraphModule, seen: TorchAxes, results: Mapping[fx.Node, object]) -> None:
         self.traced = traced
         self.modules = dict(traced.named_modules())
-        self.input_shape = input_shape
+        self.input = seen
+        self.results = results
         self.values: dict[fx.Node, NodeValue] = {}
         self.ops: dict[str, KernelCall] = {}
+        self.views: dict[str, list[fx.Node]] = {}
+        """The nodes that stand for a tensor as its op leaves it now."""
+        self.owners: dict[int, str] = {}
+        """Which op has a module's weights, by the identity of the weight."""
 
     def run(self) -> tuple[KernelCall, ...]:
         for node in self.traced.graph.nodes:
             if node.op == "placeholder":
-                if INPUT in {value.tensor for value in self.values.values()}:
+                if self.values:
                     raise McuCompileError(node.name, "a second input", "feed the sensors as channels of one input")
-                self.values[node] = NodeValue(INPUT, self.input_shape)
+                self._stand_for(node, NodeValue(INPUT, self.input))
             elif node.op == "output":
-                self._finish(node)
+                return self._finish(node)
+            elif not isinstance(self.results[node], torch.Tensor):
+                continue  # a size, only ever an argument of a view
             elif node.op == "call_module":
-                self.values[node] = self._module(node)
-            elif self._asks_for_a_shape(node):
-                continue  # only ever an argument of view and reshape, which flatten
+                self._stand_for(node, self._module(node))
             elif node.op in ("call_function", "call_method"):
-                self.values[node] = self._function(node)
+                self._stand_for(node, self._function(node))
             else:
-                raise McuCompileError(node.name, f"{node.op} {node.target}", "keep parameters inside layers")
-        return tuple(self.ops.values())
+                raise McuCompileError(node_place(node), f"{node.op} {node.target}", "keep parameters inside layers")
+        raise McuCompileError("output", "the module returns nothing", "return the logits")
 
-    def _asks_for_a_shape(self, node: fx.Node) -> bool:
-        if node.target == "size" or (node.target is getattr and node.args[1] == "shape"):
-            return True
-        return node.target is operator.getitem and node.args[0] not in self.values
+    def lasting(self) -> dict[fx.Node, tuple[str, TorchAxes]]:
+        """Return the nodes that stand for a tensor as its op leaves it, in execution order."""
+        kept = {node for name, nodes in self.views.items() if name == INPUT or name in self.ops for node in nodes}
+        return {node: (value.tensor, value.seen) for node, value in self.values.items() if node in kept}
 
-    def _finish(self, node: fx.Node) -> None:
+    def _stand_for(self, node: fx.Node, value: NodeValue) -> None:
+        self.values[node] = value
+        self.views.setdefault(value.tensor, []).append(node)
+
+    def _finish(self, node: fx.Node) -> tuple[KernelCall, ...]:
         result = node.args[0]
         if not isinstance(result, fx.Node):
             raise McuCompileError("output", "not a single tensor", "return the logits only")
-        last = self.ops.get(self.values[result].tensor)
+        value = self.values[result]
+        last = self.ops.get(value.tensor)
         if (
             last is None
             or last.kind is not OpKind.CONV
@@ -157,6 +166,15 @@ class _Importer:
         ):
             raise McuCompileError("output", "the model does not end in a linear layer", "end it with nn.Linear")
         self.ops[last.name] = replace(last, kind=OpKind.CLASSIFIER)
+        self._drop_unread(last.name)
+        return tuple(self.ops.values())
+
+    def _drop_unread(self, result: str) -> None:
+        """Leave out what the result does not depend on, and have the result computed last."""
+        needed = {result}
+        for op in reversed(self.ops.values()):
+            needed.update(op.inputs if op.name in needed else ())
+        self.ops = {name: op for name, op in self.ops.items() if name in needed}
 
     # -- nodes ------------------------------------------------------------------------------------------------------
 
@@ -164,269 +182,345 @@ class _Importer:
         argument = node.args[position] if len(node.args) > position else None
         if not isinstance(argument, fx.Node) or argument not in self.values:
             raise McuCompileError(
-                node.name, f"argument {position} is not a tensor", "use tensors computed from the input"
+                node_place(node), f"argument {position} is not a tensor", "use tensors computed from the input"
             )
         return self.values[argument]
 
     def _module(self, node: fx.Node) -> NodeValue:
         module = self.modules[str(node.target)]
         value = self._source(node)
-        label = str(node.target).replace(".", "_")
         match module:
             case nn.Conv2d() | nn.Conv1d():
-                return self._convolution(label, module, value)
+                return self._convolution(node, module, value)
             case nn.BatchNorm2d() | nn.BatchNorm1d():
-                return self._fold_batch_norm(label, module, value, node)
+                return self._batch_norm(node, module, value)
             case nn.Linear():
-                return self._linear(label, module, value)
+                return self._linear(node, module, value)
             case nn.ReLU():
-                return self._activate(label, Clamp.RELU, value, node)
+                return self._activate(node, Clamp.RELU, value)
             case nn.ReLU6():
-                return self._activate(label, Clamp.RELU6, value, node)
+                return self._activate(node, Clamp.RELU6, value)
             case nn.Hardtanh() if (module.min_val, module.max_val) == (0.0, 6.0):
-                return self._activate(label, Clamp.RELU6, value, node)
+                return self._activate(node, Clamp.RELU6, value)
             case nn.Dropout() | nn.Dropout2d() | nn.Dropout1d() | nn.Identity():
                 return value
-            case nn.Flatten():
-                return replace(value, flat=True)
+            case nn.Flatten() | nn.Unflatten():
+                return self._view(node, value)
             case nn.MaxPool2d() | nn.MaxPool1d() | nn.AvgPool2d() | nn.AvgPool1d():
-                return self._pool_module(label, module, value)
+                return self._pool_module(node, module, value)
             case nn.AdaptiveAvgPool2d() | nn.AdaptiveAvgPool1d():
-                return self._global_average(label, module.output_size, value)
+                dimensions = 1 if isinstance(module, nn.AdaptiveAvgPool1d) else 2
+                return self._adaptive_average(node, module.output_size, dimensions, value)
         raise McuCompileError(
-            label, f"no kernel for {type(module).__name__}", "use convolution, pooling, ReLU, add, linear"
+            node_place(node), f"no kernel for {type(module).__name__}", "use convolution, pooling, ReLU, add, linear"
         )
 
     def _function(self, node: fx.Node) -> NodeValue:
-        target, name = node.target, _function_name(node)
-        if target in (operator.add, operator.iadd, torch.add) or name.removesuffix("_") == "add":
+        target = node.target
+        name = (target if isinstance(target, str) else str(getattr(target, "__name__", node.name))).removesuffix("_")
+        if name in ("add", "iadd"):
             return self._add(node)
         value = self._source(node)
-        if target in (F.relu, torch.relu):
-            return self._activate(node.name, Clamp.RELU, value, node)
-        if target is F.relu6:
-            return self._activate(node.name, Clamp.RELU6, value, node)
-        if target is torch.flatten:
-            return replace(value, flat=True)
         match name:
-            case "relu" | "relu_":
-                return self._activate(node.name, Clamp.RELU, value, node)
-            case "flatten" | "view" | "reshape":
-                return replace(value, flat=True)
-            case "squeeze":
-                return replace(value, flat=value.flat or value.shape.height * value.shape.width == 1)
+            case "relu":
+                return self._activate(node, Clamp.RELU, value)
+            case "relu6":
+                return self._activate(node, Clamp.RELU6, value)
+            case "flatten" | "view" | "reshape" | "squeeze" | "unsqueeze" | "unflatten":
+                return self._view(node, value)
+            case "permute" | "transpose" | "swapaxes" | "movedim":
+                return self._permute(node, value)
             case "dropout" | "contiguous":
                 return value
             case "mean":
                 return self._mean(node, value)
             case "adaptive_avg_pool2d" | "adaptive_avg_pool1d":
-                return self._global_average(node.name, self._argument(node, 1, "output_size", 1), value)
+                size = self._argument(node, 1, "output_size", 1)
+                return self._adaptive_average(node, size, 1 if "1d" in name else 2, value)
             case "max_pool2d" | "max_pool1d" | "avg_pool2d" | "avg_pool1d":
-                return self._pool_function(node, value)
-        raise McuCompileError(node.name, f"no kernel for {name}", "use convolution, pooling, ReLU, add, linear")
+                return self._pool_function(node, name, value)
+        raise McuCompileError(node_place(node), f"no kernel for {name}", "use convolution, pooling, ReLU, add, linear")
 
     @staticmethod
     def _argument(node: fx.Node, position: int, keyword: str, default: object) -> object:
         return node.args[position] if len(node.args) > position else node.kwargs.get(keyword, default)
 
+    # -- views ------------------------------------------------------------------------------------------------------
+
+    def _result_shape(self, node: fx.Node) -> tuple[int, ...]:
+        """Return the shape that torch's own run of a node gave, without the batch."""
+        batch, *extents = cast(torch.Tensor, self.results[node]).shape or (0,)
+        if batch != _NOISE_SAMPLES:
+            raise McuCompileError(node_place(node), "the batch is not the first axis any more", "keep it there")
+        return tuple(extents)
+
+    def _view(self, node: fx.Node, value: NodeValue) -> NodeValue:
+        extents = self._result_shape(node)
+        seen = value.seen.reshaped(extents)
+        if seen is None:
+            shapes = f"{list(value.seen.extents)} as {list(extents)}"
+            raise McuCompileError(node_place(node), f"takes {shapes}, which divides an axis", "merge whole axes only")
+        return NodeValue(value.tensor, seen)
+
+    def _permute(self, node: fx.Node, value: NodeValue) -> NodeValue:
+        """Read the order off torch: of a tensor whose strides tell its axes apart."""
+        extents = (_NOISE_SAMPLES, *value.seen.extents)
+        probe = torch.empty_strided(extents, tuple(range(1, len(extents) + 1)), device="meta")
+        arguments = [probe, *node.args[1:]]
+        if isinstance(node.target, str):
+            moved = getattr(torch.Tensor, node.target)(*arguments, **node.kwargs)
+        else:
+            moved = cast(Callable[..., torch.Tensor], node.target)(*arguments, **node.kwargs)
+        batch, *order = (stride - 1 for stride in moved.stride())
+        if batch != 0:
+            raise McuCompileError(node_place(node), "the batch is not the first axis any more", "keep it there")
+        return NodeValue(value.tensor, value.seen.permuted([axis - 1 for axis in order]))
+
     # -- layers -----------------------------------------------------------------------------------------------------
 
-    def _append(self, op: KernelCall) -> NodeValue:
+    def _append(self, node: fx.Node, op: KernelCall, axes: Sequence[str]) -> NodeValue:
+        """Add an op, under its node's name; torch sees its result with these axes of the graph."""
         if op.out_shape.height < 1 or op.out_shape.width < 1:
-            raise McuCompileError(op.name, f"output {op.out_shape} is empty", "feed a larger input")
-        name, number = op.name, 2
+            raise McuCompileError(node_place(node), f"output {op.out_shape} is empty", "feed a larger input")
+        label = str(node.target).replace(".", "_") if node.op == "call_module" else node.name
+        name, number = label, 2
         while name in self.ops or name == INPUT:
-            name, number = f"{op.name}_{number}", number + 1
+            name, number = f"{label}_{number}", number + 1
         self.ops[name] = replace(op, name=name)
-        return NodeValue(name, op.out_shape)
+        return NodeValue(name, TorchAxes.of(op.out_shape, axes))
 
-    def _convolution(self, label: str, conv: nn.Conv2d | nn.Conv1d, value: NodeValue) -> NodeValue:
-        one_d = isinstance(conv, nn.Conv1d)
-        kernel, stride = _window(conv.kernel_size, one_d, 1), _window(conv.stride, one_d, 1)
+    def _own(self, weight: object, name: str) -> str:
+        """Note that an op has the weights of a module; return the op that has them already, if there is one."""
+        owner = self.owners.setdefault(id(weight), name)
+        return "" if owner == name else owner
+
+    def _own_op(self, value: NodeValue, weight: object) -> NodeValue:
+        op = self.ops[value.tensor]
+        self.ops[op.name] = replace(op, shares=self._own(weight, op.name) or op.shares)
+        return value
+
+    def _image(self, node: fx.Node, value: NodeValue, dimensions: int) -> tuple[str, ...]:
+        names = value.seen.image(dimensions)
+        if names is None:
+            raise McuCompileError(
+                node_place(node),
+                f"its input {list(value.seen.extents)} is not channels and {dimensions} axes of the data",
+                "give it [N, C, H, W] or [N, C, W] in which C are the channels of the layer before",
+            )
+        return names
+
+    def _convolution(self, node: fx.Node, conv: nn.Conv2d | nn.Conv1d, value: NodeValue) -> NodeValue:
+        dimensions = 1 if isinstance(conv, nn.Conv1d) else 2
+        names = self._image(node, value, dimensions)
         if any(d != 1 for d in conv.dilation) or conv.padding_mode != "zeros":
-            raise McuCompileError(label, "dilation or non-zero padding", "use dilation 1 and zero padding")
-        padding = self._padding(label, conv.padding, kernel, one_d)
+            raise McuCompileError(node_place(node), "dilation or non-zero padding", "use dilation 1 and zero padding")
+        kernel = _by_axis(names, conv.kernel_size, 1)
+        stride = _by_axis(names, conv.stride, 1)
+        padding = self._padding(node, conv, names)
         depthwise = conv.groups > 1
         if depthwise and not conv.groups == conv.in_channels == conv.out_channels:
-            raise McuCompileError(label, f"groups {conv.groups}", "use groups=1, or depthwise with multiplier 1")
-        weight = _array(conv.weight)
-        weight = weight[:, :, None, :] if one_d else weight
-        layout = weight[:, 0].transpose(1, 2, 0) if depthwise else weight.transpose(0, 2, 3, 1)
-        bias = np.zeros(conv.out_channels, np.float32) if conv.bias is None else _array(conv.bias)
-        kind = OpKind.DEPTHWISE if depthwise else OpKind.CONV
-        out = _out_shape(value.shape, kernel, stride, padding, conv.out_channels)
-        return self._append(
-            KernelCall(
-                label,
-                kind,
-                (value.tensor,),
-                value.shape,
-                out,
-                kernel,
-                stride,
-                padding,
-                Clamp.NONE,
-                np.ascontiguousarray(layout),
-                bias,
+            raise McuCompileError(
+                node_place(node), f"groups {conv.groups}", "use groups=1, or depthwise with multiplier 1"
             )
-        )
+        windows = tuple(_numbers(conv.kernel_size, dimensions)) if names == ("W", "H") else kernel
+        down, across = (3, 2) if names == ("W", "H") else (2, 3)
+        extents = (conv.out_channels, conv.in_channels // conv.groups, *windows)
+        origin = LayerOrigin(str(node.target), extents, (1, down, across, 0) if depthwise else (0, down, across, 1))
+        layout = _array(conv.weight).reshape(extents).transpose(origin.order)
+        bias = np.zeros(conv.out_channels, np.float32) if conv.bias is None else _array(conv.bias)
+        out = _out_shape(value.shape, kernel, stride, padding, conv.out_channels)
+        op = KernelCall(
+            "", OpKind.DEPTHWISE if depthwise else OpKind.CONV, (value.tensor,), value.shape, out, kernel, stride,
+            padding, weight=np.ascontiguousarray(layout[0] if depthwise else layout), bias=bias, origin=origin,
+        )  # fmt: skip
+        return self._own_op(self._append(node, op, ("C", *names)), conv.weight)
 
-    @staticmethod
-    def _padding(label: str, padding: object, kernel: tuple[int, int], one_d: bool) -> tuple[int, int]:
-        if padding == "valid":
+    def _padding(self, node: fx.Node, conv: nn.Conv2d | nn.Conv1d, names: Sequence[str]) -> tuple[int, int]:
+        if conv.padding == "valid":
             return 0, 0
-        if padding == "same":
-            if kernel[0] % 2 == 0 or kernel[1] % 2 == 0:
-                raise McuCompileError(label, "'same' padding of an even kernel", "use an odd kernel")
-            return kernel[0] // 2, kernel[1] // 2
-        return _window(padding, one_d, 0)
+        if conv.padding == "same":
+            if any(extents % 2 == 0 for extents in conv.kernel_size):
+                raise McuCompileError(node_place(node), "'same' padding of an even kernel", "use an odd kernel")
+            return _by_axis(names, [extents // 2 for extents in conv.kernel_size], 0)
+        return _by_axis(names, cast(tuple[int, ...], conv.padding), 0)
 
-    def _fold_batch_norm(
-        self, label: str, norm: nn.BatchNorm1d | nn.BatchNorm2d, value: NodeValue, node: fx.Node
-    ) -> NodeValue:
-        op = self._sole_producer(label, value, node)
-        if op.kind not in WEIGHTED or op.clamp is not Clamp.NONE or op.weight is None or op.bias is None:
-            raise McuCompileError(label, "batch norm not directly behind a convolution", "put it behind one")
+    def _batch_norm(self, node: fx.Node, norm: nn.BatchNorm1d | nn.BatchNorm2d, value: NodeValue) -> NodeValue:
+        """Fold a batch norm into the op before it, or run it as a depthwise convolution of one by one."""
+        if value.seen.axes[:1] != ("C" if value.shape.channels > 1 else "",):
+            raise McuCompileError(node_place(node), "batch norm of a flattened tensor", "normalise before flattening")
         if norm.running_mean is None or norm.running_var is None:
-            raise McuCompileError(label, "batch norm without running statistics", "train it with track_running_stats")
+            raise McuCompileError(
+                node_place(node), "batch norm without running statistics", "train it with track_running_stats"
+            )
         scale = 1.0 / np.sqrt(norm.running_var.detach().double().numpy() + norm.eps)
         if norm.affine:
             scale = scale * norm.weight.detach().double().numpy()
         shift = -norm.running_mean.detach().double().numpy() * scale
         if norm.affine:
             shift = shift + norm.bias.detach().double().numpy()
-        broadcast = scale if op.kind is OpKind.DEPTHWISE else scale[:, None, None, None]
-        weight = (op.weight * broadcast).astype(np.float32)
-        self.ops[op.name] = replace(op, weight=weight, bias=(op.bias * scale + shift).astype(np.float32))
-        return value
-
-    def _linear(self, label: str, linear: nn.Linear, value: NodeValue) -> NodeValue:
-        shape = value.shape
-        if not value.flat and shape.height * shape.width != 1:
-            raise McuCompileError(label, f"linear layer on {shape}", "flatten or pool before it")
-        weight = _array(linear.weight)
-        if linear.in_features != shape.elements:
-            raise McuCompileError(
-                label, f"{linear.in_features} features, input has {shape.elements}", "check the input shape"
+        op = self.ops.get(value.tensor)
+        if op is None or op.origin is None or op.origin.norm or op.clamp is not Clamp.NONE or not self._alone(node):
+            origin = LayerOrigin("", norm=str(node.target), norm_eps=norm.eps)
+            weight, bias = scale.astype(np.float32)[None, None], shift.astype(np.float32)
+            op = KernelCall(
+                "", OpKind.DEPTHWISE, (value.tensor,), value.shape, value.shape, weight=weight, bias=bias, origin=origin
             )
-        # torch flattens [C, H, W]; the arena holds [H, W, C]
-        weight = (
-            weight.reshape(-1, shape.channels, shape.height, shape.width)
-            .transpose(0, 2, 3, 1)
-            .reshape(len(weight), 1, 1, -1)
-        )
+            return self._own_op(self._append(node, op, value.seen.axes), norm)
+        broadcast = scale if op.kind is OpKind.DEPTHWISE else scale[:, None, None, None]
+        folded = (cast(FloatArray, op.weight) * broadcast).astype(np.float32)
+        bias = (cast(FloatArray, op.bias) * scale + shift).astype(np.float32)
+        origin = replace(op.origin, norm=str(node.target), norm_eps=norm.eps)
+        self._rewrite(replace(op, weight=folded, bias=bias, origin=origin))
+        return self._own_op(value, norm)
+
+    def _linear(self, node: fx.Node, linear: nn.Linear, value: NodeValue) -> NodeValue:
+        """On all of a tensor, flattened in whatever order of axes, or on the channels of each place of an image."""
+        *others, last = value.seen.axes
+        if any(others) and last != "C":
+            raise McuCompileError(
+                node_place(node), f"linear layer on {list(value.seen.extents)}", "flatten or pool before it"
+            )
+        shape = value.shape
+        in_shape = shape if any(others) else Shape(1, 1, shape.elements)
+        extents = (linear.out_features, *(extent(shape, name) for name in last))
+        order = (0, *(1 + last.index(name) for name in "HWC" if name in last))
+        weight = _array(linear.weight).reshape(extents).transpose(order).reshape(linear.out_features, 1, 1, -1)
         bias = np.zeros(linear.out_features, np.float32) if linear.bias is None else _array(linear.bias)
-        flat = Shape(1, 1, shape.elements)
-        out = Shape(1, 1, linear.out_features)
-        return self._append(
-            KernelCall(label, OpKind.CONV, (value.tensor,), flat, out, weight=np.ascontiguousarray(weight), bias=bias)
+        out = Shape(in_shape.height, in_shape.width, linear.out_features)
+        op = KernelCall(
+            "", OpKind.CONV, (value.tensor,), in_shape, out, weight=np.ascontiguousarray(weight), bias=bias,
+            origin=LayerOrigin(str(node.target), extents, order),
+        )  # fmt: skip
+        return self._own_op(self._append(node, op, (*others, "C")), linear.weight)
+
+    # -- what is folded into the op before --------------------------------------------------------------------------
+
+    def _alone(self, node: fx.Node) -> bool:
+        """Return whether nothing but `node` reads its tensor as it is now, under any of the names it has."""
+        tensor = self._source(node).tensor
+        readers = (reader for view in self.views[tensor] for reader in view.users if reader is not node)
+        return tensor != INPUT and all(
+            (reader in self.values and self.values[reader].tensor == tensor)
+            or (reader.op != "output" and not isinstance(self.results[reader], torch.Tensor))
+            for reader in readers
         )
 
-    def _sole_producer(self, label: str, value: NodeValue, node: fx.Node) -> KernelCall:
-        source = node.args[0]
-        if value.tensor not in self.ops:
-            raise McuCompileError(label, "acts on the input itself", "scale the data instead")
-        if isinstance(source, fx.Node) and len(source.users) > 1:
-            raise McuCompileError(label, f"{value.tensor} is also read without it", "apply it before the branch")
-        return self.ops[value.tensor]
+    def _rewrite(self, op: KernelCall) -> None:
+        """Change an op; the nodes until now stand for what it no longer leaves."""
+        self.ops[op.name] = op
+        self.views[op.name] = []
 
-    def _activate(self, label: str, clamp: Clamp, value: NodeValue, node: fx.Node) -> NodeValue:
-        if value.tensor in self.ops and self.ops[value.tensor].clamp is clamp:
+    def _activate(self, node: fx.Node, clamp: Clamp, value: NodeValue) -> NodeValue:
+        """Fold an activation function into the op before it; where that is read without it too, pool one by one."""
+        op = self.ops.get(value.tensor)
+        if op is not None and op.clamp in (clamp, Clamp.RELU6):
             return value
-        op = self._sole_producer(label, value, node)
-        if (op.clamp is not Clamp.NONE and clamp is not Clamp.RELU) or op.clamp is Clamp.RELU6:
-            clamp = Clamp.RELU6
-        self.ops[op.name] = replace(op, clamp=clamp)
+        if op is None or not self._alone(node):
+            pool = KernelCall("", OpKind.MAX_POOL, (value.tensor,), value.shape, value.shape, clamp=clamp)
+            return self._append(node, pool, value.seen.axes)
+        self._rewrite(replace(op, clamp=clamp))
         return value
 
     def _add(self, node: fx.Node) -> NodeValue:
-        if node.kwargs.get("alpha", 1) != 1:
-            raise McuCompileError(node.name, "add with alpha", "scale the branch inside its convolution")
+        if self._argument(node, 2, "alpha", 1) != 1:
+            raise McuCompileError(node_place(node), "add with alpha", "scale the branch inside its convolution")
         left, right = self._source(node, 0), self._source(node, 1)
-        if left.shape != right.shape or left.flat or right.flat:
-            raise McuCompileError(node.name, f"adds {left.shape} and {right.shape}", "only equal shapes are added")
-        return self._append(KernelCall(node.name, OpKind.ADD, (left.tensor, right.tensor), left.shape, left.shape))
+        if left.seen != right.seen:
+            shapes = f"{list(left.seen.extents)} and {list(right.seen.extents)}"
+            raise McuCompileError(node_place(node), f"adds {shapes}", "only equal shapes are added, axis by axis")
+        op = KernelCall("", OpKind.ADD, (left.tensor, right.tensor), left.shape, left.shape)
+        return self._append(node, op, left.seen.axes)
 
     # -- pooling ----------------------------------------------------------------------------------------------------
 
-    def _pool(
-        self,
-        label: str,
-        kind: OpKind,
-        value: NodeValue,
-        kernel: tuple[int, int],
-        stride: tuple[int, int],
-        padding: tuple[int, int],
-    ) -> NodeValue:
-        if value.flat:
-            raise McuCompileError(label, "pooling of a flattened tensor", "pool before flattening")
-        if padding[0] * 2 > kernel[0] or padding[1] * 2 > kernel[1]:
-            raise McuCompileError(label, f"padding {padding} over half the window {kernel}", "pad less")
-        out = _out_shape(value.shape, kernel, stride, padding, value.shape.channels)
-        return self._append(KernelCall(label, kind, (value.tensor,), value.shape, out, kernel, stride, padding))
-
     def _pool_arguments(
-        self, label: str, read: Callable[[str, object], object], one_d: bool, average: bool, value: NodeValue
+        self, node: fx.Node, kind: str, read: Callable[[str, object], object], value: NodeValue
     ) -> NodeValue:
-        kernel = _window(read("kernel_size", None), one_d, 1)
+        dimensions, average = 1 if "1d" in kind else 2, "avg" in kind
+        names = self._image(node, value, dimensions)
+        windows = _numbers(read("kernel_size", None), dimensions)
         stride_argument = read("stride", None)
-        stride = kernel if stride_argument in (None, ()) else _window(stride_argument, one_d, 1)
-        padding = _window(read("padding", 0), one_d, 0)
+        strides = windows if stride_argument in (None, ()) else _numbers(stride_argument, dimensions)
+        margins = _numbers(read("padding", 0), dimensions)
         if read("ceil_mode", False) or read("dilation", 1) not in (1, (1,), (1, 1)) or read("return_indices", False):
-            raise McuCompileError(label, "ceil_mode, dilation or indices", "pool without them")
+            raise McuCompileError(node_place(node), "ceil_mode, dilation or indices", "pool without them")
         if average and (
-            read("divisor_override", None) is not None or (not read("count_include_pad", True) and any(padding))
+            read("divisor_override", None) is not None or (not read("count_include_pad", True) and any(margins))
         ):
-            raise McuCompileError(label, "a divisor other than the window", "use count_include_pad=True")
-        return self._pool(label, OpKind.AVERAGE_POOL if average else OpKind.MAX_POOL, value, kernel, stride, padding)
+            raise McuCompileError(node_place(node), "a divisor other than the window", "use count_include_pad=True")
+        kernel, stride, padding = (_by_axis(names, *what) for what in ((windows, 1), (strides, 1), (margins, 0)))
+        if padding[0] * 2 > kernel[0] or padding[1] * 2 > kernel[1]:
+            raise McuCompileError(node_place(node), f"padding {padding} over half the window {kernel}", "pad less")
+        out = _out_shape(value.shape, kernel, stride, padding, value.shape.channels)
+        pool = OpKind.AVERAGE_POOL if average else OpKind.MAX_POOL
+        op = KernelCall("", pool, (value.tensor,), value.shape, out, kernel, stride, padding)
+        return self._append(node, op, ("C", *names))
 
-    def _pool_module(self, label: str, module: nn.Module, value: NodeValue) -> NodeValue:
-        one_d = isinstance(module, nn.MaxPool1d | nn.AvgPool1d)
+    def _pool_module(self, node: fx.Node, module: nn.Module, value: NodeValue) -> NodeValue:
         average = isinstance(module, nn.AvgPool1d | nn.AvgPool2d)
-        return self._pool_arguments(label, lambda key, default: getattr(module, key, default), one_d, average, value)
+        kind = f"{'avg' if average else 'max'}{'1d' if isinstance(module, nn.MaxPool1d | nn.AvgPool1d) else '2d'}"
+        return self._pool_arguments(node, kind, lambda key, default: getattr(module, key, default), value)
 
-    def _pool_function(self, node: fx.Node, value: NodeValue) -> NodeValue:
-        name = _function_name(node)
-        average = "avg" in name
+    def _pool_function(self, node: fx.Node, name: str, value: NodeValue) -> NodeValue:
         order = ["kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override"]
-        if not average:
+        if "avg" not in name:
             order = ["kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices"]
-        return self._pool_arguments(
-            node.name,
-            lambda key, default: self._argument(node, order.index(key) + 1, key, default) if key in order else default,
-            "1d" in name,
-            average,
-            value,
-        )
 
-    def _global_average(self, label: str, output_size: object, value: NodeValue) -> NodeValue:
-        sizes = {output_size} if isinstance(output_size, int) else set(cast(Sequence[int], output_size))
-        if sizes != {1}:
-            raise McuCompileError(label, f"adaptive pooling to {output_size}", "pool to 1, or use AvgPool2d")
-        if value.shape.height * value.shape.width == 1:
-            return value
-        window = (value.shape.height, value.shape.width)
-        return self._pool(label, OpKind.AVERAGE_POOL, value, window, (1, 1), (0, 0))
+        def read(key: str, default: object) -> object:
+            return self._argument(node, order.index(key) + 1, key, default) if key in order else default
 
-    def _mean(self, node: fx.Node, value: NodeValue) -> NodeValue:
-        """Average over the spatial axes, at once or, as MCUNet writes it, mean(3) followed by mean(2)."""
-        axes = self._axes(node)
-        if not axes or not axes <= {2, 3}:
-            raise McuCompileError(node.name, f"mean over axes {sorted(axes)}", "average over the spatial axes")
-        if axes == {2, 3} or value.shape.height == 1 or value.shape.width == 1:
-            return self._global_average(node.name, 1, value)
-        source = node.args[0]
-        if axes == {3} and any(self._is_mean(user) and self._axes(user) == {2} for user in node.users):
-            return value
-        if axes == {2} and isinstance(source, fx.Node) and self._is_mean(source) and self._axes(source) == {3}:
-            return self._global_average(node.name, 1, value)
-        raise McuCompileError(node.name, f"mean over axis {sorted(axes)} alone", "average over both spatial axes")
+        return self._pool_arguments(node, name, read, value)
+
+    def _adaptive_average(self, node: fx.Node, size: object, dimensions: int, value: NodeValue) -> NodeValue:
+        """Average to a size that divides the input's: windows of equal size side by side."""
+        names = self._image(node, value, dimensions)
+        wanted = self._result_shape(node)[1:]
+        before = [extent(value.shape, name) for name in names]
+        if any(old % new for old, new in zip(before, wanted, strict=True)):
+            raise McuCompileError(
+                node_place(node),
+                f"adaptive pooling of {before} to {size}",
+                "pool to 1 or to a divisor, or use AvgPool2d",
+            )
+        windows = [old // new for old, new in zip(before, wanted, strict=True)]
+        return self._average(node, _by_axis(names, windows, 1), ("C", *names), value)
+
+    def _average(self, node: fx.Node, window: tuple[int, int], axes: Sequence[str], value: NodeValue) -> NodeValue:
+        """Average over windows side by side; over both axes one after the other is over both at once."""
+        if window == (1, 1):
+            return NodeValue(value.tensor, TorchAxes.of(value.shape, axes))
+        source, before = value.shape, self.ops.get(value.tensor)
+        shape = Shape(source.height // window[0], source.width // window[1], source.channels)
+        joined = before is not None and self._averages_other_axis(before, window) and self._alone(node)
+        if before is not None and joined:
+            window = (before.kernel[0] * window[0], before.kernel[1] * window[1])
+        stride = (1, 1) if (shape.height, shape.width) == (1, 1) else window
+        if before is not None and joined:
+            self._rewrite(replace(before, out_shape=shape, kernel=window, stride=stride))
+            return NodeValue(before.name, TorchAxes.of(shape, axes))
+        op = KernelCall("", OpKind.AVERAGE_POOL, (value.tensor,), source, shape, window, stride)
+        return self._append(node, op, axes)
 
     @staticmethod
-    def _is_mean(node: fx.Node) -> bool:
-        return node.target == "mean" or node.target is torch.mean
+    def _averages_other_axis(op: KernelCall, window: tuple[int, int]) -> bool:
+        plain = op.kind is OpKind.AVERAGE_POOL and op.clamp is Clamp.NONE and op.padding == (0, 0)
+        return plain and op.kernel == op.stride and all(1 in pair for pair in zip(op.kernel, window, strict=True))
 
-    def _axes(self, node: fx.Node) -> set[int]:
+    def _mean(self, node: fx.Node, value: NodeValue) -> NodeValue:
         argument = self._argument(node, 1, "dim", None)
         axes = (argument,) if isinstance(argument, int) else tuple(cast(Sequence[int], argument or ()))
-        return {axis if axis >= 0 else axis + 4 for axis in axes}
+        rank = len(value.seen.axes) + 1
+        positions = {axis % rank for axis in axes}
+        names = "".join(value.seen.axes[position - 1] for position in positions if position)
+        if not positions or 0 in positions or "C" in names:
+            raise McuCompileError(node_place(node), f"mean over axes {sorted(axes)}", "average over the spatial axes")
+        window = tuple(extent(value.shape, name) if name in names else 1 for name in "HW")
+        left = [
+            "" if position in positions else axis
+            for position, axis in enumerate(value.seen.axes, 1)
+            if position not in positions or self._argument(node, 2, "keepdim", False)
+        ]
+        return self._average(node, cast(tuple[int, int], window), left, value)
+
+
+__all__ = ["INPUT", "WEIGHTED", "NodeValue", "import_module"]

@@ -6,8 +6,10 @@ activation function is the `clamp` of the op that feeds it, so that every op her
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum, IntEnum
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,11 +67,26 @@ class Shape:
         return f"{self.height}x{self.width}x{self.channels}"
 
 
+@dataclass(frozen=True, slots=True)
+class LayerOrigin:
+    """Where the weights of an op come from in the module: paths of its layers, as a state_dict names them.
+
+    The op's weight is the layer's, reshaped to `extents`, its axes in `order`, times the scale of the batch norm that is
+    folded in. A batch norm by itself has no `layer`.
+    """
+
+    layer: str
+    extents: tuple[int, ...] = ()
+    order: tuple[int, ...] = ()
+    norm: str = ""
+    norm_eps: float = 0.0
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class KernelCall:
     """One kernel call. `inputs` are tensor names.
 
-    The output tensor has the op's own name.
+    The output tensor has the op's own name. `shares` names an earlier op that has the same weights in the module.
 
     `weight` is [out][kernel_h][kernel_w][in] (classifier: [out][1][1][in]) or, depthwise, [kernel_h][kernel_w][channel].
     """
@@ -85,6 +102,8 @@ class KernelCall:
     clamp: Clamp = Clamp.NONE
     weight: FloatArray | None = None
     bias: FloatArray | None = None
+    origin: LayerOrigin | None = None
+    shares: str = ""
 
     @property
     def macs(self) -> int:
@@ -104,13 +123,14 @@ class KernelCall:
 class Graph:
     """Ops in execution order.
 
-    `input_name` names the sample, the last op is the classifier.
+    `input_name` names the sample, the last op is the classifier. `state`: the module's state_dict as it was imported.
     """
 
     name: str
     input_name: str
     input_shape: Shape
     ops: tuple[KernelCall, ...]
+    state: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
     def shape(self, tensor: str) -> Shape:
         """Return the shape of a tensor by name."""

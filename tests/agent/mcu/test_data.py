@@ -25,10 +25,10 @@ def test_floats_are_quantised_half_up_and_channels_last(floating: ModelDirectory
     reals = np.arange(24, dtype=np.float32).reshape(1, 2, 3, 4) * np.float32(0.25)
     expected = np.floor(reals / 0.5 + 0.5).astype(int) - 3
     assert (floating.quantize(reals)[0] == expected[0].transpose(1, 2, 0).reshape(-1)).all()
-    assert floating.quantize(np.full((1, 24), 1e9, np.float32)).max() == 127
+    assert floating.quantize(np.full((1, 2, 3, 4), 1e9, np.float32)).max() == 127
     rows = np.arange(48, dtype=np.int8).reshape(2, 24)
     assert (floating.quantize(rows) == rows).all()
-    with pytest.raises(BoardJobError, match="floats"):
+    with pytest.raises(BoardJobError, match=r"int8 rows \[N, 24\], or real values \[N, 2, 3, 4\]"):
         floating.quantize(np.zeros((1, 25), np.int8))
 
 
@@ -55,7 +55,21 @@ def test_data_of_a_directory_in_the_order_of_names(floating: ModelDirectory, tmp
         ({"x": np.zeros((2, 24), np.int8)}, "none of y"),
         ({"x": np.zeros((2, 24), np.int8), "y": np.zeros(3, int)}, "2 samples and 3 labels"),
         ({"x": np.zeros((2, 24), np.int8), "y": np.array([0, 4])}, "labels 0..4"),
-        ({"x": np.zeros((2, 23), np.int8), "y": np.array([0, 1])}, "23 values"),
+        ({"x": np.zeros((2, 23), np.int8), "y": np.array([0, 1])}, r"int8 samples of shape \[23\]: int8 are codes"),
+        ({"x": np.zeros((2, 2, 3, 4), np.int8), "y": np.array([0, 1])}, "int8 are codes"),
+        ({"x": np.zeros((2, 3, 4, 2)), "y": np.array([0, 1])}, r"samples of shape \[3, 4, 2\], axis by axis"),
+        ({"x": np.zeros((2, 24)), "y": np.array([0, 1])}, r"samples of shape \[24\]"),
+        ({"x": np.full((2, 2, 3, 4), np.nan), "y": np.array([0, 1])}, "48 of 48 values are NaN or infinite"),
+        ({"x": np.zeros((2, 2, 3, 4), complex), "y": np.array([0, 1])}, "samples of type complex128"),
+        (
+            {"x": np.full((2, 2, 3, 4), 200, np.uint8), "y": np.array([0, 1])},
+            "100% of the values lie outside of -62.5 to 65",
+        ),
+        ({"x": np.zeros(()), "y": np.array([0, 1])}, "no array of samples"),
+        ({"x": np.zeros((2, 2, 3, 4)), "y": np.array([0, 1.9])}, "the label 1.9 at sample 1"),
+        ({"x": np.zeros((2, 2, 3, 4)), "y": np.array([0, np.nan])}, "the label nan at sample 1"),
+        ({"x": np.zeros((2, 2, 3, 4)), "y": np.zeros((2, 4))}, r"labels of shape \[2, 4\] .* by cross entropy"),
+        ({"x": np.zeros((2, 2, 3, 4)), "y": np.array(["a", "b"])}, "labels of shape .* type <U1"),
     ],
 )
 def test_data_that_does_not_fit(
@@ -64,6 +78,25 @@ def test_data_that_does_not_fit(
     np.savez(tmp_path / "d.npz", allow_pickle=False, **arrays)
     with pytest.raises(BoardJobError, match=message):
         load_samples(tmp_path / "d.npz", floating)
+
+
+def test_clipped_values_are_counted(floating: ModelDirectory, tmp_path: Path) -> None:
+    reals = np.zeros((3, 2, 3, 4))
+    reals[0, 0, 0] = 1_000
+    np.savez(tmp_path / "d.npz", x=reals, y=np.array([[0], [1], [2.0]]))
+    samples = load_samples(tmp_path, floating)
+    assert samples.clipped == 4 and samples.labels.tolist() == [0, 1, 2]
+
+
+def test_a_stream_and_features_may_lack_axes(tmp_path: Path) -> None:
+    folder = write_model(tmp_path)
+    for form, shapes in (
+        (InputFormat(6, 1, 4, 0.5, 0), [(6, 4), (6, 1, 4)]),
+        (InputFormat(24, 1, 1, 0.5, 0), [(24,), (24, 1), (24, 1, 1)]),
+    ):
+        write_manifest(folder, form, ())
+        for shape in shapes:
+            assert read_model(folder).quantize(np.ones((2, *shape), np.int64)).shape == (2, 24)
 
 
 def test_pickled_data_is_never_loaded(floating: ModelDirectory, tmp_path: Path) -> None:

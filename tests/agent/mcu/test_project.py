@@ -3,12 +3,13 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from port_agent.mcu.board.errors import BoardJobError
-from port_agent.mcu.project import JOB, Project, hold_project, load_project, refuse_wear, write_project
+from port_agent.mcu.project import JOB, Project, check_project, hold_project, load_project, refuse_wear, write_project
 from port_planner.mcu.core_costs import core_costs
 from port_planner.mcu.page_costs import PageMedium, page_costs
 from port_planner.script_loading import imports_kept
@@ -40,6 +41,26 @@ def test_a_script_finds_what_lies_beside_it(tmp_path: Path) -> None:
     (tmp_path / "project.py").write_text("from statistics import mean\ndef make_project():\n    return mean\n")
     with imports_kept(), pytest.raises(BoardJobError, match="returned int"):
         load_project(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"settings": {"epoch": 3}}, "unknown field `epoch`"),
+        ({"settings": {"learning_rate": -1.0}}, "learning_rate is -1.0"),
+        ({"board": "pdp-11"}, "no board is called 'pdp-11'"),
+        ({"classes": ("one",)}, "1 names for 3 classes"),
+        ({"train_x": np.zeros((88, 64, 6))}, r"train_x has shape \[88, 64, 6\] .* real values \[N, 6, 1, 64\]"),
+        ({"test_x": np.full((2, 6, 64), np.nan)}, "test_x has values that are NaN"),
+        ({"train_y": np.arange(3)}, "88 samples in train_x and 3 labels"),
+        ({"train_y": np.full(88, 3)}, r"train_y has labels 3..3, the model has 3 outputs"),
+        ({"train_y": np.zeros((88, 192))}, r"labels of shape \[88, 192\] .* boards learn classes by cross entropy"),
+    ],
+)
+def test_what_does_not_belong_to_the_model_is_refused(example: Project, changes: dict[str, Any], message: str) -> None:
+    check_project(example)
+    with pytest.raises(BoardJobError, match=message):
+        check_project(replace(example, **changes))
 
 
 @pytest.mark.slow

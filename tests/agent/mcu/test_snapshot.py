@@ -1,18 +1,22 @@
 """Snapshots and places of a board's job on disk: whole, torn, flipped."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from safetensors import safe_open
 
-from port_agent.mcu.board.errors import SnapshotError
+from port_agent.mcu.board.errors import BoardJobError, SnapshotError
 from port_agent.mcu.protocol.effects import Rule, TrainingOptions, TrainingState
 from port_agent.mcu.snapshot import (
     MARK_NAME,
+    SNAPSHOT_NAME,
     PlaceMark,
     Snapshot,
     TrainingPosition,
     export_parameters,
+    keep_course,
+    keep_weights_only,
     read_mark,
     read_snapshot,
     write_mark,
@@ -47,6 +51,19 @@ def test_place_mark_round_trip(tmp_path: Path) -> None:
     assert read_mark(tmp_path / MARK_NAME) == mark
     (tmp_path / MARK_NAME).write_text("{")
     assert read_mark(tmp_path / MARK_NAME) is None
+
+
+def test_a_position_counts_in_one_course(tmp_path: Path) -> None:
+    keep_course(tmp_path, "8 samples")
+    keep_course(tmp_path, "9 samples")  # nothing began yet
+    write_snapshot(tmp_path / SNAPSHOT_NAME, SNAPSHOT)
+    keep_course(tmp_path, "9 samples")
+    with pytest.raises(BoardJobError, match="has a training of 9 samples; now it is 8 samples"):
+        keep_course(tmp_path, "8 samples")
+    keep_weights_only(tmp_path)
+    keep_course(tmp_path, "8 samples")
+    kept = read_snapshot(tmp_path / SNAPSHOT_NAME)
+    assert kept is not None and kept == replace(SNAPSHOT, position=TrainingPosition())
 
 
 def test_result_as_safetensors(tmp_path: Path) -> None:

@@ -44,6 +44,22 @@ class HiddenLinear(nn.Module):
         return self.head(self.body(x))
 
 
+class Readers(nn.Module):
+    """Values that two layers read, batch norm on its own, and convolutions along one axis of an image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.alone, self.last = nn.BatchNorm2d(3), nn.BatchNorm2d(6), nn.BatchNorm2d(6)
+        self.wide, self.narrow = nn.Conv2d(3, 6, 3, padding=1), nn.Conv2d(6, 6, 1)
+        self.down, self.each, self.head = nn.Conv1d(6, 5, 3, 2), nn.Linear(5, 7), nn.Linear(7, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.wide(self.first(x))
+        y = self.last((y + self.narrow(self.alone(y).relu())).relu())
+        y = self.down(y.mean(3) + y.relu().mean(3))
+        return self.head(self.each(y.transpose(1, 2)).relu().mean(1))
+
+
 def settled(module: nn.Module, data: NDArray[np.float32]) -> nn.Module:
     """Return the module in eval mode with batch norm statistics of the data."""
     module.train()
@@ -69,6 +85,12 @@ def stream(count: int = 12) -> tuple[nn.Module, NDArray[np.float32]]:
     torch.manual_seed(5)
     data = np.random.default_rng(5).normal(size=(count, 6, 50)).astype(np.float32)
     return settled(StreamNet(6, 3, (7, 9, 12)), data), data
+
+
+def readers(count: int = 12) -> tuple[nn.Module, NDArray[np.float32]]:
+    torch.manual_seed(6)
+    data = np.random.default_rng(6).normal(size=(count, 3, 9, 8)).astype(np.float32)
+    return settled(Readers(), data), data
 
 
 def bars() -> tuple[NDArray[np.float32], NDArray[np.int64]]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from port_planner.mcu.autodiff import full_scheme, last_layers, training_program
 from port_planner.mcu.frontend import import_module
 from port_planner.mcu.ir import Clamp, Graph, McuCompileError, OpKind, Shape
 from port_planner.mcu.quantize import run_float
@@ -81,6 +85,15 @@ def test_mcunet_keeps_its_residuals_and_large_kernels() -> None:
     assert kinds.count(OpKind.AVERAGE_POOL) == 1
 
 
+def test_a_layer_that_is_used_twice_is_not_trained() -> None:
+    module = Steps(lambda m, x: m.b(m.a(m.a(x).relu()).mean((2, 3))), conv2(4), HEAD)
+    graph = imports_exactly(module, (4, 8, 8))
+    assert [op.shares for op in graph.ops] == ["", "a", "", ""]
+    with pytest.raises(McuCompileError, match="a_2: the module uses the weights of a again here"):
+        training_program(graph, full_scheme(graph))
+    training_program(graph, last_layers(graph, 1))
+
+
 def test_functional_style_imports() -> None:
     class Functional(nn.Module):
         def __init__(self) -> None:
@@ -125,6 +138,61 @@ class Branch(nn.Module):
         return self.fc((y + torch.relu(y)).mean((2, 3)))
 
 
+class Steps(nn.Module):
+    """Layers `a` to `e`, and a forward that a test writes."""
+
+    def __init__(self, forward: Callable[[Any, torch.Tensor], torch.Tensor], *layers: nn.Module) -> None:
+        super().__init__()
+        for name, layer in zip("abcde", layers, strict=False):
+            setattr(self, name, layer)
+        self.steps = forward
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.steps(self, x)
+
+
+def conv2(channels: int = 3) -> nn.Conv2d:
+    return nn.Conv2d(channels, 4, 3, padding=1)
+
+
+IMAGE, COLUMN, STREAM = (3, 8, 6), (3, 8, 1), (3, 8)
+NORM, CONV = nn.BatchNorm2d(4), nn.Conv1d(4, 4, 3, padding=1)
+WIDE, PLAIN, HEAD = nn.Conv1d(4, 5, 3, 2), nn.Conv2d(3, 4, 1), nn.Linear(4, 3)
+
+
+@pytest.mark.parametrize(
+    ("module", "shape"),
+    [
+        (Branch(), IMAGE),
+        (Steps(lambda m, x: m.c((m.b(y := m.a(x)).relu() + y).mean((2, 3))), conv2(), nn.Identity(), HEAD), IMAGE),
+        (Steps(lambda m, x: m.c((m.b(y := m.a(x)) + y.relu()).mean((2, 3))), conv2(), nn.Dropout(), HEAD), IMAGE),
+        (Steps(lambda m, x: m.c((m.b(y := m.a(x)) + y).mean((2, 3))), conv2(), NORM, HEAD), IMAGE),
+        (Steps(lambda m, x: m.c(F.relu6(y := m.b(m.a(x))).add(y.relu()).mean((3, 2))), conv2(), NORM, HEAD), IMAGE),
+        (Steps(lambda m, x: m.c(m.b(m.a(x).relu()).mean((2, 3))), conv2(), NORM, HEAD), IMAGE),
+        (Steps(lambda m, x: m.b((x.relu() + x).flatten(1)), nn.Identity(), nn.Linear(144, 3)), IMAGE),
+        (Steps(lambda m, x: m.c(m.b(m.a(x).squeeze(3)).mean(2)), conv2(), WIDE, nn.Linear(5, 3)), COLUMN),
+        (Steps(lambda m, x: m.c(m.b(m.a(x).mean(3)).mean(2)), conv2(), WIDE, nn.Linear(5, 3)), IMAGE),
+        (Steps(lambda m, x: m.c(m.b(m.a(x).mean(2)).mean(-1)), conv2(), WIDE, nn.Linear(5, 3)), IMAGE),
+        (Steps(lambda m, x: m.c(m.b(m.a(x).flatten(2)).mean(2)), conv2(), CONV, HEAD), COLUMN),
+        (Steps(lambda m, x: m.b(m.a(x).flatten(2).mean(2)), conv2(), HEAD), IMAGE),
+        (Steps(lambda m, x: m.b(m.a(x.unsqueeze(2)).squeeze(2).mean(2)), PLAIN, HEAD), STREAM),
+        (Steps(lambda m, x: m.b(m.a(x.unsqueeze(-1)).mean((2, 3))), conv2(), HEAD), STREAM),
+        (Steps(lambda m, x: m.b(m.a(x.transpose(2, 3)).flatten(1)), conv2(), nn.Linear(192, 3)), IMAGE),
+        (Steps(lambda m, x: m.b(m.a(x).permute(0, 2, 3, 1).flatten(1)), conv2(), nn.Linear(192, 3)), IMAGE),
+        (Steps(lambda m, x: m.b(m.a(x).reshape(-1, 4, 48).mean(2)), conv2(), HEAD), IMAGE),
+        (Steps(lambda m, x: m.c(m.b(m.a(x).permute(0, 2, 3, 1)).mean((1, 2))), conv2(), nn.Linear(4, 4), HEAD), IMAGE),
+        (Steps(lambda m, x: m.c(m.b(m.a(x)).flatten(1)), conv2(), nn.AdaptiveAvgPool2d(2), nn.Linear(16, 3)), IMAGE),
+        (Steps(lambda m, x: m.b((y := m.a(x)).mean((2, 3), True).squeeze() + y.mean((2, 3))), conv2(), HEAD), IMAGE),
+    ],
+)  # fmt: skip
+def test_views_second_readers_and_axes_are_those_of_the_module(module, shape):
+    for inner in module.modules():
+        if isinstance(inner, nn.BatchNorm2d):
+            nn.init.uniform_(inner.running_mean)
+            nn.init.uniform_(inner.weight, 0.5, 2.0)
+    imports_exactly(module, shape)
+
+
 @pytest.mark.parametrize(
     ("module", "problem"),
     [
@@ -133,8 +201,8 @@ class Branch(nn.Module):
         (nn.Sequential(nn.Conv2d(3, 4, 3, dilation=2), nn.Flatten(), nn.Linear(64, 2)), "dilation"),
         (nn.Sequential(nn.Conv2d(3, 4, 3), nn.Sigmoid(), nn.Flatten(), nn.Linear(144, 2)), "Sigmoid"),
         (nn.Sequential(nn.Conv2d(3, 4, 3), nn.Linear(6, 2)), "flatten or pool"),
-        (nn.Sequential(nn.Flatten(), nn.Linear(10, 2)), "10 features"),
-        (Branch(), "also read without it"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(10, 2)), "torch refuses its inputs .*2x192 and 10x2"),
+        (nn.Sequential(nn.Flatten(), nn.BatchNorm1d(192), nn.Linear(192, 2)), "batch norm of a flattened tensor"),
     ],
 )
 def test_what_has_no_kernel_is_refused_with_a_remedy(module: nn.Module, problem: str) -> None:

@@ -12,15 +12,18 @@ from port_planner.mcu.host import FAST
 from port_planner.mcu.ir import WEIGHTED, OpKind, row_bytes
 from port_planner.mcu.memory import ParameterSlot
 from port_planner.mcu.quantize import QuantizedOp, flat_input, run_float, torch_weight
-from tests.planner.mcu.networks import NETWORKS
+from tests.planner.mcu.networks import NETWORKS, readers
 from tests.planner.mcu.reference import reference_forward, reference_logits
 
 VARIANTS = {"scalar": (), "simd": FAST}
 
 
-@pytest.fixture(scope="module", params=list(NETWORKS))
+BUILDS = NETWORKS | {"readers": readers}
+
+
+@pytest.fixture(scope="module", params=list(BUILDS))
 def compiled(request: pytest.FixtureRequest) -> tuple[CompiledModel, torch.nn.Module, np.ndarray]:
-    module, data = NETWORKS[request.param]()
+    module, data = BUILDS[request.param]()
     return compile_model(module, data, name=request.param, q88=True), module, data
 
 

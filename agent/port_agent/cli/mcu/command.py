@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from port_agent.cli.arguments import (
     duration,
     positive_number,
+    readable_file,
     readable_file_or_folder,
     readable_folder,
     size,
@@ -33,6 +34,8 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     _add_flash(actions.add_parser)
     _add_train(actions.add_parser)
     _add_eval(actions.add_parser)
+    _add_infer(actions.add_parser)
+    _add_export(actions.add_parser)
     _add_logs(actions.add_parser)
     _add_record(actions.add_parser)
     _add_simulate(actions.add_parser)
@@ -61,6 +64,7 @@ def _add_compile(add: Adder) -> None:
     parser = add("compile", help="compile the PyTorch model of a project (project.py) to int8 tables")
     parser.add_argument("project", type=readable_folder, help="directory with project.py")
     parser.add_argument("-o", "--out", type=writable_folder, help="directory to write (default: PROJECT/build)")
+    _add_weights(parser)
     parser.add_argument(
         "--sparse-update",
         type=size,
@@ -114,6 +118,20 @@ def _add_compile(add: Adder) -> None:
     parser.set_defaults(run=_loaded_when_run("compiling", "run_compile"))
 
 
+def _add_weights(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--weights",
+        type=readable_file,
+        metavar="FILE",
+        help="start from these weights: a file of mcu export, or a state_dict of the module as .safetensors",
+    )
+    parser.add_argument(
+        "--inference",
+        action="store_true",
+        help="compile for inference only, which takes less RAM: a smaller board may use what another one learnt",
+    )
+
+
 def _add_build(add: Adder) -> None:
     parser = add("build", help="build the firmware of a compiled model for a board")
     parser.add_argument("model", type=readable_folder, help="directory of a compiled model")
@@ -165,6 +183,11 @@ def _add_train(add: Adder) -> None:
         "--snapshot-every", type=whole_number(1), help="samples between snapshots on the host (default 200)"
     )
     parser.add_argument(
+        "--save-every",
+        type=whole_number(1),
+        help="samples between saves in the board's own flash, which wears; it is always saved at the end (default 20000)",
+    )
+    parser.add_argument(
         "--shard",
         type=_shard,
         metavar="K/N",
@@ -172,6 +195,11 @@ def _add_train(add: Adder) -> None:
         "with a part and a --state-dir of its own, train every sample exactly once; it goes on only while its part is unchanged",
     )
     parser.add_argument("--state-dir", type=writable_folder, help="where snapshots are kept (default: beside the job)")
+    parser.add_argument(
+        "--keep-weights",
+        action="store_true",
+        help="begin a training with other samples, another seed or rate from the weights of the state directory's newest snapshot",
+    )
     parser.add_argument("--out", type=writable_file, help="write the trained parameters here")
     parser.set_defaults(run=_loaded_when_run("training", "run_train"))
 
@@ -189,6 +217,39 @@ def _add_eval(add: Adder) -> None:
     parser = add("eval", help="accuracy and loss of the weights that are on the board now")
     _add_job(parser)
     parser.set_defaults(run=_loaded_when_run("training", "run_eval"))
+
+
+def _add_infer(add: Adder) -> None:
+    parser = add("infer", help="classes of samples, by the weights that are on the board now")
+    parser.add_argument("model", type=readable_folder, help="directory of the compiled model")
+    parser.add_argument(
+        "--data", type=readable_file_or_folder, required=True, help=".npz or .safetensors file with x; y is not needed"
+    )
+    _add_port(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON lines")
+    parser.set_defaults(run=_loaded_when_run("training", "run_infer"))
+
+
+def _add_export(add: Adder) -> None:
+    parser = add(
+        "export",
+        help="write what a board learnt as a state_dict of the PyTorch module",
+        description="Write what a board learnt as a state_dict by the names of the module's layers, which load_state_dict takes. "
+        "The weights come from the newest snapshot of a training, from a file, or from a board.",
+    )
+    parser.add_argument("model", type=readable_folder, help="directory of the compiled model")
+    parser.add_argument("-o", "--out", type=writable_file, required=True, help=".safetensors file to write")
+    parser.add_argument(
+        "--state-dir", type=readable_folder, help="the training's state directory (default: MODEL/state)"
+    )
+    parser.add_argument("--result", type=readable_file, help="take the file that mcu train --out wrote")
+    parser.add_argument("--from-board", action="store_true", help="read the weights from the board")
+    _add_port(parser)
+    parser.add_argument(
+        "--codes", action="store_true", help="write int8 codes and scales as the board has them, batch norm folded in"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=_loaded_when_run("exporting", "run_export"))
 
 
 def _add_logs(add: Adder) -> None:

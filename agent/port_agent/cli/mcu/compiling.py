@@ -14,9 +14,11 @@ from port_agent.mcu.project import (
     Project,
     choose_project,
     fit_project,
+    freeze_project,
     hold_project,
     load_project,
     value_project,
+    weigh_project,
     widen_project,
     without_low_bytes,
     write_project,
@@ -70,6 +72,12 @@ def run_compile(arguments: argparse.Namespace) -> int:
 
 
 def _check_options(arguments: argparse.Namespace) -> None:
+    if arguments.inference and (
+        arguments.q88 or arguments.sparse_update or arguments.dynamic_update or arguments.per_joule
+    ):
+        raise BoardJobError(
+            "--inference trains nothing; --q88, --sparse-update, --dynamic-update and --per-joule say how to train: leave them out"
+        )
     if arguments.ram is None:
         if arguments.deadline is not None:
             raise BoardJobError("--deadline says how fast a plan within --ram must be; give --ram too")
@@ -86,6 +94,10 @@ def _check_options(arguments: argparse.Namespace) -> None:
 def _choose(project: Project, arguments: argparse.Namespace) -> tuple[Project, _Choices]:
     """Return the project as the options want it, and what was chosen on the way."""
     fitted = valuation = held = None
+    if arguments.weights is not None:
+        project = weigh_project(project, arguments.weights)
+    if arguments.inference:
+        project = freeze_project(project)
     if arguments.q88:
         project = widen_project(project)
     if arguments.sparse_update is not None:

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import signal
 import sys
 import tempfile
@@ -15,13 +16,15 @@ from port_agent.mcu.board.catalogue import find_board
 from port_agent.mcu.board.errors import McuError
 from port_agent.mcu.board.firmware import build_firmware
 from port_agent.mcu.board.simulate import Simulator
-from port_agent.mcu.data import keep_shard
+from port_agent.mcu.data import keep_shard, load_rows
 from port_agent.mcu.job import DEFAULT_SIMULATED, BoardJobSpec, load_data, make_link, read_job, with_settings
 from port_agent.mcu.protocol.board_model import read_model
-from port_agent.mcu.protocol.effects import Rule
+from port_agent.mcu.protocol.effects import INFER_MAX, Rule
 from port_agent.mcu.protocol.ports import simulator_folder
+from port_agent.mcu.snapshot import keep_weights_only
 from port_agent.mcu.stream import Recorded, open_stream, record
 from port_agent.mcu.trainer import BoardTrainer
+from port_agent.system.checksum import bytes_checksum
 
 
 def _spec(arguments: argparse.Namespace) -> BoardJobSpec:
@@ -29,7 +32,7 @@ def _spec(arguments: argparse.Namespace) -> BoardJobSpec:
     given = {name: getattr(arguments, name, None) for name in ("data", "test", "port", "serial", "out", "shard")}
     spec = replace(spec, **{name: value for name, value in given.items() if value is not None})
     rule = getattr(arguments, "rule", None)
-    names = ("epochs", "steps", "learning_rate", "seed", "snapshot_every")
+    names = ("epochs", "steps", "learning_rate", "seed", "snapshot_every", "save_every")
     changes = {name: getattr(arguments, name, None) for name in names}
     return with_settings(spec, **changes, rule=None if rule is None else Rule[rule.upper()])
 
@@ -38,7 +41,10 @@ def run_train(arguments: argparse.Namespace) -> int:
     """Train on a board, with a bar, until done or interrupted."""
     spec = _spec(arguments)
     folder = arguments.job if arguments.job.is_dir() else arguments.job.parent
-    return _train(spec, arguments.state_dir or folder / "state", arguments.json)
+    state_dir = arguments.state_dir or folder / "state"
+    if arguments.keep_weights:
+        keep_weights_only(state_dir)
+    return _train(spec, state_dir, arguments.json)
 
 
 def _train(spec: BoardJobSpec, state_dir: Path, as_json: bool, port: Path | None = None) -> int:
@@ -47,18 +53,26 @@ def _train(spec: BoardJobSpec, state_dir: Path, as_json: bool, port: Path | None
     if spec.shard is not None:
         state_dir.mkdir(parents=True, exist_ok=True)
         keep_shard(state_dir, spec.shard, training)
+    if training.clipped and not as_json:
+        print(
+            f"{training.clipped:,} values lie outside of the range that {model.name} was calibrated to and are clipped"
+        )
     link = make_link(spec, model, port)
     view = TrainView(_total(spec, len(training)), as_json)
     trainer = BoardTrainer(link, model, training, spec.settings, state_dir, view, held_out=held_out)
     start = time.monotonic()
     trainer.start()
+    if trainer.finished and not as_json:
+        print(
+            f"all {trainer.total_steps:,} samples were trained before; give more --epochs, or --keep-weights to begin anew"
+        )
     with view:
         _run_until_interrupted(trainer)
     trainer.write_result(spec.out)
     figures = summary_of(link.device, view, trainer.position.step, time.monotonic() - start)
     trainer.close()
     if as_json:
-        show_json({"event": "finished", **figures})
+        show_json({"event": "finished", **figures, "clipped_values": training.clipped})
     else:
         show_summary(figures)
     return 0
@@ -99,6 +113,24 @@ def run_eval(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def run_infer(arguments: argparse.Namespace) -> int:
+    """Show the classes of samples."""
+    model = read_model(arguments.model)
+    rows = load_rows(arguments.data, model)
+    link = make_link(replace(read_job(arguments.model), port=arguments.port, serial=arguments.serial), model, None)
+    device = link.connect()
+    piece = max(1, min(device.samples_per_request(labelled=False), INFER_MAX))
+    for start in range(0, len(rows), piece):
+        for index, found in enumerate(device.infer(rows[start : start + piece].tobytes()), start):
+            name = model.classes[found] if found < len(model.classes) else None
+            if arguments.json:
+                show_json({"sample": index, "class": found, "name": name})
+            else:
+                print(f"{index:>7}  {found if name is None else name}")
+    link.close()
+    return 0
+
+
 def run_record(arguments: argparse.Namespace) -> int:
     """Record a stream until it ends or Ctrl-C."""
 
@@ -120,7 +152,10 @@ def run_simulate(arguments: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwinds, so that the simulated board is switched off
     if (arguments.model / SCRIPT).is_file():
         return _simulate_project(arguments)
-    with tempfile.TemporaryDirectory() as work, _simulator(arguments.model, arguments.board, Path(work)) as simulator:
+    with (
+        tempfile.TemporaryDirectory() as work,
+        _simulator(arguments.model, arguments.board, Path(work), arguments.model) as simulator,
+    ):
         port = simulator.start()
         if arguments.json:
             print(json.dumps({"port": str(port), "board": simulator.firmware.board.name}), flush=True)
@@ -131,9 +166,12 @@ def run_simulate(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _simulator(model: Path, board: str | None, work: Path) -> Simulator:
+def _simulator(model: Path, board: str | None, work: Path, of: Path) -> Simulator:
+    """Return the simulator of a model; its port and storage belong to the model or project `of`, by its whole path."""
     chosen = find_board(board or read_job(model).board or DEFAULT_SIMULATED)
-    return Simulator(build_firmware(chosen, model, work), simulator_folder() / f"{chosen.name}-{model.resolve().name}")
+    place = of.resolve()
+    folder = simulator_folder() / f"{chosen.name}-{place.name}-{bytes_checksum(os.fsencode(place))[:8]}"
+    return Simulator(build_firmware(chosen, model, work), folder)
 
 
 def _wait_for_interrupt(simulator: Simulator) -> None:
@@ -151,7 +189,7 @@ def _simulate_project(arguments: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
         spec = read_job(write_project(project, work / "model"))
-        with _simulator(work / "model", arguments.board, work / "firmware") as simulator:
+        with _simulator(work / "model", arguments.board, work / "firmware", arguments.model) as simulator:
             if not arguments.json:
                 show_firmware(simulator.firmware)
             return _train(spec, work / "state", arguments.json, simulator.start())

@@ -14,7 +14,7 @@ from port_agent.mcu.board.firmware import Firmware
 from port_agent.mcu.protocol.device import Device
 from port_agent.mcu.protocol.ports import PortInfo
 from port_agent.mcu.protocol.queries import DeviceInfo, DevicePages, DeviceStatus
-from port_agent.mcu.trainer import BoardEvaluation, BoardInterrupted, Event, SnapshotTaken
+from port_agent.mcu.trainer import BoardEvaluation, BoardInterrupted, BoardSaved, Event, SnapshotTaken
 from port_agent.mcu.trainer import Progress as Trained
 from port_planner.base.units import format_bytes, format_seconds
 
@@ -194,6 +194,10 @@ class TrainView:
                 self._line("eval", step=event.step, accuracy=event.accuracy, loss=event.loss, samples=event.samples)
             case SnapshotTaken():
                 self._line("snapshot", step=event.step, bytes=event.size_bytes, wall_s=event.wall_s)
+            case BoardSaved():
+                slots = f"kept on the board over power cuts (save {event.saves:,}; each of two slots lasts some 10,000)"
+                self._write(f"{event.step:>7} samples trained: {event.problem or slots}")
+                self._line("saved", step=event.step, saves=event.saves, problem=event.problem)
             case BoardInterrupted():
                 self.interruptions += event.resumed_at is None
                 self._write(f"interrupted: {event.reason}")
@@ -229,6 +233,8 @@ def show_summary(figures: dict[str, Any]) -> None:
         table.add_row("accuracy", f"{figures['accuracy_before']:.1%}", f"{figures['accuracy_after']:.1%}")
     console = terminal()
     console.print(table)
+    if (figures["accuracy_after"] or 0) < (figures["accuracy_before"] or 0):
+        console.print("it recognises less than before: train at a lower --lr, or with more data", highlight=False)
     ram = bytes_or_unknown(figures["ram_used_bytes"])
     console.print(
         f"{figures['steps']:,} training steps on {figures['board']} in {format_seconds(figures['wall_s'])}; RAM {ram} of "

@@ -31,6 +31,19 @@ class InputFormat:
     scale: float
     zero: int
 
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The shapes a sample may have: whole, and without the axes behind the channels that a stream or features lack."""
+        whole = (self.channels, self.height, self.width)
+        stream = ((self.channels, self.width),) if self.height == 1 else ()
+        features = ((self.channels,),) if self.height == self.width == 1 else ()
+        return whole, *stream, *features
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        """The least and the largest real value that is not clipped."""
+        return self.scale * (-128 - self.zero), self.scale * (127 - self.zero)
+
 
 class _Version(msgspec.Struct):
     v: int | None = None
@@ -58,39 +71,54 @@ class ModelDirectory:
     def quantize(self, samples: NDArray[Any]) -> NDArray[np.int8]:
         """Return samples as int8 rows [N, input_bytes], in the order the device takes.
 
-        int8 samples are rows already; floats are [N, channels, height, width] or [N, channels, width] in real
-        units. Raises BoardJobError for samples of another size.
+        int8 samples are such rows already, whatever their values would be in real units; all others are real values
+        [N, channels, height, width], or without the axes behind the channels where these are 1. Raises BoardJobError for
+        samples of another shape, and for values that are no finite real numbers.
         """
         if samples.dtype == np.int8:
-            rows = samples.reshape(len(samples), -1)
-        else:
-            rows = self._quantize_reals(samples.astype(np.float32))
-        if rows.shape[1] != self.input_bytes:
-            raise BoardJobError(
-                f"samples of {rows.shape[1]} values for a model with {self.input_bytes} inputs; "
-                f"{self.name} takes {self.describe_input()}"
-            )
-        return np.ascontiguousarray(rows)
+            if samples.shape[1:] != (self.input_bytes,):
+                raise BoardJobError(
+                    f"int8 samples of shape {list(samples.shape[1:])}: int8 are codes as the device takes them, and "
+                    f"{self.name} takes {self.describe_input()}; give real values in another type"
+                )
+            return np.ascontiguousarray(samples)
+        form, reals = self._real_samples(samples)
+        # the rule of port_planner.mcu.quantize: half up, in float32
+        quantized = np.floor(reals.transpose(0, 2, 3, 1) / np.float32(form.scale) + np.float32(0.5)) + form.zero
+        return np.clip(quantized, -128, 127).astype(np.int8).reshape(len(samples), -1)
+
+    def count_clipped(self, samples: NDArray[Any]) -> int:
+        """Return how many values lie outside of the range that the model was calibrated to, by more than rounding.
+
+        Raises BoardJobError as `quantize` does.
+        """
+        if samples.dtype == np.int8:
+            return 0
+        form, reals = self._real_samples(samples)
+        low, high = form.limits
+        return int(((reals < low - form.scale) | (reals > high + form.scale)).sum())
 
     def describe_input(self) -> str:
         """Return the input as a person would say it."""
-        if self.input is None:
-            return f"int8 rows of {self.input_bytes}"
-        return f"int8 rows of {self.input_bytes}, or floats [N, {self.input.channels}, {self.input.height}, {self.input.width}]"
+        rows = f"int8 rows [N, {self.input_bytes}]"
+        return rows if self.input is None else f"{rows}, or real values {['N', *self.input.shapes[0]]}".replace("'", "")
 
-    def _quantize_reals(self, samples: NDArray[np.float32]) -> NDArray[np.int8]:
+    def _real_samples(self, samples: NDArray[Any]) -> tuple[InputFormat, NDArray[np.float32]]:
+        """Return the input's format, and samples as float32 [N, channels, height, width]."""
         form = self.input
         if form is None:
+            raise BoardJobError(f"{self.path} has no {MANIFEST}, so real values have no scale; compile the model again")
+        if samples.dtype.kind not in "fiub":
+            raise BoardJobError(f"samples of type {samples.dtype}; {self.name} takes {self.describe_input()}")
+        if samples.shape[1:] not in form.shapes:
             raise BoardJobError(
-                f"{self.path} has no {MANIFEST}, so float samples have no scale; compile the model again"
+                f"samples of shape {list(samples.shape[1:])}, axis by axis; {self.name} takes {self.describe_input()}"
             )
-        if samples[0].size != form.channels * form.height * form.width:
-            raise BoardJobError(f"float samples of {samples[0].size} values; {self.name} takes {self.describe_input()}")
-        pixels = samples.reshape(len(samples), form.channels, form.height, form.width).transpose(0, 2, 3, 1)
-        # the rule of port_planner.mcu.quantize: half up, in float32
-        quantized = np.floor(pixels / np.float32(form.scale) + np.float32(0.5)) + form.zero
-        rows: NDArray[np.int8] = np.clip(quantized, -128, 127).astype(np.int8).reshape(len(samples), -1)
-        return rows
+        reals = samples.astype(np.float32).reshape(len(samples), *form.shapes[0])
+        wrong = int(reals.size - np.isfinite(reals).sum())
+        if wrong:
+            raise BoardJobError(f"{wrong:,} of {reals.size:,} values are NaN or infinite; leave those samples out")
+        return form, reals
 
 
 def read_model(path: Path) -> ModelDirectory:

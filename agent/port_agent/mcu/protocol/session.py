@@ -39,6 +39,13 @@ from port_agent.mcu.protocol.transport import Transport
 
 R = TypeVar("R")
 SEQUENCES = 1 << 16
+EFFECT_REPLY_BYTES = 80
+HELLO_REPLY_BYTES = 160
+"""Frames of the largest replies, but that of READ."""
+SLOWEST_BYTE_S = 1 / 30
+"""Of a line that is waited for: 300 baud."""
+LINE_GROWTH = 8
+"""So much slower a line may look by one answer: a lost frame on a fast one looks so, too."""
 
 SESSION_OVER = {ReplyStatus.BAD_SEQUENCE, ReplyStatus.WRONG_NONCE, ReplyStatus.BAD_VERSION}
 """The device has not taken the request, and will not."""
@@ -71,7 +78,8 @@ class Patience:
     give_up_s: float = 20.0
     """After this long without an answer the device counts as dead; long requests add their own time."""
     wire_bytes_per_s: float = 11_520.0
-    """115200 baud, 8N1; a USB or simulated port is faster, which costs nothing but a slower first repetition."""
+    """The fastest line that is reckoned with, 115200 baud, 8N1; slower ones are measured. A USB or simulated port is faster, which
+    costs nothing but a slower first repetition."""
 
 
 DEFAULT_PATIENCE = Patience()
@@ -114,6 +122,8 @@ class Session:
         self._transport = transport
         self._query_sequence = secrets.randbelow(SEQUENCES)
         self._pending: _Pending | None = None
+        self._byte_s = 1 / patience.wire_bytes_per_s
+        """What a byte takes on this line, by the latest answers."""
         self.info = self._hello()
         self._next_sequence = self.info.next_sequence
 
@@ -217,10 +227,12 @@ class Session:
     def _exchange(
         self, request: Request[object], sequence: int, frame: bytes, work_s: float
     ) -> tuple[ReplyHeader, bytes]:
-        wait = self._patience.first_s + 1.5 * (work_s + len(frame) / self._patience.wire_bytes_per_s)
+        size = len(frame) + self._reply_bytes(request.type)
+        expected_s = work_s + size * self._byte_s
+        wait = self._patience.first_s + 1.5 * expected_s
         longest = max(self._patience.longest_s, wait)
         start = self._clock()
-        end = start + self._patience.give_up_s + 4 * work_s
+        end = start + self._patience.give_up_s + 4 * expected_s
         tries = 0
         while True:
             now = self._clock()
@@ -231,9 +243,27 @@ class Session:
             tries += 1
             reply = self._receive(request.type, sequence, min(end, self._clock() + wait))
             if reply is not None:
+                self._measure_line(tries, (self._clock() - start - work_s) / size)
                 return reply
             self.counters.retries += 1
             wait = min(2 * wait, longest)
+
+    def _reply_bytes(self, kind: MessageType) -> int:
+        if kind is MessageType.READ:
+            return self.info.max_payload
+        return EFFECT_REPLY_BYTES if kind.is_effect else HELLO_REPLY_BYTES
+
+    def _measure_line(self, tries: int, byte_s: float) -> None:
+        """Take what an answer says of the line's speed.
+
+        One that came after repetitions may belong to any of them, and what was repeated may still stand in the line: more time is
+        allowed until one comes without.
+        """
+        if tries > 1:
+            byte_s = min(max(byte_s, 2 * self._byte_s), LINE_GROWTH * self._byte_s)
+        else:
+            byte_s = max(1 / self._patience.wire_bytes_per_s, self._byte_s / 2, byte_s)
+        self._byte_s = min(byte_s, SLOWEST_BYTE_S)
 
     def _receive(self, kind: MessageType, sequence: int, deadline: float) -> tuple[ReplyHeader, bytes] | None:
         while (left := deadline - self._clock()) > 0:

@@ -43,6 +43,31 @@ def test_train_eval_logs(
     lines = run_json(capsys, "train", *where, "--epochs", "3", "--lr", "0.02", "--state-dir", state)
     assert [line["step"] for line in lines if line["event"] == "step"][-1] == 720  # went on where it was
     assert lines[-1]["steps"] == 720
+    lines = run_json(capsys, "train", *where, "--steps", "1000", "--epochs", "9", "--lr", "0.02", "--state-dir", state)
+    (evaluation,) = run_json(capsys, "eval", *where)
+    assert lines[-1]["steps"] == 1000  # ends inside an epoch, and says how good it is there
+    assert lines[-1]["accuracy_after"] == evaluation["accuracy"]
+
+
+def test_a_position_belongs_to_data_seed_and_rate(
+    simulator: Simulator, model: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows, labels = make_samples(200, seed=1)
+    other = tmp_path / "other.npz"
+    np.savez(other, x=np.frombuffer(b"".join(rows), np.int8).reshape(200, -1), y=np.array(labels))
+    words = ["train", str(model), "--port", str(simulator.port), "--state-dir", str(tmp_path / "state"), "--lr", "0.02"]
+    assert run_json(capsys, *words, "--data", str(data))[-1]["steps"] == 240
+    for changed in (
+        ["--data", str(other)],
+        ["--data", str(data), "--seed", "2"],
+        ["--data", str(data), "--lr", "0.01"],
+    ):
+        assert main(["mcu", *words, *changed]) == 2
+        assert "give --keep-weights to train on from what is learnt" in capsys.readouterr().err
+    lines = run_json(capsys, *words, "--data", str(other), "--keep-weights")
+    assert lines[-1]["steps"] == 160 and [line["step"] for line in lines if line["event"] == "step"][-1] == 160
+    assert main(["mcu", *words, "--data", str(other)]) == 0
+    assert "all 160 samples were trained before" in capsys.readouterr().out
 
 
 def test_train_a_part_of_the_samples(

@@ -1,6 +1,7 @@
 """The same bits on every emulated core as in the process, over a real pty; fast here, all cores and 1,000 steps in `long`."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -74,6 +75,28 @@ def test_board_trains_to_the_same_bits(
     assert status.static_ram_bytes is not None and built(board).static_ram_bytes is not None
     assert 0 <= status.static_ram_bytes - (built(board).static_ram_bytes or 0) < 64  # alignment between sections
     assert status.overruns == 0 and status.ticks > 0
+
+
+@pytest.mark.process
+def test_the_watchdog_of_an_nrf_waits_while_the_core_sleeps(built: Callable[[str], Firmware], tmp_path: Path) -> None:
+    """QEMU has no watchdog there, but notes what is written to its registers (nRF51 Series Reference Manual, 24)."""
+    log, whole = tmp_path / "writes", built("qemu-m0")
+    assert whole.board.machine is not None
+    noted = replace(whole.board.machine, arguments=("-d", "unimp", "-D", str(log)))
+    firmware = replace(whole, board=replace(whole.board, machine=noted))
+    start, paused_in_sleep, feed = (
+        "00010000, value 0x00000001",
+        "0001050c, value 0x00000000",
+        "00010600, value 0x6e524635",
+    )
+    with Simulator(firmware, tmp_path / "simulator") as simulator:
+        session = Session(SerialTransport(str(simulator.port)), PATIENT)
+        fed = log.read_text().count(feed)
+        Device(session).status()
+        assert log.read_text().count(feed) > fed >= 1  # awake, it is fed for each byte
+        session.close()
+    writes = log.read_text()
+    assert 0 < writes.find(paused_in_sleep) < writes.find(start)  # asleep, nothing feeds it: it does not count either
 
 
 @pytest.fixture(scope="module")

@@ -68,6 +68,29 @@ class Script:
         pass
 
 
+class SlowLine(Script):
+    """A line on which each byte takes its time, both ways; what is sent again waits behind what was sent before."""
+
+    byte_s = 1 / 300
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.free = 0.0
+        self.due: list[float] = []
+
+    def write(self, data: bytes) -> None:
+        self.free = max(self.free, self.now) + len(data) * self.byte_s
+        super().write(data)
+        self.due += [self.free] * (len(self._replies) - len(self.due))
+
+    def read(self, timeout_s: float) -> bytes:
+        if not self._replies or self.due[0] > self.now + timeout_s:
+            self.now += timeout_s
+            return b""
+        self.now = max(self.now, self.due.pop(0))
+        return self._replies.pop(0)
+
+
 def open_session(script: Script) -> Session:
     return Session(script, PATIENCE, script.clock, token=lambda: 7)
 
@@ -91,6 +114,21 @@ def test_long_work_is_waited_for_before_asking_again() -> None:
     with pytest.raises(NoAnswerError):
         session.request(Train((0,), bytes(24)), work_s=30.0)
     assert script.seen[1][0] - script.seen[0][0] > 45.0
+
+
+def test_a_slow_line_is_measured_and_then_waited_for() -> None:
+    line = SlowLine()
+    session = Session(line, Patience(), line.clock, token=lambda: 7)
+    for number in range(12):
+        session.request(Load(0, bytes(1000)))
+        if number == 5:
+            tries, before = session.counters.retries, line.now
+    assert tries > 0 and session.counters.retries == tries  # it learnt, and sends each request once
+    assert (line.now - before) / 6 < 1.1 * 1020 * line.byte_s
+    line.byte_s = 1e-6
+    for _ in range(12):
+        session.request(Load(0, bytes(1000)))
+    assert session._byte_s == 1 / 11_520
 
 
 def test_late_and_foreign_replies_are_not_taken_for_the_answer() -> None:

@@ -1,0 +1,113 @@
+"""The weights of a project's model: written beside its tables by the names of the module's layers, and taken from such a file."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save
+
+from port_agent.mcu.board.errors import BoardJobError
+from port_agent.mcu.layers import LAYERS, MODULE, Arrays, LayerTable, OpLayer
+from port_agent.system.atomic_file import write_atomically
+
+if TYPE_CHECKING:
+    from port_planner.mcu.compile import CompiledModel
+    from port_planner.mcu.quantize import QuantizedOp
+
+
+def write_layers(folder: Path, model: "CompiledModel") -> None:
+    """Write the layers of a compiled model into its directory."""
+    arrays: Arrays = {MODULE + name: values for name, values in model.quantized.graph.state.items()}
+    layers = []
+    for op in model.quantized.ops:
+        if op.weight is None or op.bias is None or op.weight_scale is None or op.op.origin is None:
+            continue
+        name = op.op.name
+        arrays |= {f"{name}/weight": op.weight, f"{name}/bias": op.bias, f"{name}/scale": op.weight_scale}
+        layers.append(layer_of(model, op))
+    about = {"format": "port-mcu-layers", "layers": msgspec.json.encode(LayerTable(tuple(layers))).decode()}
+    write_atomically(folder / LAYERS, save({name: np.array(values) for name, values in arrays.items()}, metadata=about))
+
+
+def layer_of(model: "CompiledModel", op: "QuantizedOp") -> OpLayer:
+    from port_planner.mcu.ir import LayerOrigin, OpKind, row_bytes
+
+    source, slot = op.op, model.memory.parameters.slots[op.op.name]
+    origin = source.origin or LayerOrigin("")
+    return OpLayer(
+        source.name, origin.layer, origin.norm, origin.norm_eps, origin.extents, origin.order,
+        () if op.weight is None else op.weight.shape, source.kind is OpKind.DEPTHWISE, float(op.inputs[0].scale),
+        model.scheme.of(source.name).rows * row_bytes(source), slot.weight_offset, slot.bias_offset, slot.q88_offset,
+    )  # fmt: skip
+
+
+def read_weights(path: Path) -> Arrays:
+    """Return the arrays of a file that `mcu export` wrote, or of any safetensors file of a state_dict.
+
+    Raises BoardJobError where it cannot be read.
+    """
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise BoardJobError(f"cannot read {path} ({error}); give a .safetensors file of mcu export") from error
+
+
+def take_weights(model: "CompiledModel", given: Mapping[str, NDArray[Any]]) -> "CompiledModel":
+    """Return the model with other weights, of a state_dict or of codes, in the scales that it was calibrated to.
+
+    What was exported from a board of the same project comes back to the bit. Raises BoardJobError where a layer is missing or
+    has another shape.
+    """
+    from port_planner.mcu.compile import with_memory
+
+    ops = tuple(_with_weights(op, layer_of(model, op), given) if op.op.origin else op for op in model.quantized.ops)
+    graph = replace(model.quantized.graph, ops=tuple(op.op for op in ops))
+    return with_memory(
+        replace(model, quantized=replace(model.quantized, graph=graph, ops=ops)), model.scheme, model.memory
+    )
+
+
+def _with_weights(op: "QuantizedOp", layer: OpLayer, given: Mapping[str, NDArray[Any]]) -> "QuantizedOp":
+    from port_planner.mcu.quantize import BIAS_LIMIT
+
+    scale = np.asarray(op.weight_scale)
+    try:
+        weight, bias = _folded(layer, given)
+        codes = np.clip(np.round(weight / layer.along_channels(scale.astype(np.float64))), -127, 127).astype(np.int8)
+        whole = np.round(bias / (layer.in_scale * scale.astype(np.float64)))
+        codes, whole = codes.reshape(layer.shape), np.broadcast_to(whole, scale.shape)
+    except (KeyError, ValueError) as error:
+        place = layer.layer or layer.norm
+        raise BoardJobError(
+            f"the weights do not fit layer {place} ({error}); give those of this project's module"
+        ) from error
+    source = replace(
+        op.op, weight=np.ascontiguousarray(weight.reshape(layer.shape), np.float32),
+        bias=np.broadcast_to(bias, scale.shape).astype(np.float32),
+    )  # fmt: skip
+    return replace(op, op=source, weight=codes, bias=np.clip(whole, -BIAS_LIMIT, BIAS_LIMIT).astype(np.int32))
+
+
+def _folded(layer: OpLayer, given: Mapping[str, NDArray[Any]]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return weight and bias of an op as real numbers, from codes or from a state_dict. Raises KeyError, ValueError."""
+    place = layer.layer or layer.norm
+    if f"{place}.weight_scale" in given:
+        codes = given[f"{place}.weight"].astype(np.float64)
+        weight = layer.to_op(codes) if layer.layer else codes.reshape(layer.shape)
+        scale = layer.along_channels(given[f"{place}.weight_scale"].astype(np.float64))
+        return weight * scale, given[f"{place}.bias"].astype(np.float64) * given[f"{place}.bias_scale"]
+    bias = given.get(f"{layer.layer}.bias", np.zeros(1)).astype(np.float64)
+    gain = np.ones(1)
+    if layer.norm:
+        gain = 1 / np.sqrt(given[f"{layer.norm}.running_var"].astype(np.float64) + layer.norm_eps)
+        gain = gain * given.get(f"{layer.norm}.weight", np.ones(1)).astype(np.float64)
+        mean = given[f"{layer.norm}.running_mean"].astype(np.float64)
+        bias = (bias - mean) * gain + given.get(f"{layer.norm}.bias", np.zeros(1)).astype(np.float64)
+    if not layer.layer:
+        return gain.reshape(layer.shape), bias
+    return layer.to_op(given[f"{layer.layer}.weight"].astype(np.float64)) * layer.along_channels(gain), bias

@@ -1,0 +1,126 @@
+"""The module itself as the judge of its import: it is traced, run on samples, and compared with the graph made of it.
+
+Whatever the importer takes a layer for, a graph that computes something else than the module is refused, by the first node at
+which the two differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import fx, nn
+
+from port_planner.mcu.ir import Graph, McuCompileError
+from port_planner.mcu.quantize import run_float
+from port_planner.mcu.torch_axes import TorchAxes
+
+TOLERANCE = 1e-3
+"""Of a tensor's largest value: a quarter of an int8 step. Folding a batch norm in fp32 stays below it."""
+CHUNK_SAMPLES = 64
+
+
+def node_place(node: fx.Node) -> str:
+    """Return where a node stands in the module: a layer's path, or a function and the module that calls it."""
+    if node.op == "call_module":
+        return str(node.target)
+    name = node.target if isinstance(node.target, str) else str(getattr(node.target, "__name__", node.name))
+    inside = list(node.meta.get("nn_module_stack", ()))
+    return f"{name} in {inside[-1]}" if inside else name
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Have a module, and every module in it, in eval mode and without gradients; leave each as it was."""
+    modes = [(inner, inner.training) for inner in module.modules()]
+    module.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for inner, training in modes:
+            inner.training = training
+
+
+def trace_module(module: nn.Module, name: str) -> fx.GraphModule:
+    """Return the traced module.
+
+    Raises McuCompileError where what it does depends on values.
+    """
+    try:
+        return fx.symbolic_trace(module)
+    except (fx.proxy.TraceError, TypeError) as error:
+        raise McuCompileError(name, f"cannot be traced ({error})", "remove control flow on tensor values") from error
+
+
+class NodeRun(fx.Interpreter):
+    """One run of a traced module, which keeps a copy of what every node gave."""
+
+    def __init__(self, traced: fx.GraphModule) -> None:
+        super().__init__(traced)
+        self.extra_traceback = False  # it would be added to the messages of this project's own errors
+        self.results: dict[fx.Node, object] = {}
+
+    def run_node(self, n: fx.Node) -> object:
+        """Run a node; a copy is kept, for a later one may change its result in place.
+
+        Raises McuCompileError where torch refuses.
+        """
+        try:
+            result = super().run_node(n)
+        except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
+            shapes = [
+                list(self.env[source].shape) for source in n.all_input_nodes if hasattr(self.env[source], "shape")
+            ]
+            first_line = str(error).partition("\n")[0]
+            raise McuCompileError(
+                node_place(n), f"torch refuses its inputs {shapes} ({first_line})", "check the shape of the samples"
+            ) from error
+        self.results[n] = result.clone() if isinstance(result, torch.Tensor) else result
+        return result
+
+
+def run_nodes(traced: fx.GraphModule, samples: torch.Tensor) -> dict[fx.Node, object]:
+    """Return what every node of a traced module gives for samples [N, ...].
+
+    Raises McuCompileError, with the layer, where torch refuses.
+    """
+    run = NodeRun(traced)
+    run.run(samples.clone())
+    return run.results
+
+
+def refuse_difference(
+    module: nn.Module,
+    traced: fx.GraphModule,
+    graph: Graph,
+    values: Mapping[fx.Node, tuple[str, TorchAxes]],
+    samples: torch.Tensor,
+) -> None:
+    """Raise McuCompileError, with the first node that differs, unless the graph gives for `samples` what the module does.
+
+    `values`: the nodes that stand for a tensor of the graph as its op leaves it, and the axes they see.
+    """
+    (output,) = traced.graph.output_node().all_input_nodes
+    last, axes = values[output]
+    for chunk in samples.split(CHUNK_SAMPLES):
+        expected, tensors = run_nodes(traced, chunk), run_float(graph, chunk)
+        for node, (name, seen) in values.items():
+            _refuse_node(node_place(node), expected[node], seen.as_torch(tensors[name]))
+        _refuse_node("output", module(chunk.clone()), axes.as_torch(tensors[last]))
+
+
+def _refuse_node(place: str, expected: object, found: torch.Tensor) -> None:
+    if not isinstance(expected, torch.Tensor) or expected.shape != found.shape:
+        shape = list(expected.shape) if isinstance(expected, torch.Tensor) else type(expected).__name__
+        raise McuCompileError(
+            place, f"the compiled network has {list(found.shape)}, the module {shape}", "write this part in another way"
+        )
+    difference, peak = float((found - expected).abs().max()), float(expected.abs().max())
+    if not difference <= TOLERANCE * peak + TOLERANCE**3:
+        raise McuCompileError(
+            place,
+            f"the compiled network differs from the module here, by {difference:.3g} of values up to {peak:.3g}",
+            "write this part in another way",
+        )

@@ -1,0 +1,110 @@
+"""Weights of the module out of the codes of a board, and back: whatever the layer, its norm and its layout."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from port_agent.mcu.board.errors import BoardJobError
+from port_agent.mcu.layers import LayerTables
+from port_agent.mcu.project_weights import take_weights, write_layers
+from port_agent.mcu.protocol.board_model import read_model
+from port_planner.mcu import CompiledModel, compile_model
+from port_planner.mcu.autodiff import LayerUpdate, SparseScheme, full_scheme
+from port_planner.mcu.emit import parameter_image
+from port_planner.mcu.quantize import run_float
+
+
+class Layers(nn.Module):
+    """Norms with and without weights, before and behind, and layers whose axes are not the board's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.wide, self.norm = nn.BatchNorm2d(2), nn.Conv2d(2, 6, 3, bias=False), nn.BatchNorm2d(6)
+        self.each, self.plain = nn.Conv2d(6, 6, 3, groups=6), nn.BatchNorm2d(6, affine=False)
+        self.along, self.head = nn.Conv1d(6, 4, 3), nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.plain(self.each(self.norm(self.wide(self.first(x))).relu()))
+        return self.head(self.along(x.mean(3)).transpose(1, 2).flatten(1))
+
+
+DATA = np.random.default_rng(1).normal(size=(16, 2, 8, 7)).astype(np.float32)
+
+
+def compiled(scheme: SparseScheme | None = None, q88: bool = False) -> tuple[nn.Module, CompiledModel]:
+    torch.manual_seed(1)
+    module = Layers().train()
+    with torch.no_grad():
+        for _ in range(20):
+            module(torch.from_numpy(DATA))
+    return module.eval(), compile_model(module, DATA, name="layers", scheme=scheme, q88=q88)
+
+
+def tables(model: CompiledModel, folder: Path) -> LayerTables:
+    model.write(folder)
+    write_layers(folder, model)
+    return LayerTables(read_model(folder))
+
+
+def learnt(model: CompiledModel) -> bytes:
+    """Return parameters as if a training had changed all of them."""
+    image = np.frombuffer(parameter_image(model.quantized, model.memory, model.scheme), np.uint8).copy()
+    codes = image[model.memory.parameters.bias_bytes :][: model.memory.parameters.weight_bytes].view(np.int8)
+    codes[:] = np.clip(codes.astype(int) + np.random.default_rng(2).integers(-9, 9, len(codes)), -127, 127)
+    biases = image[: model.memory.parameters.bias_bytes].view("<i4")
+    biases += np.random.default_rng(3).integers(-99, 99, len(biases)).astype("<i4")
+    return image.tobytes()
+
+
+HALF = SparseScheme({"wide": LayerUpdate(True, 3), "each": LayerUpdate(True), "head": LayerUpdate(rows=1)})
+
+
+@pytest.mark.parametrize("scheme", [None, HALF], ids=["all", "some"])
+def test_the_module_computes_with_the_weights_of_the_board(scheme: SparseScheme | None, tmp_path: Path) -> None:
+    module, model = compiled(scheme)
+    parameters, table = learnt(model), tables(model, tmp_path)
+    state = table.state_dict(parameters)
+    module.load_state_dict({name: torch.from_numpy(values) for name, values in state.items()})
+    codes = take_weights(model, table.code_tensors(parameters))
+    with torch.no_grad():
+        given = module(torch.from_numpy(DATA))
+        graph = codes.quantized.graph
+        expected = run_float(graph, torch.from_numpy(DATA))[graph.ops[-1].name].flatten(1)
+    tolerance = 1e-4 if scheme is None else 0.05  # frozen layers keep the module's own weights, not their codes
+    torch.testing.assert_close(given, expected, rtol=tolerance, atol=tolerance)
+    for source in (state, table.code_tensors(parameters)):
+        again = take_weights(model, source)
+        assert parameter_image(again.quantized, again.memory, again.scheme) == parameters
+
+
+def test_low_bytes_are_parts_of_a_code(tmp_path: Path) -> None:
+    _, model = compiled(q88=True)
+    parameters, table = learnt(model), tables(model, tmp_path)
+    exact, codes = table.state_dict(parameters), table.code_tensors(parameters)
+    low = (codes["head.weight_low"].astype(np.float32) - 128) / 256
+    values = (codes["head.weight"] + low) * codes["head.weight_scale"][:, None]
+    np.testing.assert_array_equal(values, exact["head.weight"])
+
+
+def test_a_bias_without_a_place_in_the_module_is_refused(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    data = DATA[:, 0, 0]
+    model = compile_model(nn.Sequential(nn.Linear(7, 2, bias=False)).eval(), data)
+    table = tables(model, tmp_path)
+    start = parameter_image(model.quantized, model.memory, full_scheme(model.quantized.graph))
+    assert set(table.state_dict(start)) == {"0.weight"}
+    with pytest.raises(
+        BoardJobError, match=r"trained a bias of 0, .* give the layer bias=True, or export with --codes"
+    ):
+        table.state_dict(b"\x01" + start[1:])
+
+
+def test_a_model_without_its_layers_is_compiled_again(tmp_path: Path) -> None:
+    _, model = compiled()
+    tables(model, tmp_path)
+    (tmp_path / "layers.safetensors").unlink()
+    with pytest.raises(BoardJobError, match="compile the model again"):
+        LayerTables(read_model(tmp_path))

@@ -1,0 +1,35 @@
+"""Weights that a project is compiled with: those of its module, or none."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from port_agent.mcu.board.errors import BoardJobError
+from port_agent.mcu.layers import LayerTables
+from port_agent.mcu.project_weights import read_weights, take_weights, write_layers
+from port_agent.mcu.protocol.board_model import read_model
+from port_planner.mcu import compile_model
+from port_planner.mcu.emit import parameter_image
+
+
+def test_weights_of_another_module_are_refused(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    data = np.random.default_rng(1).normal(size=(8, 6)).astype(np.float32)
+    model = compile_model(nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3)).eval(), data)
+    model.write(tmp_path)
+    write_layers(tmp_path, model)
+    image = parameter_image(model.quantized, model.memory, model.scheme)
+    state = LayerTables(read_model(tmp_path)).state_dict(image)
+    assert take_weights(model, state).sha256 == model.sha256
+    with pytest.raises(BoardJobError, match="do not fit layer 2"):
+        take_weights(model, state | {"2.weight": np.zeros((3, 9), np.float32)})
+    with pytest.raises(BoardJobError, match="do not fit layer 0"):
+        take_weights(model, {name: values for name, values in state.items() if not name.startswith("0")})
+
+
+def test_a_file_that_is_no_weights_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BoardJobError, match=r"cannot read .*; give a \.safetensors file"):
+        read_weights(tmp_path / "none.safetensors")

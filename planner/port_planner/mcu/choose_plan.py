@@ -94,8 +94,26 @@ def fit_memory(graph: Graph, scheme: SparseScheme, options: FitOptions, *, simd:
     plain = replay(stated.problem, Schedule())
     if kept.ram_bytes <= options.ram_bytes:
         return _within(_fitted(kept, plain, plain.joules, None), options, core)
+    _refuse_hopeless(graph, kept, options)
     fit = _Fit(graph, scheme, options, core, kept, plain.joules, simd)
     return _within(fit.best(), options, core)
+
+
+def _refuse_hopeless(graph: Graph, kept: MemoryPlan, options: FitOptions) -> None:
+    """Raise ArenaBudgetError, before any search, for a budget below what every plan holds at once."""
+    on_medium = options.page is not None and options.page.holds_parameters
+    parameters = 0 if on_medium else kept.parameters.size_bytes
+    last = graph.ops[-1]
+    sample = max(graph.input_shape.elements, last.in_shape.elements + 4 * graph.classes)
+    if options.ram_bytes < parameters + sample:
+        raise ArenaBudgetError(
+            kept.ram_bytes,
+            options.ram_bytes,
+            kept.arena.peak_bytes,
+            kept.parameters.size_bytes,
+            note=f"No plan takes less than {parameters + sample} B: {parameters} B of parameters, and {sample} B of one sample or "
+            "the last layer",
+        )
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,8 @@ from port_agent.mcu.board.catalogue import BOARDS
 from port_agent.mcu.board.errors import McuError
 from port_agent.mcu.board.firmware import Firmware, build_firmware
 from port_agent.mcu.board.flash import advice, flash
+from port_agent.mcu.library import Framework, write_library
+from port_agent.mcu.protocol.board_model import read_model
 from port_agent.mcu.protocol.link import Link
 from port_agent.mcu.protocol.ports import POLL_S, PortInfo, PortSelector, list_serial_ports
 from port_agent.mcu.protocol.session import Patience, Session
@@ -96,6 +98,21 @@ def run_build(arguments: argparse.Namespace) -> int:
 def _build(arguments: argparse.Namespace) -> Firmware:
     out = getattr(arguments, "out", None) or arguments.model / "firmware"
     return build_firmware(arguments.board, arguments.model, out)
+
+
+def run_library(arguments: argparse.Namespace) -> int:
+    """Write a model as a library."""
+    out = write_library(
+        read_model(arguments.model), Framework(arguments.framework), arguments.out or arguments.model / "library"
+    )
+    if arguments.json:
+        show_json({"library": str(out), "framework": arguments.framework})
+    else:
+        print(f"wrote a library for {arguments.framework} to {out}; its interface: {out / 'src' / 'port_library.h'}")
+        print(
+            "it is to be compiled with -ffp-contract=off, which its sources ask for; port_library_begin says if it was not"
+        )
+    return 0
 
 
 def run_flash(arguments: argparse.Namespace) -> int:

@@ -32,6 +32,7 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     _add_compile(actions.add_parser)
     _add_build(actions.add_parser)
     _add_flash(actions.add_parser)
+    _add_library(actions.add_parser)
     _add_train(actions.add_parser)
     _add_eval(actions.add_parser)
     _add_infer(actions.add_parser)
@@ -150,6 +151,21 @@ def _add_flash(add: Adder) -> None:
     parser.add_argument("--dry-run", action="store_true", help="print the commands only")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=_loaded_when_run("boards", "run_flash"))
+
+
+def _add_library(add: Adder) -> None:
+    parser = add("library", help="write a model as a library for a program of your own, with an example")
+    parser.add_argument("model", type=readable_folder, help="directory of a compiled model")
+    parser.add_argument(
+        "--for",
+        dest="framework",
+        required=True,
+        choices=["arduino", "platformio", "zephyr", "pico-sdk", "esp-idf"],
+        help="whose package it is",
+    )
+    parser.add_argument("-o", "--out", type=writable_folder, help="directory to write (default: MODEL/library)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=_loaded_when_run("boards", "run_library"))
 
 
 def _add_job(parser: argparse.ArgumentParser) -> None:

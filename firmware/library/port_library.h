@@ -1,0 +1,54 @@
+/* One compiled model inside of a program of your own: train, infer, and keep what was learnt. C99 and C++.
+ *
+ * Call port_library_begin once. A sample is int8, PORT_MODEL_INPUT_BYTES long, as port_library_quantize makes it of real values.
+ * The memory is static: PORT_MODEL_ARENA_BYTES and PORT_MODEL_PARAMETER_BYTES of model.h. Not for several threads at once. */
+#ifndef PORT_LIBRARY_H
+#define PORT_LIBRARY_H
+
+#include "model.h"
+#include "port_engine.h"
+#include "port_sample.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define PORT_LIBRARY_SLOTS 2u
+#define PORT_LIBRARY_SLOT_BYTES (72u + PORT_MODEL_PARAMETER_BYTES)
+
+/* Two slots of memory that stays without power: flash, EEPROM, a file. Each function returns 0 where it worked. `erase` may be
+ * null. A save writes the older slot and its header last: power lost at any moment leaves the other one whole. */
+typedef struct port_library_storage {
+    int (*erase)(void *context, uint32_t slot);
+    int (*write)(void *context, uint32_t slot, uint32_t offset, const void *data, uint32_t bytes);
+    int (*read)(void *context, uint32_t slot, uint32_t offset, void *data, uint32_t bytes);
+    void *context;
+} port_library_storage;
+
+/* Bind the model to its memory, and load the newest whole slot of `storage` (null: none), else the weights of the image.
+ * PORT_ERROR_UNSUPPORTED where the compiler fused multiplications and additions: give it -ffp-contract=off. */
+port_status port_library_begin(const port_library_storage *storage);
+
+/* Learning rate, rounding rule and scaling of the trainings that follow. */
+port_status port_library_options(const port_options *options);
+
+/* Real values, channel by channel ([channels][height][width], PORT_SAMPLE_VALUES of them), as int8. */
+void port_library_quantize(const float *values, int8_t *sample);
+
+/* Train on one sample; `result` (may be null) says the loss and what was predicted before the update. */
+port_status port_library_train(const int8_t *sample, uint16_t label, port_result *result);
+
+/* The class of a sample, or -1 where the engine refuses; port_library_logits holds the scores until the next call. */
+int port_library_infer(const int8_t *sample);
+const float *port_library_logits(void);
+
+/* Keep parameters, options and state. PORT_ERROR_MEDIUM without a storage, or where it fails. */
+port_status port_library_save(void);
+
+/* Back to the weights of the image; what is saved stays. */
+port_status port_library_forget(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

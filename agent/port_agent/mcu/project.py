@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from port_planner.mcu.compile import CompiledModel
     from port_planner.mcu.host import UpdateOptions
     from port_planner.mcu.schemes.fit import FittedModel
+    from port_planner.mcu.schemes.rate import RateChoice
     from port_planner.mcu.schemes.value import Valuation
 
 SCRIPT = "project.py"
@@ -222,6 +223,26 @@ def value_project(
     )
     refuse_wear(project, found.chosen.fitted)
     return _with_scheme(project, found.model), found
+
+
+def rate_project(project: Project, progress: Callable[[int, int], None]) -> tuple[Project, "RateChoice"]:
+    """Return the project with the learning rate that recognises most samples of its own which it did not train on.
+
+    Raises BoardJobError for a model that trains nothing.
+    """
+    from port_planner.mcu.schemes.rate import choose_rate
+
+    if not project.model.memory.parameters.size_bytes:
+        raise BoardJobError("the model trains nothing, so no learning rate suits it; give it a scheme")
+    found = choose_rate(
+        project.model,
+        project.model.quantize_input(project.train_x),
+        project.train_y,
+        epochs=_training(project).epochs,
+        options=_update_options(project),
+        progress=progress,
+    )
+    return replace(project, settings=project.settings | {"learning_rate": found.best.rate}), found
 
 
 def refuse_wear(project: Project, fitted: "FittedMemory") -> None:

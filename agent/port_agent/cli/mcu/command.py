@@ -65,7 +65,7 @@ def _add_compile(add: Adder) -> None:
     parser = add("compile", help="compile the PyTorch model of a project (project.py) to int8 tables")
     parser.add_argument("project", type=readable_folder, help="directory with project.py")
     parser.add_argument("-o", "--out", type=writable_folder, help="directory to write (default: PROJECT/build)")
-    _add_weights(parser)
+    _add_starts(parser)
     parser.add_argument(
         "--sparse-update",
         type=size,
@@ -119,7 +119,7 @@ def _add_compile(add: Adder) -> None:
     parser.set_defaults(run=_loaded_when_run("compiling", "run_compile"))
 
 
-def _add_weights(parser: argparse.ArgumentParser) -> None:
+def _add_starts(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--weights",
         type=readable_file,
@@ -130,6 +130,12 @@ def _add_weights(parser: argparse.ArgumentParser) -> None:
         "--inference",
         action="store_true",
         help="compile for inference only, which takes less RAM: a smaller board may use what another one learnt",
+    )
+    parser.add_argument(
+        "--choose-rate",
+        action="store_true",
+        help="choose the learning rate: train at each of several on the project's samples in the host's engine, and take the one "
+        "that recognises most of the samples held out",
     )
 
 

@@ -17,6 +17,7 @@ from port_agent.mcu.project import (
     freeze_project,
     hold_project,
     load_project,
+    rate_project,
     value_project,
     weigh_project,
     widen_project,
@@ -28,6 +29,7 @@ from port_planner.base.units import format_joules, format_seconds
 from port_planner.mcu.choose_plan import FittedMemory
 from port_planner.mcu.schemes.fit import FittedModel
 from port_planner.mcu.schemes.race import Finalist
+from port_planner.mcu.schemes.rate import RateChoice
 from port_planner.mcu.schemes.value import Valuation
 
 
@@ -43,6 +45,8 @@ class _Choices:
     """How it fits into a budget, where there is one."""
     narrow: tuple[str, ...]
     """Layers whose weights have no low byte though low bytes were asked for."""
+    rate: RateChoice | None = None
+    """The learning rates that were measured, where one was to be chosen."""
 
 
 def run_compile(arguments: argparse.Namespace) -> int:
@@ -119,7 +123,11 @@ def _choose(project: Project, arguments: argparse.Namespace) -> tuple[Project, _
         held = valuation.chosen.fitted
     elif arguments.ram is not None:
         project, held = hold_project(project, arguments.ram, arguments.deadline, arguments.page)
-    return project, _Choices(fitted, valuation, held, tuple(without_low_bytes(project)) if arguments.q88 else ())
+    rate = None
+    if arguments.choose_rate:
+        with StageBar(("rate",), quiet=arguments.json) as bar:
+            project, rate = rate_project(project, lambda done, total: bar.update("rate", done / total))
+    return project, _Choices(fitted, valuation, held, tuple(without_low_bytes(project)) if arguments.q88 else (), rate)
 
 
 def _choices_json(choices: _Choices, has_low_bytes: bool) -> dict[str, Any]:
@@ -130,6 +138,8 @@ def _choices_json(choices: _Choices, has_low_bytes: bool) -> dict[str, Any]:
         figures["per_joule"] = _valuation_json(choices.valuation)
     if choices.held is not None:
         figures["plan"] = _held_json(choices.held)
+    if choices.rate is not None:
+        figures["learning_rate"] = _rate_json(choices.rate)
     if has_low_bytes:
         figures["without_low_bytes"] = choices.narrow
     return figures
@@ -145,6 +155,21 @@ def _show_choices(choices: _Choices) -> None:
     if choices.narrow:
         names = ", ".join(choices.narrow)
         print(f"no low bytes, which do not fit: {names}; the Q8.8 rule rounds their weights stochastically")
+    if choices.rate is not None:
+        _show_rate(choices.rate)
+
+
+def _rate_json(found: RateChoice) -> dict[str, Any]:
+    """Return the accuracy of each learning rate on samples held out, as shares."""
+    measured = [{"rate": each.rate, "accuracy": each.accuracy} for each in found.measured]
+    return {"chosen": found.best.rate, "untrained": found.untrained, "measured": measured}
+
+
+def _show_rate(found: RateChoice) -> None:
+    listed = ", ".join(f"{each.rate:g}: {each.accuracy:.1%}" for each in found.measured)
+    print(f"learning rate {found.best.rate:g}; on samples held out {listed}, untrained: {found.untrained:.1%}")
+    if not found.helps:
+        print("no rate recognises more than the model does untrained: give it more samples, or train other layers")
 
 
 def _fitted_json(fitted: FittedModel) -> dict[str, Any]:

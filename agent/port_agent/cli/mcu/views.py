@@ -234,7 +234,10 @@ def show_summary(figures: dict[str, Any]) -> None:
     console = terminal()
     console.print(table)
     if (figures["accuracy_after"] or 0) < (figures["accuracy_before"] or 0):
-        console.print("it recognises less than before: train at a lower --lr, or with more data", highlight=False)
+        console.print(
+            "it recognises less than before: train at a lower --lr (mcu compile --choose-rate finds one), or with more data",
+            highlight=False,
+        )
     ram = bytes_or_unknown(figures["ram_used_bytes"])
     console.print(
         f"{figures['steps']:,} training steps on {figures['board']} in {format_seconds(figures['wall_s'])}; RAM {ram} of "

@@ -1,0 +1,75 @@
+"""The learning rate that suits a model's own samples, measured on samples that are held out of each training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from port_planner.mcu.autodiff import SparseScheme
+from port_planner.mcu.compile import CompiledModel
+from port_planner.mcu.host import UpdateOptions
+from port_planner.mcu.quantize import Int8Array
+from port_planner.mcu.schemes.fit import EngineMeasure
+
+RATES = (0.1, 0.03, 0.01, 0.003, 0.001, 0.0003)
+FOLDS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredRate:
+    """A learning rate, and the accuracy on each fold that its training did not see."""
+
+    rate: float
+    accuracies: tuple[float, ...]
+
+    @property
+    def accuracy(self) -> float:
+        """The mean over the folds."""
+        return float(np.mean(self.accuracies))
+
+
+@dataclass(frozen=True, slots=True)
+class RateChoice:
+    """The rates that were measured, and the accuracy without any training on the same folds."""
+
+    measured: tuple[MeasuredRate, ...]
+    untrained: float
+
+    @property
+    def best(self) -> MeasuredRate:
+        """The most accurate; of equals the slowest, which forgets least."""
+        return max(self.measured, key=lambda found: (found.accuracy, -found.rate))
+
+    @property
+    def helps(self) -> bool:
+        """Whether training at the best rate recognises more than not training."""
+        return self.best.accuracy > self.untrained
+
+
+def choose_rate(
+    model: CompiledModel,
+    inputs: Int8Array,
+    labels: NDArray[np.int64],
+    *,
+    epochs: int = 1,
+    options: UpdateOptions = UpdateOptions(),  # noqa: B008 - frozen
+    rates: Sequence[float] = RATES,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> RateChoice:
+    """Return what each rate reaches on samples that it did not train on; the same each time.
+
+    `epochs` and `options` should be those of the job. `progress` is given rates, done and in all.
+    """
+    judge = EngineMeasure(model.quantized, inputs, labels, epochs, options, FOLDS)
+    draws = range(FOLDS)
+    untrained = float(np.mean(judge(SparseScheme({}), draws)))
+    measured = []
+    for done, rate in enumerate(rates):
+        progress(done, len(rates))
+        judged = replace(judge, options=replace(options, learning_rate=rate))
+        measured.append(MeasuredRate(rate, tuple(judged(model.scheme, draws))))
+    progress(len(rates), len(rates))
+    return RateChoice(tuple(measured), untrained)

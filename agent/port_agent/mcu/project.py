@@ -28,12 +28,14 @@ if TYPE_CHECKING:
     from port_planner.mcu.choose_plan import FitOptions, FittedMemory
     from port_planner.mcu.compile import CompiledModel
     from port_planner.mcu.host import UpdateOptions
+    from port_planner.mcu.report import LayerFigures
     from port_planner.mcu.schemes.fit import FittedModel
     from port_planner.mcu.schemes.rate import RateChoice
     from port_planner.mcu.schemes.value import Valuation
 
 SCRIPT = "project.py"
 JOB = "job.json"
+REPORT_SAMPLES = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -243,6 +245,16 @@ def rate_project(project: Project, progress: Callable[[int, int], None]) -> tupl
         progress=progress,
     )
     return replace(project, settings=project.settings | {"learning_rate": found.best.rate}), found
+
+
+def project_figures(project: Project) -> tuple["LayerFigures", ...]:
+    """Return what each layer takes, on every core whose instructions were counted, and loses on the project's `test_x`."""
+    from port_planner.mcu.core_costs import core_costs, counted_boards
+    from port_planner.mcu.report import layer_figures
+
+    return layer_figures(
+        project.model, project.test_x[:REPORT_SAMPLES], [core_costs(name) for name in counted_boards()]
+    )
 
 
 def refuse_wear(project: Project, fitted: "FittedMemory") -> None:

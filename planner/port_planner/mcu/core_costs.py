@@ -135,6 +135,11 @@ def row_seconds(graph: Graph, scheme: SparseScheme, core: CoreCosts, row: TableR
     return core.seconds(graph, Step(row.kind, row.op), scheme) * (last - first) / height
 
 
+def counted_boards() -> tuple[str, ...]:
+    """Return the boards whose core's instructions were counted."""
+    return tuple(sorted(_BY_BOARD))
+
+
 def core_costs(board: str) -> CoreCosts:
     """Return the costs of a shipped board's core.
 

@@ -65,7 +65,7 @@ def _add_compile(add: Adder) -> None:
     parser = add("compile", help="compile the PyTorch model of a project (project.py) to int8 tables")
     parser.add_argument("project", type=readable_folder, help="directory with project.py")
     parser.add_argument("-o", "--out", type=writable_folder, help="directory to write (default: PROJECT/build)")
-    _add_starts(parser)
+    _add_variants(parser)
     parser.add_argument(
         "--sparse-update",
         type=size,
@@ -119,7 +119,7 @@ def _add_compile(add: Adder) -> None:
     parser.set_defaults(run=_loaded_when_run("compiling", "run_compile"))
 
 
-def _add_starts(parser: argparse.ArgumentParser) -> None:
+def _add_variants(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--weights",
         type=readable_file,
@@ -136,6 +136,11 @@ def _add_starts(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="choose the learning rate: train at each of several on the project's samples in the host's engine, and take the one "
         "that recognises most of the samples held out",
+    )
+    parser.add_argument(
+        "--report",
+        action="store_true",
+        help="say what each layer takes and how far its int8 values are from PyTorch's; also as report.json and report.html",
     )
 
 

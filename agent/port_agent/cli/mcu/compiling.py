@@ -1,14 +1,16 @@
 """`mcu compile`: choose what is trained and how it fits, write the tables, and say what was chosen."""
 
 import argparse
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.table import Table
 
+from port_agent.cli.mcu.reporting import show_report, write_report
 from port_agent.cli.mcu.views import show_json
 from port_agent.cli.progress import StageBar
 from port_agent.cli.terminal import terminal
+from port_agent.mcu.board.catalogue import find_board
 from port_agent.mcu.board.errors import BoardJobError
 from port_agent.mcu.project import (
     Project,
@@ -17,6 +19,7 @@ from port_agent.mcu.project import (
     freeze_project,
     hold_project,
     load_project,
+    project_figures,
     rate_project,
     value_project,
     weigh_project,
@@ -59,6 +62,9 @@ def run_compile(arguments: argparse.Namespace) -> int:
     project, choices = _choose(load_project(arguments.project), arguments)
     job = write_project(project, out)
     model = read_model(out)
+    figures_of_layers = project_figures(project) if arguments.report else ()
+    if arguments.report:
+        write_report(figures_of_layers, model.name, out)
     if arguments.json:
         figures = {
             "job": str(job),
@@ -67,9 +73,12 @@ def run_compile(arguments: argparse.Namespace) -> int:
             "arena_bytes": model.arena_bytes,
             "parameter_bytes": model.parameter_bytes,
         }
-        show_json(figures | _choices_json(choices, arguments.q88))
+        layers = {"layers": [asdict(layer) for layer in figures_of_layers]} if arguments.report else {}
+        show_json(figures | _choices_json(choices, arguments.q88) | layers)
         return 0
     _show_choices(choices)
+    if arguments.report:
+        show_report(figures_of_layers, find_board(project.board).figures)
     print(f"{model.name}: arena {model.arena_bytes:,} B, trained parameters {model.parameter_bytes:,} B; wrote {out}")
     print(f"next: port-agent mcu simulate {out}, or port-agent mcu flash --board BOARD {out}")
     return 0

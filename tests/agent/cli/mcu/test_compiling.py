@@ -50,6 +50,21 @@ def test_compile_gives_weights_a_low_byte(tmp_path: Path, capsys: pytest.Capture
     assert valued["plan"]["ram_bytes"] <= 9216
 
 
+@pytest.mark.process
+def test_compile_reports_each_layer_and_chooses_a_rate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "project.py").write_text(UNTRAINED)
+    words = ["compile", str(tmp_path), "-o", str(tmp_path / "out"), "--report", "--choose-rate"]
+    (found,) = run_json(capsys, *words)
+    rates = found["learning_rate"]
+    assert rates["chosen"] in [each["rate"] for each in rates["measured"]]
+    assert json.loads((tmp_path / "out" / "job.json").read_text())["settings"]["learning_rate"] == rates["chosen"]
+    assert json.loads((tmp_path / "out" / "report.json").read_text()) == found["layers"]
+    assert set(found["layers"][0]["costs"]) == {"mkr1000", "nrf52840"}
+    assert main(["mcu", *words]) == 0
+    said, page = capsys.readouterr().out, (tmp_path / "out" / "report.html").read_text()
+    assert "on samples held out" in said and "clipped" in said and page.count("<tr>") == 1 + len(found["layers"])
+
+
 @pytest.mark.slow
 def test_compile_gives_low_bytes_to_as_many_layers_as_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "project.py").write_text(UNTRAINED)

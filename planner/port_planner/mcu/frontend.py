@@ -27,7 +27,14 @@ from port_planner.mcu.ir import (
     Shape,
     verify_mcu_graph,
 )
-from port_planner.mcu.module_trace import evaluating, node_place, refuse_difference, run_nodes, trace_module
+from port_planner.mcu.module_trace import (
+    evaluating,
+    logits_node,
+    node_place,
+    refuse_difference,
+    run_nodes,
+    trace_module,
+)
 from port_planner.mcu.torch_axes import GRAPH_AXES, TorchAxes, extent
 
 INPUT = "input"
@@ -122,6 +129,9 @@ class _Importer:
         self.ops: dict[str, KernelCall] = {}
         self.views: dict[str, list[fx.Node]] = {}
         """The nodes that stand for a tensor as its op leaves it now."""
+        end = traced.graph.output_node().args[0]
+        self.end = end if isinstance(end, fx.Node) else None
+        self.logits = None if self.end is None else logits_node(self.end)
         self.owners: dict[int, str] = {}
         """Which op has a module's weights, by the identity of the weight."""
 
@@ -135,6 +145,8 @@ class _Importer:
                 return self._finish(node)
             elif not isinstance(self.results[node], torch.Tensor):
                 continue  # a size, only ever an argument of a view
+            elif node is self.end and node is not self.logits:
+                continue  # a softmax: the loss has one of its own, and the largest stays the largest
             elif node.op == "call_module":
                 self._stand_for(node, self._module(node))
             elif node.op in ("call_function", "call_method"):
@@ -153,10 +165,9 @@ class _Importer:
         self.views.setdefault(value.tensor, []).append(node)
 
     def _finish(self, node: fx.Node) -> tuple[KernelCall, ...]:
-        result = node.args[0]
-        if not isinstance(result, fx.Node):
+        if not isinstance(node.args[0], fx.Node) or self.logits is None:
             raise McuCompileError("output", "not a single tensor", "return the logits only")
-        value = self.values[result]
+        value = self.values[self.logits]
         last = self.ops.get(value.tensor)
         if (
             last is None

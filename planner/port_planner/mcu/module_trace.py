@@ -91,6 +91,16 @@ def run_nodes(traced: fx.GraphModule, samples: torch.Tensor) -> dict[fx.Node, ob
     return run.results
 
 
+def logits_node(output: fx.Node) -> fx.Node:
+    """Return the node whose values are the logits: what a softmax at the end of a module is of, or the end itself."""
+    owner = output.graph.owning_module
+    layer = owner.get_submodule(str(output.target)) if owner is not None and output.op == "call_module" else None
+    function = getattr(output.target, "__name__", output.target) if layer is None else ""
+    if isinstance(layer, nn.Softmax | nn.LogSoftmax) or function in ("softmax", "log_softmax"):
+        return output.all_input_nodes[0]
+    return output
+
+
 def refuse_difference(
     module: nn.Module,
     traced: fx.GraphModule,
@@ -103,12 +113,16 @@ def refuse_difference(
     `values`: the nodes that stand for a tensor of the graph as its op leaves it, and the axes they see.
     """
     (output,) = traced.graph.output_node().all_input_nodes
-    last, axes = values[output]
+    logits = logits_node(output)
+    last, axes = values[logits]
     for chunk in samples.split(CHUNK_SAMPLES):
         expected, tensors = run_nodes(traced, chunk), run_float(graph, chunk)
         for node, (name, seen) in values.items():
             _refuse_node(node_place(node), expected[node], seen.as_torch(tensors[name]))
-        _refuse_node("output", module(chunk.clone()), axes.as_torch(tensors[last]))
+        answer, found = module(chunk.clone()), axes.as_torch(tensors[last])
+        if logits is not output and isinstance(answer, torch.Tensor):
+            found = found.softmax(1) if float(answer.max()) > 0 else found.log_softmax(1)
+        _refuse_node("output", answer, found)
 
 
 def _refuse_node(place: str, expected: object, found: torch.Tensor) -> None:

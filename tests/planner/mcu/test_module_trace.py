@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -73,6 +74,28 @@ def test_a_value_that_is_changed_in_place_is_not_mistaken_for_the_one_before() -
 
     with pytest.raises(McuCompileError, match="differs from the module here"):
         import_module(InPlace(), SHAPE)
+
+
+@pytest.mark.parametrize("end", [nn.Softmax(1), nn.LogSoftmax(-1), lambda x: x.softmax(1), lambda x: x.log_softmax(1)])
+def test_a_softmax_at_the_end_is_left_out(end: Callable[..., torch.Tensor]) -> None:
+    class Ended(Body):
+        def __init__(self) -> None:
+            super().__init__()
+            self.end = end
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.end(super().forward(x))
+
+    assert [op.name for op in import_module(Ended(), SHAPE).ops] == ["first", "second", "head"]
+
+
+def test_a_softmax_over_something_else_is_refused() -> None:
+    class Ended(Body):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x).softmax(0)
+
+    with pytest.raises(McuCompileError, match="output: the compiled network differs"):
+        import_module(Ended(), SHAPE)
 
 
 def test_what_torch_refuses_is_said_in_one_line() -> None:

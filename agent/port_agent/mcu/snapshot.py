@@ -22,6 +22,7 @@ from port_planner.ir.bundle.safetensors_io import Chunks, encode
 
 MAGIC = b"PORTMCU1"
 SNAPSHOT_NAME = "snapshot.portmcu"
+BEST_NAME = "best.portmcu"
 MARK_NAME = "place.json"
 ROUND_NAME = "round"
 COURSE_NAME = "course.txt"
@@ -49,6 +50,8 @@ class Snapshot:
     options: TrainingOptions
     state: TrainingState
     parameters: bytes
+    accuracy: float | None = None
+    """On the samples held out, of the best snapshot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +71,12 @@ class _Head(msgspec.Struct, frozen=True):
     position: TrainingPosition
     options: TrainingOptions
     state: TrainingState
+    accuracy: float | None = None
 
 
 def write_snapshot(path: Path, snapshot: Snapshot) -> int:
     """Write `snapshot` and return its size in bytes."""
-    head = _Head(snapshot.model_sha256.hex(), snapshot.position, snapshot.options, snapshot.state)
+    head = _Head(snapshot.model_sha256.hex(), snapshot.position, snapshot.options, snapshot.state, snapshot.accuracy)
     text = json.dumps(msgspec.to_builtins(head)).encode()
     content = MAGIC + struct.pack("<I", len(text)) + text + snapshot.parameters
     content += hashlib.sha256(content).digest()
@@ -99,7 +103,7 @@ def read_snapshot(path: Path) -> Snapshot | None:
         model = bytes.fromhex(head.model)
     except ValueError as error:  # msgspec's too
         raise SnapshotError(f"{path} is of another version ({error!r}); delete it to start the job again") from error
-    return Snapshot(model, head.position, head.options, head.state, body[start + length :])
+    return Snapshot(model, head.position, head.options, head.state, body[start + length :], head.accuracy)
 
 
 def export_parameters(snapshot: Snapshot) -> bytes:
@@ -137,7 +141,8 @@ def keep_weights_only(folder: Path) -> None:
     (folder / MARK_NAME).unlink(missing_ok=True)
     if snapshot is not None:
         write_snapshot(folder / SNAPSHOT_NAME, replace(snapshot, position=TrainingPosition()))
-    (folder / COURSE_NAME).unlink(missing_ok=True)
+    for name in (COURSE_NAME, BEST_NAME):
+        (folder / name).unlink(missing_ok=True)
 
 
 def keep_course(folder: Path, course: str) -> None:

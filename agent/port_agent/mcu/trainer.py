@@ -30,6 +30,7 @@ from port_agent.mcu.protocol.effects import RestoreSource, Rule, TrainingOptions
 from port_agent.mcu.protocol.link import Link
 from port_agent.mcu.protocol.messages import ReplyStatus
 from port_agent.mcu.snapshot import (
+    BEST_NAME,
     MARK_NAME,
     SNAPSHOT_NAME,
     PlaceMark,
@@ -164,6 +165,8 @@ class BoardTrainer:
         self._held_out = held_out
         self._snapshot_path = state_dir / SNAPSHOT_NAME
         self._mark_path = state_dir / MARK_NAME
+        self._best_path = state_dir / BEST_NAME
+        self._best_accuracy: float | None = None
         self._emit, self._wait = emit, wait
         self.position = TrainingPosition()
         self._state = TrainingState(settings.seed, 0)
@@ -237,11 +240,23 @@ class BoardTrainer:
     def take_snapshot(self) -> None:
         """Read the parameters and write a snapshot on the host."""
         start = time.monotonic()
-        parameters = self._link.device.read_parameters()
-        snapshot = Snapshot(self._model.sha256, self.position, self._options(), self._state, parameters)
-        size = write_snapshot(self._snapshot_path, snapshot)
+        size = write_snapshot(self._snapshot_path, self._snapshot())
         self._last_snapshot = self.position.step
         self._emit(SnapshotTaken(self.position.step, size, time.monotonic() - start))
+
+    def _snapshot(self, accuracy: float | None = None) -> Snapshot:
+        parameters = self._link.device.read_parameters()
+        return Snapshot(self._model.sha256, self.position, self._options(), self._state, parameters, accuracy)
+
+    def _keep_best(self, accuracy: float) -> None:
+        """Keep the weights beside the newest snapshot if none before recognised as much of what is held out."""
+        if self._best_accuracy is None:
+            kept = read_snapshot(self._best_path)
+            is_ours = kept is not None and kept.model_sha256 == self._model.sha256 and kept.accuracy is not None
+            self._best_accuracy = kept.accuracy if kept is not None and is_ours else None
+        if self._best_accuracy is None or accuracy > self._best_accuracy:
+            write_snapshot(self._best_path, self._snapshot(accuracy))
+            self._best_accuracy = accuracy
 
     def save_on_board(self) -> None:
         """Have the board keep its weights in its own flash, from which it boots; say where it cannot."""
@@ -297,7 +312,9 @@ class BoardTrainer:
         if self.position.step - self._last_snapshot >= self._settings.snapshot_every:
             self.take_snapshot()
         if self._held_out is not None and self._evaluation_is_due():
-            self._emit(self.evaluate(self._held_out))
+            result = self.evaluate(self._held_out)
+            self._keep_best(result.accuracy)
+            self._emit(result)
             self._evaluated_step = self.position.step
         if self.finished:
             if self._last_snapshot != self.position.step:

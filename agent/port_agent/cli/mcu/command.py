@@ -269,6 +269,11 @@ def _add_export(add: Adder) -> None:
     parser.add_argument(
         "--state-dir", type=readable_folder, help="the training's state directory (default: MODEL/state)"
     )
+    parser.add_argument(
+        "--best",
+        action="store_true",
+        help="take the weights that recognised most of the samples held out, not the last ones",
+    )
     parser.add_argument("--result", type=readable_file, help="take the file that mcu train --out wrote")
     parser.add_argument("--from-board", action="store_true", help="read the weights from the board")
     _add_port(parser)

@@ -12,7 +12,7 @@ from port_agent.mcu.layers import Arrays, LayerTables
 from port_agent.mcu.protocol.board_model import ModelDirectory, read_model
 from port_agent.mcu.protocol.link import Link
 from port_agent.mcu.protocol.ports import PortSelector
-from port_agent.mcu.snapshot import SNAPSHOT_NAME, read_snapshot
+from port_agent.mcu.snapshot import BEST_NAME, SNAPSHOT_NAME, read_snapshot
 from port_agent.system.atomic_file import write_atomically
 from port_planner.ir.bundle.safetensors_io import Chunks, encode
 
@@ -26,7 +26,8 @@ def run_export(arguments: argparse.Namespace) -> int:
     elif arguments.result is not None:
         parameters = _of_result(model, arguments.result)
     else:
-        parameters = _of_snapshot(model, arguments.state_dir or arguments.model / "state")
+        name = BEST_NAME if arguments.best else SNAPSHOT_NAME
+        parameters = _of_snapshot(model, (arguments.state_dir or arguments.model / "state") / name)
     arrays = tables.code_tensors(parameters) if arguments.codes else tables.state_dict(parameters)
     write_atomically(arguments.out, safetensors_file(arrays, model))
     if arguments.json:
@@ -54,11 +55,11 @@ def _of_board(model: ModelDirectory, selector: PortSelector) -> bytes:
     return parameters
 
 
-def _of_snapshot(model: ModelDirectory, folder: Path) -> bytes:
-    snapshot = read_snapshot(folder / SNAPSHOT_NAME)
+def _of_snapshot(model: ModelDirectory, path: Path) -> bytes:
+    snapshot = read_snapshot(path)
     if snapshot is None:
-        raise BoardJobError(f"no training in {folder}; name its --state-dir, give --result FILE, or --from-board")
-    return _checked(model, snapshot.parameters, snapshot.model_sha256.hex(), str(folder))
+        raise BoardJobError(f"no training in {path.parent}; name its --state-dir, give --result FILE, or --from-board")
+    return _checked(model, snapshot.parameters, snapshot.model_sha256.hex(), str(path))
 
 
 def _of_result(model: ModelDirectory, path: Path) -> bytes:

@@ -88,6 +88,11 @@ def test_what_was_learnt_survives_power_off_and_is_the_modules(
         sources = ([], ["--from-board", *port], ["--result", str(tmp_path / "result.safetensors")])
         for number, source in enumerate(sources):
             run_json(capsys, "export", str(build), "-o", str(tmp_path / f"{number}.safetensors"), *source)
+        run_json(capsys, "train", str(build), *port, "--lr", "20", "--keep-weights")  # forgets
+        run_json(capsys, "export", str(build), "-o", str(tmp_path / "best.safetensors"), "--best")
+        run_json(capsys, "export", str(build), "-o", str(tmp_path / "last.safetensors"))
+    best, last, first = ((tmp_path / f"{name}.safetensors").read_bytes() for name in ("best", "last", "0"))
+    assert best == first != last  # where the second training began is the best it has seen
     files = [(tmp_path / f"{number}.safetensors").read_bytes() for number in range(len(sources))]
     assert files[0] == files[1] == files[2]
 
@@ -100,7 +105,7 @@ def test_what_was_learnt_survives_power_off_and_is_the_modules(
     assert right == pytest.approx(evaluation["accuracy"], abs=0.05) and not torch.allclose(before, after)
     assert np.mean([line["class"] for line in classes] == after.argmax(1).numpy()) > 0.9
 
-    run_json(capsys, "export", str(build), "-o", str(tmp_path / "codes.safetensors"), "--codes")
+    run_json(capsys, "export", str(build), "-o", str(tmp_path / "codes.safetensors"), "--codes", "--best")
     for weights in ("0", "codes"):
         again = tmp_path / f"again_{weights}"
         words = ("compile", str(project), "-o", str(again), "--weights", str(tmp_path / f"{weights}.safetensors"))

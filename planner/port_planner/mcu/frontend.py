@@ -132,8 +132,8 @@ class _Importer:
         end = traced.graph.output_node().args[0]
         self.end = end if isinstance(end, fx.Node) else None
         self.logits = None if self.end is None else logits_node(self.end)
-        self.owners: dict[int, str] = {}
-        """Which op has a module's weights, by the identity of the weight."""
+        self.owners: dict[int, tuple[str, object]] = {}
+        """Which op has the weights of a module or parameter, by its identity; it is held, so that no other one gets that."""
 
     def run(self) -> tuple[KernelCall, ...]:
         for node in self.traced.graph.nodes:
@@ -300,14 +300,14 @@ class _Importer:
         self.ops[name] = replace(op, name=name)
         return NodeValue(name, TorchAxes.of(op.out_shape, axes))
 
-    def _own(self, weight: object, name: str) -> str:
-        """Note that an op has the weights of a module; return the op that has them already, if there is one."""
-        owner = self.owners.setdefault(id(weight), name)
-        return "" if owner == name else owner
-
-    def _own_op(self, value: NodeValue, weight: object) -> NodeValue:
+    def _own(self, value: NodeValue, *owned: object) -> NodeValue:
+        """Note that an op has the weights of these modules or parameters; an op that has them already shares them."""
         op = self.ops[value.tensor]
-        self.ops[op.name] = replace(op, shares=self._own(weight, op.name) or op.shares)
+        for thing in owned:
+            owner, _ = self.owners.setdefault(id(thing), (op.name, thing))
+            if owner != op.name:
+                op = replace(op, shares=owner)
+        self.ops[op.name] = op
         return value
 
     def _image(self, node: fx.Node, value: NodeValue, dimensions: int) -> tuple[str, ...]:
@@ -344,7 +344,7 @@ class _Importer:
             "", OpKind.DEPTHWISE if depthwise else OpKind.CONV, (value.tensor,), value.shape, out, kernel, stride,
             padding, weight=np.ascontiguousarray(layout[0] if depthwise else layout), bias=bias, origin=origin,
         )  # fmt: skip
-        return self._own_op(self._append(node, op, ("C", *names)), conv.weight)
+        return self._own(self._append(node, op, ("C", *names)), conv, conv.weight)
 
     def _padding(self, node: fx.Node, conv: nn.Conv2d | nn.Conv1d, names: Sequence[str]) -> tuple[int, int]:
         if conv.padding == "valid":
@@ -376,13 +376,13 @@ class _Importer:
             op = KernelCall(
                 "", OpKind.DEPTHWISE, (value.tensor,), value.shape, value.shape, weight=weight, bias=bias, origin=origin
             )
-            return self._own_op(self._append(node, op, value.seen.axes), norm)
+            return self._own(self._append(node, op, value.seen.axes), norm)
         broadcast = scale if op.kind is OpKind.DEPTHWISE else scale[:, None, None, None]
         folded = (cast(FloatArray, op.weight) * broadcast).astype(np.float32)
         bias = (cast(FloatArray, op.bias) * scale + shift).astype(np.float32)
         origin = replace(op.origin, norm=str(node.target), norm_eps=norm.eps)
         self._rewrite(replace(op, weight=folded, bias=bias, origin=origin))
-        return self._own_op(value, norm)
+        return self._own(value, norm)
 
     def _linear(self, node: fx.Node, linear: nn.Linear, value: NodeValue) -> NodeValue:
         """On all of a tensor, flattened in whatever order of axes, or on the channels of each place of an image."""
@@ -402,7 +402,7 @@ class _Importer:
             "", OpKind.CONV, (value.tensor,), in_shape, out, weight=np.ascontiguousarray(weight), bias=bias,
             origin=LayerOrigin(str(node.target), extents, order),
         )  # fmt: skip
-        return self._own_op(self._append(node, op, (*others, "C")), linear.weight)
+        return self._own(self._append(node, op, (*others, "C")), linear, linear.weight)
 
     # -- what is folded into the op before --------------------------------------------------------------------------
 

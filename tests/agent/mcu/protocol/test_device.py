@@ -191,14 +191,18 @@ def test_snapshot_on_the_device_survives_reset_and_kill(simulator: Simulator, de
     trained, state = device.read_parameters(), device.training().state
     assert device.save().generation == 1
     train_all(device)
+    assert device.read_parameters() != trained
     device.session.reset()
-    assert device.info.has_snapshot and device.read_parameters() != trained
-    assert device.status().reset_reason is ResetReason.REQUEST
+    assert device.info.has_snapshot and device.status().reset_reason is ResetReason.REQUEST
+    assert device.training().state == state and device.read_parameters() == trained  # it booted from what it saved
+    train_all(device)
     assert device.restore().state == state and device.read_parameters() == trained
     simulator.kill()
     simulator.start()
     again = Device(Session(SerialTransport(str(simulator.port)), QUICK))
-    assert again.restore().generation == 1 and again.read_parameters() == trained
+    assert again.read_parameters() == trained and again.restore().generation == 1
+    again.restore(RestoreSource.INITIAL)
+    assert again.read_parameters() != trained
 
 
 def test_torn_snapshot_leaves_the_older_one(simulator: Simulator, device: Device) -> None:
@@ -217,8 +221,8 @@ def test_torn_snapshot_leaves_the_older_one(simulator: Simulator, device: Device
         simulator.start()
         session = Session(SerialTransport(str(simulator.port)), QUICK)
         again = Device(session)
+        assert again.read_parameters() == b"\x01" * PARAMETER_BYTES  # it booted from the newest whole slot
         assert again.restore().generation == 1
-        assert again.read_parameters() == b"\x01" * PARAMETER_BYTES
         session.close()
         simulator.kill()
 

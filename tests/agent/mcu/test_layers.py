@@ -28,7 +28,8 @@ class Layers(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.plain(self.each(self.norm(self.wide(self.first(x))).relu()))
-        return self.head(self.along(x.mean(3)).transpose(1, 2).flatten(1))
+        logits: torch.Tensor = self.head(self.along(x.mean(3)).transpose(1, 2).flatten(1))
+        return logits
 
 
 DATA = np.random.default_rng(1).normal(size=(16, 2, 8, 7)).astype(np.float32)

@@ -152,7 +152,7 @@ def test_packages_compile_for_their_cores(
     (tmp_path / "pico").mkdir()
     (tmp_path / "pico" / "stdlib.h").write_text("void stdio_init_all(void);\n")
     (tmp_path / "Arduino.h").write_text(ARDUINO)
-    common = [*flags, *WARNINGS, "-I", package / "src", "-I", tmp_path, "-c"]
+    common: list[str | Path] = [*flags, *WARNINGS, "-I", package / "src", "-I", tmp_path, "-c"]
     if framework is Framework.PLATFORMIO:  # the sources are the same in all
         for source in sorted(package.glob("src/*.c")):
             built([f"{prefix}-gcc", "-std=gnu11", *common, source, "-o", tmp_path / "x.o"])

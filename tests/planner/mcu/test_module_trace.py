@@ -25,7 +25,8 @@ class Body(nn.Module):
         self.first, self.second, self.head = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3), nn.Linear(16, 2)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.second(self.first(x).relu()).flatten(1))
+        logits: torch.Tensor = self.head(self.second(self.first(x).relu()).flatten(1))
+        return logits
 
 
 def changed(graph: Graph, index: int) -> Graph:

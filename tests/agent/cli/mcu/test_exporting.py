@@ -85,7 +85,11 @@ def test_what_was_learnt_survives_power_off_and_is_the_modules(
         assert evaluation["accuracy"] == lines[-1]["accuracy_after"]
         classes = run_json(capsys, "infer", str(build), "--data", str(build / "test.npz"), *port)
         assert {line["name"] for line in classes} == {"low", "high"} and len(classes) == 80
-        sources = ([], ["--from-board", *port], ["--result", str(tmp_path / "result.safetensors")])
+        sources: tuple[list[str], ...] = (
+            [],
+            ["--from-board", *port],
+            ["--result", str(tmp_path / "result.safetensors")],
+        )
         for number, source in enumerate(sources):
             run_json(capsys, "export", str(build), "-o", str(tmp_path / f"{number}.safetensors"), *source)
         run_json(capsys, "train", str(build), *port, "--lr", "20", "--keep-weights")  # forgets

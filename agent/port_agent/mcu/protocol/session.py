@@ -44,8 +44,8 @@ HELLO_REPLY_BYTES = 160
 """Frames of the largest replies, but that of READ."""
 SLOWEST_BYTE_S = 1 / 30
 """Of a line that is waited for: 300 baud."""
-LINE_GROWTH = 8
-"""So much slower a line may look by one answer: a lost frame on a fast one looks so, too."""
+LINE_GROWTH = 4
+"""So much slower a line is taken to be where requests were repeated too early."""
 
 SESSION_OVER = {ReplyStatus.BAD_SEQUENCE, ReplyStatus.WRONG_NONCE, ReplyStatus.BAD_VERSION}
 """The device has not taken the request, and will not."""
@@ -124,6 +124,7 @@ class Session:
         self._pending: _Pending | None = None
         self._byte_s = 1 / patience.wire_bytes_per_s
         """What a byte takes on this line, by the latest answers."""
+        self._strays = 0
         self.info = self._hello()
         self._next_sequence = self.info.next_sequence
 
@@ -240,10 +241,10 @@ class Session:
                 raise NoAnswerError(self.port, request.type.name, now - start, tries)
             # a leading delimiter ends whatever noise or half frame stands before it
             self._transport.write(DELIMITER + frame if tries else frame)
-            tries += 1
+            tries, sent = tries + 1, self._clock()
             reply = self._receive(request.type, sequence, min(end, self._clock() + wait))
             if reply is not None:
-                self._measure_line(tries, (self._clock() - start - work_s) / size)
+                self._measure_line(tries == 1, (self._clock() - sent - work_s) / size)
                 return reply
             self.counters.retries += 1
             wait = min(2 * wait, longest)
@@ -253,17 +254,19 @@ class Session:
             return self.info.max_payload
         return EFFECT_REPLY_BYTES if kind.is_effect else HELLO_REPLY_BYTES
 
-    def _measure_line(self, tries: int, byte_s: float) -> None:
-        """Take what an answer says of the line's speed.
+    def _measure_line(self, is_first: bool, byte_s: float) -> None:
+        """Take what an answer says of the line's speed, by the time since the request was sent last.
 
-        One that came after repetitions may belong to any of them, and what was repeated may still stand in the line: more time is
-        allowed until one comes without.
+        After a repetition that is the least that a byte takes: it may be the answer to an earlier one. Answers to what was answered
+        already tell a slow line, on which repetitions arrive, from one that loses frames.
         """
-        if tries > 1:
-            byte_s = min(max(byte_s, 2 * self._byte_s), LINE_GROWTH * self._byte_s)
-        else:
-            byte_s = max(1 / self._patience.wire_bytes_per_s, self._byte_s / 2, byte_s)
-        self._byte_s = min(byte_s, SLOWEST_BYTE_S)
+        repeated = self.counters.stray_replies - self._strays
+        self._strays = self.counters.stray_replies
+        if repeated:
+            byte_s = max(byte_s, LINE_GROWTH * self._byte_s)
+        elif not is_first:
+            byte_s = max(byte_s, self._byte_s)
+        self._byte_s = min(max(1 / self._patience.wire_bytes_per_s, byte_s), SLOWEST_BYTE_S)
 
     def _receive(self, kind: MessageType, sequence: int, deadline: float) -> tuple[ReplyHeader, bytes] | None:
         while (left := deadline - self._clock()) > 0:

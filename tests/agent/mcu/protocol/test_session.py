@@ -131,6 +131,16 @@ def test_a_slow_line_is_measured_and_then_waited_for() -> None:
     assert session._byte_s == 1 / 11_520
 
 
+def test_a_fast_line_that_loses_every_second_frame_is_not_taken_for_a_slow_one() -> None:
+    lost = itertools.cycle([True, False])
+    script = Script(lambda sequence, kind, payload: None if next(lost) else b"")
+    session = Session(script, Patience(), script.clock, token=lambda: 7)
+    for _ in range(200):
+        session.request(Load(0, bytes(1000)))
+        session.request(Load(1, b"a"))
+    assert script.now < 400 * 1.0  # as if each took its first wait
+
+
 def test_late_and_foreign_replies_are_not_taken_for_the_answer() -> None:
     def answer(sequence: int, kind: int, payload: bytes) -> bytes:
         script.reply(sequence - 1, kind, b"old")

@@ -40,12 +40,12 @@ def test_compiling_over_budget_says_by_how_much(graph: Graph) -> None:
         (np.zeros((2, 3), complex), "values of type complex128"),
     ],
 )
-def test_calibration_that_is_no_samples_is_refused(data, message):
+def test_calibration_that_is_no_samples_is_refused(data: np.ndarray, message: str) -> None:
     with pytest.raises(McuCompileError, match=message):
         calibration_samples(data)
 
 
-def test_one_output_is_for_inference_only():
+def test_one_output_is_for_inference_only() -> None:
     module, data = nn.Sequential(nn.Linear(3, 1)), np.random.default_rng(0).random((4, 3), np.float32)
     with pytest.raises(McuCompileError, match="one output cannot be trained"):
         compile_model(module, data)

@@ -85,7 +85,8 @@ class ModelDirectory:
         form, reals = self._real_samples(samples)
         # the rule of port_planner.mcu.quantize: half up, in float32
         quantized = np.floor(reals.transpose(0, 2, 3, 1) / np.float32(form.scale) + np.float32(0.5)) + form.zero
-        return np.clip(quantized, -128, 127).astype(np.int8).reshape(len(samples), -1)
+        rows: NDArray[np.int8] = np.clip(quantized, -128, 127).astype(np.int8).reshape(len(samples), -1)
+        return rows
 
     def count_clipped(self, samples: NDArray[Any]) -> int:
         """Return how many values lie outside of the range that the model was calibrated to, by more than rounding.

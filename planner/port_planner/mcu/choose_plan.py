@@ -100,19 +100,19 @@ def fit_memory(graph: Graph, scheme: SparseScheme, options: FitOptions, *, simd:
 
 
 def _refuse_hopeless(graph: Graph, kept: MemoryPlan, options: FitOptions) -> None:
-    """Raise ArenaBudgetError, before any search, for a budget below what every plan holds at once."""
+    """Raise ArenaBudgetError, before any search, for a budget below what every plan holds: parameters, or where they are paged, a
+    sample."""
     on_medium = options.page is not None and options.page.holds_parameters
-    parameters = 0 if on_medium else kept.parameters.size_bytes
-    last = graph.ops[-1]
-    sample = max(graph.input_shape.elements, last.in_shape.elements + 4 * graph.classes)
-    if options.ram_bytes < parameters + sample:
+    held, what = kept.parameters.size_bytes, "trained parameters"
+    if on_medium:
+        held, what = graph.input_shape.elements, "one sample"
+    if options.ram_bytes < held:
         raise ArenaBudgetError(
             kept.ram_bytes,
             options.ram_bytes,
             kept.arena.peak_bytes,
             kept.parameters.size_bytes,
-            note=f"No plan takes less than {parameters + sample} B: {parameters} B of parameters, and {sample} B of one sample or "
-            "the last layer",
+            note=f"No plan takes less than the {held} B of {what}",
         )
 
 

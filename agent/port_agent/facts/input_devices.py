@@ -18,7 +18,8 @@ _KEYBOARD_CONTROLLER = "i8042"
 
 def read_counters(tree: Tree) -> dict[str, int]:
     """Return what counts for each input device that a hand uses, by its name; those that nothing counts are left out."""
-    counters, names = {}, {_KEYBOARD_CONTROLLER}
+    counters: dict[str, int] = {}
+    names = {_KEYBOARD_CONTROLLER}
     for entry in tree.children(tree.sys / "class/input", SENSOR):
         if not _EVENT.fullmatch(entry.name) or not _by_hand(tree, entry / "device"):
             continue

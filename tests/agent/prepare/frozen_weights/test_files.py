@@ -67,6 +67,7 @@ def made(weights: Path, out: Path, change: Callable[[nn.Module], object] = lambd
 
 
 @pytest.mark.process
+@pytest.mark.usefixtures("torch_forks")
 def test_the_bundle_names_them_and_trains_the_same(weights: Path, tmp_path: Path) -> None:
     bundle = made(weights, tmp_path / "job.port")
     assert set(bundle.manifest.files) == FROZEN and bundle.manifest.format == FILES_FORMAT

@@ -77,6 +77,7 @@ def flat(job: CapturedJob) -> MeasuredCosts:
 
 
 @pytest.mark.process
+@pytest.mark.usefixtures("torch_forks")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_step_that_decodes_them_trains_the_same_and_gives_them_back_whole(dtype: torch.dtype, tmp_path: Path) -> None:
     whole = prepared(dtype)

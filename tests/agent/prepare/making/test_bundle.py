@@ -31,6 +31,7 @@ def test_a_refusal_says_what_a_trial_found_beside_the_step_if_that_leaves_room(
 
 
 @pytest.mark.process
+@pytest.mark.usefixtures("torch_forks")
 def test_a_bundle_that_was_there_stays_where_no_plan_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "job.port"
     path.write_bytes(b"made before")

@@ -86,6 +86,7 @@ def test_no_budget_is_below_what_loading_takes(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.process
+@pytest.mark.usefixtures("torch_forks")
 def test_operators_on_the_cpu_that_take_more_than_the_hosts_budget_are_named(tmp_path: Path) -> None:
     prepared = shallow()
     costs = costs_of(prepared.graphs["step"])

@@ -66,6 +66,7 @@ def in_blocks_written(cached_once: None, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.mark.process
+@pytest.mark.usefixtures("torch_forks")
 def test_a_frozen_weight_larger_than_half_the_room_is_read_in_blocks_by_all_graphs(
     tmp_path: Path, in_blocks_written: tuple[TiledJob, Bundle]
 ) -> None:
@@ -82,6 +83,7 @@ def test_a_frozen_weight_larger_than_half_the_room_is_read_in_blocks_by_all_grap
 
 
 @pytest.mark.process
+@pytest.mark.usefixtures("torch_forks")
 def test_the_result_has_the_weight_whole_and_a_run_begins_with_it(
     tmp_path: Path, in_blocks_written: tuple[TiledJob, Bundle]
 ) -> None:
@@ -106,6 +108,7 @@ def test_the_result_has_the_weight_whole_and_a_run_begins_with_it(
 
 
 @pytest.mark.process
+@pytest.mark.usefixtures("torch_forks")
 def test_rows_stay_in_the_file_of_the_user_and_columns_go_into_the_bundle(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,6 +134,7 @@ def test_rows_stay_in_the_file_of_the_user_and_columns_go_into_the_bundle(
 
 
 @pytest.mark.process
+@pytest.mark.usefixtures("torch_forks")
 def test_a_trained_table_in_rows_trains_checks_and_is_averaged_as_the_whole(tmp_path: Path) -> None:
     model = reader()
     columns = [torch.cat(c) for c in zip(*(reader_batch(i) for i in range(3)), strict=True)]
@@ -166,6 +170,7 @@ def test_a_trained_embedding_that_is_the_head_too_trains_as_plain_pytorch_and_is
 
 
 @pytest.mark.process
+@pytest.mark.usefixtures("torch_forks")
 def test_a_bundle_whose_blocks_do_not_make_up_the_weight_is_refused(
     tmp_path: Path, in_blocks_written: tuple[TiledJob, Bundle]
 ) -> None:

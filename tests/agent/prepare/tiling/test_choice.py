@@ -71,6 +71,7 @@ def test_the_recorded_step_stays_a_rival_of_its_halves(
 
 
 @pytest.mark.process
+@pytest.mark.usefixtures("torch_forks")
 def test_chains_run_in_pieces_where_that_is_cheaper_and_only_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiles, "SPLIT_BYTES", 50_000)
     model = language_model()
@@ -98,6 +99,7 @@ def test_chains_run_in_pieces_where_that_is_cheaper_and_only_there(monkeypatch: 
 
 
 @pytest.mark.process
+@pytest.mark.usefixtures("torch_forks")
 def test_below_the_floor_of_the_whole_weight_blocks_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     prepared = make_bundle.prepare(adapted_job(adapted_model(), rows=1))
     graph = prepared.graphs["step"]

@@ -23,6 +23,7 @@ MM = "aten::mm"
 
 
 @pytest.mark.process
+@pytest.mark.usefixtures("torch_forks")
 def test_a_comparison_that_ends_otherwise_is_an_error() -> None:
     graph = whole()[0].graphs["step"]
     rewritten = split_gradients(graph)
@@ -32,6 +33,7 @@ def test_a_comparison_that_ends_otherwise_is_an_error() -> None:
 
 
 @pytest.mark.process
+@pytest.mark.usefixtures("torch_forks")
 def test_graphs_are_compared_in_one_process_each_by_itself() -> None:
     graph = whole()[0].graphs["step"]
     rewritten = split_gradients(graph)

@@ -39,6 +39,7 @@ def test_a_job_with_a_convolution_is_halved_and_measured_again(
 
 
 @pytest.mark.process
+@pytest.mark.usefixtures("torch_forks")
 def test_of_convolutions_of_single_pixels_those_are_products_that_cost_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 8, 1, bias=False), nn.Tanh(), nn.Conv2d(8, 8, 1, bias=False), nn.Tanh())

@@ -105,14 +105,14 @@ def test_what_the_optimizer_changes_beside_the_model_is_refused() -> None:
 
 def test_a_compiled_model_is_not_planned_as_if_it_were_none() -> None:
     made = job()
-    made.model.first.compile(backend="eager")
+    made.model.get_submodule("first").compile(backend="eager")
     with pytest.raises(JobError, match=r"first is compiled \(torch.compile\), whose kernels have other last digits"):
         prepare(made)
 
 
 def test_a_norm_that_has_gradients_of_what_is_not_trained_is_not_clipped_to() -> None:
     made = job(clip_grad_norm=1.0)
-    made.optimizer = torch.optim.SGD([made.model.first.weight], lr=0.1)
+    made.optimizer = torch.optim.SGD([made.model.get_parameter("first.weight")], lr=0.1)
     with pytest.raises(
         JobError, match=r"the optimizer does not train spare.weight, spare.bias: give them to the optimizer, or freeze"
     ):

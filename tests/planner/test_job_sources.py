@@ -292,7 +292,7 @@ def test_what_a_loader_leaves_out_of_an_epoch_trains_in_another() -> None:
 @pytest.mark.parametrize(
     "sampler",
     [
-        torch.utils.data.WeightedRandomSampler(torch.ones(10), 10),
+        torch.utils.data.WeightedRandomSampler([1.0] * 10, 10),
         torch.utils.data.RandomSampler(range(10), replacement=True),
         torch.utils.data.RandomSampler(range(10), num_samples=6),
     ],

@@ -101,15 +101,16 @@ def test_a_teacher_that_follows_is_as_before_though_the_optimizer_does_not_have_
 
     def loss(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
-            model.spare.weight.lerp_(model.first.weight[:1], 0.5)
-        return nn.functional.mse_loss(model(x) * model.spare(x).detach(), y)
+            model.get_parameter("spare.weight").lerp_(model.get_parameter("first.weight")[:1], 0.5)
+        return nn.functional.mse_loss(model(x) * model.get_submodule("spare")(x).detach(), y)
 
     made.loss_fn = loss
-    made.optimizer = torch.optim.SGD([made.model.first.weight], lr=0.1)
-    before = made.model.spare.weight.clone()
+    made.optimizer = torch.optim.SGD([made.model.get_parameter("first.weight")], lr=0.1)
+    before = made.model.get_parameter("spare.weight").clone()
     prepared = prepare(made)
-    assert torch.equal(made.model.spare.weight, before)
-    assert torch.equal(prepared.tensors["parameter/spare.weight"], before)
+    assert torch.equal(made.model.get_parameter("spare.weight"), before)
+    kept = prepared.tensors["parameter/spare.weight"]
+    assert isinstance(kept, torch.Tensor) and torch.equal(kept, before)
 
 
 def with_hooks(pack: Callable[[torch.Tensor], torch.Tensor]) -> TrainingJob:

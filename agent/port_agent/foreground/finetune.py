@@ -33,8 +33,8 @@ def finetune(request: FinetuneRequest, on_event: OnEvent = no_listener) -> Train
     """
     threads = request.threads or usable_cores()
     given = request.options
-    model, data, out = (str(Path(place).absolute()) for place in (given.model, given.data, given.out))
-    options = replace(given, model=model, data=data, out=out)
+    model, out, *data = (str(Path(place).absolute()) for place in (given.model, given.out, *given.data))
+    options = replace(given, model=model, data=tuple(data), out=out)
     page_dir = request.page_dir or Path.cwd()
     job = FinetuneJob.of(options, ram_bytes=request.ram_bytes, threads=threads, page_dir=page_dir)
     with tempfile.TemporaryDirectory() as folder:

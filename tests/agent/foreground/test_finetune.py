@@ -16,17 +16,17 @@ def test_it_has_the_bits_of_the_recipe_left_alone(tmp_path: Path, monkeypatch: p
     make_model(tmp_path / "model", hidden_size=128)
     make_data(tmp_path / "data.jsonl")
     monkeypatch.chdir(tmp_path)
-    options = FinetuneOptions("model", "data.jsonl", "out", sequence_tokens=32, updates=3, learning_rate=0.01)
+    options = FinetuneOptions("model", ("data.jsonl",), "out", sequence_tokens=32, updates=3, learning_rate=0.01)
     report = finetune(FinetuneRequest(options=options, ram_bytes=700 << 20, threads=1))
     assert report.steps == 3 and report.result is not None and report.result.out == str(tmp_path / "out")
     assert 0 < report.peak_rss_bytes < 700 << 20
     made = (tmp_path / "out" / WEIGHTS).read_bytes()
     assert made == adapter_left_alone(
-        FinetuneOptions("model", "data.jsonl", "alone", sequence_tokens=32, updates=3, learning_rate=0.01)
+        FinetuneOptions("model", ("data.jsonl",), "alone", sequence_tokens=32, updates=3, learning_rate=0.01)
     )
 
 
 def test_a_model_that_is_not_there_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    options = FinetuneOptions(str(tmp_path / "none"), "data", "out")
+    options = FinetuneOptions(str(tmp_path / "none"), ("data",), "out")
     with pytest.raises(FinetuneError, match="none"):
         finetune(FinetuneRequest(options=options, ram_bytes=1 << 30))

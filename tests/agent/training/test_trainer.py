@@ -77,7 +77,8 @@ def test_gradients_are_clipped_in_the_models_order_of_parameters(tmp_path: Path)
     """Their norms are added in an order, and two groups of an optimizer have another."""
     job = make_job(clip_grad_norm=0.1)
     parts = [*job.model.parameters()]
-    optimizer = torch.optim.AdamW([{"params": parts[4:]}, {"params": parts[:4], "lr": 0.02}])
+    groups: list[dict[str, Any]] = [{"params": parts[4:]}, {"params": parts[:4], "lr": 0.02}]
+    optimizer = torch.optim.AdamW(groups)
     write_job(tmp_path / "job.port", replace(job, optimizer=optimizer, scheduler=None), compared=4, seeds=(0,))
     t = Trainer(Bundle(tmp_path / "job.port"), train_options(tmp_path / "state", tmp_path, 0, 4, verify=4))
     t.start()

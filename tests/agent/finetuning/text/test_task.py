@@ -7,7 +7,7 @@ import pytest
 from transformers import BertConfig, BertModel
 
 from port_agent.finetuning.inputs.options import FinetuneError
-from port_agent.finetuning.text.records import Record
+from port_agent.finetuning.text.shapes import Record
 from port_agent.finetuning.text.task import Task, TaskKind, task_of
 from tests.agent.finetuning.tiny_model import make_model
 

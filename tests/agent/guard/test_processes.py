@@ -268,12 +268,10 @@ def test_the_table_is_that_of_the_header(tmp_path: Path) -> None:
         assert names == [name for name, *_ in kind._fields_]
 
 
-def test_a_table_has_no_name_and_is_found_by_its_process(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="shares no budget"):
-        ProcessTable.of_program(os.getpid())
+def test_a_table_has_no_name_and_is_read_by_its_path(tmp_path: Path) -> None:
     table = ProcessTable.create(tmp_path, "train.py", ram_bytes=None, tensor_bytes=4 << 10)
     try:
-        found = ProcessTable.of_program(os.getpid())
+        found = ProcessTable(table.path)
         program = found.program()
         assert found.children() == () and program is not None and program.name == "train.py"
         assert not list(tmp_path.iterdir()) and int(table.path.name) >= 64

@@ -48,9 +48,11 @@ how much to give: Python and torch alone take about 230 MiB, transformers 100 mo
 what the largest operator reads and writes. An operator that does not fit is named with its bytes and its line. Give
 --ram a little less than what the machine can spare: the kernel holds a hard limit a little above it.
 
---guard-only: no operator is followed; the processor's memory protection alone says which tensors are in RAM. Slower where much
-leaves, and right for everything that computes past PyTorch's operators: C++ extensions, torch.compile, pointers into
-tensors that are kept. For Linux.
+--guarded: tensors keep their addresses, and the processor's memory protection brings what is touched while it is away: what
+computes past PyTorch's operators (C++ extensions, torch.compile, writes that no schema tells, pointers into tensors that are
+kept) finds there what it finds without a budget. Operators are followed from where tensors come near to the limit; nothing is
+recomputed, so that more is written. For Linux.
+--guard-only: as --guarded, and no operator is followed. Slower where much leaves.
 
 child processes are inside the same budget, where the library can be preloaded (Linux with glibc): torchrun and accelerate
 launch, programs that the program starts or becomes; with --guard-only forked ones, too (DataLoader workers). Memory
@@ -75,10 +77,16 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "--tensors", type=size, metavar="SIZE", help="memory of the tensors alone, whatever the rest takes"
     )
     add_budget_options(parser)
-    parser.add_argument(
+    guard = parser.add_mutually_exclusive_group()
+    guard.add_argument(
+        "--guarded",
+        action="store_true",
+        help="right also past the operators: for torch.compile, C++ extensions and kept pointers",
+    )
+    guard.add_argument(
         "--guard-only",
         action="store_true",
-        help="follow no operators: right also for torch.compile, C++ extensions and kept pointers",
+        help="as --guarded, and follow no operators",
     )
     parser.add_argument(
         "--gpu-ram", type=size, metavar="SIZE", help="no budget is kept for a GPU here: `plan` takes one"
@@ -133,14 +141,18 @@ def _exec(arguments: argparse.Namespace) -> NoReturn:
             "--gpu-ram: exec keeps the host's memory within a budget, not a GPU's; plan the training with "
             "`port-agent plan SCRIPT --ram SIZE --gpu-ram SIZE`, where SCRIPT defines port_job(), or leave --gpu-ram away"
         )
-    if arguments.guard_only:
+    guarded, guard_only = arguments.guarded, arguments.guard_only
+    if guard_only:
         _check_guard_only(arguments)
+    if guarded or guard_only:
+        _check_guard("--guarded" if guarded else "--guard-only")
     module, program = _program(arguments.program)
-    run_in_budget(arguments, program, module=module, name=Path(program[0]).stem, guard_only=arguments.guard_only)
+    name = Path(program[0]).stem
+    run_in_budget(arguments, program, module=module, name=name, guarded=guarded, guard_only=guard_only)
 
 
 def _check_guard_only(arguments: argparse.Namespace) -> None:
-    """Raise UsageError for what needs operators to be followed, and where memory cannot be guarded."""
+    """Raise UsageError for what needs operators to be followed."""
     needing = {
         "--opportunistic": arguments.opportunistic,
         "--read-limit": arguments.read_limit,
@@ -153,9 +165,13 @@ def _check_guard_only(arguments: argparse.Namespace) -> None:
         raise UsageError(
             f"{' and '.join(given)}: planned step by step, which --guard-only does not; leave one of them out"
         )
+
+
+def _check_guard(option: str) -> None:
+    """Raise UsageError where memory cannot be guarded."""
     if preload_mode() is not PreloadMode.PRELOAD:
         raise UsageError(
-            f"--guard-only: {preload_trouble() or preload_mode().value}; memory is guarded where the library is preloaded, "
+            f"{option}: {preload_trouble() or preload_mode().value}; memory is guarded where the library is preloaded, "
             "on Linux with glibc: leave the option out, or install port-agent again with a C compiler"
         )
 
@@ -167,11 +183,13 @@ def run_in_budget(
     module: bool,
     name: str,
     ours: bool = False,
+    guarded: bool = False,
     guard_only: bool = False,
 ) -> NoReturn:
     """Become a program, a script or a module (one of `ours`?) with its arguments, in the budget of `arguments`.
 
-    Those have `ram`, `tensors` and what `add_budget_options` adds. `name`: what the agent shows. Raises UsageError, and
+    Those have `ram`, `tensors` and what `add_budget_options` adds. `name`: what the agent shows. `guarded`: in guarded memory,
+    followed; `guard_only`: not followed. Raises UsageError, and
     ConfigError and EnergyConfigError of the settings.
     """
     ram = arguments.ram
@@ -179,8 +197,8 @@ def run_in_budget(
     energy, _ = places.energy_settings(arguments.config)
     prices = FlashPrices(energy.flash_endurance_bytes, energy.flash_price, energy.price_per_kwh)
     socket = _agent_socket(arguments.runtime_dir, ram) if arguments.opportunistic else None
-    added = _preloaded(arguments, guard_only=guard_only)
-    table = _process_table(arguments, program, followed=not guard_only)
+    added = _preloaded(arguments, guarded=guarded or guard_only)
+    table = _process_table(arguments, program, followed=not (guarded or guard_only))
     if table is not None:
         added |= table.environment()
     if arguments.cpus is not None:
@@ -200,6 +218,7 @@ def run_in_budget(
         data_limited=ram is not None and not scope,
         socket=str(socket) if socket is not None else None,
         name=name_like(name),
+        guarded=guarded,
         guard_only=guard_only,
         processes=str(table.path) if table is not None else None,
     )
@@ -215,9 +234,9 @@ def run_in_budget(
     os.execve(words[0], words, {**os.environ, **added})
 
 
-def _preloaded(arguments: argparse.Namespace, *, guard_only: bool) -> dict[str, str]:
+def _preloaded(arguments: argparse.Namespace, *, guarded: bool) -> dict[str, str]:
     """Return the variables that preload what the program's process needs."""
-    if guard_only:
+    if guarded:
         page_dir = arguments.page_dir.absolute()
         return guard_environment(page_dir, tensor_bytes=arguments.tensors, process_bytes=arguments.ram)
     return preload_environment(arguments.ram)

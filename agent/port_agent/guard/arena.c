@@ -25,12 +25,12 @@ static uint32_t free_by_class_[CLASSES];
 
 static size_t index_bytes_, blocks_bytes_; /* of the two tables, what can be written by now: RLIMIT_DATA counts that */
 
-static void *reserve(size_t bytes) {
+void *arena_reserve(size_t bytes) {
     void *address = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     return address == MAP_FAILED ? NULL : address;
 }
 
-static bool grow(void *table, size_t *usable, size_t needed) {
+bool arena_grow(void *table, size_t *usable, size_t needed) {
     if (needed <= *usable)
         return true;
     size_t target = (needed + 4 * GRANULE - 1) & ~(4 * GRANULE - 1);
@@ -44,14 +44,14 @@ bool arena_begin(void) {
     guard_page = (size_t)sysconf(_SC_PAGESIZE);
     /* 39 bits of addresses on a Raspberry Pi, 47 on x86-64; less where RLIMIT_AS says so. */
     for (size_t bytes = (size_t)1 << 42; bytes >= (size_t)1 << 33; bytes >>= 1) {
-        char *address = reserve(bytes);
+        char *address = arena_reserve(bytes);
         if (!address)
             continue;
         begin_ = ((uintptr_t)address + GRANULE - 1) & ~(GRANULE - 1);
         end_ = ((uintptr_t)address + bytes) & ~(GRANULE - 1);
         next_ = begin_;
-        index_ = reserve((end_ - begin_) / GRANULE * sizeof *index_ + 4 * GRANULE);
-        blocks_ = reserve((size_t)MOST_BLOCKS * sizeof *blocks_ + 4 * GRANULE);
+        index_ = arena_reserve((end_ - begin_) / GRANULE * sizeof *index_ + 4 * GRANULE);
+        blocks_ = arena_reserve((size_t)MOST_BLOCKS * sizeof *blocks_ + 4 * GRANULE);
         if (index_ && blocks_) {
             for (int i = 0; i < CLASSES; i++)
                 free_by_class_[i] = NOTHING;
@@ -95,7 +95,7 @@ static struct block *new_record(void) {
         unused_ = block->next;
         return block;
     }
-    bool there = made_ < MOST_BLOCKS && grow(blocks_, &blocks_bytes_, (made_ + 1) * sizeof *blocks_);
+    bool there = made_ < MOST_BLOCKS && arena_grow(blocks_, &blocks_bytes_, (made_ + 1) * sizeof *blocks_);
     return there ? &blocks_[made_++] : NULL;
 }
 
@@ -107,7 +107,7 @@ struct block *arena_take(size_t bytes) {
         free_by_class_[class] = block->next;
     } else {
         uintptr_t address = next_;
-        if (reserved > end_ - address || !grow(index_, &index_bytes_, (address + reserved - begin_) / GRANULE * sizeof *index_) ||
+        if (reserved > end_ - address || !arena_grow(index_, &index_bytes_, (address + reserved - begin_) / GRANULE * sizeof *index_) ||
             !(block = new_record())) {
             errno = ENOMEM;
             return NULL;

@@ -17,8 +17,10 @@
 #include "guard_internal.h"
 #include "processes.h"
 
-#define RECENT 8                       /* blocks that faulted last stay: one instruction may need several */
+#define RECENT 8                       /* blocks that faulted last leave after all others: what runs needs several at once */
+#define AT_HAND 3                      /* and of these the last never do: one instruction may need them, and would fault for ever */
 #define BINS 4096
+#define NEAR_SHARE 2                   /* of the limit, what is left when that is near: the next operator may need as much again */
 #define MEASURE_BYTES ((size_t)4 << 20)
 #define MEASURE_NS 5000000u
 #define OTHERS_PATIENCE_MS 50
@@ -28,6 +30,9 @@
 static bool active_;
 static size_t smallest_;
 static struct guard_counters counters_;
+static int (*call_when_near_)(int (*)(void *), void *);
+static int (*what_when_near_)(void *);
+static uint64_t peak_live_bytes_; /* since `guard_measure_live_bytes` */
 static _Atomic uint32_t lock_;
 static struct block_list resident_ = EMPTY_LIST; /* by last known use */
 static uint32_t free_bins_[BINS];
@@ -36,6 +41,7 @@ static unsigned recent_next_;
 static uint32_t busy_;
 static _Atomic uint32_t paused_;
 static size_t asked_limit_, process_limit_, measured_at_bytes_, rest_bytes_;
+static _Thread_local bool bears_away_;
 static uint64_t measured_at_ns_;
 static struct process_use use_;
 static _Atomic size_t shared_bytes_; /* of what is resident, what others have paid for */
@@ -111,9 +117,9 @@ void guard_unlist_free(struct block *block) {
 
 static void note_fault(struct block *block) { recent_[recent_next_++ % RECENT] = arena_index_of(block); }
 
-static bool faulted_lately(const struct block *block) {
-    for (unsigned i = 0; i < RECENT && i < recent_next_; i++)
-        if (recent_[i] == arena_index_of(block))
+static bool among_last_faults(const struct block *block, unsigned count) {
+    for (unsigned i = 1; i <= count && i <= recent_next_; i++)
+        if (recent_[(recent_next_ - i) % RECENT] == arena_index_of(block))
             return true;
     return false;
 }
@@ -210,8 +216,9 @@ static void write_back(struct block *block) {
     become(block, WRITING);
     busy_++;
     protect(block, PROT_READ);
+    block->writable = 0;
     unlock();
-    store_write(block);
+    store_write(block, 0, block->address, block->bytes);
     lock();
     busy_--;
     counters_.written_bytes += block->bytes;
@@ -230,12 +237,12 @@ static void leave(struct block *block) {
     frames_offer(block);
 }
 
-/* Return the block that was used longest ago and may leave; those that faulted lately never do: two would chase each other. */
-static struct block *choose(const struct block *except) {
+/* Return the block that was used longest ago and may leave, but for the last `faults` that did: two would chase each other. */
+static struct block *choose(const struct block *except, unsigned faults) {
     for (uint32_t index = resident_.oldest; index != NOTHING; index = arena_block(index)->newer) {
         struct block *block = arena_block(index);
         uint32_t state = atomic_load(&block->state);
-        if (block != except && !block->pins && (state == DIRTY || state == CLEAN) && !faulted_lately(block))
+        if (block != except && !block->pins && (state == DIRTY || state == CLEAN) && !among_last_faults(block, faults))
             return block;
     }
     return NULL;
@@ -271,7 +278,9 @@ static void find_room(size_t bytes, const struct block *except) {
         }
         if (give_up_unused(counters_.resident_bytes + fresh - counters_.limit_bytes))
             continue;
-        struct block *victim = choose(except);
+        struct block *victim = choose(except, RECENT);
+        if (!victim)
+            victim = choose(except, AT_HAND);
         if (!victim)
             return;
         leave(victim);
@@ -283,11 +292,9 @@ static bool give_pages(struct block *block) {
     bool done = frames_take(block, &moved, &fresh);
     counters_.moved_bytes += moved;
     counters_.fresh_bytes += fresh;
-    resident_changed(fresh, 0);
-    if (counters_.resident_bytes > counters_.limit_bytes) {
-        size_t given = frames_trim(counters_.resident_bytes - counters_.limit_bytes);
-        resident_changed(0, given);
-    }
+    /* Fresh pages come when they are touched: what is offered and fits nowhere has gone by then. */
+    uint64_t all = counters_.resident_bytes + fresh;
+    resident_changed(fresh, all > counters_.limit_bytes ? frames_trim(all - counters_.limit_bytes) : 0);
     return done;
 }
 
@@ -318,7 +325,7 @@ static void bring(struct block *block, bool write) {
         if (!give_pages(staging))
             guard_die("the kernel gave no memory", block);
         unlock();
-        store_read(block, staging->address);
+        store_read(block, 0, staging->address, block->bytes);
         lock();
         counters_.read_bytes += block->bytes;
         if (!write)
@@ -448,6 +455,17 @@ static struct block *take_free(size_t bytes) {
     return NULL;
 }
 
+static bool is_near(void) {
+    return counters_.resident_bytes - frames_offered() > counters_.limit_bytes - counters_.limit_bytes / NEAR_SHARE;
+}
+
+void guard_call_when_near(int (*call)(int (*)(void *), void *), int (*what)(void *)) {
+    lock();
+    what_when_near_ = what;
+    call_when_near_ = call;
+    unlock();
+}
+
 void *guard_allocate(size_t bytes) {
     if (!active_ || bytes < smallest_ || bytes > SIZE_MAX / 2)
         return NULL;
@@ -462,8 +480,19 @@ void *guard_allocate(size_t bytes) {
         return NULL;
     }
     wait_for_others(bytes);
-    struct block *block = take_free(bytes);
-    if (block) {
+    bool away = bears_away_;
+    struct block *block = away ? NULL : take_free(bytes);
+    if (away) {
+        block = arena_take(bytes);
+        if (!block || !store_take(block)) {
+            if (block)
+                arena_give(block);
+            store_forgo(bytes);
+            unlock();
+            errno = ENOMEM;
+            return NULL;
+        }
+    } else if (block) {
         if (!block->writable)
             protect(block, PROT_READ | PROT_WRITE);
         block->writable = 1;
@@ -476,7 +505,7 @@ void *guard_allocate(size_t bytes) {
                 frames_drop(block);
                 arena_give(block);
             }
-            store_reserve(-bytes);
+            store_forgo(bytes);
             unlock();
             errno = ENOMEM;
             return NULL;
@@ -486,9 +515,15 @@ void *guard_allocate(size_t bytes) {
     if (counters_.live_bytes > counters_.peak_live_bytes)
         counters_.peak_live_bytes = counters_.live_bytes;
     counters_.live_blocks++;
-    list_append(&resident_, block);
-    become(block, DIRTY);
+    if (counters_.live_bytes > peak_live_bytes_)
+        peak_live_bytes_ = counters_.live_bytes;
+    if (!away)
+        list_append(&resident_, block);
+    become(block, away ? AWAY : DIRTY);
+    bool near = call_when_near_ && is_near();
     unlock();
+    if (near && !call_when_near_(what_when_near_, NULL))
+        call_when_near_ = NULL;
     return (void *)block->address;
 }
 
@@ -508,7 +543,7 @@ bool guard_free(void *address) {
         list_remove(&resident_, block);
     frames_withdraw(block);
     store_release(block);
-    store_reserve(-block->bytes);
+    store_forgo(block->bytes);
     counters_.live_bytes -= block->bytes;
     counters_.live_blocks--;
     block->pins = block->held = 0;
@@ -594,6 +629,83 @@ bool guard_evict(const void *address) {
     bool away = atomic_load(&block->state) == AWAY;
     unlock();
     return away;
+}
+
+void guard_bear_away(bool away) { bears_away_ = away; }
+
+size_t guard_held_bytes(void) {
+    lock();
+    size_t held = counters_.resident_bytes - frames_offered();
+    unlock();
+    return held;
+}
+
+void guard_trim(void) {
+    lock();
+    resident_changed(0, frames_trim(SIZE_MAX));
+    unlock();
+}
+
+size_t guard_measure_live_bytes(void) {
+    lock();
+    peak_live_bytes_ = counters_.live_bytes;
+    unlock();
+    return peak_live_bytes_;
+}
+
+size_t guard_peak_live_bytes(void) { return peak_live_bytes_; }
+
+/* Move a part of a block that is away between its page and memory; the lock is given up meanwhile. */
+static void transfer_part(struct block *block, size_t start, void *memory, size_t bytes, bool write) {
+    become(block, FILLING);
+    busy_++;
+    if (write) { /* what nobody took yet is no longer what the page holds */
+        size_t had = frames_of(block);
+        frames_drop(block);
+        resident_changed(0, had);
+    }
+    unlock();
+    if (write)
+        store_write(block, start, (uintptr_t)memory, bytes);
+    else
+        store_read(block, start, (uintptr_t)memory, bytes);
+    lock();
+    busy_--;
+    *(write ? &counters_.written_bytes : &counters_.read_bytes) += bytes;
+    become(block, AWAY);
+}
+
+static void copy_part(struct block *block, size_t start, void *memory, size_t bytes, bool write) {
+    block->pins++;
+    unlock();
+    char *inside = (char *)block->address + start;
+    memcpy(write ? inside : memory, write ? memory : inside, bytes);
+    lock();
+    block->pins--;
+}
+
+bool guard_copy(const void *address, size_t start, void *memory, size_t bytes, bool write) {
+    struct block *block = active_ ? arena_block_at((uintptr_t)address) : NULL;
+    if (!block || start > block->bytes || bytes > block->bytes - start)
+        return false;
+    bool pinned = guard_pin(memory, bytes, !write), there = true, brought;
+    lock();
+    while (atomic_load(&block->state) == FILLING || atomic_load(&paused_))
+        if (atomic_load(&paused_)) {
+            unlock();
+            sleep_on(&paused_, 1);
+            lock();
+        } else {
+            wait_for(block, FILLING);
+        }
+    if (atomic_load(&block->state) == AWAY && (!write || store_may_overwrite(block)))
+        transfer_part(block, start, memory, bytes, write);
+    else if ((there = ensure(block, write, &brought)))
+        copy_part(block, start, memory, bytes, write);
+    unlock();
+    if (pinned)
+        guard_unpin(memory, bytes);
+    return there;
 }
 
 void guard_make_way(size_t bytes) {

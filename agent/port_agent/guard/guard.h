@@ -60,6 +60,21 @@ bool guard_bring(const void *address);
 bool guard_write_back(const void *address);  /* dirty becomes clean */
 bool guard_evict(const void *address);       /* not while it is pinned */
 
+/* Whether blocks that this thread allocates have a place in the page file and no pages: what they hold is written by `guard_copy`. */
+void guard_bear_away(bool away);
+/* Copy between a block, from byte `start` on, and memory, bringing no block that is away: a part of its page is read, or written.
+ * `start` is a multiple of 1 MiB, and so is the end, unless the block ends there. False where no such part is. */
+bool guard_copy(const void *address, size_t start, void *memory, size_t bytes, bool write);
+/* Return what blocks hold now, without what they gave up and another may have. */
+size_t guard_held_bytes(void);
+/* Once what blocks hold comes near to the limit, have `call(what, NULL)` called, from any thread, until that returns 0. */
+void guard_call_when_near(int (*call)(int (*)(void *), void *), int (*what)(void *));
+/* Give back to the kernel what no block holds. */
+void guard_trim(void);
+/* Begin to measure anew how much is in use at most, and return how much is; `guard_peak_live_bytes` tells the most since then. */
+size_t guard_measure_live_bytes(void);
+size_t guard_peak_live_bytes(void);
+
 void guard_set_limit(size_t bytes);
 /* Keep the resident memory of the whole process below a number of bytes: the limit then follows what is not blocks. 0: do not. */
 void guard_set_process_limit(size_t bytes);

@@ -9,6 +9,7 @@
 #include "guard.h"
 
 #define GRANULE ((size_t)64 << 10)   /* addresses are given out in multiples of this: one entry of the index each */
+#define CHUNK ((size_t)1 << 20)       /* of a block in the page file: what has a checksum */
 #define MAX_SPANS 8                  /* a block of more kernel mappings takes fresh pages instead */
 #define NOTHING UINT32_MAX
 
@@ -41,7 +42,6 @@ struct block {
     struct span spans[MAX_SPANS];
     off_t offset;                  /* in the page file; -1: none */
     uint64_t era;                  /* of forks, when that was taken */
-    uint64_t checksum;
     uint32_t older, newer;         /* resident: order of use; donors: order of giving */
     uint32_t next;                 /* free blocks of a size; unused records */
 };
@@ -49,6 +49,9 @@ struct block {
 /* arena.c: addresses and records. */
 extern size_t guard_page;
 bool arena_begin(void);
+/* A table whose entries may be used as far as it was grown: RLIMIT_DATA counts what can be written. */
+void *arena_reserve(size_t bytes);
+bool arena_grow(void *table, size_t *usable, size_t needed);
 bool arena_holds(const void *address);
 struct block *arena_block_at(uintptr_t address);
 struct block *arena_block(uint32_t index);
@@ -77,10 +80,13 @@ bool frames_move(struct block *from, struct block *to);
 /* store.c: the page file. */
 int store_begin(const char *directory);
 bool store_reserve(size_t bytes);             /* as much is there from now on */
+void store_forgo(size_t bytes);               /* no more */
 bool store_take(struct block *block);
 void store_release(struct block *block);
-void store_write(struct block *block);        /* without the lock */
-void store_read(struct block *block, uintptr_t target);
+bool store_may_overwrite(const struct block *block); /* no child may read what it has there */
+/* Without the lock: `bytes` from `start` on, which is a multiple of CHUNK, as their end is, or the block's. */
+void store_write(struct block *block, size_t start, uintptr_t source, size_t bytes);
+void store_read(struct block *block, size_t start, uintptr_t target, size_t bytes);
 void store_before_fork(void);
 void store_after_fork(void);
 void store_in_child(void);

@@ -1,8 +1,10 @@
 """Start, read and steer the guarded memory of a process."""
 
+import contextlib
 import ctypes
 import os
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -17,6 +19,7 @@ SMALLEST_BLOCK_BYTES = 64 << 10
 _SMALLEST_SHARE = 64
 """Under a tiny budget smaller ones are guarded, too: from this part of it on."""
 _UNLIMITED = 2**64 - 1
+_PENDING_CALL = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -71,6 +74,13 @@ class GuardedMemory:
         for name in ("bring", "write_back", "evict"):
             function = getattr(process, f"port_guard_{name}")
             function.argtypes, function.restype = [ctypes.c_void_p], ctypes.c_bool
+        process.port_guard_usable.argtypes, process.port_guard_usable.restype = [ctypes.c_void_p], ctypes.c_size_t
+        for name in ("held_bytes", "measure_live_bytes", "peak_live_bytes"):
+            getattr(process, f"port_guard_{name}").restype = ctypes.c_size_t
+        process.port_guard_bear_away.argtypes = [ctypes.c_bool]
+        size, address = ctypes.c_size_t, ctypes.c_void_p
+        process.port_guard_copy.argtypes = [address, size, address, size, ctypes.c_bool]
+        process.port_guard_copy.restype = ctypes.c_bool
         for name in ("set_limit", "set_process_limit"):
             getattr(process, f"port_guard_{name}").argtypes = [ctypes.c_size_t]
 
@@ -110,6 +120,56 @@ class GuardedMemory:
     def evict(self, address: int) -> bool:
         """Have the block at `address` leave; return whether it is away."""
         return bool(self._process.port_guard_evict(address))
+
+    def usable_bytes(self, address: int) -> int:
+        """Return how many bytes the block that begins at `address` has, in whole pages; 0 where none begins there."""
+        return int(self._process.port_guard_usable(address))
+
+    def held_bytes(self) -> int:
+        """Return what blocks that are resident hold now."""
+        return int(self._process.port_guard_held_bytes())
+
+    def call_when_near(self, what: Callable[[], None]) -> None:
+        """Have the main thread call `what` between two of its lines, once blocks hold half of the limit. It must not raise."""
+
+        def call(_: int | None) -> int:
+            what()
+            return 0
+
+        self._when_near = _PENDING_CALL(call)  # kept for as long as it may be called
+        self._process.port_guard_call_when_near(ctypes.pythonapi.Py_AddPendingCall, self._when_near)
+
+    def trim(self) -> None:
+        """Give back to the system what no block holds."""
+        self._process.port_guard_trim()
+
+    def measure_live_bytes(self) -> int:
+        """Return the bytes of blocks in use, resident or not; from now on `peak_live_bytes` tells the most that they were."""
+        return int(self._process.port_guard_measure_live_bytes())
+
+    def peak_live_bytes(self) -> int:
+        """Return the highest bytes of blocks in use since the last `measure_live_bytes`."""
+        return int(self._process.port_guard_peak_live_bytes())
+
+    def read_part(self, block: int, start: int, target: int, nbytes: int) -> bool:
+        """Copy a part of a block into memory, from its page where it is away; return False where no such part is.
+
+        `start` is a multiple of 1 MiB, and so is the part's end, unless the block ends there.
+        """
+        return bool(self._process.port_guard_copy(block, start, target, nbytes, False))
+
+    def write_part(self, block: int, start: int, source: int, nbytes: int) -> bool:
+        """As `read_part`, from memory into the block."""
+        return bool(self._process.port_guard_copy(block, start, source, nbytes, True))
+
+    @contextlib.contextmanager
+    def bearing_away(self) -> Iterator[None]:
+        """Have blocks that this thread allocates hold nothing and take no memory: `write_part` writes what they hold."""
+        self._process.port_guard_bear_away(True)
+        try:
+            yield
+        finally:
+            self._process.port_guard_bear_away(False)
 
     def pause(self) -> None:
         """Have everything leave. From now on, whoever touches what is away waits."""

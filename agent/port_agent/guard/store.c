@@ -10,6 +10,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -18,6 +19,7 @@
 #define MOST_FILES 8
 #define GROWTH ((off_t)64 << 20)
 #define MOST_ERAS 64
+#define MOST_FILE_BYTES ((size_t)1 << 44)
 
 struct hole {
     off_t offset;
@@ -26,6 +28,8 @@ struct hole {
 };
 
 static int files_[MOST_FILES];
+static uint64_t *sums_[MOST_FILES]; /* of each chunk in a file, by the granule in which it begins */
+static size_t sums_bytes_;          /* of the newest's, what can be used */
 static int file_count_;
 static char directory_[4096];
 static bool direct_ = true;
@@ -40,6 +44,9 @@ static struct {
 } readers_[MOST_ERAS];
 static int reader_count_;
 static int fork_pipe_[2] = {-1, -1};
+
+/* What a block takes in a file: whole granules, so that each of its chunks has a checksum of its own. */
+static size_t place_of(size_t bytes) { return (bytes + GRANULE - 1) & ~(GRANULE - 1); }
 
 static int open_file(void) {
     int flags = O_TMPFILE | O_RDWR | O_CLOEXEC | O_EXCL;
@@ -63,7 +70,8 @@ int store_begin(const char *directory) {
         return ENAMETOOLONG;
     strcpy(directory_, directory);
     files_[0] = open_file();
-    if (files_[0] < 0)
+    sums_[0] = arena_reserve(MOST_FILE_BYTES / GRANULE * sizeof **sums_);
+    if (files_[0] < 0 || !sums_[0])
         return errno;
     file_count_ = 1;
     return store_reserve(0) ? 0 : errno;
@@ -71,28 +79,33 @@ int store_begin(const char *directory) {
 
 uint64_t store_bytes(void) { return (uint64_t)reserved_; }
 
+static bool grow_file(off_t bytes) {
+    int own = file_count_ - 1;
+    if ((size_t)bytes > MOST_FILE_BYTES || !arena_grow(sums_[own], &sums_bytes_, (size_t)bytes / GRANULE * sizeof **sums_))
+        return false;
+    if (fallocate(files_[own], 0, 0, bytes) && errno != EOPNOTSUPP)
+        return false;
+    reserved_ = bytes;
+    return true;
+}
+
 /* The file is never smaller than all blocks that are in use and what was given back: a full medium shows when a block is asked for. */
 bool store_reserve(size_t bytes) {
-    promised_ += bytes;
+    size_t more = place_of(bytes);
+    promised_ += more;
     off_t held = 0;
     for (uint32_t i = 0; i < hole_count_; i++)
         held += (off_t)holes_[i].bytes;
     off_t wanted = (off_t)promised_ + held;
-    if (wanted < used_ + (off_t)bytes)
-        wanted = used_ + (off_t)bytes;
-    if (wanted <= reserved_)
+    if (wanted < used_ + (off_t)more)
+        wanted = used_ + (off_t)more;
+    if (wanted <= reserved_ || grow_file(wanted + GROWTH) || grow_file(wanted))
         return true;
-    off_t target = wanted + GROWTH;
-    if (fallocate(files_[file_count_ - 1], 0, 0, target)) {
-        target = wanted;
-        if (fallocate(files_[file_count_ - 1], 0, 0, target) && errno != EOPNOTSUPP) {
-            promised_ -= bytes;
-            return false;
-        }
-    }
-    reserved_ = target;
-    return true;
+    promised_ -= more;
+    return false;
 }
+
+void store_forgo(size_t bytes) { promised_ -= place_of(bytes); }
 
 static bool may_be_read_by_a_child(uint64_t era) {
     int kept = 0;
@@ -112,18 +125,19 @@ static bool may_be_read_by_a_child(uint64_t era) {
 
 /* Find a place among what was given back: the smallest that fits. */
 static bool take_hole(struct block *block) {
+    size_t bytes = place_of(block->bytes);
     struct hole *best = NULL;
     for (uint32_t i = 0; i < hole_count_; i++)
-        if (holes_[i].bytes >= block->bytes && (!best || holes_[i].bytes < best->bytes) && !may_be_read_by_a_child(holes_[i].era)) {
+        if (holes_[i].bytes >= bytes && (!best || holes_[i].bytes < best->bytes) && !may_be_read_by_a_child(holes_[i].era)) {
             best = &holes_[i];
-            if (best->bytes == block->bytes)
+            if (best->bytes == bytes)
                 break;
         }
     if (!best)
         return false;
     block->offset = best->offset;
-    best->offset += (off_t)block->bytes;
-    best->bytes -= block->bytes;
+    best->offset += (off_t)bytes;
+    best->bytes -= bytes;
     if (!best->bytes)
         memmove(best, best + 1, (size_t)(&holes_[--hole_count_] - best) * sizeof *best);
     return true;
@@ -155,30 +169,31 @@ static void give_hole(struct hole hole) {
     }
 }
 
+bool store_may_overwrite(const struct block *block) {
+    bool own = block->offset >= 0 && block->file == (uint8_t)(file_count_ - 1);
+    return own && !(block->era < era_ && may_be_read_by_a_child(block->era));
+}
+
 /* Give a block a place in the file, another than it has where a child may read that. */
 bool store_take(struct block *block) {
-    uint8_t own = (uint8_t)(file_count_ - 1);
-    if (block->offset >= 0 && block->file == own && !(block->era < era_ && may_be_read_by_a_child(block->era)))
+    if (store_may_overwrite(block))
         return true;
     store_release(block);
-    block->file = own;
+    block->file = (uint8_t)(file_count_ - 1);
     block->era = era_;
     if (take_hole(block))
         return true;
-    if (used_ + (off_t)block->bytes > reserved_) {
-        off_t target = used_ + (off_t)block->bytes;
-        if (fallocate(files_[own], 0, 0, target) && errno != EOPNOTSUPP)
-            return false;
-        reserved_ = target;
-    }
+    off_t end = used_ + (off_t)place_of(block->bytes);
+    if (end > reserved_ && !grow_file(end))
+        return false;
     block->offset = used_;
-    used_ += (off_t)block->bytes;
+    used_ = end;
     return true;
 }
 
 void store_release(struct block *block) {
     if (block->offset >= 0 && block->file == file_count_ - 1)
-        give_hole((struct hole){block->offset, block->bytes, block->era});
+        give_hole((struct hole){block->offset, place_of(block->bytes), block->era});
     block->offset = -1;
 }
 
@@ -199,15 +214,11 @@ static uint64_t checksum_of(const void *data, size_t bytes) {
     return a ^ (b << 1 | b >> 63) ^ (c << 7 | c >> 57) ^ (d << 12 | d >> 52);
 }
 
-static ssize_t transfer(long call, int file, uintptr_t address, size_t bytes, off_t offset) {
-    return syscall(call, file, address, bytes, offset);
-}
-
-static void transfer_all(struct block *block, uintptr_t address, bool write) {
+static void transfer_all(const struct block *block, size_t start, uintptr_t address, size_t bytes, bool write) {
     int file = files_[block->file];
-    for (size_t done = 0; done < block->bytes;) {
-        size_t rest = block->bytes - done;
-        ssize_t part = transfer(write ? SYS_pwrite64 : SYS_pread64, file, address + done, rest, block->offset + (off_t)done);
+    off_t offset = block->offset + (off_t)start;
+    for (size_t done = 0; done < bytes;) {
+        ssize_t part = syscall(write ? SYS_pwrite64 : SYS_pread64, file, address + done, bytes - done, offset + (off_t)done);
         if (part > 0) {
             done += (size_t)part;
         } else if (part == 0) {
@@ -222,20 +233,60 @@ static void transfer_all(struct block *block, uintptr_t address, bool write) {
         }
     }
     if (!direct_ && write)
-        posix_fadvise(file, block->offset, (off_t)block->bytes, POSIX_FADV_DONTNEED);
+        posix_fadvise(file, offset, (off_t)bytes, POSIX_FADV_DONTNEED);
 }
 
-void store_write(struct block *block) {
-    block->checksum = checksum_of((void *)block->address, block->bytes);
-    transfer_all(block, block->address, true);
+static uint64_t *sum_at(const struct block *block, size_t start) {
+    return &sums_[block->file][((size_t)block->offset + start) / GRANULE];
 }
 
-void store_read(struct block *block, uintptr_t target) {
-    transfer_all(block, target, false);
-    if (checksum_of((void *)target, block->bytes) != block->checksum) {
-        errno = EIO;
-        guard_die("a page came back from the medium with other bytes than were written", block);
+/* Whole pages are transferred: what is not aligned, or ends within one, goes by a buffer of its own. */
+static void *bounce_for(uintptr_t address, size_t bytes, const struct block *block) {
+    if (!((address | bytes) & (guard_page - 1)))
+        return NULL;
+    void *buffer = mmap(NULL, CHUNK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (buffer == MAP_FAILED)
+        guard_die("the kernel gave no memory", block);
+    return buffer;
+}
+
+static size_t whole_pages(size_t bytes) { return (bytes + guard_page - 1) & ~(guard_page - 1); }
+
+void store_write(struct block *block, size_t start, uintptr_t source, size_t bytes) {
+    void *bounce = bounce_for(source, bytes, block);
+    for (size_t done = 0; done < bytes; done += CHUNK) {
+        size_t part = bytes - done < CHUNK ? bytes - done : CHUNK;
+        const void *from = (void *)(source + done);
+        if (bounce)
+            from = memcpy(bounce, from, part);
+        *sum_at(block, start + done) = checksum_of(from, whole_pages(part));
+        if (bounce)
+            transfer_all(block, start + done, (uintptr_t)bounce, whole_pages(part), true);
     }
+    if (bounce)
+        munmap(bounce, CHUNK);
+    else
+        transfer_all(block, start, source, bytes, true);
+}
+
+void store_read(struct block *block, size_t start, uintptr_t target, size_t bytes) {
+    void *bounce = bounce_for(target, bytes, block);
+    if (!bounce)
+        transfer_all(block, start, target, bytes, false);
+    for (size_t done = 0; done < bytes; done += CHUNK) {
+        size_t part = bytes - done < CHUNK ? bytes - done : CHUNK;
+        void *to = (void *)(target + done);
+        if (bounce)
+            transfer_all(block, start + done, (uintptr_t)bounce, whole_pages(part), false);
+        if (checksum_of(bounce ? bounce : to, whole_pages(part)) != *sum_at(block, start + done)) {
+            errno = EIO;
+            guard_die("a page came back from the medium with other bytes than were written", block);
+        }
+        if (bounce)
+            memcpy(to, bounce, part);
+    }
+    if (bounce)
+        munmap(bounce, CHUNK);
 }
 
 void store_before_fork(void) {
@@ -268,7 +319,9 @@ void store_in_child(void) {
     if (file_count_ == MOST_FILES)
         guard_die("too many generations of forked processes", NULL);
     files_[file_count_] = open_file();
-    if (files_[file_count_] < 0)
+    sums_[file_count_] = arena_reserve(MOST_FILE_BYTES / GRANULE * sizeof **sums_);
+    sums_bytes_ = 0;
+    if (files_[file_count_] < 0 || !sums_[file_count_])
         guard_die("a forked process could not open its page file", NULL);
     file_count_++;
 }

@@ -14,17 +14,20 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import torch
 
+from port_agent.guard import active_guard, smallest_block_bytes
 from port_agent.intercept.consumption import EnergyUse, wear_joules_per_byte, wear_share
 from port_agent.intercept.decisions.step_planner import StepBounds, StepPlanner
-from port_agent.intercept.dispatch.mode import FollowMode, Interceptor
+from port_agent.intercept.dispatch.mode import Interceptor
 from port_agent.intercept.patches.pointer_guards import PointerGuards
 from port_agent.intercept.patches.program import ProgramHooks
+from port_agent.intercept.residency.backing import Backing, GuardedStorages, ResizedStorages
 from port_agent.intercept.residency.memory import ProcessBudget
 from port_agent.intercept.residency.refusals import UnsupportedError
 from port_agent.intercept.residency.residency import NotRestorableError, Residency
@@ -268,7 +271,11 @@ class _Running:
         smallest = max(
             _SMALLEST_OF_ALL_BYTES, min(SMALLEST_BYTES, (tensor_bytes or ram_bytes or 0) // _SMALLEST_FRACTION)
         )
-        self.table = StorageTable(smallest)
+        guard = active_guard()
+        if guard is None:
+            self.table = StorageTable(smallest)
+        else:
+            self.table = StorageTable(max(smallest, smallest_block_bytes(tensor_bytes)), guard.usable_bytes)
         self._process = None if ram_bytes is None else ProcessBudget(ram_bytes, self.table)
         if self._process is not None:
             thrifty_glibc()
@@ -276,11 +283,16 @@ class _Running:
         self._ram_bytes, self._tensor_bytes = ram_bytes, tensor_bytes
         if ram_bytes is not None:
             check_not_in_ram(page_dir)
-        self._pages, self._page_dir = PageSpace(page_dir), page_dir
-        self._pager = Pager(read_bytes_per_s=speeds[0], write_bytes_per_s=speeds[1])
+        self._page_dir = page_dir
+        if guard is None:
+            pages = PageSpace(page_dir)
+            backing: Backing = ResizedStorages(pages, Pager(read_bytes_per_s=speeds[0], write_bytes_per_s=speeds[1]))
+        else:
+            backing = GuardedStorages(guard, page_dir, read_bytes_per_s=speeds[0], write_bytes_per_s=speeds[1])
+        self._backing = backing
         if self._process is not None:
             limit = self._process.tensor_bytes()
-        self._residency = Residency(self.table, self._pages, self._pager, limit)
+        self._residency = Residency(self.table, backing, limit)
         self._limit_at_end: float | None = None
         """What held until `stop`; None: it still holds."""
         if self._process is not None:
@@ -290,13 +302,17 @@ class _Running:
         self._planner = StepPlanner(self._residency, self._process, tensor_bytes or ram_bytes or 0, limits, wear)
         self._energy = EnergyUse()
         self.interceptor = Interceptor(self.table, self._residency, self._process, self._planner, self._energy.keep_up)
-        self._guards, self._hooks = PointerGuards(self.interceptor), ProgramHooks(self.interceptor)
-        mode: Any = FollowMode(self.interceptor)
-        self._mode = mode
+        self._guards = PointerGuards(self.interceptor) if guard is None else None
+        self._hooks = ProgramHooks(self.interceptor, guarded=guard is not None)
         _Running._of_this_process = self
-        self._guards.install()
+        if self._guards is not None:
+            self._guards.install()
         self._hooks.install()
-        self._mode.__enter__()
+        if guard is not None:
+            if ram_bytes is not None:
+                guard.set_process_limit(ram_bytes)
+            guard.call_when_near(partial(self.interceptor.begin, near=True))
+        self.interceptor.follow()
 
     def stop(self, *, restore: bool) -> None:
         self._planner.close()
@@ -320,28 +336,28 @@ class _Running:
             self._end()
 
     def _end(self) -> None:
-        self._mode.__exit__(None, None, None)
+        self.interceptor.leave()
         self._hooks.remove()
-        self._guards.remove()
+        if self._guards is not None:
+            self._guards.remove()
         _Running._of_this_process = None
         self.table.forget()
-        self._pager.close()
-        self._pages.close()
+        self._backing.close()
 
     def flash_written_bytes(self) -> int:
         """See the function of that name."""
-        paged = self._pager.stats
+        paged = self._backing.totals()
         return paged.written_bytes - paged.unworn_bytes if self._wears else 0
 
     def report(self) -> Report:
-        book, counters, paged = self.interceptor.book, self._residency.counters, self._pager.stats
+        book, counters, paged = self.interceptor.book, self._residency.counters, self._backing.totals()
         limit = self._residency.limit_bytes if self._limit_at_end is None else self._limit_at_end
         plan = self._planner.adopted
         energy = self._energy.total(paged.read_bytes, paged.written_bytes)
         return Report(
             ram_bytes=self._ram_bytes,
             tensor_limit_bytes=self._tensor_bytes if self._tensor_bytes is not None else _finite(limit),
-            peak_tensor_bytes=self.table.peak_bytes,
+            peak_tensor_bytes=self._backing.peak_bytes(self.table),
             peak_resident_bytes=peak_resident_bytes(),
             read_bytes=paged.read_bytes,
             written_bytes=paged.written_bytes,
@@ -373,13 +389,13 @@ class _Running:
         if running is not None:
             running.interceptor.lock.acquire()
             running._residency.drain()
-            running._pages.about_to_fork()
+            running._backing.about_to_fork()
 
     @staticmethod
     def after_fork() -> None:
         running = _Running._of_this_process
         if running is not None:
-            running._pages.forked()
+            running._backing.forked()
             running.interceptor.lock.release()
 
     @staticmethod

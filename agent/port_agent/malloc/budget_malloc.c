@@ -291,6 +291,24 @@ EXPORT bool port_guard_pin(const void *address, size_t bytes, bool write) { retu
 
 EXPORT void port_guard_unpin(const void *address, size_t bytes) { guard_unpin(address, bytes); }
 
+EXPORT size_t port_guard_usable(const void *address) { return guard_usable(address); }
+
+EXPORT void port_guard_bear_away(bool away) { guard_bear_away(away); }
+
+EXPORT bool port_guard_copy(const void *address, size_t start, void *memory, size_t bytes, bool write) {
+    return guard_copy(address, start, memory, bytes, write);
+}
+
+EXPORT size_t port_guard_held_bytes(void) { return guard_held_bytes(); }
+
+EXPORT void port_guard_call_when_near(int (*call)(int (*)(void *), void *), int (*what)(void *)) { guard_call_when_near(call, what); }
+
+EXPORT void port_guard_trim(void) { guard_trim(); }
+
+EXPORT size_t port_guard_measure_live_bytes(void) { return guard_measure_live_bytes(); }
+
+EXPORT size_t port_guard_peak_live_bytes(void) { return guard_peak_live_bytes(); }
+
 EXPORT void port_guard_set_limit(size_t bytes) { guard_set_limit(bytes); }
 
 EXPORT void port_guard_set_process_limit(size_t bytes) { guard_set_process_limit(bytes); }

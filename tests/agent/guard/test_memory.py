@@ -18,7 +18,8 @@ from port_agent.malloc import PreloadMode, preload_mode
 from tests.agent.intercept.programs import computed, followed, plain, written
 
 HEADER = Path(__file__).resolve().parents[3] / "agent/port_agent/guard/guard.h"
-LIMIT = ("--tensors", "3M", "--guard-only")
+TENSORS = ("--tensors", "3M")
+FOLLOWED, LIMIT = (*TENSORS, "--guarded"), (*TENSORS, "--guard-only")
 
 pytestmark = [
     pytest.mark.process,
@@ -152,6 +153,18 @@ if child == 0:
     others(); os.write(begin, str([f.sum().item() for f in fill]).encode()); os._exit(0)
 others(); os.waitpid(child, 0); print(os.read(end, 999), [f.sum().item() for f in fill])
 """,
+    "weights in their file, and pointers to them": """
+from safetensors.torch import load_file, save_file
+save_file({f"w{i}": torch.full((512, 512), float(i)) for i in range(4)}, "weights.safetensors")
+weights = load_file("weights.safetensors")
+view = (ctypes.c_float * (512 * 512)).from_address(weights["w2"].data_ptr())
+for step in range(3):
+    others()
+    print([w.sum().item() for w in weights.values()])
+    for i in range(0, len(view), 997): view[i] = step + i
+    with torch.no_grad(): weights["w3"].add_(1)
+    print((fill[0] @ weights["w1"]).sum().item(), (fill[1] @ weights["w2"]).sum().item())
+""",
     "a model that trains": """
 model = torch.nn.Sequential(*[torch.nn.Linear(400, 400) for _ in range(5)])
 optimizer = torch.optim.AdamW(model.parameters())
@@ -164,16 +177,38 @@ print(all(torch.equal(a, b) for a, b in zip(torch.load("model.pt").values(), mod
 }
 
 
+@pytest.mark.parametrize("bound", [FOLLOWED, pytest.param(LIMIT, marks=pytest.mark.long)], ids=["followed", "alone"])
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_program_computes_what_it_computes_without(name: str, tmp_path: Path) -> None:
+def test_a_program_computes_what_it_computes_without(name: str, bound: tuple[str, ...], tmp_path: Path) -> None:
     written(tmp_path, MANY + PROGRAMS[name])
     expected = computed("train.py", folder=tmp_path)
-    done = followed("train.py", folder=tmp_path, bound=(*LIMIT, "--report", str(tmp_path / "report.json")))
+    done = followed("train.py", folder=tmp_path, bound=(*bound, "--report", str(tmp_path / "report.json")))
     assert expected.code == 0, expected.said
     assert (done.code, done.output) == (0, expected.output), done.said
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["faults"]["read_faults"] > 0 and report["written_bytes"] > 0, "nothing left: the limit was not held"
     assert report["peak_tensor_bytes"] < 12 << 20
+
+
+IN_PIECES = """
+a, b = torch.randn(2000, 2001), torch.randn(2000, 2001)
+for step in range(2):
+    c = torch.exp(a) + b
+    a.mul_(0.5)
+    print(zlib.crc32(c.numpy()), torch.softmax(c, -1).sum().item().hex())
+    del c
+"""
+"""Operands and results of 15 MiB each."""
+
+
+def test_operators_that_do_not_fit_run_in_pieces(tmp_path: Path) -> None:
+    written(tmp_path, MANY + IN_PIECES)
+    expected = plain("train.py", folder=tmp_path)
+    bound = ("--guarded", "--tensors", "36M", "--report", str(tmp_path / "report.json"))
+    done = followed("train.py", folder=tmp_path, bound=bound)
+    assert (done.code, done.output) == (0, expected.output), done.said
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["peak_tensor_bytes"] <= 36 << 20 and report["written_bytes"] > 0
 
 
 SHARED_OBJECT = """
@@ -201,8 +236,9 @@ for step in range(6):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("bound", [FOLLOWED, LIMIT], ids=["followed", "alone"])
 @pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
-def test_generated_kernels_and_extensions_are_equal(tmp_path: Path) -> None:
+def test_generated_kernels_and_extensions_are_equal(bound: tuple[str, ...], tmp_path: Path) -> None:
     """`torch.compile` in inductor's C++, and an extension through pybind, as people build them."""
     program = """
 from torch.utils.cpp_extension import load_inline
@@ -226,7 +262,7 @@ for step in range(4):
     environment = {**os.environ, "PATH": binaries, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
     written(tmp_path, MANY + program)
     expected = plain("train.py", folder=tmp_path, environment=environment)
-    done = followed("train.py", folder=tmp_path, bound=LIMIT, environment=environment)
+    done = followed("train.py", folder=tmp_path, bound=bound, environment=environment)
     assert expected.code == 0, expected.said
     assert (done.code, done.output) == (0, expected.output), done.said
 
@@ -346,6 +382,42 @@ def test_whoever_touches_a_tensor_of_a_paused_process_waits(tmp_path: Path) -> N
     written(tmp_path, MANY + PAUSED)
     done = followed("train.py", folder=tmp_path, bound=("--tensors", "100M", "--guard-only"))
     assert (done.code, done.output) == (0, f"{[40.0 * 512 * 512 + i * 512 * 512 for i in range(8)]}\n"), done.said
+
+
+ADVISED = """
+from port_agent.guard import active_guard
+guard = active_guard()
+written = torch.ones(512, 512)
+print(guard.write_back(written.data_ptr()), guard.usable_bytes(written.data_ptr()), guard.usable_bytes(8))
+del written
+others_ = [torch.full((512, 512), 2.0) for _ in range(3)]  # on the same pages
+print([t.sum().item() for t in others_], guard.evict(others_[0].data_ptr()), others_[0].sum().item())
+size = (2 << 20) + 100
+held_bytes = guard.held_bytes()
+with guard.bearing_away():
+    born = torch.empty(size, dtype=torch.uint8)
+print(guard.held_bytes() - held_bytes)
+whole = torch.randint(0, 256, (size,), dtype=torch.uint8)
+for start, stop in ((0, 1 << 20), (1 << 20, size)):
+    print(guard.write_part(born.data_ptr(), start, whole[start:].data_ptr(), stop - start))
+tail = torch.zeros(size - (1 << 20) + 1, dtype=torch.uint8)
+print(guard.read_part(born.data_ptr(), 1 << 20, tail[1:].data_ptr(), size - (1 << 20)), guard.held_bytes() < held_bytes + (6 << 20))
+print(torch.equal(tail[1:], whole[1 << 20 :]), tail[0].item(), torch.equal(born, whole))
+print(guard.write_part(born.data_ptr(), 0, tail.data_ptr(), 1 << 20), torch.equal(born[: 1 << 20], tail[: 1 << 20]))
+print(guard.read_part(born.data_ptr(), 8 << 20, tail.data_ptr(), 1))
+"""
+
+
+def test_advice_moves_blocks_and_their_parts(tmp_path: Path) -> None:
+    written(tmp_path, MANY + ADVISED)
+    done = followed("train.py", folder=tmp_path, bound=("--tensors", "100M", "--guard-only"), timeout_s=100)
+    sums = [2.0 * 512 * 512] * 3
+    assert (done.code, done.output.splitlines()) == (
+        0,
+        [
+            f"True {1 << 20} 0", f"{sums} True {sums[0]}", "0", "True", "True", "True True", "True 0 True", "True True", "False",
+        ],
+    ), done.said  # fmt: skip
 
 
 def test_counters_are_those_of_the_header() -> None:

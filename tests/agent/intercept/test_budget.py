@@ -8,7 +8,7 @@ import torch
 
 from port_agent import budget
 from port_agent.intercept.budget import strict_budget
-from port_agent.intercept.residency import residency
+from port_agent.intercept.residency import backing, residency
 from port_agent.intercept.residency.memory import BudgetTooSmallError
 from port_agent.intercept.residency.refusals import UnsupportedError
 from port_agent.intercept.residency.residency import NotRestorableError
@@ -107,7 +107,7 @@ def test_where_the_allocator_refuses_nothing_is_lost(tmp_path: Path, monkeypatch
         return resize(memory, nbytes)
 
     with monkeypatch.context() as short:
-        short.setattr(residency, "resize", scarce)
+        short.setattr(backing, "resize", scarce)
         with pytest.raises(NotRestorableError, match="can't allocate memory"):
             b.stop()
     assert [one.mean().item() for one in kept] == list(range(8))

@@ -34,7 +34,6 @@ from port_agent.intercept.patches import pointer_guards, program
 from port_agent.intercept.residency import operands, residency, storages
 from port_agent.intercept.residency.trace import LONGEST_SEGMENT
 from port_agent.paging import page_space
-from port_agent.paging.pager import Pager
 from port_planner.operators.row import Operator
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="children are forked")
@@ -334,8 +333,7 @@ def drops_again(self: residency.Residency, changed: Any) -> None:
 
 
 def child_like_its_parent(self: residency.Residency) -> None:
-    self.pages.became_child()
-    self.pager = Pager()
+    self.backing.become_child()
 
 
 _change = residency.Residency.change

@@ -200,7 +200,7 @@ class StepPlanner:
             self.recording = None
         self._history.append(trace)
         self._segments_since_step += 1
-        stats, counters = self._residency.pager.stats, self._residency.counters
+        stats, counters = self._residency.backing.stats, self._residency.counters
         self._spent.append(
             _Spent(time.perf_counter(), stats.read_bytes, stats.written_bytes, counters.recomputing_seconds)
         )

@@ -37,7 +37,7 @@ from port_agent.intercept.tiles.rows import MappedRows
 from port_agent.malloc import release_free_memory
 from port_planner.base.code_pages import release_code_pages
 from port_planner.torch_compat.loading import never_compile
-from port_planner.torch_compat.modes import OperatorMode, current_modes
+from port_planner.torch_compat.modes import OperatorMode, current_modes, pop_mode, push_mode
 from port_planner.torch_compat.tensors import FakeTensor
 
 _KEPT_SHARE = 1 / 2
@@ -57,6 +57,8 @@ class Interceptor:
     ) -> None:
         """`at_step` is called after each step of an optimizer."""
         self.table, self.residency, self.planner = table, residency, planner
+        self.guarded = residency.backing.guarded
+        """Whether whoever touches memory that is away finds it there."""
         self._process, self._at_step = process, at_step
         self.op_memory = OperatorMemory(residency, process)
         self._tiling = TilingChoice(table, residency, self.op_memory)
@@ -67,6 +69,13 @@ class Interceptor:
         self._held = False
         self.when_interrupted: Callable[[], None] = lambda: None
         """Called where a signal's handler ends the waiting of a program that is held."""
+        self.waits = self.guarded
+        """Whether no operator is followed yet, see `begin`."""
+        self._near = False
+        self.aside = False
+        """Whether none is any more; see `stand_aside`."""
+        self.backwards = 0
+        """Backward passes that are under way."""
         self._pace: CpuPace | None = None
         self._at_hand: Any = None
         """The operator that was begun last."""
@@ -201,7 +210,7 @@ class Interceptor:
             workspace_bytes = self.op_memory.end(sum(s.nbytes for s in made if s.resident)) + mapped_bytes
         else:  # of pieces' buffers the whole operator, which is elementwise, would take none
             workspace_bytes = 0
-        again = len(made) == 1 and traits.repeatable and whole
+        again = len(made) == 1 and traits.repeatable and whole and not self.guarded
         if residency.pressed and again and self._prefetcher.remade(entry, made[0], seconds):
             made[0].remat = remat_of(
                 traits.func, args, kwargs, inputs, made[0], result, workspace_bytes=workspace_bytes
@@ -228,8 +237,44 @@ class Interceptor:
             if not any(isinstance(mode, FollowMode) for mode in current_modes()):
                 with contextlib.suppress(RuntimeError):  # not inside of one: another has switched all modes off
                     stack.enter_context(enable_reentrant_dispatch())
-                stack.enter_context(FollowMode(self))
+                stack.enter_context(following(self))
             yield
+
+    def begin(self, *, near: bool = False) -> None:
+        """Follow the operators of this thread from here on, and of those that it starts, once anything came `near` to the limit.
+
+        Not in a backward pass, whose nodes were looked at without a mode, nor above a mode of the program's, which ends before this one.
+        """
+        self._near = self._near or near
+        if not self.waits or self.aside or not self._near or self.backwards or current_modes():
+            return
+        self.waits = False
+        if self._process is not None:
+            self.residency.limit_bytes = self._process.tensor_bytes()
+        self.follow()
+
+    def follow(self) -> None:
+        """Follow the operators of this thread, unless it is too early or too late for that."""
+        if not (self.aside or self.waits):
+            mode: Any = FollowMode(self)
+            mode.__enter__()
+
+    def leave(self) -> None:
+        """Follow the operators of this thread no longer; the program's own modes stay as they are."""
+        modes: list[Any] = current_modes()
+        place = next((k for k, mode in enumerate(modes) if isinstance(mode, FollowMode)), None)
+        if place is None:
+            return
+        for _ in modes[place + 1 :]:
+            pop_mode()
+        modes[place].__exit__(None, None, None)
+        for mode in modes[place + 1 :]:
+            push_mode(mode)
+
+    def stand_aside(self) -> None:
+        """Follow no operator from here on, in no thread; guarded memory alone holds the budget then."""
+        self.aside = True
+        self.leave()
 
     # -- between operators
 
@@ -253,6 +298,9 @@ class Interceptor:
             if stepped:
                 self.steps += 1
                 self._at_step()
+            if self.waits and self._process is not None:
+                self.residency.limit_bytes = self._process.tensor_bytes()
+        self.begin()
 
     @contextlib.contextmanager
     def without_prefetch(self) -> Iterator[None]:
@@ -433,6 +481,7 @@ class Interceptor:
             try:
                 self.residency.empty()
             finally:
+                self.residency.backing.release()
                 release_free_memory()
                 release_code_pages()
 
@@ -482,8 +531,11 @@ class FollowMode(OperatorMode):
 
         Tensors without memory go to their own mode, which is below this one while a program is traced (`torch.export`).
         """
+        if self._interceptor.aside:
+            return func(*args, **(kwargs or {}))
         refuse_higher_order(func)
-        refuse_unsupported(func, types)
+        if not self._interceptor.guarded:
+            refuse_unsupported(func, types)
         refuse_tangents(func, args)
         if FakeTensor in types:
             return func(*args, **(kwargs or {}))
@@ -495,6 +547,16 @@ class FollowMode(OperatorMode):
             with enable_reentrant_dispatch(), self:
                 return composite_kernel(func)(*args, **(kwargs or {}))
         return self._interceptor.run(func, args, kwargs or {})
+
+
+@contextlib.contextmanager
+def following(interceptor: Interceptor) -> Iterator[None]:
+    """Follow the operators of this thread in the block."""
+    interceptor.follow()
+    try:
+        yield
+    finally:
+        interceptor.leave()
 
 
 never_compile(FollowMode.__torch_dispatch__)

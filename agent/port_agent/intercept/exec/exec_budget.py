@@ -54,6 +54,8 @@ class ExecOptions:
     """The control socket of the daemon that says when the program runs; None: it runs at once."""
     name: str = ""
     """What the daemon calls it."""
+    guarded: bool = False
+    """Whether tensors lie in guarded memory, and operators are followed."""
     guard_only: bool = False
     """Whether no operator is followed: guarded memory alone holds the budget."""
     processes: str | None = None
@@ -91,8 +93,9 @@ class ExecBudget:
         """
         if self._options.data_limited:
             self._widen(untouched_library_bytes() - self._widened_for_torch)
-        if self._options.guard_only:
+        if self._options.guarded or self._options.guard_only:
             self._start_guard()
+        if self._options.guard_only:
             return
         from port_agent.intercept.budget import budget
         from port_agent.intercept.dispatch import deferred_modules, light_dynamo
@@ -124,7 +127,8 @@ class ExecBudget:
         guard = active_guard()
         if guard is None:
             self._refused = True
-            _emit("guarded memory did not begin in this process; leave --guard-only out")
+            option = "--guarded" if self._options.guarded else "--guard-only"
+            _emit(f"guarded memory did not begin in this process; leave {option} out")
             raise SystemExit(2)
         if self._options.ram_bytes is not None:
             guard.set_process_limit(self._options.ram_bytes)
@@ -145,6 +149,7 @@ class ExecBudget:
             return
         from port_agent.intercept.exec.opportunistic import AttachOptions, Opportunistic
 
+        budget.interceptor.begin(near=True)  # it is held between two operators
         attach = AttachOptions(options.socket, options.name, options.ram_bytes)
         attached = Opportunistic(attach, budget.interceptor, lambda: budget.report, _emit)
         attached.start()
@@ -178,6 +183,9 @@ class ExecBudget:
         facts = asdict(report)
         if run is not None and run.children:
             facts |= {name: value for name, value in run.facts().items() if name in _OF_CHILDREN}
+        guard = active_guard()
+        if guard is not None:
+            facts |= {"faults": asdict(guard.counters())}
         if self._attached is not None:
             facts |= {"pauses": self._attached.pauses, "paused_s": self._attached.paused_s}
         self._write_report(facts)

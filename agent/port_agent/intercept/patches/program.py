@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from port_agent.intercept.dispatch.mode import FollowMode, Interceptor
+from port_agent.intercept.dispatch.mode import FollowMode, Interceptor, following
 from port_agent.intercept.dispatch.signals import deferring_signal, rewrap_handlers, unwrapped_getsignal
 from port_agent.intercept.dispatch.values_alone import compute_values_alone
 from port_agent.intercept.patches.lightning_saving import ATOMIC_SAVE, MODULES, saving_as_stream
@@ -52,10 +52,10 @@ class _MakingWayForCode(MetaPathFinder):
 class ProgramHooks:
     """Hooks into torch and threading while a program is followed."""
 
-    def __init__(self, interceptor: Interceptor) -> None:
-        self._interceptor = interceptor
+    def __init__(self, interceptor: Interceptor, *, guarded: bool) -> None:
+        """`guarded`: whether memory is, so that nothing has to be refused or brought for its sake."""
+        self._interceptor, self._guarded = interceptor, guarded
         self._undo: list[Callable[[], None]] = []
-        self._depth = 0
         self._to_stream = set(MODULES)
         """Modules of which none was seen yet that saves."""
         self._accumulates = False
@@ -67,12 +67,15 @@ class ProgramHooks:
         self._replace(torch.autograd, ENGINE, self._around_backward)
         self._replace(threading.Thread, "start", self._start_followed)
         self._replace(_WorkItem, "run", self._work_followed)
-        self._replace(torch, "compile", _refuse_compile)
-        for owner, name in SCRIPT_SAVES:
-            self._replace(owner, name, self._around_script_save)
+        if self._guarded:
+            self._replace(torch, "compile", self._compile_aside)
+        else:
+            self._replace(torch, "compile", _refuse_compile)
+            for owner, name in SCRIPT_SAVES:
+                self._replace(owner, name, self._around_script_save)
         frames = compiler_frames()
         if frames is not None:  # something may have been compiled before
-            self._replace(frames, CALLBACK, _refuse_compiled)
+            self._replace(frames, CALLBACK, self._run_compiled_aside if self._guarded else _refuse_compiled)
         finder = _MakingWayForCode(self._interceptor)
         sys.meta_path.insert(0, finder)
         self._undo.append(lambda: sys.meta_path.remove(finder))
@@ -110,15 +113,16 @@ class ProgramHooks:
     def _around_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def backward(*args: Any, **kwargs: Any) -> Any:
             accumulates = bool(kwargs.get("accumulate_grad"))
-            self._depth += 1
+            interceptor = self._interceptor
+            interceptor.backwards += 1
             try:
-                with running_whole(self._interceptor, args[0]):
+                with running_whole(interceptor, args[0]):
                     return original(*args, **kwargs)
             finally:
-                self._depth -= 1
-                if self._depth == 0 and (accumulates or not self._accumulates):
+                interceptor.backwards -= 1
+                if interceptor.backwards == 0 and (accumulates or not self._accumulates):
                     self._accumulates = self._accumulates or accumulates
-                    self._interceptor.end_segment()
+                    interceptor.end_segment()
 
         return backward
 
@@ -140,6 +144,24 @@ class ProgramHooks:
                 return original(*args, **kwargs)
 
         return save
+
+    def _compile_aside(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Follow no operator any more once a program compiles: under a mode, its compiled parts would run as if they were not."""
+
+        def compiled(model: Any = None, **options: Any) -> Any:
+            if not options.get("disable") and not _compiles_nothing():
+                self._interceptor.stand_aside()
+            return original(model, **options)
+
+        return compiled
+
+    def _run_compiled_aside(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def callback_from_stance(callback: Any) -> Any:
+            if callback and not _compiles_nothing():
+                self._interceptor.stand_aside()
+            return original(callback)
+
+        return callback_from_stance
 
     def _start_followed(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Follow a thread from its start, whatever it does there.
@@ -165,7 +187,7 @@ class ProgramHooks:
         return run
 
     def _followed(self, run: Callable[[], object]) -> None:
-        with FollowMode(self._interceptor):
+        with following(self._interceptor):
             run()
 
 

@@ -10,6 +10,7 @@ from collections import deque
 from io import FileIO
 from pathlib import Path
 
+from port_agent.guard import GuardedMemory, active_guard
 from port_agent.intercept.residency.storages import StorageTable
 from port_agent.malloc import Allocator, active, release_free_memory
 from port_agent.system.mounts import in_ram
@@ -80,6 +81,7 @@ class ProcessBudget:
         self.beside_bytes = 0
         """What another process takes of the budget meanwhile: the one that plans."""
         self._allocator: Allocator | None = active()
+        self._guard = active_guard()
         self._statm: FileIO | None = None
         if sys.platform == "linux":
             self._statm = FileIO(_STATM)
@@ -167,11 +169,23 @@ class ProcessBudget:
         if self._allocator is None:
             return max(self._usable - self._rest(resident - self._table.resident_bytes), _MIN_TENSOR_BYTES)
         stats, mapped_bytes = self._allocator.stats(), self._table.mapped_bytes
-        rest = self._rest(resident - stats.live_bytes - stats.cached_bytes - mapped_bytes)
-        self._cache_limit = self._usable - rest
+        guarded_bytes = 0 if self._guard is None else self._guard.counters().resident_bytes
+        rest = self._rest(resident - stats.live_bytes - stats.cached_bytes - guarded_bytes - mapped_bytes)
+        self._cache_limit = self._usable - rest - guarded_bytes
         self._allocator.set_limit(max(self._cache_limit - self._coming_bytes - mapped_bytes, stats.live_bytes))
+        if self._guard is not None:
+            return self._guarded_bytes(self._guard, rest, stats.live_bytes)
         foreign = max(stats.live_bytes - (self._table.resident_bytes - mapped_bytes), 0)
         return max(self._usable - rest - foreign, _MIN_TENSOR_BYTES)
+
+    def _guarded_bytes(self, guard: GuardedMemory, rest_bytes: int, allocated_bytes: int) -> int:
+        """Return how many bytes of tensors fit beside what the allocator has handed out.
+
+        Guarded memory keeps to it, too, and lets those leave that no operator has used yet.
+        """
+        room_bytes = max(self._usable - rest_bytes - allocated_bytes, _MIN_TENSOR_BYTES)
+        guard.set_limit(max(room_bytes - self._table.mapped_bytes, _MIN_TENSOR_BYTES))
+        return room_bytes
 
     def _look(self, statm: FileIO) -> int:
         """Return the resident bytes of the process, and give back what files grew by: as much comes again until the next time."""
@@ -194,6 +208,8 @@ class ProcessBudget:
             self._allocator.set_limit(max(kept_bytes, self._allocator.live_bytes()))
 
     def _give_back(self) -> None:
+        if self._guard is not None:
+            self._guard.trim()
         if self._allocator is None:
             release_free_memory()
         else:
@@ -224,6 +240,7 @@ class WorkspaceMeter:
 
     def __init__(self, *, enabled: bool) -> None:
         self._allocator = active() if enabled else None
+        self._guard = active_guard()
         self._before = 0
 
     def begin(self) -> None:
@@ -231,6 +248,8 @@ class WorkspaceMeter:
         if self._allocator is not None:
             self._allocator.reset_peak()
             self._before = self._allocator.live_bytes()
+            if self._guard is not None:
+                self._before += self._guard.measure_live_bytes()
 
     def end(self, made_bytes: int) -> int:
         """Return the bytes at the operator's peak besides what was there and its results.
@@ -239,7 +258,10 @@ class WorkspaceMeter:
         """
         if self._allocator is None:
             return 0
-        return max(self._allocator.peak_live_bytes() - self._before - made_bytes, 0)
+        peak_bytes = self._allocator.peak_live_bytes()
+        if self._guard is not None:
+            peak_bytes += self._guard.peak_live_bytes()
+        return max(peak_bytes - self._before - made_bytes, 0)
 
 
 def resident_now() -> int:

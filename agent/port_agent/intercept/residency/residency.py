@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
+from port_agent.intercept.residency.backing import Backing
 from port_agent.intercept.residency.eviction import EvictionPolicy
 from port_agent.intercept.residency.storages import (
     NEVER,
@@ -21,14 +22,11 @@ from port_agent.intercept.residency.storages import (
     StorageTable,
     data_ptr,
     drop_mapping,
-    exposed,
     mapping_written,
     populate_mapping,
-    resize,
 )
 from port_agent.intercept.residency.trace import AHEAD
-from port_agent.paging.page_space import PageSpace
-from port_agent.paging.pager import PageError, Pager
+from port_agent.paging.pager import PageError
 from port_planner.base.errors import ExitCode, PortError
 from port_planner.base.process_memory import available_bytes
 from port_planner.base.units import format_bytes
@@ -63,8 +61,8 @@ class Counters:
 class Residency:
     """Brings storages in, lets storages go; `limit_bytes` bounds what is resident."""
 
-    def __init__(self, table: StorageTable, pages: PageSpace, pager: Pager, limit_bytes: float) -> None:
-        self.table, self.pages, self.pager = table, pages, pager
+    def __init__(self, table: StorageTable, backing: Backing, limit_bytes: float) -> None:
+        self.table, self.backing = table, backing
         self.limit_bytes = limit_bytes
         self.eviction = EvictionPolicy()
         self.counters = Counters()
@@ -105,7 +103,7 @@ class Residency:
 
         Only storages that leave for nothing and are needed after clock `needed_at` make room: nothing waits here.
         """
-        if not storage.clean or storage.region is None or storage.ref() is None:
+        if not storage.clean or storage.page is None or storage.ref() is None:
             return True
         target = self.limit_bytes - storage.nbytes - reserve_bytes
         while self.table.resident_bytes > target:
@@ -131,7 +129,7 @@ class Residency:
             return
         storage.transfer = None
         try:
-            self.pager.wait(transfer)
+            self.backing.wait(transfer)
         except PageError:
             self._free(storage)
             raise
@@ -150,13 +148,8 @@ class Residency:
             self._recompute(storage)
 
     def _start_read(self, storage: Storage) -> None:
-        memory, region = _alive(storage), storage.region
-        if region is None:
-            raise RuntimeError(f"storage {storage.number} of {storage.nbytes} bytes has no page to read")
-        if not storage.mapped:
-            resize(memory, storage.nbytes)
+        storage.transfer = self.backing.read(storage, _alive(storage))
         self._count_in(storage)
-        storage.transfer = self.pager.read(region, data_ptr(memory), memory)
 
     def _recompute(self, storage: Storage) -> None:
         remat = storage.remat
@@ -172,7 +165,7 @@ class Residency:
             began = time.perf_counter()
             made = remat.run()
             memory = _alive(storage)
-            resize(memory, storage.nbytes)
+            self.backing.come_empty(storage, memory)
             ctypes.memmove(data_ptr(memory), data_ptr(made), storage.nbytes)
             self.counters.recomputing_seconds += time.perf_counter() - began
         finally:
@@ -275,7 +268,7 @@ class Residency:
 
     def paging_seconds(self, nbytes: int) -> float:
         """Return how long writing and reading `nbytes` takes on this medium, as measured so far."""
-        stats = self.pager.stats
+        stats = self.backing.stats
         total = stats.read_bytes + stats.written_bytes
         if total < _MEASURED_FROM_BYTES:
             return 2 * nbytes / _UNMEASURED_BYTES_PER_S
@@ -283,7 +276,7 @@ class Residency:
 
     def bytes_per_s(self, *, write: bool) -> float:
         """Return how fast the medium writes, or reads, as measured so far."""
-        stats = self.pager.stats
+        stats = self.backing.stats
         moved, seconds = (stats.written_bytes, stats.write_seconds) if write else (stats.read_bytes, stats.read_seconds)
         return moved / seconds if moved >= _MEASURED_FROM_BYTES else _UNMEASURED_BYTES_PER_S
 
@@ -350,15 +343,10 @@ class Residency:
         memory = storage.ref()
         if memory is None or storage.pins > 0 or storage.reading or storage in self.kept:
             return True
-        return not storage.mapped and exposed(memory)
+        return self.backing.stays(storage, memory)
 
     def _start_write(self, storage: Storage) -> None:
-        memory = _alive(storage)
-        if storage.region is None or not self.pages.writable(storage.region):
-            inherited, storage.region = storage.region, self.pages.take(storage.nbytes)
-            if inherited is not None:
-                self.pages.give_back(inherited)
-        storage.transfer = self.pager.write(storage.region, data_ptr(memory), memory)
+        storage.transfer = self.backing.write(storage, _alive(storage))
 
     def _wait_write(self, storage: Storage) -> None:
         """Wait for a write that is under way. Raises PageError; the storage then stays resident and valid."""
@@ -367,9 +355,9 @@ class Residency:
             return
         storage.transfer = None
         try:
-            self.pager.wait(transfer)
+            self.backing.wait(transfer)
         except PageError:
-            storage.region = None
+            storage.page = None
             self.eviction.touch(storage, storage.last_use, storage.next_use)
             raise
         storage.clean = True
@@ -426,10 +414,14 @@ class Residency:
             if storage.in_file:
                 drop_mapping(_alive(storage))
 
-    def bear_away(self, storage: Storage) -> None:
-        """Let a storage that holds nothing yet live in the page file: what it will hold is written there."""
-        storage.region = self.pages.take(storage.nbytes)
-        self._free(storage)
+    def bear_away(self, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """Return a new tensor that lives in the page file: what it will hold is written there. Raises PageError."""
+        made = self.backing.bear_away(make)
+        storage = self.table.of(made)
+        if storage is not None:
+            self.backing.take_page(storage)
+            self._free(storage)
+        return made
 
     def resized(self, storage: Storage) -> bool:
         """Take note that an operator may have given a storage that it wrote another size; tell whether it did.
@@ -437,9 +429,8 @@ class Residency:
         Its page does not fit then.
         """
         changed = self.table.resized(storage)
-        if changed and storage.region is not None:
-            self.pages.give_back(storage.region)
-            storage.region = None
+        if changed:
+            self.backing.give_page_back(storage)
         return changed
 
     def borrow(self, storage: Storage) -> None:
@@ -481,7 +472,7 @@ class Residency:
         if storage.mapped:
             drop_mapping(memory)
         else:
-            resize(memory, 0)
+            self.backing.leave(storage, memory)
 
     # -- the end of storages
 
@@ -493,9 +484,7 @@ class Residency:
         for gone in dead:
             gone.resident = False
             self.eviction.forget(gone)
-            if gone.region is not None:
-                self.pages.give_back(gone.region)
-                gone.region = None
+            self.backing.give_page_back(gone)
             gone.remat = None
             gone.hold = ()
         return dead
@@ -507,8 +496,7 @@ class Residency:
         """
         self.read_only = True
         self.limit_bytes = math.inf
-        self.pages.became_child()
-        self.pager = Pager()
+        self.backing.become_child()
 
     def drain(self) -> None:
         """Wait for every transfer that is under way; where one fails, the storage is where it was before."""
@@ -521,6 +509,8 @@ class Residency:
 
     def discard(self) -> None:
         """Free every storage that may leave, unwritten, for a process that ends."""
+        if not self.backing.discard():
+            return
         for storage in list(self.table):
             if storage.resident and not self._stays(storage):
                 self._free(storage)
@@ -560,7 +550,7 @@ class Residency:
     def _fill_with_nan(self, storage: Storage) -> None:
         memory = _alive(storage)
         if not storage.mapped:
-            resize(memory, storage.nbytes)
+            self.backing.come_empty(storage, memory)
         ctypes.memset(data_ptr(memory), _NAN_BYTE, storage.nbytes)
         self._count_in(storage)
 

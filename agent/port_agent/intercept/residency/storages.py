@@ -9,6 +9,7 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -23,7 +24,7 @@ from port_planner.ir.device_kinds import CPU
 from port_planner.torch_compat.tensors import is_zero
 
 if TYPE_CHECKING:
-    from port_agent.paging.pager import Slot, Transfer
+    from port_agent.paging.pager import Slot
 
 SMALLEST_BYTES = 16 << 10
 """Storages below this stay resident: their transfer costs more than their room is worth."""
@@ -79,6 +80,27 @@ class Recomputation(Protocol):
         """Return the contents, made again."""
 
 
+class Moving(Protocol):
+    """A transfer of a storage, or of a part of one, that is under way."""
+
+    @property
+    def write(self) -> bool:
+        """Whether it goes to the page."""
+
+    def done(self) -> bool:
+        """Return whether it has ended."""
+
+    def join(self) -> None:
+        """Return when it has ended. Raises what it failed with."""
+
+
+@dataclass(frozen=True, slots=True)
+class GuardedPage:
+    """The page of a block of guarded memory, which knows itself where that is."""
+
+    address: int
+
+
 class LastUse(Protocol):
     """A place in a trace at which a storage was used, and what became of it until its next use."""
 
@@ -107,9 +129,9 @@ class Storage:
         "next_use",
         "number",
         "order",
+        "page",
         "pins",
         "ref",
-        "region",
         "remat",
         "resident",
         "transfer",
@@ -126,9 +148,9 @@ class Storage:
         self.resident = True
         """Its memory is allocated, filled or being filled; of a mapped one: its pages were brought."""
         self.clean = False
-        """What `region` (or the mapped file) holds is what the storage holds."""
-        self.region: Slot | None = None
-        self.transfer: Transfer | None = None
+        """What `page` (or the mapped file) holds is what the storage holds; of guarded memory, what is believed."""
+        self.page: Slot | GuardedPage | None = None
+        self.transfer: Moving | None = None
         """A read into it or a write of it that is under way."""
         self.version = 0
         """Counts writes, so that what was computed from it knows whether it could be computed again."""
@@ -163,7 +185,7 @@ class Storage:
 
         Its pages come by themselves when they are touched.
         """
-        return self.mapped and self.clean and self.region is None
+        return self.mapped and self.clean and self.page is None
 
     @property
     def reading(self) -> bool:
@@ -180,8 +202,9 @@ class StorageTable:
     Storages may die in any thread at any time: their end is queued and taken into account at the next `reclaim_dead`.
     """
 
-    def __init__(self, smallest_bytes: int) -> None:
-        self.smallest_bytes = smallest_bytes
+    def __init__(self, smallest_bytes: int, guarded_bytes: Callable[[int], int] | None = None) -> None:
+        """`guarded_bytes`: of the block of guarded memory at an address, 0 for none; None where memory is not guarded."""
+        self.smallest_bytes, self._guarded_bytes = smallest_bytes, guarded_bytes
         self.met = 0
         """Storages met so far: the number that the next one gets."""
         self.resident_bytes = 0
@@ -244,7 +267,11 @@ class StorageTable:
             return None
         if is_shared(storage):
             return None
-        mapped = False
+        mapped, guarded = False, self._guarded_bytes
+        if guarded is not None and guarded(data_ptr(storage)):
+            return self._add(storage, nbytes, mapped=False)
+        if guarded is not None and storage.resizable():
+            return None
         if not storage.resizable():
             if nbytes < SMALLEST_MAPPING_BYTES or not self._mappings.private(data_ptr(storage), nbytes):
                 return None
@@ -272,6 +299,7 @@ class StorageTable:
             self.dead.append(made)
 
         made = Storage(weakref.ref(storage, died), key, nbytes, self.met, mapped=mapped)
+        made.watched = mapped and self._guarded_bytes is not None  # no operator tells of every write
         made.clean = mapped and not mapping_written(storage)
         made.resident = not made.clean
         self.met += 1

@@ -10,7 +10,7 @@ in RAM, the loss of a language model never both logits and their logarithms.
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -213,7 +213,7 @@ def run_tiled(
     """Run a call piece by piece and return what the whole call would. Raises PageError."""
     tensors = list(tensors_in((*args, *kwargs.values())))
     away = {
-        s.key: s for s in (table.known(t) for t in tensors) if s is not None and not s.resident and s.region is not None
+        s.key: s for s in (table.known(t) for t in tensors) if s is not None and not s.resident and s.page is not None
     }
     buffers = TileBuffers(residency, away)
     if tiling.runs:
@@ -273,13 +273,13 @@ class _Result:
 
     def __init__(self, dtype: torch.dtype, tiling: OperatorTiling, residency: Residency, table: StorageTable) -> None:
         need_bytes = tiling.made_bytes + tiling.buffers_bytes
-        fits = residency.could_fit(need_bytes)
-        if fits:
+        make = partial(torch.empty, tiling.shape, dtype=dtype)
+        if residency.could_fit(need_bytes):
             residency.make_free(need_bytes)
-        self.tensor = torch.empty(tiling.shape, dtype=dtype)
+            self.tensor = make()
+        else:
+            self.tensor = residency.bear_away(make)
         self._storage = table.of(self.tensor)
-        if self._storage is not None and not fits:
-            residency.bear_away(self._storage)
 
     def put(self, buffers: TileBuffers, tile: torch.Tensor, start: int) -> None:
         if self._storage is not None and not self._storage.resident:

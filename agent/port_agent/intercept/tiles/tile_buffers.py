@@ -5,8 +5,8 @@ from collections import deque
 import torch
 
 from port_agent.intercept.residency.residency import Residency
-from port_agent.intercept.residency.storages import Storage, allocated_bytes, data_ptr, untyped_storage
-from port_agent.paging.pager import CHUNK, Transfer
+from port_agent.intercept.residency.storages import Moving, Storage, allocated_bytes, untyped_storage
+from port_agent.paging.pager import CHUNK
 
 MAX_PENDING_WRITES = 2
 """Pieces of results that may wait for the medium; each keeps its buffer."""
@@ -17,7 +17,7 @@ class TileBuffers:
 
     def __init__(self, residency: Residency, away: dict[int, Storage]) -> None:
         self._residency, self._away = residency, away
-        self._writes: deque[Transfer] = deque()
+        self._writes: deque[Moving] = deque()
         self._read_ends: dict[int, tuple[int, torch.Tensor]] = {}
         """By storage: the chunk that the last piece ended in, and where it begins: the next piece begins in it, too."""
         self._unwritten = torch.empty(0, dtype=torch.uint8)
@@ -33,18 +33,18 @@ class TileBuffers:
         storage = self._away.get(key)
         if storage is None:
             return tensor.as_strided((stop - start,), (1,), start)
-        if storage.region is None:
-            raise RuntimeError(f"storage {storage.number} of {storage.nbytes} bytes has no page to read")
+        memory = _memory(storage)
         first, last = start * item_bytes, stop * item_bytes
         begin = first // CHUNK * CHUNK
-        end = min(-(-last // CHUNK) * CHUNK, storage.region.nbytes)  # a tensor may end before its storage
+        end = min(-(-last // CHUNK) * CHUNK, storage.nbytes)  # a tensor may end before its storage
         buffer = torch.empty(end - begin, dtype=torch.uint8)
         place, read = self._read_ends.pop(key, (None, buffer[:0]))
         known = len(read) if place == begin else 0
         buffer[:known] = read[:known]
+        backing = self._residency.backing
         if begin + known < end:
-            pager, address = self._residency.pager, data_ptr(untyped_storage(buffer)) + known
-            pager.wait(pager.read(storage.region, address, buffer, begin + known, end - begin - known))
+            part = buffer[known:]
+            backing.wait(backing.read_part(storage, memory, part, begin + known, len(part)))
         if last % CHUNK:
             place = last // CHUNK * CHUNK
             self._read_ends[key] = place, buffer[place - begin :].clone()
@@ -67,15 +67,19 @@ class TileBuffers:
 
     def _write(self, storage: Storage, buffer: torch.Tensor, begin: int, nbytes: int) -> None:
         """Queue a write; raises PageError for an earlier one, or RuntimeError where there is no page: a defect of the follower."""
-        if storage.region is None:
-            raise RuntimeError(f"storage {storage.number} of {storage.nbytes} bytes has no page to write")
-        pager = self._residency.pager
-        address = data_ptr(untyped_storage(buffer)) + int(buffer.storage_offset()) * buffer.element_size()
-        self._writes.append(pager.write(storage.region, address, buffer, begin, nbytes))
+        backing = self._residency.backing
+        self._writes.append(backing.write_part(storage, _memory(storage), buffer, begin, nbytes))
         while len(self._writes) > MAX_PENDING_WRITES:
-            pager.wait(self._writes.popleft())
+            backing.wait(self._writes.popleft())
 
     def finish(self) -> None:
         """Return when all that was stored is written. Raises PageError."""
         while self._writes:
-            self._residency.pager.wait(self._writes.popleft())
+            self._residency.backing.wait(self._writes.popleft())
+
+
+def _memory(storage: Storage) -> torch.UntypedStorage:
+    memory = storage.ref()
+    if memory is None:
+        raise RuntimeError(f"storage {storage.number} of {storage.nbytes} bytes is used after its end")
+    return memory

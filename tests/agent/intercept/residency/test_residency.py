@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from port_agent.intercept.decisions.rematerialization import remat_of
+from port_agent.intercept.residency.backing import ResizedStorages
 from port_agent.intercept.residency.residency import Residency
 from port_agent.intercept.residency.storages import NEVER, Storage, StorageTable, allocated_bytes
 from port_agent.intercept.residency.trace import AHEAD
 from port_agent.paging.page_space import PageSpace
-from port_agent.paging.pager import Pager
+from port_agent.paging.pager import Pager, Slot
 
 ROW = 64 << 10
 
@@ -19,7 +20,7 @@ ROW = 64 << 10
 @pytest.fixture
 def residency(tmp_path: Path) -> Iterator[Residency]:
     pager, space = Pager(), PageSpace(tmp_path)
-    made = Residency(StorageTable(256), space, pager, 2 * ROW)
+    made = Residency(StorageTable(256), ResizedStorages(space, pager), 2 * ROW)
     yield made
     made.limit_bytes = float("inf")
     made.restore()
@@ -53,11 +54,11 @@ def test_a_clean_one_leaves_without_a_write(residency: Residency) -> None:
     _, records = rows(residency, 3)
     residency.make_free(0)
     residency.ensure_resident(records[:1])
-    written = residency.pager.stats.written_bytes
+    written = residency.backing.stats.written_bytes
     residency.limit_bytes = 0
     records[1].pins = records[2].pins = 1
     residency.make_free(0)
-    assert not records[0].resident and residency.pager.stats.written_bytes == written
+    assert not records[0].resident and residency.backing.stats.written_bytes == written
     records[1].pins = records[2].pins = 0
 
 
@@ -97,11 +98,12 @@ def test_prefetch_waits_for_nothing(residency: Residency) -> None:
 def test_the_dead_give_their_pages_back(residency: Residency) -> None:
     tensors, records = rows(residency, 3)
     residency.make_free(0)
-    region = records[0].region
-    assert region is not None
+    page = records[0].page
+    assert isinstance(page, Slot)
     tensors.pop(0)
     residency.reclaim_dead()
-    assert residency.pages.take(ROW).offset == region.offset
+    residency.empty()
+    assert page.offset in [record.page.offset for record in records[1:] if isinstance(record.page, Slot)]
 
 
 def widened(residency: Residency, next_use: int) -> tuple[torch.Tensor, torch.Tensor, Storage, Storage]:
@@ -128,7 +130,7 @@ def test_a_smaller_source_that_is_given_up_is_kept_in_place_of_what_it_makes(res
     residency.empty()
     residency.ensure_resident([record])
     assert torch.equal(wide, expected)
-    assert residency.pager.stats.written_bytes <= ROW // 2, "the source alone was written"
+    assert residency.backing.stats.written_bytes <= ROW // 2, "the source alone was written"
     assert source.ref() is None and source.awaited_at == NEVER
 
 

@@ -1,6 +1,7 @@
 """Pieces that begin and end anywhere are what was written, chunk by chunk."""
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,12 +22,12 @@ def held(tmp_path: Path) -> Iterator[Budget]:
         yield one
 
 
-def away(held: Budget, tensor: torch.Tensor) -> Storage:
-    """A tensor's storage in the page file, holding nothing yet."""
+def born_away(held: Budget) -> tuple[torch.Tensor, Storage]:
+    """Return a tensor in the page file, holding nothing yet, and its storage."""
+    tensor = held.interceptor.residency.bear_away(partial(torch.empty, ELEMENTS))
     storage = held.interceptor.table.of(tensor)
     assert storage is not None
-    held.interceptor.residency.bear_away(storage)
-    return storage
+    return tensor, storage
 
 
 @pytest.mark.slow
@@ -34,8 +35,7 @@ def away(held: Budget, tensor: torch.Tensor) -> Storage:
 @pytest.mark.parametrize("other", [CHUNK // 2, 70_001])
 def test_pieces_of_one_size_are_read_back_in_another(held: Budget, step: int, other: int) -> None:
     with torch.utils._python_dispatch._disable_current_modes():
-        expected, tensor = torch.randn(ELEMENTS), torch.empty(ELEMENTS)
-        storage = away(held, tensor)
+        expected, (tensor, storage) = torch.randn(ELEMENTS), born_away(held)
         buffers = TileBuffers(held.interceptor.residency, {storage.key: storage})
         for start in range(0, ELEMENTS, step):
             buffers.append(storage, expected[start : start + step], start)
@@ -54,11 +54,10 @@ def test_a_piece_of_what_is_resident_is_a_view(held: Budget) -> None:
 
 def test_what_was_read_ahead_of_a_piece_is_not_read_again(held: Budget) -> None:
     with torch.utils._python_dispatch._disable_current_modes():
-        expected, tensor = torch.randn(ELEMENTS), torch.empty(ELEMENTS)
-        storage = away(held, tensor)
+        expected, (tensor, storage) = torch.randn(ELEMENTS), born_away(held)
         buffers, stats = (
             TileBuffers(held.interceptor.residency, {storage.key: storage}),
-            held.interceptor.residency.pager.stats,
+            held.interceptor.residency.backing.stats,
         )
         buffers.append(storage, expected, 0)
         buffers.finish()
@@ -74,10 +73,9 @@ def test_a_write_that_fails_is_told_at_the_latest_at_the_end(held: Budget, monke
         raise PageError("the medium is full", 28)
 
     with torch.utils._python_dispatch._disable_current_modes():
-        tensor = torch.empty(ELEMENTS)
-        storage = away(held, tensor)
+        _tensor, storage = born_away(held)
         buffers = TileBuffers(held.interceptor.residency, {})
-        monkeypatch.setattr(held.interceptor.residency.pager, "wait", fails)
+        monkeypatch.setattr(held.interceptor.residency.backing, "wait", fails)
         buffers.append(storage, torch.zeros(ELEMENTS), 0)
         with pytest.raises(PageError, match="full"):
             buffers.finish()

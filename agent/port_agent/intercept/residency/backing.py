@@ -1,0 +1,384 @@
+"""Where the memory of storages that are away is kept, and how it comes and goes: what the residency needs of either way.
+
+`ResizedStorages` empties storages (`resize_(0)`) and keeps their pages itself: in any process, for what passes the operators.
+`GuardedStorages` asks guarded memory, where addresses stay and whoever touches what is away finds it there: what the residency
+believes is advice then, and a mistake costs time.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from port_agent.guard import GuardedMemory
+from port_agent.intercept.residency.storages import (
+    GuardedPage,
+    Moving,
+    Storage,
+    StorageTable,
+    data_ptr,
+    exposed,
+    is_shared,
+    resize,
+)
+from port_agent.paging.page_space import PageSpace
+from port_agent.paging.pager import PageError, Pager, PagerStats, Slot
+from port_agent.system.mounts import worn_by_writing
+
+_STACK_BYTES = 1 << 20
+"""Of the thread that moves blocks: the system's 8 MiB would count against RLIMIT_DATA."""
+
+
+class Backing(Protocol):
+    """One way to keep what is away. `memory` is the storage's own; what lies in a file is brought and dropped elsewhere."""
+
+    @property
+    def guarded(self) -> bool:
+        """Whether whoever touches memory that is away finds it there. What has no page could not be: nothing is made again then."""
+
+    @property
+    def stats(self) -> PagerStats:
+        """What was moved as the residency asked for it: how fast the medium is, and how long the program waited."""
+
+    def totals(self) -> PagerStats:
+        """Return what was moved in all."""
+
+    def peak_bytes(self, table: StorageTable) -> int:
+        """Return the most that tensors took at once."""
+
+    def stays(self, storage: Storage, memory: torch.UntypedStorage) -> bool:
+        """Return whether a storage must not leave: what comes to it past the operators would not find it."""
+
+    def read(self, storage: Storage, memory: torch.UntypedStorage) -> Moving:
+        """Begin to bring a storage that is away, and return what to wait for."""
+
+    def write(self, storage: Storage, memory: torch.UntypedStorage) -> Moving:
+        """Begin to write a storage to its page, taking one where it has none. Raises PageError where there is no room."""
+
+    def wait(self, moving: Moving) -> None:
+        """Return when a transfer is done. Raises what it failed with: PageError."""
+
+    def leave(self, storage: Storage, memory: torch.UntypedStorage) -> None:
+        """Give up memory whose page is up to date, or that is made again."""
+
+    def come_empty(self, storage: Storage, memory: torch.UntypedStorage) -> None:
+        """Have memory there, to be filled."""
+
+    def bear_away(self, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """Return a new tensor that is about to leave, holding nothing: what it will hold is written in parts to its page."""
+
+    def take_page(self, storage: Storage) -> None:
+        """Give a page to a storage that was born away. Raises PageError."""
+
+    def give_page_back(self, storage: Storage) -> None:
+        """Take note that a storage's page is void: of another size, or its storage has died."""
+
+    def read_part(
+        self, storage: Storage, memory: torch.UntypedStorage, into: torch.Tensor, start: int, nbytes: int
+    ) -> Moving:
+        """Begin to read `nbytes` from byte `start` of a page, whole chunks or up to the end, into the bytes of a tensor."""
+
+    def write_part(
+        self, storage: Storage, memory: torch.UntypedStorage, source: torch.Tensor, start: int, nbytes: int
+    ) -> Moving:
+        """As `read_part`, to a page, from the bytes that a tensor begins with."""
+
+    def release(self) -> None:
+        """Give back to the system what storages that left held."""
+
+    def discard(self) -> bool:
+        """Return whether what may leave has to be freed, unwritten, at the end of the process."""
+
+    def about_to_fork(self) -> None:
+        """Be ready for a child process."""
+
+    def forked(self) -> None:
+        """Go on in the parent."""
+
+    def become_child(self) -> None:
+        """Go on in the child."""
+
+    def close(self) -> None:
+        """End the thread that moves, and give up the pages."""
+
+
+def _wait(moving: Moving, stats: PagerStats) -> None:
+    begin = time.perf_counter()
+    try:
+        moving.join()
+    finally:
+        stats.stall_seconds += time.perf_counter() - begin
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return data_ptr(tensor.untyped_storage()) + int(tensor.storage_offset()) * tensor.element_size()
+
+
+class ResizedStorages:
+    """Storages that are away are empty; their pages lie in a page file of this process."""
+
+    guarded = False
+
+    def __init__(self, pages: PageSpace, pager: Pager) -> None:
+        self._pages, self._pager = pages, pager
+
+    @property
+    def stats(self) -> PagerStats:
+        return self._pager.stats
+
+    def totals(self) -> PagerStats:
+        return self._pager.stats
+
+    def peak_bytes(self, table: StorageTable) -> int:
+        return table.peak_bytes
+
+    def stays(self, storage: Storage, memory: torch.UntypedStorage) -> bool:
+        return not storage.mapped and exposed(memory)
+
+    def read(self, storage: Storage, memory: torch.UntypedStorage) -> Moving:
+        slot = _slot(storage)
+        if not storage.mapped:
+            resize(memory, storage.nbytes)
+        return self._pager.read(slot, data_ptr(memory), memory)
+
+    def write(self, storage: Storage, memory: torch.UntypedStorage) -> Moving:
+        if storage.page is None or not self._pages.writable(_slot(storage)):
+            inherited, storage.page = storage.page, self._pages.take(storage.nbytes)
+            if isinstance(inherited, Slot):
+                self._pages.give_back(inherited)
+        return self._pager.write(_slot(storage), data_ptr(memory), memory)
+
+    def wait(self, moving: Moving) -> None:
+        _wait(moving, self.stats)
+
+    def leave(self, storage: Storage, memory: torch.UntypedStorage) -> None:
+        resize(memory, 0)
+
+    def come_empty(self, storage: Storage, memory: torch.UntypedStorage) -> None:
+        resize(memory, storage.nbytes)
+
+    def bear_away(self, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+        return make()
+
+    def take_page(self, storage: Storage) -> None:
+        storage.page = self._pages.take(storage.nbytes)
+
+    def give_page_back(self, storage: Storage) -> None:
+        if storage.page is not None:
+            self._pages.give_back(_slot(storage))
+            storage.page = None
+
+    def read_part(
+        self, storage: Storage, memory: torch.UntypedStorage, into: torch.Tensor, start: int, nbytes: int
+    ) -> Moving:
+        return self._pager.read(_slot(storage), _address(into), into, start, nbytes)
+
+    def write_part(
+        self, storage: Storage, memory: torch.UntypedStorage, source: torch.Tensor, start: int, nbytes: int
+    ) -> Moving:
+        return self._pager.write(_slot(storage), _address(source), source, start, nbytes)
+
+    def release(self) -> None:
+        return
+
+    def discard(self) -> bool:
+        return True
+
+    def about_to_fork(self) -> None:
+        self._pages.about_to_fork()
+
+    def forked(self) -> None:
+        self._pages.forked()
+
+    def become_child(self) -> None:
+        self._pages.became_child()
+        self._pager = Pager()
+
+    def close(self) -> None:
+        self._pager.close()
+        self._pages.close()
+
+
+def _slot(storage: Storage) -> Slot:
+    if not isinstance(storage.page, Slot):
+        raise RuntimeError(f"storage {storage.number} of {storage.nbytes} bytes has no page")
+    return storage.page
+
+
+@dataclass(slots=True)
+class _BlockMove:
+    """One move of a block, or of a part of one. `keep` holds the memory."""
+
+    move: Callable[[], object]
+    nbytes: int
+    write: bool
+    keep: object
+    error: Exception | None = None
+    finished: threading.Event = field(default_factory=threading.Event)
+
+    def done(self) -> bool:
+        return self.finished.is_set()
+
+    def join(self) -> None:
+        self.finished.wait()
+        if self.error is not None:
+            raise self.error
+
+
+class GuardedStorages:
+    """Storages that are away are blocks without access; guarded memory keeps their pages, and brings them to whoever comes."""
+
+    guarded = True
+
+    def __init__(
+        self,
+        guard: GuardedMemory,
+        directory: Path,
+        *,
+        read_bytes_per_s: float | None = None,
+        write_bytes_per_s: float | None = None,
+    ) -> None:
+        self._guard, self._worn = guard, worn_by_writing(directory)
+        self._speeds = {False: read_bytes_per_s, True: write_bytes_per_s}
+        self.stats = PagerStats()
+        self._queue: deque[_BlockMove | None] = deque()
+        self._start_thread()
+
+    def _start_thread(self) -> None:
+        self._queue.clear()
+        self._wake = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="block-thread", daemon=True)
+        before = threading.stack_size(_STACK_BYTES)
+        try:
+            self._thread.start()
+        finally:
+            threading.stack_size(before)
+
+    def totals(self) -> PagerStats:
+        counters, own = self._guard.counters(), self.stats
+        return PagerStats(
+            read_bytes=counters.read_bytes,
+            written_bytes=counters.written_bytes,
+            read_seconds=own.read_seconds,
+            write_seconds=own.write_seconds,
+            stall_seconds=own.stall_seconds + counters.fault_ns / 1e9,
+            unworn_bytes=0 if self._worn else counters.written_bytes,
+        )
+
+    def peak_bytes(self, table: StorageTable) -> int:
+        """Followed or not, and whatever the table believes of those that are; files' mappings are none of it."""
+        return self._guard.counters().peak_resident_bytes
+
+    def stays(self, storage: Storage, memory: torch.UntypedStorage) -> bool:
+        """Mappings of files are no blocks: one that was written has nothing that would bring it."""
+        return not storage.in_file if storage.mapped else is_shared(memory)
+
+    def read(self, storage: Storage, memory: torch.UntypedStorage) -> Moving:
+        return self._submit(partial(self._guard.bring, data_ptr(memory)), storage.nbytes, memory, write=False)
+
+    def write(self, storage: Storage, memory: torch.UntypedStorage) -> Moving:
+        address = data_ptr(memory)
+        storage.page = GuardedPage(address)
+        return self._submit(partial(self._guard.write_back, address), storage.nbytes, memory, write=True)
+
+    def wait(self, moving: Moving) -> None:
+        _wait(moving, self.stats)
+
+    def leave(self, storage: Storage, memory: torch.UntypedStorage) -> None:
+        self._guard.evict(data_ptr(memory))
+
+    def come_empty(self, storage: Storage, memory: torch.UntypedStorage) -> None:
+        self._guard.bring(data_ptr(memory))
+
+    def bear_away(self, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+        with self._guard.bearing_away():
+            return make()
+
+    def take_page(self, storage: Storage) -> None:
+        memory = storage.ref()
+        storage.page = None if memory is None else GuardedPage(data_ptr(memory))
+
+    def give_page_back(self, storage: Storage) -> None:
+        storage.page = None
+
+    def read_part(
+        self, storage: Storage, memory: torch.UntypedStorage, into: torch.Tensor, start: int, nbytes: int
+    ) -> Moving:
+        move = partial(self._copy, self._guard.read_part, data_ptr(memory), start, _address(into), nbytes)
+        return self._submit(move, nbytes, (memory, into), write=False)
+
+    def write_part(
+        self, storage: Storage, memory: torch.UntypedStorage, source: torch.Tensor, start: int, nbytes: int
+    ) -> Moving:
+        move = partial(self._copy, self._guard.write_part, data_ptr(memory), start, _address(source), nbytes)
+        return self._submit(move, nbytes, (memory, source), write=True)
+
+    def _copy(
+        self, copy: Callable[[int, int, int, int], bool], block: int, start: int, other: int, nbytes: int
+    ) -> None:
+        if not copy(block, start, other, nbytes):
+            raise PageError(
+                f"no block of guarded memory holds {nbytes} bytes from byte {start} on at {block:#x}; report this"
+            )
+
+    def release(self) -> None:
+        self._guard.trim()
+
+    def discard(self) -> bool:
+        return False
+
+    def about_to_fork(self) -> None:
+        return
+
+    def forked(self) -> None:
+        return
+
+    def become_child(self) -> None:
+        self._start_thread()
+
+    def close(self) -> None:
+        with self._wake:
+            self._queue.append(None)
+            self._wake.notify()
+        self._thread.join()
+
+    def _submit(self, move: Callable[[], object], nbytes: int, keep: object, *, write: bool) -> _BlockMove:
+        moving = _BlockMove(move, nbytes, write, keep)
+        with self._wake:
+            self._queue.append(moving)
+            self._wake.notify()
+        return moving
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                while not self._queue:
+                    self._wake.wait()
+                moving = self._queue.popleft()
+            if moving is None:
+                return
+            begin = time.perf_counter()
+            try:
+                moving.move()
+            except Exception as error:  # it belongs to whoever waits for this move, who else waits for ever
+                moving.error = error
+            limit, seconds = self._speeds[moving.write], time.perf_counter() - begin
+            if limit and (ahead := moving.nbytes / limit - seconds) > 0:
+                time.sleep(ahead)
+            self._count(moving, time.perf_counter() - begin)
+            moving.keep = None
+            moving.finished.set()
+
+    def _count(self, moving: _BlockMove, seconds: float) -> None:
+        if moving.write:
+            self.stats.written_bytes += moving.nbytes
+            self.stats.write_seconds += seconds
+        else:
+            self.stats.read_bytes += moving.nbytes
+            self.stats.read_seconds += seconds

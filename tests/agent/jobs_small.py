@@ -81,6 +81,14 @@ def make_job(**options: Any) -> TrainingJob:
     return TrainingJob(model, classify, optimizer, data, BATCH, **settings)
 
 
+@functools.cache
+def endless_bundle() -> Path:
+    """Return the path of the same job's bundle without a schedule, whose rates are known for as many steps as anybody asks."""
+    path = Path(_folder().name) / "endless.port"
+    write_job(path, make_job(scheduler=None))
+    return path
+
+
 def unseen_row(job: TrainingJob) -> int:
     """Return a row that no recording of the step sees."""
     order: list[int] = epoch_order(job.seed, 0, ROWS).tolist()

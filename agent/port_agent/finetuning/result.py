@@ -2,12 +2,17 @@
 
 import contextlib
 import fcntl
+import hashlib
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+
+import msgspec
 
 from port_agent.finetuning.inputs.options import FinetuneError, FinetuneOptions
 from port_agent.finetuning.inputs.run_date import state_folder
+from port_agent.system.atomic_file import write_atomically
 
 
 def check_result_place(options: FinetuneOptions) -> None:
@@ -17,10 +22,38 @@ def check_result_place(options: FinetuneOptions) -> None:
         raise FinetuneError(f"{out} is within the model's directory, which is never written into; give another --out")
     if out.is_dir() and not any(out.iterdir()):
         return
-    if out.exists() and not options.overwrite:
+    if out.exists() and not may_replace(options):
         raise FinetuneError(
             f"{out} is there already; give another --out, or --overwrite, which replaces it once the new result is whole"
         )
+
+
+def may_replace(options: FinetuneOptions) -> bool:
+    """Return whether what is at `--out` may be replaced: by the user's word, or because this very run wrote it and did not end."""
+    try:
+        return options.overwrite or _writing(options).read_text() == _digest(options)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+def note_writing(options: FinetuneOptions) -> None:
+    """Note that this run writes its result, beside its checkpoint: from then on what is at `--out` may be its own. Raises OSError."""
+    _writing(options).parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(_writing(options), _digest(options).encode())
+
+
+def forget_writing(options: FinetuneOptions) -> None:
+    """Forget it: the run has ended, and the result is finished."""
+    _writing(options).unlink(missing_ok=True)
+
+
+def _writing(options: FinetuneOptions) -> Path:
+    return state_folder(Path(options.out)) / "writing"
+
+
+def _digest(options: FinetuneOptions) -> str:
+    settings = replace(options, sample=None, json=False, show_data=1, overwrite=False)
+    return hashlib.sha256(msgspec.json.encode(settings)).hexdigest()
 
 
 @contextlib.contextmanager

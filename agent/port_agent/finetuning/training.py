@@ -27,7 +27,7 @@ from port_agent.finetuning.inputs.earlier_adapter import ADAPTER_WEIGHTS
 from port_agent.finetuning.inputs.libraries import plain_model
 from port_agent.finetuning.inputs.options import FinetuneError, FinetuneOptions, MicroBatchOrder
 from port_agent.finetuning.inputs.schedule import rate_share
-from port_agent.finetuning.result import check_result_place, only_run
+from port_agent.finetuning.result import check_result_place, forget_writing, may_replace, note_writing, only_run
 from port_agent.finetuning.steering import CHECKPOINT_S, Steering, TrainingExit
 from port_agent.finetuning.text.sequence_file import IGNORED, TokenSequence
 from port_agent.finetuning.text.sequences import BUCKET_TOKENS, masked
@@ -348,6 +348,7 @@ class _Finetuning:
     def finished(self, out: str) -> None:
         """Results are in `out`: nobody goes on from a checkpoint any more."""
         self._steering.finished(self.done, out)
+        forget_writing(self.options)
         self.checkpoint.remove()
 
     def check_peak(self, written: str | None = None) -> None:
@@ -391,7 +392,9 @@ class _Finetuning:
         try:
             if options.lora_rank is None and not options.float32_result:
                 self.model.to(stored_dtype(Path(options.model)))
-            with atomic_directory(Path(options.out), replaced=options.overwrite) as folder:
+            replaced = may_replace(options)
+            note_writing(options)
+            with atomic_directory(Path(options.out), replaced=replaced) as folder:
                 self.model.save_pretrained(folder)
                 tokenizer.save(str(folder))
                 if options.lora_rank is not None:

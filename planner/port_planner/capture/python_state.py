@@ -24,6 +24,7 @@ import numpy as np
 import torch
 
 from port_planner.base.errors import of_the_program
+from port_planner.ir.torch_device import own_device_file
 from port_planner.torch_compat.optimizers import is_scheduled_step
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
@@ -100,11 +101,13 @@ class StateOfCode:
         """Of each call that is not over, what variables of enclosing functions were when it began."""
         self._rebound: dict[CodeType, set[str]] = {}
         """By code that runs, which of these had another value when it ended."""
+        self._device_file: str | None = None
+        """The driver of a device of the program's own: what it counts is no part of the step."""
 
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Look at each function of the program's that begins in the block, in this thread."""
-        before = sys.getprofile()
+        before, self._device_file = sys.getprofile(), own_device_file()
         sys.setprofile(self._profiled)
         try:
             yield
@@ -131,7 +134,7 @@ class StateOfCode:
         code, names = frame.f_code, frame.f_globals
         if event == "return":
             self._ended(frame)
-        if event != "call" or not of_the_program(code.co_filename):
+        if event != "call" or not of_the_program(code.co_filename) or code.co_filename == self._device_file:
             return
         self._calls[code] += 1
         if self._calls[code] == 1:

@@ -1,5 +1,6 @@
 """What torch says of a kind of device: its generator's state, and when it is done. Shared by capture, profile and executor."""
 
+import sys
 from collections.abc import Iterable, Mapping
 from types import ModuleType
 from typing import Any
@@ -8,6 +9,15 @@ import torch
 
 from port_planner.base.errors import CaptureError
 from port_planner.ir.device_kinds import CPU, CUDA, MPS
+
+
+def own_device_file() -> str | None:
+    """Return the source file of the device that a program has registered with torch, None where it has none."""
+    try:
+        module = torch.get_device_module(torch.device("privateuseone").type)
+    except RuntimeError:
+        return None
+    return getattr(sys.modules.get(type(module).__module__), "__file__", None)
 
 
 def known_kinds() -> tuple[str, ...]:

@@ -32,7 +32,6 @@ from port_agent.intercept.decisions import prefetcher, rematerialization
 from port_agent.intercept.dispatch import mode, traits
 from port_agent.intercept.patches import pointer_guards, program
 from port_agent.intercept.residency import operands, residency, storages
-from port_agent.intercept.residency.trace import LONGEST_SEGMENT
 from port_agent.paging import page_space
 from port_planner.operators.row import Operator
 
@@ -204,7 +203,7 @@ def targets_of_a_view(data: Tensor) -> Tensor:
 def no_ends(_: object) -> bool:
     with (
         tempfile.TemporaryDirectory() as folder,
-        mock.patch.object(mode, "LONGEST_SEGMENT", 50 if LONGEST_SEGMENT < FOR_EVER else FOR_EVER),
+        mock.patch.object(mode, "LONGEST_SEGMENT", 50 if vars(mode)["LONGEST_SEGMENT"] < FOR_EVER else FOR_EVER),
         budget(tensors="4K", page_dir=folder) as b,
     ):
         for _ in range(500):

@@ -74,6 +74,7 @@ def test_no_other_module_starts_python() -> None:
         "agent/port_agent/malloc/restart.py",  # becomes the command that it was started as
         "agent/port_agent/cli/exec.py",  # tells it from another that the user wrote
         "agent/port_agent/health/doctor.py",  # names it
+        "agent/port_agent/guard/probe.py",  # a trial with the import path of this process
         "planner/port_planner/script_loading.py",  # lists what an interpreter has before it runs anything; imports nothing
         "agent/port_agent/intercept/exec/launch.py",  # becomes the user's program; its bootstrap drops the working directory
     }

@@ -32,7 +32,7 @@ from port_agent.worker.protocol import (
 )
 from port_agent.worker.start import Worker, start_worker
 from port_planner.base.errors import ExitCode
-from tests.agent.jobs_small import small_bundle
+from tests.agent.jobs_small import endless_bundle
 from tests.agent.mcu.small_model import make_samples, write_model
 
 pytestmark = pytest.mark.process
@@ -77,7 +77,7 @@ def board(folder: Path) -> Kind:
 def kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Kind:
     folder = tmp_path_factory.mktemp(request.param)
     if request.param == "torch":
-        return Kind(TORCH_WORKER, small_bundle())
+        return Kind(TORCH_WORKER, endless_bundle())
     return fake(folder) if request.param == "fake" else board(folder)
 
 

@@ -144,7 +144,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 @go
 async def test_a_job_goes_on_with_better_plans(tmp_path: Path) -> None:
     bundle = tmp_path / "job.port"
-    write_job(bundle, make_job(), ram_bytes=1 << 30, seeds=(1,), compared=0)
+    write_job(bundle, make_job(scheduler=None), ram_bytes=1 << 30, seeds=(1,), compared=0)
     (tmp_path / "store").mkdir()
     async with running_job(tmp_path / "store", bundle, kinds=DEFAULT_KINDS, steps=10**6) as live:
         assert live.start()

@@ -71,7 +71,10 @@ def scaled(change: Arrays, exponents: object) -> list[NDArray[np.float64]]:
         raise MaskingError(f"the round's ranges cannot be read: {error}") from error
     if len(ranges) != len(change):
         raise MaskingError(f"{len(ranges)} ranges came for {len(change)} tensors")
-    shares = [np.ldexp(array.astype(np.float64), -power) for array, power in zip(change.values(), ranges, strict=True)]
+    shares = [
+        np.ldexp(array.astype(np.float64, copy=False), -power)
+        for array, power in zip(change.values(), ranges, strict=True)
+    ]
     largest = max((float(np.abs(share).max(initial=0.0)) for share in shares), default=0.0)
     if not largest <= SUMMED_RANGE:
         raise MaskingError(f"its change is {largest:.3g} times the range of this round")

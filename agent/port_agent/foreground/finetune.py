@@ -8,8 +8,12 @@ from port_agent.finetuning.inputs.options import FinetuneOptions
 from port_agent.finetuning.job_file import FinetuneJob
 from port_agent.foreground.run import ForegroundRun, OnEvent, TrainReport, no_listener
 from port_agent.worker.options import FINETUNE_WORKER, FinetuneWorkerOptions
+from port_agent.worker.protocol import LeaveNow
 from port_agent.worker.start import start_worker
 from port_agent.worker.thread_limit import usable_cores
+
+_LEAVE_WITH_CHECKPOINT = LeaveNow(within_s=600.0)
+"""Nobody kills a worker in the foreground: a slow card may take the time that its checkpoint needs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,14 +31,20 @@ class FinetuneRequest:
 
 
 def finetune(request: FinetuneRequest, on_event: OnEvent = no_listener) -> TrainReport:
-    """Fine-tune in a process of its own, to its end or, by Ctrl-C, to the end of an update. Its notes go to standard output.
+    """Fine-tune in a process of its own, to its end or, by Ctrl-C, to a checkpoint of the updates that are done. Its notes go to standard output.
 
     Raises FinetuneError, OSError, and TrainingFailedError with the worker's reason.
     """
     threads = request.threads or usable_cores()
     given = request.options
-    model, out, *data = (str(Path(place).absolute()) for place in (given.model, given.out, *given.data))
-    options = replace(given, model=model, data=tuple(data), out=out)
+    options = replace(
+        given,
+        model=_absolute(given.model),
+        data=tuple(map(_absolute, given.data)),
+        valid=tuple(map(_absolute, given.valid)),
+        begin_from=None if given.begin_from is None else _absolute(given.begin_from),
+        out=_absolute(given.out),
+    )
     page_dir = request.page_dir or Path.cwd()
     job = FinetuneJob.of(options, ram_bytes=request.ram_bytes, threads=threads, page_dir=page_dir)
     with tempfile.TemporaryDirectory() as folder:
@@ -42,5 +52,9 @@ def finetune(request: FinetuneRequest, on_event: OnEvent = no_listener) -> Train
         file.write_bytes(job.encoded())
         words = FinetuneWorkerOptions(bundle=file, state_dir=Path(folder)).words()
         worker = start_worker([*FINETUNE_WORKER, *words], limit_bytes=request.ram_bytes, threads=threads)
-        with ForegroundRun(worker) as run:
+        with ForegroundRun(worker, first_stop=_LEAVE_WITH_CHECKPOINT) as run:
             return run.finish(on_event)
+
+
+def _absolute(place: str) -> str:
+    return str(Path(place).absolute())

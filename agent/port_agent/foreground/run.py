@@ -22,6 +22,8 @@ from port_agent.worker.protocol import (
 from port_agent.worker.start import Worker
 from port_planner.base.errors import ExitCode, PortError
 
+_AFTER_STEP = StopAfterStep()
+
 OnEvent = Callable[[Event], None]
 """Called with each event of a worker, such as `StepDone` with its loss (`port_agent.worker.protocol`)."""
 
@@ -96,9 +98,14 @@ class TrainReport:
 class ForegroundRun:
     """A worker from its start to its end. As a context manager it leaves no worker behind."""
 
-    def __init__(self, worker: Worker, resident_bytes: int | None = None) -> None:
-        """`resident_bytes`: what it may have resident once a step is done; None: what it was started with holds."""
-        self._worker, self._resident_bytes = worker, resident_bytes
+    def __init__(
+        self, worker: Worker, resident_bytes: int | None = None, first_stop: StopAfterStep | LeaveNow = _AFTER_STEP
+    ) -> None:
+        """`resident_bytes`: what it may have resident once a step is done; None: what it was started with holds.
+
+        `first_stop`: the command by which this kind of worker ends with a checkpoint.
+        """
+        self._worker, self._resident_bytes, self._first_stop = worker, resident_bytes, first_stop
         self._stops = 0
         self.report = TrainReport()
 
@@ -111,9 +118,9 @@ class ForegroundRun:
             self._worker.process.wait()
 
     def stop(self) -> None:
-        """Ask it to end after the step at hand, with a checkpoint; called again, to leave at once."""
+        """Ask it to end with a checkpoint, as soon as its kind can; called again, to leave at once."""
         self._stops += 1
-        self._worker.send(StopAfterStep() if self._stops == 1 else LeaveNow())
+        self._worker.send(self._first_stop if self._stops == 1 else LeaveNow())
 
     @property
     def stop_requested(self) -> bool:

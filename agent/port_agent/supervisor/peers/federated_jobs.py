@@ -82,8 +82,7 @@ class _Task(msgspec.Struct, frozen=True):
     message: str
     total: int
     leader: str
-    """How the device that leads is called; `leader_id`: its id, "" of this one."""
-    leader_id: str = ""
+    """How the device that leads is called."""
     rounds: int = 0
     """That the job has trained, this one counted once it does."""
     failed: str = ""
@@ -199,7 +198,7 @@ class FederatedJobs:
             rounds = 0 if task is None else task.rounds
             if task is None or task.run != part.run:
                 self._audit(f"{leader.name} leads rounds of job {job.label} from now on")
-            await self._begin(job, _Task(part.run, part.message, part.total, leader.name, leader.id, rounds))
+            await self._begin(job, _Task(part.run, part.message, part.total, leader.name, rounds))
         message = IncomingFile(folder / MESSAGE_FILE, part.total, part.message)
         await asyncio.to_thread(message.take, part.offset, part.data)
         if not message.is_whole:

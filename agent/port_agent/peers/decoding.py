@@ -1,5 +1,6 @@
 """Messages between devices as MessagePack and back, and what their fields have in common. Whatever is wrong with bytes is one error."""
 
+import re
 from collections.abc import Callable
 from typing import Annotated, Any, Generic, TypeVar
 
@@ -12,6 +13,14 @@ Reason = Annotated[str, msgspec.Meta(max_length=REASON_LIMIT)]
 Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}\\Z")]
 Token = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}\\Z")]
 """128 random bits."""
+_FOLDERS = re.compile(r"(?<![\w.])/(?=\S)(?:[^/\n'\"]*[^/\s'\"]/)+")
+"""The folders of an absolute path: all up to its last slash, spaces within them too."""
+
+
+def told_reason(error: Exception) -> str:
+    """Return an error as another device is told it: of an absolute path no more than the last name."""
+    text = (error.strerror or type(error).__name__) if isinstance(error, OSError) else str(error)
+    return _FOLDERS.sub("", text)[:REASON_LIMIT]
 
 
 class PeerCodec(Generic[T]):

@@ -1,9 +1,16 @@
 """The network interfaces on which others can be heard."""
 
+import contextlib
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
+
+_INTERFACES = Path("/sys/class/net")
+_ELSEWHERE = ("192.0.2.1", 9)
+"""An address that is nobody's (RFC 5737): nothing is sent to it, the route there is asked for."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -20,12 +27,26 @@ class Interface:
 
 
 def own_addresses() -> list[str]:
-    """Return the addresses of this device by which others of the local network may reach it."""
-    return [interface.address for interface in multicast_interfaces()]
+    """Return the addresses of this device by which others of the local network may reach it, the likeliest first."""
+    found = [interface.address for interface in multicast_interfaces()]
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        asking.connect(_ELSEWHERE)
+        usual = asking.getsockname()[0]
+        found.sort(key=lambda address: address != usual)
+    return found
 
 
-def multicast_interfaces() -> tuple[Interface, ...]:
-    """Return the interfaces that are up, carry multicast and lead to others; no loopback and no tunnels."""
+def elsewhere(addresses: Sequence[str]) -> tuple[str, ...]:
+    """Return the addresses of another device that are not this one's, too, as those of container bridges are; all where none is left."""
+    own = {item.address.partition("%")[0] for items in psutil.net_if_addrs().values() for item in items}
+    return tuple(address for address in addresses if address.partition("%")[0] not in own) or tuple(addresses)
+
+
+def multicast_interfaces(interfaces: Path = _INTERFACES) -> tuple[Interface, ...]:
+    """Return the interfaces that are up, carry multicast and lead to others; no loopback, no tunnels and no bridges of containers.
+
+    `interfaces`: where Linux describes them.
+    """
     states = psutil.net_if_stats()
     found = []
     for name, addresses in psutil.net_if_addrs().items():
@@ -33,9 +54,28 @@ def multicast_interfaces() -> tuple[Interface, ...]:
         flags = set(state.flags.split(",")) if state else set()
         if state is None or not state.isup or "multicast" not in flags or flags & {"loopback", "pointopoint"}:
             continue
+        if _is_container_bridge(interfaces / name):
+            continue
         for family in (socket.AF_INET, socket.AF_INET6):
             own = [item.address.partition("%")[0] for item in addresses if item.family == family]
             if own:
                 found.append(Interface(name, socket.if_nametoindex(name), own[0], family == socket.AF_INET6))
                 break
     return tuple(sorted(found))
+
+
+def _is_container_bridge(interface: Path) -> bool:
+    """Return whether an interface is a bridge that no port of this machine, nor a network built on one, belongs to."""
+    if not (interface / "bridge").is_dir():
+        return False
+    ports = [interface.parent / port.name for port in (interface / "brif").glob("*")]
+    return not any((port / "device").exists() or _kind(port) for port in ports)
+
+
+def _kind(interface: Path) -> str:
+    """Return what Linux calls a kind of interface, such as "vlan" or "bond"; nothing for a container's cable."""
+    try:
+        lines = (interface / "uevent").read_text().splitlines()
+    except OSError:
+        return ""
+    return next((line.removeprefix("DEVTYPE=") for line in lines if line.startswith("DEVTYPE=")), "")

@@ -353,8 +353,8 @@ class ControlServer:
         wanted, peers = decode_control_request(await request.json(), PairingRequest), self._service.other_devices
         if wanted.code is None:
             return json_response({"v": API_VERSION, **await peers.show_code(wanted.lifetime_s or LIFETIME_S)}, 201)
-        name = await peers.type_code(read_code(wanted.code), wanted.host, wanted.port)
-        return json_response({"v": API_VERSION, "name": name}, 201)
+        name, address = await peers.type_code(read_code(wanted.code), wanted.host, wanted.port)
+        return json_response({"v": API_VERSION, "name": name, "address": address}, 201)
 
     async def _pairing_outcome(self, request: HttpRequest) -> HttpResponse:
         return json_response({"v": API_VERSION, **await self._service.other_devices.pairing_outcome()})

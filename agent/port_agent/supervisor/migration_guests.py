@@ -16,7 +16,7 @@ import msgspec
 
 from port_agent.facts import Answer
 from port_agent.jobs.job import Guest, Job, JobSpec, JobState, check_spec, name_like
-from port_agent.peers.decoding import REASON_LIMIT
+from port_agent.peers.decoding import REASON_LIMIT, told_reason
 from port_agent.peers.exchange.answers import PeerClient
 from port_agent.peers.migration_requests import (
     MOVE_ANSWERS,
@@ -58,8 +58,10 @@ from port_planner.base.units import format_bytes
 
 FOLDER = "moving"
 _ANNOUNCED = "announced"
-_STALE_S = 3600.0
-"""What is not gone on with for so long gives way to another job."""
+_OWNER = "owner"
+"""The id of the device that announced it."""
+_STALE_S = 300.0
+"""What is not gone on with for so long gives way to another device's job."""
 _LAST_IN_LINE = -100
 _FREE_COPIES = 2
 """Times the size of what comes: checkpoints and the result are as large as the weights in the bundle."""
@@ -97,17 +99,23 @@ class Guests:
                 self._end(job.id)
             elif self._context.runners.of_job(job.id) is None:
                 self._context.store.forget(job.id)
+        for folder in self._coming():
+            if _owner(folder) not in paired:
+                shutil.rmtree(folder)
 
     async def _respond(self, client: PeerClient, request: Request) -> MigrationAnswer:
         async with self._turn:
             try:
                 return await self._act(client, request)
             except (OSError, PortError) as error:
-                return _refused(error.strerror or str(error) if isinstance(error, OSError) else str(error))
+                return _refused(told_reason(error))
 
     async def _act(self, client: PeerClient, request: Request) -> MigrationAnswer:
         job = self._job(request.token)
         if job is not None and job.spec.guest is not None and job.spec.guest.device != client.id:
+            return MigrationAnswer(state=MigrationState.UNKNOWN)
+        folder = self._folder(request.token)
+        if folder.exists() and _owner(folder) != client.id:
             return MigrationAnswer(state=MigrationState.UNKNOWN)
         match request:
             case Offer():
@@ -182,7 +190,7 @@ class Guests:
         known = self._known(bring.token)
         if known is not None and known.files == bring.files:
             return self._received(known)
-        reason = self._objection(nbytes) or await asyncio.to_thread(self._other_comes, bring.token)
+        reason = self._objection(nbytes) or await asyncio.to_thread(self._other_comes, client)
         if not reason and [file.path for file in bring.files if file.path == BUNDLE_NAME] != [BUNDLE_NAME]:
             reason = "its files are not those of a job: one bundle"
         if not reason and not all(_expected(file.path) for file in bring.files):
@@ -193,22 +201,25 @@ class Guests:
         def begin_anew() -> None:
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(mode=0o700, parents=True)
+            write_atomically(folder / _OWNER, client.id.encode())
             write_atomically(folder / _ANNOUNCED, MOVE_REQUESTS.encode(bring))
 
         await asyncio.to_thread(begin_anew)
         self._context.peers.audit(f"{client.name}: its job {bring.job.name} comes, {format_bytes(nbytes)}")
         return self._received(bring)
 
-    def _other_comes(self, token: str) -> str:
-        """Return why this job has to wait for another that comes, or nothing; removes one that was given up."""
-        for folder in (self._context.settings.state_dir / FOLDER).glob("*"):
-            if folder.name == token:
-                continue
+    def _other_comes(self, client: PeerClient) -> str:
+        """Return why a job has to wait for another that comes, or nothing; removes one that was given up, or is of the same device."""
+        for folder in self._coming():
             newest = max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
-            if time.time() - newest < _STALE_S:
-                return "it is receiving another job"
+            if _owner(folder) != client.id and time.time() - newest < _STALE_S:
+                return "it is receiving another device's job"
             shutil.rmtree(folder)
         return ""
+
+    def _coming(self) -> list[Path]:
+        """Return the folders of jobs that were announced."""
+        return list((self._context.settings.state_dir / FOLDER).glob("*"))
 
     async def _take(self, part: Part) -> MigrationAnswer:
         known = self._known(part.token)
@@ -380,6 +391,14 @@ class Guests:
 
 def _refused(reason: str) -> MigrationAnswer:
     return MigrationAnswer(state=MigrationState.REFUSED, reason=reason[:REASON_LIMIT])
+
+
+def _owner(folder: Path) -> str:
+    """Return the id of the device that announced what comes in a folder; nothing where that cannot be read."""
+    try:
+        return (folder / _OWNER).read_text()
+    except OSError:
+        return ""
 
 
 def _expected(path: str) -> bool:

@@ -52,4 +52,5 @@ def test_the_unit_lets_multicast_dns_through() -> None:
         line.split("=", 1) for line in UNIT.read_text().splitlines() if "=" in line and not line.startswith("#")
     )
     assert {"AF_INET", "AF_INET6", "AF_NETLINK"} <= set(settings["RestrictAddressFamilies"].split())
-    assert {"224.0.0.251/32", "ff02::fb/128", "192.168.0.0/16", "fe80::/10"} <= set(settings["IPAddressAllow"].split())
+    allowed = {"224.0.0.251/32", "ff02::fb/128", "192.168.0.0/16", "100.64.0.0/10", "fe80::/10"}
+    assert allowed <= set(settings["IPAddressAllow"].split())

@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from port_agent.jobs.job import Job, JobState
@@ -159,6 +161,26 @@ def test_another_device_knows_nothing_of_it_and_stops_nothing(tmp_path: Path) ->
             ):
                 assert (await here.ask(request, LOFT)).state is MigrationState.UNKNOWN
             assert here.jobs()[0].state is JobState.QUEUED
+
+    run(work())
+
+
+def test_what_was_announced_without_data_holds_nobody_off_for_long(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with home(tmp_path) as here:
+            theirs = msgspec.structs.replace(here.bring, token="cd" * 16)
+            assert (await here.ask(here.bring)).state is MigrationState.RECEIVING
+            assert "another device's job" in (await here.ask(theirs, LOFT)).reason
+            for request in (here.bring, Part(token=TOKEN, file=0, offset=0, data=b"x"), Begin(token=TOKEN)):
+                assert (await here.ask(request, LOFT)).state is MigrationState.UNKNOWN, "it is bound to its owner"
+            again = msgspec.structs.replace(here.bring, token="ef" * 16)
+            assert (await here.ask(again)).state is MigrationState.RECEIVING, "its owner thinks again"
+            folder = here.context.settings.state_dir / "moving" / again.token
+            for path in (folder, *folder.iterdir()):
+                os.utime(path, (0.0, 0.0))
+            assert (await here.ask(theirs, LOFT)).state is MigrationState.RECEIVING and not folder.exists()
+            here.guests.drop_unpaired({ATTIC.id})
+            assert not (folder.parent / theirs.token).exists()
 
     run(work())
 

@@ -100,7 +100,7 @@ def _code_lines(code: Mapping[str, Any]) -> list[str]:
 
 def _await_partner(client: "ControlClient", arguments: argparse.Namespace) -> int:
     """Wait for the other device and say how it went; returns the exit code."""
-    tries = None
+    tries = disturber = None
     while True:
         outcome = client.get("/v1/pairing")
         if outcome["state"] != "shown":
@@ -108,6 +108,9 @@ def _await_partner(client: "ControlClient", arguments: argparse.Namespace) -> in
         if not arguments.json and outcome.get("tries_left") not in (None, tries):
             tries = outcome["tries_left"]
             print(f"A wrong code was typed; {tries} tries left.", flush=True)
+        if not arguments.json and outcome.get("turned_away") not in (None, disturber):
+            disturber = outcome["turned_away"]
+            print(f"{disturber} keeps calling and does not pair; the code holds.", flush=True)
     if arguments.json:
         print(json.dumps(outcome))
     elif outcome["state"] == "paired":
@@ -125,7 +128,11 @@ def _type_code(arguments: argparse.Namespace) -> int:
     path = places.connect(arguments.runtime_dir).path.parent
     client = ControlClient(path, timeout_s=_JOIN_PATIENCE_S)
     answer = client.post("/v1/pairing", code=arguments.code, host=host, port=port)
-    print(json.dumps(answer) if arguments.json else f"Paired with {answer['name']}. See it with: port-agent peers")
+    print(
+        json.dumps(answer)
+        if arguments.json
+        else f"Paired with {answer['name']} at {answer['address']}. See it with: port-agent peers"
+    )
     return 0
 
 

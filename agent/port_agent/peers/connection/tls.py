@@ -28,6 +28,15 @@ class TlsError(PortError):
     """The other end is not who it must be, or speaks no TLS 1.3."""
 
 
+def check_certificate(der: bytes) -> None:
+    """Raise TlsError for bytes that TLS could not take as the one certificate (DER) of a device."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        context.load_verify_locations(cadata=certificate_pem(der))
+    except ssl.SSLError as error:
+        raise TlsError(f"{len(der)} bytes that are no certificate: {_reason(error)}") from error
+
+
 def listening_context(own: Identity, trusted: Iterable[bytes]) -> ssl.SSLContext:
     """Return what a listener needs that lets in devices with these certificates (DER) alone.
 

@@ -332,11 +332,13 @@ class Fleet:
                 raise link.close(f"more than {MAX_HEARTBEATS} heartbeats in {HEARTBEAT_S:.0f} s", offends=True)
             is_first = self.roster.receive(device.id, link, message, now_s)
             if is_first:
-                await asyncio.to_thread(self._note_where, device.id, message.name, place)
+                await self._note_where(device.id, message.name, place)
 
-    def _note_where(self, device: DeviceId, name: str, place: Address | None) -> None:
+    async def _note_where(self, device: DeviceId, name: str, place: Address | None) -> None:
         with contextlib.suppress(OSError):  # a hint
-            self._paired.met(device, name, place)
+            renamed = await asyncio.to_thread(self._paired.met, device, name, place)
+            if renamed is not None:
+                self._context.audit(renamed[0], f"it calls itself {renamed[1]} from now on ({device.group})")
 
     def _start(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)

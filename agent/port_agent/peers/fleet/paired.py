@@ -14,6 +14,7 @@ from typing import Annotated
 import msgspec
 
 from port_agent.peers.announcement import NAME_LIMIT, clean
+from port_agent.peers.connection.tls import TlsError, check_certificate
 from port_agent.peers.identity.device_id import DeviceId, DeviceIdError, read_device_id
 from port_agent.system.atomic_file import sync_directory, write_atomically
 from port_planner.base.errors import ExitCode, PortError
@@ -67,7 +68,7 @@ class PairedDevices:
         for file in files:
             try:
                 device = _read(file)
-            except (OSError, msgspec.MsgspecError, DeviceIdError, ValueError):
+            except (OSError, msgspec.MsgspecError, DeviceIdError, TlsError, ValueError):
                 damaged.append(file.name)
             else:
                 found[device.id] = device
@@ -97,13 +98,23 @@ class PairedDevices:
             raise PairedDeviceError(f"{what} {shown(text)}; paired are: {known}")
         return found[0]
 
-    def add(self, device: PairedDevice) -> None:
-        """Trust a device from now on, durably.
+    def add(self, device: PairedDevice) -> PairedDevice:
+        """Trust a device from now on, durably; returns it under the name that it has here.
 
-        Raises PairedDeviceError when there are `MAX_PAIRED`, OSError.
+        Raises PairedDeviceError when there are `MAX_PAIRED`, TlsError for what is no certificate, OSError.
         """
+        check_certificate(device.certificate)
         with self._lock:
-            self._add(device)
+            named = replace(device, name=self._free_name(device.id, device.name))
+            self._add(named)
+        return named
+
+    def _free_name(self, device: DeviceId, name: str) -> str:
+        """Return a name that no other device has: a name belongs to the id that had it first."""
+        taken = {one.name for one in self._devices.values() if one.id != device}
+        if name not in taken:
+            return name
+        return f"{name[: NAME_LIMIT - len(device.group) - 1]}-{device.group}"
 
     def _add(self, device: PairedDevice) -> None:
         if device.id not in self._devices and len(self._devices) >= MAX_PAIRED:
@@ -113,15 +124,20 @@ class PairedDevices:
         write_atomically(self._file(device.id), msgspec.json.encode(record))
         self._devices[device.id] = device
 
-    def met(self, device: DeviceId, name: str, address: tuple[str, int] | None) -> None:
-        """Note how a device calls itself and where it is, if that is new and it is still paired; raises OSError."""
+    def met(self, device: DeviceId, name: str, address: tuple[str, int] | None) -> tuple[str, str] | None:
+        """Note how a device calls itself and where it is, if that is new and it is still paired; raises OSError.
+
+        Returns what it was called and is called now, where that changed.
+        """
         with self._lock:
             known = self._devices.get(device)
             if known is None:
-                return
-            now = replace(known, name=name or known.name, address=address or known.address)
+                return None
+            called = self._free_name(device, clean(name, NAME_LIMIT) or known.name)
+            now = replace(known, name=called, address=address or known.address)
             if now != known:
                 self._add(now)
+        return (known.name, called) if called != known.name else None
 
     def remove(self, device: DeviceId) -> None:
         """Trust a device no more, durably; raises OSError."""
@@ -147,4 +163,5 @@ def _read(file: Path) -> PairedDevice:
     device = device_of(record.certificate, record.name, record.paired_at, record.address)
     if f"{device.id}{_SUFFIX}" != file.name:
         raise ValueError(f"{file} holds the certificate of {device.id}")
+    check_certificate(device.certificate)
     return device

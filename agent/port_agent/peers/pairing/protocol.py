@@ -24,11 +24,11 @@ class ShowCode(msgspec.Struct, frozen=True):
 
 
 class JoinDevice(msgspec.Struct, frozen=True):
-    """Pair with the device at an address, which shows the code that was typed."""
+    """Pair with the device that shows the code that was typed, at the first of its addresses where it is reached."""
 
     place: PairingPlace
     code: str
-    host: str
+    hosts: tuple[str, ...]
     port: int
 
 
@@ -47,6 +47,12 @@ class WrongCode(msgspec.Struct, frozen=True, tag_field="event", tag="wrong"):
     tries_left: int
 
 
+class CallersTurnedAway(msgspec.Struct, frozen=True, tag_field="event", tag="turned-away"):
+    """A host calls more often than one that pairs does. Told once of each host; the code holds."""
+
+    host: str
+
+
 class PairingFailed(msgspec.Struct, frozen=True, tag_field="event", tag="failed"):
     """The last event: no device was paired."""
 
@@ -62,4 +68,4 @@ class NewPartner(msgspec.Struct, frozen=True, tag_field="event", tag="paired"):
 
 
 LastEvent = PairingFailed | NewPartner
-PairingEvent = CodeShown | WrongCode | LastEvent
+PairingEvent = CodeShown | WrongCode | CallersTurnedAway | LastEvent

@@ -180,7 +180,7 @@ class Federations:
     async def stop_leading(self, name: str) -> dict[str, object]:
         """End a federation after the rounds that are done; raises JobRequestError where none goes on."""
         job = self._store.find(name)
-        led, run = self._led.pop(job.id, None), self._run(job)
+        led, run = self._led.get(job.id), self._run(job)
         if led is None or run is None:
             raise JobRequestError(f"no federation of job {job.label} goes on", job.id)
         led.task.cancel()

@@ -13,6 +13,7 @@ from port_agent.peers.connection.messages import Heartbeat
 from port_agent.peers.exchange.answers import NotAnsweredError, PeerClient, PeerServer, Topic
 from port_agent.peers.identity.device_id import DeviceIdError, read_device_id
 from port_agent.peers.identity.keys import own_identity
+from port_agent.peers.interfaces import elsewhere
 from port_agent.peers.pairing.protocol import NewPartner
 from port_agent.peers.state import PublicState
 from port_agent.policy.config import AgentOptions
@@ -77,8 +78,7 @@ class FleetKeeper:
         """
         from port_agent.peers.fleet.paired import device_of
 
-        device = device_of(partner.certificate, partner.name, self._clock.wall_s(), partner.address)
-        self._known().add(device)
+        device = self._known().add(device_of(partner.certificate, partner.name, self._clock.wall_s(), partner.address))
         if self._fleet is not None:
             self._fleet.refresh()
         else:
@@ -223,7 +223,7 @@ class FleetKeeper:
 
     def _places(self, device: "DeviceId") -> list[tuple[str, int]]:
         seen = [peer for peer in self._discovery.seen() if peer.announcement.id == device.short and peer.port]
-        return [(address, peer.port) for peer in seen for address in peer.addresses]
+        return [(address, peer.port) for peer in seen for address in elsewhere(peer.addresses)]
 
     def _row(self, device: "PairedDevice") -> dict[str, object]:
         now_s = time.monotonic()

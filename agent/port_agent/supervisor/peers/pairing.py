@@ -8,6 +8,7 @@ import msgspec
 
 from port_agent.peers.announcement import NAME_LIMIT, clean
 from port_agent.peers.pairing.protocol import (
+    CallersTurnedAway,
     CodeShown,
     JoinDevice,
     NewPartner,
@@ -62,16 +63,16 @@ class PairingDesk:
         self._watch = asyncio.create_task(self._follow(self._helper))
         return {"code": event.code, "port": event.port, "left_s": event.left_s}
 
-    async def join(self, place: PairingPlace, digits: str, host: str, port: int) -> str:
-        """Return the name of the device that shows this code; raises PairingRefusedError."""
+    async def join(self, place: PairingPlace, digits: str, hosts: tuple[str, ...], port: int) -> tuple[str, str]:
+        """Return the name and the address of the device that shows this code; raises PairingRefusedError, OSError, PortError."""
         late = f"the other device took longer than {_JOIN_S:.0f} s"
-        event = await self._begin(JOIN_MODULE, JoinDevice(place, digits, host, port), _JOIN_S, late)
+        event = await self._begin(JOIN_MODULE, JoinDevice(place, digits, hosts, port), _JOIN_S, late)
         await self._finish()
         if not isinstance(event, NewPartner):
             reason = (event if isinstance(event, PairingFailed) else _ENDED).reason
-            self._audit(f"pairing with {host} failed: {reason}")
+            self._audit(f"pairing with {', '.join(hosts)} failed: {reason}")
             raise PairingRefusedError(reason)
-        return self._take(event)
+        return self._take(event), event.address[0]
 
     async def outcome(self, wait_s: float) -> dict[str, object]:
         """Return how the code that is shown fares, at the latest after `wait_s`; earlier when that changes."""
@@ -130,7 +131,14 @@ class PairingDesk:
                 return  # it was stopped meanwhile
             match event:
                 case NewPartner():
-                    self._end({"state": "paired", "name": self._take(event)})
+                    self._end(self._paired(event))
+                case CallersTurnedAway():
+                    host = clean(event.host, NAME_LIMIT)
+                    self._audit(
+                        f"{host} keeps calling while a pairing code is shown; it is answered less, the code holds"
+                    )
+                    self._outcome = {**self._outcome, "turned_away": host}
+                    self._changed.set()
                 case WrongCode():
                     self._audit(
                         f"a wrong pairing code came from {clean(event.host, NAME_LIMIT)}; {event.tries_left} tries left"
@@ -140,6 +148,15 @@ class PairingDesk:
                 case PairingFailed():
                     self._audit(f"no device was paired: {event.reason}")
                     self._end({"state": "failed", "reason": event.reason})
+
+    def _paired(self, partner: NewPartner) -> dict[str, object]:
+        """Return the outcome for a device that proved that it knows the code."""
+        try:
+            return {"state": "paired", "name": self._take(partner)}
+        except (PortError, OSError) as error:
+            reason = f"{clean(partner.name, NAME_LIMIT)} knows the code and was not paired: {error}"
+            self._audit(reason)
+            return {"state": "failed", "reason": reason}
 
     def _take(self, partner: NewPartner) -> str:
         name = self._on_paired(partner)

@@ -10,6 +10,7 @@ from port_agent.jobs.store import JobStore
 from port_agent.peers.connection.messages import Heartbeat
 from port_agent.peers.exchange.answers import PeerClient
 from port_agent.peers.identity.keys import own_identity
+from port_agent.peers.interfaces import elsewhere
 from port_agent.peers.pairing.protocol import NewPartner, PairingPlace
 from port_agent.peers.state import PublicState
 from port_agent.policy.config import AgentOptions
@@ -95,14 +96,15 @@ class Peers:
             "is_announced": bool(self.discovery.seen() or self._options.discover_peers),
         }
 
-    async def type_code(self, digits: str, host: str | None, port: int | None) -> str:
-        """Pair with the device that shows this code; returns what it is called.
+    async def type_code(self, digits: str, host: str | None, port: int | None) -> tuple[str, str]:
+        """Pair with the device that shows this code; returns what it is called and the address where it was reached.
 
         Without a host it is the one that announces a code. Raises PairingRefusedError.
         """
-        if host is None:
-            host, port = self._who_shows_a_code()
-        return await self._pairing.join(await self._place(), digits, host, port or self._options.pairing_port)
+        hosts = (host,) if host is not None else ()
+        if not hosts:
+            hosts, port = self._who_shows_a_code()
+        return await self._pairing.join(await self._place(), digits, hosts, port or self._options.pairing_port)
 
     async def pairing_outcome(self) -> dict[str, object]:
         """Return how the code that is shown fares, after a while or when that changes."""
@@ -186,8 +188,8 @@ class Peers:
     def _announce(self) -> None:
         self.discovery.listens(self.fleet.port, self._options.pairing_port if self._pairing.shows_code else 0)
 
-    def _who_shows_a_code(self) -> tuple[str, int]:
-        """Return the address of the only device around that shows a code; raises PairingRefusedError."""
+    def _who_shows_a_code(self) -> tuple[tuple[str, ...], int]:
+        """Return the addresses of the only device around that shows a code, and its port; raises PairingRefusedError."""
         showing: list[Peer] = [
             peer for peer in self.discovery.seen() if peer.announcement.pairing_port and peer.addresses
         ]
@@ -195,7 +197,7 @@ class Peers:
             names = ", ".join(peer.announcement.name for peer in showing)
             what = f"several devices show a code ({names})" if showing else "no device around is seen to show a code"
             raise PairingRefusedError(f"{what}; name the one that you mean with --at HOST")
-        return showing[0].addresses[0], showing[0].announcement.pairing_port
+        return elsewhere(showing[0].addresses), showing[0].announcement.pairing_port
 
     def audit(self, text: str) -> None:
         """Note what happened among devices."""

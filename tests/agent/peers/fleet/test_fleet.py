@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from port_agent.peers.connection.framing import framed
@@ -50,6 +51,7 @@ class Node:
     server: Contents = field(default_factory=Contents)
 
     def __post_init__(self) -> None:
+        self.heartbeat = msgspec.structs.replace(HEARTBEAT, name=self.root.name)
         self.paired = PairedDevices(self.root)
         context = FleetContext(
             "1.0",
@@ -119,7 +121,7 @@ def test_two_that_are_paired_hear_each_other_and_what_changes(tmp_path: Path) ->
 
 def replace_heartbeat(**changes: object) -> Heartbeat:
     values = {name: getattr(HEARTBEAT, name) for name in HEARTBEAT.__struct_fields__}
-    return Heartbeat(**{**values, **changes})
+    return Heartbeat(**{**values, "name": "two", **changes})
 
 
 def test_both_know_where_the_other_is_and_keep_one_connection(tmp_path: Path) -> None:
@@ -211,7 +213,7 @@ def test_a_paired_device_that_misbehaves_is_cut_off_and_written_down(tmp_path: P
                 match offence:
                     case "flood":
                         for _ in range(fleet_module.MAX_HEARTBEATS + 1):
-                            link.send_soon(HEARTBEAT)
+                            link.send_soon(one.heartbeat)
                             await asyncio.sleep(0)
                     case "hello again":
                         link.send_soon(own_hello("1"))
@@ -250,7 +252,7 @@ def test_paired_devices_answer_each_other_until_one_is_cut_off(tmp_path: Path) -
             one.fleet.cut(device, "its plan does not fit")
             with pytest.raises(NotAnsweredError, match="the connection ended: its plan does not fit"):
                 await asking
-            assert one.audits == ["attic: cut off for 5 minutes: its plan does not fit"]
+            assert one.audits == ["two: cut off for 5 minutes: its plan does not fit"]
             await until(lambda: not two.fleet.roster.links())
             with pytest.raises(LinkClosedError):
                 async with caller(one, two) as again:

@@ -1,13 +1,15 @@
 """Which devices are trusted: what the files say, and no more than their hashes prove."""
 
+import base64
 import json
 from pathlib import Path
 
 import pytest
 
+from port_agent.peers.connection.tls import TlsError
 from port_agent.peers.fleet import paired
-from port_agent.peers.fleet.paired import FOLDER, PairedDeviceError, PairedDevices
-from tests.agent.peers.devices import as_paired, identity
+from port_agent.peers.fleet.paired import FOLDER, PairedDeviceError, PairedDevices, device_of
+from tests.agent.peers.devices import PAIRED_AT, as_paired, identity
 
 
 def devices(root: Path) -> PairedDevices:
@@ -38,6 +40,26 @@ def test_how_and_where_a_device_was_met_is_kept(tmp_path: Path) -> None:
     written = (tmp_path / FOLDER / f"{device.id}.json").stat().st_mtime_ns
     known.met(device.id, "", None)
     assert (tmp_path / FOLDER / f"{device.id}.json").stat().st_mtime_ns == written, "nothing new, no write"
+
+
+def test_a_rename_is_told_and_takes_no_name_of_another(tmp_path: Path) -> None:
+    known = devices(tmp_path)
+    one, two = (as_paired(identity(tmp_path / name), "attic") for name in ("one", "two"))
+    assert known.add(one).name == "attic" and known.add(two).name == f"attic-{two.id.group}"
+    assert known.met(one.id, "attic", ("10.0.0.2", 9478)) is None
+    assert known.met(one.id, "\u202ecellar", None) == ("attic", "cellar")
+    assert known.met(two.id, "cellar", None) == (f"attic-{two.id.group}", f"cellar-{two.id.group}")
+
+
+def test_one_file_without_a_certificate_takes_nobody_down(tmp_path: Path) -> None:
+    known, one = devices(tmp_path), as_paired(identity(tmp_path / "one"), "one")
+    known.add(one)
+    evil = device_of(b"0\x03abc", "evil", PAIRED_AT, None)
+    with pytest.raises(TlsError, match="5 bytes that are no certificate"):
+        known.add(evil)
+    record = {"certificate": base64.b64encode(evil.certificate).decode(), "name": "evil", "paired_at": 0.0}
+    (tmp_path / FOLDER / f"{evil.id}.json").write_text(json.dumps(record))
+    assert (devices(tmp_path).all(), devices(tmp_path).damaged) == ((one,), (f"{evil.id}.json",))
 
 
 def test_what_is_met_late_brings_no_unpaired_device_back(tmp_path: Path) -> None:
@@ -94,8 +116,8 @@ def test_found_by_name_id_or_its_beginning(tmp_path: Path) -> None:
         with pytest.raises(PairedDeviceError, match=r"no paired device|several"):
             known.find(text)
     known.met(two.id, "one", None)
-    with pytest.raises(PairedDeviceError, match="several devices are called 'one'"):
-        known.find("one")
+    assert known.find("one") == one, "a name belongs to the id that had it first"
+    assert known.find(f"one-{two.id.group}").id == two.id
 
 
 def test_so_many_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

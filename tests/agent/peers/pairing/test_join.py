@@ -22,7 +22,7 @@ OWN = PairingPartner(b"joiner", "cellar", 9500)
 
 def join(port: int) -> str:
     with pytest.raises(PairingError) as raised:
-        join_device(OWN, "482193059", "127.0.0.1", port)
+        join_device(OWN, "482193059", ["127.0.0.1"], port)
     return str(raised.value)
 
 
@@ -30,6 +30,18 @@ def test_nobody_shows_a_code_there() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     assert join(port) == f"no device shows a code at 127.0.0.1 port {port} (Connection refused)"
+
+
+def test_all_addresses_are_tried() -> None:
+    with socket.create_server(("127.0.0.2", 0)) as server:
+        port = server.getsockname()[1]
+        thread = threading.Thread(target=lambda: server.accept()[0].close())
+        thread.start()
+        with pytest.raises(PairingError, match=r"closed|reset"):
+            join_device(OWN, "482193059", ["127.0.0.1", "127.0.0.2"], port)
+        thread.join(60.0)
+    with pytest.raises(PairingError, match=rf"127.0.0.1 port {port} .*, 127.0.0.2 port {port} "):
+        join_device(OWN, "482193059", ["127.0.0.1", "127.0.0.2"], port)
 
 
 def test_somebody_else_shows_another_code_or_junk() -> None:
@@ -62,7 +74,7 @@ def test_a_mistyped_code_calls_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     identity(tmp_path)
-    request = JoinDevice(PairingPlace(str(tmp_path), "cellar", 9478), "482-193-050", "127.0.0.1", 1)
+    request = JoinDevice(PairingPlace(str(tmp_path), "cellar", 9478), "482-193-050", ("127.0.0.1",), 1)
     monkeypatch.setattr("sys.stdin", io.StringIO(msgspec.json.encode(request).decode()))
     assert main() == 1
     assert "mistyped" in json.loads(capsys.readouterr().out)["reason"]

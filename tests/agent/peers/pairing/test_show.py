@@ -14,11 +14,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from port_agent.peers.pairing import show
+from port_agent.peers.identity.keys import certificate_in
+from port_agent.peers.identity.make import new_key_and_certificate
+from port_agent.peers.pairing import callers, show
 from port_agent.peers.pairing.code import TRIES
 from port_agent.peers.pairing.exchange import PairingError, PairingPartner
 from port_agent.peers.pairing.join import join_device
 from port_agent.peers.pairing.protocol import (
+    CallersTurnedAway,
     CodeShown,
     NewPartner,
     PairingEvent,
@@ -27,16 +30,21 @@ from port_agent.peers.pairing.protocol import (
     ShowCode,
     WrongCode,
 )
-from port_agent.peers.pairing.show import listen_on, main, plain_host, show_code
+from port_agent.peers.pairing.show import listen_on, main, show_code
 from tests.agent.peers.devices import identity
 from tests.waiting import until
 
-SHOWER, JOINER = PairingPartner(b"shower", "attic", 9478), PairingPartner(b"joiner", "cellar", 9500)
+
+def partner(name: str, port: int) -> PairingPartner:
+    return PairingPartner(certificate_in(new_key_and_certificate()[0].decode()), name, port)
+
+
+SHOWER, JOINER = partner("attic", 9478), partner("cellar", 9500)
 
 
 @pytest.fixture(autouse=True)
 def without_rests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(show, "_AFTER_WRONG_S", 0.0)
+    monkeypatch.setattr(callers, "_AFTER_WRONG_S", 0.0)
 
 
 @contextmanager
@@ -55,7 +63,7 @@ def shown(lifetime_s: float = 60.0) -> Iterator[tuple[int, list[PairingEvent], t
 
 
 def join(port: int, digits: str, host: str = "127.0.0.1") -> NewPartner:
-    return join_device(JOINER, digits, host, port)
+    return join_device(JOINER, digits, [host], port)
 
 
 def refused(port: int, digits: str) -> str:
@@ -78,8 +86,8 @@ def test_who_knows_the_code_pairs_over_ipv4_and_ipv6(host: str) -> None:
     with shown() as (port, told, thread):
         answer = join(port, code_of(told).replace("-", ""), host)
         thread.join(60.0)
-        assert told[-1] == NewPartner(b"joiner", "cellar", (host, 9500))
-        assert answer == NewPartner(b"shower", "attic", (host, 9478))
+        assert told[-1] == NewPartner(JOINER.certificate, "cellar", (host, 9500))
+        assert answer == NewPartner(SHOWER.certificate, "attic", (host, 9478))
 
 
 def test_after_so_many_wrong_codes_the_right_one_is_refused_too() -> None:
@@ -97,7 +105,8 @@ def test_after_so_many_wrong_codes_the_right_one_is_refused_too() -> None:
     assert "no device shows a code" in refused(port, code.replace("-", ""))
 
 
-def test_whoever_only_disturbs_costs_no_try_and_hears_nothing_of_the_code() -> None:
+def test_whoever_only_disturbs_costs_no_try_and_hears_nothing_of_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(callers, "MAX_OF_HOST", 4)
     with shown() as (port, told, _):
         for junk in (b"", b"GET / HTTP/1.1\r\n\r\n", b"\x00\x00\x00\x05junk!"):
             received = b""
@@ -125,13 +134,44 @@ def test_a_code_ends_with_the_agent_that_shows_it(monkeypatch: pytest.MonkeyPatc
         assert not thread.is_alive() and isinstance(told[-1], PairingFailed)
 
 
-def test_endless_disturbance_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(show, "MAX_CALLERS", 2)
-    with shown() as (port, told, thread):
-        for _ in range(2):
-            socket.create_connection(("127.0.0.1", port)).close()
+def test_silent_connections_keep_nobody_from_pairing_and_are_told() -> None:
+    with shown() as (port, told, thread), contextlib.ExitStack() as held:
+        silent = [held.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(8)]
+        for turned_away in silent[callers.MAX_OF_HOST :]:
+            assert turned_away.recv(1) == b""
+        join(port, code_of(told).replace("-", ""), "::1")
         thread.join(60.0)
-        assert isinstance(told[-1], PairingFailed) and told[-1].reason.startswith("2 callers and none paired")
+        assert [type(event) for event in told] == [CodeShown, CallersTurnedAway, NewPartner]
+        assert told[1] == CallersTurnedAway("127.0.0.1")
+
+
+def test_of_many_callers_the_oldest_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(callers, "MAX_AT_ONCE", 1)
+    with shown() as (port, told, _), socket.create_connection(("127.0.0.1", port)) as silent:
+        join(port, code_of(told).replace("-", ""), "::1")
+        assert silent.recv(1) == b"" and isinstance(told[-1], NewPartner | CodeShown)
+
+
+def test_parallel_guesses_have_the_tries_of_one_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(callers, "MAX_OF_HOST", 12)
+    with shown() as (port, told, thread):
+        wrong = other_code(code_of(told))
+        guesses = [threading.Thread(target=refused, args=(port, wrong)) for _ in range(12)]
+        for guess in guesses:
+            guess.start()
+        for guess in guesses:
+            guess.join(60.0)
+        thread.join(60.0)
+        assert [event.tries_left for event in told if isinstance(event, WrongCode)] == [2, 1, 0]
+
+
+@pytest.mark.parametrize("certificate", [b"not a certificate", b"0\x03abc"])
+def test_what_is_no_certificate_is_not_taken_from_who_knows_the_code(certificate: bytes) -> None:
+    with shown() as (port, told, _):
+        digits = code_of(told).replace("-", "")
+        with pytest.raises(PairingError, match="bytes that are no certificate"):
+            join_device(PairingPartner(certificate, "evil", 1), digits, ["127.0.0.1"], port)
+        assert join(port, digits).name == "attic", "the code holds"
 
 
 def test_a_port_that_is_taken(
@@ -145,7 +185,3 @@ def test_a_port_that_is_taken(
         assert main() == 1
     failed = {"event": "failed", "reason": f"port {port}: Address already in use"}
     assert json.loads(capsys.readouterr().out) == failed
-
-
-def test_an_address_as_people_write_it() -> None:
-    assert (plain_host("::ffff:10.0.0.2"), plain_host("fe80::1%eth0")) == ("10.0.0.2", "fe80::1%eth0")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from port_agent.peers.fleet.paired import PairedDeviceError
 from port_agent.peers.pairing.code import read_code
 from port_agent.peers.pairing.protocol import NewPartner, PairingPlace
 from port_agent.supervisor.peers import pairing
@@ -25,6 +26,7 @@ class Desk:
     root: Path
     partners: list[NewPartner] = field(default_factory=list)
     audits: list[str] = field(default_factory=list)
+    refusal: str = ""
 
     def __post_init__(self) -> None:
         self.root.mkdir()
@@ -32,6 +34,8 @@ class Desk:
         self.desk = PairingDesk(self.take, self.audits.append)
 
     def take(self, partner: NewPartner) -> str:
+        if self.refusal:
+            raise PairedDeviceError(self.refusal)
         self.partners.append(partner)
         return partner.name
 
@@ -57,9 +61,12 @@ def test_two_devices_pair_after_a_wrong_code(tmp_path: Path) -> None:
             await attic.desk.show(attic.place, 0, 60.0)
         wrong = f"{(int(read_code(code)) + 10) % 10**9:09d}"
         with pytest.raises(PairingRefusedError):
-            await cellar.desk.join(cellar.place, wrong, "127.0.0.1", port)
-        name = await cellar.desk.join(cellar.place, read_code(code), "127.0.0.1", port)
-        assert name == "attic" and await settled(attic.desk) == {"state": "paired", "name": "cellar"}
+            await cellar.desk.join(cellar.place, wrong, ("127.0.0.1",), port)
+        name, address = await cellar.desk.join(cellar.place, read_code(code), ("127.0.0.1",), port)
+        assert (name, address) == ("attic", "127.0.0.1") and await settled(attic.desk) == {
+            "state": "paired",
+            "name": "cellar",
+        }
         (one,), (other,) = attic.partners, cellar.partners
         assert one.address == other.address == ("127.0.0.1", 9478) and one.certificate != other.certificate
         assert attic.audits[0].startswith("a pairing code is shown for 1")
@@ -67,6 +74,19 @@ def test_two_devices_pair_after_a_wrong_code(tmp_path: Path) -> None:
         assert cellar.audits[-1] == "paired with attic at 127.0.0.1"
         await attic.desk.close()
         assert not attic.desk.shows_code and all(code not in text for text in attic.audits), "no code is written down"
+
+    run(work())
+
+
+def test_a_device_that_cannot_be_kept_ends_the_pairing(tmp_path: Path) -> None:
+    async def work() -> None:
+        attic, cellar = Desk(tmp_path / "attic", refusal="100 devices are paired"), Desk(tmp_path / "cellar")
+        shown = await attic.desk.show(attic.place, 0, 60.0)
+        port = int(str(shown["port"]))
+        await cellar.desk.join(cellar.place, read_code(str(shown["code"])), ("127.0.0.1",), port)
+        reason = "cellar knows the code and was not paired: 100 devices are paired"
+        assert await settled(attic.desk) == {"state": "failed", "reason": reason} and attic.audits[-1] == reason
+        await attic.desk.close()
 
     run(work())
 
@@ -102,7 +122,7 @@ def test_a_port_that_is_taken_and_a_process_that_says_nothing(tmp_path: Path, mo
         await one.desk.close()
         monkeypatch.setattr(pairing, "JOIN_MODULE", "port_agent.peers.state")
         with pytest.raises(PairingRefusedError, match="the pairing process ended"):
-            await two.desk.join(two.place, "1", "127.0.0.1", 1)
+            await two.desk.join(two.place, "1", ("127.0.0.1",), 1)
         await two.desk.close()
 
     run(work())

@@ -101,8 +101,8 @@ class Peers:
 
         Without a host it is the one that announces a code. Raises PairingRefusedError.
         """
-        hosts = (host,) if host is not None else ()
-        if not hosts:
+        hosts: tuple[str, ...] = (host or "",)
+        if host is None:
             hosts, port = self._who_shows_a_code()
         return await self._pairing.join(await self._place(), digits, hosts, port or self._options.pairing_port)
 

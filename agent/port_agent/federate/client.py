@@ -45,7 +45,7 @@ from port_agent.federate.wire import (
     records_bytes,
 )
 from port_agent.jobs.job import FederationTerms
-from port_agent.peers.decoding import told_reason
+from port_agent.peers.decoding import public_reason
 from port_agent.system.atomic_file import write_atomically
 from port_agent.system.helper_process import helper_exit_code
 from port_planner.base.errors import PortError
@@ -165,7 +165,7 @@ def answer_message(folder: Path, bundle: Path, terms: FederationTerms) -> int:
         ValueError,
         TypeError,
     ) as error:  # what Flower's modifiers raise for a message out of turn
-        reason = f"{type(error).__name__}: {told_reason(error)}"
+        reason = f"{type(error).__name__}: {public_reason(error)}"
         reply = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
     write_atomically(folder / REPLY_FILE, message_bytes(reply))
     return 0

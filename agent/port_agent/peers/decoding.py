@@ -17,7 +17,7 @@ _FOLDERS = re.compile(r"(?<![\w.])/(?=\S)(?:[^/\n'\"]*[^/\s'\"]/)+")
 """The folders of an absolute path: all up to its last slash, spaces within them too."""
 
 
-def told_reason(error: Exception) -> str:
+def public_reason(error: Exception) -> str:
     """Return an error as another device is told it: of an absolute path no more than the last name."""
     text = (error.strerror or type(error).__name__) if isinstance(error, OSError) else str(error)
     return _FOLDERS.sub("", text)[:REASON_LIMIT]

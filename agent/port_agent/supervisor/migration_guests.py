@@ -16,7 +16,7 @@ import msgspec
 
 from port_agent.facts import Answer
 from port_agent.jobs.job import Guest, Job, JobSpec, JobState, check_spec, name_like
-from port_agent.peers.decoding import REASON_LIMIT, told_reason
+from port_agent.peers.decoding import REASON_LIMIT, public_reason
 from port_agent.peers.exchange.answers import PeerClient
 from port_agent.peers.migration_requests import (
     MOVE_ANSWERS,
@@ -108,7 +108,7 @@ class Guests:
             try:
                 return await self._act(client, request)
             except (OSError, PortError) as error:
-                return _refused(told_reason(error))
+                return _refused(public_reason(error))
 
     async def _act(self, client: PeerClient, request: Request) -> MigrationAnswer:
         job = self._job(request.token)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from port_agent.peers.decoding import PeerCodec, told_reason
+from port_agent.peers.decoding import PeerCodec, public_reason
 from port_planner.base.errors import PortError
 
 DEEP = b"\x91" * 100_000
@@ -34,7 +34,7 @@ def test_lists_without_end_are_refused_whatever_was_expected() -> None:
     ],
 )
 def test_no_folder_of_this_device_is_told(error: Exception, told: str) -> None:
-    assert told_reason(error) == told
+    assert public_reason(error) == told
 
 
 def test_what_is_right_is_the_value() -> None:

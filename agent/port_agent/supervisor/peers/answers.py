@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from port_agent.malloc import release_free_memory
-from port_agent.peers.decoding import told_reason
+from port_agent.peers.decoding import public_reason
 from port_agent.peers.exchange.answers import NotAnsweredError, PeerClient, Topic, solving_patience_s
 from port_agent.policy.config import AgentOptions
 from port_agent.supervisor.job.plan_revision import SOLVER_BYTES
@@ -116,7 +116,7 @@ class PeerAnswers:
             await self._watch(solving, solving_patience_s(seconds))
             return await solving
         except HelperError as error:
-            raise NotAnsweredError(f"solving {told_reason(error)}") from error
+            raise NotAnsweredError(f"solving {public_reason(error)}") from error
         finally:
             solving.cancel()
             await asyncio.wait({solving})

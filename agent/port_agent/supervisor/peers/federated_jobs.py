@@ -27,7 +27,7 @@ from port_agent.federate.orders import (
 )
 from port_agent.jobs.job import Job, JobKind, JobState
 from port_agent.jobs.store import JobStore
-from port_agent.peers.decoding import REASON_LIMIT, told_reason
+from port_agent.peers.decoding import REASON_LIMIT, public_reason
 from port_agent.peers.exchange.answers import PeerClient
 from port_agent.peers.federation_requests import (
     FEDERATION_ANSWERS,
@@ -132,7 +132,7 @@ class FederatedJobs:
                     case RoundEnd():
                         return await self._end(job, request)
             except (OSError, PortError) as error:
-                return TaskAnswer(state=TaskState.FAILED, reason=told_reason(error))
+                return TaskAnswer(state=TaskState.FAILED, reason=public_reason(error))
 
     async def tensors_of(self, job: Job) -> TensorsOf:
         """Return what of a job is federated, worked out in a process of its own; raises PortError."""
@@ -318,7 +318,7 @@ class FederatedJobs:
             terms = msgspec.json.encode(job.spec.terms).decode()
             await _flower(CLIENT_MODULE, str(folder), str(self._bundle(job)), terms, limit_bytes=limit)
         except (PortError, OSError) as error:
-            self._note(job, msgspec.structs.replace(task, failed=told_reason(error)))
+            self._note(job, msgspec.structs.replace(task, failed=public_reason(error)))
             self._audit(f"{task.leader}: a round of job {job.label} failed: {error}")
             return
         if has_round(folder):

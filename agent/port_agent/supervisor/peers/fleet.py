@@ -13,7 +13,6 @@ from port_agent.peers.connection.messages import Heartbeat
 from port_agent.peers.exchange.answers import NotAnsweredError, PeerClient, PeerServer, Topic
 from port_agent.peers.identity.device_id import DeviceIdError, read_device_id
 from port_agent.peers.identity.keys import own_identity
-from port_agent.peers.interfaces import elsewhere
 from port_agent.peers.pairing.protocol import NewPartner
 from port_agent.peers.state import PublicState
 from port_agent.policy.config import AgentOptions
@@ -222,6 +221,8 @@ class FleetKeeper:
         await self._fleet.run(self._options.peer_port, self._options.static_peers)
 
     def _places(self, device: "DeviceId") -> list[tuple[str, int]]:
+        from port_agent.peers.interfaces import elsewhere  # with psutil: where others are seen
+
         seen = [peer for peer in self._discovery.seen() if peer.announcement.id == device.short and peer.port]
         return [(address, peer.port) for peer in seen for address in elsewhere(peer.addresses)]
 

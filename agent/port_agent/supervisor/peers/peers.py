@@ -10,7 +10,6 @@ from port_agent.jobs.store import JobStore
 from port_agent.peers.connection.messages import Heartbeat
 from port_agent.peers.exchange.answers import PeerClient
 from port_agent.peers.identity.keys import own_identity
-from port_agent.peers.interfaces import elsewhere
 from port_agent.peers.pairing.protocol import NewPartner, PairingPlace
 from port_agent.peers.state import PublicState
 from port_agent.policy.config import AgentOptions
@@ -190,6 +189,8 @@ class Peers:
 
     def _who_shows_a_code(self) -> tuple[tuple[str, ...], int]:
         """Return the addresses of the only device around that shows a code, and its port; raises PairingRefusedError."""
+        from port_agent.peers.interfaces import elsewhere  # with psutil: where others are seen
+
         showing: list[Peer] = [
             peer for peer in self.discovery.seen() if peer.announcement.pairing_port and peer.addresses
         ]

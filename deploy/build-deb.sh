@@ -39,6 +39,7 @@ install -D -m 644 -t "$root/usr/lib/systemd/system" "$source"/systemd/*.service
 install -D -m 644 "$source/systemd/port-agent.sysusers" "$root/usr/lib/sysusers.d/port-agent.conf"
 install -D -m 644 "$source/systemd/port-agent.tmpfiles" "$root/usr/lib/tmpfiles.d/port-agent.conf"
 install -D -m 644 -t "$root/usr/lib/udev/rules.d" "$source"/systemd/*.rules
+install -D -m 644 "$source/systemd/port-agent.polkit" "$root/usr/share/polkit-1/rules.d/port-agent.rules"
 install -D -m 644 -t "$root/etc/port-agent" "$here/install.conf" "$here/config.toml"
 install -D -m 644 "$source/LICENSE" "$root/usr/share/doc/port-agent/copyright"
 mkdir -p "$root/usr/bin"

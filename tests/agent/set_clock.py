@@ -9,6 +9,7 @@ class SetClock:
 
     now: float = 1000.0
     wall: float = 1_800_000_000.0
+    slept: float = 0.0
 
     def pass_time(self, seconds: float) -> None:
         """Move both hands."""
@@ -24,5 +25,5 @@ class SetClock:
         return self.wall
 
     def uptime_s(self) -> float:
-        """Return the span: this machine does not sleep."""
-        return self.now
+        """Return the span, and how long the machine has slept besides."""
+        return self.now + self.slept

@@ -25,11 +25,13 @@ POWER_SUPPLY_CAPACITY=35
 
 
 def write_tree(root: Path, files: Mapping[str, str]) -> Path:
-    """Write `files` (relative path -> content) below `root` and return it."""
+    """Write `files` (relative path -> content) below `root`, each at once as the kernel's are, and return it."""
     for name, content in files.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content)
+        written = path.with_name(f".{path.name}")
+        written.write_text(content)
+        written.rename(path)
     return root
 
 

@@ -189,6 +189,7 @@ def _device(status: Mapping[str, Any]) -> Table:
         table.add_row(_label("Paired"), Text(_paired_line(status["paired"])))
     if status["peers"] is not None:
         table.add_row(_label("Peers"), Text(_peers_line(status["peers"])))
+    table.add_row(_label("Sleep"), Text(status["sleep"]))
     if status["usual_day_s"] is not None:
         table.add_row(_label("Usual"), f"{format_seconds(status['usual_day_s'])} of training on an average day")
     if status["next_window"] is not None:

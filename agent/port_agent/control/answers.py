@@ -159,6 +159,8 @@ class AgentStatus:
     flash_life: FlashLife | None
     """None for a medium that writing does not wear out."""
     next_window: float | None
+    sleep: str
+    """Whether sleep is held off, or why not."""
     usual_day_s: float | None
     """How many seconds of training an average day gives; None until a day was watched."""
     energy: Row | None

@@ -63,6 +63,7 @@ class LinuxPlatform:
         self.tree = Tree(sys, proc, dev)
         self._load, self._power = idle.CpuLoad(), power_supply.PowerSensor(ups_amperes)
         self._busctl = shutil.which("busctl") if sys == Path("/sys") else None
+        self._systemd_inhibit = shutil.which("systemd-inhibit") if sys == Path("/sys") else None
         self._vcgencmd = shutil.which("vcgencmd")
         self._tegrastats = shutil.which("tegrastats")
         self._nvidia_smi = shutil.which("nvidia-smi")
@@ -141,6 +142,13 @@ class LinuxPlatform:
         """Return the plugs' signature; faults of this quick look are left to `read`."""
         quick = self._quick_tree()
         return (*power_supply.plug_monitor(quick), self._power.feeding(quick))
+
+    def awake_command(self, what: str) -> tuple[str, ...] | None:
+        """Return systemd-inhibit at work; None where this is not systemd, or the sensors are not this machine's."""
+        if self._systemd_inhibit is None:
+            return None
+        why = "a training job may run while nobody uses the device"
+        return (self._systemd_inhibit, f"--what={what}", "--mode=block", "--who=PORT agent", f"--why={why}")
 
     def _quick_tree(self) -> Tree:
         """Return the same files, read beside `read`."""

@@ -123,6 +123,10 @@ class MacPlatform:
         """Return the power source, of the last event or else `refresh`: pmset is too slow to ask 20 times a second."""
         return (self._present_power().power.value,)
 
+    def awake_command(self, what: str) -> tuple[str, ...]:
+        """Return caffeinate at work: the Mac does not fall asleep by itself, whatever is to be held off."""
+        return ("caffeinate", "-i")
+
     def _present_power(self) -> PowerReading:
         """Return what the last event says of the source; the level is pmset's."""
         source = None if self._events is None else self._events.source

@@ -53,6 +53,9 @@ class Platform(Protocol):
     def plug_monitor(self) -> tuple[str, ...]:
         """Return a signature that changes when the power source may have changed; takes microseconds."""
 
+    def awake_command(self, what: str) -> tuple[str, ...] | None:
+        """Return what runs a program with `what` held off (`sleep` or `idle`); None where nothing does."""
+
 
 async def run_command(*argv: str) -> str:
     """Return what a sensor command prints.

@@ -21,13 +21,15 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from port_agent.facts import Answer, IdleSignal, OwnUse, Power, SensorOptions, this_platform
+from port_agent.facts import Answer, IdleSignal, OwnUse, Platform, Power, SensorOptions, this_platform
 from port_agent.facts.cpu_clusters import clusters_text, read_clusters
+from port_agent.facts.platform import run_command
 from port_agent.facts.sysfs import Tree
 from port_agent.guard import GuardProbe, probe_guard
 from port_agent.guard.probe import MIN_MAPPINGS
 from port_agent.health.conditions import remedy_of
 from port_agent.policy.config import AgentOptions, Config, sensor_options
+from port_agent.policy.decide import Policy
 from port_agent.system.cgroup import CgroupError, cgroup2_mount, own_path
 from port_agent.system.clock import CLOCK_SET_AFTER_S
 from port_agent.system.helper_process import HelperCommand, HelperError, run_helper
@@ -77,6 +79,7 @@ def examine(state_dir: Path, config: Config, *, flash_test: bool = True) -> list
     begun = not _missing(state_dir)
     checks = [
         *_sensors(_nearest(state_dir), config),
+        check_sleep(this_platform(*options.sensor_roots), config.policy),
         *check_cores(options.sysfs_root),
         *check_energy(config),
         *check_power_mode(),
@@ -134,6 +137,24 @@ def check_idle_signals(idle_signals: tuple[IdleSignal, ...]) -> Iterator[Check]:
         detail = "; ".join(f"{signal.name}: {signal.detail}" for signal in idle_signals) or "no sensor for it"
         cure = "set idle_for = 0 under [when] in config.toml to train without asking; a kernel with psi=1 can tell"
         yield Check("idle", Verdict.BAD, f"nothing tells whether the device is in use ({detail})", cure)
+
+
+def check_sleep(platform: Platform, policy: Policy) -> Check:
+    """Try whether sleep can be held off."""
+    if not policy.keep_awake:
+        return Check("sleep", Verdict.GOOD, "not held off (when.keep_awake = false)")
+    command = platform.awake_command("sleep")
+    if command is None:
+        return Check("sleep", Verdict.NOTE, "cannot be held off: this system has no systemd-inhibit")
+    try:
+        asyncio.run(run_command(*command, "true"))
+    except OSError as error:
+        cure = (
+            "install polkitd, which reads /usr/share/polkit-1/rules.d/port-agent.rules; for a machine that never sleeps by itself set "
+            "keep_awake = false under [when] in config.toml"
+        )
+        return Check("sleep", Verdict.NOTE, f"cannot be held off ({error})", cure)
+    return Check("sleep", Verdict.GOOD, "can be held off while a job may run on external power")
 
 
 def check_cores(sysfs_root: Path) -> Iterator[Check]:

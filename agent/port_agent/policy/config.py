@@ -206,6 +206,7 @@ KEYS: dict[str, _Key] = {
     "when.stop_when_throttled": _Key("policy", "stop_when_throttled", _boolean),
     "when.min_pause": _Key("policy", "min_pause_s", _duration),
     "when.keep_in_memory": _Key("policy", "keep_in_memory_for_s", _duration),
+    "when.keep_awake": _Key("policy", "keep_awake", _boolean),
     "memory.min_available": _Key("policy", "min_free_memory_bytes", _size),
     "memory.pressure": _Key("policy", "memory_pressure_percent", _PERCENT),
     "storage.min_free": _Key("policy", "min_free_disk_bytes", _size),

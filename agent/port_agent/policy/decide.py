@@ -102,6 +102,8 @@ class Policy:
     """After a stop, training starts again no sooner than this: the bound on flapping."""
     memory_pressure_percent: float = 20.0
     """PSI above which a running job goes to a smaller plan."""
+    keep_awake: bool = True
+    """Whether sleep is held off while a job may run on external power."""
 
 
 @dataclass(frozen=True, slots=True)

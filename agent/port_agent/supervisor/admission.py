@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from port_agent.facts import Facts, Fault, OwnUse, Platform, Power, SensorThread
+from port_agent.facts import Answer, Facts, Fault, IdleSignal, OwnUse, Platform, Power, SensorThread
 from port_agent.facts.sensor_thread import DEADLINE_S
 from port_agent.health.conditions import HealthBoard
 from port_agent.policy.config import sensor_options
@@ -14,6 +14,10 @@ from port_planner.base.units import format_bytes, format_seconds
 JUMP_S = 60.0
 """A smaller step of the wall clock moves no window noticeably."""
 _JUMP_SHOWN_S = 3600.0
+MIN_SLEEP_S = 1.0
+"""Shorter suspension cannot be told from the reading of two clocks."""
+WOKEN_S = 60.0
+"""So long after it slept the device counts as used: somebody opened its lid or pressed a key, whatever counts that."""
 
 
 class Admission:
@@ -26,6 +30,8 @@ class Admission:
         self._clock, self._health, self._state_dir = clock, health, state_dir
         self._memory = Memory()
         self._clock_offset_s: float | None = None
+        self._slept_s = clock.uptime_s() - clock.monotonic_s()
+        self._woke_s: float | None = None
         self._sensors = SensorThread()
 
     async def read(self, policy: Policy, own: OwnUse) -> Facts:
@@ -43,13 +49,23 @@ class Admission:
     def judge(self, facts: Facts, policy: Policy, written_today: int, pause: str) -> PolicyDecision:
         """Return the decision on what was read; `pause`: why everything is paused, empty for no pause."""
         now_s, wall_s = self._clock.monotonic_s(), self._clock.wall_s()
-        facts = replace(facts, flash_written_today_bytes=written_today, pause=pause)
+        signals = (*facts.idle_signals, *self._wake_signal(now_s))
+        facts = replace(facts, flash_written_today_bytes=written_today, pause=pause, idle_signals=signals)
         self.facts = facts
         self._report_sensors(facts, now_s, wall_s)
         self._report_budget(facts, policy, now_s, wall_s)
         self.decision = decide(facts, policy, Now(now_s, local_time(wall_s), wall_s >= CLOCK_SET_AFTER_S), self._memory)
         self._memory = self.decision.memory
         return self.decision
+
+    def slept_s(self) -> float:
+        """Return for how long the machine slept since the last call, 0 if it did not; whoever woke it is there."""
+        now_s = self._clock.monotonic_s()
+        before_s, self._slept_s = self._slept_s, self._clock.uptime_s() - now_s
+        if self._slept_s - before_s < MIN_SLEEP_S:
+            return 0.0
+        self._woke_s = now_s
+        return self._slept_s - before_s
 
     def clock_jump_s(self) -> float:
         """Return by how much the wall clock was set since the last call, 0 if not; sleep is no jump."""
@@ -67,6 +83,11 @@ class Admission:
         jump = f"{format_seconds(abs(jump_s))} {'forward' if jump_s > 0 else 'back'}"
         self._health.report("clock-jumped", now_s, wall_s, lasts_s=_JUMP_SHOWN_S, jump=jump)
         return jump_s
+
+    def _wake_signal(self, now_s: float) -> tuple[IdleSignal, ...]:
+        if self._woke_s is None or now_s - self._woke_s >= WOKEN_S:
+            return ()
+        return (IdleSignal("wake", Answer.NO, f"woke from sleep {now_s - self._woke_s:.0f} s ago"),)
 
     def _report_sensors(self, facts: Facts, now_s: float, wall_s: float) -> None:
         for fault in facts.faults:

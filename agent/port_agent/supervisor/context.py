@@ -25,6 +25,7 @@ from port_agent.supervisor.job.worker_kinds import DEFAULT_KINDS, WorkerKind
 from port_agent.supervisor.pause import Pause
 from port_agent.supervisor.peers.peers import Peers
 from port_agent.supervisor.run_now import RunNow, without_waiting
+from port_agent.supervisor.sleep_inhibitor import SleepInhibitor
 from port_agent.supervisor.timeline import Timeline
 from port_agent.supervisor.timers import Timers
 from port_agent.system.clock import Clock, SystemClock
@@ -83,6 +84,7 @@ class DaemonContext:
     usual_times: UsualTimes
     pause: Pause
     timeline: Timeline
+    sleep: SleepInhibitor
     medium: Medium | None = None
     """What the state directory lies on, and the share of its life that it says it has used; None where nobody can tell."""
     used_life: float | None = None

@@ -43,6 +43,7 @@ from port_agent.supervisor.peers.discovery import public_state
 from port_agent.supervisor.peers.peers import Peers
 from port_agent.supervisor.plug_monitor import PlugMonitor
 from port_agent.supervisor.service import Service
+from port_agent.supervisor.sleep_inhibitor import SleepInhibitor, inhibition
 from port_agent.supervisor.stall_monitor import StallMonitor
 from port_agent.supervisor.status import pause_text
 from port_agent.supervisor.timeline import STARTED, STOPPED, Timeline
@@ -53,6 +54,7 @@ from port_agent.system.locks import LockFile, lock_instance
 from port_agent.system.sd_notify import Notifier
 from port_agent.system.uevents import UeventListener
 from port_planner.base.errors import PortError
+from port_planner.base.units import format_seconds
 
 if TYPE_CHECKING:
     from port_agent.supervisor.migration_guests import Guests
@@ -153,6 +155,7 @@ class Daemon:
                 background = [
                     group.create_task(self._background.refresh_slow_sensors()),
                     group.create_task(self._background.flush_when_pending()),
+                    group.create_task(context.sleep.run()),
                 ]
                 await self._loop()
                 for task in background:
@@ -208,6 +211,7 @@ class Daemon:
             usual_times=UsualTimes.from_json(store.setting(USUAL_TIMES_SETTING)),
             pause=Pause(settings.state_dir, clock),
             timeline=Timeline(settings.state_dir),
+            sleep=SleepInhibitor(lambda what: context.admission.platform.awake_command(what), clock.monotonic_s),
         )
         self._heartbeat = HeartbeatSource(context)
         with contextlib.suppress(PortError, OSError):  # nobody can tell; `doctor` looks at the state directory
@@ -368,6 +372,8 @@ class Daemon:
         self._stall_watch.looked()
         if zone_changed():
             context.timers.zone_changed(context.config.policy.windows)
+        if slept_s := context.admission.slept_s():
+            context.timeline.note(context.clock.wall_s(), f"the machine slept for {format_seconds(round(slept_s))}")
         if context.admission.clock_jump_s():
             context.timers.clock_changed()
             context.usual_times.skip(context.clock.wall_s())
@@ -381,6 +387,8 @@ class Daemon:
         self._tick_meter(now_s)
         self._dispatcher.act(decision)
         context.timeline.take(context.clock.wall_s(), decision, busy=bool(context.runners.busy()))
+        has_work = any(job.state in (JobState.QUEUED, JobState.RUNNING) for job in context.store.all())
+        context.sleep.want(inhibition(decision, context.admission.facts, context.policy, has_work=has_work))
         if context.pause.pending or context.timeline.pending:
             self._background.pending.set()
         self._migrate_jobs()

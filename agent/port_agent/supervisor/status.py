@@ -12,6 +12,7 @@ from port_agent.policy.decide import next_window
 from port_agent.supervisor.context import DaemonContext
 from port_agent.supervisor.job.plan_choice import eta_s
 from port_agent.supervisor.job.worker_process import RequestedState
+from port_agent.supervisor.sleep_inhibitor import sleep_text
 from port_agent.system.clock import local_time
 
 _SHOWN_WAITING = 5
@@ -43,6 +44,7 @@ def agent_status(context: DaemonContext) -> AgentStatus:
         flash_budget_bytes=context.config.policy.flash_write_budget_bytes_per_day,
         flash_life=_flash_life(context),
         next_window=opens.timestamp() if opens else None,
+        sleep=sleep_text(context.sleep, context.config.policy),
         usual_day_s=context.usual_times.usual_day_s(),
         energy=context.meter.snapshot().as_dict() if context.meter else None,
         health=tuple(context.health.items(now_s)),

@@ -57,6 +57,7 @@ def status() -> AgentStatus:
         flash_budget_bytes=70,
         flash_life=FlashLife("SD card", 19_200_000_000_000, True, None, 19_200_000_000_000, 1e9, 52.6),
         next_window=None,
+        sleep="held off while a job may run",
         usual_day_s=None,
         energy=None,
         health=(wrong,),

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from port_agent.facts import Answer, IdleSignal
+from port_agent.facts.linux import LinuxPlatform
 from port_agent.guard import GuardProbe
 from port_agent.health.doctor import (
     Check,
@@ -18,12 +19,15 @@ from port_agent.health.doctor import (
     check_guard,
     check_idle_signals,
     check_power_mode,
+    check_sleep,
     check_torch_parts,
     examine,
 )
 from port_agent.policy.config import AgentOptions, Config
+from port_agent.policy.decide import Policy
 from tests.agent.energy.device_trees import ORIN_NANO, hwmon
 from tests.agent.facts.cores import PI_5, RK3588, machine
+from tests.agent.facts.machines import fake_program, linux, on_path
 from tests.agent.trees import LAPTOP_BATTERY, supply_tree, write_tree
 from tests.simulated_device import installed
 
@@ -230,3 +234,14 @@ def test_guarded_memory_is_judged_by_its_trial() -> None:
     assert killed.verdict is Verdict.NOTE and "SIGSYS" in killed.finding and "--guard-only" in killed.cure
     filtered = check_guard(replace(GUARD, seccomp=True, moves_pages=False, page_bytes=16384))
     assert "seccomp" in filtered.finding and "taken fresh" in filtered.finding and "16 KiB" in filtered.finding
+
+
+@pytest.mark.process
+def test_whether_sleep_can_be_held_off_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "when.keep_awake" in check_sleep(linux(tmp_path), Policy(keep_awake=False)).finding
+    assert "no systemd-inhibit" in check_sleep(linux(tmp_path), Policy()).finding
+    on_path(monkeypatch, tmp_path)
+    for script, verdict in (("exit 0", Verdict.GOOD), ("echo Access denied >&2; exit 1", Verdict.NOTE)):
+        fake_program(tmp_path, "systemd-inhibit", script)
+        check = check_sleep(LinuxPlatform(), Policy())
+        assert check.verdict is verdict and ("polkitd" in check.cure) is (verdict is Verdict.NOTE)

@@ -25,6 +25,7 @@ from port_agent.supervisor.job.runners import Runners
 from port_agent.supervisor.pause import Pause
 from port_agent.supervisor.peers.answers import FederatedContext
 from port_agent.supervisor.peers.peers import Peers
+from port_agent.supervisor.sleep_inhibitor import SleepInhibitor
 from port_agent.supervisor.timeline import Timeline
 from port_agent.supervisor.timers import Timers
 from tests.agent.facts.machines import linux
@@ -105,6 +106,7 @@ async def parts(root: Path, policy: Policy = ANY_TIME) -> AsyncIterator[Parts]:
         usual_times=UsualTimes(),
         pause=Pause(root / "state", clock),
         timeline=Timeline(root / "state"),
+        sleep=SleepInhibitor(lambda what: None, clock.monotonic_s),
     )
     made = Parts(context, clock, reloads)
     try:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from port_agent.facts import OwnUse, Power, SensorThread
+from port_agent.facts import Answer, IdleSignal, OwnUse, Power, SensorThread
 from port_agent.facts.linux import LinuxPlatform
 from port_agent.health.conditions import HealthBoard
-from port_agent.policy.decide import Policy, PolicyDecision
+from port_agent.policy.decide import Policy, PolicyDecision, device_in_use
 from port_agent.supervisor.admission import Admission
 from tests.agent.facts.machines import hang, linux
 from tests.agent.set_clock import SetClock
@@ -99,6 +99,23 @@ def test_time_that_passes_is_no_jump_and_a_set_clock_is_one(watched: Watched) ->
     assert watched.admission.clock_jump_s() == -3600.0
     (item,) = watched.health.items(watched.clock.now)
     assert item.code == "clock-jumped" and "back" in item.text
+
+
+def test_whoever_woke_the_machine_is_there_for_a_minute(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    watched.look()
+    assert not watched.admission.slept_s()
+    watched.clock.slept, watched.clock.wall = 25_000.0, watched.clock.wall + 25_000.0
+    assert watched.admission.slept_s() == 25_000.0 and not watched.admission.clock_jump_s()
+    watched.clock.pass_time(5.0)
+    watched.look()
+    assert watched.admission.facts.idle_signals[-1] == IdleSignal("wake", Answer.NO, "woke from sleep 5 s ago")
+    assert device_in_use(watched.admission.facts.idle_signals) is Answer.YES
+    watched.clock.pass_time(60.0)
+    watched.look()
+    assert not watched.admission.slept_s() and all(
+        signal.name != "wake" for signal in watched.admission.facts.idle_signals
+    )
 
 
 def test_a_clock_that_was_never_set_is_said(watched: Watched) -> None:

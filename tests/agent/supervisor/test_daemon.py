@@ -7,18 +7,23 @@ import resource
 import signal
 import sys
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from port_agent.control.client import ControlClient, ControlError
+from port_agent.facts.linux import LinuxPlatform
 from port_agent.jobs.job import JobState
+from port_agent.policy.config import Config
 from port_agent.supervisor import dispatch
+from port_agent.supervisor.context import Settings
 from port_agent.supervisor.daemon import Daemon
 from port_agent.supervisor.job.plan_choice import data_limit, memory_max
 from port_agent.supervisor.job.worker_process import WorkerPhase
+from port_agent.system.clock import SystemClock
 from port_agent.system.locks import InstanceError
+from tests.agent.facts.machines import fake_program
 from tests.agent.live import KINDS, seams
 from tests.agent.live_daemon import BUNDLE, CONFIG, LONG, go, process_state, running, undisturbed, until
 from tests.agent.trees import write_tree
@@ -106,6 +111,50 @@ async def _flap(root: Path, flaps: int) -> None:
             live.plug(True)
         job = await live.until_state(number, JobState.FINISHED)
         assert job.attempts == flaps + 1 and live.weights(number) == expected
+
+
+@dataclass
+class SleepyClock(SystemClock):
+    """The clocks of this machine, as if it had slept."""
+
+    slept: float = 0.0
+
+    def uptime_s(self) -> float:
+        return super().uptime_s() + self.slept
+
+
+@pytest.mark.process
+@go
+async def test_sleep_is_held_off_while_a_job_may_run_and_training_goes_on_after_sleep(tmp_path: Path) -> None:
+    fake_program(tmp_path, "inhibit", f'touch {tmp_path}/held\nshift\n"$@"\nrm {tmp_path}/held')
+    clock = SleepyClock()
+
+    def platform(config: Config, settings: Settings) -> LinuxPlatform:
+        made = LinuxPlatform(tmp_path / "sys")
+        made.awake_command = lambda what: (str(tmp_path / "inhibit"), what)  # type: ignore[method-assign]
+        return made
+
+    config = CONFIG.replace("idle_for = 0", "idle_for = '1s'\nbusy_cpu = 100\nbusy_cores = 1000\nbusy_pressure = 100")
+    async with running(tmp_path, config, clock=clock, platform=platform) as live:
+        held = tmp_path / "held"
+        live.plug(True)
+        assert "no job may run" in (await live.ask(live.client.get, "/v1/status"))["sleep"]
+        number = await live.submit(LONG)
+        await live.until_step(number, 3)
+        await live.until(held.exists)
+        assert "held off" in (await live.ask(live.client.get, "/v1/status"))["sleep"]
+        clock.slept = 25_200.0
+        await live.until(lambda: live.context.runners.host.job is None and not held.exists(), "it is given back")
+        assert "woke from sleep" in str(live.context.admission.decision)
+        told = await live.ask(live.client.get, "/v1/why")
+        assert "the machine slept for 7 h 00 min" in str(told)
+        clock_before_s, clock.monotonic_s = clock.monotonic_s, lambda: clock_before_s() + 61.0  # type: ignore[method-assign]
+        await live.until(lambda: live.context.runners.host.job is not None and held.exists(), "training goes on")
+        live.plug(False)
+        await live.until(lambda: not held.exists(), "nothing is held off on battery")
+        live.plug(True)
+        await live.until(lambda: live.context.sleep.held is not None)
+    assert not held.exists(), "nothing is held off by an agent that stopped"
 
 
 @pytest.mark.process

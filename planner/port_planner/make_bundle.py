@@ -13,6 +13,7 @@ import torch
 
 from port_planner.base.errors import CaptureError, ExitCode, PortError
 from port_planner.base.tensor_bytes import chunks_of_tensor, storage_chunks
+from port_planner.base.units import size_at_least
 from port_planner.capture.cross_step_state import StepResults
 from port_planner.capture.recorder import Tape
 from port_planner.capture.step import Capture, Fill, Repetition, capture_evaluation, capture_step
@@ -66,26 +67,46 @@ _ROWS_AND_RANDOM = ("the rows of the batch", *_RANDOM)
 class InfeasibleError(PortError):
     """No plan fits the budgets.
 
-    `needed_bytes`: the smallest RAM budget that would do; `fastest_seconds`: where only the deadline is too short, what
-    the fastest plan takes per step; `base_bytes`: what a trial before found the worker to hold beside the step, where that leaves room for one;
-    `left_whole`: what takes more memory for it gave other bits in pieces, and where that showed.
+    `needed_bytes`: the smallest RAM budget that would do, which `option` gives; `is_tried`: whether a trial kept within it; `remedy`: what
+    else would do; `fastest_seconds`: where only the deadline is too short, what the fastest plan takes per step; `base_bytes`: what a trial
+    before found the worker to hold beside the step, where that leaves room for one; `left_whole`: what takes more memory for it gave other
+    bits in pieces, and where that showed.
     """
 
     exit_code = ExitCode.IMPOSSIBLE
 
-    def __init__(self, message: str, needed_bytes: int | None, fastest_seconds: float | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        needed_bytes: int | None,
+        fastest_seconds: float | None = None,
+        *,
+        option: str = "--ram",
+        remedy: str = "",
+    ) -> None:
         super().__init__(message)
         self.needed_bytes, self.fastest_seconds = needed_bytes, fastest_seconds
+        self.option, self.remedy, self.is_tried = option, remedy, False
         self.base_bytes: int | None = None
         self.left_whole: tuple[str, ...] = ()
 
+    def found_more_than(self, device: DeviceCosts) -> bool:
+        """Return whether a trial found the worker to hold more beside the step than `device` says, and that leaves room for one."""
+        return self.base_bytes is not None and self.base_bytes > device.base_bytes
+
     def __str__(self) -> str:
-        """Return the message, with what was left whole."""
+        """Return the message, what would do, and what was left whole."""
+        advice = [self.remedy] * bool(self.remedy)
+        if self.needed_bytes is not None:
+            least = "" if self.is_tried else "at least "
+            kept = ", within which a trial of it kept" if self.is_tried else ""
+            advice.insert(0, f"raise {self.option} to {least}{size_at_least(self.needed_bytes)}{kept}")
+        text = "; ".join([super().__str__(), ", or ".join(advice)][: 1 + bool(advice)])
         reasons = [*dict.fromkeys(self.left_whole)]
         if not reasons:
-            return super().__str__()
+            return text
         more = f"; and {len(reasons) - _MAX_NAMED} more" if len(reasons) > _MAX_NAMED else ""
-        return f"{super().__str__()}. Whole, for in pieces it gives other bits here: {'; '.join(reasons[:_MAX_NAMED])}{more}"
+        return f"{text}. Whole, for in pieces it gives other bits here: {'; '.join(reasons[:_MAX_NAMED])}{more}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -452,7 +473,10 @@ def plan_all(
             rivals = () if like is None else (plans[like],)
             result = quick.solved(rivals=rivals) if known else planner(graph, table, ram_bytes)
             if result.plan is None:
-                raise InfeasibleError(f"graph {name!r}: {result.message}", result.needed_bytes, result.fastest_seconds)
+                raise InfeasibleError(
+                    f"graph {name!r}: {result.message}", result.needed_bytes, result.fastest_seconds,
+                    option=device.budget_option, remedy=result.remedy,
+                )  # fmt: skip
             plan = result.plan
         plans[name] = plan
     return plans, costs

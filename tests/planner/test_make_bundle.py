@@ -195,12 +195,21 @@ def test_the_graph_that_does_not_fit_is_named_with_what_it_needs() -> None:
 
 
 def test_the_error_tells_what_is_whole_and_why_once_each_and_no_more_than_a_few() -> None:
-    error = InfeasibleError("no plan fits", 17)
+    error = InfeasibleError("no plan fits", None)
     assert str(error) == "no plan fits"
     error.left_whole = ("mm in 6 blocks: row 3 differs", "mm in 6 blocks: row 3 differs")
     assert str(error) == "no plan fits. Whole, for in pieces it gives other bits here: mm in 6 blocks: row 3 differs"
     error.left_whole = tuple(f"chain {n}: row 0 differs" for n in range(5))
     assert str(error).endswith("chain 2: row 0 differs; and 2 more")
+
+
+def test_the_error_names_what_would_do_and_whether_that_was_tried() -> None:
+    error = InfeasibleError("no plan fits", (200 << 20) + 1, remedy="use a smaller batch")
+    assert str(error) == "no plan fits; raise --ram to at least 201M, or use a smaller batch"
+    error.is_tried = True
+    assert str(error).endswith("; raise --ram to 201M, within which a trial of it kept, or use a smaller batch")
+    assert str(InfeasibleError("no plan fits", 99, option="--gpu-ram")).endswith("; raise --gpu-ram to at least 99")
+    assert str(InfeasibleError("too slow", None, remedy="move the deadline")) == "too slow; move the deadline"
 
 
 def test_a_deadline_is_for_training_and_not_for_evaluation() -> None:

@@ -116,7 +116,7 @@ def _planned(
         sparse = sparse_of(request, captured, costs, progress) if request.sparse_update else None
         first: StepTiling | None = step_tiling(request, captured, costs, machine, measurer, sparse, progress, make_free)
 
-    def make(device: "DeviceCosts") -> "tuple[StepTiling, BundleReport, Mapping[str, float]]":
+    def make(device: "DeviceCosts", is_last: bool) -> "tuple[StepTiling, BundleReport, Mapping[str, float]]":
         nonlocal first
         pieces, first, found = first, None, replace(costs, device=device)
         if pieces is None:
@@ -125,7 +125,7 @@ def _planned(
         make_free()
         with closing(DryRunWorkers(costs.choice.threads)) as workers:
             workers.load()
-            job = _Job(request, captured, found, machine, pieces, make_free)
+            job = _Job(request, captured, found, machine, pieces, make_free, is_last)
             return pieces, *_made(job, peers, progress, workers)
 
     pieces, made, by_device = again_with_base(make, costs.device)
@@ -148,6 +148,8 @@ class _Job:
     machine: PlanMachine
     pieces: StepTiling
     make_free: Callable[[], None]
+    is_last: bool
+    """Whether it is not planned in other pieces where nothing fits."""
 
 
 def _made(
@@ -187,16 +189,13 @@ def _made(
     if peers is not None:
         planner = peers.planner(planner, partial(plan_problem, **asked))
     options = bundle.MakeOptions(
-        captured.pools,
-        (job.machine.page_dir, *job.machine.scratch_dirs),
-        planner,
-        request.frontier,
+        captured.pools, (job.machine.page_dir, *job.machine.scratch_dirs), planner, request.frontier, is_last=job.is_last,
         run_alone=partial(_alone, job, prepared, CostTable(device, measured.ops[0])),
-    )
-    estimated = request.board is not None
+    )  # fmt: skip
     draft = BundleFile.beside(
-        request.out, prepared, job.costs.choice.threads, estimated=estimated, limits=limits, make_free=job.make_free
-    )
+        request.out, prepared, job.costs.choice.threads, estimated=request.board is not None, limits=limits,
+        make_free=job.make_free,
+    )  # fmt: skip
     try:
         made = bundle.make(request.out, draft, measured, device, options, progress, workers)
     except make_bundle.InfeasibleError as error:

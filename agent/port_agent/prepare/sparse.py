@@ -3,6 +3,7 @@
 Behind `plan --sparse-update`.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -120,8 +121,8 @@ def train_less(
         limit = min(found.needed_bytes - 1, found.needed_bytes * budget // real)
     raise InfeasibleError(
         f"the chosen parameters need {format_bytes(real)} when they are captured by themselves, more than the "
-        f"{format_bytes(budget)} of the budget; raise --ram to {format_bytes(real / (1 - _HEADROOM_SHARE))}",
-        int(real / (1 - _HEADROOM_SHARE)),
+        f"{format_bytes(budget)} of the budget",
+        math.ceil(real / (1 - _HEADROOM_SHARE)),
     )
 
 
@@ -139,9 +140,9 @@ def _chosen(
             cheapest * limits.ram_bytes * (1 - _HEADROOM_SHARE) / limit
         )  # by how much the last capture exceeded its count
         raise InfeasibleError(
-            f"training the cheapest layer alone needs {format_bytes(least)}, --ram is {format_bytes(limits.ram_bytes)}; raise "
-            f"--ram to {format_bytes(least / (1 - _HEADROOM_SHARE))}, use a smaller batch, or leave out --sparse-update to page",
-            int(least / (1 - _HEADROOM_SHARE)),
+            f"training the cheapest layer alone needs {format_bytes(least)}, --ram is {format_bytes(limits.ram_bytes)}",
+            math.ceil(least / (1 - _HEADROOM_SHARE)),
+            remedy="use a smaller batch, or leave out --sparse-update to page",
         )
     if limits.seconds is not None or limits.joules is not None:
         nothing: frozenset[str] = frozenset()

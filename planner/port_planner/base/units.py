@@ -13,6 +13,8 @@ for _power, _letter in enumerate("KMGT", start=1):
     _SIZE_UNITS[_letter] = _SIZE_UNITS[f"{_letter}IB"] = 1024**_power
     _SIZE_UNITS[f"{_letter}B"] = 1000**_power
 
+_MIN_UNITS = 64
+"""Of a unit, for a size to be told in whole ones."""
 LARGEST_BYTES = 2**63 - 1
 """What a file offset and a database column hold."""
 LONGEST_S = 3660 * 86400
@@ -120,6 +122,14 @@ def format_bytes(count: float) -> str:
             break
         value /= 1024
     return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def size_at_least(count: int) -> str:
+    """Return the smallest size, as options take it, that is no less than `count` bytes: `203M`, below 64 MiB `4608K`, below 64 KiB in bytes."""
+    for unit, letter in ((1 << 20, "M"), (1 << 10, "K")):
+        if count >= _MIN_UNITS * unit:
+            return f"{-(-count // unit)}{letter}"
+    return str(count)
 
 
 def format_seconds(seconds: float) -> str:

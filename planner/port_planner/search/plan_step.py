@@ -73,8 +73,8 @@ class PlanResult:
 
     `plan` is None unless `outcome` is OPTIMAL or FEASIBLE. `bound_joules`: no plan of this class has less overhead.
     When infeasible: `needed_bytes` is the smallest budget that does, `needed_op` the op that needs it, `holders` the
-    (name, bytes) that are resident there; `fastest_seconds`, where only the deadline is too short: the least seconds
-    that any plan found within the budget takes.
+    (name, bytes) that are resident there, `remedy` what else would do; `fastest_seconds`, where only the deadline is too
+    short: the least seconds that any plan found within the budget takes.
     """
 
     outcome: Outcome
@@ -87,6 +87,7 @@ class PlanResult:
     needed_op: int | None = None
     holders: tuple[tuple[str, int], ...] = ()
     fastest_seconds: float | None = None
+    remedy: str = ""
 
 
 def plan_step(
@@ -326,7 +327,7 @@ def _plan(request: _PlanRequest) -> PlanResult:
     graph, costs, limits = request.graph, request.costs, request.limits
     floor = floor_of(graph, costs)
     if limits.ram_bytes < floor.nbytes:
-        return _below(floor, limits, costs.device.budget_option, begin)
+        return _below(floor, limits, begin)
     decided = min(MIN_DECIDED_BYTES, int(DECIDED_SHARE * (limits.ram_bytes - costs.device.base_bytes)))
     found = _coarse_plan(request, decided)
     # Keeping everything fits at times where the coarse problem, which counts from above, has no room for it.
@@ -341,18 +342,17 @@ def _plan(request: _PlanRequest) -> PlanResult:
     return found
 
 
-def _below(floor: Floor, limits: PlanLimits, option: str, begin: float) -> PlanResult:
+def _below(floor: Floor, limits: PlanLimits, begin: float) -> PlanResult:
     """Say what sets the floor of a step, and what lowers it."""
-    needed = format_bytes(floor.nbytes)
     message = (
-        f"no plan fits {format_bytes(limits.ram_bytes)}: op {floor.op} ({floor.name}) needs {needed} with {floor.held} resident; "
-        f"raise {option} to at least {needed}, or lower the floor: {floor.remedy}"
+        f"no plan fits {format_bytes(limits.ram_bytes)}: op {floor.op} ({floor.name}) needs {format_bytes(floor.nbytes)} with "
+        f"{floor.held} resident"
     )
     held = tuple((str(held), held.nbytes) for held in floor.holders)
-    seconds = time.process_time() - begin
     return PlanResult(
-        Outcome.INFEASIBLE, None, None, None, seconds, message, floor.nbytes, floor.op, held[:MAX_HOLDERS]
-    )
+        Outcome.INFEASIBLE, None, None, None, time.process_time() - begin, message, floor.nbytes, floor.op, held[:MAX_HOLDERS],
+        remedy=f"lower the floor: {floor.remedy}",
+    )  # fmt: skip
 
 
 def _coarse_plan(request: _PlanRequest, min_bytes: int) -> PlanResult:
@@ -599,7 +599,9 @@ def _too_little(
     holders = tuple(sorted(held, key=lambda h: -h[1])[:MAX_HOLDERS])
     names = ", ".join(f"{name} {format_bytes(size)}" for name, size in holders[:3])
     message = (
-        f"no plan fits: op {op} ({coarse.graph.ops[op].name}) needs {format_bytes(needed)} with {names} resident; "
-        f"raise {coarse.costs.device.budget_option} to at least {format_bytes(needed)} or use a smaller batch{solution.missed_rows}"
+        f"no plan fits: op {op} ({coarse.graph.ops[op].name}) needs {format_bytes(needed)} with {names} resident"
+        f"{solution.missed_rows}"
     )
-    return PlanResult(solution.outcome, None, None, None, seconds, message, needed, op, holders)
+    return PlanResult(
+        solution.outcome, None, None, None, seconds, message, needed, op, holders, remedy="use a smaller batch"
+    )

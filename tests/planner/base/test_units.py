@@ -4,7 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from port_planner.base.units import LARGEST_BYTES, LONGEST_S, DurationError, SizeError, parse_bytes, parse_duration
+from port_planner.base.units import (
+    LARGEST_BYTES,
+    LONGEST_S,
+    DurationError,
+    SizeError,
+    parse_bytes,
+    parse_duration,
+    size_at_least,
+)
 
 
 @pytest.mark.parametrize(
@@ -65,3 +73,12 @@ def test_any_text_is_read_within_bounds_or_refused(text: str) -> None:
         assert 0 <= parse_duration(text) <= LONGEST_S
     except DurationError as error:
         assert "\n" not in str(error)
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0"), (65535, "65535"), (65537, "65K"), ((64 << 20) - 1, "65536K"), ((200 << 20) + 1, "201M")],
+)
+def test_a_size_to_be_given_is_no_less_than_what_is_needed(count: int, text: str) -> None:
+    assert size_at_least(count) == text
+    assert 0 <= parse_bytes(text) - count < max(1, count / 64)

@@ -269,7 +269,7 @@ def test_too_little_memory_names_the_op_and_what_it_needs() -> None:
     result = plan_step(graph, costs, ram_bytes=costs.device.base_bytes + 4096, strategy="greedy")
     assert result.outcome is Outcome.INFEASIBLE and result.plan is None
     assert result.needed_bytes is not None and result.needed_op is not None and result.holders
-    assert "raise --ram to at least" in result.message
+    assert "resident" in result.message and result.remedy.startswith("lower the floor: ")
 
 
 @pytest.mark.parametrize("uncounted_bytes", [0, 300_000])

@@ -5,12 +5,14 @@ Behind `port-agent plan`.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from port_agent.prepare.making.bundle_file import BundleFile
 from port_agent.prepare.making.refinement import Refinement
 from port_agent.prepare.making.smaller_plans import SmallerPlans, smaller_plans, with_cheapest_first, with_smaller_plans
-from port_agent.prepare.making.unplanned import held_bytes, too_much
+from port_agent.prepare.making.tried_floor import try_floor
+from port_agent.prepare.making.unplanned import held_bytes
 from port_agent.prepare.measurement.dry_run import DryRunError, DryRunWorkers, Throttle
 from port_agent.prepare.measurement.progress import Progress
 from port_agent.prepare.pools import Pools
@@ -20,9 +22,6 @@ from port_planner.ir.bundle.writer import publish_bundle
 from port_planner.ir.costs import DeviceCosts
 from port_planner.make_bundle import InfeasibleError, PlanFunction
 from port_planner.profiling.operators import MeasuredCosts
-
-_TRIES = 4
-"""Of the chosen planner: each corrects what the one before it took beside its plan."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +47,8 @@ class MakeOptions:
     throttle: Throttle | None = None
     run_alone: Callable[[], PlainRun] = PlainRun
     """Runs the script alone, once the plans are made."""
+    is_last: bool = True
+    """Whether a refusal stands, though the worker held more than was known when pieces were chosen: then a budget is tried that would do."""
 
 
 def make(
@@ -75,6 +76,8 @@ def make(
     except InfeasibleError as error:
         if bundle_file.begun and refinement.device.base_bytes < refinement.pools.computing_bytes:
             error.base_bytes = refinement.device.base_bytes
+        if options.is_last or not error.found_more_than(device):
+            try_floor(refinement, error)
         raise
     finally:
         workers.close()
@@ -84,24 +87,19 @@ def make(
 
 def _refined(refinement: Refinement, options: MakeOptions, progress: Progress) -> BundleReport:
     """Try plans until one takes what it says, add smaller ones, and have it refereed. Raises InfeasibleError, DryRunError."""
-    pools, planner, smaller = refinement.pools, options.planner, list[SmallerPlans]()
+    pools, smaller = refinement.pools, list[SmallerPlans]()
 
     def plan_smaller() -> None:
-        smaller[:] = smaller_plans(refinement, planner if options.wide else None)
+        smaller[:] = smaller_plans(refinement, options.planner if options.wide else None)
 
     progress("try", 0.0)
-    found = refinement.find_unplanned()
-    for refined in range(_TRIES):
-        progress("plan", refined / _TRIES)
-        found, final = refinement.tried(planner, meanwhile=plan_smaller)
-        if final:
-            found = with_cheapest_first(refinement, smaller, found)
-            progress("referee", 0.0)
-            manifest = _refereed(refinement, smaller, options)
-            return BundleReport(
-                manifest, held_bytes(pools, found), 0 if pools.device_bytes is None else found.device_peak_bytes
-            )
-    raise too_much(pools, found)
+    found = refinement.kept(options.planner, partial(progress, "plan"), plan_smaller)
+    found = with_cheapest_first(refinement, smaller, found)
+    progress("referee", 0.0)
+    manifest = _refereed(refinement, smaller, options)
+    return BundleReport(
+        manifest, held_bytes(pools, found), 0 if pools.device_bytes is None else found.device_peak_bytes
+    )
 
 
 def _refereed(refinement: Refinement, smaller: list[SmallerPlans], options: MakeOptions) -> Manifest:

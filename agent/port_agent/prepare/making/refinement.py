@@ -11,6 +11,7 @@ from port_agent.prepare.making.unplanned import (
     UNKNOWN,
     target_bytes,
     too_little_to_start,
+    too_much,
     with_unplanned,
 )
 from port_agent.prepare.measurement.dry_run import DRY_RUN_STEPS, DryRun, DryRunWorkers, Throttle, loading_peak, nothing
@@ -25,6 +26,8 @@ from port_planner.ir.program import host_bytes_of
 from port_planner.make_bundle import InfeasibleError, PlanFunction
 from port_planner.profiling.operators import MeasuredCosts
 
+_TRIES = 4
+"""Of one planner: each corrects what the one before it took beside its plan."""
 _QUICK_S = 1.0
 """Of a search for plans that are many, or tried for what a worker holds beside them."""
 _SLOW_STEP_S = 15.0
@@ -76,6 +79,24 @@ class Refinement:
             self.measured = at_dry_run_pace(self.measured, found)
         return found
 
+    def kept(
+        self,
+        planner: PlanFunction,
+        planning: Callable[[float], None] = lambda share: None,
+        meanwhile: Callable[[], None] = nothing,
+    ) -> DryRun:
+        """Try plans until one takes next to what it says, and return its trial; `planning` is called with the share of tries done.
+
+        Raises InfeasibleError where none does.
+        """
+        found = self.find_unplanned()
+        for tries in range(_TRIES):
+            planning(tries / _TRIES)
+            found, final = self.tried(planner, meanwhile=meanwhile)
+            if final:
+                return found
+        raise too_much(self.pools, found)
+
     def tried(
         self,
         planner: PlanFunction,
@@ -112,7 +133,7 @@ class Refinement:
             self.start_bytes = self.start_bytes or loading_peak()
             if error.needed_bytes is None or error.needed_bytes >= self.start_bytes:
                 raise
-            raise too_little_to_start(str(error), self.start_bytes) from error
+            raise too_little_to_start(error.args[0], self.start_bytes) from error
 
     def _check_host(self, plans: Mapping[str, Plan], costs: Mapping[str, CostTable]) -> None:
         """Raise InfeasibleError where operators on the CPU beside a device, and pages, take more of the host's memory than there is."""
@@ -124,9 +145,9 @@ class Refinement:
         if needed > self.pools.ram_bytes:
             raise InfeasibleError(
                 f"operators that run on the CPU, and pages of the device, take {format_bytes(needed)} of the host's memory, the budget "
-                f"is {format_bytes(self.pools.ram_bytes)}: raise --ram, or --gpu-ram so that fewer pages leave the device, or plan without "
-                "--place",
+                f"is {format_bytes(self.pools.ram_bytes)}",
                 needed,
+                remedy="raise --gpu-ram so that fewer pages leave the device, or plan without --place",
             )
 
     def run(

@@ -62,17 +62,15 @@ def too_much(pools: Pools, found: DryRun) -> InfeasibleError:
         held, budget, option = found.device_peak_bytes, pools.device_bytes, "--gpu-ram"
     advised = int(max(held, budget) * _MORE)
     return InfeasibleError(
-        f"the step's memory could not be kept within {format_bytes(budget)}: the last trial took {format_bytes(held)}; raise "
-        f"{option} to {format_bytes(advised)}",
+        f"the step's memory could not be kept within {format_bytes(budget)}: the last trial took {format_bytes(held)}",
         advised,
+        option=option,
     )
 
 
 def too_little_to_start(reason: str, start_bytes: int) -> InfeasibleError:
     """Return the error of a budget below the peak before the first step."""
-    least = int(start_bytes * (1 + HEADROOM_SHARE))
     return InfeasibleError(
-        f"{reason}; before the first step, loading Python and torch takes {format_bytes(start_bytes)}: raise "
-        f"--ram to at least {format_bytes(least)}",
-        least,
+        f"{reason}; before the first step, loading Python and torch takes {format_bytes(start_bytes)}",
+        int(start_bytes * (1 + HEADROOM_SHARE)),
     )

@@ -99,15 +99,17 @@ def best_candidate(
     return found or order[0]
 
 
-def again_with_base(make: Callable[[DeviceCosts], _Result], device: DeviceCosts) -> _Result:
+def again_with_base(make: Callable[[DeviceCosts, bool], _Result], device: DeviceCosts) -> _Result:
     """Return what is made for `device`; where nothing fits, once more for one that holds what a trial found beside the step.
+
+    `make` is called with a device and whether that is its last call.
 
     Pieces are chosen before any trial, and near the floor of the step others are needed where the worker holds more than was measured
     operator by operator. Raises InfeasibleError where nothing fits then either, or no trial found more.
     """
     try:
-        return make(device)
+        return make(device, False)
     except make_bundle.InfeasibleError as error:
-        if error.base_bytes is None or error.base_bytes <= device.base_bytes:
+        if error.base_bytes is None or not error.found_more_than(device):
             raise
-        return make(replace(device, base_bytes=error.base_bytes))
+        return make(replace(device, base_bytes=error.base_bytes), True)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from port_agent.cli import main
 from port_agent.system.checksum import bytes_checksum
-from tests.agent.cli.plan.small_script import SCRIPT, run_forked
+from tests.agent.cli.plan.small_script import SCRIPT, run, run_forked
 from tests.agent.paired_agents import history, paired_agents
 from tests.their_modules import KINDS, NAMES, fill_with_modules, seen_by_plain_python, their_script, what_it_sees
 
@@ -42,6 +43,44 @@ def test_a_budget_below_the_possible(planned: tuple[Path, dict[str, Any]], tmp_p
     assert [p.name for p in tmp_path.iterdir() if not p.name.startswith("__")] == ["train.py"], "nothing is left behind"
 
 
+RECURRENT = """
+import torch
+from torch import nn
+from port_planner.job import TrainingJob
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers, self.head = nn.LSTM(96, 160, 2, batch_first=True), nn.Linear(160, 10)
+
+    def forward(self, x):
+        return self.head(self.layers(x)[0][:, -1])
+
+def port_job():
+    torch.manual_seed(0)
+    model = Model()
+    data = [torch.randn(40, 48, 96), torch.randint(0, 10, (40,))]
+    return TrainingJob(model, nn.CrossEntropyLoss(), torch.optim.AdamW(model.parameters()), data, 16, clip_grad_norm=1.0)
+"""
+
+WIDE = SCRIPT.replace("8, 3, padding=1), nn.BatchNorm2d(8)", "96, 3, padding=1), nn.BatchNorm2d(96)").replace(
+    "2048", "24576"
+)
+
+
+@pytest.mark.process
+@pytest.mark.long
+@pytest.mark.parametrize(("script", "ram"), [(SCRIPT, "20M"), (RECURRENT, "170M"), (WIDE, "185M")])
+def test_the_budget_that_a_refusal_names_is_taken(script: str, ram: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(script)
+    words = ("plan", "train.py", "-o", "job.port", "--strategy", "greedy", "--ram")
+    refused = run(tmp_path, *words, ram)
+    named = re.search(r"raise --ram to (\d+M), within which a trial of it kept", refused.stderr)
+    assert refused.returncode == 2 and named is not None, refused.stderr
+    taken = run(tmp_path, *words, named[1])
+    assert taken.returncode == 0, f"{named[0]}, and there: {taken.stderr}"
+
+
 @pytest.mark.process
 @pytest.mark.parametrize(
     ("content", "message"),
@@ -54,8 +93,6 @@ def test_a_budget_below_the_possible(planned: tuple[Path, dict[str, Any]], tmp_p
 )
 def test_scripts_that_describe_no_job(content: str, message: str, tmp_path: Path) -> None:
     """One of each kind of error each time; `tests/planner/test_job_sources.py` has them all, without a process each."""
-    import re
-
     (tmp_path / "train.py").write_text(content)
     done = run_forked(tmp_path, "plan", "train.py", "--ram", "700M")
     assert done.returncode != 0 and re.search(message, done.stderr)

@@ -54,5 +54,5 @@ def test_a_device_that_stays_full_is_said_with_its_own_option(tmp_path: Path, mo
     costs = costs_of(prepared.graphs["step"])
     device = with_host_headroom(replace(costs.device, scratch_targets=(HOST,)), 64 * MIB)
     fake_trials(monkeypatch, lambda *_, **__: DryRun(MIB, device_full=True))
-    with pytest.raises(InfeasibleError, match=r"within 4\.0 MiB.*raise --gpu-ram to 4\.2 MiB"):
+    with pytest.raises(InfeasibleError, match=r"within 4\.0 MiB.*raise --gpu-ram to at least 4301K"):
         small_made(tmp_path / "job.port", prepared, 64 * MIB, device=device, device_bytes=4 * MIB)

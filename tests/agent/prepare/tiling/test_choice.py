@@ -200,7 +200,8 @@ def test_ways_are_planned_properly_for_as_long_as_one_may_win(
 def test_pieces_are_chosen_again_where_a_trial_found_more_beside_the_step(found: int | None, bases: list[int]) -> None:
     device, seen = costs_of(whole()[0].graphs["step"]).device, list[int]()
 
-    def make(device: DeviceCosts) -> str:
+    def make(device: DeviceCosts, is_last: bool) -> str:
+        assert is_last == bool(seen)
         seen.append(device.base_bytes)
         if len(seen) == 2:
             return "made"

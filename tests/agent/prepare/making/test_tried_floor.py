@@ -1,0 +1,64 @@
+"""What a refusal names is what the next run takes."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from port_agent.prepare.making import refinement
+from port_agent.prepare.measurement.dry_run import DryRun, DryRunError
+from port_planner.base.units import parse_bytes
+from port_planner.ir.bundle.bundle import Bundle
+from port_planner.make_bundle import CapturedJob, InfeasibleError
+from tests.agent.prepare.making.small_bundles import MIB, deep, fake_trials, shallow, small_made
+
+
+def beside_the_plan(unplanned_bytes: Callable[[int], int], start_bytes: int) -> Callable[..., DryRun]:
+    """Return trials in which a worker holds so much more than is planned, of a budget."""
+
+    def dry_run(path: Path, *_: object, **__: object) -> DryRun:
+        planned = Bundle(path).manifest.plans[0]
+        base_bytes = next(iter(Bundle(path).costs.values())).device.base_bytes
+        return DryRun(planned.peak_bytes - base_bytes + unplanned_bytes(planned.ram_bytes), start_bytes)
+
+    return dry_run
+
+
+@pytest.mark.parametrize("captured", [shallow, deep])
+@pytest.mark.parametrize(
+    ("unplanned_bytes", "start_bytes"),
+    [
+        (lambda _: 9 * MIB, 0),
+        (lambda _: 9 * MIB, 30 * MIB),
+        (lambda ram_bytes: 9 * MIB + ram_bytes // 8, 4 * MIB),
+    ],
+)
+def test_a_budget_that_a_refusal_names_is_taken(
+    captured: Callable[[], CapturedJob],
+    unplanned_bytes: Callable[[int], int],
+    start_bytes: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    prepared = captured()
+    monkeypatch.setattr(refinement, "loading_peak", lambda: start_bytes)
+    fake_trials(monkeypatch, beside_the_plan(unplanned_bytes, start_bytes))
+    with pytest.raises(InfeasibleError, match="within which a trial of it kept") as refused:
+        small_made(tmp_path / "job.port", prepared, 5 * MIB)
+    (named,) = re.findall(r"raise --ram to (\w+)", str(refused.value))
+    assert [*tmp_path.iterdir()] == []
+    made = small_made(tmp_path / "job.port", prepared, parse_bytes(named))
+    assert made.measured_peak_bytes <= parse_bytes(named) <= 1.2 * max(made.measured_peak_bytes, start_bytes)
+
+
+def test_where_no_trial_can_be_run_the_figure_is_said_to_be_the_least(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object, **__: object) -> DryRun:
+        raise DryRunError("the trial run ended")
+
+    monkeypatch.setattr(refinement, "loading_peak", lambda: 0)
+    fake_trials(monkeypatch, fails)
+    with pytest.raises(InfeasibleError, match="raise --ram to at least"):
+        small_made(tmp_path / "job.port", deep(), MIB)

@@ -124,15 +124,27 @@ static void run_op(const port_bound *bound) {
     case PORT_OP_ADD: port_add_forward(bound); break;
     case PORT_OP_AVERAGE_POOL: port_average_pool_forward(bound); break;
     case PORT_OP_MAX_POOL: port_max_pool_forward(bound); break;
+    case PORT_OP_GROUPED: port_grouped_forward(bound); break;
+    case PORT_OP_TABLE: port_table_forward(bound); break;
+    case PORT_OP_CONCAT: port_concat_forward(bound); break;
+    case PORT_OP_UPSAMPLE: port_upsample_forward(bound); break;
+    case PORT_OP_MULTIPLY:
+    case PORT_OP_SCALE: port_product_forward(bound); break;
     default: port_classifier_forward(bound); break;
     }
 }
 
-static void run_input_gradient(const port_bound *bound, const float *gradient, float *target, int accumulate) {
+static void run_input_gradient(const port_bound *bound, const float *gradient, float *target, int accumulate, int second) {
     switch (bound->op->kind) {
     case PORT_OP_DEPTHWISE: port_depthwise_input_gradient(bound, gradient, target, accumulate); break;
     case PORT_OP_AVERAGE_POOL: port_average_pool_input_gradient(bound, gradient, target, accumulate); break;
     case PORT_OP_MAX_POOL: port_max_pool_input_gradient(bound, gradient, target, accumulate); break;
+    case PORT_OP_GROUPED: port_grouped_input_gradient(bound, gradient, target, accumulate); break;
+    case PORT_OP_TABLE: port_table_input_gradient(bound, gradient, target, accumulate); break;
+    case PORT_OP_CONCAT: port_concat_input_gradient(bound, gradient, target, accumulate, second); break;
+    case PORT_OP_UPSAMPLE: port_upsample_input_gradient(bound, gradient, target, accumulate); break;
+    case PORT_OP_MULTIPLY:
+    case PORT_OP_SCALE: port_product_input_gradient(bound, gradient, target, accumulate, second); break;
     default: port_conv_input_gradient(bound, gradient, target, accumulate); break;
     }
 }
@@ -144,6 +156,8 @@ static void run_weight_update(const port_engine *engine, const port_step *step, 
     if (groups) port_choose_channels(bound, gradient, engine->model->chosen_share, groups);
     if (bound->op->kind == PORT_OP_DEPTHWISE)
         port_depthwise_weight_update(bound, gradient, groups, update);
+    else if (bound->op->kind == PORT_OP_GROUPED)
+        port_grouped_weight_update(bound, gradient, groups, update);
     else
         port_conv_weight_update(bound, gradient, groups, update);
     update->rule = rule;
@@ -157,7 +171,7 @@ static void run_step(const port_engine *engine, const port_step *step, port_upda
     switch (step->kind) {
     case PORT_STEP_FORWARD: run_op(&bound); break;
     case PORT_STEP_MASK: port_mask_gradient(&bound, gradient); break;
-    case PORT_STEP_INPUT: run_input_gradient(&bound, gradient, target, accumulate); break;
+    case PORT_STEP_INPUT: run_input_gradient(&bound, gradient, target, accumulate, step->flags & PORT_STEP_SECOND); break;
     case PORT_STEP_WEIGHT: run_weight_update(engine, step, &bound, gradient, update); break;
     case PORT_STEP_BIAS: port_bias_update(&bound, gradient, update); break;
     default: port_copy_gradient(&bound, gradient, target, accumulate); break;

@@ -22,7 +22,7 @@
 extern "C" {
 #endif
 
-#define PORT_ENGINE_ABI 5u        /* changes whenever port_model.h does; compared by port_engine_init */
+#define PORT_ENGINE_ABI 6u        /* changes whenever port_model.h does; compared by port_engine_init */
 #define PORT_MODEL_HASH_BYTES 32u /* SHA-256 of the model's tables and weights, made by the compiler */
 #define PORT_ALIGNMENT 8u         /* of the arena and of the parameters */
 

@@ -18,6 +18,12 @@ enum port_op_kind {
     PORT_OP_AVERAGE_POOL = 4, /* window kernel_h x kernel_w, divisor = the whole window, zero point and scale unchanged */
     PORT_OP_MAX_POOL = 5,
     PORT_OP_CLASSIFIER = 6,   /* fully connected on in_h * in_w * in_c inputs, float logits; always the last one */
+    PORT_OP_GROUPED = 7,      /* convolution with groups, dilation, several outputs a channel; weights [out_c][kernel_h][kernel_w][in_c / groups] */
+    PORT_OP_TABLE = 8,        /* any function of one value: table[in + 128] */
+    PORT_OP_CONCAT = 9,       /* in, then other, along the one axis in which in and out differ */
+    PORT_OP_UPSAMPLE = 10,    /* each pixel kernel_h x kernel_w times */
+    PORT_OP_MULTIPLY = 11,    /* in * other, of equal extents */
+    PORT_OP_SCALE = 12,       /* in * other, which has one value a channel */
 };
 
 typedef struct port_op {
@@ -38,8 +44,13 @@ typedef struct port_op {
     const int32_t *multiplier;
     const uint8_t *shift;
     const float *weight_scale; /* [out_c] */
-    float in_scale;
-    int32_t add_in, add_other; /* residual add: (in - in_zero) * add_in + (other - other_zero) * add_other, >> add_shift */
+    float in_scale, other_scale;
+    int32_t add_in, add_other; /* residual add: (in - in_zero) * add_in + (other - other_zero) * add_other, >> add_shift;
+                                  concat: each by itself; product: (in - in_zero) * (other - other_zero) * add_in / 2^add_shift */
+    uint16_t groups;           /* of PORT_OP_GROUPED */
+    uint8_t dilation_h, dilation_w;
+    const int8_t *table;       /* int8[256], PORT_OP_TABLE */
+    const float *slope;        /* derivative of the function, float[256]; null: no gradient passes */
 } port_op;
 
 enum port_step_kind {
@@ -60,6 +71,7 @@ enum port_step_kind {
 #define PORT_STEP_SUSPENDS 4u   /* flag of WEIGHT and BIAS: the sums go to `scratch`; another row finishes and updates */
 #define PORT_STEP_CHOOSES 16u   /* flag of WEIGHT: only groups of channels with large gradients; `other`: room for a float per group */
 #define PORT_STEP_TRAINING 8u   /* flag of rows before the loss that inference leaves out */
+#define PORT_STEP_SECOND 64u    /* flag of INPUT: the gradient of the op's other input */
 #define PORT_STEP_CARRIED 32u   /* flag of PAGE_IN: nothing to read right behind a training sample, which left these parameters there */
 
 /* One row of the table. A tensor that was dropped and comes back may lie elsewhere than before, so every row names the

@@ -59,6 +59,11 @@ void port_add_forward(const port_bound *bound);
 void port_average_pool_forward(const port_bound *bound);
 void port_max_pool_forward(const port_bound *bound);
 void port_classifier_forward(const port_bound *bound);
+void port_grouped_forward(const port_bound *bound);
+void port_table_forward(const port_bound *bound);
+void port_concat_forward(const port_bound *bound);
+void port_upsample_forward(const port_bound *bound);
+void port_product_forward(const port_bound *bound);
 
 #if PORT_SIMD
 void port_conv_forward_simd(const port_bound *bound);
@@ -76,11 +81,17 @@ void port_depthwise_input_gradient(const port_bound *bound, const float *gradien
 void port_average_pool_input_gradient(const port_bound *bound, const float *gradient, float *target, int accumulate);
 void port_max_pool_input_gradient(const port_bound *bound, const float *gradient, float *target, int accumulate);
 void port_copy_gradient(const port_bound *bound, const float *gradient, float *target, int accumulate);
+void port_grouped_input_gradient(const port_bound *bound, const float *gradient, float *target, int accumulate);
+void port_table_input_gradient(const port_bound *bound, const float *gradient, float *target, int accumulate);
+void port_concat_input_gradient(const port_bound *bound, const float *gradient, float *target, int accumulate, int second);
+void port_upsample_input_gradient(const port_bound *bound, const float *gradient, float *target, int accumulate);
+void port_product_input_gradient(const port_bound *bound, const float *gradient, float *target, int accumulate, int second);
 
 /* Gradient of the parameters and their update, one value after the other, without a gradient buffer. `groups` null: of all trained
  * channels. Else of those groups of PORT_GROUP that have PORT_CHOSEN there (chosen.c); random numbers are drawn for all of them. */
 void port_conv_weight_update(const port_bound *bound, const float *gradient, const float *groups, port_update *update);
 void port_depthwise_weight_update(const port_bound *bound, const float *gradient, const float *groups, port_update *update);
+void port_grouped_weight_update(const port_bound *bound, const float *gradient, const float *groups, port_update *update);
 void port_bias_update(const port_bound *bound, const float *gradient, port_update *update);
 
 #define PORT_GROUP 4

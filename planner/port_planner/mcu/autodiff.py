@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from port_planner.base.errors import PortError
-from port_planner.mcu.ir import WEIGHTED, Clamp, Graph, KernelCall, McuCompileError, OpKind
+from port_planner.mcu.ir import PRODUCTS, WEIGHTED, Clamp, Graph, KernelCall, McuCompileError, OpKind
 
 
 class StepKind(IntEnum):
@@ -133,7 +133,8 @@ class Step:
 
     Buffers are named: an activation by its op, a gradient as `d:<activation>`.
 
-    `gradient` is the gradient of the op's output, `target` what the step writes; `accumulate` adds to it.
+    `gradient` is the gradient of the op's output, `target` what the step writes; `accumulate` adds to it. `second`: the target
+    belongs to the op's second input.
     """
 
     kind: StepKind
@@ -141,6 +142,7 @@ class Step:
     gradient: str = ""
     target: str = ""
     accumulate: bool = False
+    second: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +175,7 @@ class TableRow:
     gradient: str = ""
     target: str = ""
     accumulate: bool = False
+    second: bool = False
     again: bool = False
     span: tuple[int, int] | None = None
     part: bool = False
@@ -245,8 +248,18 @@ def reads(graph: Graph, step: Step) -> tuple[str, ...]:
         case StepKind.WEIGHT_UPDATE | StepKind.BIAS_UPDATE:
             return (step.gradient,)
     extra = (step.target,) if step.accumulate else ()
-    stored = (op.inputs[0],) if step.kind is StepKind.INPUT and op.kind is OpKind.MAX_POOL else ()
-    return (step.gradient, *stored, *extra)
+    return (step.gradient, *(op.inputs[position] for position in stored_inputs(op, step)), *extra)
+
+
+def stored_inputs(op: KernelCall, step: Step) -> tuple[int, ...]:
+    """Return which inputs of the op, by position, a backward step reads the values of."""
+    if step.kind in (StepKind.WEIGHT, StepKind.WEIGHT_GRADIENT):
+        return (0,)
+    if step.kind is not StepKind.INPUT:
+        return ()
+    if op.kind in PRODUCTS:
+        return (0 if step.second else 1,)
+    return (0,) if op.kind in (OpKind.MAX_POOL, OpKind.TABLE) else ()
 
 
 def writes(graph: Graph, step: Step) -> tuple[str, ...]:
@@ -281,11 +294,15 @@ def _gradients(graph: Graph, op: KernelCall) -> list[Step]:
     dy = gradient_of(op.name)
     steps = []
     if op.kind is not OpKind.CLASSIFIER and (
-        op.kind in WEIGHTED or op.kind is OpKind.ADD or op.clamp is not Clamp.NONE
+        op.kind in WEIGHTED | PRODUCTS or op.kind is OpKind.ADD or op.clamp is not Clamp.NONE
     ):
         steps.append(Step(StepKind.MASK, op.name, dy))
     kind = StepKind.COPY if op.kind is OpKind.ADD else StepKind.INPUT
-    steps += [Step(kind, op.name, dy, gradient_of(name)) for name in op.inputs if name != graph.input_name]
+    steps += [
+        Step(kind, op.name, dy, gradient_of(name), second=kind is StepKind.INPUT and position > 0)
+        for position, name in enumerate(op.inputs)
+        if name != graph.input_name
+    ]
     if op.kind in WEIGHTED:
         steps.append(Step(StepKind.WEIGHT_GRADIENT, op.name, dy, f"dw:{op.name}"))
         steps.append(Step(StepKind.BIAS_GRADIENT, op.name, dy, f"db:{op.name}"))

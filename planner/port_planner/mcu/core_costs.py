@@ -45,7 +45,7 @@ def work_of(graph: Graph, step: Step, scheme: SparseScheme) -> int:
 
 
 def _elements(op: KernelCall) -> int:
-    window = 1 if op.kind is OpKind.ADD else op.kernel[0] * op.kernel[1]
+    window = op.kernel[0] * op.kernel[1] if op.kind in (OpKind.AVERAGE_POOL, OpKind.MAX_POOL) else 1
     return op.out_shape.elements * window
 
 
@@ -67,6 +67,13 @@ M4F = _counts(
         (StepKind.FORWARD, OpKind.AVERAGE_POOL): 12.9, (StepKind.FORWARD, OpKind.MAX_POOL): 22.6,
         (StepKind.INPUT, OpKind.CONV): 3.9, (StepKind.INPUT, OpKind.CLASSIFIER): 19.5,
         (StepKind.INPUT, OpKind.DEPTHWISE): 14.3, (StepKind.INPUT, OpKind.AVERAGE_POOL): 8.8,
+        (StepKind.FORWARD, OpKind.GROUPED): 37.6, (StepKind.INPUT, OpKind.GROUPED): 85.0,
+        (StepKind.WEIGHT, OpKind.GROUPED): 34.3, (StepKind.FORWARD, OpKind.TABLE): 10.7,
+        (StepKind.INPUT, OpKind.TABLE): 10.0, (StepKind.FORWARD, OpKind.CONCAT): 18.4,
+        (StepKind.INPUT, OpKind.CONCAT): 3.9, (StepKind.FORWARD, OpKind.UPSAMPLE): 16.7,
+        (StepKind.INPUT, OpKind.UPSAMPLE): 7.8, (StepKind.FORWARD, OpKind.MULTIPLY): 40.6,
+        (StepKind.INPUT, OpKind.MULTIPLY): 32.2, (StepKind.FORWARD, OpKind.SCALE): 41.2,
+        (StepKind.INPUT, OpKind.SCALE): 31.5,
         (StepKind.INPUT, OpKind.MAX_POOL): 23.9, (StepKind.WEIGHT, OpKind.CONV): 5.2,
         (StepKind.WEIGHT, OpKind.CLASSIFIER): 66.3, (StepKind.WEIGHT, OpKind.DEPTHWISE): 23.1,
         (StepKind.MASK, None): 8.1, (StepKind.BIAS, None): 6.8, (StepKind.COPY, None): 7.1, (StepKind.LOSS, None): 78.6,
@@ -76,8 +83,8 @@ M4F = _counts(
         (StepKind.INPUT, OpKind.DEPTHWISE, STRIDED): 29.5,
     },
 )  # fmt: skip
-"""Camera net and MobileNetV2-w0.35 and, for max pooling, the tests' net of every layer, on the emulated Cortex-M4F with its
-DSP kernels, random weights."""
+"""Camera net and MobileNetV2-w0.35, for max pooling the tests' net of every layer, and from groups to products their net of
+joins, on the emulated Cortex-M4F with its DSP kernels, random weights."""
 
 M0 = _counts(
     {
@@ -86,6 +93,13 @@ M0 = _counts(
         (StepKind.FORWARD, OpKind.AVERAGE_POOL): 21.2, (StepKind.FORWARD, OpKind.MAX_POOL): 34.2,
         (StepKind.INPUT, OpKind.CONV): 140.0, (StepKind.INPUT, OpKind.CLASSIFIER): 414.0,
         (StepKind.INPUT, OpKind.DEPTHWISE): 165.6, (StepKind.INPUT, OpKind.AVERAGE_POOL): 169.9,
+        (StepKind.FORWARD, OpKind.GROUPED): 67.1, (StepKind.INPUT, OpKind.GROUPED): 281.9,
+        (StepKind.WEIGHT, OpKind.GROUPED): 263.9, (StepKind.FORWARD, OpKind.TABLE): 13.4,
+        (StepKind.INPUT, OpKind.TABLE): 139.0, (StepKind.FORWARD, OpKind.CONCAT): 27.9,
+        (StepKind.INPUT, OpKind.CONCAT): 7.5, (StepKind.FORWARD, OpKind.UPSAMPLE): 24.3,
+        (StepKind.INPUT, OpKind.UPSAMPLE): 75.0, (StepKind.FORWARD, OpKind.MULTIPLY): 96.2,
+        (StepKind.INPUT, OpKind.MULTIPLY): 373.7, (StepKind.FORWARD, OpKind.SCALE): 114.9,
+        (StepKind.INPUT, OpKind.SCALE): 385.2,
         (StepKind.INPUT, OpKind.MAX_POOL): 44.3, (StepKind.WEIGHT, OpKind.CONV): 167.2,
         (StepKind.WEIGHT, OpKind.CLASSIFIER): 757.0, (StepKind.WEIGHT, OpKind.DEPTHWISE): 170.3,
         (StepKind.MASK, None): 10.8, (StepKind.BIAS, None): 105.8, (StepKind.COPY, None): 7.3,
@@ -96,7 +110,8 @@ M0 = _counts(
         (StepKind.INPUT, OpKind.DEPTHWISE, STRIDED): 255.9,
     },
 )  # fmt: skip
-"""The digits net and, for poolings and residuals, a small residual net on the emulated Cortex-M0: without an FPU the
+"""The digits net, for poolings and residuals a small residual net, and from groups to products the tests' net of joins on 8x6
+pixels, on the emulated Cortex-M0: without an FPU the
 backward part costs 30 times as much per multiply-accumulate as on an M4F. Zero gradients are skipped, so counts depend on
 the sample by a tenth."""
 

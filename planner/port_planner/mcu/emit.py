@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +17,7 @@ from port_planner.mcu.pages import CHECKSUMS, parameter_name
 from port_planner.mcu.quantize import QuantizedGraph, QuantizedOp
 from port_planner.mcu.step_table import forward_rows
 
-ABI = 5  # PORT_ENGINE_ABI of the headers these tables fit
+ABI = 6  # PORT_ENGINE_ABI of the headers these tables fit
 _NONE = "PORT_NONE"
 _WIDTH = 108
 _ZERO_HASH = ", ".join(["0x00"] * 32)
@@ -106,7 +107,9 @@ def _source(model: QuantizedGraph, memory: MemoryPlan, scheme: SparseScheme, nam
         parts.append(_tables(op, memory, scheme.of(op.op.name)))
     if image:
         parts.append(_array("uint8_t", "initial_parameters", np.frombuffer(image, np.uint8)))
-    parts.append(_ops(model, memory, scheme))
+    passed = {row.op for row in memory.rows if row.kind is StepKind.INPUT}
+    parts += [_function_tables(op, op.op.name in passed) for op in model.ops]
+    parts.append(_ops(model, memory, scheme, passed))
     parts.append(_steps(memory))
     parts.append(_pages(memory))
     parts.append(_model(model, memory, scheme, name, bool(image)))
@@ -127,6 +130,15 @@ def _tables(op: QuantizedOp, memory: MemoryPlan, update: LayerUpdate) -> str:
         parts.append(_array("int32_t", f"multiplier_{label}", op.multiplier))
         parts.append(_array("uint8_t", f"shift_{label}", op.shift))
     parts.append(_array("float", f"scale_{label}", op.weight_scale))
+    return "\n".join(parts)
+
+
+def _function_tables(op: QuantizedOp, passed: bool) -> str:
+    if op.table is None or op.slope is None:
+        return ""
+    parts = [f"/* {op.op.name}: table, {op.op.out_shape} */", _array("int8_t", f"table_{_identifier(op)}", op.table)]
+    if passed:
+        parts.append(_array("float", f"slope_{_identifier(op)}", op.slope))
     return "\n".join(parts)
 
 
@@ -157,15 +169,16 @@ def _offset(value: int | None) -> str:
     return _NONE if value is None else str(value) if value >= 0 else f"(uint32_t){value}"
 
 
-def _ops(model: QuantizedGraph, memory: MemoryPlan, scheme: SparseScheme) -> str:
-    rows = [_op(op, memory, scheme.of(op.op.name)) for op in model.ops]
+def _ops(model: QuantizedGraph, memory: MemoryPlan, scheme: SparseScheme, passed: Set[str]) -> str:
+    """`passed`: the ops through which a gradient passes."""
+    rows = [_op(op, memory, scheme.of(op.op.name), op.op.name in passed) for op in model.ops]
     return f"static const port_op ops[{len(rows)}] = {{\n" + "\n".join(rows) + "\n};"
 
 
 _KIND_NAMES = {kind: f"PORT_OP_{kind.name}" for kind in OpKind}
 
 
-def _op(op: QuantizedOp, memory: MemoryPlan, update: LayerUpdate) -> str:
+def _op(op: QuantizedOp, memory: MemoryPlan, update: LayerUpdate, passed: bool) -> str:
     source, label = op.op, _identifier(op)
     slot = memory.parameters.slots.get(source.name)
     other = source.inputs[1] if len(source.inputs) > 1 else None
@@ -201,8 +214,14 @@ def _op(op: QuantizedOp, memory: MemoryPlan, update: LayerUpdate) -> str:
         ("shift", f"shift_{label}" if op.shift is not None else 0),
         ("weight_scale", f"scale_{label}" if weighted else 0),
         ("in_scale", _number(op.inputs[0].scale)),
+        ("other_scale", _number(op.inputs[1].scale) if other else 0),
         ("add_in", op.add_multipliers[0]),
         ("add_other", op.add_multipliers[1]),
+        ("groups", source.groups),
+        ("dilation_h", source.dilation[0]),
+        ("dilation_w", source.dilation[1]),
+        ("table", f"table_{label}" if op.table is not None else 0),
+        ("slope", f"slope_{label}" if op.table is not None and passed else 0),
     ]
     body = _wrapped(", ".join(f".{key} = {value}" for key, value in fields).replace(" = ", "="), "     ").replace(
         "=", " = "
@@ -248,7 +267,7 @@ def _row(memory: MemoryPlan, row: TableRow) -> str:
         (row.parameters, memory.parameters.pages[parameter_name(row.op)].offset if row.parameters else 0),
     )
     places = ", ".join(_offset(at[name] - before if name else None) for name, before in operands)
-    flags = [name for name in ("accumulate", "resumes", "suspends", "chooses") if getattr(row, name)]
+    flags = [name for name in ("accumulate", "second", "resumes", "suspends", "chooses") if getattr(row, name)]
     shown = " | ".join(f"PORT_STEP_{name.upper()}" for name in flags) or "0"
     index, note = memory.program.graph.index(row.op), " again" if row.again else ""
     return f"    {{PORT_STEP_{row.kind.name}, {shown}, {index}, {first}, {last}, {places}}}, /* {row.op}{note} */"

@@ -15,9 +15,11 @@ import numpy as np
 import torch
 from torch import fx, nn
 
+from port_planner.mcu.elementwise import module_function, node_function
 from port_planner.mcu.ir import (
     WEIGHTED,
     Clamp,
+    Elementwise,
     FloatArray,
     Graph,
     KernelCall,
@@ -38,6 +40,8 @@ from port_planner.mcu.module_trace import (
 from port_planner.mcu.torch_axes import GRAPH_AXES, TorchAxes, extent
 
 INPUT = "input"
+SOFTMAX_NOTE = "the softmax at the end is left out: the loss has one, and the board's outputs are logits"
+OTHER_LAYERS = "use layers that have one: port-agent's docs/boards.md lists them"
 _NOISE_SAMPLES = 2
 """With one sample the batch is an axis of extent 1, which squeeze() takes away."""
 
@@ -74,7 +78,8 @@ def import_module(
             key: _array(value) if value.is_floating_point() else value.numpy(force=True).copy()
             for key, value in module.state_dict().items()
         }
-        graph = Graph(name, INPUT, seen.shape, importer.run(), state)
+        notes = (SOFTMAX_NOTE,) if importer.end is not importer.logits else ()
+        graph = Graph(name, INPUT, seen.shape, importer.run(), state, notes)
         verify_mcu_graph(graph)
         refuse_difference(module, traced, graph, importer.lasting(), samples)
     return graph
@@ -215,6 +220,8 @@ class _Importer:
                 return self._activate(node, Clamp.RELU6, value)
             case nn.Dropout() | nn.Dropout2d() | nn.Dropout1d() | nn.Identity():
                 return value
+            case nn.Upsample() | nn.UpsamplingNearest2d():
+                return self._upsample(node, module.mode, value)
             case nn.Flatten() | nn.Unflatten():
                 return self._view(node, value)
             case nn.MaxPool2d() | nn.MaxPool1d() | nn.AvgPool2d() | nn.AvgPool1d():
@@ -222,15 +229,25 @@ class _Importer:
             case nn.AdaptiveAvgPool2d() | nn.AdaptiveAvgPool1d():
                 dimensions = 1 if isinstance(module, nn.AdaptiveAvgPool1d) else 2
                 return self._adaptive_average(node, module.output_size, dimensions, value)
-        raise McuCompileError(
-            node_place(node), f"no kernel for {type(module).__name__}", "use convolution, pooling, ReLU, add, linear"
-        )
+        function = module_function(module)
+        if function is not None:
+            return self._tabulate(node, function, value)
+        raise McuCompileError(node_place(node), f"no kernel for {type(module).__name__}", OTHER_LAYERS)
 
     def _function(self, node: fx.Node) -> NodeValue:
         target = node.target
         name = (target if isinstance(target, str) else str(getattr(target, "__name__", node.name))).removesuffix("_")
+        function = node_function(node, name)
+        if function is not None and not (
+            name in ("add", "iadd") and len(node.args) > 1 and node.args[0] is node.args[1]
+        ):
+            return self._tabulate(node, function, self.values[node.all_input_nodes[0]])
         if name in ("add", "iadd"):
             return self._add(node)
+        if name in ("mul", "imul", "multiply"):
+            return self._multiply(node)
+        if name in ("cat", "concat", "concatenate"):
+            return self._concatenate(node)
         value = self._source(node)
         match name:
             case "relu":
@@ -250,7 +267,9 @@ class _Importer:
                 return self._adaptive_average(node, size, 1 if "1d" in name else 2, value)
             case "max_pool2d" | "max_pool1d" | "avg_pool2d" | "avg_pool1d":
                 return self._pool_function(node, name, value)
-        raise McuCompileError(node_place(node), f"no kernel for {name}", "use convolution, pooling, ReLU, add, linear")
+            case "interpolate" | "upsample":
+                return self._upsample(node, str(self._argument(node, 3, "mode", "nearest")), value)
+        raise McuCompileError(node_place(node), f"no kernel for {name}", OTHER_LAYERS)
 
     @staticmethod
     def _argument(node: fx.Node, position: int, keyword: str, default: object) -> object:
@@ -323,26 +342,25 @@ class _Importer:
     def _convolution(self, node: fx.Node, conv: nn.Conv2d | nn.Conv1d, value: NodeValue) -> NodeValue:
         dimensions = 1 if isinstance(conv, nn.Conv1d) else 2
         names = self._image(node, value, dimensions)
-        if any(d != 1 for d in conv.dilation) or conv.padding_mode != "zeros":
-            raise McuCompileError(node_place(node), "dilation or non-zero padding", "use dilation 1 and zero padding")
+        if conv.padding_mode != "zeros":
+            raise McuCompileError(node_place(node), f"{conv.padding_mode} padding", "use zero padding")
         kernel = _by_axis(names, conv.kernel_size, 1)
         stride = _by_axis(names, conv.stride, 1)
-        padding = self._padding(node, conv, names)
-        depthwise = conv.groups > 1
-        if depthwise and not conv.groups == conv.in_channels == conv.out_channels:
-            raise McuCompileError(
-                node_place(node), f"groups {conv.groups}", "use groups=1, or depthwise with multiplier 1"
-            )
+        padding, dilation = self._padding(node, conv, names), _by_axis(names, conv.dilation, 1)
+        depthwise = dilation == (1, 1) and 1 < conv.groups == conv.in_channels == conv.out_channels
+        plain = OpKind.CONV if dilation == (1, 1) and conv.groups == 1 else OpKind.GROUPED
         windows = tuple(_numbers(conv.kernel_size, dimensions)) if names == ("W", "H") else kernel
         down, across = (3, 2) if names == ("W", "H") else (2, 3)
         extents = (conv.out_channels, conv.in_channels // conv.groups, *windows)
         origin = LayerOrigin(str(node.target), extents, (1, down, across, 0) if depthwise else (0, down, across, 1))
         layout = _array(conv.weight).reshape(extents).transpose(origin.order)
         bias = np.zeros(conv.out_channels, np.float32) if conv.bias is None else _array(conv.bias)
-        out = _out_shape(value.shape, kernel, stride, padding, conv.out_channels)
+        reach = tuple((taps - 1) * step + 1 for taps, step in zip(kernel, dilation, strict=True))
+        out = _out_shape(value.shape, cast(tuple[int, int], reach), stride, padding, conv.out_channels)
         op = KernelCall(
-            "", OpKind.DEPTHWISE if depthwise else OpKind.CONV, (value.tensor,), value.shape, out, kernel, stride,
-            padding, weight=np.ascontiguousarray(layout[0] if depthwise else layout), bias=bias, origin=origin,
+            "", OpKind.DEPTHWISE if depthwise else plain, (value.tensor,), value.shape, out, kernel, stride, padding,
+            weight=np.ascontiguousarray(layout[0] if depthwise else layout), bias=bias, origin=origin,
+            dilation=dilation, groups=1 if depthwise else conv.groups,
         )  # fmt: skip
         return self._own(self._append(node, op, ("C", *names)), conv, conv.weight)
 
@@ -352,7 +370,8 @@ class _Importer:
         if conv.padding == "same":
             if any(extents % 2 == 0 for extents in conv.kernel_size):
                 raise McuCompileError(node_place(node), "'same' padding of an even kernel", "use an odd kernel")
-            return _by_axis(names, [extents // 2 for extents in conv.kernel_size], 0)
+            sides = [extents // 2 * step for extents, step in zip(conv.kernel_size, conv.dilation, strict=True)]
+            return _by_axis(names, sides, 0)
         return _by_axis(names, cast(tuple[int, ...], conv.padding), 0)
 
     def _batch_norm(self, node: fx.Node, norm: nn.BatchNorm1d | nn.BatchNorm2d, value: NodeValue) -> NodeValue:
@@ -441,6 +460,69 @@ class _Importer:
             raise McuCompileError(node_place(node), f"adds {shapes}", "only equal shapes are added, axis by axis")
         op = KernelCall("", OpKind.ADD, (left.tensor, right.tensor), left.shape, left.shape)
         return self._append(node, op, left.seen.axes)
+
+    # -- functions of values, and of two tensors ---------------------------------------------------------------------
+
+    def _tabulate(self, node: fx.Node, function: Elementwise, value: NodeValue) -> NodeValue:
+        op = KernelCall("", OpKind.TABLE, (value.tensor,), value.shape, value.shape, function=function)
+        return self._append(node, op, value.seen.axes)
+
+    def _multiply(self, node: fx.Node) -> NodeValue:
+        """Multiply equal shapes, or an image by a value for each channel."""
+        left, right = self._source(node, 0), self._source(node, 1)
+        if left.shape.elements < right.shape.elements:
+            left, right = right, left
+        kind = OpKind.MULTIPLY
+        if left.seen != right.seen:
+            kind, each = OpKind.SCALE, Shape(1, 1, left.shape.channels)
+            if right.shape != each or left.seen.axes[:1] != right.seen.axes[:1] or any(right.seen.axes[1:]):
+                shapes = f"{list(left.seen.extents)} by {list(right.seen.extents)}"
+                raise McuCompileError(node_place(node), f"multiplies {shapes}", "give equal shapes, or [N, C, 1, 1]")
+        op = KernelCall("", kind, (left.tensor, right.tensor), left.shape, left.shape)
+        return self._append(node, op, left.seen.axes)
+
+    def _concatenate(self, node: fx.Node) -> NodeValue:
+        """Join tensors one after the other along one axis of the graph."""
+        parts = self._argument(node, 0, "tensors", ())
+        values = [self.values[part] for part in cast(Sequence[fx.Node], parts) if part in self.values]
+        position = cast(int, self._argument(node, 1, "dim", 0)) % (len(values[0].seen.axes) + 1) - 1 if values else -1
+        axes = [value.seen.axes for value in values]
+        if position < 0 or len(values) != len(cast(Sequence[object], parts)):
+            raise McuCompileError(node_place(node), "joins the batch, or what is no tensor", "join along another axis")
+        names = {own[position] for own in axes} - {""} or {next(name for name in "CWH" if name not in axes[0])}
+        others = {(*own[:position], *own[position + 1 :]) for own in axes}
+        (name, *more) = sorted(names)
+        if more or len(others) > 1 or name not in ("C", "H", "W"):
+            shapes = " and ".join(str(list(value.seen.extents)) for value in values)
+            raise McuCompileError(node_place(node), f"joins {shapes}", "join along one axis that all of them have")
+        joined = values[0]
+        for value in values[1:]:
+            joined = self._join(node, joined, value, name, position)
+        return joined
+
+    def _join(self, node: fx.Node, left: NodeValue, right: NodeValue, name: str, position: int) -> NodeValue:
+        field = {"C": "channels", "H": "height", "W": "width"}[name]
+        shape = replace(left.shape, **{field: extent(left.shape, name) + extent(right.shape, name)})
+        op = KernelCall("", OpKind.CONCAT, (left.tensor, right.tensor), left.shape, shape)
+        axes = left.seen.axes
+        return self._append(node, op, (*axes[:position], name, *axes[position + 1 :]))
+
+    def _upsample(self, node: fx.Node, mode: str, value: NodeValue) -> NodeValue:
+        """Repeat every pixel a whole number of times."""
+        dimensions = len(value.seen.axes) - 1
+        names = self._image(node, value, dimensions)
+        before, after = [extent(value.shape, name) for name in names], self._result_shape(node)[1:]
+        if not mode.startswith("nearest") or any(new % old for new, old in zip(after, before, strict=True)):
+            raise McuCompileError(
+                node_place(node),
+                f"{mode} upsampling of {before} to {list(after)}",
+                "use nearest, a whole number of times",
+            )
+        factors = _by_axis(names, [new // old for new, old in zip(after, before, strict=True)], 1)
+        source = value.shape
+        shape = Shape(source.height * factors[0], source.width * factors[1], source.channels)
+        op = KernelCall("", OpKind.UPSAMPLE, (value.tensor,), source, shape, factors)
+        return self._append(node, op, ("C", *names))
 
     # -- pooling ----------------------------------------------------------------------------------------------------
 

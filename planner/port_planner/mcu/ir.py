@@ -6,17 +6,22 @@ activation function is the `clamp` of the op that feeds it, so that every op her
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from port_planner.base.errors import PortError
 
+if TYPE_CHECKING:
+    import torch
+
 FloatArray = NDArray[np.float32]
+Elementwise = Callable[["torch.Tensor"], "torch.Tensor"]
+"""A function of each value of a tensor by itself."""
 
 
 class McuCompileError(PortError):
@@ -38,9 +43,17 @@ class OpKind(IntEnum):
     AVERAGE_POOL = 4
     MAX_POOL = 5
     CLASSIFIER = 6
+    GROUPED = 7
+    TABLE = 8
+    CONCAT = 9
+    UPSAMPLE = 10
+    MULTIPLY = 11
+    SCALE = 12
 
 
-WEIGHTED = frozenset({OpKind.CONV, OpKind.DEPTHWISE, OpKind.CLASSIFIER})
+WEIGHTED = frozenset({OpKind.CONV, OpKind.DEPTHWISE, OpKind.CLASSIFIER, OpKind.GROUPED})
+PRODUCTS = frozenset({OpKind.MULTIPLY, OpKind.SCALE})
+TWO_INPUTS = frozenset({OpKind.ADD, OpKind.CONCAT}) | PRODUCTS
 
 
 class Clamp(Enum):
@@ -88,7 +101,8 @@ class KernelCall:
 
     The output tensor has the op's own name. `shares` names an earlier op that has the same weights in the module.
 
-    `weight` is [out][kernel_h][kernel_w][in] (classifier: [out][1][1][in]) or, depthwise, [kernel_h][kernel_w][channel].
+    `weight` is [out][kernel_h][kernel_w][in] (classifier: [out][1][1][in]; of groups, in / groups) or, depthwise,
+    [kernel_h][kernel_w][channel]. `function`: what a table holds.
     """
 
     name: str
@@ -104,15 +118,19 @@ class KernelCall:
     bias: FloatArray | None = None
     origin: LayerOrigin | None = None
     shares: str = ""
+    function: Elementwise | None = None
+    dilation: tuple[int, int] = (1, 1)
+    groups: int = 1
+
+    @property
+    def fan_in(self) -> int:
+        """Input channels that one output channel of a weighted op reads."""
+        return 1 if self.kind is OpKind.DEPTHWISE else self.in_shape.channels // self.groups
 
     @property
     def macs(self) -> int:
         """Multiply-accumulates of one forward call, padding counted as if it were computed."""
-        if self.kind is OpKind.DEPTHWISE:
-            return self.out_shape.elements * self.kernel[0] * self.kernel[1]
-        if self.kind in WEIGHTED:
-            return self.out_shape.elements * self.kernel[0] * self.kernel[1] * self.in_shape.channels
-        return 0
+        return self.out_shape.elements * self.kernel[0] * self.kernel[1] * self.fan_in if self.kind in WEIGHTED else 0
 
     @property
     def weight_count(self) -> int:
@@ -123,7 +141,8 @@ class KernelCall:
 class Graph:
     """Ops in execution order.
 
-    `input_name` names the sample, the last op is the classifier. `state`: the module's state_dict as it was imported.
+    `input_name` names the sample, the last op is the classifier. `state`: the module's state_dict as it was imported. `notes`: what
+    was left out on purpose, a sentence each.
     """
 
     name: str
@@ -131,6 +150,7 @@ class Graph:
     input_shape: Shape
     ops: tuple[KernelCall, ...]
     state: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     def shape(self, tensor: str) -> Shape:
         """Return the shape of a tensor by name."""
@@ -177,9 +197,6 @@ def scratch_bytes(op: KernelCall) -> int:
     return 2 * 2 * (-(-row_bytes(op) // 4) * 4)
 
 
-_INPUTS = {OpKind.ADD: 2}
-
-
 def verify_mcu_graph(graph: Graph) -> None:
     """Raise McuCompileError unless every op reads tensors that exist and fits the tables."""
     known = {graph.input_name: graph.input_shape}
@@ -192,20 +209,26 @@ def verify_mcu_graph(graph: Graph) -> None:
         raise McuCompileError(graph.name, "a classifier in mid graph", "give the model one output")
 
 
+def _elements_read(op: KernelCall, position: int) -> int:
+    if position and op.kind is OpKind.CONCAT:
+        return op.out_shape.elements - op.in_shape.elements
+    return op.in_shape.channels if position and op.kind is OpKind.SCALE else op.in_shape.elements
+
+
 def _verify_op(op: KernelCall, known: dict[str, Shape]) -> None:
-    if len(op.inputs) != _INPUTS.get(op.kind, 1):
+    if len(op.inputs) != (2 if op.kind in TWO_INPUTS else 1):
         raise McuCompileError(op.name, f"{len(op.inputs)} inputs", "this is a defect of the importer")
-    for name in op.inputs:
+    for position, name in enumerate(op.inputs):
         if name not in known:
             raise McuCompileError(op.name, f"reads {name} before it is written", "this is a defect of the importer")
-        if known[name].elements != op.in_shape.elements:
+        if known[name].elements != _elements_read(op, position):
             raise McuCompileError(op.name, f"reads {known[name]} as {op.in_shape}", "this is a defect of the importer")
     if op.name in known:
         raise McuCompileError(op.name, "two ops of one name", "rename one")
     if max(op.in_shape.channels, op.out_shape.channels, op.in_shape.height, op.in_shape.width) > 65535:
         raise McuCompileError(op.name, f"extent of {op.in_shape} over 65535", "pool before the linear layer")
-    if max(*op.kernel, *op.stride, *op.padding) > 255:
+    if max(*op.kernel, *op.stride, *op.padding, *op.dilation) > 255:
         raise McuCompileError(op.name, f"kernel {op.kernel} over 255", "use a smaller kernel")
-    reach = op.kernel[0] * op.kernel[1] * (1 if op.kind is OpKind.DEPTHWISE else op.in_shape.channels)
+    reach = op.kernel[0] * op.kernel[1] * op.fan_in
     if op.kind in WEIGHTED and reach > 32768:
         raise McuCompileError(op.name, f"{reach} products in one sum can overflow 32 bits", "narrow the layer")

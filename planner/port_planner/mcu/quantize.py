@@ -11,6 +11,7 @@ The scheme is that of arXiv 2206.15472 section 2 (all-int8 graph, int32 bias), t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +19,17 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from port_planner.mcu.ir import WEIGHTED, Clamp, FloatArray, Graph, KernelCall, McuCompileError, OpKind
+from port_planner.mcu.ir import (
+    PRODUCTS,
+    WEIGHTED,
+    Clamp,
+    Elementwise,
+    FloatArray,
+    Graph,
+    KernelCall,
+    McuCompileError,
+    OpKind,
+)
 
 Int8Array = NDArray[np.int8]
 Int32Array = NDArray[np.int32]
@@ -53,6 +64,8 @@ class QuantizedOp:
     shift: NDArray[np.uint8] | None = None
     add_multipliers: tuple[int, int] = (0, 0)
     add_shift: int = 0
+    table: Int8Array | None = None
+    slope: FloatArray | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,16 +111,49 @@ def flat_input(op: KernelCall, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _float_op(op: KernelCall, inputs: list[torch.Tensor]) -> torch.Tensor:
-    if op.kind is OpKind.ADD:
-        return inputs[0] + inputs[1]
+    if op.kind in _WEIGHTLESS:
+        return _WEIGHTLESS[op.kind](op, inputs)
     if op.kind is OpKind.AVERAGE_POOL:
         return F.avg_pool2d(inputs[0], op.kernel, op.stride, op.padding)
     if op.kind is OpKind.MAX_POOL:
         return F.max_pool2d(inputs[0], op.kernel, op.stride, op.padding)
     weight, bias = weights_of(op)
-    groups = op.in_shape.channels if op.kind is OpKind.DEPTHWISE else 1
     data = flat_input(op, inputs[0])
-    return F.conv2d(data, torch_weight(op, weight), torch.from_numpy(bias), op.stride, op.padding, 1, groups)
+    return F.conv2d(
+        data, torch_weight(op, weight), torch.from_numpy(bias), op.stride, op.padding, op.dilation, torch_groups(op)
+    )
+
+
+_WEIGHTLESS: dict[OpKind, Callable[[KernelCall, list[torch.Tensor]], torch.Tensor]] = {
+    OpKind.ADD: lambda op, inputs: inputs[0] + inputs[1],
+    OpKind.MULTIPLY: lambda op, inputs: inputs[0] * inputs[1],
+    OpKind.SCALE: lambda op, inputs: inputs[0] * inputs[1],
+    OpKind.CONCAT: lambda op, inputs: torch.cat(inputs, concat_axis(op)),
+    OpKind.UPSAMPLE: lambda op, inputs: inputs[0].repeat_interleave(op.kernel[0], 2).repeat_interleave(op.kernel[1], 3),
+    OpKind.TABLE: lambda op, inputs: function_of(op)(inputs[0]),
+}
+
+
+def concat_axis(op: KernelCall) -> int:
+    """Return the axis of [N, C, H, W] along which a concatenation joins its inputs."""
+    if op.in_shape.channels != op.out_shape.channels:
+        return 1
+    return 3 if op.in_shape.width != op.out_shape.width else 2
+
+
+def torch_groups(op: KernelCall) -> int:
+    """Return the groups of a convolution as torch counts them."""
+    return op.in_shape.channels if op.kind is OpKind.DEPTHWISE else op.groups
+
+
+def function_of(op: KernelCall) -> Elementwise:
+    """Return the function of a table.
+
+    Raises McuCompileError for an op without.
+    """
+    if op.function is None:
+        raise McuCompileError(op.name, "has no function", "this is a defect of the importer")
+    return op.function
 
 
 def weights_of(op: KernelCall) -> tuple[FloatArray, FloatArray]:
@@ -149,7 +195,7 @@ def quantize(graph: Graph, calibration: NDArray[np.float32], headroom: float = H
 
 
 def _tensor_format(tensor: torch.Tensor, clamp: Clamp, headroom: float) -> QuantizedTensor:
-    low, high = min(float(tensor.min()), 0.0) * headroom, max(float(tensor.max()), 0.0) * headroom
+    low, high = (limit * headroom for limit in _including_zero(tensor))
     if clamp.value[1] is not None:
         high = min(high, clamp.value[1])
     scale = np.float32(max((high - low) / 255.0, SMALLEST_SCALE))
@@ -166,15 +212,64 @@ def _limits(clamp: Clamp, output: QuantizedTensor) -> tuple[int, int]:
 def _quantize_op(
     op: KernelCall, inputs: tuple[QuantizedTensor, ...], result: torch.Tensor, headroom: float
 ) -> QuantizedOp:
-    if op.kind in (OpKind.AVERAGE_POOL, OpKind.MAX_POOL):
+    if op.kind in (OpKind.AVERAGE_POOL, OpKind.MAX_POOL, OpKind.UPSAMPLE):
         return QuantizedOp(op, inputs, inputs[0], *_limits(op.clamp, inputs[0]))
+    if op.kind is OpKind.TABLE:
+        return _tabulate(op, inputs[0], result, headroom)
+    if op.kind is OpKind.CONCAT:
+        return _quantize_sum(op, inputs, _covering(inputs, op.clamp))
     output = _tensor_format(result, op.clamp, headroom)
     if op.kind is OpKind.ADD:
-        return _quantize_add(op, inputs, output)
+        return _quantize_sum(op, inputs, output)
+    if op.kind in PRODUCTS:
+        return _quantize_product(op, inputs, output)
     return _quantize_weighted(op, inputs[0], output, min(headroom, WEIGHT_HEADROOM))
 
 
-def _quantize_add(op: KernelCall, inputs: tuple[QuantizedTensor, ...], output: QuantizedTensor) -> QuantizedOp:
+def _tabulate(op: KernelCall, source: QuantizedTensor, result: torch.Tensor, headroom: float) -> QuantizedOp:
+    """Tabulate a function and its derivative for the codes of its input.
+
+    The output holds what the input's codes give, or no more than `headroom` times what calibration showed.
+    """
+    codes = torch.arange(-128, 128, dtype=torch.float64)
+    reals = ((codes - source.zero) * float(source.scale)).requires_grad_()
+    with torch.enable_grad():
+        values = function_of(op)(reals)
+        (slopes,) = torch.autograd.grad(values.sum(), reals)
+    wrong = ~(torch.isfinite(values) & torch.isfinite(slopes))
+    if bool(wrong.any()):
+        at = float(reals.detach()[wrong][0])
+        raise McuCompileError(op.name, f"has no value or derivative at {at:.3g}", "keep its input where it has")
+    reached = values.detach().clamp(*(limit * headroom for limit in _including_zero(result)))
+    output = _tensor_format(_clamped(op.clamp, reached), op.clamp, 1.0)
+    low, high = _limits(op.clamp, output)
+    exact = (values.detach() / float(output.scale) + 0.5).floor() + output.zero
+    passes = (exact >= low) & (exact <= high)
+    table = exact.clamp(low, high).numpy().astype(np.int8)
+    return QuantizedOp(
+        op, (source,), output, low, high, table=table, slope=(slopes * passes).numpy().astype(np.float32)
+    )
+
+
+def _including_zero(tensor: torch.Tensor) -> tuple[float, float]:
+    return min(float(tensor.min()), 0.0), max(float(tensor.max()), 0.0)
+
+
+def _covering(inputs: tuple[QuantizedTensor, ...], clamp: Clamp) -> QuantizedTensor:
+    """Return a format that holds whatever the inputs hold."""
+    ends = [(code - tensor.zero) * float(tensor.scale) for tensor in inputs for code in (-128, 127)]
+    return _tensor_format(_clamped(clamp, torch.tensor(ends)), clamp, 1.0)
+
+
+def _quantize_product(op: KernelCall, inputs: tuple[QuantizedTensor, ...], output: QuantizedTensor) -> QuantizedOp:
+    scale = float(inputs[0].scale) * float(inputs[1].scale)
+    output = _representable(output, scale)
+    multiplier, shift = requantisation(np.array([scale / float(output.scale)]))
+    limits = _limits(op.clamp, output)
+    return QuantizedOp(op, inputs, output, *limits, add_multipliers=(int(multiplier[0]), 0), add_shift=int(shift[0]))
+
+
+def _quantize_sum(op: KernelCall, inputs: tuple[QuantizedTensor, ...], output: QuantizedTensor) -> QuantizedOp:
     """Both inputs share one shift.
 
     |x - zero| <= 255 and multipliers below 2**22 keep the sum within 31 bits.

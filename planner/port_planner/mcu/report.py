@@ -89,7 +89,7 @@ def _parameter_bytes(model: CompiledModel, op: QuantizedOp) -> int:
 
 def _flash_bytes(op: QuantizedOp) -> int:
     if op.weight is None:
-        return 0
+        return sum(array.nbytes for array in (op.table, op.slope) if array is not None)
     return op.weight.size + (4 + CHANNEL_TABLE_BYTES) * op.op.out_shape.channels
 
 

@@ -12,8 +12,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from port_planner.base.errors import PortError
-from port_planner.mcu.autodiff import PAGE_KINDS, SampleProgram, Step, StepKind, TableRow, gradient_of, reads, writes
-from port_planner.mcu.ir import Graph, KernelCall, OpKind, scratch_bytes
+from port_planner.mcu.autodiff import (
+    PAGE_KINDS,
+    SampleProgram,
+    Step,
+    StepKind,
+    TableRow,
+    gradient_of,
+    reads,
+    stored_inputs,
+    writes,
+)
+from port_planner.mcu.ir import Graph, KernelCall, scratch_bytes
 from port_planner.mcu.pages import (
     PARAMETER_USERS,
     UPDATES,
@@ -189,18 +199,17 @@ class _Residencies:
         op = self.graph.op(step.op)
         if step.kind is StepKind.FORWARD:
             return self._forward(op, again)
-        source = ""
-        if step.kind is StepKind.WEIGHT or (step.kind is StepKind.INPUT and op.kind is OpKind.MAX_POOL):
-            source = self._found(op.inputs[0])
+        places = {position: self._found(op.inputs[position]) for position in stored_inputs(op, step)}
         return TableRow(
             step.kind,
             step.op,
-            source=source,
-            other=f"norm:{step.op}" if self._chooses(step) else "",
+            source=places.get(0, ""),
+            other=f"norm:{step.op}" if self._chooses(step) else places.get(1, ""),
             output=self._found(step.op) if step.kind is StepKind.MASK else "",
             gradient=self._found(step.gradient),
             target=self._found(step.target) if step.kind in (StepKind.INPUT, StepKind.COPY) else "",
             accumulate=step.accumulate,
+            second=step.second,
             parameters=self._parameters(step.op) if step.kind in PARAMETER_USERS else "",
         )
 
@@ -276,7 +285,8 @@ def verify_table(program: SampleProgram, rows: Sequence[TableRow], groups: Seque
             index += 1
             continue
         step = program.steps[at] if at < len(program.steps) else None
-        if step is None or (step.kind, step.op, step.accumulate) != (row.kind, row.op, row.accumulate):
+        wants = None if step is None else (step.kind, step.op, step.accumulate, step.second)
+        if step is None or wants != (row.kind, row.op, row.accumulate, row.second):
             raise TableError(index, row, f"the program's step is {step}")
         _verify_step(program.graph, index, row, step, wanted, held)
         if row.kind in (StepKind.WEIGHT, StepKind.BIAS):
@@ -348,6 +358,8 @@ def _operands(graph: Graph, row: TableRow, step: Step) -> dict[str, str]:
         found = dict(zip(op.inputs, (row.source, row.other), strict=False)) | {row.op: row.output}
     elif row.source:
         found[op.inputs[0]] = row.source
+    if row.kind is StepKind.INPUT and row.other:
+        found[op.inputs[1]] = row.other
     if row.kind is StepKind.MASK:
         found[row.op] = row.output
     return found

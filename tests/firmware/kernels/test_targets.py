@@ -35,7 +35,7 @@ from port_planner.mcu.ir import Graph, OpKind
 from port_planner.mcu.page_costs import PageMedium
 from port_planner.mcu.schemes.contributions import backward_macs
 from port_planner.mcu.zoo import CameraNet, DigitsNet, MobileNetV2
-from tests.planner.mcu.networks import every_layer, settled
+from tests.planner.mcu.networks import every_layer, joins, settled
 
 pytestmark = pytest.mark.skipif(missing_tools(counting=True) is not None, reason=str(missing_tools(counting=True)))
 
@@ -79,6 +79,19 @@ def test_every_core_trains_to_the_hosts_bits(core: Core, rule: UpdateRounding, t
     assert run.parameters == host.parameters
     assert (run.generator, run.steps, run.correct) == (host_generator, 5, round(5 * right))
     assert run.loss_sum == pytest.approx(5 * loss, rel=1e-6)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("core", [Core.M4F, Core.M0])
+def test_groups_functions_and_joins_train_to_the_hosts_bits(core: Core, tmp_path: Path) -> None:
+    module, data = joins(5)
+    model = compile_model(module, data[:, :, :8, :6], q88=True)
+    inputs, labels = model.quantize_input(data[:, :, :8, :6]), np.arange(5) % 4
+    host = HostEngine(model)
+    host.set_options(UpdateOptions(0.02))
+    host.train_many(inputs, labels)
+    run = run_image(build_image(model, core, tmp_path), inputs, labels, options=UpdateOptions(0.02))
+    assert run.parameters == host.parameters != HostEngine(model).parameters
 
 
 @pytest.mark.process

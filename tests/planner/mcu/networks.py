@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import nn
 
@@ -60,6 +61,29 @@ class Readers(nn.Module):
         return self.head(self.each(y.transpose(1, 2)).relu().mean(1))
 
 
+class Joins(nn.Module):
+    """Groups, dilation, several outputs a channel, functions of values, products, concatenation and upsampling."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 6, 3, 2, 1), nn.Hardswish(inplace=True))
+        self.grouped = nn.Conv2d(6, 9, (3, 2), (1, 2), (2, 1), (2, 1), groups=3)
+        self.wide = nn.Conv2d(9, 18, 3, 2, 1, groups=9)
+        self.squeeze = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Conv2d(18, 5, 1), nn.ReLU(), nn.Conv2d(5, 18, 1))
+        self.along = nn.Conv1d(18, 18, 3, padding=4, dilation=4, groups=18)
+        self.head = nn.Linear(18, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        y = F.leaky_relu(self.grouped(x), 0.1)
+        y = torch.relu(self.wide(y)) + 0.25
+        y = y * F.hardsigmoid(self.squeeze(y))
+        z = F.interpolate(y, scale_factor=(2.0, 1.0))
+        z = torch.cat([z, z * torch.tanh(z), y], 2).relu()
+        z = torch.cat((z.mean(3), self.along(y.mean(3)).sigmoid()), -1)
+        return self.head((2 * z - 0.5).mean(2))
+
+
 def settled(module: nn.Module, data: NDArray[np.float32]) -> nn.Module:
     """Return the module in eval mode with batch norm statistics of the data."""
     module.train()
@@ -91,6 +115,12 @@ def readers(count: int = 12) -> tuple[nn.Module, NDArray[np.float32]]:
     torch.manual_seed(6)
     data = np.random.default_rng(6).normal(size=(count, 3, 9, 8)).astype(np.float32)
     return settled(Readers(), data), data
+
+
+def joins(count: int = 12) -> tuple[nn.Module, NDArray[np.float32]]:
+    torch.manual_seed(7)
+    data = np.random.default_rng(7).normal(size=(count, 3, 16, 14)).astype(np.float32)
+    return settled(Joins(), data), data
 
 
 def bars() -> tuple[NDArray[np.float32], NDArray[np.int64]]:

@@ -13,8 +13,16 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from port_planner.mcu.ir import McuCompileError, OpKind
-from port_planner.mcu.quantize import QuantizedGraph, QuantizedOp, flat_input, torch_weight
+from port_planner.mcu.ir import PRODUCTS, McuCompileError, OpKind
+from port_planner.mcu.quantize import (
+    QuantizedGraph,
+    QuantizedOp,
+    concat_axis,
+    flat_input,
+    function_of,
+    torch_groups,
+    torch_weight,
+)
 
 Array = TypeVar("Array", bound=np.ndarray[Any, Any])
 
@@ -48,6 +56,14 @@ def _forward(op: QuantizedOp, inputs: list[torch.Tensor]) -> torch.Tensor:
         return _average_pool(op, inputs[0])
     if kind is OpKind.ADD:
         return _add(op, inputs[0], inputs[1])
+    if kind is OpKind.CONCAT:
+        return torch.cat([_moved(op, index, tensor) for index, tensor in enumerate(inputs)], concat_axis(op.op))
+    if kind is OpKind.UPSAMPLE:
+        return F.interpolate(inputs[0].double(), scale_factor=op.op.kernel).long().clamp(op.out_min, op.out_max)
+    if kind is OpKind.TABLE:
+        return _function(op, inputs[0])
+    if kind in PRODUCTS:
+        return _product(op, inputs[0], inputs[1])
     sums = _sums(op, inputs[0])
     if kind is OpKind.CLASSIFIER:
         return sums[:, :, 0, 0]
@@ -68,8 +84,8 @@ def _sums(op: QuantizedOp, data: torch.Tensor) -> torch.Tensor:
     centred = (flat_input(op.op, data) - op.inputs[0].zero).double()
     weight = torch_weight(op.op, _present(op, op.weight)).double()
     bias = torch.from_numpy(_present(op, op.bias).astype(np.int64)).view(1, -1, 1, 1)
-    groups = op.op.in_shape.channels if op.op.kind is OpKind.DEPTHWISE else 1
-    return F.conv2d(centred, weight, None, op.op.stride, op.op.padding, 1, groups).long() + bias
+    groups = torch_groups(op.op)
+    return F.conv2d(centred, weight, None, op.op.stride, op.op.padding, op.op.dilation, groups).long() + bias
 
 
 def _average_pool(op: QuantizedOp, data: torch.Tensor) -> torch.Tensor:
@@ -84,4 +100,22 @@ def _add(op: QuantizedOp, left: torch.Tensor, right: torch.Tensor) -> torch.Tens
     first, second = op.add_multipliers
     total = (left - op.inputs[0].zero) * first + (right - op.inputs[1].zero) * second
     value = (total + (1 << (op.add_shift - 1))) >> op.add_shift
+    return (value + op.output.zero).clamp(op.out_min, op.out_max)
+
+
+def _moved(op: QuantizedOp, index: int, data: torch.Tensor) -> torch.Tensor:
+    """One input of a concatenation at the scale of the output."""
+    value = ((data - op.inputs[index].zero) * op.add_multipliers[index] + (1 << (op.add_shift - 1))) >> op.add_shift
+    return (value + op.output.zero).clamp(op.out_min, op.out_max)
+
+
+def _function(op: QuantizedOp, data: torch.Tensor) -> torch.Tensor:
+    """The function of the real values, rounded half up."""
+    values = function_of(op.op)((data - op.inputs[0].zero).double() * float(op.inputs[0].scale))
+    return ((values / float(op.output.scale) + 0.5).floor() + op.output.zero).clamp(op.out_min, op.out_max).long()
+
+
+def _product(op: QuantizedOp, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    product = (left - op.inputs[0].zero) * (right - op.inputs[1].zero)
+    value = (product * op.add_multipliers[0] + (1 << (op.add_shift - 1))) >> op.add_shift
     return (value + op.output.zero).clamp(op.out_min, op.out_max)

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import numpy as np
 import pytest
+from torch import nn
 
 from port_planner.mcu.autodiff import full_scheme, training_program
 from port_planner.mcu.core_costs import M0, M4F, CoreError, core_costs, kernel_of, work_of
 from port_planner.mcu.frontend import import_module
-from tests.planner.mcu.networks import every_layer
+from port_planner.mcu.ir import OpKind
+from tests.planner.mcu.networks import every_layer, joins
 
 
-def test_every_step_of_every_kind_has_a_count_and_work() -> None:
-    module, data = every_layer(2)
+@pytest.mark.parametrize("build", [every_layer, joins])
+def test_every_step_of_every_kind_has_a_count_and_work(build: Callable[[int], tuple[nn.Module, np.ndarray]]) -> None:
+    module, data = build(2)
     graph = import_module(module, data.shape[1:])
     scheme = full_scheme(graph)
     for step in training_program(graph, scheme).steps:
         assert M0[kernel_of(graph, step)] > 0 and M4F[kernel_of(graph, step)] > 0
         assert work_of(graph, step, scheme) > 0
+
+
+def test_the_two_nets_have_every_kind_of_op() -> None:
+    graphs = [import_module(module, data.shape[1:]) for module, data in (every_layer(2), joins(2))]
+    assert {op.kind for graph in graphs for op in graph.ops} == set(OpKind)
 
 
 def test_seconds_are_instructions_by_the_boards_clock() -> None:

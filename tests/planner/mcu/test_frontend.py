@@ -157,6 +157,7 @@ def conv2(channels: int = 3) -> nn.Conv2d:
 
 IMAGE, COLUMN, STREAM = (3, 8, 6), (3, 8, 1), (3, 8)
 NORM, CONV = nn.BatchNorm2d(4), nn.Conv1d(4, 4, 3, padding=1)
+WIDE_STREAM = nn.Conv1d(3, 6, 6)
 WIDE, PLAIN, HEAD = nn.Conv1d(4, 5, 3, 2), nn.Conv2d(3, 4, 1), nn.Linear(4, 3)
 
 
@@ -183,6 +184,14 @@ WIDE, PLAIN, HEAD = nn.Conv1d(4, 5, 3, 2), nn.Conv2d(3, 4, 1), nn.Linear(4, 3)
         (Steps(lambda m, x: m.c(m.b(m.a(x).permute(0, 2, 3, 1)).mean((1, 2))), conv2(), nn.Linear(4, 4), HEAD), IMAGE),
         (Steps(lambda m, x: m.c(m.b(m.a(x)).flatten(1)), conv2(), nn.AdaptiveAvgPool2d(2), nn.Linear(16, 3)), IMAGE),
         (Steps(lambda m, x: m.b((y := m.a(x)).mean((2, 3), True).squeeze() + y.mean((2, 3))), conv2(), HEAD), IMAGE),
+        (Steps(lambda m, x: m.b(torch.cat([x, m.a(x), x], 3).flatten(1)), nn.Identity(), nn.Linear(432, 3)), IMAGE),
+        (Steps(lambda m, x: m.b(torch.cat((m.a(x), x.relu()), dim=-3).mean((3, 2))), conv2(), nn.Linear(7, 3)), IMAGE),
+        (Steps(lambda m, x: m.b(torch.cat([y := m.a(x).mean((2, 3)), y * y], 1)), conv2(), nn.Linear(8, 3)), IMAGE),
+        (Steps(lambda m, x: m.b(((y := m.a(x)).mean((2, 3), True).sigmoid() * y).mean((2, 3))), conv2(), HEAD), IMAGE),
+        (Steps(lambda m, x: m.b(m.a(x).mul_(0.5).sub(1).neg().mean((2, 3))), conv2(), HEAD), IMAGE),
+        (Steps(lambda m, x: m.b(m.c(m.a(x)).mean((2, 3))), conv2(), HEAD, nn.Upsample(scale_factor=3)), IMAGE),
+        (Steps(lambda m, x: m.b(m.c(m.a(x)).mean(2)), WIDE_STREAM, nn.Linear(6, 3), nn.Upsample((9,))), STREAM),
+        (Steps(lambda m, x: m.b(m.a(m.c(x)).mean(2)), nn.Conv1d(6, 4, 3, 1, "same", 4, 2), HEAD, WIDE_STREAM), STREAM),
     ],
 )  # fmt: skip
 def test_views_second_readers_and_axes_are_those_of_the_module(module: nn.Module, shape: tuple[int, ...]) -> None:
@@ -197,9 +206,16 @@ def test_views_second_readers_and_axes_are_those_of_the_module(module: nn.Module
     ("module", "problem"),
     [
         (nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), "does not end in a linear layer"),
-        (nn.Sequential(nn.Conv2d(3, 6, 3, groups=3), nn.Flatten(), nn.Linear(216, 2)), "groups 3"),
-        (nn.Sequential(nn.Conv2d(3, 4, 3, dilation=2), nn.Flatten(), nn.Linear(64, 2)), "dilation"),
-        (nn.Sequential(nn.Conv2d(3, 4, 3), nn.Sigmoid(), nn.Flatten(), nn.Linear(144, 2)), "Sigmoid"),
+        (nn.Sequential(nn.Conv2d(3, 4, 3, padding=1, padding_mode="reflect"), nn.Flatten()), "reflect padding"),
+        (nn.Sequential(nn.Conv2d(3, 4, 3), nn.PReLU(), nn.Flatten(), nn.Linear(144, 2)), "1: no kernel for PReLU"),
+        (nn.Sequential(nn.Upsample(scale_factor=2, mode="bilinear"), nn.Flatten()), r"bilinear upsampling of \[8, 8\]"),
+        (nn.Sequential(nn.Upsample(12), nn.Flatten()), r"nearest upsampling of \[8, 8\] to \[12, 12\]"),
+        (Steps(lambda m, x: torch.cat([x, x])), "joins the batch"),
+        (Steps(lambda m, x: torch.cat([x, x.transpose(2, 3)], 1)), r"joins \[3, 8, 8\] and \[3, 8, 8\]"),
+        (Steps(lambda m, x: torch.cat([x.flatten(1), m.a(x).flatten(1)], 1), conv2()), "joins"),
+        (Steps(lambda m, x: x * m.a(x), nn.Conv2d(3, 1, 1)), r"multiplies \[3, 8, 8\] by \[1, 8, 8\]"),
+        (Steps(lambda m, x: x - m.a(x), nn.Conv2d(3, 3, 1)), "no kernel for sub"),
+        (Steps(lambda m, x: x / m.a(x), nn.Conv2d(3, 3, 1)), "no kernel for truediv"),
         (nn.Sequential(nn.Conv2d(3, 4, 3), nn.Linear(6, 2)), "flatten or pool"),
         (nn.Sequential(nn.Flatten(), nn.Linear(10, 2)), "torch refuses its inputs .*2x192 and 10x2"),
         (nn.Sequential(nn.Flatten(), nn.BatchNorm1d(192), nn.Linear(192, 2)), "batch norm of a flattened tensor"),

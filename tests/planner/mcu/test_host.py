@@ -9,16 +9,24 @@ import torch.nn.functional as F
 
 from port_planner.mcu import CompiledModel, HostEngine, UpdateOptions, UpdateRounding, compile_model
 from port_planner.mcu.host import FAST
-from port_planner.mcu.ir import WEIGHTED, OpKind, row_bytes
+from port_planner.mcu.ir import PRODUCTS, WEIGHTED, OpKind, row_bytes
 from port_planner.mcu.memory import ParameterSlot
-from port_planner.mcu.quantize import QuantizedOp, flat_input, run_float, torch_weight
-from tests.planner.mcu.networks import NETWORKS, readers
+from port_planner.mcu.quantize import (
+    QuantizedOp,
+    concat_axis,
+    flat_input,
+    function_of,
+    run_float,
+    torch_groups,
+    torch_weight,
+)
+from tests.planner.mcu.networks import NETWORKS, joins, readers
 from tests.planner.mcu.reference import reference_forward, reference_logits
 
 VARIANTS = {"scalar": (), "simd": FAST}
 
 
-BUILDS = NETWORKS | {"readers": readers}
+BUILDS = NETWORKS | {"readers": readers, "joins": joins}
 
 
 @pytest.fixture(scope="module", params=list(BUILDS))
@@ -91,7 +99,7 @@ def real_gradients(model: CompiledModel, sample: np.ndarray, label: int) -> dict
             loss.backward()
             break
         stored = integers[op.op.name]
-        if op.op.kind in (*WEIGHTED, OpKind.ADD) or op.op.clamp.value[0] is not None:
+        if op.op.kind in (*WEIGHTED, *PRODUCTS, OpKind.ADD) or op.op.clamp.value[0] is not None:
             value = value * ((stored > op.out_min) & (stored < op.out_max)).double()
         tensors[op.op.name] = value + ((stored - op.output.zero).double() * float(op.output.scale) - value).detach()
     return {name: (_gradient(weight), _gradient(bias)) for name, (weight, bias) in leaves.items()}
@@ -107,6 +115,18 @@ def _real(
 ) -> torch.Tensor:
     if op.op.kind is OpKind.ADD:
         return inputs[0] + inputs[1]
+    if op.op.kind in PRODUCTS:
+        return inputs[0] * inputs[1]
+    if op.op.kind is OpKind.CONCAT:
+        return torch.cat(inputs, concat_axis(op.op))
+    if op.op.kind is OpKind.UPSAMPLE:
+        return F.interpolate(inputs[0], scale_factor=op.op.kernel)
+    if op.op.kind is OpKind.TABLE:
+        value = function_of(op.op)(inputs[0])
+        low, high = (
+            (limit - op.output.zero) * float(op.output.scale) for limit in (op.out_min - 0.5, op.out_max + 0.5)
+        )
+        return torch.where((value >= low) & (value < high), value, value.detach())
     if op.op.kind is OpKind.AVERAGE_POOL:
         return F.avg_pool2d(inputs[0], op.op.kernel, op.op.stride, op.op.padding)
     if op.op.kind is OpKind.MAX_POOL:
@@ -116,8 +136,8 @@ def _real(
     weight = (torch_weight(op.op, op.weight).double() * scale.view(-1, 1, 1, 1)).requires_grad_()
     bias = (torch.from_numpy(op.bias).double() * scale * float(op.inputs[0].scale)).requires_grad_()
     leaves[op.op.name] = (weight, bias)
-    groups = op.op.in_shape.channels if op.op.kind is OpKind.DEPTHWISE else 1
-    return F.conv2d(flat_input(op.op, inputs[0]), weight, bias, op.op.stride, op.op.padding, 1, groups)
+    data, groups = flat_input(op.op, inputs[0]), torch_groups(op.op)
+    return F.conv2d(data, weight, bias, op.op.stride, op.op.padding, op.op.dilation, groups)
 
 
 @pytest.mark.process

@@ -95,4 +95,10 @@ def test_the_numbers_of_kernels_are_those_of_the_firmware() -> None:
         "AVERAGE_POOL": 4,
         "MAX_POOL": 5,
         "CLASSIFIER": 6,
+        "GROUPED": 7,
+        "TABLE": 8,
+        "CONCAT": 9,
+        "UPSAMPLE": 10,
+        "MULTIPLY": 11,
+        "SCALE": 12,
     }

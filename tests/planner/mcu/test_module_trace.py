@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from port_planner.mcu.frontend import import_module
+from port_planner.mcu.frontend import SOFTMAX_NOTE, import_module
 from port_planner.mcu.ir import Graph, McuCompileError, Shape
 from port_planner.mcu.module_trace import evaluating, refuse_difference, run_nodes, trace_module
 from port_planner.mcu.torch_axes import TorchAxes
@@ -87,7 +87,9 @@ def test_a_softmax_at_the_end_is_left_out(end: Callable[..., torch.Tensor]) -> N
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.end(super().forward(x))
 
-    assert [op.name for op in import_module(Ended(), SHAPE).ops] == ["first", "second", "head"]
+    graph = import_module(Ended(), SHAPE)
+    assert [op.name for op in graph.ops] == ["first", "second", "head"]
+    assert graph.notes == (SOFTMAX_NOTE,) and not import_module(Body(), SHAPE).notes
 
 
 def test_a_softmax_over_something_else_is_refused() -> None:

@@ -63,6 +63,7 @@ def run_compile(arguments: argparse.Namespace) -> int:
     job = write_project(project, out)
     model = read_model(out)
     figures_of_layers = project_figures(project) if arguments.report else ()
+    notes = project.model.quantized.graph.notes
     if arguments.report:
         write_report(figures_of_layers, model.name, out)
     if arguments.json:
@@ -72,11 +73,14 @@ def run_compile(arguments: argparse.Namespace) -> int:
             "hash": model.sha256.hex(),
             "arena_bytes": model.arena_bytes,
             "parameter_bytes": model.parameter_bytes,
+            "notes": notes,
         }
         layers = {"layers": [asdict(layer) for layer in figures_of_layers]} if arguments.report else {}
         show_json(figures | _choices_json(choices, arguments.q88) | layers)
         return 0
     _show_choices(choices)
+    for note in notes:
+        print(note)
     if arguments.report:
         show_report(figures_of_layers, find_board(project.board).figures)
     print(f"{model.name}: arena {model.arena_bytes:,} B, trained parameters {model.parameter_bytes:,} B; wrote {out}")

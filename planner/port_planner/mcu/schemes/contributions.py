@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from port_planner.mcu.arena import aligned, lower_bound
 from port_planner.mcu.autodiff import LayerUpdate, SparseScheme, StepKind, last_layers, rows_at, training_program
-from port_planner.mcu.ir import Graph, OpKind, row_bytes
+from port_planner.mcu.ir import Graph, row_bytes
 from port_planner.mcu.memory import ArenaBudgetError, buffers_of, parameter_layout, plan_memory
 from port_planner.sparse.choose import ChoiceProblem, Option, Selection, SparseChoice, choose
 
@@ -286,7 +286,7 @@ def backward_macs(graph: Graph, scheme: SparseScheme) -> int:
     total = 0
     for step in training_program(graph, scheme).backward:
         op = graph.op(step.op)
-        if step.kind is StepKind.INPUT and op.kind not in (OpKind.AVERAGE_POOL, OpKind.MAX_POOL):
+        if step.kind is StepKind.INPUT:
             total += op.macs
         elif step.kind is StepKind.WEIGHT:
             total += op.macs * scheme.of(op.name).rows // op.out_shape.channels

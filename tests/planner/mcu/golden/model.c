@@ -31,13 +31,15 @@ static const port_op ops[2] = {
      .in_zero = -128, .other_zero = 0, .out_zero = -128, .out_min = -128, .out_max = 127, .add_shift = 0, .in_h = 3,
      .in_w = 3, .in_c = 1, .out_h = 2, .out_w = 2, .out_c = 2, .trained_rows = 1, .weight_offset = 16, .bias_offset = 0,
      .q88_offset = 36, .weight = weight_0, .bias = 0, .multiplier = multiplier_0, .shift = shift_0,
-     .weight_scale = scale_0, .in_scale = 0x1.0101020000000p-8f, .add_in = 0, .add_other = 0},
+     .weight_scale = scale_0, .in_scale = 0x1.0101020000000p-8f, .other_scale = 0, .add_in = 0, .add_other = 0,
+     .groups = 1, .dilation_h = 1, .dilation_w = 1, .table = 0, .slope = 0},
     { /* 3 */
      .kind = PORT_OP_CLASSIFIER, .kernel_h = 1, .kernel_w = 1, .stride_h = 1, .stride_w = 1, .pad_top = 0, .pad_left = 0,
      .in_zero = -128, .other_zero = 0, .out_zero = -57, .out_min = -128, .out_max = 127, .add_shift = 0, .in_h = 1,
      .in_w = 1, .in_c = 8, .out_h = 1, .out_w = 1, .out_c = 2, .trained_rows = 2, .weight_offset = 20, .bias_offset = 8,
      .q88_offset = 40, .weight = 0, .bias = 0, .multiplier = 0, .shift = 0, .weight_scale = scale_3,
-     .in_scale = 0x1.3322400000000p-6f, .add_in = 0, .add_other = 0},
+     .in_scale = 0x1.3322400000000p-6f, .other_scale = 0, .add_in = 0, .add_other = 0, .groups = 1, .dilation_h = 1,
+     .dilation_w = 1, .table = 0, .slope = 0},
 };
 static const port_step steps[9] = {
     {PORT_STEP_FORWARD, 0, 0, 0, 2, 32, PORT_NONE, 44, 0, PORT_NONE, PORT_NONE, PORT_NONE}, /* 0 */
@@ -51,9 +53,9 @@ static const port_step steps[9] = {
     {PORT_STEP_BIAS, 0, 0, 0, 2, PORT_NONE, PORT_NONE, PORT_NONE, PORT_NONE, 0, PORT_NONE, PORT_NONE}, /* 0 */
 };
 const port_model port_generated_model = {
-    .abi = 5,
-    .hash = {0x6f, 0xd0, 0x7f, 0x8c, 0x0f, 0xca, 0xa2, 0x7e, 0x4c, 0xb0, 0xbb, 0x5c, 0x11, 0x5c, 0xdc, 0x0c, 0x40,
-     0xaf, 0xd9, 0x32, 0x66, 0x42, 0x85, 0xa8, 0xc2, 0xfb, 0x7b, 0xec, 0x72, 0x42, 0x1d, 0x26},
+    .abi = 6,
+    .hash = {0xf3, 0xdb, 0x97, 0xde, 0x86, 0xc8, 0x93, 0x4e, 0x66, 0x1e, 0x83, 0x8c, 0x24, 0x55, 0x2b, 0x18, 0x11,
+     0xa1, 0xc3, 0x17, 0x5c, 0xa8, 0x2d, 0x4f, 0xe3, 0x22, 0xba, 0x93, 0xd7, 0x7a, 0x40, 0x49},
     .name = PORT_MODEL_NAME,
     .arena_bytes = PORT_MODEL_ARENA_BYTES,
     .parameter_bytes = PORT_MODEL_PARAMETER_BYTES,

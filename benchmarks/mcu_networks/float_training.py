@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from port_planner.mcu.autodiff import SparseScheme
-from port_planner.mcu.ir import Graph, KernelCall, OpKind
-from port_planner.mcu.quantize import flat_input, torch_weight, weights_of
+from port_planner.mcu.ir import WEIGHTED, Graph, KernelCall
+from port_planner.mcu.quantize import float_op, torch_weight, weights_of
 
 
 class FloatSparseModel:
@@ -46,18 +46,10 @@ class FloatSparseModel:
         return tensors[self.graph.ops[-1].name].flatten(1)
 
     def _run(self, op: KernelCall, inputs: list[torch.Tensor]) -> torch.Tensor:
-        if op.kind is OpKind.ADD:
-            out = inputs[0] + inputs[1]
-        elif op.kind is OpKind.AVERAGE_POOL:
-            out = F.avg_pool2d(inputs[0], op.kernel, op.stride, op.padding)
-        elif op.kind is OpKind.MAX_POOL:
-            out = F.max_pool2d(inputs[0], op.kernel, op.stride, op.padding)
-        else:
-            weight = torch.cat([self.trained[op.name], self.frozen[op.name]])
-            groups = op.in_shape.channels if op.kind is OpKind.DEPTHWISE else 1
-            out = F.conv2d(flat_input(op, inputs[0]), weight, self.bias[op.name], op.stride, op.padding, 1, groups)
-        low, high = op.clamp.value
-        return out if low is None and high is None else out.clamp(low, high)
+        if op.kind not in WEIGHTED:
+            return float_op(op, inputs)
+        weight = torch.cat([self.trained[op.name], self.frozen[op.name]])
+        return float_op(op, inputs, (weight, self.bias[op.name]))
 
     def train(
         self, inputs: NDArray[np.float32], labels: NDArray[np.int64], order: NDArray[np.int64], learning_rate: float

@@ -93,7 +93,7 @@ def run_float(graph: Graph, samples: torch.Tensor) -> dict[str, torch.Tensor]:
     shape = graph.input_shape
     tensors = {graph.input_name: samples.reshape(-1, shape.channels, shape.height, shape.width)}
     for op in graph.ops:
-        tensors[op.name] = _clamped(op.clamp, _float_op(op, [tensors[name] for name in op.inputs]))
+        tensors[op.name] = float_op(op, [tensors[name] for name in op.inputs])
     return tensors
 
 
@@ -110,22 +110,23 @@ def flat_input(op: KernelCall, tensor: torch.Tensor) -> torch.Tensor:
     return tensor.permute(0, 2, 3, 1).reshape(len(tensor), -1, 1, 1)
 
 
-def _float_op(op: KernelCall, inputs: list[torch.Tensor]) -> torch.Tensor:
+def float_op(
+    op: KernelCall, inputs: list[torch.Tensor], weights: tuple[torch.Tensor, torch.Tensor] | None = None
+) -> torch.Tensor:
+    """Return what an op gives in float; `weights`: others than its own, weight and bias in torch's layout."""
     if op.kind in _WEIGHTLESS:
-        return _WEIGHTLESS[op.kind](op, inputs)
-    if op.kind is OpKind.AVERAGE_POOL:
-        return F.avg_pool2d(inputs[0], op.kernel, op.stride, op.padding)
-    if op.kind is OpKind.MAX_POOL:
-        return F.max_pool2d(inputs[0], op.kernel, op.stride, op.padding)
-    weight, bias = weights_of(op)
+        return _clamped(op.clamp, _WEIGHTLESS[op.kind](op, inputs))
+    if weights is None:
+        weight, bias = weights_of(op)
+        weights = torch_weight(op, weight), torch.from_numpy(bias)
     data = flat_input(op, inputs[0])
-    return F.conv2d(
-        data, torch_weight(op, weight), torch.from_numpy(bias), op.stride, op.padding, op.dilation, torch_groups(op)
-    )
+    return _clamped(op.clamp, F.conv2d(data, *weights, op.stride, op.padding, op.dilation, torch_groups(op)))
 
 
 _WEIGHTLESS: dict[OpKind, Callable[[KernelCall, list[torch.Tensor]], torch.Tensor]] = {
     OpKind.ADD: lambda op, inputs: inputs[0] + inputs[1],
+    OpKind.AVERAGE_POOL: lambda op, inputs: F.avg_pool2d(inputs[0], op.kernel, op.stride, op.padding),
+    OpKind.MAX_POOL: lambda op, inputs: F.max_pool2d(inputs[0], op.kernel, op.stride, op.padding),
     OpKind.MULTIPLY: lambda op, inputs: inputs[0] * inputs[1],
     OpKind.SCALE: lambda op, inputs: inputs[0] * inputs[1],
     OpKind.CONCAT: lambda op, inputs: torch.cat(inputs, concat_axis(op)),
@@ -333,6 +334,7 @@ __all__ = [
     "QuantizedOp",
     "QuantizedTensor",
     "flat_input",
+    "float_op",
     "quantize",
     "requantisation",
     "run_float",

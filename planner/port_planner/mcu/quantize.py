@@ -131,7 +131,7 @@ _WEIGHTLESS: dict[OpKind, Callable[[KernelCall, list[torch.Tensor]], torch.Tenso
     OpKind.SCALE: lambda op, inputs: inputs[0] * inputs[1],
     OpKind.CONCAT: lambda op, inputs: torch.cat(inputs, concat_axis(op)),
     OpKind.UPSAMPLE: lambda op, inputs: inputs[0].repeat_interleave(op.kernel[0], 2).repeat_interleave(op.kernel[1], 3),
-    OpKind.TABLE: lambda op, inputs: function_of(op)(inputs[0]),
+    OpKind.TABLE: lambda op, inputs: tabulated_function(op)(inputs[0]),
 }
 
 
@@ -147,7 +147,7 @@ def torch_groups(op: KernelCall) -> int:
     return op.in_shape.channels if op.kind is OpKind.DEPTHWISE else op.groups
 
 
-def function_of(op: KernelCall) -> Elementwise:
+def tabulated_function(op: KernelCall) -> Elementwise:
     """Return the function of a table.
 
     Raises McuCompileError for an op without.
@@ -235,7 +235,7 @@ def _tabulate(op: KernelCall, source: QuantizedTensor, result: torch.Tensor, hea
     codes = torch.arange(-128, 128, dtype=torch.float64)
     reals = ((codes - source.zero) * float(source.scale)).requires_grad_()
     with torch.enable_grad():
-        values = function_of(op)(reals)
+        values = tabulated_function(op)(reals)
         (slopes,) = torch.autograd.grad(values.sum(), reals)
     wrong = ~(torch.isfinite(values) & torch.isfinite(slopes))
     if bool(wrong.any()):

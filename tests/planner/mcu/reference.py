@@ -19,7 +19,7 @@ from port_planner.mcu.quantize import (
     QuantizedOp,
     concat_axis,
     flat_input,
-    function_of,
+    tabulated_function,
     torch_groups,
     torch_weight,
 )
@@ -111,7 +111,7 @@ def _moved(op: QuantizedOp, index: int, data: torch.Tensor) -> torch.Tensor:
 
 def _function(op: QuantizedOp, data: torch.Tensor) -> torch.Tensor:
     """The function of the real values, rounded half up."""
-    values = function_of(op.op)((data - op.inputs[0].zero).double() * float(op.inputs[0].scale))
+    values = tabulated_function(op.op)((data - op.inputs[0].zero).double() * float(op.inputs[0].scale))
     return ((values / float(op.output.scale) + 0.5).floor() + op.output.zero).clamp(op.out_min, op.out_max).long()
 
 

@@ -73,7 +73,7 @@ def test_a_function_without_a_value_is_refused() -> None:
         quantize(graph, samples[:, :, None])
 
 
-def test_what_reads_two_tensors_is_no_function_of_one() -> None:
+def test_what_reads_two_tensors_is_no_tabulated_function_one() -> None:
     graph = fx.Graph()
     first, second = graph.placeholder("first"), graph.placeholder("second")
     assert node_function(graph.call_function(operator.mul, (first, second)), "mul") is None

@@ -15,8 +15,8 @@ from port_planner.mcu.quantize import (
     QuantizedOp,
     concat_axis,
     flat_input,
-    function_of,
     run_float,
+    tabulated_function,
     torch_groups,
     torch_weight,
 )
@@ -122,7 +122,7 @@ def _real(
     if op.op.kind is OpKind.UPSAMPLE:
         return F.interpolate(inputs[0], scale_factor=op.op.kernel)
     if op.op.kind is OpKind.TABLE:
-        value = function_of(op.op)(inputs[0])
+        value = tabulated_function(op.op)(inputs[0])
         low, high = (
             (limit - op.output.zero) * float(op.output.scale) for limit in (op.out_min - 0.5, op.out_max + 0.5)
         )

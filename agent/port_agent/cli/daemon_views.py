@@ -266,6 +266,7 @@ def job_screen(job: Mapping[str, Any]) -> Group:
             f"{format_seconds(job['trained_s'])} in {_counted(job['attempts'], 'run')}" if job["attempts"] else "",
         ),
         ("Energy", f"{format_joules(job['planned_joules'])} as planned" if job["planned_joules"] else ""),
+        ("Federation", membership_line(job["federation"]) if job["federation"] else ""),
         ("Result", job["result"] or ""),
         ("Inbox", job["inbox"] or ""),
         ("Files", job["directory"]),
@@ -279,6 +280,12 @@ def job_screen(job: Mapping[str, Any]) -> Group:
     if job["promise"] is not None:
         parts[1:1] = [Text(), _promise(job)]
     return Group(*parts)
+
+
+def membership_line(membership: Mapping[str, Any]) -> str:
+    """Return who leads the rounds of a job, and what is waited for, in words."""
+    where = "" if membership["round"] is None else f", round {membership['round']}"
+    return f"{membership['leader']} leads{where}; waits {membership['waits']}"
 
 
 def _promise(job: Mapping[str, Any]) -> Table:

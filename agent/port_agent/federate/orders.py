@@ -5,6 +5,8 @@ from typing import Annotated
 
 import msgspec
 
+from port_agent.peers.federation_requests import LONGEST_ROUND_S
+
 FOLDER = "federation"
 """In a job's directory: what it does in a federation that another device, or this one, leads."""
 MESSAGE_FILE, REPLY_FILE = "message", "reply"
@@ -18,7 +20,6 @@ CONTEXT_FILE = "context"
 """What Flower's modifiers keep from one message of a round to the next."""
 LEADER_FOLDER = "leader"
 """In a job's directory: what this device keeps of a federation that it leads."""
-GLOBAL_FILE = "global.safetensors"
 MESSAGES_FOLDER = "messages"
 """There: messages of the round on their way, and replies."""
 STATE_FOLDER = "state"
@@ -36,8 +37,12 @@ MEASURED, EXPONENTS = "measured-change", "change-exponents"
 FEWEST_MASKED = 3
 """Contributions in a masked sum: of two, each contributor knows the other's."""
 
-_LONGEST_ROUND_S = 30 * 86400.0
 _Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
+
+
+def global_file(rounds: int) -> str:
+    """Return the name of the leader's weights after so many rounds: a round that is cut before it is noted begins where it began."""
+    return f"global-{rounds}.safetensors"
 
 
 def has_round(folder: Path) -> bool:
@@ -53,7 +58,7 @@ class FederationSettings(msgspec.Struct, frozen=True, kw_only=True):
     """So many must be ready before a round begins, this one among them."""
     goal: Annotated[int, msgspec.Meta(ge=0, le=1 << 20)] = 0
     """So many replies end a round; 0: all that were asked."""
-    timeout_s: Annotated[float, msgspec.Meta(gt=0.0, le=_LONGEST_ROUND_S)] = 3600.0
+    timeout_s: Annotated[float, msgspec.Meta(gt=0.0, le=LONGEST_ROUND_S)] = 3600.0
     min_share: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 0.5
     """Of those asked, so many must have replied, or the round is abandoned."""
     clip: Annotated[float, msgspec.Meta(ge=0.0, le=1e6)] = 0.0

@@ -1,6 +1,7 @@
 """One round of a federation, on the device that leads it: `python -m port_agent.federate.round`, a process that lives as long as the round.
 
-Its first request is a `RoundOrder`; what it sends and receives after that is `PeerGrid`'s. Its last event is how the round ended. The averaged weights take the place of the old ones at once and whole, so a round that is cut never was.
+Its first request is a `RoundOrder`; what it sends and receives after that is `PeerGrid`'s. Its last event is how the round ended. The averaged weights are a file
+that is there whole or not, beside the one that the round began with; which of them counts is for the supervisor to note, so a round that is cut never was.
 """
 
 import secrets
@@ -17,11 +18,11 @@ from port_agent.federate.grid import PeerGrid
 from port_agent.federate.masked_average import LEADER_NODE, MaskedAverage
 from port_agent.federate.orders import (
     ARRAYS,
-    GLOBAL_FILE,
     LOSS,
     MESSAGES_FOLDER,
     RoundEnded,
     RoundOrder,
+    global_file,
 )
 from port_agent.federate.replies import RoundAbandonedError, check_metrics, require_replies
 from port_agent.federate.tensors import Arrays, FederatedTensorError, FederatedTensors, federated_tensors
@@ -35,7 +36,7 @@ class Round:
     def __init__(self, order: RoundOrder, tensors: FederatedTensors) -> None:
         self._order, self._tensors = order, tensors
         folder = Path(order.folder)
-        self._global = folder / GLOBAL_FILE
+        self._begun, self._averaged = (folder / global_file(number) for number in (order.number - 1, order.number))
         self.grid = PeerGrid(order.run_id, order.nodes, order.goal, folder / MESSAGES_FOLDER, self._check)
 
     def run(self) -> tuple[int, float | None]:
@@ -43,12 +44,12 @@ class Round:
 
         Raises RoundAbandonedError, PortError, OSError.
         """
-        arrays = self._tensors.read(self._global) if self._global.exists() else self._tensors.initial()
+        arrays = self._tensors.read(self._begun) if self._order.number > 1 else self._tensors.initial()
         if self._order.final:
             return self._hand_out(arrays), None
         averaged, count, loss = self._masked(arrays) if self._order.secure else self._plain(arrays)
         self._tensors.check(averaged)
-        self._tensors.write(self._global, averaged)
+        self._tensors.write(self._averaged, averaged)
         return count, loss
 
     def _masked(self, arrays: Arrays) -> tuple[Arrays, int, float | None]:

@@ -1,8 +1,9 @@
 """Requests of the device that leads a federation, and what the others answer: MessagePack, everything with a cap.
 
-The leader asks, the others answer: `Invitation` whether a device takes part now, `MessageChunk` brings a message of Flower piece by
-piece, `ReplyRequest` fetches the reply when it is there, `RoundEnd` says that nobody waits for it any more. A message is known by its
-hash, so a part or a request that is sent again does nothing twice.
+The leader asks, the others answer: `MembershipRequest` which jobs it may lead, `Invitation` whether a device takes part now, `MessageChunk`
+brings a message of Flower piece by piece, `ReplyRequest` fetches the reply when it is there, `RoundEnd` says that nobody waits for it any
+more. A message is known by its hash, so a part or a request that is sent again does nothing twice. A job's name goes to its members only:
+a device names those that the asking one may lead, and only these are spoken of.
 """
 
 from enum import StrEnum
@@ -17,12 +18,20 @@ from port_planner.base.errors import PortError
 MAX_MESSAGE_BYTES = 4 << 30
 """Weights of a billion parameters in 32 bits; a device takes less, by what its job federates."""
 
+MAX_MEMBERSHIPS = 100
+"""Jobs that one device may lead on another."""
+LONGEST_ROUND_S = 30 * 86400.0
+
 _JOB = Annotated[str, msgspec.Meta(min_length=1, max_length=63)]
 _SIZE = Annotated[int, msgspec.Meta(ge=0, le=MAX_MESSAGE_BYTES)]
 
 
 class FederationMessageError(PortError):
     """Bytes that are no request or answer of a federation."""
+
+
+class MembershipRequest(msgspec.Struct, tag_field="kind", tag="memberships", frozen=True):
+    """Which jobs of a device the one that asks may lead."""
 
 
 class FederationRequest(msgspec.Struct, tag_field="kind", frozen=True, kw_only=True):
@@ -47,6 +56,10 @@ class MessageChunk(FederationRequest, tag="part", frozen=True, kw_only=True):
     total: _SIZE
     offset: _SIZE
     data: Annotated[bytes, msgspec.Meta(min_length=1, max_length=CHUNK_BYTES)]
+    number: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
+    """Of the round."""
+    lease_s: Annotated[float, msgspec.Meta(gt=0.0, le=LONGEST_ROUND_S)]
+    """A leader that is not heard of for so long is gone, and nothing is done for it any more."""
 
 
 class ReplyRequest(FederationRequest, tag="reply", frozen=True, kw_only=True):
@@ -62,7 +75,8 @@ class RoundEnd(FederationRequest, tag="end", frozen=True, kw_only=True):
     message: Sha256
 
 
-Request = Invitation | MessageChunk | ReplyRequest | RoundEnd
+JobRequest = Invitation | MessageChunk | ReplyRequest | RoundEnd
+Request = MembershipRequest | Invitation | MessageChunk | ReplyRequest | RoundEnd
 
 
 class TaskState(StrEnum):
@@ -93,6 +107,8 @@ class TaskAnswer(msgspec.Struct, frozen=True, kw_only=True):
     data: Annotated[bytes, msgspec.Meta(max_length=CHUNK_BYTES)] = b""
     sha256: Sha256 | None = None
     """Of a whole reply; None from a device whose agent is older."""
+    jobs: Annotated[tuple[_JOB, ...], msgspec.Meta(max_length=MAX_MEMBERSHIPS)] = ()
+    """Those that the leader may lead."""
 
 
 FEDERATION_REQUESTS: "PeerCodec[Request]" = PeerCodec(Request, FederationMessageError, "no request of a federation")

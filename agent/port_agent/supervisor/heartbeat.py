@@ -37,11 +37,15 @@ class HeartbeatSource:
             board=self.board,
             state=public_state(context.runners, has_work=alive).value,
             charging=_CHARGING.get(context.admission.facts.power),
-            job=clean(run.name, NAME_LIMIT) if run is not None else None,
+            job=clean(run.name, NAME_LIMIT) if run is not None and not self._is_federated(run.id) else None,
             progress=min(1.0, run.step / run.total_steps) if run is not None and run.total_steps else None,
             today_joules=self._today(meter.total_joules) if meter is not None and meter.source else None,
             is_measured=meter is not None and meter.kind == Kind.MEASURED.value,
         )
+
+    def _is_federated(self, job_id: int) -> bool:
+        """Return whether a job is federated: its name is for its members, and the others hear it, too."""
+        return any(job.id == job_id and job.spec.federated for job in self.context.store.all())
 
     def objection(self) -> str:
         """Return why nothing is solved for others now, or nothing: what keeps this device from training, or its own work."""

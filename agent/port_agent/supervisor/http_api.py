@@ -196,6 +196,7 @@ class ControlServer:
             ("GET", "/v1/federations", self._federations),
             ("POST", "/v1/federations", self._federate),
             ("POST", r"/v1/federations/([a-z0-9._-]+)/stop", self._stop_federation),
+            ("POST", r"/v1/federations/([a-z0-9._-]+)/leave", self._leave_federation),
             ("POST", "/v1/jobs", self._submit),
             ("POST", ATTACH_PATH, self._attach),
             ("GET", job, self._job),
@@ -245,7 +246,9 @@ class ControlServer:
         return json_response({"v": API_VERSION, "jobs": [asdict(job) for job in jobs]})
 
     async def _job(self, request: HttpRequest, name: str) -> HttpResponse:
-        return json_response((await self._service.job(name)).as_json())
+        job = await self._service.job(name)
+        led = next((one for one in self._service.other_devices.memberships if one["job"] == job.id), None)
+        return json_response({**job.as_json(), "federation": led})
 
     async def _metrics(self, request: HttpRequest) -> HttpResponse:
         return HttpResponse(200, self._service.metrics().encode(), CONTENT_TYPE)
@@ -364,7 +367,8 @@ class ControlServer:
         return json_response({"v": API_VERSION})
 
     async def _unpair(self, request: HttpRequest) -> HttpResponse:
-        name = self._service.other_devices.unpair(decode_control_request(await request.json(), UnpairingRequest).device)
+        wanted = decode_control_request(await request.json(), UnpairingRequest)
+        name = await self._service.other_devices.unpair(wanted.device)
         return json_response({"v": API_VERSION, "name": name})
 
     async def _cut_off(self, request: HttpRequest) -> HttpResponse:
@@ -373,13 +377,20 @@ class ControlServer:
         return json_response({"v": API_VERSION})
 
     async def _federations(self, request: HttpRequest) -> HttpResponse:
-        return json_response({"v": API_VERSION, "federations": self._service.other_devices.federations.rows()})
+        peers = self._service.other_devices
+        return json_response(
+            {"v": API_VERSION, "federations": peers.federations.rows(), "memberships": peers.memberships}
+        )
 
     async def _federate(self, request: HttpRequest) -> HttpResponse:
         wanted = decode_control_request(await request.json(), FederationStart)
         return json_response(
             {"v": API_VERSION, **self._service.other_devices.federations.start(wanted.job, wanted.settings)}, 201
         )
+
+    async def _leave_federation(self, request: HttpRequest, name: str) -> HttpResponse:
+        job = await self._service.other_devices.federated_jobs.leave(name)
+        return json_response({"v": API_VERSION, "job": job.id, "name": job.spec.name})
 
     async def _stop_federation(self, request: HttpRequest, name: str) -> HttpResponse:
         return json_response({"v": API_VERSION, **await self._service.other_devices.federations.stop_leading(name)})

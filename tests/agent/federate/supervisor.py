@@ -15,7 +15,6 @@ import numpy as np
 from port_agent.federate.client import answer_message
 from port_agent.federate.orders import (
     FOLDER,
-    GLOBAL_FILE,
     LEADER_FOLDER,
     MESSAGE_FILE,
     MESSAGES_FOLDER,
@@ -25,6 +24,7 @@ from port_agent.federate.orders import (
     START_FILE,
     TRAIN_FIRST,
     RoundOrder,
+    global_file,
 )
 from port_agent.federate.tensors import Arrays, FederatedTensors, federated_tensors
 from port_agent.jobs.job import FederationTerms
@@ -81,6 +81,8 @@ class Led:
         self.root = root / LEADER_FOLDER
         (self.root / MESSAGES_FOLDER).mkdir(parents=True)
         self.bundle = bundles[0]
+        self.number = 1
+        """Of the last round."""
         self.members: dict[int, Member] = {}
         for bundle in bundles:
             self.add(bundle)
@@ -106,6 +108,7 @@ class Led:
             "min_share": 0.5,
         }
         order = RoundOrder(**{**values, **changes})
+        self.number = order.number
         command = [sys.executable, "-m", "port_agent.federate.round"]
         ended: dict[str, Any] = {}
         with subprocess.Popen(
@@ -137,4 +140,4 @@ class Led:
 
     def averaged(self) -> Arrays:
         """Return the weights that the leader has."""
-        return federated_tensors(self.bundle).read(self.root / GLOBAL_FILE)
+        return federated_tensors(self.bundle).read(self.root / global_file(self.number))

@@ -10,8 +10,10 @@ from port_agent.peers.federation_requests import (
     FEDERATION_REQUESTS,
     FederationMessageError,
     Invitation,
+    MembershipRequest,
     MessageChunk,
     ReplyRequest,
+    Request,
     RoundEnd,
     TaskAnswer,
     TaskState,
@@ -19,8 +21,11 @@ from port_agent.peers.federation_requests import (
 from port_agent.peers.transfer import CHUNK_BYTES
 
 HASH, RUN = "ab" * 32, "cd" * 16
-PART = MessageChunk(job="digits", run=RUN, message=HASH, tensors=HASH, total=10, offset=3, data=b"1234567")
-REQUESTS: list[Invitation | MessageChunk | ReplyRequest | RoundEnd] = [
+PART = MessageChunk(
+    job="digits", run=RUN, message=HASH, tensors=HASH, total=10, offset=3, data=b"1234567", number=3, lease_s=60.0
+)
+REQUESTS: list[Request] = [
+    MembershipRequest(),
     Invitation(job="digits", run=RUN, tensors=HASH),
     PART,
     ReplyRequest(job="digits", run=RUN, message=HASH, offset=7),
@@ -29,7 +34,7 @@ REQUESTS: list[Invitation | MessageChunk | ReplyRequest | RoundEnd] = [
 
 
 @pytest.mark.parametrize("request_", REQUESTS, ids=lambda one: type(one).__name__)
-def test_requests_come_as_they_went(request_: Invitation | MessageChunk | ReplyRequest | RoundEnd) -> None:
+def test_requests_come_as_they_went(request_: Request) -> None:
     assert FEDERATION_REQUESTS.decode(FEDERATION_REQUESTS.encode(request_)) == request_
 
 
@@ -51,6 +56,9 @@ def test_answers_come_as_they_went() -> None:
         {"data": b""},
         {"data": bytes(CHUNK_BYTES + 1)},
         {"kind": "other"},
+        {"number": 0},
+        {"lease_s": 0.0},
+        {"lease_s": 1e9},
     ],
 )
 def test_what_no_leader_sends_is_refused(changes: dict[str, object]) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from port_agent.cli.arguments import UsageError, duration, positive_number, whole_number
+from port_agent.cli.daemon_views import membership_line
 from port_agent.control import places
 from port_agent.federate.privacy import DELTA, epsilon
 from port_planner.base.units import format_seconds
@@ -14,6 +15,7 @@ from port_planner.base.units import format_seconds
 _MOST = 1 << 20
 _LONGEST_S = 30 * 86400.0
 _ROUNDS_SHOWN = 10
+_KINDS = ("federations", "memberships")
 
 
 def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -29,11 +31,14 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     verbs = federate.add_subparsers(dest="verb", metavar="VERB", required=True)
     _add_start(verbs)
-    status = _verb(verbs, "status", "show the federations that this device leads", _status)
+    status = _verb(verbs, "status", "show the federations that this device leads or is in", _status)
     status.add_argument("job", nargs="?", help="number or name; without it all")
     _verb(verbs, "stop", "end a federation after the rounds that are done", _stop).add_argument(
         "job", help="number or name"
     )
+
+    leave = _verb(verbs, "leave", "do nothing more for the device that leads a job, which may lead it no more", _leave)
+    leave.add_argument("job", help="number or name")
 
 
 def _add_start(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -120,14 +125,19 @@ def _privacy(noise: float, rounds: int) -> str:
 
 
 def _status(arguments: argparse.Namespace) -> int:
-    found = places.connect(arguments.runtime_dir).get("/v1/federations")["federations"]
-    if arguments.job is not None:
-        found = [one for one in found if arguments.job in (one["name"], str(one["job"]))]
+    answer = places.connect(arguments.runtime_dir).get("/v1/federations")
+    led, member_of = ([one for one in answer[kind] if _is_meant(one, arguments.job)] for kind in _KINDS)
     if arguments.json:
-        print(json.dumps(found, indent=2))
-    else:
-        print("\n\n".join("\n".join(_lines(one)) for one in found) or "This device leads no federation.")
+        print(json.dumps({"federations": led, "memberships": member_of}, indent=2))
+        return 0
+    parts = ["\n".join(_lines(one)) for one in led]
+    parts += [f"Job {one['job']} ({one['name']}): {membership_line(one)}." for one in member_of]
+    print("\n\n".join(parts) or "This device leads no federation and is in none.")
     return 0
+
+
+def _is_meant(one: Mapping[str, Any], job: str | None) -> bool:
+    return job is None or job in (one["name"], str(one["job"]))
 
 
 def _lines(run: Mapping[str, Any]) -> list[str]:
@@ -166,5 +176,12 @@ def _stop(arguments: argparse.Namespace) -> int:
     client = places.connect(arguments.runtime_dir)
     answer = client.post(f"/v1/federations/{arguments.job}/stop")
     text = f"The federation of job {answer['job']} ({answer['name']}) ended after {answer['done']} rounds."
+    print(json.dumps(answer, indent=2) if arguments.json else text)
+    return 0
+
+
+def _leave(arguments: argparse.Namespace) -> int:
+    answer = places.connect(arguments.runtime_dir).post(f"/v1/federations/{arguments.job}/leave")
+    text = f"Job {answer['job']} ({answer['name']}) is led by no other device any more."
     print(json.dumps(answer, indent=2) if arguments.json else text)
     return 0

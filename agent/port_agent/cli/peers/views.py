@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from port_agent.cli.daemon_views import membership_line
 from port_planner.base.units import format_joules, format_seconds
 
 _CHARGING = {True: "yes", False: "on battery", None: "?"}
@@ -18,6 +19,8 @@ def peers_screen(answer: Mapping[str, Any]) -> RenderableType:
     parts: list[RenderableType] = []
     if answer["paired"]:
         parts += [_paired_table(answer["paired"]), Text()]
+    if answer["memberships"]:
+        parts += [Text(f"{one['name']}: {membership_line(one)}") for one in answer["memberships"]] + [Text()]
     parts += _seen(answer)
     parts += _own(answer)
     parts += [

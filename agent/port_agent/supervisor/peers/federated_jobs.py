@@ -25,15 +25,18 @@ from port_agent.federate.orders import (
     TensorsOf,
     has_round,
 )
-from port_agent.jobs.job import Job, JobKind, JobState
+from port_agent.jobs.job import Job, JobKind, JobRequestError, JobState
 from port_agent.jobs.store import JobStore
 from port_agent.peers.decoding import REASON_LIMIT, public_reason
 from port_agent.peers.exchange.answers import PeerClient
 from port_agent.peers.federation_requests import (
     FEDERATION_ANSWERS,
     FEDERATION_REQUESTS,
+    MAX_MEMBERSHIPS,
     FederationMessageError,
     Invitation,
+    JobRequest,
+    MembershipRequest,
     MessageChunk,
     ReplyRequest,
     Request,
@@ -58,6 +61,8 @@ _COPIES = 10
 _CLIENT_S = 600.0
 """A client reads and writes some copies of the weights; a slow card takes 10 MB/s."""
 _TASK_FILE = "task.json"
+_RESTART_LEASE_S = 300.0
+"""After a start of this device, in which its leader can be heard again."""
 _LEAVE_S = 20.0
 """A worker that is told to leave at once is gone within a second."""
 THIS_DEVICE = PeerClient("this device", "")
@@ -83,6 +88,11 @@ class _Task(msgspec.Struct, frozen=True):
     total: int
     leader: str
     """How the device that leads is called."""
+    leader_id: str
+    """Its id; "": this device."""
+    number: int
+    """Of the round."""
+    lease_s: float
     rounds: int = 0
     """That the job has trained, this one counted once it does."""
     failed: str = ""
@@ -98,7 +108,66 @@ class FederatedJobs:
         self._tensors: dict[int, TensorsOf] = {}
         self._clients: dict[int, asyncio.Task[None]] = {}
         self._locks: dict[int, asyncio.Lock] = {}
+        self._leases: dict[int, asyncio.TimerHandle] = {}
+        """What frees a job whose leader is not heard of any more."""
+        self._expiring: set[asyncio.Task[None]] = set()
         self._refused_leaders: set[tuple[int, str]] = set()
+
+    def go_on(self) -> None:
+        """Take up what was done for leaders before a restart; one that is not heard of soon is gone. Needs a running loop."""
+        for job in self._alive():
+            task = self._task(job)
+            if task is not None and not task.over:
+                self._hold(job, min(task.lease_s, _RESTART_LEASE_S))
+
+    def memberships(self) -> list[dict[str, object]]:
+        """Return the jobs that other devices lead, or may, as plain values."""
+        return [self.membership(job) for job in self._alive() if job.spec.terms.leader or self._task(job)]
+
+    def membership(self, job: Job) -> dict[str, object]:
+        """Return who leads a job, which round it is in, and what is waited for, as plain values."""
+        task = self._task(job)
+        is_led = task is not None and not task.over
+        return {
+            "job": job.id,
+            "name": job.spec.name,
+            "leader": task.leader if task is not None and is_led else job.spec.terms.leader_name or THIS_DEVICE.name,
+            "round": task.number if task is not None else None,
+            "trained_rounds": task.rounds if task is not None else 0,
+            "waits": self._waits(job, task) if task is not None and is_led else "for its leader to begin a round",
+        }
+
+    def _waits(self, job: Job, task: _Task) -> str:
+        """Return what a round of a job waits for."""
+        folder = self._folder(job)
+        if task.failed:
+            return f"for the next round; this one failed: {task.failed}"
+        if (folder / REPLY_FILE).exists():
+            return f"for {task.leader} and the other devices: what was asked of it is done"
+        if not IncomingFile(folder / MESSAGE_FILE, task.total).is_whole:
+            return f"for {task.leader} to bring what the round begins with"
+        if job.state is JobState.RUNNING:
+            return f"for its training (step {job.step})"
+        return f"to train: {self._context.objection() or job.reason}"
+
+    async def leave(self, name: str) -> Job:
+        """Do nothing more for the device that leads a job, which may lead it no more; returns the job. Raises JobRequestError."""
+        job = self._store.find(name)
+        if not job.spec.federated or not job.spec.terms.leader:
+            raise JobRequestError(f"no other device may lead job {job.label}", job.id)
+        leader = job.spec.terms.leader_name
+        await self._free(job, f"this device left the federation that {leader} leads")
+        now = self._store.get(job.id)
+        alone = replace(now.spec.terms, leader="", leader_name="")
+        self._store.save(replace(now, spec=replace(now.spec, terms=alone), reason="waits for a leader"))
+        return self._store.get(job.id)
+
+    async def free_from(self, leader_id: str) -> None:
+        """Do nothing more for a device that is trusted no more."""
+        for job in self._alive():
+            task = self._task(job)
+            if task is not None and task.leader_id == leader_id:
+                await self._free(job, f"{task.leader} is unpaired: it leads job {job.label} no more")
 
     async def answer(self, leader: PeerClient, content: bytes) -> bytes:
         """Return the answer to a request of a paired device, whatever it holds."""
@@ -111,15 +180,18 @@ class FederatedJobs:
 
     async def respond(self, leader: PeerClient, request: Request) -> TaskAnswer:
         """Return the answer to a request of the device that its job's owner named, or of this one (`THIS_DEVICE`)."""
-        named = (job for job in self._store.all() if job.spec.name == request.job and job.spec.federated)
-        job = next((job for job in named if not job.state.is_over), None)
-        if job is None:
-            return _refused(f"it has no federated job {request.job}")
-        if leader.id not in ("", job.spec.terms.leader):
-            self._refuse(job, leader)
-            return _refused(
-                f"its owner has not named this device as the leader of {request.job} (submit --leader there)"
-            )
+        if isinstance(request, MembershipRequest):
+            jobs = [job.spec.name for job in self._alive() if job.spec.terms.leader == leader.id]
+            return TaskAnswer(state=TaskState.READY, jobs=tuple(jobs[:MAX_MEMBERSHIPS]))
+        job = next((job for job in self._alive() if job.spec.name == request.job), None)
+        may_lead = job is not None and leader.id in ("", job.spec.terms.leader)
+        if job is None or not may_lead:
+            if job is not None:
+                self._refuse(job, leader)
+            return _refused(f"it has no federated job {request.job} that this device may lead (submit --leader there)")
+        return await self._respond(job, leader, request)
+
+    async def _respond(self, job: Job, leader: PeerClient, request: JobRequest) -> TaskAnswer:
         async with self._locks.setdefault(job.id, asyncio.Lock()):
             try:
                 match request:
@@ -142,12 +214,56 @@ class FederatedJobs:
             known = self._tensors[job.id] = msgspec.json.decode(output, type=TensorsOf)
         return known
 
+    def _alive(self) -> list[Job]:
+        """Return the federated jobs that are not over."""
+        return [job for job in self._store.all() if job.spec.federated and not job.state.is_over]
+
+    # --- leases
+
+    def _hold(self, job: Job, lease_s: float) -> None:
+        """Wait so long from now on to hear of a job's leader again."""
+        self._drop_lease(job)
+        self._leases[job.id] = asyncio.get_running_loop().call_later(lease_s, self._expire, job.id)
+
+    def _drop_lease(self, job: Job) -> None:
+        held = self._leases.pop(job.id, None)
+        if held is not None:
+            held.cancel()
+
+    def _expire(self, job_id: int) -> None:
+        job = self._store.get(job_id)
+        task = self._task(job)
+        if task is not None:
+            what = f"{task.leader} was not heard of for a whole round: job {job.label} is free"
+            expiring = asyncio.get_running_loop().create_task(self._free(job, what))
+            self._expiring.add(expiring)
+            expiring.add_done_callback(self._expiring.discard)
+
+    async def _free(self, job: Job, what: str) -> None:
+        """End what a job does for its leader, and note `what` happened."""
+        async with self._locks.setdefault(job.id, asyncio.Lock()):
+            self._audit(what)
+            task = self._task(job)
+            if task is not None and not task.over:
+                await self._give_up(job, task)
+
+    async def _give_up(self, job: Job, task: _Task) -> None:
+        """Have nobody wait for the reply of a job any more."""
+        self._drop_lease(job)
+        self._note(job, msgspec.structs.replace(task, over=True))
+        await self._rest(job)
+        (self._folder(job) / START_FILE).unlink(missing_ok=True)
+        await self._note_result(job)
+
     async def stop(self) -> None:
         """End Flower's processes; what they did is done again."""
-        for task in self._clients.values():
+        for held in self._leases.values():
+            held.cancel()
+        tasks = {*self._clients.values(), *self._expiring}
+        for task in tasks:
             task.cancel()
-        if self._clients:
-            await asyncio.wait(self._clients.values())
+        if tasks:
+            await asyncio.wait(tasks)
 
     # --- requests
 
@@ -198,7 +314,9 @@ class FederatedJobs:
             rounds = 0 if task is None else task.rounds
             if task is None or task.run != part.run:
                 self._audit(f"{leader.name} leads rounds of job {job.label} from now on")
-            await self._begin(job, _Task(part.run, part.message, part.total, leader.name, rounds))
+            begun = _Task(part.run, part.message, part.total, leader.name, leader.id, part.number, part.lease_s, rounds)
+            await self._begin(job, begun)
+        self._hold(job, part.lease_s)
         message = IncomingFile(folder / MESSAGE_FILE, part.total, part.message)
         await asyncio.to_thread(message.take, part.offset, part.data)
         if not message.is_whole:
@@ -212,6 +330,8 @@ class FederatedJobs:
         task, folder = self._task(job), self._folder(job)
         if task is None or task.message != request.message:
             return TaskAnswer(state=TaskState.UNKNOWN)
+        if not task.over:
+            self._hold(job, task.lease_s)
         if task.failed:
             return TaskAnswer(state=TaskState.FAILED, reason=task.failed)
         message, reply = IncomingFile(folder / MESSAGE_FILE, task.total), folder / REPLY_FILE
@@ -227,12 +347,9 @@ class FederatedJobs:
     async def _end(self, job: Job, end: RoundEnd) -> TaskAnswer:
         task = self._task(job)
         if task is not None and task.message == end.message and not task.over:
-            self._note(job, msgspec.structs.replace(task, over=True))
             if not (self._folder(job) / REPLY_FILE).exists():
                 self._audit(f"{task.leader}: nobody waits for job {job.label}'s round any more")
-            await self._rest(job)
-            (self._folder(job) / START_FILE).unlink(missing_ok=True)
-            await self._note_result(job)
+            await self._give_up(job, task)
         return TaskAnswer(state=TaskState.READY)
 
     # --- one message

@@ -16,7 +16,6 @@ from pathlib import Path
 import msgspec
 
 from port_agent.federate.orders import (
-    GLOBAL_FILE,
     LEADER_FOLDER,
     MESSAGES_FOLDER,
     FederationSettings,
@@ -26,6 +25,7 @@ from port_agent.federate.orders import (
     RoundEnded,
     RoundEvent,
     RoundOrder,
+    global_file,
 )
 from port_agent.jobs.job import Job, JobRequestError
 from port_agent.jobs.store import JobStore
@@ -37,6 +37,7 @@ from port_agent.peers.federation_requests import (
     MAX_MESSAGE_BYTES,
     FederationMessageError,
     Invitation,
+    MembershipRequest,
     MessageChunk,
     ReplyRequest,
     Request,
@@ -66,6 +67,8 @@ RETRY_S = 2.0
 """After a device was not reached; it may come back within the round."""
 _FIRST_POLL_S, _SLOWEST_POLL_S = 0.2, 5.0
 """How often a device is asked for its reply: training takes minutes."""
+_SHORTEST_LEASE_S = 60.0
+"""A connection that is cut is there again within this time."""
 _HISTORY = 200
 """Rounds that are remembered."""
 _MAX_FAULTS = 5
@@ -197,7 +200,7 @@ class Federations:
             raise JobRequestError(
                 f"job {job.label} was never federated from here; port-agent federate start {job.id}", job.id
             )
-        led, weights = self._led.get(job.id), self._folder(job) / GLOBAL_FILE
+        led, weights = self._led.get(job.id), self._folder(job) / global_file(run.done)
         plain: dict[str, object] = msgspec.to_builtins(run)
         return {
             **plain,
@@ -267,6 +270,8 @@ class Federations:
         done, abandoned = run.done + (not record.abandoned), run.abandoned + bool(record.abandoned)
         state = "failed" if faults >= _MAX_FAULTS else run.state
         self._note(job, msgspec.structs.replace(run, state=state, done=done, abandoned=abandoned, history=history))
+        if done > 1:
+            (self._folder(job) / global_file(done - 2)).unlink(missing_ok=True)
         how = f"abandoned: {record.abandoned}" if record.abandoned else f"averaged over {record.devices} devices"
         self._audit(f"job {job.label}, round {record.number}: {how}")
 
@@ -288,8 +293,9 @@ class Federations:
         others = [row for row in self._fleet.rows() if row["is_connected"]]
         known = [_Member(_node(own), THIS_DEVICE.name, None)]
         known += [_Member(_node(str(row["id"])), str(row["name"]), str(row["id"])) for row in others]
-        invitation = Invitation(job=job.spec.name, run=run.run, tensors=tensors)
-        answers = await asyncio.gather(*(self._ask(member, invitation) for member in known), return_exceptions=True)
+        answers = await asyncio.gather(
+            *(self._invite(member, job.spec.name, run.run, tensors) for member in known), return_exceptions=True
+        )
         ready, reasons = [], []
         for member, answer in zip(known, answers, strict=True):
             if isinstance(answer, TaskAnswer) and answer.state is TaskState.READY:
@@ -302,15 +308,28 @@ class Federations:
         needed = f"{len(ready)} of {run.settings.min_devices} devices are ready"
         return tuple(ready), "; ".join([needed, *reasons])
 
+    async def _invite(self, member: _Member, name: str, run: str, tensors: str) -> TaskAnswer:
+        """Return whether a device takes part now; one whose owner lets this one lead no such job does not hear of it.
+
+        Raises NotAnsweredError, FederationMessageError.
+        """
+        if member.id is not None:
+            may_lead = (await self._ask(member, MembershipRequest())).jobs
+            if name not in may_lead:
+                return TaskAnswer(
+                    state=TaskState.REFUSED, reason=f"no job {name} there names this device as its leader"
+                )
+        return await self._ask(member, Invitation(job=name, run=run, tensors=tensors))
+
     async def _round(
         self, job: Job, run: FederationRun, members: tuple[_Member, ...], *, final: bool = False
     ) -> tuple[RoundRecord, bool]:
         """Do one round; returns how it ended, and whether its own process failed."""
-        began_s, folder, settings = self._clock.monotonic_s(), self._folder(job), run.settings
+        began_s, folder, settings, led = self._clock.monotonic_s(), self._folder(job), run.settings, self._led[job.id]
         bundle = bundle_path(job, self._store.job_dir(job.id))
         messages = folder / MESSAGES_FOLDER
         await asyncio.to_thread(_emptied, messages)
-        self._led[job.id].round_devices = tuple(member.name for member in members)
+        led.round_devices = tuple(member.name for member in members)
         order = RoundOrder(
             run_id=int(run.run[:15], 16), number=run.done + 1, folder=str(folder), bundle=str(bundle),
             names={member.node: member.name for member in members}, goal=settings.goal or len(members),
@@ -318,16 +337,15 @@ class Federations:
             noise=settings.noise, secure=settings.secure and not final, final=final,
         )  # fmt: skip
         tensors = (await self._jobs.tensors_of(job)).fingerprint
-        post = _Outbox(
-            job.spec.name, run.run, tensors, messages, {member.node: member for member in members}, self._ask
-        )
+        by_node = {member.node: member for member in members}
+        post = _Outbox(job.spec.name, run.run, tensors, order, messages, by_node, self._ask)
         ended, fault = RoundEnded(), ""
         try:
-            ended = await post.do_round(order)
+            ended = await post.do_round()
         except (PortError, OSError) as error:
             fault = str(error)
         finally:
-            self._led[job.id].round_devices = ()
+            led.round_devices = ()
         record = RoundRecord(
             number=run.done + 1,
             at=self._clock.wall_s(),
@@ -369,6 +387,7 @@ class _Outbox:
     job: str
     run: str
     tensors: str
+    order: RoundOrder
     folder: Path
     members: Mapping[int, _Member]
     ask: Callable[[_Member, Request], Awaitable[TaskAnswer]]
@@ -376,10 +395,10 @@ class _Outbox:
     """By node: the hash of the message, and who brings it."""
     _helper: AsyncHelper[RoundEvent] | None = None
 
-    async def do_round(self, order: RoundOrder) -> RoundEnded:
+    async def do_round(self) -> RoundEnded:
         """Return how the round's process says it ended; raises PortError where it fails, OSError."""
         command = HelperCommand(ROUND_MODULE, environment=flower_environment())
-        helper = self._helper = await start_helper(command, _ROUND_EVENTS, order)
+        helper = self._helper = await start_helper(command, _ROUND_EVENTS, self.order)
         ended: RoundEnded | None = None
         try:
             while (event := await helper.event()) is not None:
@@ -457,6 +476,8 @@ class _Outbox:
             total=total,
             offset=offset,
             data=read_chunk(file, offset),
+            number=self.order.number,
+            lease_s=max(self.order.timeout_s, _SHORTEST_LEASE_S),
         )
 
     async def _forget(self, nodes: Iterable[int]) -> None:

@@ -84,8 +84,8 @@ class FleetKeeper:
             self._start()
         return device.name
 
-    def unpair(self, name: str) -> str:
-        """Trust a device no more, whatever it is doing; returns what it was called.
+    def unpair(self, name: str) -> PeerClient:
+        """Trust a device no more, whatever it is doing; returns which it was.
 
         Raises PairedDeviceError when there is none, OSError.
         """
@@ -98,7 +98,7 @@ class FleetKeeper:
         self._audit(f"unpaired {device.name} ({device.id.group})")
         if not devices.all():
             self._end()
-        return device.name
+        return PeerClient(device.name, str(device.id))
 
     async def own_id(self) -> str:
         """Return the id of this device; raises IdentityError, OSError."""

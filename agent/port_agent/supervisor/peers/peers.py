@@ -114,11 +114,13 @@ class Peers:
         self._pairing.stop()
         self._announce()
 
-    def unpair(self, name: str) -> str:
-        """Trust a device no more; returns what it was called. Raises PairedDeviceError, OSError."""
-        was_called = self.fleet.unpair(name)
+    async def unpair(self, name: str) -> str:
+        """Trust a device no more, and do nothing more for it; returns what it was called. Raises PairedDeviceError, OSError."""
+        gone = self.fleet.unpair(name)
         self._announce()
-        return was_called
+        if self._federates:
+            await self.federated_jobs.free_from(gone.id)
+        return gone.name
 
     def rows(self) -> list[dict[str, object]] | None:
         """Return the agents that discovery sees as plain values, or None while it is off."""
@@ -135,16 +137,38 @@ class Peers:
             "solves": self._options.solve_for_peers,
             "takes_jobs": self._options.take_jobs,
         }
-        return {**found, **own, **allowed, "paired": self.fleet.rows(), "history": history[-_HISTORY_SHOWN:]}
+        return {
+            **found,
+            **own,
+            **allowed,
+            "paired": self.fleet.rows(),
+            "history": history[-_HISTORY_SHOWN:],
+            "memberships": self.memberships,
+        }
 
     @property
     def federations(self) -> "Federations":
         """Federations that this device leads."""
         return self._federation_parts()[1]
 
+    @property
+    def federated_jobs(self) -> "FederatedJobs":
+        """What this device does in federations."""
+        return self._federation_parts()[0]
+
+    @property
+    def memberships(self) -> list[dict[str, object]]:
+        """The jobs that other devices lead, or may, as plain values."""
+        return self.federated_jobs.memberships() if self._federates else []
+
+    @property
+    def _federates(self) -> bool:
+        return any(job.spec.federated and not job.state.is_over for job in self._store.all())
+
     def go_on_federating(self) -> None:
-        """Take up the federations that were led when the agent ended; needs a running loop."""
-        if any(job.spec.federated and not job.state.is_over for job in self._store.all()):
+        """Take up the rounds and the federations of an earlier life; needs a running loop."""
+        if self._federates:
+            self.federated_jobs.go_on()
             self.federations.go_on()
 
     async def stop(self) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 from port_agent.cli.peers.views import peers_screen
 
 OFF: dict[str, Any] = {
-    "discover": False, "interfaces": [], "name": None, "id": None, "peers": None, "device_id": None, "port": None, "shares": False, "solves": False, "takes_jobs": False, "paired": [],
+    "discover": False, "interfaces": [], "name": None, "id": None, "peers": None, "device_id": None, "port": None, "shares": False, "solves": False, "takes_jobs": False, "memberships": [], "paired": [],
     "history": [],
 }  # fmt: skip
 ON: dict[str, Any] = {**OFF, "discover": True, "name": "attic", "id": "ab", "peers": []}

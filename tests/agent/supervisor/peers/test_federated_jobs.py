@@ -18,17 +18,19 @@ from flwr.supercore.task_identity import TaskIdentity
 from port_agent.federate.orders import ARRAYS, CONFIG, FOLDER, MODEL_FILE, RESULT_FILE, START_FILE
 from port_agent.federate.tensors import federated_tensors
 from port_agent.federate.wire import array_record, message_bytes, read_message
-from port_agent.jobs.job import FederationTerms, JobKind, JobSpec, JobState
+from port_agent.jobs.job import FederationTerms, JobKind, JobRequestError, JobSpec, JobState
 from port_agent.jobs.store import JobStore
 from port_agent.peers.exchange.answers import PeerClient
 from port_agent.peers.federation_requests import (
     Invitation,
+    MembershipRequest,
     MessageChunk,
     ReplyRequest,
     RoundEnd,
     TaskAnswer,
     TaskState,
 )
+from port_agent.supervisor.peers import federated_jobs
 from port_agent.supervisor.peers.answers import FederatedContext
 from port_agent.supervisor.peers.federated_jobs import THIS_DEVICE, FederatedJobs
 from tests.agent.federate.jobs import adapter_file, gestures_bundle
@@ -52,7 +54,7 @@ class Home:
     def __init__(self, root: Path, bundle: Path, kind: JobKind, verb: str, terms: FederationTerms) -> None:
         self.store, self.objection = JobStore(root), ""
         self.audits: list[str] = []
-        self.woken = 0
+        self.woken, self.lease_s = 0, 3600.0
         spec = JobSpec(NAME, "bundle.port", kind, federated=True, terms=terms)
 
         def prepare(folder: Path) -> None:
@@ -80,8 +82,9 @@ class Home:
         whole = message or self.message
         digest, tensors = hashlib.sha256(whole).hexdigest(), self.tensors.fingerprint
         return MessageChunk(
-            job=NAME, run=run, message=digest, tensors=tensors, total=len(whole), offset=begin, data=whole[begin:end]
-        )
+            job=NAME, run=run, message=digest, tensors=tensors, total=len(whole), offset=begin, data=whole[begin:end],
+            number=3, lease_s=self.lease_s,
+        )  # fmt: skip
 
     async def ask(self, request: Invitation | MessageChunk | ReplyRequest | RoundEnd) -> TaskAnswer:
         return await self.jobs.respond(ATTIC, request)
@@ -180,7 +183,7 @@ def test_only_the_leader_that_its_owner_named_commands_a_job(tmp_path: Path, bun
             invitation = Invitation(job=NAME, run=RUN, tensors=made.tensors.fingerprint)
             for request in (invitation, made.part(0), RoundEnd(job=NAME, run=RUN, message=made.hash)):
                 answer = await made.jobs.respond(CELLAR, request)
-                assert answer.state is TaskState.REFUSED and "has not named this device" in answer.reason
+                assert answer.state is TaskState.REFUSED and "this device may lead" in answer.reason
             assert not made.folder.exists()
             refused = "cellar asked to lead rounds of job 1 (gestures) and was refused: its leader is attic"
             assert made.audits == [refused], "once"
@@ -190,6 +193,81 @@ def test_only_the_leader_that_its_owner_named_commands_a_job(tmp_path: Path, bun
             assert made.audits[1:] == ["attic leads rounds of job 1 (gestures) from now on"]
             knock = await made.jobs.respond(CELLAR, made.part(0, message=made.message + b" "))
             assert knock.state is TaskState.REFUSED and (await made.reply()).state is TaskState.WORKING
+
+    run(work)
+
+
+def test_a_jobs_name_is_told_to_who_may_lead_it(tmp_path: Path, bundle: Path) -> None:
+    async def work() -> None:
+        async with home(tmp_path, bundle) as made:
+            assert (await made.jobs.respond(ATTIC, MembershipRequest())).jobs == (NAME,)
+            assert (await made.jobs.respond(CELLAR, MembershipRequest())).jobs == ()
+            invitation = Invitation(job=NAME, run=RUN, tensors=made.tensors.fingerprint)
+            there = await made.jobs.respond(CELLAR, invitation)
+            assert there.reason == (await made.jobs.respond(CELLAR, replace_job(invitation, "x"))).reason.replace(
+                " x ", f" {NAME} "
+            )
+
+    run(work)
+
+
+def test_a_leader_that_is_gone_frees_its_members_after_the_rounds_time(tmp_path: Path, bundle: Path) -> None:
+    async def work() -> None:
+        async with home(tmp_path, bundle) as made:
+            await made.begun()
+            shown = made.jobs.memberships()
+            assert [(one["leader"], one["round"]) for one in shown] == [("attic", 3)] and "to train" in str(
+                shown[0]["waits"]
+            )
+            made.lease_s = 0.01
+            assert (await made.ask(made.part(0))).state is TaskState.WORKING
+            await until(lambda: made.store.get(1).state is JobState.WAITING_DATA)
+            made.lease_s = 3600.0
+            assert made.audits[-1] == "attic was not heard of for a whole round: job 1 (gestures) is free"
+            other = made.part(0, 10, run=OTHER_RUN, message=made.message + b" ")
+            assert (await made.ask(other)).state is TaskState.RECEIVING
+            assert made.jobs.memberships()[0]["waits"] == "for attic to bring what the round begins with"
+
+    run(work)
+
+
+def test_a_leader_that_is_heard_of_keeps_its_members(tmp_path: Path, bundle: Path) -> None:
+    async def work() -> None:
+        async with home(tmp_path, bundle) as made:
+            await made.begun()
+            first = made.jobs._leases[1].when()
+            assert (await made.reply()).state is TaskState.WORKING and made.jobs._leases[1].when() > first
+            await made.ask(RoundEnd(job=NAME, run=RUN, message=made.hash))
+            assert made.jobs._leases == {}
+
+    run(work)
+
+
+def test_after_a_restart_its_leader_has_minutes(tmp_path: Path, bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        monkeypatch.setattr(federated_jobs, "_RESTART_LEASE_S", 0.01)
+        async with home(tmp_path, bundle) as made:
+            await made.begun()
+            made.restarted().go_on()
+            await until(lambda: made.store.get(1).state is JobState.WAITING_DATA)
+
+    run(work)
+
+
+def test_who_leaves_or_unpairs_is_free_at_once(tmp_path: Path, bundle: Path) -> None:
+    async def work() -> None:
+        async with home(tmp_path, bundle) as made:
+            await made.begun()
+            await made.jobs.free_from(CELLAR.id)
+            assert made.store.get(1).state is JobState.QUEUED
+            await made.jobs.free_from(ATTIC.id)
+            assert made.store.get(1).state is JobState.WAITING_DATA and "attic is unpaired" in made.audits[-1]
+            assert (await made.ask(made.part(0))).state is TaskState.WORKING, "paired again, it may lead"
+            left = await made.jobs.leave(NAME)
+            assert left.reason == "waits for a leader" and "left the federation that attic leads" in made.audits[-1]
+            assert (await made.ask(made.part(0))).state is TaskState.REFUSED
+            with pytest.raises(JobRequestError, match="no other device may lead job 1"):
+                await made.jobs.leave(NAME)
 
     run(work)
 
@@ -254,6 +332,8 @@ def test_one_federation_at_a_time_and_messages_of_its_size(tmp_path: Path, bundl
                 total=1 << 31,
                 offset=0,
                 data=b"x",
+                number=1,
+                lease_s=60.0,
             )
             assert "the message has 2.0 GiB, more than" in (await made.ask(huge)).reason
             await made.begun()
@@ -278,6 +358,8 @@ def test_what_is_damaged_on_its_way_is_brought_again(tmp_path: Path, bundle: Pat
                 total=part.total,
                 offset=0,
                 data=part.data[:-1] + bytes([part.data[-1] ^ 1]),
+                number=3,
+                lease_s=60.0,
             )
             answer = await made.ask(flipped)
             assert answer.state is TaskState.UNKNOWN and "damaged on its way" in answer.reason

@@ -1,18 +1,30 @@
 """A federation of real agents with real workers."""
 
+import asyncio
+import gc
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
+from port_agent.federate.orders import FederationSettings, TensorsOf
 from port_agent.federate.tensors import federated_tensors
+from port_agent.jobs.job import Job, JobSpec
+from port_agent.jobs.store import JobStore
+from port_agent.peers.exchange.answers import PeerClient
+from port_agent.peers.federation_requests import Request, TaskAnswer, TaskState
+from port_agent.supervisor.peers import federations
+from port_agent.supervisor.peers.federations import Federations
+from port_agent.system.clock import SystemClock
 from port_planner.ir.bundle.bundle import read_manifest
 from tests.agent.federate.agents import JOB, local_devices
 from tests.agent.federate.jobs import gestures_bundle, needs_flower
 from tests.agent.live_daemon import ROOT
+from tests.agent.live_daemon import until as eventually
 from tests.waiting import until
 
 pytestmark = pytest.mark.process
@@ -40,6 +52,43 @@ def test_two_devices_average_what_they_trained_and_both_have_it(tmp_path: Path) 
     for name, array in averaged.items():
         expected = sum(np.multiply(one[name], count / sum(samples)) for one, count in zip(alone, samples, strict=True))
         assert np.allclose(array, expected, rtol=1e-5, atol=1e-7), name
+
+
+class Alone:
+    """A fleet without others, and jobs that would train."""
+
+    async def own_id(self) -> str:
+        return "own"
+
+    def rows(self) -> list[dict[str, object]]:
+        return []
+
+    async def tensors_of(self, job: Job) -> TensorsOf:
+        return TensorsOf("ab" * 32, 8)
+
+    async def respond(self, leader: PeerClient, request: Request) -> TaskAnswer:
+        return TaskAnswer(state=TaskState.READY)
+
+
+@needs_flower
+def test_stopped_in_a_round_it_ends_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(federations, "ROUND_MODULE", "tests.agent.supervisor.peers.sleeping_solver")
+
+    async def work() -> None:
+        store, audits, alone = JobStore(tmp_path), list[str](), Alone()
+        store.add(JobSpec(JOB, "bundle.port", federated=True), 0.0, lambda folder: None)
+        led = Federations(store, SystemClock(), cast(Any, alone), cast(Any, alone), audits.append)
+        led.start(JOB, FederationSettings(rounds=3, min_devices=1))
+        await eventually(lambda: bool(led.describe(JOB)["training"]))
+        faults: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: faults.append(context))
+        stopped = await led.stop_leading(JOB)
+        gc.collect()
+        assert (stopped["state"], stopped["done"], led._led, faults) == ("stopped", 0, {}, [])
+        assert audits[-1] == "the federation of job 1 (gestures) was stopped after 0 rounds"
+        store.close()
+
+    asyncio.run(work())
 
 
 @needs_flower

@@ -266,7 +266,7 @@ def job_screen(job: Mapping[str, Any]) -> Group:
             f"{format_seconds(job['trained_s'])} in {_counted(job['attempts'], 'run')}" if job["attempts"] else "",
         ),
         ("Energy", f"{format_joules(job['planned_joules'])} as planned" if job["planned_joules"] else ""),
-        ("Federation", membership_line(job["federation"]) if job["federation"] else ""),
+        ("Federation", membership_line(job["federation"]) if job.get("federation") else ""),
         ("Result", job["result"] or ""),
         ("Inbox", job["inbox"] or ""),
         ("Files", job["directory"]),

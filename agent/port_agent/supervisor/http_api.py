@@ -247,7 +247,7 @@ class ControlServer:
 
     async def _job(self, request: HttpRequest, name: str) -> HttpResponse:
         job = await self._service.job(name)
-        led = next((one for one in self._service.other_devices.memberships if one["job"] == job.id), None)
+        led = next((one for one in self._service.other_devices.memberships if one["job"] == job.job.id), None)
         return json_response({**job.as_json(), "federation": led})
 
     async def _metrics(self, request: HttpRequest) -> HttpResponse:

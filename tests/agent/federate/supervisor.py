@@ -108,7 +108,7 @@ class Led:
             "min_share": 0.5,
         }
         order = RoundOrder(**{**values, **changes})
-        self.number = order.number
+        self.number = self.number if order.final else order.number
         command = [sys.executable, "-m", "port_agent.federate.round"]
         ended: dict[str, Any] = {}
         with subprocess.Popen(

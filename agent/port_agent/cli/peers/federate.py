@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from port_agent.cli.arguments import UsageError, duration, positive_number, whole_number
-from port_agent.cli.daemon_views import membership_line
 from port_agent.control import places
 from port_agent.federate.privacy import DELTA, epsilon
 from port_planner.base.units import format_seconds
@@ -130,6 +129,8 @@ def _status(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps({"federations": led, "memberships": member_of}, indent=2))
         return 0
+    from port_agent.cli.daemon_views import membership_line
+
     parts = ["\n".join(_lines(one)) for one in led]
     parts += [f"Job {one['job']} ({one['name']}): {membership_line(one)}." for one in member_of]
     print("\n\n".join(parts) or "This device leads no federation and is in none.")

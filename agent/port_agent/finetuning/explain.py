@@ -26,6 +26,7 @@ from port_agent.intercept.residency.storages import SMALLEST_BYTES
 from port_planner.base.code_pages import release_code_pages
 from port_planner.base.process_memory import resident_bytes
 from port_planner.base.units import format_bytes
+from port_planner.torch_compat.modes import OperatorMode
 from port_planner.torch_compat.tensors import FakeTensorMode
 
 _HOW = (
@@ -212,6 +213,16 @@ def _saved_by_layers(model: Any, options: FinetuneOptions, length: int, saved_by
     return options.accumulate * (layers + 1) * rows_bytes + saved_bytes // layers
 
 
+class _GroupedProducts(OperatorMode):
+    """Products of a mixture's experts as this processor has them, of any floats: the shapes that torch knows are for bfloat16 alone."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._grouped_mm.default:
+            rows, weights = args[:2]
+            return rows.new_empty((*rows.shape[:-1], weights.shape[-1]))
+        return func(*args, **(kwargs or {}))
+
+
 def _one_forward(model: Any, options: FinetuneOptions, task: Task, length: int, source: int) -> tuple[int, int]:
     """Return the bytes that autograd keeps of a forward pass, without the weights, and those of all logits."""
     weights: set[int] = set()
@@ -227,6 +238,7 @@ def _one_forward(model: Any, options: FinetuneOptions, task: Task, length: int, 
     alive: list[torch.Tensor] = []
     with (
         FakeTensorMode(allow_non_fake_inputs=True),
+        _GroupedProducts(),
         torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
     ):
         model = model.to_empty(device="cpu")

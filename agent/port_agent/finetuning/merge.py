@@ -19,7 +19,14 @@ from torch import nn
 
 from port_agent.finetuning.base_record import BaseRecord
 from port_agent.finetuning.inputs.earlier_adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS
-from port_agent.finetuning.inputs.model_files import check_model_files, check_not_there, tensor_entries, weight_files
+from port_agent.finetuning.inputs.model_files import (
+    INDEX,
+    WEIGHTS,
+    check_model_files,
+    check_not_there,
+    tensor_entries,
+    weight_files,
+)
 from port_agent.finetuning.inputs.options import FinetuneError
 from port_agent.finetuning.quantized.file import ENCODED_ITEMS, quantized_layers
 from port_agent.finetuning.quantized.linear import encode_weight
@@ -107,6 +114,8 @@ def merge_adapter(
             f"them, in the data type of {model.name}"
         )
     small = [path for path in sorted(model.iterdir()) if _goes_along(path)]
+    if (model / WEIGHTS).is_file():  # an index beside it is of other files, which are not copied
+        small = [path for path in small if path.name != INDEX]
     nbytes = sum(path.stat().st_size for path in (*stored, *small))
     _check_free(out, nbytes)
     done = 0

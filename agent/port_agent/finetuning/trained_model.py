@@ -76,6 +76,11 @@ def load_model(
     new = sorted({*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])})
     if new:
         note(f"{', '.join(new)} are in no file of {folder}: they begin as random numbers")
+    unused = sorted(found["unexpected_keys"])
+    if unused:
+        note(
+            f"{len(unused)} weights in the files are of no layer that {CONFIG} describes, and not used: {unused[0]} first"
+        )
     if options.lora_rank is None:
         return model.train()
     if options.base is not None:

@@ -55,6 +55,15 @@ def test_its_figures_are_those_of_the_model_as_it_is_trained(changed: dict[str, 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("rank", [8, None])
+def test_a_mixture_of_experts_is_explained_in_any_floats(rank: int | None, tmp_path: Path) -> None:
+    model, data = make_model(tmp_path / "model", kind="phimoe"), make_data(tmp_path / "data.jsonl")
+    asked = FinetuneOptions(str(model), (str(data),), str(tmp_path / "out"), lora_rank=rank, sequence_tokens=32)
+    found = explain(asked, 2000 * MIB)
+    assert found.saved_bytes > 0 and found.loaded_as == ("bfloat16" if rank else "float32")
+
+
+@pytest.mark.slow
 def test_what_is_kept_for_the_backward_pass_is_what_autograd_keeps(asked: FinetuneOptions) -> None:
     found = explain(asked, 2000 * MIB)
     model = load_model(asked, Task(TaskKind.CAUSAL_LM), note)

@@ -115,6 +115,16 @@ def test_it_has_the_bytes_of_pefts_own_merge(kind: str, shard_size: str, tmp_pat
 
 
 @pytest.mark.slow
+def test_an_index_of_other_files_than_those_that_are_loaded_does_not_go_along(tmp_path: Path) -> None:
+    base = make_base(tmp_path / "base", "llama", "100MB")
+    (base / "model.safetensors.index.json").write_text(
+        '{"weight_map": {"lm_head.weight": "model-00001-of-00002.safetensors"}}'
+    )
+    merge(make_adapter(tmp_path / "adapter", base, "llama"), tmp_path / "out")
+    assert not (tmp_path / "out" / "model.safetensors.index.json").exists()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "grid", "merged", "layers"),
     [("llama", Quantization.NF4, 7, 15), ("llama", Quantization.INT8, 7, 15), ("gpt2", Quantization.NF4, 8, 8)],

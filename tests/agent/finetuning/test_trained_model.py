@@ -97,6 +97,15 @@ def test_a_weight_that_no_file_has_is_named(name: str, folder: Path, tmp_path: P
         load_model(FinetuneOptions(str(tmp_path / "model"), ("",), ""), CAUSAL, report)
 
 
+def test_weights_that_the_model_does_not_take_are_named(folder: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    load_model(changed(folder, tmp_path / "model", num_hidden_layers=1), CAUSAL, said.append)
+    assert said == [
+        "9 weights in the files are of no layer that config.json describes, and not used: "
+        "model.layers.1.input_layernorm.weight first"
+    ]
+
+
 def test_an_adapter_of_a_head_that_is_the_embeddings_is_refused_before_training(folder: Path, tmp_path: Path) -> None:
     tied = changed(folder, tmp_path / "model", tie_word_embeddings=True)
     without(tmp_path / "model", "lm_head.weight")

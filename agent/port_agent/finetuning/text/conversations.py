@@ -101,6 +101,7 @@ class ConversationWriter:
                 refusals.append(error)
                 continue
             self._count_ignored(turns, record.tools)
+            self._count_unread(record.messages, answers[-1])
             return answers
         raise refusals[0]
 
@@ -121,7 +122,7 @@ class ConversationWriter:
         thoughts = [key for key in _THOUGHT_KEYS if message.more.get(key)]
         if thoughts and str(message.more[thoughts[0]]).strip() not in written:
             self.ignored[thoughts[0]] += 1
-        content = message.content.rstrip()
+        content = message.content.strip()  # of which some templates strip both ends
         return _Answer(before, whole, bare=bool(content) and written.rstrip().endswith(content))
 
     def _thought(self, message: Message) -> str:
@@ -142,6 +143,12 @@ class ConversationWriter:
             less = [{name: value for name, value in turn.items() if name != key} for turn in turns]
             self.ignored[key] += self._same(whole, less, tools)
         self.ignored["tools"] += bool(tools) and self._same(whole, turns, ())
+
+    def _count_unread(self, messages: Sequence[Message], last: _Answer) -> None:
+        """Count by role the messages before the last answer that the template does not write; results of tools may be written otherwise."""
+        asked = [one for one in messages if one.role not in ("assistant", "tool")]
+        for role in {one.role for one in asked if one.content.strip() not in last.whole}:
+            self.ignored[f"{role} messages"] += 1
 
     def _same(self, whole: str, turns: list[_Turn], tools: Sequence[Any]) -> bool:
         try:

@@ -270,6 +270,8 @@ def _rows(stream: IO[str]) -> Iterator[object]:
             continue
         if len(cells) != len(names):
             yield ValueError(f"{len(cells)} cells under {len(names)} columns")
+        elif [cell.strip() for cell in cells] == names:
+            yield ValueError("the names of the columns once more, as where tables are joined")
         else:
             yield dict(zip(names, cells, strict=True))
 

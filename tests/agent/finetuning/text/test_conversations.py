@@ -93,6 +93,19 @@ def test_what_the_template_leaves_away_is_refused_or_counted(tokenizer: Any, mon
     assert (writer.ignored["name"], writer.ignored["id"]) == (0, 1)
 
 
+def test_messages_that_the_template_does_not_write_are_counted_by_role(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    system = Message("system", "be kind")
+    writer = ConversationWriter(tokenizer, DAY)
+    writer.texts(Record(messages=(system, *TALK)))
+    assert not +writer.ignored
+    monkeypatch.setattr(tokenizer, "chat_template", "{% set messages = messages[1:] %}" + TEMPLATE)
+    writer = ConversationWriter(tokenizer, DAY)
+    writer.texts(Record(messages=(system, *TALK)))
+    assert dict(+writer.ignored) == {"system messages": 1}
+
+
 def test_content_in_parts_is_written_as_the_template_has_it(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     parts = {"role": "user", "content": [{"type": "text", "text": "to "}, {"type": "text", "text": "be"}]}
     record, _ = record_of({"messages": [parts, {"role": "assistant", "content": "or"}]})
@@ -133,6 +146,10 @@ def test_an_answer_that_the_template_ends_with_nothing_gets_the_tokenizers_end(
     monkeypatch.setattr(tokenizer, "chat_template", bare)
     (text,) = writer.texts(Record(messages=TALK))
     assert text.ended and writer.bare == 1
+    stripped = bare.replace("m.content", "m.content.strip()")
+    monkeypatch.setattr(tokenizer, "chat_template", stripped)
+    (text,) = writer.texts(Record(messages=(TALK[0], Message("assistant", "  not to be \n"))))
+    assert text.ended and writer.bare == 2
 
 
 def test_a_greeting_is_read(tokenizer: Any) -> None:

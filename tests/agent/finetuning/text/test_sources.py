@@ -115,6 +115,14 @@ def test_entries_that_cannot_be_read_are_broken_alone(tmp_path: Path) -> None:
     assert good == B and isinstance(cut, ValueError)
 
 
+def test_the_header_of_a_table_is_no_row_where_tables_were_joined(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("text,label\na,1\ntext, label\nb,0\n")
+    first, again, second = read(path)
+    assert (first, second) == ({"text": "a", "label": "1"}, {"text": "b", "label": "0"})
+    assert isinstance(again, ValueError) and "names of the columns once more" in str(again)
+
+
 def test_hidden_files_of_a_directory_are_none(tmp_path: Path) -> None:
     (tmp_path / ".git").mkdir()
     for name in (".git/x", "b", "a"):

@@ -36,6 +36,7 @@ PYTHON=$python "$here/build-payload.sh" "$payload" "$wheels"
 install -m 644 "$source/systemd/port-agent.service" "$payload/port-agent.service"
 
 install -D -m 644 -t "$root/usr/lib/systemd/system" "$source"/systemd/*.service
+install -D -m 644 -t "$root/usr/lib/systemd/user" "$source"/systemd/user/*.service
 install -D -m 644 "$source/systemd/port-agent.sysusers" "$root/usr/lib/sysusers.d/port-agent.conf"
 install -D -m 644 "$source/systemd/port-agent.tmpfiles" "$root/usr/lib/tmpfiles.d/port-agent.conf"
 install -D -m 644 -t "$root/usr/lib/udev/rules.d" "$source"/systemd/*.rules

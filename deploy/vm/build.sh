@@ -66,7 +66,7 @@ build_qemu() {
 # The agent needs CPython 3.11 or later and a CPU torch built for it. trixie gets bookworm's 3.11 beside its own
 # 3.13, so that one set of wheels serves both machines.
 build_tree() {
-	local suite=$1 kernel=linux-image-cloud-amd64 sources=("deb $mirror $1 main") key="$1 4"
+	local suite=$1 kernel=linux-image-cloud-amd64 sources=("deb $mirror $1 main") key="$1 5"
 	[ "$suite" = bookworm ] || sources+=("deb $mirror bookworm main")
 	if ! finished "tree-$suite" "$key"; then
 		require
@@ -75,7 +75,7 @@ build_tree() {
 		# shellcheck disable=SC2016  # $1 belongs to the hooks' own shell
 		# initramfs-tools is kept out: the disk boots with the small RAM disk made below.
 		mmdebstrap --quiet --variant=minbase "${slim[@]}" \
-			--include=systemd,systemd-sysv,udev,dbus,kmod,iproute2,procps,passwd,libstdc++6,ca-certificates \
+			--include=systemd,systemd-sysv,libpam-systemd,polkitd,udev,dbus,kmod,iproute2,procps,passwd,libstdc++6,ca-certificates \
 			--include=python3,python3.11,busybox-static,$kernel \
 			--customize-hook='echo port-vm > "$1/etc/hostname"' \
 			--customize-hook='echo 0123456789abcdef0123456789abcdef > "$1/etc/machine-id"' \
@@ -129,7 +129,7 @@ copy_modules() {
 build_disk() {
 	local suite=$1 key tree="$cache/tree-$1" work
 	build_tree "$suite"
-	key="$(cat "$cache/tree-$suite.stamp") $(cat "$here/initrd-init" "$here"/guest/* | sha256sum | cut -c1-16) 2"
+	key="$(cat "$cache/tree-$suite.stamp") $(cat "$here/initrd-init" "$here"/guest/* | sha256sum | cut -c1-16) 3"
 	finished "disk-$suite" "$key" && return
 	require
 	work=$(mktemp -d)
@@ -141,7 +141,7 @@ build_disk() {
 	rm -rf "$work"
 	cp "$tree"/boot/vmlinuz-* "$cache/$suite.vmlinuz"
 	rm -f "$cache/$suite.ext4"
-	mke2fs -q -t ext4 -d "$tree" -L root -F "$cache/$suite.ext4" 3G
+	mke2fs -q -t ext4 -d "$tree" -L root -F "$cache/$suite.ext4" 4G
 	echo "$key" >"$cache/disk-$suite.stamp"
 }
 

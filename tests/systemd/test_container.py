@@ -96,7 +96,7 @@ def test_job_trains_pauses_on_battery_and_finishes(container: Container, package
     training.submit(container, f"{PACKAGES}/{bundle.name}", "--steps 4000 --checkpoint-every 500")
     training.wait_for_job(container, "step", ">= 100", 180)
     training.plug(container, inserted=False)
-    wait_for(container, "! pgrep -f '[a]gent.train.worker' >/dev/null", 20)
+    wait_for(container, "! pgrep -f '[p]ort_agent.training.worker' >/dev/null", 20)
     assert any("on battery" in reason for reason in training.status(container)["reasons"])
     stopped_at = training.job(container)["step"]
     training.plug(container, inserted=True)

@@ -26,6 +26,17 @@ IMPORT_S = 900.0
 """A worker's way from its start to its first step: 40 s on a quiet machine, and a busy one is ten times as slow."""
 FINISH_S = 1200.0
 """The same for the whole job."""
+NO_WORKER = "! pgrep -f '[p]ort_agent.training.worker' >/dev/null"
+INHIBITORS = "busctl call org.freedesktop.login1 /org/freedesktop/login1 org.freedesktop.login1.Manager ListInhibitors"
+PERSON = """
+[when]
+idle_for = "5s"
+min_pause = "1s"
+busy_cpu = 100
+busy_cores = 1000
+busy_pressure = 100
+"""
+"""The sensors are the machine's own; in software emulation everything else of it looks busy."""
 VERSIONS = "/usr/lib/port-agent/port-agent-versions"
 
 
@@ -133,7 +144,7 @@ def test_unit_runs_hardened_in_its_own_delegated_group(installed: Machine) -> No
 
 def test_unplugged_job_pauses_goes_on_and_ends_as_if_undisturbed(busy: Machine, undisturbed: str) -> None:
     training.plug(busy, inserted=False)
-    wait_for(busy, "! pgrep -f '[a]gent.train.worker' >/dev/null", 60)
+    wait_for(busy, NO_WORKER, 60)
     state = training.status(busy)
     assert any("on battery" in reason for reason in state["reasons"]), state["reasons"]
     stopped_at = training.job(busy)["step"]
@@ -142,6 +153,28 @@ def test_unplugged_job_pauses_goes_on_and_ends_as_if_undisturbed(busy: Machine, 
     training.wait_for_job(busy, "step", f"> {stopped_at}", IMPORT_S)
     training.wait_for_job(busy, "state", "== 'finished'", FINISH_S)
     assert training.trained_weights(busy) == undisturbed
+
+
+def test_a_person_at_the_console_pauses_it_and_leaving_lets_it_go_on(busy: Machine) -> None:
+    """With all that is real: keyboard, console, logind, its inhibitors; the machine has no battery."""
+    check(busy, f"cat > /etc/port-agent/config.d/50-test.toml <<'END'\n{PERSON}\nEND")
+    check(busy, "useradd --create-home --groups port-agent ann && passwd -d ann")
+    check(busy, "systemctl restart port-agent && systemctl start getty@tty1")
+    training.wait_for_new_step(busy, IMPORT_S)
+    wait_for(busy, f'{INHIBITORS} | grep -q \'"sleep" "PORT agent"\'', 60)
+    assert "held off" in training.status(busy)["sleep"]
+    busy.type("ann\n")
+    wait_for(busy, NO_WORKER, 60)
+    state = training.status(busy)
+    assert any("in use" in reason for reason in state["reasons"]), state["reasons"]
+    wait_for(busy, "loginctl list-sessions | grep -q ann", 120)
+    assert "PORT agent" not in check(busy, INHIBITORS), "it may sleep while somebody uses it"
+    stopped_at = training.job(busy)["step"]
+    busy.type("exit\n")
+    wait_for(busy, "! loginctl list-sessions | grep -q ann", 120)
+    training.wait_for_job(busy, "step", f"> {stopped_at}", IMPORT_S)
+    told = check(busy, "port-agent why")
+    assert "in use" in told and told.rstrip().endswith("training"), told
 
 
 def test_worker_over_its_memory_limit_dies_alone(busy: Machine) -> None:
@@ -165,7 +198,7 @@ def test_hung_supervisor_is_restarted_and_the_job_goes_on(busy: Machine, undistu
     check(busy, f"kill -STOP {hung}")
     wait_for(busy, f"systemctl is-active --quiet port-agent && {not_main_pid(hung)}", BOOT_S)
     assert "Watchdog timeout" in check(busy, "journalctl -u port-agent --no-pager -o cat")
-    assert int(check(busy, "pgrep -f '[a]gent.train.worker' | wc -l")) <= 1
+    assert int(check(busy, "pgrep -f '[p]ort_agent.training.worker' | wc -l")) <= 1
     training.wait_for_job(busy, "attempts", ">= 2", IMPORT_S)
     training.wait_for_new_step(busy, IMPORT_S)
     training.wait_for_job(busy, "state", "== 'finished'", FINISH_S)

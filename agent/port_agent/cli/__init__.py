@@ -42,6 +42,7 @@ AREAS: Mapping[str, tuple[str, ...]] = {
         "doctor",
         "completion",
     ),
+    "session": ("session",),
     "peers.pairing": ("peers", "pair", "unpair"),
     "peers.federate": ("federate",),
     "energy": ("energy", "dashboard"),

@@ -2,7 +2,8 @@
 
 No single source can be trusted: logind's hint is stuck under several desktops, there is no X server to ask on a
 headless Pi, and pressure counts our own worker too. So: what others use of the CPU, pressure while we do not train,
-input on terminals and consoles, counters of input devices, and logind, whose no is believed once it was seen to say yes.
+input on terminals and consoles, counters of input devices, desktops that are asked in their sessions, and logind, whose no is
+believed once it was seen to say yes.
 """
 
 import contextlib

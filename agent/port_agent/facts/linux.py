@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from port_agent.facts import gpu, idle, input_devices, power_supply, thermal
+from port_agent.facts import gpu, idle, input_devices, power_supply, sessions, thermal
 from port_agent.facts.jetson import read_tegrastats
 from port_agent.facts.platform import OwnUse, SensorOptions, answer, run_command
 from port_agent.facts.readings import Answer, Facts, Fault, IdleSignal, ThrottleReading
@@ -68,7 +68,7 @@ class LinuxPlatform:
         self._tegrastats = shutil.which("tegrastats")
         self._nvidia_smi = shutil.which("nvidia-smi")
         self._card_percent: float | None = None
-        self._terminals, self._inputs = idle.InputMonitor(), idle.InputMonitor()
+        self._terminals, self._inputs, self._sessions = idle.InputMonitor(), idle.InputMonitor(), idle.InputMonitor()
         self._idle_hint: bool | None = None
         self._hint_works = False
         """Whether logind was ever seen to say yes: under some desktops it never does."""
@@ -158,8 +158,12 @@ class LinuxPlatform:
         self, files: "_Files", options: SensorOptions, own: OwnUse, now_s: float
     ) -> tuple[IdleSignal, ...]:
         percent = self._load.sample(self.tree, own.cpu_s, now_s)
-        stamps, wall_s = idle.terminal_stamps(self.tree), time.time()
-        self._terminals.look(stamps, now_s, {name: wall_s - stamp for name, stamp in stamps.items()})
+        wall_s = time.time()
+        for monitor, stamps in (
+            (self._terminals, idle.terminal_stamps(self.tree)),
+            (self._sessions, sessions.session_stamps(self.tree, wall_s)),
+        ):
+            monitor.look(stamps, now_s, {name: wall_s - stamp for name, stamp in stamps.items()})
         self._inputs.look(input_devices.read_counters(self.tree), now_s)
         if own.training:
             self._card_percent = None  # what nvidia-smi saw of our own worker is not to be taken for a user's
@@ -168,6 +172,7 @@ class LinuxPlatform:
             idle.pressure_signal(self.tree, options, own),
             self._terminals.signal("terminals", options, now_s, "no terminal is open"),
             self._inputs.signal("input", options, now_s, "nothing counts an input device"),
+            self._sessions.signal("session", options, now_s, "no session's helper reports (`port-agent session`)"),
             idle.logind_signal(self._idle_hint, works=self._hint_works),
             *gpu.gpu_signal(self._card_percent if files.gpu_percent is None else files.gpu_percent, options, own),
         )

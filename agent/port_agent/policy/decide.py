@@ -153,7 +153,7 @@ SPACE_MARGIN = 1.25
 
 HEAT_IGNORED_C = 120.0
 """A limit that no processor reaches: whoever sets it asks no thermometer."""
-PRESENCE_SENSORS = ("cpu load", "terminals", "input")
+PRESENCE_SENSORS = ("cpu load", "terminals", "input", "sessions")
 
 SILENCE_S = 60.0
 """How long all signals may be silent before it is unknown whether the device is left alone."""

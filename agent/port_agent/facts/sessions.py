@@ -1,0 +1,135 @@
+"""How long nobody has used a desktop, as it says itself: under Wayland it tells only those who are in its session.
+
+A helper in the session (`port-agent session`) asks it over D-Bus and leaves word in a file of /dev/shm: the time of its last change is that of the
+last input, and the kernel's own stamp beside it says when the helper last asked. Nothing in the file is read, and nothing is written to it.
+"""
+
+import contextlib
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from port_agent.facts.idle import parse_busctl
+from port_agent.facts.sysfs import Tree
+from port_planner.base.errors import PortError
+
+PREFIX = "port-agent-session-"
+ASK_S = 5.0
+MAX_SILENCE_S = 60.0
+"""A helper that has not asked for so long is gone, and what it said with it."""
+_JITTER_S = 1.0
+"""Two answers differ by less without an input between them."""
+_PATIENCE_S = 10.0
+
+
+class SessionError(PortError):
+    """This session has no desktop that says how long nobody has used it."""
+
+
+@dataclass(frozen=True, slots=True)
+class IdleMonitor:
+    """A method on the session's bus that returns for how many milliseconds nothing was typed or moved."""
+
+    service: str
+    path: str
+    interface: str
+    method: str
+
+
+MONITORS = (
+    IdleMonitor(
+        "org.gnome.Mutter.IdleMonitor",
+        "/org/gnome/Mutter/IdleMonitor/Core",
+        "org.gnome.Mutter.IdleMonitor",
+        "GetIdletime",
+    ),
+    IdleMonitor(
+        "org.freedesktop.ScreenSaver",
+        "/org/freedesktop/ScreenSaver",
+        "org.freedesktop.ScreenSaver",
+        "GetSessionIdleTime",
+    ),
+)
+"""GNOME, on Wayland and X; KDE and those that follow it. One that answers in seconds would only seem to be in use."""
+
+Ask = Callable[[IdleMonitor], float | None]
+
+
+def session_stamps(tree: Tree, wall_s: float) -> dict[str, float]:
+    """Return when input was last seen in each session whose helper is there, in Unix time."""
+    stamps = {}
+    for place in tree.children(tree.dev / "shm", "sessions"):
+        if place.name.startswith(PREFIX):
+            with contextlib.suppress(OSError):  # gone between listing and looking
+                found = place.stat()
+                if abs(wall_s - found.st_ctime) <= MAX_SILENCE_S:
+                    stamps[f"session of user {found.st_uid}"] = max(
+                        found.st_mtime, stamps.get(f"session of user {found.st_uid}", 0.0)
+                    )
+    return stamps
+
+
+def ask_desktop(monitor: IdleMonitor) -> float | None:
+    """Return for how many seconds nobody has used the session, as busctl hears it; None where nobody answers."""
+    words = (monitor.service, monitor.path, monitor.interface, monitor.method)
+    try:
+        done = subprocess.run(
+            ["busctl", "--user", "--auto-start=no", "call", *words],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_PATIENCE_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    milliseconds = parse_busctl(done.stdout) if done.returncode == 0 else None
+    return None if milliseconds is None else milliseconds / 1000.0
+
+
+@contextlib.contextmanager
+def session_file(directory: Path) -> Iterator[int]:
+    """Make a file that leaves word, and remove it at the end; yields its descriptor. Raises OSError."""
+    descriptor, name = tempfile.mkstemp(prefix=PREFIX, dir=directory)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+        Path(name).unlink(missing_ok=True)
+
+
+class SessionHelper:
+    """Takes what a desktop answers to its file."""
+
+    def __init__(self, ask: Ask = ask_desktop) -> None:
+        """Raises `SessionError` where no desktop answers."""
+        self._ask = ask
+        found = next((monitor for monitor in MONITORS if ask(monitor) is not None), None)
+        if found is None:
+            names = " nor ".join(monitor.service for monitor in MONITORS)
+            where = "" if shutil.which("busctl") else " (there is no busctl to ask with)"
+            raise SessionError(
+                f"neither {names} answers on this session's bus{where}; the agent goes by its other signals"
+            )
+        self._monitor, self._input_s = found, 0.0
+
+    def look(self, descriptor: int, wall_s: float) -> None:
+        """Ask once and leave word; where the desktop does not answer, nothing is said."""
+        idle_s = self._ask(self._monitor)
+        if idle_s is None:
+            return
+        if abs(wall_s - idle_s - self._input_s) > _JITTER_S:
+            self._input_s = wall_s - idle_s
+        os.utime(descriptor, (self._input_s, self._input_s))
+
+    def run(self, directory: Path) -> None:
+        """Leave word for as long as the session lasts; raises OSError."""
+        with session_file(directory) as descriptor:
+            while True:
+                self.look(descriptor, time.time())
+                time.sleep(ASK_S)

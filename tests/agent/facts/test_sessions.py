@@ -1,0 +1,128 @@
+"""What a desktop says of its user reaches the agent by the times of a file, and no longer than its helper lives."""
+
+import asyncio
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from port_agent.facts import Answer, OwnUse
+from port_agent.facts.linux import LinuxPlatform
+from port_agent.facts.sessions import (
+    MAX_SILENCE_S,
+    MONITORS,
+    IdleMonitor,
+    SessionError,
+    SessionHelper,
+    ask_desktop,
+    session_file,
+    session_stamps,
+)
+from port_agent.facts.sysfs import Tree
+from tests.agent.facts.machines import OPTIONS, fake_program, linux, on_path
+
+GNOME, KDE = MONITORS
+
+
+class Desktop:
+    """Answers for one service, or not at all."""
+
+    def __init__(self, monitor: IdleMonitor, idle_s: float | None) -> None:
+        self.monitor, self.idle_s = monitor, idle_s
+
+    def __call__(self, monitor: IdleMonitor) -> float | None:
+        return self.idle_s if monitor is self.monitor else None
+
+
+def answer(platform: LinuxPlatform, now_s: float) -> Answer:
+    signals = platform.read(OPTIONS, OwnUse(), now_s).idle_signals
+    return next(signal.idle for signal in signals if signal.name == "session")
+
+
+@pytest.mark.parametrize("monitor", MONITORS)
+def test_an_input_is_seen_and_forgotten_after_a_minute(tmp_path: Path, monitor: IdleMonitor) -> None:
+    platform, shared = linux(tmp_path), tmp_path / "dev/shm"
+    shared.mkdir(parents=True)
+    assert answer(platform, 0.0) is Answer.UNKNOWN
+    desktop = Desktop(monitor, 300.0)
+    helper, now = SessionHelper(desktop), time.time()
+    with session_file(shared) as file:
+        helper.look(file, now)
+        assert answer(platform, 1.0) is Answer.YES
+        desktop.idle_s = 305.4  # what an answer takes differs
+        helper.look(file, now + 5.0)
+        assert answer(platform, 2.0) is Answer.YES, "no input, though the answers differ a little"
+        desktop.idle_s = 0.2
+        helper.look(file, now + 10.0)
+        assert answer(platform, 3.0) is Answer.NO
+        desktop.idle_s = 70.0
+        helper.look(file, now + 80.0)
+        assert answer(platform, 73.0) is Answer.YES
+        desktop.idle_s = None  # the desktop hangs: nothing new is said
+        helper.look(file, now + 85.0)
+        assert answer(platform, 78.0) is Answer.YES
+    assert not list(shared.iterdir())
+    assert answer(platform, 79.0) is Answer.UNKNOWN, "a session that ended says nothing"
+
+
+def test_a_helper_that_hangs_or_was_killed_says_nothing(tmp_path: Path) -> None:
+    shared = tmp_path / "shm"
+    shared.mkdir()
+    with session_file(shared) as file:
+        SessionHelper(Desktop(GNOME, 10.0)).look(file, time.time())
+        (stamp,) = session_stamps(Tree(dev=tmp_path), time.time()).values()
+        assert time.time() - stamp == pytest.approx(10.0, abs=5.0)
+        for wall_s in (time.time() + MAX_SILENCE_S + 1.0, time.time() - MAX_SILENCE_S - 1.0):  # also by another clock
+            assert session_stamps(Tree(dev=tmp_path), wall_s) == {}
+
+
+def test_other_files_there_are_nobody(tmp_path: Path) -> None:
+    (tmp_path / "shm").mkdir()
+    (tmp_path / "shm/sem.other").touch()
+    (tmp_path / "shm/port-agent-session-gone").symlink_to("nowhere")
+    tree = Tree(dev=tmp_path)
+    assert session_stamps(tree, time.time()) == {} and not tree.take_faults()
+
+
+def test_a_session_without_a_desktop_is_said() -> None:
+    with pytest.raises(SessionError, match=f"neither {GNOME.service} nor {KDE.service} answers"):
+        SessionHelper(Desktop(GNOME, None))
+
+
+@pytest.mark.process
+def test_busctl_is_asked_for_milliseconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_path(monkeypatch, tmp_path)
+    fake_program(tmp_path, "busctl", f'echo "$*" > {tmp_path}/asked; echo "t 90500"')
+    assert ask_desktop(GNOME) == 90.5
+    words = (GNOME.service, GNOME.path, GNOME.interface, "GetIdletime")
+    assert (tmp_path / "asked").read_text().split() == ["--user", "--auto-start=no", "call", *words]
+    fake_program(tmp_path, "busctl", 'echo "Call failed: The name is not activatable" >&2; exit 1')
+    assert ask_desktop(KDE) is None
+    (tmp_path / "busctl").chmod(0o644)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert ask_desktop(KDE) is None
+
+
+@pytest.mark.process
+def test_the_command_leaves_word_until_it_is_ended(tmp_path: Path) -> None:
+    """The program as the unit runs it, with a desktop that answers, and another place for its file."""
+    from tests.agent.live_daemon import until
+
+    fake_program(tmp_path, "busctl", 'echo "u 1000"')
+
+    async def run() -> None:
+        program = (
+            "import sys; from pathlib import Path; from port_agent import cli; from port_agent.cli import session\n"
+            "session.SHARED_MEMORY = Path(sys.argv[1]); sys.exit(cli.main(['session']))"
+        )
+        environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+        (tmp_path / "shm").mkdir()
+        command = (sys.executable, "-c", program, str(tmp_path / "shm"))
+        process = await asyncio.create_subprocess_exec(*command, env=environment)
+        await until(lambda: bool(session_stamps(Tree(dev=tmp_path), time.time())))
+        process.terminate()
+        assert await process.wait() == 0 and not list((tmp_path / "shm").iterdir())
+
+    asyncio.run(run())

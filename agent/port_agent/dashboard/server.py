@@ -1,9 +1,10 @@
 """The live page: a small HTTP server on localhost that hands on what the agent's control socket says.
 
-Read only. Every figure needs the key that is in the address printed at the start, sent as a header, so that neither
-other users of this machine nor pages of other sites can ask. Files of the page itself need none.
+It shows, and takes three wishes: not now, resume, run this job now. All of that needs the key that is in the address printed at the
+start, sent as a header, so that neither other users of this machine nor pages of other sites can ask. Files of the page itself need none.
 """
 
+import re
 import secrets
 import sys
 import threading
@@ -23,6 +24,13 @@ _TYPES = {".js": "text/javascript", ".css": "text/css", ".html": "text/html"}
 _FILES = ("uPlot.min.css", "page.css", "uPlot.iife.min.js", "charts.js", "dashboard.js")
 QUESTIONS = {"/api/status": "/v1/status", "/api/jobs": "/v1/jobs", "/api/why": "/v1/why"}
 """What the page may ask of the agent, and what of it answers."""
+NOT_NOW_S = 2 * 3600.0
+WISHES: Mapping[str, tuple[str, Mapping[str, object]]] = {
+    "/api/not-now": ("/v1/pause", {"for_s": NOT_NOW_S}),
+    "/api/resume": ("/v1/resume", {}),
+}
+"""What it may have the agent do, and how that is asked for."""
+RUN_NOW = re.compile(r"/api/run-now/(\d{1,18})")
 ENERGY = "/api/energy"
 """What it may ask of the ledger."""
 _HEADERS = {
@@ -47,6 +55,9 @@ class StatusClient(Protocol):
 
     def get(self, path: str) -> Any:
         """Return the JSON at `path`; raise `PortError` if the agent does not answer."""
+
+    def post(self, path: str, **fields: object) -> Any:
+        """Send a JSON request and return its answer; likewise."""
 
 
 EnergyReader = Callable[[Mapping[str, str]], Mapping[str, object]]
@@ -89,6 +100,14 @@ class Dashboard:
         """Return the answer to one of the page's questions; raise `PortError` if there is none."""
         return self._energy(query) if path == ENERGY else self._client.get(QUESTIONS[path])
 
+    def wish(self, path: str) -> object | None:
+        """Have the agent do one of the page's wishes and return its answer, None for a path that is none; raise `PortError`."""
+        if path in WISHES:
+            target, fields = WISHES[path]
+            return self._client.post(target, **fields)
+        job = RUN_NOW.fullmatch(path)
+        return None if job is None else self._client.post(f"/v1/jobs/{job[1]}/run-now", for_s=None)
+
 
 class _PageServer(ThreadingHTTPServer):
     """A thread for each connection, at most `MAX_CONNECTIONS`: every user of this machine may connect."""
@@ -128,15 +147,33 @@ def _handler(dashboard: Dashboard) -> type[BaseHTTPRequestHandler]:
             """Answer one request; the name is set by http.server."""
             path, _, query = self.path.partition("?")
             if not self._from_here():
-                self._send(HTTPStatus.FORBIDDEN, {"error": "this page is only served to localhost"})
+                self._refuse_host()
             elif path == "/":
                 self._send_file("dashboard.html")
             elif path.startswith("/static/") and path.removeprefix("/static/") in _FILES:
                 self._send_file(path.removeprefix("/static/"))
             elif not self._has_key():
-                self._send(HTTPStatus.UNAUTHORIZED, {"error": "open the address that `port-agent dashboard` printed"})
+                self._refuse_key()
+            elif path in QUESTIONS or path == ENERGY:
+                self._answer(path, lambda: dashboard.figures(path, dict(parse_qsl(query))))
             else:
-                self._answer(path, dict(parse_qsl(query)))
+                self._answer(path, lambda: None)
+
+        def do_POST(self) -> None:
+            """Have one wish done. What comes with it is not read: none needs more than its path."""
+            self.close_connection = True
+            if not self._from_here():
+                self._refuse_host()
+            elif not self._has_key():
+                self._refuse_key()
+            else:
+                self._answer(self.path, lambda: dashboard.wish(self.path))
+
+        def _refuse_host(self) -> None:
+            self._send(HTTPStatus.FORBIDDEN, {"error": "this page is only served to localhost"})
+
+        def _refuse_key(self) -> None:
+            self._send(HTTPStatus.UNAUTHORIZED, {"error": "open the address that `port-agent dashboard` printed"})
 
         def _from_here(self) -> bool:
             """Return whether the browser meant this machine: a foreign name that points here is another site's."""
@@ -146,14 +183,17 @@ def _handler(dashboard: Dashboard) -> type[BaseHTTPRequestHandler]:
             given = self.headers.get("Authorization", "").removeprefix("Bearer ")
             return secrets.compare_digest(given.encode(), dashboard.key.encode())
 
-        def _answer(self, path: str, query: dict[str, str]) -> None:
-            if path not in QUESTIONS and path != ENERGY:
-                self._send(HTTPStatus.NOT_FOUND, {"error": f"there is nothing at {path}"})
-                return
+        def _answer(self, path: str, ask: Callable[[], object | None]) -> None:
+            """Send what `ask` returns; None: there is nothing at `path`."""
             try:
-                self._send(HTTPStatus.OK, dashboard.figures(path, query))
+                found = ask()
             except PortError as error:
                 self._send(HTTPStatus.SERVICE_UNAVAILABLE, {"error": str(error)})
+                return
+            if found is None:
+                self._send(HTTPStatus.NOT_FOUND, {"error": f"there is nothing at {path}"})
+            else:
+                self._send(HTTPStatus.OK, found)
 
         def _send(self, status: HTTPStatus, body: object) -> None:
             self._send_bytes(status, msgspec.json.encode(body), "application/json")

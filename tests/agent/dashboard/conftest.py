@@ -1,6 +1,7 @@
 """An agent for the page to show: a training job on a simulated board, without a daemon behind it."""
 
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -26,15 +27,17 @@ ATTIC = Peer(
 
 def status(time_unix: float) -> dict[str, object]:
     """Return the status of an agent in the middle of a job."""
+    job = {
+        "id": 1, "name": "camera-net", "kind": "train", "phase": "training", "wish": "train", "pid": 4711, "step": 620,
+        "total_steps": 900, "loss": 0.6125, "step_s": 2.01, "eta_s": 562.0, "plan": 1, "plans": 4,
+        "planned_peak_bytes": 150 << 20, "memory_limit_bytes": 300 << 20, "peak_rss_bytes": 214 << 20,
+        "planned_joules": 2980.7, "deadline_at": None,
+    }  # fmt: skip
+    waiting = {"id": 2, "name": "<b>imu</b>", "eta_s": 7200.0, "retry_in_s": None, "deadline_at": time_unix + 86400.0}
     return {
         "v": 1, "time": time_unix, "uptime_s": 7200.0, "state": "training", "may_train": True,
-        "reasons": ["on mains", "idle for 14 min"],
-        "job": {
-            "id": 1, "name": "camera-net", "kind": "train", "phase": "training", "wish": "train", "pid": 4711, "step": 620,
-            "total_steps": 900, "loss": 0.6125, "step_s": 2.01, "eta_s": 562.0, "plan": 1, "plans": 4,
-            "planned_peak_bytes": 150 << 20, "memory_limit_bytes": 300 << 20, "peak_rss_bytes": 214 << 20,
-            "planned_joules": 9.7, "deadline_at": None,
-        },
+        "reasons": ["on mains", "idle for 14 min"], "codes": ["go"], "job": job, "running": [job], "waiting": [waiting],
+        "paused_until": None, "next_window": None, "sleep": "held off while a job may run",
         "facts": {"power": "external", "battery_percent": 87.0, "temperature_c": 58.4, "throttled": "no"},
         "flash_written_today_bytes": 18_600_000_000, "flash_budget_bytes": 30_000_000_000,
         "energy": {
@@ -53,6 +56,21 @@ def status(time_unix: float) -> dict[str, object]:
     }  # fmt: skip
 
 
+NIGHT = (
+    (80_000, "the agent started"),
+    (79_990, "free to train, no job"),
+    (60_000, "on battery 64 %"),
+    (41_000, "the device is in use: last input 3 s ago (tty1)"),
+    (36_000, "training"),
+    (24_000, "76 °C is too hot (limit 75); resumes at 65 °C"),
+    (23_000, "training"),
+    (9_000, "the agent stopped"),
+    (6_000, "the agent started"),
+    (5_990, "training"),
+)
+"""What was so from how many seconds ago on."""
+
+
 class FakeAgent:
     """Answers as the control socket does."""
 
@@ -60,12 +78,12 @@ class FakeAgent:
         self._ledger = folder / "energy.sqlite"
         self._end = write_afternoon(self._ledger)
         self._asked = 0
+        self.wishes: list[tuple[str, dict[str, object]]] = []
         self.dead = False
 
     def get(self, path: str) -> object:
         """Return the JSON at `path`."""
-        if self.dead:
-            raise PortError("no agent listens at /run/port-agent/control.sock; start it with systemctl")
+        self._check_alive()
         address = urlsplit(path)
         if address.path == "/v1/status":
             self._asked += 1
@@ -83,9 +101,21 @@ class FakeAgent:
             }
             return {"v": 1, "jobs": [job, waiting]}
         if address.path == "/v1/why":
-            entries = [(self._end - 7200, "on battery 64 %"), (self._end - 3600, "training")]
-            return {"v": 1, "entries": [{"at": at, "text": text, "codes": []} for at, text in entries]}
+            return {
+                "v": 1,
+                "entries": [{"at": time.time() - ago_s, "text": text, "codes": []} for ago_s, text in NIGHT],
+            }
         raise AssertionError(f"the page asked for {path}")
+
+    def post(self, path: str, **fields: object) -> object:
+        """Note what was asked for."""
+        self._check_alive()
+        self.wishes.append((path, fields))
+        return {"v": 1}
+
+    def _check_alive(self) -> None:
+        if self.dead:
+            raise PortError("no agent listens at /run/port-agent/control.sock; start it with systemctl")
 
     def energy(self, query: Mapping[str, str]) -> Mapping[str, object]:
         """Return the energy report."""

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from port_agent.dashboard.page import static_text
 from port_agent.dashboard.server import MAX_CONNECTIONS, Dashboard, DashboardError
+from port_planner.base.units import format_bytes, format_joules, format_seconds
 from tests.agent.dashboard.browser import chromium, dump_dom, screenshot
 from tests.agent.dashboard.conftest import FakeAgent
 
@@ -69,8 +71,34 @@ def test_silent_connections_take_so_many_threads_and_no_more(dashboard: Dashboar
         assert threading.active_count() - before == MAX_CONNECTIONS
 
 
-def test_only_reading(dashboard: Dashboard) -> None:
-    assert ask(dashboard, "/api/status", "POST", **with_key(dashboard))[0] == 501
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("/api/not-now", ("/v1/pause", {"for_s": 7200.0})),
+        ("/api/resume", ("/v1/resume", {})),
+        ("/api/run-now/12", ("/v1/jobs/12/run-now", {"for_s": None})),
+    ],
+)
+def test_a_wish_is_handed_on_from_who_has_the_key(
+    dashboard: Dashboard, agent: FakeAgent, path: str, asked: tuple[str, dict[str, object]]
+) -> None:
+    agent.wishes.clear()
+    assert ask(dashboard, path, "POST")[0] == 401
+    assert ask(dashboard, path, "POST", Host="evil.example", **with_key(dashboard))[0] == 403
+    assert ask(dashboard, path, **with_key(dashboard))[0] == 404, "a link does nothing"
+    assert agent.wishes == []
+    assert ask(dashboard, path, "POST", **with_key(dashboard))[0] == 200
+    assert agent.wishes == [asked]
+    agent.dead = True
+    assert ask(dashboard, path, "POST", **with_key(dashboard))[0] == 503
+
+
+@pytest.mark.parametrize(
+    "path", ["/api/status", "/v1/pause", "/api/run-now/1/../2", "/api/run-now/x", "/api/cancel/1", "/"]
+)
+def test_no_other_wish_is_taken(dashboard: Dashboard, agent: FakeAgent, path: str) -> None:
+    agent.wishes.clear()
+    assert ask(dashboard, path, "POST", **with_key(dashboard))[0] == 404 and agent.wishes == []
 
 
 def test_page_and_its_files_come_without_a_key(dashboard: Dashboard) -> None:
@@ -111,10 +139,48 @@ def test_page_in_a_browser(dashboard: Dashboard, tmp_path: Path, width: int) -> 
         "Supply voltage too low",
         "nRF52840",
         "attic-pi",
+        "peak 214.0 MiB of 300.0 MiB, its limit; 150.0 MiB planned",
+        "3.34 kJ",
+        "2.98 kJ as planned so far",
+        "about 9 min 22 s of training left",
+        "Then job 2",
+        "Sleep is held off",
+        "too hot",
+        "Not now, for 2 hours",
+        "Run now",
     ):
         assert text in dom
     assert "<b>imu</b>" not in dom, "a job's name is text, not markup"
     assert dom.count("<canvas") >= 4, "loss from the ledger, power, temperature, phases"
+
+
+@pytest.mark.long
+def test_figures_read_as_on_the_command_line(tmp_path: Path) -> None:
+    chromium()
+    figures = [
+        0.0,
+        0.0123,
+        0.9,
+        1.0,
+        59.4,
+        61.0,
+        1000.0,
+        1023.0,
+        3599.6,
+        3661.0,
+        86_400.0,
+        359_999.0,
+        360_001.0,
+        1 << 20,
+        3.3e9,
+        7e15,
+    ]
+    script = f"document.body.textContent = JSON.stringify({figures}.map((v) => [formatBytes(v), formatSeconds(v), formatJoules(v)]))"
+    page = tmp_path / "figures.html"
+    page.write_text(f"<body></body><script>{static_text('charts.js')}</script><script>{script}</script>")
+    dom = dump_dom(page.as_uri(), tmp_path / "profile", 800)
+    shown = json.loads(dom[dom.index("[[") : dom.rindex("]]") + 2])
+    assert shown == [[format_bytes(value), format_seconds(value), format_joules(value)] for value in figures]
 
 
 @pytest.mark.long

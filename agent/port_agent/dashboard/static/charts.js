@@ -21,22 +21,28 @@ function scaled(value, steps, digits) {
   for (const [f, u] of steps) if (Math.abs(value) >= f) [factor, unit] = [f, u];
   return (value / factor).toPrecision(digits || 3).replace(/e\+?(-?\d+)/, "·10^$1") + " " + unit;
 }
-const formatJoules = (value) =>
-  value === 0 ? "0 J" : Math.abs(value) >= 3.6e5 ? scaled(value, [[3.6e6, "kWh"]])
-    : scaled(value, [[1e-3, "mJ"], [1, "J"], [1e3, "kJ"]]);
+// Energy, bytes and durations read as they do on the command line: port_planner/base/units.py.
+function formatJoules(value) {
+  if (value === null || value === undefined) return "–";
+  const size = Math.abs(value);
+  const [factor, unit] = size < 1 ? [1e-3, "mJ"] : size < 1e3 ? [1, "J"] : size < 3.6e5 ? [1e3, "kJ"] : [3.6e6, "kWh"];
+  return (value / factor).toFixed(2) + " " + unit;
+}
 const formatWatts = (value) => (value === 0 ? "0 W" : scaled(value, [[1e-3, "mW"], [1, "W"], [1e3, "kW"]]));
-const formatBytes = (value) =>
-  value === 0 ? "0 B" : scaled(value, [[1, "B"], [1e3, "kB"], [1e6, "MB"], [1e9, "GB"], [1e12, "TB"]]);
+function formatBytes(value) {
+  if (value === null || value === undefined) return "–";
+  let power = 0;
+  while (Math.abs(value) >= 1024 && power < 4) [value, power] = [value / 1024, power + 1];
+  return value.toFixed(power ? 1 : 0) + " " + ["B", "KiB", "MiB", "GiB", "TiB"][power];
+}
 function formatSeconds(value) {
   if (value === null || value === undefined) return "–";
-  if (value === 0) return "0 s";
-  if (value < 1) return (value * 1000).toPrecision(3) + " ms";
-  if (value < 60) return value.toPrecision(3) + " s";
-  const minutes = Math.round(value / 60);
-  if (minutes < 60) return minutes + " min";
-  const hours = Math.floor(minutes / 60);
-  if (hours < 48) return hours + " h " + String(minutes % 60).padStart(2, "0") + " min";
-  return (value / 86400).toFixed(1) + " days";
+  if (value < 1) return (value * 1000).toFixed(0) + " ms";
+  if (value < 60) return value.toFixed(1) + " s";
+  const seconds = Math.round(value);
+  const minutes = Math.floor(seconds / 60);
+  const two = (number) => String(number).padStart(2, "0");
+  return minutes < 60 ? minutes + " min " + two(seconds % 60) + " s" : Math.floor(minutes / 60) + " h " + two(minutes % 60) + " min";
 }
 const formatYears = (value) => (value > 100 ? "> 100 years" : value.toPrecision(2) + " years");
 function formatTime(unix) {

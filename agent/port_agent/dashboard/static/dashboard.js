@@ -11,8 +11,8 @@ const loss = { job: null, step: [], value: [] };
 const plots = {};
 let ledgerSteps = [];
 
-async function ask(path) {
-  const answer = await fetch(path, { headers: { Authorization: "Bearer " + key }, cache: "no-store" });
+async function ask(path, method) {
+  const answer = await fetch(path, { method: method || "GET", headers: { Authorization: "Bearer " + key }, cache: "no-store" });
   const body = await answer.json();
   if (!answer.ok) throw new Error(body.error || "status " + answer.status);
   return body;
@@ -35,7 +35,8 @@ function showState(status) {
   if (status.energy) {
     const label = !energy.kind ? "no source" : energy.kind === energy.source ? energy.kind : energy.kind + " by " + energy.source;
     tiles.push(tile(energy.watts === null ? "–" : formatWatts(energy.watts), "power, " + label, energy.watts === null ? "error" : ""));
-    tiles.push(tile(energy.job_gross_joules === null ? "–" : formatJoules(energy.job_gross_joules), "this job since the agent started"));
+    const planned = status.job && status.job.planned_joules !== null ? ", " + formatJoules(status.job.planned_joules) + " as planned so far" : "";
+    tiles.push(tile(formatJoules(energy.job_net_joules), "used by this job" + planned));
     if (energy.last_step_joules !== null) {
       const plan = energy.last_step_planned_joules;
       tiles.push(tile(formatJoules(energy.last_step_joules), "last step" + (plan === null ? "" : ", planned " + formatJoules(plan))));
@@ -62,7 +63,11 @@ function showJob(job) {
   if (job.step_s) parts.push(formatSeconds(job.step_s) + " per step");
   if (job.eta_s !== null && job.eta_s !== undefined) parts.push("about " + formatSeconds(job.eta_s) + " to go");
   if (job.plans > 1) parts.push("plan " + (job.plan + 1) + " of " + job.plans);
-  if (job.peak_rss_bytes) parts.push("memory " + formatBytes(job.peak_rss_bytes) + (job.memory_limit_bytes ? " of " + formatBytes(job.memory_limit_bytes) : ""));
+  const budget = job.memory_limit_bytes || job.planned_peak_bytes;
+  at("memory-text").textContent = "Memory: " + (job.peak_rss_bytes ? "peak " + formatBytes(job.peak_rss_bytes) : "no figure yet") +
+    (budget ? " of " + formatBytes(budget) + (job.memory_limit_bytes ? ", its limit" : ", its plan") : "") +
+    (job.memory_limit_bytes && job.planned_peak_bytes ? "; " + formatBytes(job.planned_peak_bytes) + " planned" : "");
+  at("memory-bar").style.width = (budget ? Math.min((100 * (job.peak_rss_bytes || 0)) / budget, 100) : 0) + "%";
   at("job-text").textContent = parts.join(", ");
   at("job-bar").style.width = (total ? Math.min((100 * job.step) / total, 100) : 0) + "%";
   if (job.loss === null || job.loss === undefined) return;
@@ -94,12 +99,12 @@ function draw(id, data, make) {
 }
 
 function drawCharts() {
-  draw("loss", [loss.step, loss.value], (box) => lineChart(box, loss.step, [["loss", "#2b5ea8", loss.value]],
+  draw("loss", [loss.step, loss.value], (box) => lineChart(box, loss.step, [["loss", css("--accent"), loss.value]],
     (value) => value.toPrecision(3), { range: (plot, low, high) => [low - (high - low || 1) * 0.1, high + (high - low || 1) * 0.1] }));
   draw("live-power", [live.time, live.watts], (box) =>
     lineChart(box, live.time, [["power", "#d55e00", live.watts]], formatWatts, { time: true }));
   if (live.celsius.every((value) => value === null)) return empty(at("temperature"), "No temperature sensor.");
-  draw("temperature", [live.time, live.celsius], (box) => lineChart(box, live.time, [["hottest zone", "#b3261e", live.celsius]],
+  draw("temperature", [live.time, live.celsius], (box) => lineChart(box, live.time, [["hottest zone", css("--bad"), live.celsius]],
     (value) => value.toFixed(0) + " °C", { time: true, range: (plot, low, high) => [Math.floor((low || 20) - 2), Math.ceil((high || 40) + 2)] }));
 }
 
@@ -109,14 +114,86 @@ function showHealth(items) {
     element("b", { class: item.severity }, item.title || item.code), element("br"), item.text + (item.remedy ? " – " + item.remedy : "")))));
 }
 
+// A wish of the user: what it does is told by what the page shows next.
+function wish(text, path) {
+  const button = element("button", { type: "button" }, text);
+  button.addEventListener("click", async () => {
+    button.disabled = true;
+    try {
+      await ask(path, "POST");
+      await look();
+    } catch (error) {
+      at("reasons").append(element("li", { class: "error" }, error.message));
+    }
+    button.disabled = false;
+  });
+  return button;
+}
+
+// What happens next and when, as far as it is known: windows and pauses by the clock, jobs by the training they still need.
+function nextThings(status) {
+  const when = (unix) => new Date(unix * 1000).toLocaleString([], { weekday: "short", hour: "2-digit", minute: "2-digit", hour12: false });
+  const due = (job) => (job.deadline_at ? ", due " + when(job.deadline_at) : "");
+  const things = [];
+  if ((status.codes || []).includes("user")) things.push(status.paused_until ? "The pause ends " + when(status.paused_until) + "." : "The pause lasts until you resume.");
+  if (status.next_window) things.push("The next time window opens " + when(status.next_window) + ".");
+  for (const run of status.running || []) {
+    const left = run.eta_s === null || run.eta_s === undefined ? "its end is not known yet" : "about " + formatSeconds(run.eta_s) + " of training left";
+    things.push("Job " + run.id + " (" + run.name + "): " + left + due(run) + ".");
+  }
+  (status.waiting || []).forEach((job, i) => {
+    const first = i === 0 && !(status.running || []).length;
+    const again = job.retry_in_s === null || job.retry_in_s === undefined ? "" : ", again in " + formatSeconds(Math.round(job.retry_in_s));
+    const left = job.eta_s === null || job.eta_s === undefined ? "" : ", about " + formatSeconds(job.eta_s) + " of training";
+    if (i < 5) things.push((first ? "First job " : "Then job ") + job.id + " (" + job.name + ")" + again + left + due(job) + ".");
+  });
+  if (status.sleep) things.push("Sleep is " + status.sleep + ".");
+  return things;
+}
+
+function showNext(status) {
+  const things = nextThings(status);
+  at("next").replaceChildren(...(things.length ? things : ["Nothing waits."]).map((text) => element("li", {}, text)));
+  const paused = (status.codes || []).includes("user");
+  if (at("wishes").dataset.paused === String(paused)) return; // a button that is being pressed stays
+  at("wishes").dataset.paused = String(paused);
+  at("wishes").replaceChildren(paused ? wish("Resume", "/api/resume") : wish("Not now, for 2 hours", "/api/not-now"));
+}
+
 function showJobs(jobs) {
   if (!jobs.length) return empty(at("jobs"), "No jobs.");
-  table(at("jobs"), ["~job", "~state", "step", "loss", "to go"], jobs.map((job) => [
+  const over = ["finished", "failed", "cancelled", "set aside"];
+  table(at("jobs"), ["~job", "~state", "step", "loss", "to go", ""], jobs.map((job) => [
     job.id + " " + job.name, job.state.replace("_", " ") + (job.reason ? ": " + job.reason : ""),
-    job.step + (job.total_steps ? " / " + job.total_steps : ""), job.loss === null ? "–" : job.loss.toPrecision(3), formatSeconds(job.eta_s)]));
+    job.step + (job.total_steps ? " / " + job.total_steps : ""), job.loss === null ? "–" : job.loss.toPrecision(3), formatSeconds(job.eta_s),
+    over.includes(job.state) ? "" : wish("Run now", "/api/run-now/" + job.id)]));
+}
+
+const KINDS = { training: "training", free: "free to train, no job", held: "held back", off: "the agent was off" };
+function kindOf(entry) {
+  if (entry.text === "training") return "training";
+  if (entry.text.startsWith("free to train")) return "free";
+  return entry.text === "the agent stopped" ? "off" : "held";
+}
+
+// The day as a strip, from 24 hours ago to now.
+function showNight(entries) {
+  const now = Date.now() / 1000, begin = now - 86400;
+  const spans = entries.map((entry, i) => [Math.max(entry.at, begin), i + 1 < entries.length ? entries[i + 1].at : now, entry]);
+  const shown = spans.filter(([from, to]) => to > from && to > begin);
+  const before = shown.length ? shown[0][0] - begin : 86400;
+  const piece = (kind, seconds, title) => element("i", { class: kind, style: "flex:" + seconds, title });
+  at("night").replaceChildren(piece("unknown", before, "nothing is known"), ...shown.map(([from, to, entry]) => piece(kindOf(entry), to - from, entry.text)));
+  const hour = (unix) => new Date(unix * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", hour12: false });
+  at("hours").replaceChildren(...[0, 6, 12, 18, 24].map((hours) => element("span", {}, hour(begin + 3600 * hours))));
+  at("night-keys").replaceChildren(...Object.entries(KINDS).map(([kind, text]) => {
+    const seconds = shown.filter(([, , entry]) => kindOf(entry) === kind).reduce((sum, [from, to]) => sum + to - from, 0);
+    return element("span", {}, element("i", { class: kind }), text + (seconds ? " " + formatSeconds(Math.round(seconds)) : ""));
+  }));
 }
 
 function showWhy(entries) {
+  showNight(entries);
   if (!entries.length) return empty(at("why"), "Nothing is known of the last day.");
   const clock = { weekday: "short", hour: "2-digit", minute: "2-digit", hour12: false };
   table(at("why"), ["~from", "~what"], entries.map((entry) => [new Date(entry.at * 1000).toLocaleString([], clock), entry.text]));
@@ -130,11 +207,12 @@ function showList(id, entries) {
   table(at(id), columns.map((name) => "~" + name.replaceAll("_", " ")), entries.map((entry) => columns.map((name) => entry[name] ?? "–")));
 }
 
-async function poll() {
+async function look() {
   try {
     const status = await ask("/api/status");
     remember(status);
     showState(status);
+    showNext(status);
     showJob(status.job);
     showBeside((status.running || []).filter((run) => run.id !== status.job.id));
     showHealth(status.health || []);
@@ -149,6 +227,10 @@ async function poll() {
     at("reasons").replaceChildren(element("li", { class: "error" }, error.message));
     document.documentElement.dataset.ready = "failed";
   }
+}
+
+async function poll() {
+  await look();
   setTimeout(poll, POLL_MS);
 }
 

@@ -100,7 +100,7 @@ class Dashboard:
         """Return the answer to one of the page's questions; raise `PortError` if there is none."""
         return self._energy(query) if path == ENERGY else self._client.get(QUESTIONS[path])
 
-    def wish(self, path: str) -> object | None:
+    def wish(self, path: str) -> Any:
         """Have the agent do one of the page's wishes and return its answer, None for a path that is none; raise `PortError`."""
         if path in WISHES:
             target, fields = WISHES[path]

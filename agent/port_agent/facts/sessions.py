@@ -62,15 +62,14 @@ Ask = Callable[[IdleMonitor], float | None]
 
 def session_stamps(tree: Tree, wall_s: float) -> dict[str, float]:
     """Return when input was last seen in each session whose helper is there, in Unix time."""
-    stamps = {}
+    stamps: dict[str, float] = {}
     for place in tree.children(tree.dev / "shm", "sessions"):
         if place.name.startswith(PREFIX):
             with contextlib.suppress(OSError):  # gone between listing and looking
                 found = place.stat()
                 if abs(wall_s - found.st_ctime) <= MAX_SILENCE_S:
-                    stamps[f"session of user {found.st_uid}"] = max(
-                        found.st_mtime, stamps.get(f"session of user {found.st_uid}", 0.0)
-                    )
+                    whose = f"session of user {found.st_uid}"
+                    stamps[whose] = max(found.st_mtime, stamps.get(whose, 0.0))
     return stamps
 
 

@@ -41,6 +41,9 @@ class _Agent:
     def get(self, path: str) -> object:
         return {"path": path}
 
+    def post(self, path: str, **fields: object) -> object:
+        return {"path": path}
+
 
 @pytest.mark.parametrize("count", COUNTS)
 def test_the_live_page_answers_every_request(

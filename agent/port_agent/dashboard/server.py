@@ -136,83 +136,87 @@ class _PageServer(ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
 
+class _Handler(BaseHTTPRequestHandler):
+    dashboard: Dashboard
+    """Whose requests it answers; set by `_handler`."""
+    server_version = "port-agent"
+    sys_version = ""
+    default_request_version = "HTTP/1.0"  # also the answer to a line that names none has a status
+    timeout = 30
+
+    def do_GET(self) -> None:
+        """Answer one request; the name is set by http.server."""
+        path, _, query = self.path.partition("?")
+        if not self._from_here():
+            self._refuse_host()
+        elif path == "/":
+            self._send_file("dashboard.html")
+        elif path.startswith("/static/") and path.removeprefix("/static/") in _FILES:
+            self._send_file(path.removeprefix("/static/"))
+        elif not self._has_key():
+            self._refuse_key()
+        elif path in QUESTIONS or path == ENERGY:
+            self._answer(path, lambda: self.dashboard.figures(path, dict(parse_qsl(query))))
+        else:
+            self._answer(path, lambda: None)
+
+    def do_POST(self) -> None:
+        """Have one wish done. What comes with it is not read: none needs more than its path."""
+        self.close_connection = True
+        if not self._from_here():
+            self._refuse_host()
+        elif not self._has_key():
+            self._refuse_key()
+        else:
+            self._answer(self.path, lambda: self.dashboard.wish(self.path))
+
+    def _refuse_host(self) -> None:
+        self._send(HTTPStatus.FORBIDDEN, {"error": "this page is only served to localhost"})
+
+    def _refuse_key(self) -> None:
+        self._send(HTTPStatus.UNAUTHORIZED, {"error": "open the address that `port-agent dashboard` printed"})
+
+    def _from_here(self) -> bool:
+        """Return whether the browser meant this machine: a foreign name that points here is another site's."""
+        return self.headers.get("Host", "").partition(":")[0] in _LOCAL_NAMES
+
+    def _has_key(self) -> bool:
+        given = self.headers.get("Authorization", "").removeprefix("Bearer ")
+        return secrets.compare_digest(given.encode(), self.dashboard.key.encode())
+
+    def _answer(self, path: str, ask: Callable[[], object | None]) -> None:
+        """Send what `ask` returns; None: there is nothing at `path`."""
+        try:
+            found = ask()
+        except PortError as error:
+            self._send(HTTPStatus.SERVICE_UNAVAILABLE, {"error": str(error)})
+            return
+        if found is None:
+            self._send(HTTPStatus.NOT_FOUND, {"error": f"there is nothing at {path}"})
+        else:
+            self._send(HTTPStatus.OK, found)
+
+    def _send(self, status: HTTPStatus, body: object) -> None:
+        self._send_bytes(status, msgspec.json.encode(body), "application/json")
+
+    def _send_file(self, name: str) -> None:
+        kind = _TYPES[name[name.rindex(".") :]]
+        self._send_bytes(HTTPStatus.OK, static_text(name).encode(), f"{kind}; charset=utf-8")
+
+    def _send_bytes(self, status: HTTPStatus, body: bytes, kind: str) -> None:
+        self.send_response(status)
+        for name, value in {**_HEADERS, "Content-Type": kind, "Content-Length": str(len(body))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *values: object) -> None:
+        """Keep the terminal quiet."""
+
+
 def _handler(dashboard: Dashboard) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        server_version = "port-agent"
-        sys_version = ""
-        default_request_version = "HTTP/1.0"  # also the answer to a line that names none has a status
-        timeout = 30
-
-        def do_GET(self) -> None:
-            """Answer one request; the name is set by http.server."""
-            path, _, query = self.path.partition("?")
-            if not self._from_here():
-                self._refuse_host()
-            elif path == "/":
-                self._send_file("dashboard.html")
-            elif path.startswith("/static/") and path.removeprefix("/static/") in _FILES:
-                self._send_file(path.removeprefix("/static/"))
-            elif not self._has_key():
-                self._refuse_key()
-            elif path in QUESTIONS or path == ENERGY:
-                self._answer(path, lambda: dashboard.figures(path, dict(parse_qsl(query))))
-            else:
-                self._answer(path, lambda: None)
-
-        def do_POST(self) -> None:
-            """Have one wish done. What comes with it is not read: none needs more than its path."""
-            self.close_connection = True
-            if not self._from_here():
-                self._refuse_host()
-            elif not self._has_key():
-                self._refuse_key()
-            else:
-                self._answer(self.path, lambda: dashboard.wish(self.path))
-
-        def _refuse_host(self) -> None:
-            self._send(HTTPStatus.FORBIDDEN, {"error": "this page is only served to localhost"})
-
-        def _refuse_key(self) -> None:
-            self._send(HTTPStatus.UNAUTHORIZED, {"error": "open the address that `port-agent dashboard` printed"})
-
-        def _from_here(self) -> bool:
-            """Return whether the browser meant this machine: a foreign name that points here is another site's."""
-            return self.headers.get("Host", "").partition(":")[0] in _LOCAL_NAMES
-
-        def _has_key(self) -> bool:
-            given = self.headers.get("Authorization", "").removeprefix("Bearer ")
-            return secrets.compare_digest(given.encode(), dashboard.key.encode())
-
-        def _answer(self, path: str, ask: Callable[[], object | None]) -> None:
-            """Send what `ask` returns; None: there is nothing at `path`."""
-            try:
-                found = ask()
-            except PortError as error:
-                self._send(HTTPStatus.SERVICE_UNAVAILABLE, {"error": str(error)})
-                return
-            if found is None:
-                self._send(HTTPStatus.NOT_FOUND, {"error": f"there is nothing at {path}"})
-            else:
-                self._send(HTTPStatus.OK, found)
-
-        def _send(self, status: HTTPStatus, body: object) -> None:
-            self._send_bytes(status, msgspec.json.encode(body), "application/json")
-
-        def _send_file(self, name: str) -> None:
-            kind = _TYPES[name[name.rindex(".") :]]
-            self._send_bytes(HTTPStatus.OK, static_text(name).encode(), f"{kind}; charset=utf-8")
-
-        def _send_bytes(self, status: HTTPStatus, body: bytes, kind: str) -> None:
-            self.send_response(status)
-            for name, value in {**_HEADERS, "Content-Type": kind, "Content-Length": str(len(body))}.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *values: object) -> None:
-            """Keep the terminal quiet."""
-
-    return Handler
+    """Return the class that answers the requests of one page."""
+    return type("Handler", (_Handler,), {"dashboard": dashboard})
 
 
 def open_in_browser(url: str) -> bool:

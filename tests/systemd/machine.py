@@ -27,8 +27,6 @@ CPU = "Nehalem"
 BOOT_S = 900.0
 """20 s on a quiet machine, from power-on to the first answered command."""
 POLL_S = 2.0
-KEY_S = 0.3
-"""A key is down for 0.1 s, and the emulated keyboard takes one after the other."""
 
 DIES_WITH_US = ("setpriv", "--pdeathsig", "KILL")
 """Qemu is killed even where this process is killed without a chance to clean up."""
@@ -146,10 +144,9 @@ class Machine:
         return Ran(command, reply["rc"], reply["out"])
 
     def type(self, text: str) -> None:
-        """Type on the machine's keyboard: small letters, and a line end for Enter."""
+        """Type on the machine's keyboard: small letters, and a line end for Enter; qemu holds each key for 0.1 s."""
         for letter in text:
             self._monitor(f"sendkey {'ret' if letter == chr(10) else letter}")
-            time.sleep(KEY_S)
 
     def save(self, snapshot: str) -> None:
         """Keep the running machine, memory included, under a name inside its disk."""

@@ -13,7 +13,7 @@ import torch
 from port_agent.finetuning.base_record import BaseRecord
 from port_agent.finetuning.curve import Curve, CurvePoint
 from port_agent.finetuning.evaluation import HeldOutLosses
-from port_agent.finetuning.inputs.options import FinetuneError, FinetuneOptions
+from port_agent.finetuning.inputs.options import Compute, FinetuneError, FinetuneOptions
 from port_agent.finetuning.inputs.run_date import forget_date, keep_date, state_folder
 from port_agent.system.atomic_file import atomic_stream
 from port_planner.exactness.arithmetic import arithmetic, set_arithmetic
@@ -46,9 +46,9 @@ class Checkpoint:
         self, options: FinetuneOptions, sequences: Sequence[Any], base: BaseRecord, round: str | None = None
     ) -> None:
         self._base, self._round = base, round
-        name = _NAME if round is None else _ROUND_NAME
+        self._compute = options.compute or Compute.STORED
         self._out, self._date = Path(options.out), options.date
-        self.path = state_folder(self._out) / name
+        self.path = checkpoint_path(options, round)
         settings = msgspec.to_builtins(
             replace(options, sample=None, json=False, show_data=1, overwrite=False, float32_result=False)
         )
@@ -57,6 +57,8 @@ class Checkpoint:
         for name in _LATER_SETTINGS:
             if settings[name] == getattr(_DEFAULTS, name):
                 del settings[name]  # was no setting when older ones were written
+        if self._compute is Compute.STORED:
+            del settings["compute"]  # neither was this
         encoded = msgspec.json.encode(settings)
         made_of = hashlib.sha256(encoded)
         for sequence in sequences:
@@ -89,6 +91,7 @@ class Checkpoint:
                     "trained": [t.detach() for t in trained],
                     "generator": generator,
                     "arithmetic": tuple(arithmetic()),
+                    "compute": self._compute.value,
                     **{name: part.state_dict() for name, part in parts.items()},
                 },
                 stream,
@@ -156,6 +159,11 @@ def _copy(kept: Sequence[torch.Tensor], trained: Sequence[torch.Tensor]) -> None
     with torch.no_grad():
         for tensor, one in zip(trained, kept, strict=True):
             tensor.copy_(one)
+
+
+def checkpoint_path(options: FinetuneOptions, round: str | None = None) -> Path:
+    """Return where the checkpoint of a fine-tuning is; `round`: of a federation."""
+    return state_folder(Path(options.out)) / (_NAME if round is None else _ROUND_NAME)
 
 
 def _check_sums(path: Path) -> None:

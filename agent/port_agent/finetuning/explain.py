@@ -14,8 +14,9 @@ from port_agent.finetuning.accumulation.head_loss import LearnedLoss, forward_pa
 from port_agent.finetuning.base_record import BaseRecord
 from port_agent.finetuning.budget_check import MOMENTS, WORKING_BYTES, rows_that_fit
 from port_agent.finetuning.checkpoint import Checkpoint
+from port_agent.finetuning.compute import choose_compute
 from port_agent.finetuning.inputs.model_files import weight_files
-from port_agent.finetuning.inputs.options import FinetuneOptions
+from port_agent.finetuning.inputs.options import Compute, FinetuneOptions
 from port_agent.finetuning.quantized.file import FOLDER, quantized_layers
 from port_agent.finetuning.steering import CHECKPOINT_S
 from port_agent.finetuning.text.task import Task
@@ -110,6 +111,7 @@ def explain(options: FinetuneOptions, ram_bytes: int, tokenizer: TokenizerProtoc
     folder = Path(options.model)
     data = (tokenizer or TokenizerHere(options)).tokenized()
     task, split = data.task, data.split
+    options, why = choose_compute(options, task)
     lengths = split.lengths
     longest = lengths.longest
     files = weight_files(folder)
@@ -125,6 +127,9 @@ def explain(options: FinetuneOptions, ram_bytes: int, tokenizer: TokenizerProtoc
         items = sum(layer.weight.numel() for layer in layers.values())
         quantized_bytes = items * options.base.code_bits // 8 + items // options.base.block * torch.float32.itemsize
         frozen += quantized_bytes - sum(layer.weight.nbytes for layer in layers.values())
+    if options.compute is Compute.FLOAT32:
+        loaded_as += f", computed in float32 ({why})"
+        model = model.float()
     outlined = model
     if options.lora_rank is not None:
         with torch.device("meta"):

@@ -1,5 +1,6 @@
 """The model of a directory, with what of it is trained."""
 
+import copy
 import re
 import warnings
 from collections.abc import Callable, Collection, Sequence
@@ -9,13 +10,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from port_agent.finetuning.inputs.libraries import Conv1D, peft, transformers
+from port_agent.finetuning.inputs.libraries import Conv1D, init_empty_weights, peft, transformers
 from port_agent.finetuning.inputs.model_files import CONFIG, FLOAT_NAMES, tensor_entries, weight_files
-from port_agent.finetuning.inputs.options import FinetuneError, FinetuneOptions
+from port_agent.finetuning.inputs.options import Compute, FinetuneError, FinetuneOptions
 from port_agent.finetuning.quantized.file import quantize_model
+from port_agent.finetuning.quantized.widened import stored_weight, widen
 from port_agent.finetuning.text.task import Task, TaskKind, head_settings, read_config
 from port_agent.intercept.residency.storages import SMALLEST_MAPPING_BYTES
 from port_planner.base.code_pages import release_data_pages
+from port_planner.base.units import format_bytes
 
 FLOATS = dict(zip(FLOAT_NAMES, (torch.bfloat16, torch.float16, torch.float32, torch.float64), strict=True))
 """By the names of safetensors."""
@@ -89,8 +92,17 @@ def load_model(
                 "--base is for models that predict tokens, and labels need a head of 32 bits; leave it away"
             )
         quantize_model(model, folder, options.base, note)
+    if options.compute is Compute.FLOAT32:
+        short_bytes = widen(model, _without_weights(model))
+        note(f"steps compute in float32; {format_bytes(short_bytes)} of weights stay in 16 bits, as they are stored")
     _take_small_out_of_files(model)
     return with_adapters(model, options, task, new)
+
+
+def _without_weights(model: Any) -> Any:
+    """Return the same model made in float32, its parameters without memory; torch's generator stays as it is."""
+    with torch.random.fork_rng(devices=()), init_empty_weights(include_buffers=False):
+        return type(model)._from_config(copy.deepcopy(model.config), dtype=torch.float32)
 
 
 def _check_found(model: Any, found: dict[str, Any], folder: Path, task: Task) -> None:
@@ -175,7 +187,8 @@ def multiplied_bytes(model: Any) -> int:
     """Return the bytes of the weights that a step multiplies by: all but a table of embeddings that is not the head, too."""
     embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
     total = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
-    return int(total if head is not None and head.weight is embeddings.weight else total - embeddings.weight.nbytes)
+    table = stored_weight(embeddings)
+    return int(total if head is not None and stored_weight(head) is table else total - table.nbytes)
 
 
 def outline(folder: Path, task: Task) -> Any:

@@ -21,6 +21,7 @@ from port_agent.finetuning.accumulation.update import ClippedAdamW
 from port_agent.finetuning.base_record import BaseRecord
 from port_agent.finetuning.budget_check import MOMENTS, BudgetCheck
 from port_agent.finetuning.checkpoint import Checkpoint, FinetuneProgress
+from port_agent.finetuning.compute import choose_compute
 from port_agent.finetuning.curve import CURVE, Curve, CurvePoint
 from port_agent.finetuning.federated import FederatedRound, give_adapter
 from port_agent.finetuning.inputs.earlier_adapter import ADAPTER_WEIGHTS
@@ -109,6 +110,9 @@ def _finetune(
     task, split = found.task, found.split
     for text in found.notes:
         note(text)
+    options, why = choose_compute(options, task, None if given is None else given.name)
+    if why:
+        note(f"computes in {options.compute}: {why}")
     base = BaseRecord.of(options)
     budget = BudgetCheck(options)
     longest = split.lengths.longest

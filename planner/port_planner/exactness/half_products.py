@@ -56,10 +56,13 @@ def sums_bytes(dtype: torch.dtype) -> int:
 
 
 @cache
-def slowdown(dtype: torch.dtype) -> float:
-    """Return how many times as long a layer's products take in this type as in float32, forwards and back, on one thread."""
+def slowdown(dtype: torch.dtype, shape: tuple[int, int, int] = (_SIDE, _SIDE, _SIDE)) -> float:
+    """Return how many times as long a layer's products take in this type as in float32, forwards and back, on one thread.
+
+    `shape`: rows, inner size and columns.
+    """
     with computing_as(arithmetic()._replace(threads=1)), _without_refusals():
-        return _seconds(dtype) / _seconds(torch.float32)
+        return _seconds(dtype, shape) / _seconds(torch.float32, shape)
 
 
 @cache
@@ -74,8 +77,8 @@ def cost_of_software(dtype: torch.dtype) -> str:
     """Return in one sentence what a processor without such instructions takes for a product."""
     name = str(dtype).removeprefix("torch.")
     return (
-        f"this processor multiplies {name} in software, at 1/{max(slowdown(dtype), 1.0):.0f} of its speed in float32: where memory allows, "
-        "load the model in float32"
+        f"this processor multiplies {name} in software, at 1/{max(slowdown(dtype), 1.0):.0f} of its speed in float32: compute in "
+        "float32 where memory allows (dtype=torch.float32; `finetune --compute float32`)"
     )
 
 
@@ -83,12 +86,13 @@ def _without_refusals() -> "warnings.catch_warnings[None]":
     return warnings.catch_warnings(action="ignore")
 
 
-def _seconds(dtype: torch.dtype) -> float:
-    one, other = (torch.ones(_SIDE, _SIDE, dtype=dtype) for _ in range(2))
+def _seconds(dtype: torch.dtype, shape: tuple[int, int, int]) -> float:
+    rows, inner, columns = shape
+    given, weight, back = (torch.ones(size, dtype=dtype) for size in ((rows, inner), (columns, inner), (rows, columns)))
     taken = []
     for _ in range(_TIMES):
         begin = time.perf_counter()
-        torch.mm(one, other.t())
-        torch.mm(one, other)
+        torch.mm(given, weight.t())
+        torch.mm(back, weight)
         taken.append(time.perf_counter() - begin)
     return min(taken)

@@ -28,7 +28,7 @@ from port_agent.cli.exec import add_budget_options, check_page_dir, run_in_budge
 from port_agent.cli.finetune.request import AS_STORED, check_finetune_arguments, options_of
 from port_agent.control import places
 from port_agent.finetuning.inputs.model_files import check_model_files, check_stored_as, has_own_code
-from port_agent.finetuning.inputs.options import FinetuneOptions, MicroBatchOrder
+from port_agent.finetuning.inputs.options import Compute, FinetuneOptions, MicroBatchOrder
 from port_agent.finetuning.inputs.schedule import RateSchedule
 from port_agent.finetuning.result import check_result_place
 from port_agent.finetuning.text.records import Records
@@ -183,6 +183,13 @@ def _add_updates(group: "argparse._ArgumentGroup") -> None:
         "--autocast",
         action="store_true",
         help="run forward passes in bfloat16 where torch's autocast does so; weights stay as they are",
+    )
+    group.add_argument(
+        "--compute",
+        type=Compute,
+        choices=tuple(Compute),
+        help="what steps over frozen weights of 16 bits compute in: as they are stored, or float32, with the bits of the model loaded so, while "
+        "the weights stay in 16 bits (default: float32 where this processor multiplies 16 bits in software and that was measured slower)",
     )
     group.add_argument(
         "--head-rows",

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from port_agent.finetuning.accumulation.head_rows import HeadRows, head_row_blocks, works_by_element
 from port_agent.finetuning.inputs.libraries import BaseModelOutputWithPastAndCrossAttentions, plain_model
 from port_agent.finetuning.inputs.options import FinetuneError
+from port_agent.finetuning.quantized.widened import WidenedLinear
 from port_agent.finetuning.text.sequence_file import IGNORED
 from port_agent.finetuning.text.sequences import BUCKET_TOKENS
 from port_agent.finetuning.text.task import TaskKind
@@ -198,7 +199,7 @@ class LearnedLoss:
             if block.requires_grad:
                 (given[start:stop],) = torch.autograd.grad(logits, block, logits.detach())
             elif gradient_of is not None:  # what autograd would call, without the end of a pass for each block
-                given[start:stop] = torch.mm(logits[0], self._plain.get_output_embeddings().weight)
+                given[start:stop] = _input_gradient(self._plain.get_output_embeddings(), logits[0])
             del logits
         if gradient_of is not None:
             rows.backward(given, inputs=of)
@@ -282,6 +283,13 @@ class LearnedLoss:
         finally:
             setattr(self._plain, name, backbone)
         return logits
+
+
+def _input_gradient(head: Any, gradient: torch.Tensor) -> torch.Tensor:
+    """Return what goes back through a head that is a product, [rows, width], of the gradient of its logits."""
+    if isinstance(head, WidenedLinear):
+        return head.input_gradient(gradient)
+    return torch.mm(gradient, head.weight)
 
 
 class LabelLoss:

@@ -28,6 +28,7 @@ try:
     with _without_distributed():
         import peft
         import transformers
+        from accelerate import init_empty_weights  # type: ignore[import-untyped]  # peft brings it
         from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
         from transformers.pytorch_utils import Conv1D
 except ImportError as error:
@@ -44,6 +45,7 @@ def plain_model(model: Any) -> Any:
 __all__ = [
     "BaseModelOutputWithPastAndCrossAttentions",
     "Conv1D",
+    "init_empty_weights",
     "peft",
     "plain_model",
     "transformers",

@@ -21,6 +21,13 @@ class MicroBatchOrder(enum.StrEnum):
     LAYERS = "layers"
 
 
+class Compute(enum.StrEnum):
+    """What a step over frozen weights of 16 bits computes in: numbers as they are stored, or 32 bits."""
+
+    STORED = "stored"
+    FLOAT32 = "float32"
+
+
 @dataclass(frozen=True, slots=True)
 class FinetuneOptions:
     """The recipe's settings.
@@ -29,7 +36,7 @@ class FinetuneOptions:
     `base`: the grid that the frozen weights are put on (`port_agent.packing.Quantization`), None to leave them as they are.
     `lora_rank`: of the adapters, None to train all weights. `targets`: ends of the names of the layers that get adapters,
     () for those that peft takes for this kind of model. `sequence_tokens`: the longest sequence. `accumulate`: sequences
-    per update. `accumulate_by`: the order in which they run, with the same bits; None for the one that moves less. `autocast`: forward passes
+    per update. `compute`: what a step computes in, None for what is faster here. `accumulate_by`: the order in which they run, with the same bits; None for the one that moves less. `autocast`: forward passes
     run in bfloat16 where torch's autocast does so, weights staying as they are. `head_rows`: of the logits at a time, None for all of a batch. `updates`: so many instead of `epochs`. `held_out`: the share of the sequences that is not trained on.
     `begin_from`: the directory of the adapter that is trained further. `alpha`: adapters' products are scaled by it, divided by the rank or
     with `rslora` by its root; None for twice the rank. `dropout`: the share of an adapter's inputs that is left out at random. `warm_up`: the share of the
@@ -52,6 +59,7 @@ class FinetuneOptions:
     accumulate: int = 1
     accumulate_by: MicroBatchOrder | None = None
     autocast: bool = False
+    compute: Compute | None = None
     head_rows: int | None = None
     epochs: int = 1
     updates: int | None = None

@@ -19,7 +19,7 @@ from torch import nn
 
 from port_agent.finetuning.inputs.libraries import Conv1D
 from port_agent.intercept.residency.storages import address_of
-from port_agent.intercept.tiles.products import column_blocks
+from port_agent.intercept.tiles.products import column_blocks, large_product_equal_in_blocks
 from port_agent.packing.quantized import NF4_LEVELS, Quantization, QuantizedMatrix, decode
 from port_planner.base.tensor_bytes import same_bits
 from port_planner.exactness.cancelling import RESIDUE, mirrored
@@ -30,6 +30,12 @@ BLOCK_BYTES = 4 << 20
 """Of decoded weight, about: more takes more of the budget, less pays for calls."""
 
 Array: TypeAlias = npt.NDArray[np.float32]
+
+STORED = "stored"
+"""In the place of a grid: the weight itself, in the 16 bits of its file, without scales. Each of its numbers is one of 32 bits, too."""
+
+_MAX_DRAWN_BYTES = 64 << 20
+"""Of a weight that is compared with numbers everywhere; a larger one, a head's, has them in some places, and takes no RAM elsewhere."""
 
 _STEP = 128
 """Blocks are multiples of it: of both grids' blocks, and of what kernels compute side by side."""
@@ -83,8 +89,10 @@ class QuantizedLinear(_QuantizedLayer, nn.Linear):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Return the product, [..., out], for an input of [..., in]."""
         flat = input.reshape(-1, self.in_features)
-        product: Any = _QuantizedProduct.apply
-        out: torch.Tensor = product(flat, self.codes, self.scales, self.bias, self.quantization, self.dtype, False)
+        product: Any = WeightProduct.apply
+        out: torch.Tensor = product(
+            flat, self.codes, self.scales, self.bias, self.quantization.value, self.dtype, False
+        )
         return out.view(*input.shape[:-1], self.out_features)
 
 
@@ -101,9 +109,9 @@ class QuantizedConv1D(_QuantizedLayer, Conv1D):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the product, [..., out], for an input of [..., in]."""
-        product: Any = _QuantizedProduct.apply
+        product: Any = WeightProduct.apply
         out: torch.Tensor = product(
-            x.reshape(-1, self.nx), self.codes, self.scales, self.bias, self.quantization, self.dtype, True
+            x.reshape(-1, self.nx), self.codes, self.scales, self.bias, self.quantization.value, self.dtype, True
         )
         return out.view(*x.shape[:-1], self.nf)
 
@@ -146,7 +154,7 @@ def codes_of(quantization: Quantization, blocks: Array, scales: Array) -> npt.ND
     return codes[:, 0::2] | codes[:, 1::2] << np.uint8(4)
 
 
-class _QuantizedProduct(torch.autograd.Function):
+class WeightProduct(torch.autograd.Function):
     """`nn.functional.linear` over a decoded weight, or `addmm` with a transposed one; [rows, in] to [rows, out]."""
 
     @staticmethod
@@ -156,13 +164,13 @@ class _QuantizedProduct(torch.autograd.Function):
         codes: torch.Tensor,
         scales: torch.Tensor,
         bias: torch.Tensor | None,
-        quantization: Quantization,
+        grid: str,
         dtype: torch.dtype,
         transposed: bool,
     ) -> torch.Tensor:
         ctx.save_for_backward(codes, scales)
-        ctx.quantization, ctx.dtype, ctx.transposed = quantization, dtype, transposed
-        return _product("grid_addmm" if transposed else "grid_linear", flat, codes, scales, bias, quantization, dtype)
+        ctx.grid, ctx.dtype, ctx.transposed = grid, dtype, transposed
+        return product_in_blocks("grid_addmm" if transposed else "grid_linear", flat, codes, scales, bias, grid, dtype)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -171,7 +179,7 @@ class _QuantizedProduct(torch.autograd.Function):
         given = summed = None
         if ctx.needs_input_grad[0]:
             name = "grid_addmm_input_gradient" if ctx.transposed else "grid_input_gradient"
-            given = _product(name, gradient, codes, scales, None, ctx.quantization, ctx.dtype)
+            given = product_in_blocks(name, gradient, codes, scales, None, ctx.grid, ctx.dtype)
         if ctx.needs_input_grad[3]:
             summed = gradient.sum(0)
         return given, None, None, summed, None, None, None
@@ -198,22 +206,24 @@ _PRODUCTS = {
 _equal_in_blocks = KeptAnswers()
 
 
-def _product(
+def product_in_blocks(
     name: str,
     flat: torch.Tensor,
     codes: torch.Tensor,
     scales: torch.Tensor,
     bias: torch.Tensor | None,
-    quantization: Quantization,
+    grid: str,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """Return a product by blocks, or whole where blocks have other bits."""
-    shape = codes.shape[0], _row_items(codes, quantization.value)
-    form = (name, flat.shape, flat.stride(), shape, dtype, bias is None)
+    """Return a product of `_PRODUCTS` by blocks, or whole where blocks have other bits. `grid`: of a `Quantization`, or STORED."""
+    shape = codes.shape[0], _row_items(codes, grid)
+    form: tuple[object, ...] = (name, flat.shape, flat.stride(), shape, dtype, bias is None)
+    if bias is None and shape[0] * shape[1] * dtype.itemsize > _MAX_DRAWN_BYTES:
+        form = (*form, "of a large weight")
     if not _equal_in_blocks.equal(form, lambda: _has_bits_of_whole(_PRODUCTS[name], flat, shape, bias, dtype)):
-        whole = torch.ops.port_agent.dequantize(codes, scales, quantization.value, dtype)
+        whole = torch.ops.port_agent.dequantize(codes, scales, grid, dtype)
         return _PRODUCTS[name].multiply(flat, whole, bias)
-    made: torch.Tensor = getattr(torch.ops.port_agent, name)(flat, codes, scales, bias, quantization.value, dtype)
+    made: torch.Tensor = getattr(torch.ops.port_agent, name)(flat, codes, scales, bias, grid, dtype)
     return made
 
 
@@ -221,6 +231,10 @@ def _has_bits_of_whole(
     product: _Product, flat: torch.Tensor, shape: tuple[int, int], bias: torch.Tensor | None, dtype: torch.dtype
 ) -> bool:
     """Return whether a product of this form has the bits of the whole in blocks: of numbers whose sums cancel."""
+    if bias is None and shape[0] * shape[1] * dtype.itemsize > _MAX_DRAWN_BYTES:
+        extent, other = shape if product.by_rows else shape[::-1]
+        step = _step(extent, other, dtype)
+        return 2 * step > extent or large_product_equal_in_blocks(flat, shape, step, by_rows=product.by_rows)
     drawn = Operands(dtype)
     given = mirrored(drawn.like(flat), 1, 1)
     weight = mirrored(drawn.numbers(*shape), 1 if product.by_rows else 0, -1)
@@ -264,14 +278,17 @@ _operators = torch.library.Library("port_agent", "DEF")
 _operators.define("dequantize(Tensor codes, Tensor scales, str grid, ScalarType dtype) -> Tensor")
 
 
-def _row_items(codes: torch.Tensor, quantization: str) -> int:
-    return codes.shape[1] * 8 // Quantization(quantization).code_bits
+def _row_items(codes: torch.Tensor, grid: str) -> int:
+    return codes.shape[1] if grid == STORED else codes.shape[1] * 8 // Quantization(grid).code_bits
 
 
 def _decoded(
     codes: torch.Tensor, scales: torch.Tensor, quantization: str, dtype: torch.dtype, rows: range, columns: range
 ) -> torch.Tensor:
     """Return rows and columns of a weight."""
+    if quantization == STORED:
+        part = codes[rows.start : rows.stop, columns.start : columns.stop]
+        return part.to(dtype, copy=True, memory_format=torch.contiguous_format)
     made = torch.empty((len(rows), len(columns)), dtype=dtype)
     matrix = QuantizedMatrix(
         Quantization(quantization), address_of(codes), address_of(scales), _row_items(codes, quantization)

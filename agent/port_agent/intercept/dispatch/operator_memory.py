@@ -33,6 +33,8 @@ _BLOCKWISE, _BLOCKWISE_WORKSPACE_BYTES = "port_agent::grid_", 12 << 20
 """Our own operators over weights on a grid, and what they are expected to take: a decoded block, what its product packs of it and makes.
 10.6 MiB were measured for 256 rows; unforeseen, it passed a budget of 380 MiB by 4."""
 
+_BLOCK_COLUMNS = 128
+
 _REPORT_SHARE = 0.05
 """An operator that lacks a smaller share of the budget is only counted: estimates are no better, and belts are wider."""
 
@@ -100,7 +102,7 @@ class OperatorMemory:
                 self._process.expect_product()
                 share = _UNKNOWN_WORKSPACE
             if self._process is not None and traits.name.startswith(_BLOCKWISE):
-                return made + _BLOCKWISE_WORKSPACE_BYTES
+                return made + max(_BLOCKWISE_WORKSPACE_BYTES, _block_bytes(args))
         besides = int(share * operand_bytes)
         if traits.known.factors is not None and all(t.dtype in _COPIED_BY_BLOCK for t in tensors_in(args)):
             besides = min(besides, _PRODUCT_WORKSPACE_BYTES)
@@ -156,6 +158,11 @@ class OperatorMemory:
                 f"{lack}, which is {format_bytes(lacking_bytes)} more than the budget of {format_bytes(process.ram_bytes)} has; "
                 f"give {format_bytes(process.ram_bytes + max(missing_bytes, lacking_bytes))}"
             )
+
+
+def _block_bytes(args: Sequence[Any]) -> int:
+    """Return what a block of columns takes of a weight with many rows, a head's, in 32 bits, and what its product packs of it."""
+    return 2 * _BLOCK_COLUMNS * max(t.shape[0] for t in tensors_in(args) if t.dim() == 2) * torch.float32.itemsize
 
 
 def _kind(traits: OperatorTraits, args: Sequence[Any]) -> tuple[int, torch.dtype | None]:

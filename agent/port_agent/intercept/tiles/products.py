@@ -294,6 +294,19 @@ def _equal_in_blocks(product: MappedProduct) -> bool:
         return tiles_equal(whole, _computed_blocks(product, args, None), dim=1)
 
 
+def large_product_equal_in_blocks(operand: torch.Tensor, weight: tuple[int, int], step: int, *, by_rows: bool) -> bool:
+    """Return whether `operand` times a weight of this shape has the bits of the whole in blocks of `step` columns of the result.
+
+    `weight`: [inner, columns] as it lies in memory, or, `by_rows`, [columns, inner]. It takes no RAM, however large. Raises OSError.
+    """
+    rows, columns = weight
+    with contextlib.closing(ZeroMapping(rows * columns * operand.element_size())) as zeros:
+        stand_in = zeros.tensor(0, operand.dtype).view(rows, columns)
+        factor = stand_in.t() if by_rows else stand_in
+        storage: Any = None  # of no file: nothing is read
+        return _equal_in_blocks(MappedProduct(torch.ops.aten.mm.default, (operand, factor), {}, storage, 1, step, ()))
+
+
 def _zeros_like(operand: torch.Tensor, stack: contextlib.ExitStack) -> torch.Tensor:
     """Return zeros in an operand's layout, which takes no RAM until it is written, and is there until `stack` closes."""
     lead_bytes = address_of(operand) % mmap.PAGESIZE

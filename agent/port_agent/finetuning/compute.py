@@ -1,0 +1,83 @@
+"""In which numbers a fine-tuning computes over frozen weights of 16 bits: as they are stored, or in 32 bits where that is faster here."""
+
+import zipfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from port_agent.finetuning.checkpoint import checkpoint_path
+from port_agent.finetuning.inputs.options import Compute, FinetuneError, FinetuneOptions
+from port_agent.finetuning.quantized.widened import SHORT
+from port_agent.finetuning.text.task import Task, TaskKind
+from port_agent.finetuning.trained_model import outline
+from port_planner.exactness.half_products import in_software, slowdown
+
+_WORTH = 1.5
+"""A product takes so many times as long in 16 bits, or they stay: the two have other bits, and noise decides nothing."""
+
+_MAX_ROWS, _MAX_SIDE = 64, 1024
+"""Of the product that is measured: of the model's own shape, up to these."""
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeChoice:
+    """What is computed in, and why; "" where there was nothing to choose."""
+
+    compute: Compute
+    why: str = ""
+
+
+def choose_compute(options: FinetuneOptions, task: Task, round: str | None = None) -> tuple[FinetuneOptions, str]:
+    """Return the options with what is computed in, and why, "" where there was nothing to choose.
+
+    As asked for; as the checkpoint that it goes on from has it; else as a product of the model's own shape was measured faster. `round`: of a
+    federation. Raises FinetuneError where what was asked for cannot be.
+    """
+    choice = _choice(options, task, round)
+    return replace(options, compute=choice.compute), choice.why
+
+
+def _choice(options: FinetuneOptions, task: Task, round: str | None) -> ComputeChoice:
+    fixed = options.base is not None or options.autocast
+    if options.compute is Compute.FLOAT32 and fixed:
+        other = "--autocast" if options.base is None else f"--base {options.base}"
+        raise FinetuneError(f"{other} says itself what is computed in, and so does --compute float32; give one of them")
+    if fixed or options.lora_rank is None or task.kind is TaskKind.CLASSIFICATION:
+        return ComputeChoice(Compute.STORED)
+    model = outline(Path(options.model), task)
+    if model.dtype not in SHORT:
+        return ComputeChoice(Compute.STORED)
+    name = str(model.dtype).removeprefix("torch.")
+    if options.compute is not None:
+        return ComputeChoice(options.compute, "as asked for" if options.compute is Compute.FLOAT32 else "")
+    kept = _kept(options, round)
+    if kept is not None:
+        return ComputeChoice(kept, "as the checkpoint has it" if kept is Compute.FLOAT32 else "")
+    if not in_software(model.dtype):
+        return ComputeChoice(Compute.STORED)
+    times = slowdown(model.dtype, _shape(model, options.sequence_tokens))
+    if times < _WORTH:
+        return ComputeChoice(Compute.STORED, f"{name} in software is not slower here")
+    return ComputeChoice(
+        Compute.FLOAT32, f"{name} is multiplied in software here, which takes {times:.1f} times as long"
+    )
+
+
+def _shape(model: Any, tokens: int) -> tuple[int, int, int]:
+    """Return rows, inner size and columns of the largest product of the layers, within bounds."""
+    head = model.get_output_embeddings()
+    shapes = [m.weight.shape for m in model.modules() if isinstance(m, torch.nn.Linear) and m is not head]
+    outputs, inputs = max(shapes, key=lambda shape: shape.numel(), default=(_MAX_SIDE, _MAX_SIDE))
+    return min(tokens, _MAX_ROWS), min(inputs, _MAX_SIDE), min(outputs, _MAX_SIDE)
+
+
+def _kept(options: FinetuneOptions, round: str | None) -> Compute | None:
+    """Return what the checkpoint that is there computes in; None where there is none, or one that cannot be read, which is told later."""
+    path = checkpoint_path(options, round)
+    try:
+        found = torch.load(path, weights_only=True, mmap=True)
+        return Compute(found.get("compute", Compute.STORED))
+    except (OSError, RuntimeError, ValueError, EOFError, zipfile.BadZipFile):
+        return None

@@ -8,9 +8,11 @@ large folios and maps each as a whole. The kernel gives code back, too, when mem
 """
 
 import ctypes
+import mmap
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 _MADV_DONTNEED = 4
@@ -99,10 +101,11 @@ def _release(mappings: Callable[[str], list[tuple[int, int]]]) -> None:
     if sys.platform != "linux":
         return
     try:
+        own_page = _own_page()
         described = Path("/proc/self/smaps").read_text()
-    except OSError:  # a sandbox without it
+    except OSError:  # a sandbox without them
         return
-    if not tells_own_pages(described, ctypes.addressof(_A_BYTE)):
+    if not tells_own_pages(described, ctypes.addressof(own_page)):
         return
     for start, stop in mappings(described):
         _give_back(start, stop)
@@ -118,21 +121,30 @@ def _give_back(start: int, stop: int) -> None:
         _libc.madvise(start, stop - start, _MADV_DONTNEED)
 
 
-def tells_own_pages(smaps: str, written: int) -> bool:
-    """Return whether the text of a smaps says that this process's stack, and the mapping of an address that it wrote, have pages of their own.
+@cache
+def _own_page() -> ctypes.Array[ctypes.c_char]:
+    """Return the byte that this process wrote in its private mapping of a file; the page is its own from then on. Raises OSError."""
+    with open("/proc/self/exe", "rb") as file:
+        mapping = mmap.mmap(file.fileno(), mmap.PAGESIZE, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
+    mapping[0:1] = mapping[0:1]
+    return (ctypes.c_char * 1).from_buffer(mapping)  # keeps the mapping
 
-    An emulator of user programs (qemu-user, in Docker's containers for another architecture) writes one in which nothing has: relocated
-    code would be taken for the file's, and be lost.
+
+def tells_own_pages(smaps: str, written: int) -> bool:
+    """Return whether the text of a smaps says that a file's private mapping, at an address that this process wrote, has a page of its own.
+
+    An emulator of user programs (qemu-user, in Docker's containers for another architecture) writes one in which no file's has, whatever it
+    says of stack and heap: relocated code would be taken for the file's, and be lost.
     """
-    stack = at_address = holds_address = on_stack = False
+    holds_address = False
     for line in smaps.splitlines():
         words = line.split(maxsplit=5)
         if not words[0].endswith(":"):
             start, _, stop = words[0].partition("-")
-            holds_address, on_stack = int(start, 16) <= written < int(stop, 16), words[-1] == "[stack]"
-        elif words[0] in _OWN_PAGES and int(words[1]) > 0:
-            stack, at_address = stack or on_stack, at_address or holds_address
-    return stack and at_address
+            holds_address = int(start, 16) <= written < int(stop, 16)
+        elif holds_address and words[0] in _OWN_PAGES and int(words[1]) > 0:
+            return True
+    return False
 
 
 def code_mappings(smaps: str) -> list[tuple[int, int]]:

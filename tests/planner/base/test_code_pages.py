@@ -95,24 +95,30 @@ def test_only_clean_code_and_constants_of_executable_files_are_released() -> Non
 
 
 PROOF = """\
-7f0000600000-7f0000700000 rw-p 00000000 00:00 0
-Anonymous:            {heap} kB
+7f0000800000-7f0000801000 rw-p 00000000 fe:00 99                         /usr/bin/python3.11
+Rss:                   {resident} kB
+Anonymous:             {own} kB
 Swap:                  {swapped} kB
-7ffd00000000-7ffd00021000 rw-p 00000000 00:00 0                          [stack]
-Anonymous:            {stack} kB
+7f0000900000-7f0000a00000 rw-p 00000000 00:00 0
+Rss:                   {resident} kB
+Anonymous:          {others} kB
 Swap:                  0 kB
+7ffd00000000-7ffd00021000 rw-p 00000000 00:00 0                          [stack]
+Anonymous:          {others} kB
 """
 
 
 @pytest.mark.parametrize(
-    ("heap", "swapped", "stack", "told"), [(8, 0, 16, True), (0, 4, 16, True), (0, 0, 16, False), (8, 0, 0, False)]
+    ("own", "swapped", "others", "told"),
+    [(4, 0, 8, True), (0, 4, 8, True), (0, 0, 0, False), (0, 0, 1024, False)],
+    ids=["resident", "swapped out", "qemu-user 7", "qemu-user 10"],
 )
 def test_figures_that_deny_this_processs_own_pages_are_not_believed(
-    heap: int, swapped: int, stack: int, told: bool
+    own: int, swapped: int, others: int, told: bool
 ) -> None:
-    """qemu-user says of every mapping that nothing of it is anonymous."""
-    smaps = SMAPS + PROOF.format(heap=heap, swapped=swapped, stack=stack)
-    assert tells_own_pages(smaps, 0x7F0000600010) is told
+    """qemu-user 7 says of every mapping that nothing of it is anonymous, qemu-user 10 says so of every file's."""
+    smaps = SMAPS + PROOF.format(own=own, swapped=swapped, others=others, resident=own)
+    assert tells_own_pages(smaps, 0x7F0000800000) is told
     assert not tells_own_pages(smaps, 0x7F0000000010), "an address in a file's clean mapping"
 
 
@@ -123,7 +129,7 @@ def test_nothing_is_given_back_where_they_are_not_believed(monkeypatch: pytest.M
     release_code_pages()
     assert given, "on a kernel that tells"
     given.clear()
-    monkeypatch.setattr(Path, "read_text", lambda path: SMAPS + PROOF.format(heap=0, swapped=0, stack=0))
+    monkeypatch.setattr(Path, "read_text", lambda path: SMAPS + PROOF.format(own=0, swapped=0, others=1024, resident=0))
     release_code_pages()
     release_data_pages()
     assert not given

@@ -1,4 +1,4 @@
-"""What a device does with one message of a federation: `python -m port_agent.federate.client FOLDER BUNDLE TERMS`, a process of seconds.
+"""What a device does with one message of a federation: `python -m port_agent.federate.client FOLDER BUNDLE TERMS STATE_DIR`, a process of seconds.
 
 It runs twice for a message that asks to train: first it writes what training begins with and no reply; the job's own
 worker trains, when and with the memory that the policy grants; then it runs again with what came of that, and writes the reply.
@@ -19,7 +19,7 @@ from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFI
 from flwr.compat.common import recorddict_compat
 from flwr.supercore.differential_privacy import KEY_CLIPPING_NORM
 
-from port_agent.federate.masking import guarded_masking_mod, keep_change, kept_change, scaled
+from port_agent.federate.masking import GuardedMasking, keep_change, kept_change, scaled
 from port_agent.federate.orders import (
     ARRAYS,
     CONFIG,
@@ -35,6 +35,7 @@ from port_agent.federate.orders import (
     START_FILE,
     TRAIN_FIRST,
 )
+from port_agent.federate.signatures import DeviceSignatures
 from port_agent.federate.tensors import Arrays, FederatedTensors, federated_tensors
 from port_agent.federate.wire import (
     array_record,
@@ -117,13 +118,13 @@ class _Device:
             return 0.0
 
 
-def client_app(device: _Device, message: Message, terms: FederationTerms) -> ClientApp:
+def client_app(device: _Device, message: Message, terms: FederationTerms, state_dir: Path) -> ClientApp:
     """Return the app that answers a message, with the modifiers that it asks for. Raises TermsError for what the owner does not allow."""
     app = ClientApp()
     config = message.content.config_records.get(CONFIG, ConfigRecord())
     _check_terms(message, config, terms)
     if RECORD_KEY_CONFIGS in message.content.config_records:
-        app.train(mods=[guarded_masking_mod])(device.contribute)
+        app.train(mods=[GuardedMasking(DeviceSignatures(state_dir))])(device.contribute)
     elif MEASURED in config:
         app.train()(device.measure)
     else:
@@ -145,9 +146,10 @@ def _check_terms(message: Message, config: ConfigRecord, terms: FederationTerms)
         )
 
 
-def answer_message(folder: Path, bundle: Path, terms: FederationTerms) -> int:
+def answer_message(folder: Path, bundle: Path, terms: FederationTerms, state_dir: Path) -> int:
     """Write the reply to the message in a folder; returns `TRAIN_FIRST` where training comes before, else 0.
 
+    `state_dir`: where this device's key lies, and the certificates of those it is paired with.
     Raises PortError for a bundle or a message that cannot be read, OSError.
     """
     message = read_message((folder / MESSAGE_FILE).read_bytes())
@@ -155,7 +157,7 @@ def answer_message(folder: Path, bundle: Path, terms: FederationTerms) -> int:
     context = Context(metadata.run_id, metadata.dst_node_id, {}, flower_records(folder / CONTEXT_FILE), {})
     device = _Device(folder, federated_tensors(bundle))
     try:
-        reply = client_app(device, message, terms)(message, context)
+        reply = client_app(device, message, terms, state_dir)(message, context)
         write_atomically(folder / CONTEXT_FILE, records_bytes(context.state))
     except _TrainFirst:
         return TRAIN_FIRST
@@ -173,9 +175,9 @@ def answer_message(folder: Path, bundle: Path, terms: FederationTerms) -> int:
 
 def main(argv: Sequence[str]) -> int:
     """Answer the message in a folder; returns the exit code."""
-    folder, bundle, terms = argv
+    folder, bundle, terms, state_dir = argv
     given = msgspec.json.decode(terms, type=FederationTerms)
-    return helper_exit_code(lambda: answer_message(Path(folder), Path(bundle), given))
+    return helper_exit_code(lambda: answer_message(Path(folder), Path(bundle), given, Path(state_dir)))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from flwr.server.workflow import SecAggPlusWorkflow
 from flwr.server.workflow.constant import MAIN_CONFIGS_RECORD, MAIN_PARAMS_RECORD, Key
 
 from port_agent.federate.grid import PeerGrid
-from port_agent.federate.masking import MIN_EXPONENT, SUMMED_MODULUS, SUMMED_RANGE, SUMMED_STEPS
+from port_agent.federate.masking import MIN_EXPONENT, SUMMED_MODULUS, SUMMED_RANGE, SUMMED_STEPS, safe_threshold
 from port_agent.federate.orders import (
     ARRAYS,
     CONFIG,
@@ -109,7 +109,7 @@ class MaskedAverage:
         context.state.array_records[MAIN_PARAMS_RECORD] = before
         workflow = SecAggPlusWorkflow(
             1.0,
-            max(FEWEST_MASKED, math.ceil(max(order.min_share, 0.5) * count)),
+            max(safe_threshold(count), math.ceil(order.min_share * count)),
             max_weight=float(max(sizes.samples.values())),
             clipping_range=SUMMED_RANGE,
             quantization_range=SUMMED_STEPS,
@@ -120,7 +120,7 @@ class MaskedAverage:
         after = context.state.array_records[MAIN_PARAMS_RECORD]
         if after is before:
             raise RoundAbandonedError(
-                f"too few devices took part in all stages of secure aggregation, which needs {FEWEST_MASKED} or more "
+                f"too few devices took part in all stages of secure aggregation, which needs {safe_threshold(count)} of {count} "
                 f"({reasons(order, self._grid.lost)})"
             )
         return dict(zip(arrays, plain_arrays(after).values(), strict=True)), counts

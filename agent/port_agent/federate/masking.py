@@ -6,7 +6,12 @@ themselves, a thousand times larger, would lose it. A change is masked once: sum
 device's.
 
 The leader of a round names its members, brings them each other's keys and says who fell silent. Whatever it says, a device contributes
-to no sum of fewer than `FEWEST_MASKED`, and gives the shares of no device that is called alive and silent at once.
+to no sum of fewer than `FEWEST_MASKED`, and gives the shares of no device that is called alive and silent at once. Each device signs the
+keys of the round as it was brought them, its own fresh ones among them, and sends no change before all whose masks are in it signed the
+same: keys that the leader drew itself, or of another round, end it there.
+
+A leader may tell each device another tale of who fell silent. Each device answers it once, and so many shares are demanded
+(`safe_threshold`) that no tales together give it what masks one device's change.
 """
 
 import hashlib
@@ -22,6 +27,7 @@ from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFI
 from numpy.typing import NDArray
 
 from port_agent.federate.orders import FEWEST_MASKED, LOSS, SAMPLES
+from port_agent.federate.signatures import DeviceSignatures, SignatureError
 from port_agent.federate.tensors import Arrays
 from port_agent.federate.wire import array_record, plain_arrays
 from port_planner.base.errors import PortError
@@ -33,6 +39,10 @@ SUMMED_MODULUS = 1 << 32
 """Flower's own; 1,024 devices fit."""
 MIN_EXPONENT = -1000
 """Of a tensor that did not change; its smaller powers of two are no numbers any more."""
+_COUNTS = (Key.SAMPLE_NUMBER, Key.SHARE_NUMBER, Key.THRESHOLD)
+_MARK = b"port-agent: the masking keys of a round"
+_BETWEEN = b"."
+"""Between what is encrypted for a device, which is in base 64, and the signature of the keys."""
 _CHANGE, _FACTS = "port-agent.change", "port-agent.change-facts"
 """Records of the context; one name is one record of all kinds together."""
 
@@ -90,14 +100,64 @@ def exponent(array: NDArray[np.generic]) -> int:
     return max(MIN_EXPONENT, power - 1 if mantissa == 0.5 else power)
 
 
-def guarded_masking_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """Be Flower's masking, but for what `check_stage` refuses; what was summed once is forgotten."""
-    stage = check_stage(message.content.config_records[RECORD_KEY_CONFIGS], _state_of(context))
-    reply = secaggplus_mod(message, context, call_next)
-    if stage == Stage.COLLECT_MASKED_VECTORS:
-        context.state.array_records.pop(_CHANGE, None)
-        context.state.config_records.pop(_FACTS, None)
-    return reply
+class GuardedMasking:
+    """Flower's masking, but for what `check_stage` refuses and keys that their devices did not sign; what was summed once is forgotten."""
+
+    def __init__(self, signatures: DeviceSignatures) -> None:
+        self._signatures = signatures
+
+    def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        """Answer a message; raises MaskingError, SignatureError, and what Flower raises for a message out of turn."""
+        asked = message.content.config_records[RECORD_KEY_CONFIGS]
+        stage = check_stage(asked, _state_of(context))
+        if stage == Stage.COLLECT_MASKED_VECTORS:
+            self._check_signed(message, asked, context)
+        reply = secaggplus_mod(message, context, call_next)
+        if stage == Stage.SHARE_KEYS:
+            self._sign(message, reply, context)
+        elif stage == Stage.COLLECT_MASKED_VECTORS:
+            context.state.array_records.pop(_CHANGE, None)
+            context.state.config_records.pop(_FACTS, None)
+        return reply
+
+    def _sign(self, message: Message, reply: Message, context: Context) -> None:
+        """Put this device's signature of the round's keys behind each thing that it encrypted for another."""
+        answer = reply.content.config_records[RECORD_KEY_CONFIGS]
+        signature = self._signatures.sign(_signed_keys(message, context))
+        encrypted = _parts(answer.get(Key.CIPHERTEXT_LIST))
+        answer[Key.CIPHERTEXT_LIST] = [one + _BETWEEN + signature for one in encrypted]
+
+    def _check_signed(self, message: Message, asked: ConfigRecord, context: Context) -> None:
+        """Take the signatures off what others encrypted for this device; raises SignatureError unless all signed the keys that it has."""
+        content, encrypted = _signed_keys(message, context), []
+        sources = _numbers(asked.get(Key.SOURCE_LIST))
+        for source, one in zip(sources, _parts(asked.get(Key.CIPHERTEXT_LIST)), strict=True):
+            own, between, signature = one.partition(_BETWEEN)
+            if not between:
+                raise SignatureError("keys came without their device's signature")
+            self._signatures.check(source, content, signature)
+            encrypted.append(own)
+        asked[Key.CIPHERTEXT_LIST] = encrypted
+
+
+def _signed_keys(message: Message, context: Context) -> bytes:
+    """Return what is signed in a round: which it is, and every device's public keys as this one was brought them."""
+    state, metadata = _state_of(context), message.metadata
+    nodes, keys = _numbers(state.get("public_keys_dict:K")), _parts(state.get("public_keys_dict:V"))
+    by_node = sorted(zip(nodes, keys[::2], keys[1::2], strict=True))
+    return msgspec.msgpack.encode((_MARK, metadata.run_id, metadata.group_id, by_node))
+
+
+def safe_threshold(devices: int) -> int:
+    """Return how many shares must be needed so that no tales of who fell silent show what one device trained.
+
+    Of n devices, t shares being needed, a change is masked with t - 1 others or more; one of them may be the leader, which knows its mask.
+    The t - 2 others would have to be called silent by t devices each: the leader and t - 1 of the n - 1 others, who call n - t silent at
+    most. So (t - 1)(t - 2) > (n - 1)(n - t) rules it out; and 2 (t - 1) > n - 1, which follows, keeps both shares of one device from being
+    had.
+    """
+    shares = range(FEWEST_MASKED, devices + 1)
+    return next(t for t in shares if (t - 1) * (t - 2) > (devices - 1) * (devices - t))
 
 
 def check_stage(asked: ConfigRecord, state: ConfigRecord) -> str:
@@ -107,13 +167,19 @@ def check_stage(asked: ConfigRecord, state: ConfigRecord) -> str:
     """
     stage = str(asked.get(Key.STAGE))
     if stage == Stage.SETUP:
-        if min(_whole(asked.get(key)) for key in (Key.SAMPLE_NUMBER, Key.SHARE_NUMBER, Key.THRESHOLD)) < FEWEST_MASKED:
+        devices, shares, threshold = (_whole(asked.get(key)) for key in _COUNTS)
+        if min(devices, shares, threshold) < FEWEST_MASKED:
             raise MaskingError(f"sums of fewer than {FEWEST_MASKED} devices show what each of them trained")
+        if shares != devices or threshold < safe_threshold(devices):
+            needed = safe_threshold(devices)
+            raise MaskingError(
+                f"{threshold} of {shares} shares unmask a sum of {devices} devices, not {needed} of {devices}"
+            )
         sums = (asked.get(Key.CLIPPING_RANGE), asked.get(Key.TARGET_RANGE), asked.get(Key.MOD_RANGE))
         if sums != (SUMMED_RANGE, SUMMED_STEPS, SUMMED_MODULUS):
             raise MaskingError(f"sums in a range, steps and modulus of {sums} are not those of this version")
     elif stage == Stage.SHARE_KEYS:
-        _check_count(len(asked) - 1)
+        _check_count(len(asked) - 1, most=_whole(state.get("sample_num")))
     elif stage == Stage.COLLECT_MASKED_VECTORS:
         sources = _numbers(asked.get(Key.SOURCE_LIST))
         _check_count(len({*sources, state["nid"]}))
@@ -127,7 +193,9 @@ def check_stage(asked: ConfigRecord, state: ConfigRecord) -> str:
     return stage
 
 
-def _check_count(devices: int) -> None:
+def _check_count(devices: int, most: int | None = None) -> None:
+    if most is not None and devices > most:
+        raise MaskingError(f"keys of {devices} devices came for a sum of {most}")
     if devices < FEWEST_MASKED:
         raise MaskingError(
             f"{devices} devices are left in the sum; of fewer than {FEWEST_MASKED} each would know the other's"
@@ -144,6 +212,10 @@ def _whole(value: object) -> int:
 
 def _numbers(value: object) -> Sequence[int]:
     return [one for one in value if isinstance(one, int)] if isinstance(value, list) else ()
+
+
+def _parts(value: object) -> Sequence[bytes]:
+    return [one for one in value if isinstance(one, bytes)] if isinstance(value, list) else ()
 
 
 def _digest(arrays: Iterable[NDArray[np.generic]]) -> str:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import msgspec
 
-from port_agent.peers.federation_requests import LONGEST_ROUND_S
+from port_agent.peers.decoding import LONGEST_ROUND_S
 
 FOLDER = "federation"
 """In a job's directory: what it does in a federation that another device, or this one, leads."""

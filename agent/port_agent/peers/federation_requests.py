@@ -6,12 +6,13 @@ more. A message is known by its hash, so a part or a request that is sent again 
 a device names those that the asking one may lead, and only these are spoken of.
 """
 
+import hashlib
 from enum import StrEnum
 from typing import Annotated
 
 import msgspec
 
-from port_agent.peers.decoding import PeerCodec, Reason, Sha256, Token
+from port_agent.peers.decoding import LONGEST_ROUND_S, PeerCodec, Reason, Sha256, Token
 from port_agent.peers.transfer import CHUNK_BYTES
 from port_planner.base.errors import PortError
 
@@ -20,7 +21,6 @@ MAX_MESSAGE_BYTES = 4 << 30
 
 MAX_MEMBERSHIPS = 100
 """Jobs that one device may lead on another."""
-LONGEST_ROUND_S = 30 * 86400.0
 
 _JOB = Annotated[str, msgspec.Meta(min_length=1, max_length=63)]
 _SIZE = Annotated[int, msgspec.Meta(ge=0, le=MAX_MESSAGE_BYTES)]
@@ -113,3 +113,8 @@ class TaskAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 FEDERATION_REQUESTS: "PeerCodec[Request]" = PeerCodec(Request, FederationMessageError, "no request of a federation")
 FEDERATION_ANSWERS: "PeerCodec[TaskAnswer]" = PeerCodec(TaskAnswer, FederationMessageError, "no answer of a federation")
+
+
+def node_number(device_id: str) -> int:
+    """Return a device's number among Flower's nodes."""
+    return int(hashlib.sha256(device_id.encode()).hexdigest()[:15], 16) + 2

@@ -28,7 +28,18 @@ from port_agent.federate.orders import (
 )
 from port_agent.federate.tensors import Arrays, FederatedTensors, federated_tensors
 from port_agent.jobs.job import FederationTerms
+from port_agent.peers.federation_requests import node_number
+from port_agent.peers.fleet.paired import PairedDevices
+from port_agent.peers.identity.keys import FILE_NAME, Identity, read_identity
 from tests.agent.live_daemon import ROOT
+from tests.agent.peers.devices import as_paired, identity
+
+
+def trust(state_dir: Path, other: Identity) -> None:
+    """Have a device be paired with another."""
+    known = PairedDevices(state_dir)
+    known.load()
+    known.add(as_paired(other, other.file.parent.name))
 
 
 @dataclass
@@ -46,6 +57,11 @@ class Member:
     terms: FederationTerms = field(default_factory=FederationTerms)
 
     @property
+    def state_dir(self) -> Path:
+        """Where its key lies, and whom it is paired with."""
+        return self.folder.parent
+
+    @property
     def tensors(self) -> FederatedTensors:
         return federated_tensors(self.bundle)
 
@@ -61,12 +77,12 @@ class Member:
         for name in (REPLY_FILE, START_FILE, RESULT_FILE):
             (self.folder / name).unlink(missing_ok=True)
         (self.folder / MESSAGE_FILE).write_bytes(message)
-        if answer_message(self.folder, self.bundle, self.terms) == TRAIN_FIRST:
+        if answer_message(self.folder, self.bundle, self.terms, self.state_dir) == TRAIN_FIRST:
             assert not (self.folder / REPLY_FILE).exists()
             trained = self.change(self.tensors.read(self.folder / START_FILE))
             self.tensors.write(self.folder / RESULT_FILE, trained)
             (self.folder / RESULT_FILE).with_suffix(".loss").write_text("0.25")
-            assert answer_message(self.folder, self.bundle, self.terms) == 0
+            assert answer_message(self.folder, self.bundle, self.terms, self.state_dir) == 0
         return self.spoil((self.folder / REPLY_FILE).read_bytes())
 
     def told(self) -> Arrays:
@@ -88,11 +104,24 @@ class Led:
             self.add(bundle)
 
     def add(self, bundle: Path) -> None:
-        """Have another device take part, by a number one larger than the last."""
+        """Have another device take part, paired with those before it."""
         number = len(self.members)
         folder = self.root.parent / f"member{number}" / FOLDER
         folder.mkdir(parents=True)
-        self.members[100 + number] = Member(folder, bundle, step=float(number + 1))
+        own = identity(folder.parent)
+        added = Member(folder, bundle, step=float(number + 1))
+        for other in self.members.values():
+            trust(added.state_dir, read_identity(other.state_dir / FILE_NAME))
+            trust(other.state_dir, own)
+        self.members[node_number(str(own.id))] = added
+
+    def node(self, number: int) -> int:
+        """Return the node of the member that was added as this one, from 0."""
+        return list(self.members)[number]
+
+    def member(self, number: int) -> Member:
+        """Return it."""
+        return self.members[self.node(number)]
 
     def round(self, **changes: Any) -> dict[str, Any]:
         """Do a round; returns how its process says it ended."""

@@ -22,13 +22,14 @@ from port_agent.federate.masking import (  # noqa: E402
     exponent,
     keep_change,
     kept_change,
+    safe_threshold,
     scaled,
 )
 from port_agent.federate.tensors import Arrays  # noqa: E402
 
 pytestmark = needs_flower
 
-STATE = ConfigRecord({"nid": 1})
+STATE = ConfigRecord({"nid": 1, "sample_num": 3})
 SETUP: dict[str, Any] = {
     Key.STAGE: Stage.SETUP,
     Key.SAMPLE_NUMBER: 3,
@@ -52,9 +53,13 @@ UNMASK: dict[str, Any] = {
         (SETUP | {Key.THRESHOLD: 2}, "sums of fewer than 3 devices"),
         (SETUP | {Key.SAMPLE_NUMBER: 2}, "sums of fewer than 3 devices"),
         (SETUP | {Key.SHARE_NUMBER: 1}, "sums of fewer than 3 devices"),
+        (SETUP | {Key.SAMPLE_NUMBER: 7, Key.SHARE_NUMBER: 7, Key.THRESHOLD: 6}, ""),
+        (SETUP | {Key.SAMPLE_NUMBER: 7, Key.SHARE_NUMBER: 7, Key.THRESHOLD: 5}, "5 of 7 shares unmask .* not 6 of 7"),
+        (SETUP | {Key.SAMPLE_NUMBER: 7}, "3 of 3 shares"),
         (SETUP | {Key.CLIPPING_RANGE: 16.0}, "not those of this version"),
         ({Key.STAGE: Stage.SHARE_KEYS, "1": [b"a", b"b"], "2": [b"c", b"d"], "3": [b"e", b"f"]}, ""),
         ({Key.STAGE: Stage.SHARE_KEYS, "1": [b"a", b"b"], "2": [b"c", b"d"]}, "2 devices are left"),
+        ({Key.STAGE: Stage.SHARE_KEYS, **{str(node): [b"a", b"b"] for node in range(4)}}, "keys of 4 devices"),
         ({Key.STAGE: Stage.COLLECT_MASKED_VECTORS, Key.SOURCE_LIST: [2, 3]}, ""),
         ({Key.STAGE: Stage.COLLECT_MASKED_VECTORS, Key.SOURCE_LIST: [2, 2]}, "2 devices are left"),
         ({Key.STAGE: Stage.COLLECT_MASKED_VECTORS, Key.SOURCE_LIST: [1, 2]}, "2 devices are left"),
@@ -70,6 +75,16 @@ def test_a_stage_that_would_show_one_devices_change_is_refused(asked: dict[str, 
         return
     with pytest.raises(MaskingError, match=refusal):
         check_stage(ConfigRecord(asked), STATE)
+
+
+def test_no_tales_of_who_fell_silent_show_one_change() -> None:
+    """Count the words that a leader needs and can have, for every number of devices."""
+    for devices in range(3, 200):
+        needed = safe_threshold(devices)
+        others_to_reveal, honest_words_for_each = needed - 2, needed - 1
+        assert others_to_reveal * honest_words_for_each > (devices - 1) * (devices - needed)
+        assert 2 * honest_words_for_each > devices - 1, "both shares of one device"
+    assert [safe_threshold(devices) for devices in (3, 4, 5, 7, 10, 20)] == [3, 4, 4, 6, 7, 14]
 
 
 @pytest.mark.parametrize(

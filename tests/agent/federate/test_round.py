@@ -1,5 +1,6 @@
 """Rounds as a process of their own: averaged, clipped, noisy, masked, with devices that lie or fall silent."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from port_agent.federate.tensors import Arrays, federated_tensors  # noqa: E402
 from port_agent.federate.wire import array_record, message_bytes, plain_arrays, read_message  # noqa: E402
 from port_planner.ir.bundle.bundle import read_manifest  # noqa: E402
 from tests.agent.federate.supervisor import Led  # noqa: E402
+from tests.agent.peers.devices import identity  # noqa: E402
 
 pytestmark = needs_flower
 
@@ -122,23 +124,43 @@ def small_change(step: float) -> "Callable[[Arrays], Arrays]":
 
 @pytest.mark.process
 def test_no_sum_of_two_is_unmasked(led: Led) -> None:
-    last = led.members[102]
+    last = led.member(2)
     last.spoil = lambda reply: reply if last.messages < 4 else None
     before = federated_tensors(led.bundle).initial()
     ended = led.round(secure=True, timeout_s=4.0)
-    assert not ended["averaged"] and "needs 3 or more (member2: no reply in time)" in ended["abandoned"]
+    assert not ended["averaged"] and "needs 3 of 3 (member2: no reply in time)" in ended["abandoned"]
     assert not (led.root / global_file(1)).exists() and before
 
 
 @pytest.mark.process
-def test_a_fourth_that_falls_silent_while_sums_are_masked_is_left_out(led: Led, bundles: list[Path]) -> None:
+def test_a_fifth_that_falls_silent_while_sums_are_masked_is_left_out(led: Led, bundles: list[Path]) -> None:
     led.add(bundles[1])
-    last = led.members[103]
+    led.add(bundles[1])
+    last = led.member(4)
     last.spoil = lambda reply: reply if last.messages < 4 else None
-    assert led.round(secure=True, timeout_s=4.0)["averaged"] == 3
-    samples = [read_manifest(led.members[node].bundle).samples for node in (100, 101, 102)]
+    assert led.round(secure=True, timeout_s=4.0)["averaged"] == 4
+    samples = [read_manifest(led.member(number).bundle).samples for number in range(4)]
     mean = sum(count * (number + 1) for number, count in enumerate(samples)) / sum(samples)
     assert close(led.averaged(), moved(led, mean), 1e-4)
+
+
+@pytest.mark.process
+def test_keys_that_a_leader_draws_itself_get_no_change(led: Led) -> None:
+    """The leader answers for device 1: brings device 0 keys of its own in its place, and its shares."""
+    victim, replaced = led.member(0), led.member(1)
+    replaced.state_dir.joinpath("identity.pem").write_bytes(identity(replaced.state_dir / "leader").file.read_bytes())
+    seen: list[bytes] = []
+    victim.spoil = lambda reply: seen.append(reply) or reply
+    ended = led.round(secure=True, timeout_s=6.0)
+    assert "keys of a device are not signed by it for this round" in ended["abandoned"] and not ended["averaged"]
+    assert all(b"masked_params" not in reply for reply in seen), "nothing of its change went"
+
+
+@pytest.mark.process
+def test_a_device_that_another_does_not_know_ends_the_masked_sum(led: Led) -> None:
+    shutil.rmtree(led.member(0).state_dir / "paired")
+    ended = led.round(secure=True, timeout_s=6.0)
+    assert "a device takes part that is not paired with this one" in ended["abandoned"]
 
 
 @pytest.mark.process
@@ -152,8 +174,9 @@ def test_changes_that_cancel_each_other_are_no_average(led: Led) -> None:
 
 @pytest.mark.process
 def test_masked_sums_of_other_sizes_are_left_out(led: Led) -> None:
-    led.add(led.members[101].bundle)
-    last = led.members[102]
+    led.add(led.member(1).bundle)
+    led.add(led.member(1).bundle)
+    last = led.member(2)
 
     def shorter(reply: bytes) -> bytes:
         message = read_message(reply)
@@ -166,7 +189,7 @@ def test_masked_sums_of_other_sizes_are_left_out(led: Led) -> None:
 
     last.spoil = shorter
     ended = led.round(secure=True)
-    assert ended["averaged"] == 3 and "masked sums of other sizes" in ended["lost"]["member2"]
+    assert ended["averaged"] == 4 and "masked sums of other sizes" in ended["lost"]["member2"]
 
 
 @pytest.mark.process
@@ -179,8 +202,8 @@ def test_what_no_device_may_say_is_left_out(led: Led) -> None:
         )
         return message_bytes(message)
 
-    led.members[101].spoil = not_finite
-    led.members[102].spoil = lambda reply: reply[: len(reply) // 2]
+    led.member(1).spoil = not_finite
+    led.member(2).spoil = lambda reply: reply[: len(reply) // 2]
     ended = led.round(min_share=0.3)
     assert ended["averaged"] == 1 and set(ended["lost"]) == {"member1", "member2"}
     assert "not finite" in ended["lost"]["member1"] and "no message of Flower" in ended["lost"]["member2"]
@@ -189,7 +212,7 @@ def test_what_no_device_may_say_is_left_out(led: Led) -> None:
 
 @pytest.mark.process
 def test_too_few_replies_and_the_round_never_was(led: Led) -> None:
-    led.members[101].spoil = led.members[102].spoil = lambda reply: None
+    led.member(1).spoil = led.member(2).spoil = lambda reply: None
     ended = led.round(timeout_s=1.0)
     assert "1 of 3 devices replied, 2 are needed" in ended["abandoned"]
     assert all(f"{name}: no reply in time" in ended["abandoned"] for name in ("member1", "member2"))

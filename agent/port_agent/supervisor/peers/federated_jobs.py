@@ -103,8 +103,10 @@ class _Task(msgspec.Struct, frozen=True):
 class FederatedJobs:
     """Answers leaders of federations for the jobs of this device; `audit` takes what happened."""
 
-    def __init__(self, store: JobStore, conditions: FederatedContext, audit: Callable[[str], None]) -> None:
-        self._store, self._context, self._audit = store, conditions, audit
+    def __init__(
+        self, state_dir: Path, store: JobStore, conditions: FederatedContext, audit: Callable[[str], None]
+    ) -> None:
+        self._state_dir, self._store, self._context, self._audit = state_dir, store, conditions, audit
         self._tensors: dict[int, TensorsOf] = {}
         self._clients: dict[int, asyncio.Task[None]] = {}
         self._locks: dict[int, asyncio.Lock] = {}
@@ -433,7 +435,9 @@ class FederatedJobs:
         limit = CLIENT_BYTES + _COPIES * task.total
         try:
             terms = msgspec.json.encode(job.spec.terms).decode()
-            await _flower(CLIENT_MODULE, str(folder), str(self._bundle(job)), terms, limit_bytes=limit)
+            await _flower(
+                CLIENT_MODULE, str(folder), str(self._bundle(job)), terms, str(self._state_dir), limit_bytes=limit
+            )
         except (PortError, OSError) as error:
             self._note(job, msgspec.structs.replace(task, failed=public_reason(error)))
             self._audit(f"{task.leader}: a round of job {job.label} failed: {error}")

@@ -44,6 +44,7 @@ from port_agent.peers.federation_requests import (
     RoundEnd,
     TaskAnswer,
     TaskState,
+    node_number,
 )
 from port_agent.peers.transfer import IncomingFile, file_bytes, read_chunk, sha256_of
 from port_agent.supervisor.job.worker_kinds import bundle_path
@@ -291,8 +292,8 @@ class Federations:
         own = await self._fleet.own_id()
         tensors = (await self._jobs.tensors_of(job)).fingerprint
         others = [row for row in self._fleet.rows() if row["is_connected"]]
-        known = [_Member(_node(own), THIS_DEVICE.name, None)]
-        known += [_Member(_node(str(row["id"])), str(row["name"]), str(row["id"])) for row in others]
+        known = [_Member(node_number(own), THIS_DEVICE.name, None)]
+        known += [_Member(node_number(str(row["id"])), str(row["name"]), str(row["id"])) for row in others]
         answers = await asyncio.gather(
             *(self._invite(member, job.spec.name, run.run, tensors) for member in known), return_exceptions=True
         )
@@ -496,11 +497,6 @@ class _Outbox:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(RETRY_S):
                     await asyncio.gather(*ends, return_exceptions=True)
-
-
-def _node(device_id: str) -> int:
-    """Return a device's number among Flower's nodes."""
-    return int(hashlib.sha256(device_id.encode()).hexdigest()[:15], 16) + 2
 
 
 def _take_reply(reply: Path, answer: TaskAnswer, message_bytes: int) -> bool:

@@ -187,7 +187,7 @@ class Peers:
             )
             from port_agent.supervisor.peers.federations import Federations
 
-            jobs = FederatedJobs(self._store, self._training, self.audit)
+            jobs = FederatedJobs(self._state_dir, self._store, self._training, self.audit)
             self._federated = jobs, Federations(self._store, self._clock, self.fleet, jobs, self.audit)
         return self._federated
 

@@ -72,7 +72,7 @@ class Home:
     def restarted(self) -> FederatedJobs:
         """Return what an agent has that was just started."""
         conditions = FederatedContext(lambda: self.objection, lambda job: None, self._wake)
-        self.jobs = FederatedJobs(self.store, conditions, self.audits.append)
+        self.jobs = FederatedJobs(self.store.job_dir(1).parent, self.store, conditions, self.audits.append)
         return self.jobs
 
     def _wake(self) -> None:

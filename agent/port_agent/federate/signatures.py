@@ -1,0 +1,52 @@
+"""Signatures of devices that take part in secure aggregation, by the keys that they are paired by."""
+
+from pathlib import Path
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+from cryptography.x509 import load_der_x509_certificate
+
+from port_agent.peers.federation_requests import node_number
+from port_agent.peers.fleet.paired import PairedDevices
+from port_agent.peers.identity.keys import Identity, own_identity
+from port_planner.base.errors import PortError
+
+_ALGORITHM = ec.ECDSA(hashes.SHA256())
+
+
+class SignatureError(PortError):
+    """What a device says is not signed by it."""
+
+
+class DeviceSignatures:
+    """Signs for this device and checks what the devices signed that it is paired with, by their numbers among Flower's nodes."""
+
+    def __init__(self, state_dir: Path) -> None:
+        """Read keys and certificates; raises PortError for damaged ones, OSError."""
+        self._own: Identity = own_identity(state_dir)
+        paired = PairedDevices(state_dir)
+        paired.load()
+        known = {str(device.id): device.certificate for device in paired.all()}
+        self._certificates = {node_number(name): der for name, der in known.items()}
+
+    def sign(self, content: bytes) -> bytes:
+        """Return this device's signature of `content`; raises SignatureError for a key of another kind."""
+        key = load_pem_private_key(self._own.file.read_bytes(), None)
+        if not isinstance(key, ec.EllipticCurvePrivateKey):
+            raise SignatureError("this device's key is of another kind than those of this version")
+        return key.sign(content, _ALGORITHM)
+
+    def check(self, node: int, content: bytes, signature: bytes) -> None:
+        """Raise SignatureError unless `content` was signed by the device of this number."""
+        certificate = self._certificates.get(node)
+        if certificate is None:
+            raise SignatureError("a device takes part that is not paired with this one; pair all with each other")
+        key = load_der_x509_certificate(certificate).public_key()
+        if not isinstance(key, ec.EllipticCurvePublicKey):
+            raise SignatureError("a device has a key of another kind than those of this version")
+        try:
+            key.verify(signature, content, _ALGORITHM)
+        except InvalidSignature as error:
+            raise SignatureError("keys of a device are not signed by it for this round") from error

@@ -149,7 +149,7 @@ class _Importer:
             elif node.op == "output":
                 return self._finish(node)
             elif not isinstance(self.results[node], torch.Tensor):
-                continue  # a size, only ever an argument of a view
+                self._refuse_several(node)  # else a size, only ever an argument of a view
             elif node is self.end and node is not self.logits:
                 continue  # a softmax: the loss has one of its own, and the largest stays the largest
             elif node.op == "call_module":
@@ -191,6 +191,14 @@ class _Importer:
         for op in reversed(self.ops.values()):
             needed.update(op.inputs if op.name in needed else ())
         self.ops = {name: op for name, op in self.ops.items() if name in needed}
+
+    def _refuse_several(self, node: fx.Node) -> None:
+        """Raise McuCompileError where a layer or function gives several tensors."""
+        result = self.results[node]
+        if isinstance(result, tuple | list) and any(isinstance(each, torch.Tensor | tuple) for each in result):
+            module = self.modules.get(str(node.target)) if node.op == "call_module" else None
+            kind = node.name if module is None else type(module).__name__
+            raise McuCompileError(node_place(node), f"no kernel for {kind}, which gives several tensors", OTHER_LAYERS)
 
     # -- nodes ------------------------------------------------------------------------------------------------------
 
@@ -258,7 +266,7 @@ class _Importer:
                 return self._view(node, value)
             case "permute" | "transpose" | "swapaxes" | "movedim":
                 return self._permute(node, value)
-            case "dropout" | "contiguous":
+            case "dropout" | "contiguous" | "clone":
                 return value
             case "mean":
                 return self._mean(node, value)

@@ -210,6 +210,8 @@ def test_views_second_readers_and_axes_are_those_of_the_module(module: nn.Module
         (nn.Sequential(nn.Conv2d(3, 4, 3), nn.PReLU(), nn.Flatten(), nn.Linear(144, 2)), "1: no kernel for PReLU"),
         (nn.Sequential(nn.Upsample(scale_factor=2, mode="bilinear"), nn.Flatten()), r"bilinear upsampling of \[8, 8\]"),
         (nn.Sequential(nn.Upsample(12), nn.Flatten()), r"nearest upsampling of \[8, 8\] to \[12, 12\]"),
+        (Steps(lambda m, x: m.a(x.flatten(1))[1][0], nn.LSTM(192, 4)), "a: no kernel for LSTM, which gives several"),
+        (Steps(lambda m, x: x.chunk(3, 1)[0]), "chunk: no kernel for chunk, which gives several tensors"),
         (Steps(lambda m, x: torch.cat([x, x])), "joins the batch"),
         (Steps(lambda m, x: torch.cat([x, x.transpose(2, 3)], 1)), r"joins \[3, 8, 8\] and \[3, 8, 8\]"),
         (Steps(lambda m, x: torch.cat([x.flatten(1), m.a(x).flatten(1)], 1), conv2()), "joins"),

@@ -89,6 +89,7 @@ def _check_settings(job: TrainingJob) -> None:
         raise JobError(f"loss_fn is a {type(job.loss_fn).__name__}; give a function of the model and a batch")
     _check_not_compiled(job)
     _check_trained(job)
+    _check_no_gradients(job)
     _check_hooks(job.optimizer)
     clip = job.clip_grad_norm
     if clip is not None and (isinstance(clip, bool) or not isinstance(clip, int | float) or not 0 < clip < math.inf):
@@ -129,8 +130,22 @@ def _check_trained(job: TrainingJob) -> None:
         shapes = [str(list(parameter.shape)) for parameter in others]
         shown = ", ".join(shapes[:_SHOWN] + ["..."] * (len(shapes) > _SHOWN))
         raise JobError(
-            f"the optimizer trains tensors that the model does not have ({shown}), such as those of a loss with weights of its own: make them "
-            "part of the model"
+            f"the optimizer trains tensors that the model does not have ({shown}): make them part of the model"
+        )
+
+
+def _check_no_gradients(job: TrainingJob) -> None:
+    """Raise JobError where what is trained has gradients already, which the first step's would be added to."""
+    left = [
+        name
+        for name, parameter in job.model.named_parameters()
+        if parameter.grad is not None and (parameter.grad.is_sparse or bool(parameter.grad.any()))
+    ]
+    if left:
+        shown = ", ".join(left[:_SHOWN] + ["..."] * (len(left) > _SHOWN))
+        raise JobError(
+            f"{shown} has a gradient before the first step, which that step's would be added to: call optimizer.zero_grad() before the job is "
+            "returned"
         )
 
 

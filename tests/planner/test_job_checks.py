@@ -9,6 +9,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from port_planner.job import JobError, TrainingJob
+from port_planner.job_checks import checked_samples
 from port_planner.make_bundle import prepare
 from tests.planner.tied_job import ROWS, job
 
@@ -119,3 +120,12 @@ def test_a_norm_that_has_gradients_of_what_is_not_trained_is_not_clipped_to() ->
         prepare(made)
     made.model.spare.requires_grad_(False)
     prepare(made)
+
+
+def test_gradients_that_are_there_before_the_first_step_are_named() -> None:
+    made = job()
+    made.model(torch.randn(4, 4)).sum().backward()
+    with pytest.raises(JobError, match=r"weight.* has a gradient before the first step.*zero_grad"):
+        checked_samples(made)
+    made.optimizer.zero_grad(set_to_none=False)
+    checked_samples(made)

@@ -118,6 +118,7 @@ def capture_step(
         kept |= session.end()
         value = loss.item()
         del loss
+    _require_unchanged(spec, _described(optimizer))
     tape = session.recorder.tape
     later = repetition.later and tape.as_run
     for seed, other in enumerate(() if later else repetition.batches):
@@ -565,6 +566,17 @@ def _described(optimizer: torch.optim.Optimizer) -> OptimizerSpec:
         for g in optimizer.param_groups
     )
     return OptimizerSpec(type(optimizer).__name__, groups)
+
+
+def _require_unchanged(before: OptimizerSpec, after: OptimizerSpec) -> None:
+    """Raise CaptureError where forward and backward pass changed a number of the optimizer's groups."""
+    for i, (old, new) in enumerate(zip(before.groups, after.groups, strict=True)):
+        for name in old:
+            if old[name] != new[name]:
+                raise CaptureError(
+                    f"the loss changes {name} of group {i} of the optimizer from {old[name]} to {new[name]}, which a bundle does not repeat: give "
+                    "the job a `scheduler` that does it, or train with `port-agent exec`, which follows what changes"
+                )
 
 
 def _started(spec: OptimizerSpec, parameters: list[list[torch.Tensor]]) -> torch.optim.Optimizer:

@@ -120,6 +120,18 @@ def test_gradients_that_are_recorded_by_another_formula_are_named_with_their_lin
     assert named.startswith("aten::prod.dim_int at test_step.py:")
 
 
+def test_a_loss_that_changes_the_optimizers_numbers_is_refused_by_name() -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def loss(m: nn.Module, *columns: torch.Tensor) -> torch.Tensor:
+        optimizer.param_groups[0]["lr"] *= 0.5
+        return classify(m, *columns)
+
+    with pytest.raises(CaptureError, match=r"changes lr of group 0 of the optimizer from 0\.1 to 0\.05.*`scheduler`"):
+        capture_step(model, loss, optimizer, batch())
+
+
 def test_a_branch_on_data_becomes_a_guard() -> None:
     def loss_fn(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         out = model(x)

@@ -9,7 +9,8 @@ goes on where the last one ended.
 `--operators`: each function of torch's own database of operators instead, with the samples that torch tests it with.
 
 `--bundles`: one class of each model type as a job instead, captured, planned with all the memory it wants and with half of
-it, and trained by a worker, equal or refused; with `--programs N` so many random jobs, with `--operators` each function.
+it, and trained by a worker, equal or refused; with `--programs N` so many random jobs, with `--operators` each function, with
+`--strangers` jobs of the kinds that strangers bring, for longer than `plan` compares them.
 """
 
 import argparse
@@ -40,6 +41,7 @@ def main() -> int:
     parser.add_argument("--operators", action="store_true", help="torch's functions instead of models")
     parser.add_argument("--programs", type=int, metavar="N", help="this many random programs instead of models")
     parser.add_argument("--bundles", action="store_true", help="jobs that are planned and trained by a worker")
+    parser.add_argument("--strangers", action="store_true", help="with --bundles: jobs of strangers' kinds")
     parser.add_argument("--seed", type=int, default=0, help="of the sample, and of the first random program")
     parser.add_argument("--sample", type=int, metavar="N", help="only N cases, drawn by the seed")
     parser.add_argument("--jobs", type=int, default=1)
@@ -68,6 +70,8 @@ def main() -> int:
 def _kind(arguments: argparse.Namespace) -> str:
     if arguments.operators:
         return "operator_jobs" if arguments.bundles else "operators"
+    if arguments.strangers:
+        return "stranger_jobs"
     if arguments.bundles:
         return "jobs" if arguments.programs else "bundles"
     if arguments.features:
@@ -88,6 +92,10 @@ TITLES = {
         "in the step, which `plan` refuses.",
     ),
     "bundles": ("Models as bundles", "A job of six batches, captured, planned and trained by a worker, dropout on."),
+    "stranger_jobs": (
+        "Jobs of strangers' kinds as bundles",
+        "Losses, networks, optimizers, and state that decides something in the 29th step: trained for 44 batches, of which `plan` compares up to 24.",
+    ),
     "jobs": ("Random jobs as bundles", "The name is the seed. Refused is what `plan` does not take."),
     "programs": ("Random programs under a budget", "The name is the seed."),
 }
@@ -141,6 +149,10 @@ def cases_of(kind: str, programs: int, seed: int) -> Iterator[Judged]:
         from benchmarks.follow_zoo import bundles
 
         yield from bundles.cases()
+    elif kind == "stranger_jobs":
+        from benchmarks.follow_zoo import bundles
+
+        yield from bundles.stranger_cases()
     elif kind == "jobs":
         from benchmarks.follow_zoo import bundles
 

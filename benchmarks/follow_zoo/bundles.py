@@ -9,7 +9,7 @@ speech models mask no spans of time, for which they draw from numpy.
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,15 +42,28 @@ MISMATCH = "plain PyTorch"
 
 
 @dataclass(frozen=True, slots=True)
+class JobLength:
+    """How many batches a job is trained for, and of how many `plan` compares the numbers; None: as it does without the script."""
+
+    steps: int = STEPS
+    seen_steps: int | None = None
+
+
+AS_REFEREED = JobLength(44, 24)
+"""Of jobs whose script is run alone: as many as that makes where they take no time, and further ones."""
+
+
+@dataclass(frozen=True, slots=True)
 class BundleCase:
     """A job by name; `make_job` is called in the child."""
 
     name: str
     make_job: Callable[[], TrainingJob]
+    length: "JobLength" = field(default_factory=lambda: JobLength())
 
     def judged(self, at: Callable[[str], object]) -> Outcome:
         """Judge it; `at` is told where it is."""
-        return judge_bundle(self.name, self.make_job, at)
+        return judge_bundle(self.name, self.make_job, at, self.length)
 
 
 def cases() -> Iterator[BundleCase]:
@@ -65,6 +78,14 @@ def random_cases(count: int, seed: int) -> Iterator[BundleCase]:
     """Give so many random jobs, from this seed on."""
     for i in range(seed, seed + count):
         yield BundleCase(f"job/{i}", partial(programs.job, i))
+
+
+def stranger_cases() -> Iterator[BundleCase]:
+    """Give the jobs of strangers' kinds."""
+    from benchmarks.follow_zoo.stranger_jobs import registered
+
+    for name, make in registered().items():
+        yield BundleCase(name, make, AS_REFEREED)
 
 
 def job_of(model_type: str, class_name: str) -> TrainingJob:
@@ -107,7 +128,9 @@ def _padded(batch: dict[str, Any]) -> dict[str, Any]:
     return batch
 
 
-def judge_bundle(name: str, make_job: Callable[[], TrainingJob], at: Callable[[str], object]) -> Outcome:
+def judge_bundle(
+    name: str, make_job: Callable[[], TrainingJob], at: Callable[[str], object], length: JobLength = JobLength()
+) -> Outcome:
     """Plan a job with all the memory it wants and with half of it, train both in workers, compare with plain PyTorch.
 
     Refused is what cannot be recorded, and what the first steps that `port-agent plan` compares already show to be another
@@ -115,19 +138,19 @@ def judge_bundle(name: str, make_job: Callable[[], TrainingJob], at: Callable[[s
     """
     at("plain")
     try:
-        expected = digest_of(lambda: trained(make_job()))
+        expected = digest_of(lambda: trained(make_job(), length.steps))
     except Exception as error:
         return Outcome(name, Verdict.NOT_ELIGIBLE, f"plain PyTorch raises {said(error)}")
-    difference = first_difference(expected, digest_of(lambda: trained(make_job())))
+    difference = first_difference(expected, digest_of(lambda: trained(make_job(), length.steps)))
     if difference:
         return Outcome(name, Verdict.NOT_ELIGIBLE, f"differs from itself: {difference}")
     at("capture")
     seed()
     try:
         job = make_job()
-        schedule_updates = STEPS // job.accumulate + 1
-        prepared = make_bundle.prepare(job, updates=schedule_updates)
-        shown, prepared = (with_expected_results(prepared, steps) for steps in (compared_steps(job), STEPS))
+        prepared = make_bundle.prepare(job, updates=length.steps // job.accumulate + 1)
+        seen_steps = length.seen_steps or compared_steps(job)
+        shown, prepared = (with_expected_results(prepared, steps) for steps in (seen_steps, length.steps))
     except PortError as error:
         return Outcome(name, Verdict.REFUSED, " ".join(str(error).split()), "capture")
     at("profile")
@@ -137,9 +160,9 @@ def judge_bundle(name: str, make_job: Callable[[], TrainingJob], at: Callable[[s
     return _trained_by_worker(name, shown, prepared, measured, device, at)
 
 
-def trained(job: TrainingJob) -> Any:
-    """Train a job with plain PyTorch for `STEPS` batches; return the losses, and the state that is compared."""
-    losses = list(plain_losses(job, [torch.as_tensor(column) for column in job.data], STEPS))
+def trained(job: TrainingJob, steps: int) -> Any:
+    """Train a job with plain PyTorch for so many batches; return the losses, and the state that is compared."""
+    losses = list(plain_losses(job, [torch.as_tensor(column) for column in job.data], steps))
     return losses, state(job.model, job.optimizer)
 
 

@@ -129,4 +129,4 @@ def _job(info: Any) -> TrainingJob:
 def _trained(info: Any) -> Any:
     job = _job(info)
     training_begins()
-    return trained(job)
+    return trained(job, STEPS)

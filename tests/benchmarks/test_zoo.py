@@ -145,6 +145,14 @@ def test_random_jobs_are_equal_or_refused() -> None:
 
 
 @pytest.mark.long
+def test_jobs_of_strangers_kinds_are_equal_or_refused() -> None:
+    cases = list(bundles.stranger_cases())
+    assert len(cases) >= 150
+    outcomes = list(run_in_children(random.Random(28).sample(cases, SAMPLE), jobs=1, timeout_s=600))
+    assert [o for o in outcomes if o.verdict in WRONG] == []
+
+
+@pytest.mark.long
 def test_sample_of_the_zoo() -> None:
     pytest.importorskip("transformers")
     from benchmarks.follow_zoo import transformers_models

@@ -3,6 +3,7 @@
 The model is laid out without memory and run forward once on no values: what autograd keeps for the backward pass is counted.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from port_agent.finetuning.base_record import BaseRecord
 from port_agent.finetuning.budget_check import MOMENTS, WORKING_BYTES, rows_that_fit
 from port_agent.finetuning.checkpoint import Checkpoint
 from port_agent.finetuning.compute import choose_compute
-from port_agent.finetuning.inputs.model_files import weight_files
+from port_agent.finetuning.inputs.model_files import tensor_entries, weight_files
 from port_agent.finetuning.inputs.options import Compute, FinetuneOptions
 from port_agent.finetuning.quantized.file import FOLDER, quantized_layers
 from port_agent.finetuning.steering import CHECKPOINT_S
@@ -57,6 +58,8 @@ class Explanation:
     loaded_as: str
     files: tuple[str, ...]
     files_bytes: int
+    merged_bytes: int
+    """Of weights that loading puts together of several in the files, as the experts of a mixture: they are in memory and the page file."""
     trained_parameters: int
     trained_layers: tuple[str, ...]
     grid: str | None
@@ -127,6 +130,7 @@ def explain(options: FinetuneOptions, ram_bytes: int, tokenizer: TokenizerProtoc
         items = sum(layer.weight.numel() for layer in layers.values())
         quantized_bytes = items * options.base.code_bits // 8 + items // options.base.block * torch.float32.itemsize
         frozen += quantized_bytes - sum(layer.weight.nbytes for layer in layers.values())
+    merged_bytes = 0 if options.lora_rank is None else _merged_bytes(model, files)
     if options.compute is Compute.FLOAT32:
         loaded_as += f", computed in float32 ({why})"
         model = model.float()
@@ -164,7 +168,7 @@ def explain(options: FinetuneOptions, ram_bytes: int, tokenizer: TokenizerProtoc
     checkpoint = Checkpoint(options, split.train, BaseRecord(options.model, options.base, {})).path
     return Explanation(
         model=str(folder), kind=kind, learns=task.kind.value, how=_HOW, parameters=parameters, loaded_as=loaded_as, files=tuple(path.name for path in files),
-        files_bytes=sum(path.stat().st_size for path in files), trained_parameters=numbers, trained_layers=_ends(trained),
+        files_bytes=sum(path.stat().st_size for path in files), merged_bytes=merged_bytes, trained_parameters=numbers, trained_layers=_ends(trained),
         grid=options.base, quantized_layers=len(layers), quantized_bytes=quantized_bytes, is_quantized=quantized_path.is_file(),
         records=data.records, broken=data.broken, skipped=split.skipped, unwritten=split.unwritten, sequences=len(split.train), held_out=len(split.held_out),
         tokens=lengths.tokens, learned_tokens=lengths.learned, shortest=lengths.shortest, longest=longest, batch=options.batch,
@@ -204,6 +208,12 @@ def _head(model: Any, options: FinetuneOptions, task: Task, length: int, beside_
         f"the budget has no room for the {format_bytes(loss.bytes_at_once(rows))} that all {rows} take; compared before the first update, and "
         "fewer where only those have the same bits on this device",
     )
+
+
+def _merged_bytes(model: Any, files: Iterable[Path]) -> int:
+    """Return the bytes of a model's weights of shapes that no tensor in its files has."""
+    shapes = {tuple(entry.shape) for path in files for entry in tensor_entries(path)[1].values()}
+    return sum(p.nbytes for p in model.parameters() if tuple(p.shape) not in shapes)
 
 
 def _head_bytes(model: Any) -> int:

@@ -14,6 +14,8 @@ NEUTRAL_DIRECTORY = Path("/")
 _X86 = frozenset({"x86_64"})
 """Where torch computes with MKL."""
 _WAITING_IS_SET_BY = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+_MAX_KERNELS = "32"
+"""A step of a transformer has fewer shapes, and each takes a millisecond to be made once more."""
 _X86_SPINS = "30000"
 """How often a thread of libgomp looks whether its partners are done before it sleeps: 0.4 ms, where each look is a `pause` of x86.
 
@@ -40,6 +42,16 @@ def threads_environment(threads: int) -> dict[str, str]:
         {"GOMP_SPINCOUNT": _X86_SPINS} if x86 and not any(name in os.environ for name in _WAITING_IS_SET_BY) else {}
     )
     return {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), **blas, **waiting}
+
+
+def few_kernels_environment() -> dict[str, str]:
+    """Return what has torch and oneDNN keep few of the kernels that they make for each shape, unless the environment says how many.
+
+    By default both keep 1,024, of half a MiB each. The experts of a mixture meet other shapes in each step: one of 6 layers with 4
+    experts grew by 50 MiB a step, and by 4 in all with this.
+    """
+    names = ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY")
+    return {name: _MAX_KERNELS for name in names if name not in os.environ}
 
 
 def one_thread_environment() -> dict[str, str]:

@@ -45,7 +45,7 @@ def test_its_figures_are_those_of_the_model_as_it_is_trained(changed: dict[str, 
     assert found.trained_bytes == 4 * sum(p.nbytes for p in trained)  # gradients and two moments are of 32 bits too
     assert found.loaded_as == ("float32" if options.lora_rank is None else "bfloat16")
     expected = {"up_proj", "o_proj"} if options.targets else {"q_proj", "v_proj"}
-    assert set(found.trained_layers) == (set() if options.lora_rank is None else expected)
+    assert set(found.trained_layers) == (set() if options.lora_rank is None else expected) and not found.merged_bytes
     assert (found.records, found.broken, found.skipped) == (12, 2, 0) and found.longest == 32
     assert (found.read_bytes, found.written_bytes) == (0, 0) and found.resident_frozen_bytes == found.frozen_bytes
     if options.base is not None:
@@ -61,6 +61,9 @@ def test_a_mixture_of_experts_is_explained_in_any_floats(rank: int | None, tmp_p
     asked = FinetuneOptions(str(model), (str(data),), str(tmp_path / "out"), lora_rank=rank, sequence_tokens=32)
     found = explain(asked, 2000 * MIB)
     assert found.saved_bytes > 0 and found.loaded_as == ("bfloat16" if rank else "float32")
+    model = load_model(asked, Task(TaskKind.CAUSAL_LM), note)
+    experts = [p for name, p in model.named_parameters() if ".experts." in name and not p.requires_grad]
+    assert found.merged_bytes == sum(p.nbytes for p in experts)
 
 
 @pytest.mark.slow

@@ -9,7 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from port_agent.system.python_process import module_command, module_environment, threads_environment
+from port_agent.system.python_process import (
+    few_kernels_environment,
+    module_command,
+    module_environment,
+    threads_environment,
+)
 from port_agent.worker.options import BOARD_WORKER, TORCH_WORKER
 from port_planner.base.source_roots import SOURCE_ROOTS
 
@@ -98,3 +103,35 @@ def test_waiting_threads_sleep_soon_unless_the_environment_says_otherwise(monkey
         with monkeypatch.context() as patched:
             patched.setenv(name, "1")
             assert "GOMP_SPINCOUNT" not in threads_environment(2)
+
+
+PRODUCTS = """
+import torch
+from port_planner.base.process_memory import resident_bytes
+
+torch.set_num_threads(1)
+weight = torch.ones(256, 256, dtype=torch.bfloat16)
+for rows in range(1, 160):
+    torch.ones(rows, 256, dtype=torch.bfloat16) @ weight
+    if rows == 33:
+        before = resident_bytes()
+print(resident_bytes() - before)
+"""
+"""Of so many shapes as the experts of a mixture meet."""
+
+
+@pytest.mark.slow
+def test_kernels_of_many_shapes_do_not_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in few_kernels_environment():
+        monkeypatch.delenv(name, raising=False)
+    command = [*module_command("x")[:2], "-c", PRODUCTS]
+
+    def grown(added: dict[str, str]) -> int:
+        return int(subprocess.check_output(command, env={**module_environment(), **added}))
+
+    usual = grown({})
+    if usual < 16 << 20:
+        pytest.skip("this processor multiplies bfloat16 without kernels of its own")
+    assert grown(few_kernels_environment()) < usual / 2
+    monkeypatch.setenv("LRU_CACHE_CAPACITY", "7")
+    assert "LRU_CACHE_CAPACITY" not in few_kernels_environment()

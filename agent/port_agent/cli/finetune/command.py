@@ -6,6 +6,7 @@ This process looks at files and options, then becomes the one that trains (`port
 import argparse
 import datetime
 import json
+import os
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -34,6 +35,7 @@ from port_agent.finetuning.result import check_result_place
 from port_agent.finetuning.text.records import Records
 from port_agent.finetuning.text.task import read_config
 from port_agent.packing.quantized import Quantization
+from port_agent.system.python_process import few_kernels_environment
 from port_agent.worker.thread_limit import usable_cores
 from port_planner.base.units import format_bytes
 
@@ -342,6 +344,7 @@ def _finetune(arguments: argparse.Namespace) -> int:
         only = (
             ["--explain", str(arguments.ram)] if arguments.explain else ["--show-data"] if arguments.show_data else []
         )
+        os.environ |= few_kernels_environment()
         program = ["port_agent.cli.finetune", msgspec.json.encode(options).decode(), *only]
         run_in_budget(arguments, program, module=True, ours=True, name=f"finetune {arguments.model.name}")
     return _submit(arguments, options)

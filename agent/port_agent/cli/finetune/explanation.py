@@ -98,6 +98,8 @@ def _trained(found: "Explanation", options: "FinetuneOptions") -> str:
 
 def _weights(found: "Explanation", many: str) -> str:
     size = f"{format_bytes(found.files_bytes)} in {many}"
+    if found.frozen_bytes and found.merged_bytes:
+        return f"{size}; loading puts {format_bytes(found.merged_bytes)} of them together, which live in memory and in the page file; others are read where they lie"
     if found.frozen_bytes:
         return f"{size}, mapped and read where they lie, never copied or written; of embeddings the rows that occur are read"
     return f"{size}, read once; what is trained lives in memory and in the page file"

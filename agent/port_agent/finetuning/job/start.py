@@ -19,7 +19,7 @@ from port_agent.intercept.consumption import wear_joules_per_byte
 from port_agent.intercept.exec.exec_budget import ExecOptions
 from port_agent.intercept.exec.launch import LaunchOptions, launch_words
 from port_agent.malloc import preload_environment
-from port_agent.system.python_process import threads_environment
+from port_agent.system.python_process import few_kernels_environment, threads_environment
 from port_agent.worker.options import FinetuneWorkerOptions
 from port_agent.worker.serve import serve
 from port_planner.base.errors import ExitCode
@@ -53,7 +53,11 @@ def _become_worker(options: FinetuneWorkerOptions) -> NoReturn:
         *files,
     )
     command = launch_words(LaunchOptions(asdict(budget), True, restored, ours=True), program)
-    os.execve(command[0], command, {**os.environ, **home, **allocator, **threads_environment(job.threads)})
+    os.execve(
+        command[0],
+        command,
+        {**os.environ, **home, **allocator, **threads_environment(job.threads), **few_kernels_environment()},
+    )
 
 
 def _take_rights_of(user: str) -> dict[str, str]:

@@ -5,7 +5,9 @@ process before it do that, which has no torch, and keeps tokens alone.
 """
 
 import pickle
+import shutil
 import signal
+import tempfile
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -71,11 +73,16 @@ class TokenizerHere:
         self._options = options
         self._tokenizer: Any = None
 
-    def tokenized(self, file: SequenceFile | None = None) -> TokenizedData:
-        """Return the data as tokens, kept in a file; one of its own where it gets none. Raises FinetuneError."""
+    def tokenized(self, file: SequenceFile | None = None, saved_in: str | None = None) -> TokenizedData:
+        """Return the data as tokens, kept in a file, one of its own where it gets none; write the tokenizer to a directory, where one is given.
+
+        Raises FinetuneError and OSError.
+        """
         options = self._options
         read_config(Path(options.model))  # before a tokenizer is looked for by it
         tokenizer = self._loaded()
+        if saved_in is not None:
+            self.save(saved_in)
         data = Records(*map(Path, options.data))
         valid = Records(*map(Path, options.valid)) if options.valid else ()
         task = task_of(Path(options.model), data)
@@ -142,17 +149,19 @@ def _notes(data: Records, split: Split, options: FinetuneOptions, task: Task) ->
 
 
 class TokenizerProcess:
-    """A model's tokenizer in a process of its own, each time."""
+    """A model's tokenizer in a process of its own, each time. The first, before anything is trained, also writes what `save` copies."""
 
     def __init__(self, options: FinetuneOptions) -> None:
         self._options = options
         self._tokenized: TokenizedData | None = None
+        self._folder = tempfile.TemporaryDirectory(prefix="port-agent-tokenizer-")
+        self._saved = str(Path(self._folder.name) / "tokenizer")
 
     def tokenized(self) -> TokenizedData:
         """Return the data as tokens, found once. Raises FinetuneError."""
         if self._tokenized is None:
             file = SequenceFile.beside(Path(self._options.out))
-            self._tokenized = self._run("tokenized", file, inherited=(file.descriptor,))
+            self._tokenized = self._run("tokenized", file, self._saved, inherited=(file.descriptor,))
         return self._tokenized
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -160,8 +169,9 @@ class TokenizerProcess:
         return str(self._run("decode", list(tokens)))
 
     def save(self, folder: str) -> None:
-        """Write the tokenizer to a directory. Raises FinetuneError."""
-        self._run("save", folder)
+        """Write the tokenizer to a directory: another process beside one that trains would pass its budget. Raises FinetuneError, OSError."""
+        self.tokenized()
+        shutil.copytree(self._saved, folder, dirs_exist_ok=True)
 
     def _run(self, what: str, *arguments: Any, inherited: tuple[int, ...] = ()) -> Any:
         words, environment = (msgspec.json.encode(self._options).decode(), what), {**one_thread_environment(), **_QUIET}

@@ -20,7 +20,7 @@ from tests.agent.finetuning.tiny_model import make_data, make_model
 MIB = 1 << 20
 FOUND = Explanation(
     model="/m", learns="the next token", how="as it is", kind="llama", parameters=1_100_000_000, loaded_as="bfloat16", files=("a.safetensors", "b.safetensors"),
-    files_bytes=2200 * MIB, trained_parameters=1_126_400, trained_layers=("q_proj", "v_proj"), grid=None, quantized_layers=0, quantized_bytes=0,
+    files_bytes=2200 * MIB, merged_bytes=0, trained_parameters=1_126_400, trained_layers=("q_proj", "v_proj"), grid=None, quantized_layers=0, quantized_bytes=0,
     is_quantized=False, records=12, broken=2, skipped=1, unwritten=0, sequences=100, held_out=5, tokens=20000, learned_tokens=15000, shortest=32,
     longest=256, batch=1, accumulate=4, by_layers=False, accumulation_why="there is no room", updates=25, done=False, ram_bytes=600 * MIB, process_bytes=340 * MIB, working_bytes=48 * MIB, trained_bytes=18 * MIB,
     saved_bytes=100 * MIB, logits_bytes=16 * MIB, head_rows=64, head_why="too much", frozen_bytes=2000 * MIB, resident_frozen_bytes=110 * MIB, read_bytes=15120 * MIB,
@@ -40,6 +40,7 @@ def test_it_says_what_is_trained_what_stays_and_why() -> None:
     assert "llama, 1,100.0 million weights as bfloat16" in out
     assert "LoRA of rank 8 on q_proj, v_proj: 1.13 million numbers in float32; all else is frozen" in out
     assert "2.1 GiB in 2 files, mapped and read where they lie, never copied or written" in out
+    assert "loading puts 54.0 MiB of them together" in shown(replace(FOUND, merged_bytes=54 * MIB))
     assert "12 records, without 2 broken lines and 1 too long prompts" in out and "25 of 4 x 1 sequences" in out
     assert "110.0 MiB: of 2.0 GiB that a step multiplies by, stay in memory" in out
     assert "600.0 MiB: all that a step makes fits; frozen weights beyond the rest are read again" in out

@@ -20,13 +20,16 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> FinetuneOptions:
     return FinetuneOptions(str(model), (str(data),), str(folder / "out"), sequence_tokens=32, sample="to be")
 
 
-def test_its_own_process_finds_the_same_and_has_no_torch(command: FinetuneOptions, tmp_path: Path) -> None:
+def test_its_own_process_finds_the_same_and_has_no_torch(
+    command: FinetuneOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     here, apart = TokenizerHere(command), TokenizerProcess(command)
     found = here.tokenized()
     assert apart.tokenized() == found and apart.tokenized() is apart.tokenized()
     assert (found.records, found.broken) == (12, 2) and len(found.prompt) > 0
     assert apart.decode(found.prompt) == here.decode(found.prompt) == "user\nto beassistant\n"
     here.save(str(tmp_path / "here"))
+    monkeypatch.setattr(tokenizing, "_PROCESS", "none")  # no process is begun beside one that trains
     apart.save(str(tmp_path / "apart"))
     written = {path.name: path.read_bytes() for path in (tmp_path / "here").iterdir()}
     assert written == {path.name: path.read_bytes() for path in (tmp_path / "apart").iterdir()} and written

@@ -59,6 +59,12 @@ def add_federation_terms(parser: "argparse.ArgumentParser | argparse._ArgumentGr
         help="with --federated: refuse rounds that do not clip this device's change to this norm or less",
     )
     parser.add_argument(
+        "--epsilon-budget",
+        type=positive_number,
+        metavar="E",
+        help="with --federated: refuse rounds that would have its data spend more than this epsilon over its life, over all jobs",
+    )
+    parser.add_argument(
         "--max-rounds", type=whole_number(1), metavar="N", help="with --federated: train no more than N rounds"
     )
 
@@ -69,6 +75,7 @@ def federation_terms(arguments: argparse.Namespace) -> dict[str, Any]:
         "leader": arguments.leader or "",
         "require_secure": arguments.require_secure,
         "require_clip": arguments.require_clip,
+        "epsilon_budget": arguments.epsilon_budget,
         "max_rounds": arguments.max_rounds,
     }
     given = next((name for name, value in terms.items() if value), None)

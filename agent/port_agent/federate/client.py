@@ -24,17 +24,20 @@ from port_agent.federate.orders import (
     ARRAYS,
     CONFIG,
     CONTEXT_FILE,
+    EPSILON_BUDGET,
     EXPONENTS,
     LOSS,
     MEASURED,
     MESSAGE_FILE,
     MODEL_FILE,
+    NOISE,
     REPLY_FILE,
     RESULT_FILE,
     SAMPLES,
     START_FILE,
     TRAIN_FIRST,
 )
+from port_agent.federate.privacy import DELTA, PrivacyLedger, PrivacySpent
 from port_agent.federate.signatures import DeviceSignatures
 from port_agent.federate.tensors import Arrays, FederatedTensors, federated_tensors
 from port_agent.federate.wire import (
@@ -47,6 +50,7 @@ from port_agent.federate.wire import (
 )
 from port_agent.jobs.job import FederationTerms
 from port_agent.peers.decoding import public_reason
+from port_agent.peers.transfer import sha256_of
 from port_agent.system.atomic_file import write_atomically
 from port_agent.system.helper_process import helper_exit_code
 from port_planner.base.errors import PortError
@@ -63,12 +67,13 @@ class TermsError(PortError):
 class _Device:
     """This device to Flower: `train` and `evaluate` of its client app."""
 
-    def __init__(self, folder: Path, tensors: FederatedTensors) -> None:
-        self._folder, self._tensors = folder, tensors
+    def __init__(self, folder: Path, tensors: FederatedTensors, ledger: PrivacyLedger) -> None:
+        self._folder, self._tensors, self._ledger = folder, tensors, ledger
 
     def train(self, message: Message, context: Context) -> Message:
-        """Return what training made of the weights in a message."""
+        """Return what training made of the weights in a message, once what it spends of privacy is noted."""
         trained, weight = self._trained(plain_arrays(message.content.array_records[ARRAYS])), self._samples
+        self._spend(_noise_of(message.content.config_records[CONFIG]))
         if KEY_CLIPPING_NORM in message.content.config_records[CONFIG]:
             weight = 1  # the noise is for devices that count alike
         metrics = MetricRecord({SAMPLES: weight, LOSS: self._loss})
@@ -85,6 +90,7 @@ class _Device:
         """Return the change that was measured in the records that Flower's masking reads."""
         given = recorddict_compat.recorddict_to_fitins(message.content, keep_input=True)
         start = self._tensors.named(parameters_to_ndarrays(given.parameters))
+        self._spend(0.0)
         change, samples, loss = kept_change(context, start.values())
         shares = ndarrays_to_parameters(list(scaled(change, given.config.get(EXPONENTS))))
         result = FitRes(Status(Code.OK, ""), shares, samples, {LOSS: loss})
@@ -96,6 +102,9 @@ class _Device:
         self._tensors.check(arrays)
         self._tensors.write(self._folder / MODEL_FILE, arrays)
         return Message(RecordDict({"metrics": MetricRecord({SAMPLES: self._samples})}), reply_to=message)
+
+    def _spend(self, noise: float) -> None:
+        self._ledger.spend(noise, sha256_of(self._folder / MESSAGE_FILE))
 
     def _trained(self, arrays: Arrays) -> Arrays:
         """Return what training made of weights; raises _TrainFirst where it was not yet, FederatedTensorError."""
@@ -116,6 +125,24 @@ class _Device:
             return float((self._folder / RESULT_FILE).with_suffix(".loss").read_text())
         except (FileNotFoundError, ValueError):
             return 0.0
+
+
+def _noise_of(config: ConfigRecord) -> float:
+    """Return the noise that the leader says it adds to clipped changes; 0: none."""
+    noise = config.get(NOISE)
+    return noise if KEY_CLIPPING_NORM in config and isinstance(noise, float) and noise > 0 else 0.0
+
+
+def _check_budget(config: ConfigRecord, terms: FederationTerms, spent: PrivacySpent) -> None:
+    """Raise TermsError where a contribution would have the data spend more than the owner or the leader allow."""
+    asked = config.get(EPSILON_BUDGET)
+    budgets = [one for one in (terms.epsilon_budget, asked) if isinstance(one, float)]
+    after = spent.after(_noise_of(config), "")
+    if budgets and after.epsilon > min(budgets):
+        raise TermsError(
+            f"its data has spent an epsilon of {spent.epsilon:.3g} at delta {DELTA:g}; this round would make it {after.epsilon:.3g}, "
+            f"above the budget of {min(budgets):g}; lead with more --noise"
+        )
 
 
 def client_app(device: _Device, message: Message, terms: FederationTerms, state_dir: Path) -> ClientApp:
@@ -155,8 +182,12 @@ def answer_message(folder: Path, bundle: Path, terms: FederationTerms, state_dir
     message = read_message((folder / MESSAGE_FILE).read_bytes())
     metadata = message.metadata
     context = Context(metadata.run_id, metadata.dst_node_id, {}, flower_records(folder / CONTEXT_FILE), {})
-    device = _Device(folder, federated_tensors(bundle))
+    tensors = federated_tensors(bundle)
+    ledger = PrivacyLedger(state_dir, tensors.data)
+    device = _Device(folder, tensors, ledger)
     try:
+        if metadata.message_type == MessageType.TRAIN and not (folder / RESULT_FILE).exists():
+            _check_budget(message.content.config_records.get(CONFIG, ConfigRecord()), terms, ledger.spent())
         reply = client_app(device, message, terms, state_dir)(message, context)
         write_atomically(folder / CONTEXT_FILE, records_bytes(context.state))
     except _TrainFirst:
@@ -164,7 +195,7 @@ def answer_message(folder: Path, bundle: Path, terms: FederationTerms, state_dir
     except (
         PortError,
         KeyError,
-        ValueError,
+        ValueError,  # msgspec's, too, for a damaged ledger
         TypeError,
     ) as error:  # what Flower's modifiers raise for a message out of turn
         reason = f"{type(error).__name__}: {public_reason(error)}"

@@ -34,6 +34,8 @@ SAMPLES, LOSS = "num-examples", "loss"
 
 MEASURED, EXPONENTS = "measured-change", "change-exponents"
 """Of a secure round's first message, which asks for the sizes of a change alone; and by tensor, the least e with |change| <= 2^e."""
+NOISE, EPSILON_BUDGET = "noise-multiplier", "epsilon-budget"
+"""Of a message that has changes clipped: the noise that the leader adds to their average, and what the data of each device may spend."""
 FEWEST_MASKED = 3
 """Contributions in a masked sum: of two, each contributor knows the other's."""
 
@@ -63,6 +65,8 @@ class FederationSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Of those asked, so many must have replied, or the round is abandoned."""
     clip: Annotated[float, msgspec.Meta(ge=0.0, le=1e6)] = 0.0
     noise: Annotated[float, msgspec.Meta(ge=0.0, le=1e6)] = 0.0
+    epsilon_budget: Annotated[float, msgspec.Meta(gt=0.0, le=1e6)] | None = None
+    """What each device's data may have spent over its life, this federation's rounds among it."""
     secure: bool = False
 
 
@@ -84,6 +88,7 @@ class RoundOrder(msgspec.Struct, frozen=True, kw_only=True):
     """The norm that a device's change is clipped to; 0: not at all."""
     noise: float = 0.0
     """Noise multiplier of the Gaussian mechanism."""
+    epsilon_budget: float | None = None
     secure: bool = False
     final: bool = False
     """Nothing is trained: all get the averaged weights."""
@@ -99,6 +104,8 @@ class TensorsOf(msgspec.Struct, frozen=True):
 
     fingerprint: str
     nbytes: int
+    data: str
+    """A hash of what the job trains on."""
 
 
 class MessageReady(msgspec.Struct, frozen=True, tag_field="event", tag="send"):

@@ -1,45 +1,115 @@
-"""How private a federation with clipping and noise is: the epsilon of its rounds together, by Rényi differential privacy.
+"""How private noisy rounds are, and what a device's data has spent of that over its life.
 
-Of one device more or less (all its data), against whoever sees the averaged weights. The leader itself sees each clipped change
-before the noise. No Flower and no numpy: the command line tells it before a round begins.
+Of one device: whether its clipped change is in an average or zero in its place, the number of devices being known (a fixed denominator),
+against whoever sees the averaged weights. The leader itself sees each clipped change before the noise, and that the noise is added is its
+word. No Flower and no numpy: the command line tells it before a round begins.
 """
 
+import contextlib
+import fcntl
 import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from port_agent.system.atomic_file import write_atomically
 
 DELTA = 1e-5
 """Far below one over the number of devices in a household, as it has to be."""
-_ORDERS = range(2, 513)
+PRIVACY_FOLDER = "privacy"
+_TOLERANCE = 1e-9
+_FAR = 30.0
+"""Beyond so many standard deviations the complementary error function gives way to its series."""
 
 
-def epsilon(noise: float, rounds: int, *, share: float = 1.0, delta: float = DELTA) -> float:
-    """Return epsilon at `delta` of so many rounds with noise of `noise` times the norm; infinity without noise.
+def epsilon(inverse_square_noise: float, delta: float = DELTA) -> float:
+    """Return epsilon at `delta` of Gaussian mechanisms together, given the sum of one over each noise multiplier squared.
 
-    `share` is the probability with which a device takes part in a round; 1 where all that are ready do. From order to epsilon by
-    proposition 3 of Mironov 2017 (arXiv 1702.07476), the best of the whole orders to 512.
+    They compose to one Gaussian mechanism, whose epsilon is exact: theorem 8 of Balle and Wang 2018 (arXiv 1805.06530).
     """
+    if inverse_square_noise == 0.0:
+        return 0.0
+    if not math.isfinite(inverse_square_noise):
+        return math.inf
+    distance, low, high = math.sqrt(inverse_square_noise), 0.0, 1.0
+    while _delta(high, distance) > delta:
+        low, high = high, 2.0 * high
+    while high - low > _TOLERANCE * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if _delta(middle, distance) > delta else (low, middle)
+    return high
+
+
+def noisy_rounds(noise: float, rounds: int) -> float:
+    """Return what `epsilon` takes for so many rounds with noise of `noise` times the norm; infinity without noise."""
     if rounds == 0:
         return 0.0
-    if noise == 0.0:
-        return math.inf
-    return min(rounds * renyi(noise, share, order) - math.log(delta) / (order - 1) for order in _ORDERS)
+    return rounds / noise**2 if noise else math.inf
 
 
-def renyi(noise: float, share: float, order: int) -> float:
-    """Return the Rényi divergence of a whole order of one round of the sampled Gaussian mechanism.
+def _delta(eps: float, distance: float) -> float:
+    """Return the delta at which a Gaussian mechanism, its two means `distance` standard deviations apart, has an epsilon."""
+    near, far = eps / distance - distance / 2, eps / distance + distance / 2
+    return math.exp(_log_tail(near)) - math.exp(eps + _log_tail(far))
 
-    Section 3.3 of Mironov, Talwar, Zhang 2019 (arXiv 1908.10530): the logarithm of the sum over k of C(order, k) (1 - share)^(order - k)
-    share^k exp((k^2 - k) / (2 noise^2)), over order - 1.
-    """
-    if share == 1.0:
-        return order / (2.0 * noise**2)
-    terms = [
-        math.lgamma(order + 1)
-        - math.lgamma(k + 1)
-        - math.lgamma(order - k + 1)
-        + (order - k) * math.log1p(-share)
-        + k * math.log(share)
-        + (k * k - k) / (2.0 * noise**2)
-        for k in range(order + 1)
-    ]
-    largest = max(terms)
-    return (largest + math.log(math.fsum(math.exp(term - largest) for term in terms))) / (order - 1)
+
+def _log_tail(x: float) -> float:
+    """Return the logarithm of the probability that a standard normal number is above x."""
+    if x < _FAR:
+        return math.log(math.erfc(x / math.sqrt(2.0)) / 2.0)
+    series = math.log1p(-1.0 / x**2 + 3.0 / x**4 - 15.0 / x**6)
+    return -x * x / 2.0 - math.log(x * math.sqrt(2.0 * math.pi)) + series
+
+
+class PrivacySpent(msgspec.Struct, frozen=True):
+    """What contributions made of some data together spent."""
+
+    inverse_square_noise: float = 0.0
+    rounds: int = 0
+    """With noise."""
+    bare: int = 0
+    """Without."""
+    last: str = ""
+    """The hash of the message that was answered last: answered again, it counts once."""
+
+    @property
+    def epsilon(self) -> float:
+        """At `DELTA`; infinity after a contribution without noise."""
+        return math.inf if self.bare else epsilon(self.inverse_square_noise)
+
+    def after(self, noise: float, message: str) -> "PrivacySpent":
+        """Return what is spent with a contribution more, to the answer of a message."""
+        if message == self.last:
+            return self
+        if not noise:
+            return msgspec.structs.replace(self, bare=self.bare + 1, last=message)
+        added = self.inverse_square_noise + noisy_rounds(noise, 1)
+        return msgspec.structs.replace(self, inverse_square_noise=added, rounds=self.rounds + 1, last=message)
+
+
+class PrivacyLedger:
+    """What the data of one hash has spent, over all jobs and federations of this device: a file."""
+
+    def __init__(self, state_dir: Path, data: str) -> None:
+        self._file = state_dir / PRIVACY_FOLDER / f"{data}.json"
+
+    def spent(self) -> PrivacySpent:
+        """Return what is spent; raises OSError, and msgspec.MsgspecError for a damaged file: it is no reason to begin anew."""
+        try:
+            return msgspec.json.decode(self._file.read_bytes(), type=PrivacySpent)
+        except FileNotFoundError:
+            return PrivacySpent()
+
+    def spend(self, noise: float, message: str) -> None:
+        """Note a contribution, durably and before it goes; raises OSError, msgspec.MsgspecError."""
+        self._file.parent.mkdir(mode=0o700, exist_ok=True)
+        with self._locked():
+            write_atomically(self._file, msgspec.json.encode(self.spent().after(noise, message)))
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Hold off other jobs of the same data."""
+        with self._file.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield

@@ -18,8 +18,10 @@ from port_agent.federate.grid import PeerGrid
 from port_agent.federate.masked_average import LEADER_NODE, MaskedAverage
 from port_agent.federate.orders import (
     ARRAYS,
+    EPSILON_BUDGET,
     LOSS,
     MESSAGES_FOLDER,
+    NOISE,
     RoundEnded,
     RoundOrder,
     global_file,
@@ -67,7 +69,7 @@ class Round:
             DifferentialPrivacyClientSideFixedClipping(inner, order.noise, order.clip, count) if order.clip else None
         )
         strategy = private or inner
-        messages = strategy.configure_train(order.number, array_record(arrays), ConfigRecord(), grid)
+        messages = strategy.configure_train(order.number, array_record(arrays), self._private_terms(), grid)
         replies = grid.send_and_receive(messages, timeout=order.timeout_s)
         require_replies(len(replies), order, grid.lost)
         replies.sort(key=lambda reply: reply.metadata.src_node_id)  # sums have the same bits whoever was first
@@ -78,6 +80,14 @@ class Round:
             raise RoundAbandonedError("Flower averaged nothing")
         given = {name: array.astype(arrays[name].dtype) for name, array in plain_arrays(averaged).items()}
         return given, len(replies), _number(metrics.get(LOSS))
+
+    def _private_terms(self) -> ConfigRecord:
+        """Return what devices are told of the noise."""
+        order = self._order
+        if not order.clip:
+            return ConfigRecord()
+        budget = {} if order.epsilon_budget is None else {EPSILON_BUDGET: order.epsilon_budget}
+        return ConfigRecord({NOISE: order.noise, **budget})
 
     def _hand_out(self, arrays: Arrays) -> int:
         """Give all devices the averaged weights; returns how many have them."""

@@ -47,6 +47,8 @@ class FederatedTensors:
     """How many the job trains on."""
     initial: Callable[[], Arrays]
     """Returns what the job begins with; raises PortError where a tensor is damaged."""
+    data: str
+    """A hash of what it trains on."""
     base: str = ""
     """What an adapter is over: the same adapter over other weights is another model."""
 
@@ -114,7 +116,9 @@ def _bundle_tensors(path: Path) -> FederatedTensors:
     def initial() -> Arrays:
         return {name: _initial(bundle, bundle.result_key(name), layout) for name, layout in averaged.items()}
 
-    return FederatedTensors(averaged, sum(size.samples for size in bundle.manifest.sizes), initial)
+    return FederatedTensors(
+        averaged, sum(size.samples for size in bundle.manifest.sizes), initial, bundle.data_digest()
+    )
 
 
 def _initial(bundle: Bundle, key: str, layout: TensorLayout) -> NDArray[np.generic]:
@@ -137,7 +141,7 @@ def _adapter_tensors(path: Path) -> FederatedTensors:
     members = _members(path, begin)
     layouts = {name: _dense(members[name]) for name in sorted(members) if members[name].dtype in _AVERAGED_AS}
     over = " ".join([str(job.options.base), *sorted(job.weights.values())])
-    return FederatedTensors(layouts, job.sequences, lambda: _read(path, begin, layouts), over)
+    return FederatedTensors(layouts, job.sequences, lambda: _read(path, begin, layouts), job.data_sha256, over)
 
 
 def _dense(member: Member) -> TensorLayout:
@@ -202,7 +206,7 @@ def main(argv: Sequence[str]) -> int:
 
     def work() -> None:
         tensors = federated_tensors(Path(bundle))
-        send_event(TensorsOf(tensors.fingerprint, tensors.nbytes))
+        send_event(TensorsOf(tensors.fingerprint, tensors.nbytes, tensors.data))
 
     return helper_exit_code(work)
 

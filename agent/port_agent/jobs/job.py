@@ -153,6 +153,8 @@ class FederationTerms:
     """Whether it contributes to masked sums only."""
     require_clip: float | None = None
     """The largest norm that its change may have on its way; None: any."""
+    epsilon_budget: float | None = None
+    """What its data may spend over its life; None: any."""
     max_rounds: int | None = None
     """How many rounds it trains at most; None: as many as are led."""
 
@@ -329,6 +331,10 @@ def _check_terms(spec: JobSpec) -> None:
         raise JobRequestError("a leader and what it may do are for a federated job; submit it with --federated")
     if terms.require_clip is not None and not 0 < terms.require_clip < math.inf:
         raise JobRequestError(f"a change cannot be clipped to a norm of {terms.require_clip}; give a number above zero")
+    if terms.epsilon_budget is not None and not 0 < terms.epsilon_budget < math.inf:
+        raise JobRequestError(f"an epsilon of {terms.epsilon_budget} is no budget; give a number above zero")
+    if terms.epsilon_budget is not None and terms.require_secure:
+        raise JobRequestError("masked sums have no noise yet; give --require-secure or --epsilon-budget")
     if terms.require_clip is not None and terms.require_secure:
         raise JobRequestError("masked sums have no clipping yet; require one of them")
     if terms.max_rounds is not None and terms.max_rounds < 1:

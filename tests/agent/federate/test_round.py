@@ -16,6 +16,7 @@ from flwr.app import ConfigRecord  # noqa: E402
 from port_agent.federate.orders import global_file  # noqa: E402
 from port_agent.federate.tensors import Arrays, federated_tensors  # noqa: E402
 from port_agent.federate.wire import array_record, message_bytes, plain_arrays, read_message  # noqa: E402
+from port_agent.jobs.job import FederationTerms  # noqa: E402
 from port_planner.ir.bundle.bundle import read_manifest  # noqa: E402
 from tests.agent.federate.supervisor import Led  # noqa: E402
 from tests.agent.peers.devices import identity  # noqa: E402
@@ -80,6 +81,24 @@ def test_noise_has_the_size_that_was_asked_for(led: Led) -> None:
     quiet = moved(led, float(3.0 / np.sqrt(elements)))
     noise = np.concatenate([np.subtract(array, quiet[name]).ravel() for name, array in led.averaged().items()])
     assert 0.75 * 2.0 < noise.std() < 1.25 * 2.0, "multiplier 2 times norm 3 over 3 devices"
+
+
+@pytest.mark.process
+def test_what_data_spends_ends_with_its_owners_budget(led: Led) -> None:
+    """Two federations of noise 1 spend 6.57 together; the owner of one device lets 5 be spent, the others' leader 7."""
+    careful = led.member(1)
+    careful.terms = FederationTerms(epsilon_budget=5.0)
+    private = {"clip": 1.0, "noise": 1.0, "epsilon_budget": 7.0}
+    assert led.round(**private)["averaged"] == 3
+    ended = led.round(run_id=8, **private)
+    assert (
+        ended["averaged"] == 2
+        and "spent an epsilon of 4.38 at delta 1e-05; this round would make it 6.57" in ended["lost"]["member1"]
+    )
+    assert "above the budget of 7" in led.round(run_id=9, **private)["abandoned"]
+    assert "lets" not in led.round()["abandoned"], "without a budget it is told what is spent, not refused"
+    careful.terms = FederationTerms(epsilon_budget=100.0)
+    assert "this round would make it inf" in led.round(number=2)["lost"]["member1"]
 
 
 @pytest.mark.process

@@ -8,7 +8,7 @@ from typing import Any
 
 from port_agent.cli.arguments import UsageError, duration, positive_number, whole_number
 from port_agent.control import places
-from port_agent.federate.privacy import DELTA, epsilon
+from port_agent.federate.privacy import DELTA, epsilon, noisy_rounds
 from port_planner.base.units import format_seconds
 
 _MOST = 1 << 20
@@ -84,6 +84,12 @@ def _add_start(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         help="with --clip: Gaussian noise of Z times the norm over the number of devices (differential privacy; its epsilon over all rounds is printed)",
     )
     start.add_argument(
+        "--epsilon-budget",
+        type=positive_number,
+        metavar="E",
+        help="with --noise: a device whose data would have spent more than this epsilon over its life, all federations counted, contributes no more",
+    )
+    start.add_argument(
         "--secure",
         action="store_true",
         help="SecAgg+: this device sees sums of changes only, of three devices or more",
@@ -105,7 +111,7 @@ def _start(arguments: argparse.Namespace) -> int:
         raise UsageError(f"--min-share is a share of the devices asked, at most 1, not {arguments.min_share:g}")
     if arguments.timeout_s > _LONGEST_S:
         raise UsageError(f"a round lasts 30 days at most, not {format_seconds(arguments.timeout_s)}")
-    names = ("rounds", "min_devices", "goal", "timeout_s", "min_share", "clip", "noise", "secure")
+    names = ("rounds", "min_devices", "goal", "timeout_s", "min_share", "clip", "noise", "epsilon_budget", "secure")
     settings = {name: getattr(arguments, name) for name in names}
     answer = places.connect(arguments.runtime_dir).post("/v1/federations", job=arguments.job, settings=settings)
     text = f"Leading a federation of job {answer['job']} ({answer['name']}), {arguments.rounds} rounds. See it with: port-agent federate status"
@@ -119,8 +125,13 @@ def _privacy(noise: float, rounds: int) -> str:
     """Return what differential privacy so many rounds have, in words."""
     if not noise:
         return "no differential privacy without --noise"
-    note, noun = "device's data, against all but this leader", "round" if rounds == 1 else "rounds"
-    return f"epsilon {epsilon(noise, rounds):.2f} at delta {DELTA:g} for each {note}, over {rounds} {noun}"
+    note, noun = (
+        "device's data (its change in the average, or none), against all but this leader",
+        "round" if rounds == 1 else "rounds",
+    )
+    return (
+        f"epsilon {epsilon(noisy_rounds(noise, rounds)):.2f} at delta {DELTA:g} for each {note}, over {rounds} {noun}"
+    )
 
 
 def _status(arguments: argparse.Namespace) -> int:
@@ -132,9 +143,21 @@ def _status(arguments: argparse.Namespace) -> int:
     from port_agent.cli.daemon_views import membership_line
 
     parts = ["\n".join(_lines(one)) for one in led]
-    parts += [f"Job {one['job']} ({one['name']}): {membership_line(one)}." for one in member_of]
+    parts += [f"Job {one['job']} ({one['name']}): {membership_line(one)}.{_spent(one['privacy'])}" for one in member_of]
     print("\n\n".join(parts) or "This device leads no federation and is in none.")
     return 0
+
+
+def _spent(privacy: Mapping[str, Any] | None) -> str:
+    """Return what a job's data has spent, and has left, in words."""
+    if privacy is None or not (privacy["rounds"] or privacy["bare"]):
+        return ""
+    if privacy["bare"]:
+        return f"\n  its data was in {privacy['bare']} averages without noise: no differential privacy"
+    left = ""
+    if privacy["budget"] is not None:
+        left = f", {max(0.0, privacy['budget'] - privacy['epsilon']):.2f} left of {privacy['budget']:g}"
+    return f"\n  its data has spent epsilon {privacy['epsilon']:.2f} at delta {DELTA:g} in {privacy['rounds']} rounds{left}"
 
 
 def _is_meant(one: Mapping[str, Any], job: str | None) -> bool:

@@ -25,6 +25,7 @@ from port_agent.federate.orders import (
     TensorsOf,
     has_round,
 )
+from port_agent.federate.privacy import PrivacyLedger
 from port_agent.jobs.job import Job, JobKind, JobRequestError, JobState
 from port_agent.jobs.store import JobStore
 from port_agent.peers.decoding import REASON_LIMIT, public_reason
@@ -136,8 +137,21 @@ class FederatedJobs:
             "leader": task.leader if task is not None and is_led else job.spec.terms.leader_name or THIS_DEVICE.name,
             "round": task.number if task is not None else None,
             "trained_rounds": task.rounds if task is not None else 0,
+            "privacy": self._privacy(job),
             "waits": self._waits(job, task) if task is not None and is_led else "for its leader to begin a round",
         }
+
+    def _privacy(self, job: Job) -> dict[str, object] | None:
+        """Return what a job's data has spent over its life, as plain values; None where that is not known yet."""
+        tensors = self._tensors.get(job.id)
+        if tensors is None:
+            return None
+        try:
+            spent = PrivacyLedger(self._state_dir, tensors.data).spent()
+        except (OSError, msgspec.MsgspecError):
+            return None
+        epsilon = None if spent.bare else spent.epsilon
+        return {"epsilon": epsilon, "rounds": spent.rounds, "bare": spent.bare, "budget": job.spec.terms.epsilon_budget}
 
     def _waits(self, job: Job, task: _Task) -> str:
         """Return what a round of a job waits for."""

@@ -169,6 +169,8 @@ class Federations:
             raise JobRequestError(
                 "noise without --clip protects nobody: it is measured by the norm of a change", job.id
             )
+        if settings.epsilon_budget is not None and not settings.noise:
+            raise JobRequestError("without --noise every round spends all of an --epsilon-budget; give both", job.id)
         if settings.secure and settings.min_devices < 3:
             raise JobRequestError(
                 "secure aggregation of two devices shows each the other's; give --min-devices 3", job.id
@@ -335,7 +337,7 @@ class Federations:
             run_id=int(run.run[:15], 16), number=run.done + 1, folder=str(folder), bundle=str(bundle),
             names={member.node: member.name for member in members}, goal=settings.goal or len(members),
             timeout_s=_FINAL_S if final else settings.timeout_s, min_share=settings.min_share, clip=settings.clip,
-            noise=settings.noise, secure=settings.secure and not final, final=final,
+            noise=settings.noise, epsilon_budget=settings.epsilon_budget, secure=settings.secure and not final, final=final,
         )  # fmt: skip
         tensors = (await self._jobs.tensors_of(job)).fingerprint
         by_node = {member.node: member for member in members}

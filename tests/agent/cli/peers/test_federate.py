@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from port_agent.cli import main
-from port_agent.cli.peers.federate import _lines
+from port_agent.cli.peers.federate import _lines, _spent
 from tests.agent.federate.agents import local_devices
 from tests.agent.federate.jobs import gestures_bundle, needs_flower
 
@@ -23,7 +23,7 @@ RUN: dict[str, Any] = {
 def test_a_federation_in_words() -> None:
     assert _lines(RUN) == [
         "Job 1 (digits): running, 1 of 20 rounds, 1 abandoned. Changes clipped to 1.5, noise 0.8: "
-        "epsilon 6.78 at delta 1e-05 for each device's data, against all but this leader, over 1 round.",
+        "epsilon 5.68 at delta 1e-05 for each device's data (its change in the average, or none), against all but this leader, over 1 round.",
         "  now: this device, cellar",
         "  round 1: 2 devices in 12.0 s, loss 0.5000; without shed (no reply in time)",
         "  round 2: abandoned after 1 min 00 s: 1 of 3 devices replied",
@@ -31,6 +31,23 @@ def test_a_federation_in_words() -> None:
     ]
     waiting = {**RUN, "training": [], "waits": "1 of 2 devices are ready; cellar: not charging", "history": []}
     assert _lines(waiting)[1] == "  waits: 1 of 2 devices are ready; cellar: not charging"
+
+
+@pytest.mark.parametrize(
+    ("privacy", "words"),
+    [
+        (None, ""),
+        ({"epsilon": 0.0, "rounds": 0, "bare": 0, "budget": 8.0}, ""),
+        (
+            {"epsilon": 5.68, "rounds": 1, "bare": 0, "budget": None},
+            "has spent epsilon 5.68 at delta 1e-05 in 1 rounds",
+        ),
+        ({"epsilon": 5.68, "rounds": 1, "bare": 0, "budget": 8.0}, "in 1 rounds, 2.32 left of 8"),
+        ({"epsilon": None, "rounds": 1, "bare": 2, "budget": 8.0}, "was in 2 averages without noise"),
+    ],
+)
+def test_what_is_spent_in_words(privacy: dict[str, Any] | None, words: str) -> None:
+    assert words in _spent(privacy) and bool(words) == bool(_spent(privacy))
 
 
 @pytest.mark.process
@@ -51,6 +68,7 @@ def test_started_shown_and_stopped(tmp_path: Path, capsys: pytest.CaptureFixture
         for words, refusal in (
             (["--noise", "1.0"], "noise without --clip protects nobody"),
             (["--secure", "--clip", "1"], "do not go together"),
+            (["--epsilon-budget", "8"], "without --noise every round spends all"),
             (["--secure"], "give --min-devices 3"),
             (["--min-share", "2"], "at most 1, not 2"),
         ):

@@ -280,13 +280,11 @@ def _submit(arguments: Arguments) -> int:
     boards = None if arguments.boards is None else _several_boards(arguments, client)
     if arguments.bundle is not None and arguments.kind == "mcu":
         fields["bundle"] = str(arguments.bundle.absolute())  # a directory, or a file that names others beside it
-    elif arguments.bundle is not None:
-        fields["upload"] = client.upload("/v1/uploads", arguments.bundle)["upload"]
     if boards is not None:
         return _submit_divided(arguments, client, fields, boards)
     from port_agent.cli.daemon_views import promise_lines
 
-    job = client.post("/v1/jobs", **fields)
+    job = client.submit(arguments.bundle if arguments.kind == "train" else None, **fields)
     lines = [f"Job {job['id']} ({job['name']}) is in line. See it with: port-agent status", *promise_lines(job)]
     if arguments.federated:
         lines[0] = f"Job {job['id']} ({job['name']}) waits for rounds. {rounds_led(arguments, job)}"

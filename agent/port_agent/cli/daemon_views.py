@@ -265,7 +265,7 @@ def job_screen(job: Mapping[str, Any]) -> Group:
             "Trained",
             f"{format_seconds(job['trained_s'])} in {_counted(job['attempts'], 'run')}" if job["attempts"] else "",
         ),
-        ("Energy", f"{format_joules(job['planned_joules'])} as planned" if job["planned_joules"] else ""),
+        ("Energy", _job_energy(job)),
         ("Federation", membership_line(job["federation"]) if job.get("federation") else ""),
         ("Result", job["result"] or ""),
         ("Inbox", job["inbox"] or ""),
@@ -286,6 +286,14 @@ def membership_line(membership: Mapping[str, Any]) -> str:
     """Return who leads the rounds of a job, and what is waited for, in words."""
     where = "" if membership["round"] is None else f", round {membership['round']}"
     return f"{membership['leader']} leads{where}; waits {membership['waits']}"
+
+
+def _job_energy(job: Mapping[str, Any]) -> str:
+    """Return what was used, as far as it was metered, and beside it what plans said of the same steps."""
+    used, planned = job["metered_joules"], job["planned_joules"]
+    parts = [] if used is None else [f"{format_joules(used)} used since the agent started"]
+    parts += [f"{format_joules(planned)} as planned so far"] if planned else []
+    return ", ".join(parts)
 
 
 def _promise(job: Mapping[str, Any]) -> Table:

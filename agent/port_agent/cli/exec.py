@@ -8,12 +8,14 @@ import argparse
 import os
 import re
 import sys
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import NoReturn
 
 from port_agent.cli.arguments import UsageError, duration, readable_file, size, use_cores, whole_number, writable_file
 from port_agent.control import places
+from port_agent.control.client import ControlError
 from port_agent.energy.media import FlashPrices
 from port_agent.guard import ProcessTable, guard_environment
 from port_agent.intercept.consumption import wear_joules_per_byte
@@ -25,6 +27,9 @@ from port_agent.paging.page_space import PageSpace, check_not_in_ram, default_pa
 from port_agent.paging.pager import PageError
 from port_agent.supervisor.job.plan_choice import data_limit, memory_max
 from port_agent.system.memory_limit import limit_data, scope_command
+
+_AGENT_PATIENCE_S, _AGENT_RETRY_S = 15.0, 0.5
+"""For an agent that is being restarted: it answers again within some seconds."""
 
 _PYTHON = re.compile(r"python(\d+(\.\d+)?)?")
 
@@ -255,9 +260,23 @@ def _agent_socket(runtime_dir: Path | None, ram: int | None) -> Path:
     """Return the control socket of the agent, which answers; raises UsageError, ControlError."""
     if ram is None:
         raise UsageError("--opportunistic needs --ram: the agent must know what the program may take")
-    client = places.connect(runtime_dir)
-    client.get("/v1/status")
-    return client.path.absolute()
+    client, end_s = places.connect(runtime_dir), time.monotonic() + _AGENT_PATIENCE_S
+    waits = False
+    while True:
+        try:
+            client.get("/v1/status")
+        except ControlError as error:
+            restarts = (
+                error.is_absent and client.path.parent.is_dir()
+            )  # systemd keeps it over a restart, not over a stop
+            if not restarts or time.monotonic() >= end_s:
+                raise
+            if not waits:
+                waits = True
+                print(f"port-agent: {error}; waiting {_AGENT_PATIENCE_S:.0f} s for it", file=sys.stderr)
+            time.sleep(_AGENT_RETRY_S)
+        else:
+            return client.path.absolute()
 
 
 def _program(words: list[str]) -> tuple[bool, list[str]]:

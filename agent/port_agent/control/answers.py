@@ -50,12 +50,14 @@ class JobDetail:
     inbox: Path | None
     metered_step_joules: float | None = None
     """Of a step on average, since the agent started; None where nothing was metered."""
+    metered_joules: float | None = None
+    """What the job used since the agent started, idle power left out; likewise."""
 
     def as_json(self) -> dict[str, Any]:
         """Return plain values."""
         history = [{"at": entry.at, "kind": entry.kind, "text": entry.text} for entry in self.history]
         places = {"directory": str(self.directory), "inbox": str(self.inbox) if self.inbox else None}
-        metered = {"metered_step_joules": self.metered_step_joules}
+        metered = {"metered_step_joules": self.metered_step_joules, "metered_joules": self.metered_joules}
         return to_record(self.job) | asdict(self.summary) | {"history": history, **places, **metered}
 
 

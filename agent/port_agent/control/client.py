@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import secrets
 import socket
 import struct
 from collections.abc import Callable, Iterator
@@ -18,13 +19,16 @@ from port_planner.base.errors import ExitCode, PortError
 DEFAULT_RUNTIME_DIR = Path("/run/port-agent")
 _TIMEOUT_S = 30.0
 _CHUNK_BYTES = 1 << 16
+_SUBMITTED_AGAIN = 2
+"""How often a job is asked for again that no answer came for."""
 
 
 class ControlError(PortError):
     """The daemon cannot be reached, or it refused; `status` is its HTTP status, None without an answer."""
 
-    def __init__(self, message: str, status: int | None = None) -> None:
-        self.status = status
+    def __init__(self, message: str, status: int | None = None, *, is_absent: bool = False) -> None:
+        """`is_absent`: nobody listens, which is also so while the agent is being restarted."""
+        self.status, self.is_absent = status, is_absent
         refused = status is not None and 400 <= status < 500  # nothing is wrong with the agent
         self.exit_code = ExitCode.UNREACHABLE if status is None else ExitCode.IMPOSSIBLE if refused else ExitCode.FAILED
         super().__init__(message)
@@ -69,6 +73,24 @@ class ControlClient:
     def text(self, path: str) -> str:
         """Return a text answer such as the metrics."""
         return self._whole(self._answer("GET", path, None)).decode()
+
+    def submit(self, bundle: Path | None, **fields: object) -> Any:
+        """Return the job that was made, of a bundle or of what `fields` alone say.
+
+        What can be refused without the bundle is, before it goes over. Where no answer comes in time, it is asked for once more,
+        and is still one job.
+        """
+        wanted = {**fields, "submission": secrets.token_hex(16)}
+        if bundle is not None:
+            self.post("/v1/submissions/check", **wanted, bytes=bundle.stat().st_size)
+            wanted["upload"] = self.upload("/v1/uploads", bundle)["upload"]
+        for _ in range(_SUBMITTED_AGAIN):
+            try:
+                return self.post("/v1/jobs", **wanted)
+            except ControlError as error:
+                if error.status is not None or error.is_absent:
+                    raise
+        return self.post("/v1/jobs", **wanted)
 
     def upload(self, path: str, file: Path) -> Any:
         """Send a file and return the JSON answer."""
@@ -122,9 +144,10 @@ class ControlClient:
             connection.request(method, quote(path, safe="/?=&%"), body, headers or {})
             answer = connection.getresponse()
         except FileNotFoundError:
-            raise ControlError(f"no agent is running: {self.path} does not exist; {_start_hint()}") from None
+            reason = f"no agent is running: {self.path} does not exist; {_start_hint()}"
+            raise ControlError(reason, is_absent=True) from None
         except ConnectionRefusedError:
-            raise ControlError(f"no agent listens at {self.path}; {_start_hint()}") from None
+            raise ControlError(f"no agent listens at {self.path}; {_start_hint()}", is_absent=True) from None
         except PermissionError:
             raise ControlError(
                 f"you may not use {self.path}; join its group (sudo usermod -aG port-agent $USER, then log in again) or use sudo"

@@ -130,6 +130,8 @@ def job_spec(fields: Mapping[str, object], bundle: str | None) -> JobSpec:
         raise JobRequestError(
             f"the agent cannot see the directory {spec.data}; submit with --inbox and `port-agent feed` the files"
         )
+    if not re.fullmatch("([0-9a-f]{32})?", spec.submission):
+        raise JobRequestError(f"submission is {shown(spec.submission)}; give 32 hexadecimal digits that are used once")
     if spec.name.isdigit():
         raise JobRequestError(
             f"the name {spec.name} is a number, which every command takes for a job's; give another --name"

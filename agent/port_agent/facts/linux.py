@@ -87,6 +87,7 @@ class LinuxPlatform:
         power = self._power.read(tree, now_s)
         memory = read_meminfo(tree)
         pressure = tree.text(tree.proc / "pressure/memory", "pressure/memory")
+        free_bytes, free_inodes = free_disk(tree, options.state_dir)
         facts = Facts(
             power=power.power,
             power_detail=power.detail,
@@ -95,7 +96,8 @@ class LinuxPlatform:
             idle_signals=self._idle_signals(files, options, own, now_s),
             temperature_c=self._temperature(files),
             throttle=files.throttle or self._throttle or ThrottleReading(Answer.UNKNOWN),
-            free_disk_bytes=free_disk(tree, options.state_dir),
+            free_disk_bytes=free_bytes,
+            free_inodes=free_inodes,
             available_memory_bytes=memory.get("MemAvailable"),
             total_memory_bytes=memory.get("MemTotal"),
             memory_pressure_percent=idle.parse_pressure(pressure) if pressure is not None else None,
@@ -210,14 +212,14 @@ def read_meminfo(tree: Tree) -> dict[str, int]:
     return found
 
 
-def free_disk(tree: Tree, directory: Path) -> int | None:
-    """Return the bytes that an unprivileged process may still write below `directory`."""
+def free_disk(tree: Tree, directory: Path) -> tuple[int | None, int | None]:
+    """Return the bytes that an unprivileged process may still write below `directory`, and how many more files it may make."""
     try:
         stats = tree.ask(directory, lambda: os.statvfs(directory))
     except OSError as error:
         tree.fault("disk", f"{directory}: {error.strerror}")
-        return None
-    return stats.f_bavail * stats.f_frsize
+        return None, None
+    return stats.f_bavail * stats.f_frsize, stats.f_favail if stats.f_files else None
 
 
 def read_online(tree: Tree) -> Answer:

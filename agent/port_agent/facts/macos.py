@@ -102,7 +102,7 @@ class MacPlatform:
     def read(self, options: SensorOptions, own: OwnUse, now_s: float) -> Facts:
         """Return the facts of this moment; power, input and throttling as of the last `refresh`."""
         memory = psutil.virtual_memory()
-        free = free_disk(self.tree, Path(options.state_dir))
+        free_bytes, free_inodes = free_disk(self.tree, Path(options.state_dir))
         power = self._present_power()
         interfaces = psutil.net_if_stats()
         return Facts(
@@ -111,7 +111,8 @@ class MacPlatform:
             battery_percent=power.battery_percent,
             idle_signals=(self._cpu_signal(options, own, now_s), self._input_signal(options)),
             throttle=self._throttle,
-            free_disk_bytes=free,
+            free_disk_bytes=free_bytes,
+            free_inodes=free_inodes,
             available_memory_bytes=memory.available,
             total_memory_bytes=memory.total,
             devices=frozenset({MPS} if platform.machine() == "arm64" else ()),

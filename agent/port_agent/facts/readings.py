@@ -79,6 +79,8 @@ class Facts:
     temperature_c: float | None = None
     throttle: ThrottleReading = field(default=ThrottleReading(Answer.UNKNOWN))
     free_disk_bytes: int | None = None
+    free_inodes: int | None = None
+    """How many more files the state directory's disk takes; None where it does not count them."""
     available_memory_bytes: int | None = None
     total_memory_bytes: int | None = None
     memory_pressure_percent: float | None = None

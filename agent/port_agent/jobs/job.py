@@ -187,6 +187,8 @@ class JobSpec:
     movable: Migratable = Migratable.NEVER
     guest: Guest | None = None
     """Set where the job came from a paired device."""
+    submission: str = ""
+    """What its client called the request: the same once more is this job, not another one."""
 
 
 @dataclass(frozen=True, slots=True)

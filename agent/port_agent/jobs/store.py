@@ -242,12 +242,8 @@ class JobStore:
         `prepare` puts the job's files into its directory before the job exists. Raises JobRequestError for a name that is
         taken, StoreError when the disk refuses.
         """
-        check_spec(spec)
         with self._disk:
-            twins = [job for job in self.all() if job.spec.name == spec.name and not job.state.is_over]
-            if twins:
-                label = twins[0].label
-                raise JobRequestError(f"job {label} has this name and is not over; choose another --name", twins[0].id)
+            self.check_new(spec)
             waits = spec.waits_for_data or spec.federated
             state = JobState.WAITING_DATA if waits else JobState.QUEUED
             reason = "waits for a round of its federation" if spec.federated else ""
@@ -263,6 +259,13 @@ class JobStore:
             self._next_id += 1
             self._jobs = {**self._jobs, job.id: job}
             return job
+
+    def check_new(self, spec: JobSpec) -> None:
+        """Raise JobRequestError where no job can be made of `spec`, or where another has its name."""
+        check_spec(spec)
+        twin = next((job for job in self.all() if job.spec.name == spec.name and not job.state.is_over), None)
+        if twin is not None:
+            raise JobRequestError(f"job {twin.label} has this name and is not over; choose another --name", twin.id)
 
     def add_attached(self, spec: JobSpec, submitted_at: float, known_as: int | None) -> Job:
         """Return the job of a program that attached itself, kept in memory alone.

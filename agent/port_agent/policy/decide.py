@@ -147,6 +147,8 @@ class _Objection:
 
 
 BATTERY_MARGIN_PERCENT = 5.0
+MIN_FREE_INODES = 64
+"""A run makes some dozen files; a disk without inodes refuses a new one however many bytes are free."""
 SPACE_MARGIN = 1.25
 """After free disk or memory fell below its minimum it must rise to this multiple before training goes on."""
 
@@ -327,6 +329,12 @@ def _space(facts: Facts, policy: Policy, memory: Memory) -> Iterator[_Objection]
         if value is not None and value < needed:
             reason = f"{format_bytes(value)} of {what}, training needs {format_bytes(needed)}"
             yield _Objection(code, reason, at_once=code == "memory")
+    if facts.free_inodes is not None and facts.free_inodes < MIN_FREE_INODES and policy.min_free_disk_bytes > 0:
+        yield _Objection(
+            "inodes",
+            f"room for {facts.free_inodes} more files (inodes) on the disk, training needs {MIN_FREE_INODES}; delete small files, "
+            "whatever its free bytes",
+        )
 
 
 def _settling(policy: Policy, now: Now, memory: Memory) -> list[_Objection]:

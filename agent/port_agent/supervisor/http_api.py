@@ -198,6 +198,7 @@ class ControlServer:
             ("POST", r"/v1/federations/([a-z0-9._-]+)/stop", self._stop_federation),
             ("POST", r"/v1/federations/([a-z0-9._-]+)/leave", self._leave_federation),
             ("POST", "/v1/jobs", self._submit),
+            ("POST", "/v1/submissions/check", self._check_submission),
             ("POST", ATTACH_PATH, self._attach),
             ("GET", job, self._job),
             ("GET", f"{job}/logs", self._logs),
@@ -279,6 +280,9 @@ class ControlServer:
 
     async def _submit(self, request: HttpRequest) -> HttpResponse:
         fields = await request.json()
+        before = await self._service.submitted(str(fields.get("submission", "")))
+        if before is not None:
+            return json_response(before.as_json())
         token, upload = fields.get("upload"), None
         if token is not None:
             upload = self._service.upload(str(token)) if _TOKEN.fullmatch(str(token)) else None
@@ -286,6 +290,18 @@ class ControlServer:
                 raise HttpError(400, f"there is no upload {token!r}; send the bundle to PUT /v1/uploads first")
         spec = job_spec(fields, BUNDLE_NAME if upload is not None else None)
         return json_response((await self._service.submit(spec, upload, request.peer)).as_json(), 201)
+
+    async def _check_submission(self, request: HttpRequest) -> HttpResponse:
+        """Refuse what need not be sent: `bytes` is the length of the bundle that would be, None where there is none."""
+        fields = await request.json()
+        length = fields.pop("bytes", None)
+        if length is not None and not (isinstance(length, int) and length >= 0):
+            raise HttpError(400, f"bytes is {shown(str(length))}, no length of a file")
+        self._service.check_submission(job_spec(fields, None if length is None else BUNDLE_NAME))
+        if length is not None:
+            with self._service.uploads() as uploads:
+                check_free(uploads, length, self._service.kept_free_bytes)
+        return json_response({"v": API_VERSION})
 
     async def _attach(self, request: HttpRequest) -> HttpResponse:
         if request.peer is None:
@@ -453,6 +469,8 @@ def check_free(directory: DirectoryHandle, length: int, kept_free_bytes: int) ->
     """
     disk = os.fstatvfs(directory.descriptor)
     free = disk.f_bavail * disk.f_frsize
+    if disk.f_files and not disk.f_favail:
+        raise HttpError(507, "no more files (inodes) can be made on the agent's disk; delete small files there")
     if free - length < kept_free_bytes:
         raise HttpError(
             507,

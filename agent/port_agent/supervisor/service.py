@@ -114,6 +114,8 @@ class Service:
 
     def __init__(self, context: DaemonContext) -> None:
         self._context = context
+        self._submissions: dict[str, asyncio.Task[JobDetail]] = {}
+        """Requests for a job that are being answered, by their names."""
 
     # --- looking
 
@@ -211,7 +213,28 @@ class Service:
 
     # --- jobs
 
+    def check_submission(self, spec: JobSpec) -> None:
+        """Raise `JobRequestError` for what `submit` would refuse whatever is in the bundle, which is still to come."""
+        self._context.store.check_new(self._led(spec))
+
+    async def submitted(self, submission: str) -> JobDetail | None:
+        """Return the job that a request of this name made, once that is done; None where there was none."""
+        going = self._submissions.get(submission)
+        if going is not None:
+            return await asyncio.shield(going)
+        jobs = self._context.store.all()
+        job = next((job for job in jobs if submission and job.spec.submission == submission), None)
+        return None if job is None else await self._detail(job)
+
     async def submit(self, spec: JobSpec, upload: Path | None, peer: SocketPeer | None = None) -> JobDetail:
+        """Return the new job as `_submit` does, also where whoever asked has gone meanwhile and asks again."""
+        going = asyncio.create_task(self._submit(spec, upload, peer))
+        if spec.submission:
+            self._submissions[spec.submission] = going
+            going.add_done_callback(lambda _: self._submissions.pop(spec.submission))
+        return await asyncio.shield(going)
+
+    async def _submit(self, spec: JobSpec, upload: Path | None, peer: SocketPeer | None) -> JobDetail:
         """Return the new job, durable; `upload` is the bundle as it arrived, which becomes the job's own.
 
         `peer`: who asks for it; a fine-tuning runs with that user's rights where this agent has root's.
@@ -495,13 +518,15 @@ class Service:
             tuple(history),
             store.job_dir(job.id),
             inbox,
-            self._metered_step_joules(job),
+            *self._metered(job),
         )
 
-    def _metered_step_joules(self, job: Job) -> float | None:
-        """Return what a step of the job took on average since the agent started, idle power included."""
+    def _metered(self, job: Job) -> tuple[float | None, float | None]:
+        """Return what the job took since the agent started: a step on average, idle power included, and in all without it."""
         used = None if self._context.meter is None else self._context.meter.job_energy().get(str(job.id))
-        return used.gross_joules / used.steps if used is not None and used.steps else None
+        if used is None or not used.steps:
+            return None, None
+        return used.gross_joules / used.steps, used.net_joules
 
     async def _follow(self, job: Job, lines: int) -> AsyncIterator[str]:
         directory = self._context.store.job_dir(job.id)

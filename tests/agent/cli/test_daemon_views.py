@@ -27,7 +27,7 @@ FACTS: dict[str, Any] = {
 STATUS: Mapping[str, Any] = {
     "state": "idle", "reasons": ["no jobs"], "running": [], "waiting": [], "facts": FACTS, "health": [], "mcus": [],
     "flash_written_today_bytes": 0, "flash_budget_bytes": 16 << 30, "peers": None, "paired": [], "next_window": None, "energy": None,
-    "usual_day_s": None, "flash_life": None,
+    "usual_day_s": None, "flash_life": None, "sleep": "not held off: no job may run",
 }  # fmt: skip
 JOB: Mapping[str, Any] = {
     "id": 3, "name": "birds", "state": "queued", "reason": "", "step": 0, "total_steps": None, "loss": None,
@@ -109,7 +109,7 @@ def test_reasons_in_brackets_are_shown_and_break_nothing(shown: Any) -> None:
     assert f"{reason}; again in 30.0 s; priority 5" in shown(jobs_table([job]))
     detail = {
         **job, "submitted_at": time.time(), "trained_s": 90.0, "attempts": 1, "planned_joules": 0.0,
-        "result": "/home/[me]/out", "inbox": None, "promise": None, "directory": "/var/[x]", "history": [{"at": 0.0, "kind": "failed", "text": reason}],
+        "result": "/home/[me]/out", "inbox": None, "promise": None, "metered_joules": None, "directory": "/var/[x]", "history": [{"at": 0.0, "kind": "failed", "text": reason}],
     }  # fmt: skip
     out = shown(job_screen(detail))
     assert out.count(reason) == 2 and "/home/[me]/out" in out and "/var/[x]" in out and "in 1 run" in out
@@ -133,8 +133,13 @@ def test_what_was_promised_stands_beside_what_happened(shown: Any) -> None:
         **JOB, "submitted_at": 0.0, "trained_s": 210.0, "attempts": 1, "planned_joules": None, "result": None,
         "inbox": None, "directory": "/var", "history": [], "step": 100, "total_steps": 900, "finished_at": None,
         "measured": {"peak_rss_bytes": 290 << 20}, "written_bytes": 2500 << 20, "metered_step_joules": 8.25,
+        "metered_joules": 81.0,
         "promise": PROMISE,
     }  # fmt: skip
+    assert "81.00 J used since the agent started" in shown(job_screen(detail))
+    assert "81.00 J used since the agent started, 6.72 J as planned so far" in shown(
+        job_screen({**detail, "planned_joules": 6.72})
+    )
     rows = [" ".join(re.sub("[│┃]", " ", line).split()) for line in shown(job_screen(detail)).splitlines()]
     for row in (
         "promised so far",

@@ -3,10 +3,13 @@
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from port_agent.cli import exec as exec_command
 from port_agent.cli import main
+from port_agent.control.client import ControlClient, ControlError
 from port_agent.energy.media import FlashPrices
 from port_planner.base.errors import ExitCode
 from tests.agent.intercept.programs import followed, written
@@ -123,3 +126,28 @@ def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
     said = capsys.readouterr().out
     for phrase in ("unchanged", "-- train.py", "-m my_package.train", "--page-dir", "how much to give"):
         assert phrase in said
+
+
+def test_an_agent_that_is_being_restarted_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now, answers = [0.0], list[ControlError | None]()
+
+    def get(client: ControlClient, path: str) -> None:
+        if (error := answers.pop(0)) is not None:
+            raise error
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    monkeypatch.setattr(ControlClient, "get", get)
+    monkeypatch.setattr("port_agent.cli.exec.time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    absent, refused = ControlError("no agent listens", is_absent=True), ControlError("you may not use it")
+    answers += [absent, absent, None]
+    assert exec_command._agent_socket(tmp_path, 1) == tmp_path / "control.sock"
+    assert capsys.readouterr().err == "port-agent: no agent listens; waiting 15 s for it\n"
+    for place, errors in ((tmp_path, [refused]), (tmp_path / "stopped", [absent]), (tmp_path, [absent] * 31)):
+        answers[:] = errors
+        with pytest.raises(ControlError):
+            exec_command._agent_socket(place, 1)
+        assert answers == []

@@ -74,3 +74,52 @@ def test_a_result_that_is_cut_is_said(tmp_path: Path) -> None:
         with pytest.raises(ControlError, match="ended in the middle"):
             ControlClient(tmp_path).download("/v1/jobs/1/result", tmp_path / "out")
         agent.join()
+
+
+def answers(root: Path, script: list[bytes | None]) -> tuple[threading.Thread, list[bytes]]:
+    """Serve a request for each entry: with that body, or with nothing at all; what was asked is collected."""
+    asked: list[bytes] = []
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(root / "control.sock"))
+    listener.listen()
+
+    def serve() -> None:
+        with listener:
+            for body in script:
+                connection = listener.accept()[0]
+                with connection, connection.makefile("rb") as stream:
+                    head = stream.readline()
+                    length = 0
+                    while line := stream.readline().strip():
+                        if line.lower().startswith(b"content-length:"):
+                            length = int(line.partition(b":")[2])
+                    asked.append(head.split()[1] + b" " + stream.read(length))
+                    if body is not None:
+                        status, content = body.split(b" ", 1)
+                        connection.sendall(
+                            b"HTTP/1.1 %s X\r\nContent-Length: %d\r\n\r\n%s" % (status, len(content), content)
+                        )
+
+    server = threading.Thread(target=serve)
+    server.start()
+    return server, asked
+
+
+def test_a_job_that_no_answer_came_for_is_asked_for_again_by_its_name(tmp_path: Path) -> None:
+    (tmp_path / "job.port").write_bytes(b"bundle")
+    script = [b"200 {}", b'201 {"upload": "u"}', None, None, b'200 {"id": 1}']
+    server, asked = answers(tmp_path, script)
+    assert ControlClient(tmp_path).submit(tmp_path / "job.port", name="birds") == {"id": 1}
+    server.join()
+    paths = [line.split(b" ")[0] for line in asked]
+    assert paths == [b"/v1/submissions/check", b"/v1/uploads", *[b"/v1/jobs"] * 3]
+    assert b'"bytes": 6' in asked[0] and asked[2] == asked[3] == asked[4] and b'"submission": "' in asked[2]
+
+
+def test_a_refusal_comes_before_the_bundle_goes_over(tmp_path: Path) -> None:
+    (tmp_path / "job.port").write_bytes(b"bundle")
+    server, asked = answers(tmp_path, [b'409 {"error": "job 3 (birds) has this name"}'])
+    with pytest.raises(ControlError, match="has this name"):
+        ControlClient(tmp_path).submit(tmp_path / "job.port", name="birds")
+    server.join()
+    assert len(asked) == 1

@@ -14,7 +14,7 @@ from port_agent.control.client import ControlError
 from port_agent.finetuning.inputs.options import FinetuneOptions
 from port_agent.finetuning.job_file import FinetuneJob
 from port_agent.supervisor.service import MAX_UPLOADS
-from tests.agent.live_daemon import BUNDLE, CONFIG, ROOT, daemon
+from tests.agent.live_daemon import BUNDLE, CONFIG, LONG, ROOT, daemon
 
 pytestmark = pytest.mark.process
 
@@ -127,6 +127,25 @@ def test_what_arrives_leaves_the_disk_its_rest(tmp_path: Path) -> None:
             client.upload("/v1/uploads", tmp_path / "bundle")
         assert caught.value.status == 507
         assert list((tmp_path / "state/uploads").iterdir()) == []
+
+
+def test_a_bundle_is_refused_before_it_is_sent_and_a_job_is_made_once(tmp_path: Path) -> None:
+    (tmp_path / "bundle").write_text(json.dumps(LONG))
+    with daemon(tmp_path) as client:
+        job = client.submit(tmp_path / "bundle", name="birds")
+        sent = job["spec"]["submission"]
+        assert client.post("/v1/jobs", name="other", submission=sent)["id"] == job["id"]
+        for fields, said, status in (
+            ({"name": "birds", "bytes": 5}, "has this name", 409),
+            ({"name": "12", "bytes": 5}, "is a number", 409),
+            ({"name": "bees", "bytes": 1 << 60}, "do not fit", 507),
+            ({"name": "bees", "bytes": "5"}, "no length", 400),
+            ({"name": "bees", "bytes": 5, "submission": "x"}, "32 hexadecimal digits", 409),
+        ):
+            with pytest.raises(ControlError, match=said) as caught:
+                client.post("/v1/submissions/check", **fields)
+            assert caught.value.status == status
+        assert len(client.get("/v1/jobs")["jobs"]) == 1 and not list((tmp_path / "state/uploads").iterdir())
 
 
 def test_uploads_that_nobody_submits_are_counted(tmp_path: Path) -> None:

@@ -51,6 +51,40 @@ async def test_a_submitted_job_owns_its_upload_and_is_on_disk(tmp_path: Path) ->
 
 
 @go
+async def test_a_submission_that_is_sent_again_is_the_same_job(tmp_path: Path) -> None:
+    async with parts(tmp_path) as made:
+        service, name = Service(made.context), "a" * 32
+        spec = JobSpec("birds", str(tmp_path / "bundle.json"), submission=name)
+        (tmp_path / "bundle.json").write_text(json.dumps(BUNDLE))
+        assert await service.submitted(name) is None and await service.submitted("") is None
+        first = asyncio.create_task(service.submit(spec, None))
+        await asyncio.sleep(0)
+        again = asyncio.create_task(service.submitted(name))  # while the first is being answered
+        await asyncio.sleep(0)
+        first.cancel()  # whoever asked is gone
+        made_there = await again
+        assert made_there is not None and made_there.job.spec.name == "birds"
+        later = await service.submitted(name)
+        assert later is not None and later.job.id == made_there.job.id and len(made.context.store.all()) == 1
+        assert await service.submitted("b" * 32) is None
+
+
+@go
+async def test_what_is_refused_is_refused_before_the_bundle_is_sent(tmp_path: Path) -> None:
+    async with parts(tmp_path) as made:
+        made.add("birds")
+        service = Service(made.context)
+        service.check_submission(JobSpec("bees", BUNDLE_NAME))
+        for spec, said in (
+            (JobSpec("birds", BUNDLE_NAME), "has this name"),
+            (JobSpec("bees", BUNDLE_NAME, epochs=1, steps=1), "not both"),
+        ):
+            with pytest.raises(JobRequestError, match=said):
+                service.check_submission(spec)
+        assert len(made.context.store.all()) == 1
+
+
+@go
 async def test_a_damaged_bundle_is_refused_in_the_words_of_its_job(tmp_path: Path) -> None:
     async def damaged(command: HelperCommand) -> bytes:
         raise HelperError(1, f"{command.arguments[0]}: train/0 is damaged near row 3".encode())

@@ -362,10 +362,6 @@ def _submit(arguments: argparse.Namespace, options: FinetuneOptions) -> int:
     threads = arguments.cpus or usable_cores()
     job = FinetuneJob.of(options, ram_bytes=arguments.ram, threads=threads, page_dir=arguments.page_dir)
     client = places.connect(arguments.runtime_dir)
-    with tempfile.NamedTemporaryFile() as file:
-        file.writelines(_job_file(job, federated=arguments.federated))
-        file.flush()
-        upload = client.upload("/v1/uploads", Path(file.name))["upload"]
     name = arguments.name or name_like(f"{arguments.model.absolute().name}-{arguments.data[0].stem}")
     fields = {
         "kind": JobKind.FINETUNE.value,
@@ -373,7 +369,10 @@ def _submit(arguments: argparse.Namespace, options: FinetuneOptions) -> int:
         "federated": arguments.federated,
         "terms": federation_terms(arguments),
     }
-    answer = client.post("/v1/jobs", upload=upload, **fields)
+    with tempfile.NamedTemporaryFile() as file:
+        file.writelines(_job_file(job, federated=arguments.federated))
+        file.flush()
+        answer = client.submit(Path(file.name), **fields)
     if arguments.json:
         print(json.dumps(answer, indent=2))
         return 0

@@ -288,7 +288,7 @@ def test_without_an_agent_or_a_size_it_does_not_start(tmp_path: Path, capfd: pyt
         (("--ram", "500M"), 3, "no agent is running"),
         (("--tensors", "1M"), 2, "--opportunistic needs --ram"),
     ):
-        bound = (*words, "--opportunistic", "--runtime-dir", str(tmp_path))
+        bound = (*words, "--opportunistic", "--runtime-dir", str(tmp_path / "nowhere"))
         done = subprocess.run(
             [*exec_words(bound, tmp_path), "train.py"], cwd=tmp_path, text=True, capture_output=True, check=False
         )

@@ -87,6 +87,34 @@ class OwnAdamW(Optimizer):
         return None
 
 
+class ScheduleFree(Lion):
+    """Steps of a copy of the weights, whose average the weights are, and which is an average itself; begun as people begin them."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for p in filter(lambda p: p.grad is not None, group["params"]):
+                state = self.state[p]
+                if not state:
+                    state["n"], state["z"], state["mean"] = 0, torch.clone(p.data), p.detach().clone()
+                state["n"] += 1
+                state["z"].sub_(p.grad, alpha=group["lr"])
+                p.lerp_(state["z"], 1 / state["n"] ** 0.5)
+                state["mean"].mul_(0.9).add_(p, alpha=0.1)
+        return None
+
+
+class CopiedLate(Lion):
+    """A copy of the weights once they have changed."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for p in filter(lambda p: p.grad is not None, self.param_groups[0]["params"]):
+            p.sub_(p.grad, alpha=0.1)
+            self.state[p].setdefault("mean", p.clone()).lerp_(p, 0.1)
+        return None
+
+
 class OldSgd(Lion):
     """SGD as before torch 0.4: the decay is added to the gradient in place, what changes is `.data`."""
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from port_planner.base.errors import CaptureError
+from port_planner.capture.masked_gradients import is_plain
 from port_planner.capture.python_state import StateOfCode
 from port_planner.capture.recorder import OPTIMIZER_REMEDY, RecordedOp, StepRecorder, Tape
 from port_planner.capture.rerecord_check import other_generators_untouched
@@ -38,12 +39,12 @@ _ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, Runtime
 
 @dataclass(frozen=True, slots=True)
 class StateTensor:
-    """A tensor that an optimizer keeps of a parameter, and the one value that it begins with."""
+    """A tensor that an optimizer keeps of a parameter, and the one value that it begins with; None: it begins as a copy of the parameter."""
 
     parameter: torch.Tensor
     name: str
     tensor: torch.Tensor
-    fill: float
+    fill: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,8 +273,11 @@ class _Shadow:
                     raise CaptureError(f"{what} in another tensor after each step, not changed in place: {_REMEDY}")
                 storage = self._storage(recorder, value)
                 fill = _first_value(tape, ops, storage, value)
-                if fill is None or storage in made:
-                    raise CaptureError(f"{what}, which does not begin as one number everywhere: {_REMEDY}")
+                copied = fill is None and _is_copied(tape, ops, recorder.value_of(value), recorder.value_of(stand_in))
+                if (fill is None and not copied) or storage in made:
+                    raise CaptureError(
+                        f"{what}, which begins neither as one number everywhere nor as a copy of the parameter: {_REMEDY}"
+                    )
                 made.add(storage)
                 stored = tape.storages[storage]
                 stored.role, stored.name, stored.data = Role.STATE, f"{names[p]}/{name}", None
@@ -390,6 +394,19 @@ def _first_value(tape: Tape, ops: Sequence[RecordedOp], storage: int, tensor: to
             number = op.args[known.fill_number] if known.fill_number is not None else None
             return float(number) if isinstance(number, int | float) else None
     return None
+
+
+def _is_copied(tape: Tape, ops: Sequence[RecordedOp], state: int, parameter: int) -> bool:
+    """Return whether a value is first made as a copy of all of a parameter that lies row after row, and that nothing changed before."""
+    kept, of = tape.values[state], tape.values[parameter]
+    if replace(kept, storage=of.storage, offset=of.offset) != of or not is_plain(of):
+        return False
+    for op in ops:
+        if kept.storage in _touched(tape, op):
+            return op.name == "aten::clone" and op.args[0] == Ref(parameter) and op.outputs == (state,)
+        if of.storage in op.writes:
+            return False
+    return False
 
 
 def _form(tape: Tape, ops: Sequence[RecordedOp], labels: Mapping[int, str]) -> _Form:

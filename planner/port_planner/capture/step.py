@@ -505,7 +505,10 @@ class _Session:
         recorded = record_update(self.recorder, optimizer, stand_ins, self.names, schedule)
         for state in recorded.states:
             key = storage_key(Role.STATE, f"{self.names[state.parameter]}/{state.name}")
-            self.persistent[key] = Fill(state.fill, _dtype_name(state.tensor), tuple(state.tensor.shape))
+            if state.fill is None:
+                self.persistent[key] = _alone(state.parameter)
+            else:
+                self.persistent[key] = Fill(state.fill, _dtype_name(state.tensor), tuple(state.tensor.shape))
         updates = {self.recorder.value_of(p): ops for p, ops in recorded.updates.items()}
         return updates, replace(spec, recorded=recorded.numbers)
 

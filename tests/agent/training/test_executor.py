@@ -467,6 +467,7 @@ def _own() -> dict[str, MakeOptimizer]:
         "google's lion": lambda p: own_optimizers.GoogleLion(p, lr=1e-3, weight_decay=0.1),
         "an AdamW that counts in Python": lambda p: own_optimizers.OwnAdamW(p, lr=1e-2),
         "gradients changed in place": lambda p: own_optimizers.OldSgd(p, lr=1e-2),
+        "copies of the weights": lambda p: own_optimizers.ScheduleFree(p, lr=1e-2),
         "trust ratios": lambda p: own_optimizers.Trusted(p, lr=1e-2),
         "a subclass": lambda p: own_optimizers.OwnMomentum(p, lr=1e-2, nesterov=False, weight_decay=1e-3),
         "muon": lambda p: torch.optim.Muon([q for q in p if q.dim() == 2], lr=1e-2, weight_decay=0.1),

@@ -11,7 +11,7 @@ from port_planner.base.errors import ExitCode, PortError
 from port_planner.ir.bundle.bundle import Bundle
 from port_planner.ir.bundle.manifest import Manifest
 from port_planner.ir.bundle.safetensors_io import Member, index, read_header
-from port_planner.ir.graph import ITEM_BYTES, Value
+from port_planner.ir.graph import ITEM_BYTES, Role, Value, storage_key
 from port_planner.ir.run_op import view
 from port_planner.ir.torch_operators import dtype
 
@@ -57,6 +57,13 @@ class GivenWeights:
         self._blocks = dict(_blocks(bundle.manifest))
         if path is None:
             return
+        prefix = storage_key(Role.STATE, "")
+        copied = sorted(key.removeprefix(prefix) for key in bundle.tensors if key.startswith(prefix))
+        if copied:
+            raise GivenWeightsError(
+                f"the optimizer keeps {copied[0]} as a copy of the weights that the bundle was made with, and {path} holds others: plan the job "
+                "again with them"
+            )
         with path.open("rb") as stream:
             available = path.stat().st_size
             try:

@@ -1,5 +1,6 @@
 """A run that begins with given weights is the run of a bundle that has them."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,9 @@ from port_agent.training.state.given_weights import GivenWeights, GivenWeightsEr
 from port_agent.training.state.resident_state import initial_contents
 from port_agent.training.trainer import Trainer
 from port_planner.ir.bundle.bundle import Bundle
-from tests.agent.jobs_small import small_bundle
+from tests.agent.jobs_small import make_job, small_bundle, write_job
 from tests.agent.training.options import train_options
+from tests.planner.own_optimizers import ScheduleFree
 
 
 def filled(bundle: Bundle, weights: Path, key: str) -> bytes:
@@ -31,6 +33,15 @@ def test_given_tensors_take_the_place_of_the_bundles_and_others_stay(tmp_path: P
     other = next(k for k in layouts if k != key and k not in bundle.manifest.fills)
     plain = b"".join(bundle.contents(other, 1 << 20))
     assert filled(bundle, tmp_path / "given.safetensors", other) == plain
+
+
+def test_copies_of_the_bundles_own_weights_are_not_trained_beside_others(tmp_path: Path) -> None:
+    job = make_job()
+    write_job(tmp_path / "job.port", replace(job, optimizer=ScheduleFree(job.model.parameters()), scheduler=None))
+    bundle = Bundle(tmp_path / "job.port")
+    GivenWeights(bundle, None)
+    with pytest.raises(GivenWeightsError, match=r"keeps .*/(mean|z) as a copy of the weights .* plan the job again"):
+        GivenWeights(bundle, tmp_path / "given.safetensors")
 
 
 def test_other_weights_are_refused_by_name(tmp_path: Path) -> None:

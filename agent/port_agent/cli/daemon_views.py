@@ -168,7 +168,9 @@ def _device(status: Mapping[str, Any]) -> Table:
     table = Table.grid(padding=(0, 2))
     battery = "" if facts["battery_percent"] is None else f", battery {facts['battery_percent']:.0f} %"
     table.add_row(_label("Power"), f"{facts['power']}{battery}")
-    heat = "no sensor" if facts["temperature_c"] is None else f"{facts['temperature_c']:.0f} °C"
+    unread = any(item["code"] == "sensor" and item["key"].startswith("temperature") for item in status["health"])
+    none = "cannot be read" if unread else "no sensor"
+    heat = none if facts["temperature_c"] is None else f"{facts['temperature_c']:.0f} °C"
     throttled = ", throttled" if facts["throttled"] == "yes" else ""
     table.add_row(_label("Heat"), heat + throttled)
     voices = ", ".join(f"{voice['name']} {_voice(voice['idle'])}" for voice in facts["voices"])

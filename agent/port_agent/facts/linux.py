@@ -70,7 +70,7 @@ class LinuxPlatform:
         self._card_percent: float | None = None
         self._terminals, self._inputs, self._sessions = idle.InputMonitor(), idle.InputMonitor(), idle.InputMonitor()
         self._idle_hint: bool | None = None
-        self._hint_works = False
+        self.hint_works = False
         """Whether logind was ever seen to say yes: under some desktops it never does."""
         self._metered = Answer.UNKNOWN
         self._throttle: ThrottleReading | None = None
@@ -114,7 +114,7 @@ class LinuxPlatform:
         if self._busctl:
             hint = await self._bus_property(*_LOGIN1, "IdleHint")
             self._idle_hint = bool(hint) if hint is not None else None
-            self._hint_works |= bool(hint)
+            self.hint_works |= bool(hint)
             metered = await self._bus_property(*_NETWORK_MANAGER, "Metered")
             self._metered = _METERED.get(int(metered or 0), Answer.UNKNOWN)
         if self._vcgencmd and files.throttle is None:
@@ -175,7 +175,7 @@ class LinuxPlatform:
             self._terminals.signal("terminals", options, now_s, "no terminal is open"),
             self._inputs.signal("input", options, now_s, "nothing counts an input device"),
             self._sessions.signal("session", options, now_s, "no session's helper reports (`port-agent session`)"),
-            idle.logind_signal(self._idle_hint, works=self._hint_works),
+            idle.logind_signal(self._idle_hint, works=self.hint_works),
             *gpu.gpu_signal(self._card_percent if files.gpu_percent is None else files.gpu_percent, options, own),
         )
 

@@ -66,6 +66,7 @@ class MacPlatform:
     """Sensors of a Mac. Power and input come from commands, so they are up to `refresh_every_s` old."""
 
     refresh_every_s = _REFRESH_WHILE_TRAINING_S
+    hint_works = False
 
     def __init__(self, events: PowerEvents | None = None) -> None:
         """`events`: tells of a changed power source at once; without it, up to `refresh_every_s` later."""

@@ -41,6 +41,8 @@ class Platform(Protocol):
     """Sensors of one kind of machine."""
 
     refresh_every_s: float
+    hint_works: bool
+    """Whether the system's own word that nobody is there was ever yes, so that its no counts; kept over restarts of the agent."""
     tree: Tree
     """Whose files `read` reads: it may hang in one of them (`facts/sensor_thread`)."""
 

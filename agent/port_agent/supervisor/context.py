@@ -32,6 +32,7 @@ from port_agent.system.clock import Clock, SystemClock
 
 PAUSE_SETTING = "paused"
 USUAL_TIMES_SETTING = "usual-times"
+HINT_SETTING = "idle-hint-works"
 
 
 @dataclass(frozen=True, slots=True)

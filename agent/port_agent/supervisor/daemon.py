@@ -28,7 +28,14 @@ from port_agent.policy.decide import PolicyDecision, device_in_use
 from port_agent.policy.usual_times import UsualTimes
 from port_agent.supervisor.admission import Admission, without_plug
 from port_agent.supervisor.background_tasks import BackgroundTasks
-from port_agent.supervisor.context import PAUSE_SETTING, USUAL_TIMES_SETTING, DaemonContext, DaemonSeams, Settings
+from port_agent.supervisor.context import (
+    HINT_SETTING,
+    PAUSE_SETTING,
+    USUAL_TIMES_SETTING,
+    DaemonContext,
+    DaemonSeams,
+    Settings,
+)
 from port_agent.supervisor.dispatch import Dispatcher, granted_limits
 from port_agent.supervisor.heartbeat import HeartbeatSource
 from port_agent.supervisor.http_api import ControlServer, ServerSettings
@@ -132,6 +139,7 @@ class Daemon:
         self._dispatcher = Dispatcher(context)
         self._stall_watch = StallMonitor(context.health, context.clock)
         self._recover()
+        self._trust_hint()
         self._listen_to_signals()
         server = self._control_server()
         try:
@@ -384,6 +392,7 @@ class Daemon:
         context.end_run_now()
         decision = context.admission.judge(facts, context.policy, context.wear.today_bytes(), pause_text(context))
         self._learn_times(decision, now_s)
+        self._trust_hint()
         self._tick_meter(now_s)
         self._dispatcher.act(decision)
         context.timeline.take(context.clock.wall_s(), decision, busy=bool(context.runners.busy()))
@@ -393,6 +402,14 @@ class Daemon:
             self._background.pending.set()
         self._migrate_jobs()
         self._notify(decision)
+
+    def _trust_hint(self) -> None:
+        """Have what was once seen of logind's word hold, for these sensors and for the next life of this agent."""
+        context, platform = self._context, self._context.admission.platform
+        known = context.store.setting(HINT_SETTING) is not None
+        if platform.hint_works and not known:
+            context.store.remember(HINT_SETTING, "yes")
+        platform.hint_works |= known
 
     def _learn_times(self, decision: PolicyDecision, now_s: float) -> None:
         """Take in whether training may run now, whoever has a job; write it down now and then."""

@@ -93,6 +93,8 @@ def test_what_is_in_use_is_asked_the_other_way_round(shown: Any) -> None:
 
 def test_what_is_wrong_stands_with_its_remedy(shown: Any) -> None:
     item = {
+        "code": "sensor",
+        "key": "temperature/thermal_zone0",
         "severity": "warning",
         "title": "a sensor cannot be read",
         "text": "[temp]: no answer",
@@ -100,6 +102,7 @@ def test_what_is_wrong_stands_with_its_remedy(shown: Any) -> None:
     }
     out = shown(status_screen({**STATUS, "health": [item, {**item, "severity": "error", "remedy": ""}]}))
     assert "! a sensor cannot be read: [temp]: no answer\n  see [doctor]" in out and "✗ a sensor" in out
+    assert "Heat cannot be read" in " ".join(out.split())
 
 
 def test_reasons_in_brackets_are_shown_and_break_nothing(shown: Any) -> None:

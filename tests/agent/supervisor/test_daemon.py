@@ -17,7 +17,7 @@ from port_agent.facts.linux import LinuxPlatform
 from port_agent.jobs.job import JobState
 from port_agent.policy.config import Config
 from port_agent.supervisor import dispatch
-from port_agent.supervisor.context import Settings
+from port_agent.supervisor.context import HINT_SETTING, Settings
 from port_agent.supervisor.daemon import Daemon
 from port_agent.supervisor.job.plan_choice import data_limit, memory_max
 from port_agent.supervisor.job.worker_process import WorkerPhase
@@ -155,6 +155,16 @@ async def test_sleep_is_held_off_while_a_job_may_run_and_training_goes_on_after_
         live.plug(True)
         await live.until(lambda: live.context.sleep.held is not None)
     assert not held.exists(), "nothing is held off by an agent that stopped"
+
+
+@pytest.mark.process
+@go
+async def test_that_logind_once_said_yes_outlives_the_agent(tmp_path: Path) -> None:
+    for life in range(2):
+        async with running(tmp_path) as live:
+            assert live.context.admission.platform.hint_works is (life == 1)
+            live.context.admission.platform.hint_works = True
+            await live.until(lambda: live.context.store.setting(HINT_SETTING) is not None)
 
 
 @pytest.mark.process

@@ -4,10 +4,14 @@ As one operator it holds output gradient, input, both results and the workspace 
 no room for the input's gradient; the input's half is a convolution of the output's gradient with the weight (transposed,
 where the original was not), which is the kernel that the backward pass runs, and does not read the input at all. The
 halves may lie apart: in between the input may leave, be recomputed or not come back.
+
+Kernels of some processors (Arm's) compute the backward pass in another order than such a convolution. There the input's half is the
+backward operator itself, asked for that gradient alone; all that it reads of the input is its shape, for which a stand-in does.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from port_planner.ir.graph import Op, Ref, StepGraph, Tile, Value
 from port_planner.tiling.rewriting import GraphBuilder, Replacement, RewrittenGraph, row_major
@@ -34,12 +38,25 @@ class _Backward:
     wanted: tuple[bool, ...]
 
 
+_InputHalf: TypeAlias = Callable[[GraphBuilder, Op, _Backward], Op | None]
+"""What makes the op that computes the input's gradient alone; None where that would not be what the whole computes."""
+
+
 def split_gradients(graph: StepGraph, without: frozenset[int] = frozenset()) -> RewrittenGraph:
     """Return the graph with every convolution's backward pass in halves, but those of the ops `without`."""
+    return _split(graph, without, _as_convolution)
+
+
+def split_gradients_by_mask(graph: StepGraph, without: frozenset[int] = frozenset()) -> RewrittenGraph:
+    """Return the graph with the backward passes that are whole in halves which are both that operator, but those of the ops `without`."""
+    return _split(graph, without, _as_backward)
+
+
+def _split(graph: StepGraph, without: frozenset[int], input_half: _InputHalf) -> RewrittenGraph:
     builder = GraphBuilder(graph)
     replacements = list[Replacement]()
     for i, op in enumerate(graph.ops):
-        halves = None if i in without else _halves(graph, op)
+        halves = None if i in without else _halves(graph, op, builder, input_half)
         if halves is None:
             builder.add(op)
             continue
@@ -59,7 +76,7 @@ def _fullest(graph: StepGraph, ops: tuple[int, ...]) -> int:
     return max(sum(graph.storages[s].nbytes for s in {*graph.reads[i], *graph.creates[i]}) for i in ops)
 
 
-def _halves(graph: StepGraph, op: Op) -> tuple[Op, ...] | None:
+def _halves(graph: StepGraph, op: Op, builder: GraphBuilder, input_half: _InputHalf) -> tuple[Op, ...] | None:
     """Return the ops that compute what `op` does, half by half; None where it is no such op or is one half already."""
     call = _backward(graph, op)
     if call is None or not call.wanted[0] or len(op.outputs) != sum(call.wanted) or op.outputs[0] is None:
@@ -67,11 +84,21 @@ def _halves(graph: StepGraph, op: Op) -> tuple[Op, ...] | None:
     out = graph.values[op.outputs[0]]
     if any(v.stride != row_major(v.shape) for v in (call.gradient, call.input, call.weight, out)):
         return None  # a layout that torch chooses by its operands' could be another without the input among them
+    by_input = input_half(builder, op, call)
+    if by_input is None:
+        return None
+    if not any(call.wanted[1:]):
+        return (by_input,)
+    by_weight = Op(op.name, (*op.args[:-1], (False, *call.wanted[1:])), op.kwargs, op.outputs[1:], (), op.phase)
+    return by_weight, by_input
+
+
+def _as_convolution(_: GraphBuilder, op: Op, call: _Backward) -> Op | None:
     padding = tuple(_output_padding(call))
     if any(not 0 <= p < max(s, d) for p, s, d in zip(padding, call.stride, call.dilation, strict=True)):
         return None
-    gradient, _, weight = op.args[:3]
-    by_input = Op(
+    gradient, _input, weight = op.args[:3]
+    return Op(
         CONVOLUTION,
         (
             gradient, weight, None, call.stride, call.padding, call.dilation, not call.transposed,
@@ -79,10 +106,16 @@ def _halves(graph: StepGraph, op: Op) -> tuple[Op, ...] | None:
         ),
         (), (op.outputs[0],), (), op.phase,
     )  # fmt: skip
-    if not any(call.wanted[1:]):
-        return (by_input,)
-    by_weight = Op(op.name, (*op.args[:-1], (False, *call.wanted[1:])), op.kwargs, op.outputs[1:], (), op.phase)
-    return by_weight, by_input
+
+
+def _as_backward(builder: GraphBuilder, op: Op, call: _Backward) -> Op | None:
+    if not any(call.wanted[1:]) or call.input.dtype != call.weight.dtype:
+        return None
+    shape = call.input.shape
+    stand_in = builder.value(replace(call.weight, shape=shape, stride=(0,) * len(shape)))
+    gradient, _input, weight, *others = op.args[:-1]
+    args = (gradient, Ref(stand_in), weight, *others, (True, False, False))
+    return Op(op.name, args, op.kwargs, op.outputs[:1], (), op.phase)
 
 
 def _backward(graph: StepGraph, op: Op) -> _Backward | None:

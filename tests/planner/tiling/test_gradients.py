@@ -1,5 +1,6 @@
 """The halves of a convolution's backward pass: the same bits, fewer bytes at once, apart where that helps."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,14 @@ from port_planner.capture.step import Capture, capture_step
 from port_planner.exactness.replacements import differing
 from port_planner.ir.graph import Ref, StepGraph, verify_graph
 from port_planner.ir.operands.verify import verify_operands
-from port_planner.tiling.gradients import CONVOLUTION, CONVOLUTION_BACKWARD, saved_bytes, split_gradients
+from port_planner.tiling.gradients import (
+    CONVOLUTION,
+    CONVOLUTION_BACKWARD,
+    saved_bytes,
+    split_gradients,
+    split_gradients_by_mask,
+)
+from port_planner.tiling.rewriting import RewrittenGraph
 from tests.agent.exactness import OPTIMIZERS, differences, plain, planned, random_plan
 from tests.planner.steps import tiny_step
 
@@ -68,14 +76,30 @@ def test_every_convolution_is_halved_and_the_graph_stays_one() -> None:
     assert len(rewritten.graph.pieces) == 4
 
 
+@pytest.mark.parametrize("split", [split_gradients, split_gradients_by_mask])
 @pytest.mark.parametrize("threads", [1, 2])
-def test_the_halves_have_the_bits_of_the_whole(threads: int) -> None:
+def test_the_halves_have_the_bits_of_the_whole(threads: int, split: Callable[[StepGraph], RewrittenGraph]) -> None:
     graph = captured()[1].graphs["step"]
     torch.set_num_threads(threads)
     try:
-        assert differing(graph, split_gradients(graph)) == ()
+        assert differing(graph, split(graph)) == ()
     finally:
         torch.set_num_threads(1)
+
+
+def test_halves_that_are_both_the_backward_pass_do_not_read_the_input_for_its_own_gradient() -> None:
+    graph = captured()[1].graphs["step"]
+    rewritten = split_gradients_by_mask(graph)
+    verify_graph(rewritten.graph)
+    verify_operands(rewritten.graph)
+    assert len(rewritten.replacements) == 4
+    for replacement in rewritten.replacements:
+        source = graph.ops[replacement.old[0]].args[1]
+        assert isinstance(source, Ref)
+        by_weight, by_input = (rewritten.graph.ops[i] for i in replacement.new)
+        assert (by_weight.args[-1][0], by_input.args[-1]) == (False, (True, False, False))  # type: ignore[index]
+        assert graph.values[source.value].storage not in rewritten.graph.reads[replacement.new[1]]
+    assert split_gradients_by_mask(split_gradients(graph).graph).replacements == (), "what is in halves stays so"
 
 
 def test_they_train_as_plain_pytorch_does_under_random_plans(tmp_path: Path) -> None:
@@ -83,8 +107,8 @@ def test_they_train_as_plain_pytorch_does_under_random_plans(tmp_path: Path) -> 
     make = OPTIMIZERS["sgd"]
     expected = plain(model, lambda m, x: m(x), make, batches)
     capture = capture_step(model, lambda m, x: m(x), make(model.parameters()), batches[0])
-    graph = split_gradients(capture.graphs["step"]).graph
-    for seed in range(3):
+    for seed, split in enumerate((split_gradients, split_gradients, split_gradients, split_gradients_by_mask)):
+        graph = split(capture.graphs["step"]).graph
         plan = random_plan(graph, seed)
         actual = planned(replace(capture, graphs={"step": graph}), {"step": plan}, batches, tmp_path / str(seed))
         assert not differences(expected, actual), seed

@@ -8,7 +8,7 @@ from port_agent.prepare.tiling.tiled_job import ComparisonLimits, TiledJob
 from port_planner.ir.costs import OpCost
 from port_planner.make_bundle import CapturedJob
 from port_planner.profiling.operators import MeasuredCosts
-from port_planner.tiling.gradients import split_gradients
+from port_planner.tiling.gradients import split_gradients, split_gradients_by_mask
 from port_planner.tiling.in_place import write_in_place
 from port_planner.tiling.pixels import as_products
 from port_planner.tiling.rewriting import compacted
@@ -24,6 +24,8 @@ def with_split_gradients(
     Raises DryRunError where a process that compares or measures fails.
     """
     split, left = rewritten_alike(prepared, split_gradients, allowed)
+    if left:  # this processor's kernels add in another order: halves that are both the backward pass may have its bits
+        split, left = rewritten_alike(replace(prepared, graphs=split), split_gradients_by_mask, allowed)
     graphs, odd = rewritten_alike(replace(prepared, graphs=split), write_in_place, allowed)
     left += odd
     tiled = TiledJob(prepared, measured, tuple(left))

@@ -17,7 +17,7 @@ from port_planner.ir.costs import OpCost
 from port_planner.ir.graph import StepGraph
 from port_planner.job import TrainingJob
 from port_planner.profiling.operators import MeasuredCosts
-from port_planner.tiling.gradients import CONVOLUTION_BACKWARD, WHAT
+from port_planner.tiling.gradients import CONVOLUTION, CONVOLUTION_BACKWARD, WHAT
 from port_planner.tiling.pixels import PRODUCTS
 from port_planner.tiling.rewriting import RewrittenGraph
 from tests.agent.prepare.tiling.small_jobs import ROOM, whole
@@ -67,6 +67,33 @@ def test_of_convolutions_of_single_pixels_those_are_products_that_cost_no_more(m
     assert others and products == others and found.left_whole == ("something",)
     assert [found.measured.ops[0][i].workspace_bytes for i in (first, *others)] == [0] + [7] * len(others)
     assert found.measured.base_bytes == 5
+
+
+@pytest.mark.slow
+def test_where_a_convolution_differs_from_the_backward_pass_halves_are_both_that_operator(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As on Arm: what would be a convolution has other bits there."""
+    prepared, measured = whole()
+
+    def odd(pairs: list[tuple[StepGraph, RewrittenGraph]], _: ComparisonLimits) -> tuple[tuple[Difference, ...], ...]:
+        return tuple(
+            tuple(
+                Difference(r, "the third byte differs")
+                for r in new.replacements
+                if any(new.graph.ops[i].name == CONVOLUTION for i in r.new)
+            )
+            for _, new in pairs
+        )
+
+    monkeypatch.setattr(comparing, "compared", odd)
+    monkeypatch.setattr(halves_of, "costs_of_rewritten", lambda *_: measured)
+    monkeypatch.setattr(halves_of, "with_products", lambda tiled, *_: tiled)
+    tiled = with_split_gradients(prepared, measured, ROOM, 2.0, lambda *_: None)
+    assert tiled.left_whole == ()
+    for name, graph in tiled.prepared.graphs.items():
+        masks = [op.args[-1] for op in graph.ops if op.name == CONVOLUTION_BACKWARD]
+        assert ((True, False, False) in masks) is not name.startswith("eval")
 
 
 @pytest.mark.slow

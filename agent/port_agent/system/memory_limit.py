@@ -87,13 +87,13 @@ def untouched_library_bytes() -> int:
         return 0
     untouched, of_library = 0, False
     for line in Path("/proc/self/smaps").read_text(errors="replace").splitlines():
-        name, value, *more = line.split(None, 5)
-        if not name.endswith(":"):  # addresses, access, offset, device, inode, path
-            of_library = value[1] == "w" and value[3] == "p" and more[-1].startswith("/")
-        elif of_library and name == "Size:":
-            untouched += int(value) * _KIB
-        elif of_library and name == "Rss:":
-            untouched -= int(value) * _KIB
+        words = line.split(None, 5)  # "VmFlags:" of qemu-user may stand alone
+        if not words[0].endswith(":"):  # addresses, access, offset, device, inode, path
+            of_library = words[1][1] == "w" and words[1][3] == "p" and words[-1].startswith("/")
+        elif of_library and words[0] == "Size:":
+            untouched += int(words[1]) * _KIB
+        elif of_library and words[0] == "Rss:":
+            untouched -= int(words[1]) * _KIB
     return untouched
 
 

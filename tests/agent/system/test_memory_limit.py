@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from port_agent.system import memory_limit
-from port_agent.system.memory_limit import hold_resident, limit_data_of, scope_command
+from port_agent.system.memory_limit import hold_resident, limit_data_of, scope_command, untouched_library_bytes
 
 LIMITED = """
 import resource
@@ -37,6 +37,29 @@ def test_the_soft_limit_is_lowered_and_widened_within_the_hard_one() -> None:
         [sys.executable, "-c", LIMITED.format(1 << 40)], capture_output=True, text=True, check=True, preexec_fn=bound
     )
     assert [int(word) for word in done.stdout.split()] == [hard] * 4
+
+
+SMAPS = """\
+7f0000000000-7f0000100000 rw-p 00001000 fe:00 1234                       /usr/lib/with space/libtorch_cpu.so
+Size:               1024 kB
+Rss:                 256 kB
+VmFlags: rd wr mr mw
+7f0000100000-7f0000200000 r--p 00001000 fe:00 1235                       /usr/lib/libc.so.6
+Size:               1024 kB
+Rss:                   0 kB
+VmFlags:
+7f0000200000-7f0000300000 rw-p 00000000 00:00 0
+Size:               1024 kB
+Rss:                   0 kB
+VmFlags:
+"""
+"""As qemu-user 10 writes it: a mapping that a program may not touch has no flags."""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="smaps is Linux's")
+def test_of_what_libraries_may_write_that_is_untouched_which_nothing_touched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "read_text", lambda path, **_: SMAPS)
+    assert untouched_library_bytes() == 768 << 10
 
 
 def test_no_scope_where_no_manager_listens(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ class ConversationWriter:
         if after.startswith(before):
             whole = after
         elif opens and before.rstrip().endswith(_THOUGHT) and after.startswith(head):
-            whole = before + self._thought(message) + after[len(head) :].lstrip("\n")
+            whole = before + self._behind_thoughts(after[len(head) :], message)
         else:
             raise UnwrittenError("the template asks for an answer otherwise than it writes it")
         written = whole[len(before) :]
@@ -124,6 +124,14 @@ class ConversationWriter:
             self.ignored[thoughts[0]] += 1
         content = message.content.strip()  # of which some templates strip both ends
         return _Answer(before, whole, bare=bool(content) and written.rstrip().endswith(content))
+
+    def _behind_thoughts(self, written: str, message: Message) -> str:
+        """Return an answer from its thoughts on, which the template has begun; `written`: with thoughts of its own, or without any."""
+        if not written.startswith(_THOUGHT):
+            return self._thought(message) + written.lstrip("\n")
+        thoughts, _, said = written.removeprefix(_THOUGHT).partition(_THOUGHT_END)
+        self.thoughtless += not thoughts.strip()
+        return f"{thoughts.lstrip(chr(10))}{_THOUGHT_END}{said}"
 
     def _thought(self, message: Message) -> str:
         """Return the thoughts of an answer, ended, where the template begins them and leaves them away of what is said."""

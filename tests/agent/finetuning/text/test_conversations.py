@@ -137,6 +137,19 @@ def test_thoughts_that_the_template_begins_are_learned_or_ended_at_once(
         assert written(tokenizer, thought) == [["<U>to be or<A><think>\n", "hm\n</think>\n\nnot</s>", ""]]
 
 
+def test_thoughts_that_the_template_begins_and_ends_itself_are_written_once(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = (  # as Nemotron 3's
+        "{% for m in messages %}<{{ m.role }}>{% if m.role == 'assistant' %}<think></think>{% endif %}{{ m.content }}</s>"
+        "{% endfor %}{% if add_generation_prompt %}<assistant><think>\n{% endif %}"
+    )
+    monkeypatch.setattr(tokenizer, "chat_template", closed)
+    writer = ConversationWriter(tokenizer, DAY)
+    (text,) = writer.texts(Record(messages=TALK[:2]))
+    assert text.text == "<user>to be or</s><assistant><think>\n</think>not to be</s>" and writer.thoughtless == 1
+
+
 def test_an_answer_that_the_template_ends_with_nothing_gets_the_tokenizers_end(
     tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

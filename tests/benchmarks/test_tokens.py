@@ -1,0 +1,39 @@
+"""The judge of what is learned: the same is told from what differs, a known reason from none."""
+
+from typing import Any
+
+import pytest
+
+import benchmarks.tokens as judging
+from benchmarks.tokens import PAIRS, Learned, made_tokenizers, outcome
+from tests.agent.finetuning.text.test_conversations import DEEPSEEK
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def tokenizers() -> dict[str, Any]:
+    return dict(made_tokenizers())
+
+
+def test_tokens_are_those_of_trl(tokenizers: dict[str, Any]) -> None:
+    spaced = tokenizers["SentencePiece, a space before a text, begins a text"]
+    assert [outcome(entry, spaced) for entry in PAIRS] == ["same"] * len(PAIRS)
+    ended = tokenizers["SentencePiece, begins and ends a text"]
+    assert outcome(PAIRS[0], ended) == "trl learns an end twice"
+
+
+def test_other_tokens_are_told_with_their_reason_or_as_unexplained(
+    tokenizers: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer, talk = tokenizers["byte-level BPE"], judging.TALKS["one turn"]
+    monkeypatch.setattr(tokenizer, "chat_template", DEEPSEEK)
+    assert outcome(talk, tokenizer) == "trl trains behind another prompt than the template asks with"
+    right = judging.ours
+
+    def other(entry: Any, tokenizer: Any) -> list[Learned]:
+        (one,) = right(entry, tokenizer)
+        return [Learned(one.tokens, (True, *one.learned[1:]))]
+
+    monkeypatch.setattr(judging, "ours", other)
+    assert outcome(PAIRS[0], tokenizer) == "unexplained"

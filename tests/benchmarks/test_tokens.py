@@ -6,9 +6,14 @@ import pytest
 
 import benchmarks.tokens as judging
 from benchmarks.tokens import PAIRS, Learned, made_tokenizers, outcome
-from tests.agent.finetuning.text.test_conversations import DEEPSEEK
 
 pytestmark = pytest.mark.slow
+
+THINKS = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant><think>\n{% endif %}"
+)
+"""It begins thoughts where it asks, and writes none."""
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +32,7 @@ def test_other_tokens_are_told_with_their_reason_or_as_unexplained(
     tokenizers: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokenizer, talk = tokenizers["byte-level BPE"], judging.TALKS["one turn"]
-    monkeypatch.setattr(tokenizer, "chat_template", DEEPSEEK)
+    monkeypatch.setattr(tokenizer, "chat_template", THINKS)
     assert outcome(talk, tokenizer) == "trl trains behind another prompt than the template asks with"
     right = judging.ours
 

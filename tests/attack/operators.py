@@ -166,6 +166,8 @@ def _more() -> tuple[Callable[[], Any], ...]:
         lambda: (aten.copy(image, image), aten.argsort(whole), aten.one_hot(whole, 7), aten.rand_like(image)),
         lambda: (aten.randperm(9), aten.random_(image.clone()), aten.index_copy(image, 2, whole, image)),
         lambda: aten.renorm_(torch.randn(3, 4), 2.0, 0, 1.0),
+        lambda: aten.embedding_renorm_(torch.randn(5, 4), torch.tensor([1, 4, 1]), 1.0, 2.0),
+        lambda: (aten.affine_grid_generator(torch.randn(2, 2, 3), (2, 3, 4, 5), False), aten.affine_grid_generator(torch.randn(1, 3, 4), (1, 2, 3, 4, 5), True)),
         lambda: torch.nn.LSTM(4, 3)(x)[0].sum().backward(),
         *(partial(_fused_step, *made) for made in _FUSED),
     )  # fmt: skip
@@ -349,7 +351,7 @@ def as_graph(call: Call) -> tuple[StepGraph, list[Operand]]:
     op = replace(op, writes=tuple(range(len(operands_of))))
     found = list(operands_of)
     values = tuple(Value(i, o.dtype, o.shape, o.stride, 0) for i, o in enumerate(found))
-    storages = tuple(Storage(len(o.contents), Role.CONSTANT, str(i)) for i, o in enumerate(found))
+    storages = tuple(Storage(len(o.contents), Role.BUFFER, str(i)) for i, o in enumerate(found))
     loss = Value(len(found), "float32", (), (), 0)
     graph = StepGraph((*storages, Storage(4, Role.CONSTANT, "loss")), (*values, loss), (op,), (), len(found), (), 0)
     return graph, found

@@ -1,8 +1,10 @@
 """No operator that a bundle may name reads or writes out of bounds, whatever it is called with."""
 
+from collections import Counter
+
 import pytest
 
-from tests.attack.operators import attack_operators
+from tests.attack.operators import attack_operators, attempt, right_calls
 from tests.attack.outcome import Survived
 
 TRUSTING = (
@@ -14,6 +16,13 @@ TRUSTING = (
     "nn.functional.multilabel_margin_loss", "grid_sampler_3d", "_upsample_bilinear2d_aa",
 )  # fmt: skip
 """Functions of torch whose operators crashed before they were checked."""
+
+
+def test_calls_that_are_right_run() -> None:
+    """Else their hostile kin would all be refused for another reason than theirs."""
+    calls = right_calls(("nn.functional.embedding", "cdist"))
+    ended = Counter(attempt(call) for call in calls)
+    assert ended["ran"] >= 0.9 * len(calls) > 0, ended
 
 
 def test_operators_that_trust_their_callers(survived: Survived) -> None:

@@ -279,7 +279,7 @@ ROWS: Mapping[str, Operator] = {
     "rrelu_with_noise_backward": Operator(repeatable=False),
     # All that torch's schema and tags leave to say of these is that a bundle may call them.
     (
-        "acos acosh adaptive_avg_pool1d _adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_max_pool2d "
+        "acos acosh affine_grid_generator adaptive_avg_pool1d _adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_max_pool2d "
         "adaptive_max_pool3d addbmm addmv addr alias_copy all amin aminmax angle any arange argmax argmin argsort "
         "as_strided_scatter asin asinh atan atan2 atanh avg_pool1d avg_pool2d avg_pool3d binary_cross_entropy "
         "binary_cross_entropy_backward binary_cross_entropy_with_logits binomial bitwise_and bitwise_and_ "
@@ -287,7 +287,7 @@ ROWS: Mapping[str, Operator] = {
         "channel_shuffle cholesky_inverse cholesky_solve clamp clamp_max_ clamp_min_ col2im complex "
         "_conj_physical conj_physical constant_pad_nd copy copysign cosh count_nonzero cummax cummin cumprod "
         "deg2rad detach_copy diag_embed diagonal_copy diagonal_scatter digamma digamma_ _dirichlet_grad dist dot "
-        "elu_ elu_backward eq_ erf_ erfc erfinv exp2 expand_copy expm1 eye fill fill_ flip floor floor_ "
+        "embedding_renorm_ elu_ elu_backward eq_ erf_ erfc erfinv exp2 expand_copy expm1 eye fill fill_ flip floor floor_ "
         "floor_divide fmax fmin fmod frac fractional_max_pool2d fractional_max_pool3d frexp _fused_rms_norm "
         "_fused_rms_norm_backward geometric_ glu glu_backward _grouped_mm hamming_window hann_window hardshrink "
         "hardshrink_backward hardsigmoid_ hardsigmoid_backward hardswish_ hardswish_backward huber_loss "

@@ -206,6 +206,34 @@ def test_hardtanh_goes_backward_from_bits_alone(spoilt: bool, tmp_path: Path) ->
     assert not differences(expected, planned(capture, {"step": plan}, data, tmp_path, costs={"step": costs}))
 
 
+class Bounded(nn.Module):
+    """A table whose rows are scaled down in the forward pass, and images that are turned by what it holds of their classes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.turn, self.last = nn.Embedding(10, 6, max_norm=1.0), nn.Linear(6, 6), nn.Linear(192, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = self.table((x[:, 0, 0, 0].abs() * 100).long() % 10)
+        grid = functional.affine_grid(self.turn(rows).view(-1, 2, 3), list(x.shape), align_corners=False)
+        return self.last(functional.grid_sample(x, grid, align_corners=False).flatten(1))
+
+
+def test_weights_that_the_forward_pass_bounds_and_grids_that_it_computes(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Bounded()
+    make, data = OPTIMIZERS["sgd"], batches(4)
+    expected = plain(model, classify, make, data)
+    torch.manual_seed(0)
+    again = Bounded()
+    capture = capture_step(again, classify, make(again.parameters()), data[0])
+    graph = capture.graphs["step"]
+    assert {"aten::embedding_renorm_", "aten::affine_grid_generator"} <= {op.name for op in graph.ops}
+    for seed in range(4):
+        plan = random_plan(graph, seed) if seed else Plan()
+        assert not differences(expected, planned(capture, {"step": plan}, data, tmp_path / str(seed))), seed
+
+
 class Masked(nn.Module):
     """A net whose backward pass asks for a dropout mask, a pool's indices and three conditions."""
 

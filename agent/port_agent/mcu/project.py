@@ -36,6 +36,10 @@ if TYPE_CHECKING:
 SCRIPT = "project.py"
 JOB = "job.json"
 REPORT_SAMPLES = 64
+LEAST_RATED = 30
+"""Samples with which a learning rate is measured unasked: a third of them is held out at a time."""
+MOST_RATED_MACS = 2_000_000_000
+"""Forward multiply-accumulates of the job; twelve such trainings take about a minute on a host."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -225,6 +229,14 @@ def value_project(
     )
     refuse_wear(project, found.chosen.fitted)
     return _with_scheme(project, found.model), found
+
+
+def measures_rate(project: Project) -> bool:
+    """Return whether a learning rate is to be measured unasked: the project names none, and has samples for it but not for minutes."""
+    samples, graph = len(project.train_x), project.model.quantized.graph
+    trains = project.model.memory.parameters.size_bytes > 0
+    work = graph.macs * samples * _training(project).epochs
+    return trains and "learning_rate" not in project.settings and samples >= LEAST_RATED and work <= MOST_RATED_MACS
 
 
 def rate_project(project: Project, progress: Callable[[int, int], None]) -> tuple[Project, "RateChoice"]:

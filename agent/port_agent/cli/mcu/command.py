@@ -133,9 +133,9 @@ def _add_variants(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--choose-rate",
-        action="store_true",
+        action=argparse.BooleanOptionalAction,
         help="choose the learning rate: train at each of several on the project's samples in the host's engine, and take the one "
-        "that recognises most of the samples held out",
+        "that recognises most of the samples held out; done unasked where the project names no rate and that takes a minute at most",
     )
     parser.add_argument(
         "--report",

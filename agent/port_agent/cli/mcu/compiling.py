@@ -19,6 +19,7 @@ from port_agent.mcu.project import (
     freeze_project,
     hold_project,
     load_project,
+    measures_rate,
     project_figures,
     rate_project,
     value_project,
@@ -28,6 +29,7 @@ from port_agent.mcu.project import (
     write_project,
 )
 from port_agent.mcu.protocol.board_model import read_model
+from port_agent.mcu.trainer import TrainSettings
 from port_planner.base.units import format_joules, format_seconds
 from port_planner.mcu.choose_plan import FittedMemory
 from port_planner.mcu.schemes.fit import FittedModel
@@ -62,6 +64,7 @@ def run_compile(arguments: argparse.Namespace) -> int:
     project, choices = _choose(load_project(arguments.project), arguments)
     job = write_project(project, out)
     model = read_model(out)
+    is_guess = "learning_rate" not in project.settings and model.parameter_bytes > 0
     figures_of_layers = project_figures(project) if arguments.report else ()
     notes = project.model.quantized.graph.notes
     if arguments.report:
@@ -81,6 +84,10 @@ def run_compile(arguments: argparse.Namespace) -> int:
     _show_choices(choices)
     for note in notes:
         print(note)
+    if is_guess:
+        print(
+            f"learning rate {TrainSettings().learning_rate:g} by default, not measured on your samples: --choose-rate does that"
+        )
     if arguments.report:
         show_report(figures_of_layers, find_board(project.board).figures)
     print(f"{model.name}: arena {model.arena_bytes:,} B, trained parameters {model.parameter_bytes:,} B; wrote {out}")
@@ -137,7 +144,7 @@ def _choose(project: Project, arguments: argparse.Namespace) -> tuple[Project, _
     elif arguments.ram is not None:
         project, held = hold_project(project, arguments.ram, arguments.deadline, arguments.page)
     rate = None
-    if arguments.choose_rate:
+    if measures_rate(project) if arguments.choose_rate is None else arguments.choose_rate:
         with StageBar(("rate",), quiet=arguments.json) as bar:
             project, rate = rate_project(project, lambda done, total: bar.update("rate", done / total))
     return project, _Choices(fitted, valuation, held, tuple(without_low_bytes(project)) if arguments.q88 else (), rate)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from port_agent.cli import main
+from port_planner.mcu.schemes.rate import RATES
 from tests.agent.cli.mcu.command import run_json
 
 EXAMPLE = Path(__file__).resolve().parents[4] / "examples" / "imu_gestures"
@@ -63,6 +64,24 @@ def test_compile_reports_each_layer_and_chooses_a_rate(tmp_path: Path, capsys: p
     assert main(["mcu", *words]) == 0
     said, page = capsys.readouterr().out, (tmp_path / "out" / "report.html").read_text()
     assert "on samples held out" in said and "clipped" in said and page.count("<tr>") == 1 + len(found["layers"])
+
+
+@pytest.mark.process
+def test_a_rate_that_nobody_named_is_measured_where_there_are_samples(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["compile", str(tmp_path), "-o", str(tmp_path / "out")]
+    (tmp_path / "project.py").write_text(
+        UNTRAINED.replace("(8, 1, 8, 8)", "(30, 1, 8, 8)").replace("np.arange(8)", "np.arange(30) % 8")
+    )
+    (found,) = run_json(capsys, *words)
+    assert (rate := found["learning_rate"]["chosen"]) in RATES
+    assert json.loads((tmp_path / "out" / "job.json").read_text())["settings"] == {"learning_rate": rate}
+    (unmeasured,) = run_json(capsys, *words, "--no-choose-rate")
+    assert "learning_rate" not in unmeasured and main(["mcu", *words, "--no-choose-rate"]) == 0
+    assert "learning rate 0.03 by default, not measured on your samples" in capsys.readouterr().out
+    (tmp_path / "project.py").write_text(UNTRAINED)
+    assert "learning_rate" not in run_json(capsys, *words)[0]
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ counter is firmware/bench/count.c, a TCG plugin. QEMU gives instructions, never 
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import struct
@@ -25,15 +26,24 @@ from port_planner.mcu.quantize import Int8Array
 _REQUEST = struct.Struct("<IIfIII")
 _REPLY = struct.Struct("<IIIIIfII")
 RUN_TIMEOUT_S = 570.0
+RP2040_FLASH = 0x1000_0000
+"""Where its flash lies; on the others at 0."""
+
+
+RP2040JS = "rp2040js"
+"""The emulator of the Raspberry Pi Pico's chip; everything else runs in QEMU."""
+RP2040JS_PLACE = "PORT_RP2040JS"
+"""The environment variable that says where its npm package is: `npm install rp2040js`, then the folder node_modules/rp2040js."""
 
 
 class Core(Enum):
-    """A Cortex-M core: compiler flags, QEMU machine, flash and RAM the linker enforces."""
+    """A Cortex-M core: compiler flags, machine of the emulator, flash and RAM the linker enforces."""
 
     M0 = ("-mcpu=cortex-m0 -mfloat-abi=soft", "microbit", 256 * 1024, 16 * 1024)
     M3 = ("-mcpu=cortex-m3 -mfloat-abi=soft", "mps2-an385", 1024 * 1024, 256 * 1024)
     M4F = ("-mcpu=cortex-m4 -mfpu=fpv4-sp-d16 -mfloat-abi=hard", "mps2-an386", 1024 * 1024, 256 * 1024)
     M7F = ("-mcpu=cortex-m7 -mfpu=fpv5-sp-d16 -mfloat-abi=hard", "mps2-an500", 1024 * 1024, 256 * 1024)
+    RP2040 = ("-mcpu=cortex-m0plus -mfloat-abi=soft", RP2040JS, 2048 * 1024, 256 * 1024)
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -98,6 +108,15 @@ def missing_tools(counting: bool = False) -> str | None:
     return None
 
 
+def missing_rp2040js() -> str | None:
+    """Return why nothing can run on an emulated RP2040, or None."""
+    if shutil.which("node") is None:
+        return "node is not installed (apt install nodejs)"
+    if not (Path(os.environ.get(RP2040JS_PLACE, "")) / "dist" / "cjs" / "index.js").is_file():
+        return f"{RP2040JS_PLACE} does not name the folder of the npm package rp2040js"
+    return None
+
+
 def _run(command: list[str], cwd: Path, timeout_s: float = RUN_TIMEOUT_S) -> str:
     try:
         finished = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, timeout=timeout_s)
@@ -142,7 +161,9 @@ def build_image(
         "-specs=nano.specs",
         "-specs=nosys.specs",
     ]
-    limits = [f"-Wl,--defsym=bench_flash={core.flash_bytes}", f"-Wl,--defsym=bench_ram={ram_bytes or core.ram_bytes}"]
+    origin = RP2040_FLASH if core is Core.RP2040 else 0
+    limits = [f"-Wl,--defsym=bench_origin={origin}"]
+    limits += [f"-Wl,--defsym=bench_flash={core.flash_bytes}", f"-Wl,--defsym=bench_ram={ram_bytes or core.ram_bytes}"]
     include = ["-I", str(firmware_root() / "include"), "-I", str(directory)]
     _run(
         [
@@ -209,7 +230,28 @@ def run_image(
     directory = image.elf.parent
     _write_samples(directory / "samples.bin", samples, labels, options, generator, by_row)
     counts = directory / "counts.txt"
-    command = [
+    command = _rp2040_command(image) if image.core is Core.RP2040 else _qemu_command(image)
+    if counter is not None:
+        command += ["-plugin", f"{counter},out={counts},profile={int(profile)}"]
+    _run(command, directory)
+    reply = (directory / "result.bin").read_bytes()
+    status, generator, steps, correct, stack, loss, *pages = _REPLY.unpack_from(reply)
+    if status:
+        raise TargetError(f"the engine answered status {status} (enum port_status); check options and model")
+    spans, symbols = _read_counts(counts) if counter is not None else ((), {})
+    return TargetRun(reply[_REPLY.size :], generator, steps, correct, loss, stack, spans, symbols, (pages[0], pages[1]))
+
+
+def _rp2040_command(image: Image) -> list[str]:
+    if problem := missing_rp2040js():
+        raise TargetError(f"{problem}; npm install rp2040js")
+    flash = image.elf.with_suffix(".bin")
+    _run(["arm-none-eabi-objcopy", "-O", "binary", str(image.elf), str(flash)], image.elf.parent)
+    return ["node", str(firmware_root() / "bench" / "rp2040.cjs"), os.environ[RP2040JS_PLACE], str(flash)]
+
+
+def _qemu_command(image: Image) -> list[str]:
+    return [
         "qemu-system-arm",
         "-M",
         image.core.machine,
@@ -224,15 +266,6 @@ def run_image(
         "-kernel",
         str(image.elf),
     ]
-    if counter is not None:
-        command += ["-plugin", f"{counter},out={counts},profile={int(profile)}"]
-    _run(command, directory)
-    reply = (directory / "result.bin").read_bytes()
-    status, generator, steps, correct, stack, loss, *pages = _REPLY.unpack_from(reply)
-    if status:
-        raise TargetError(f"the engine answered status {status} (enum port_status); check options and model")
-    spans, symbols = _read_counts(counts) if counter is not None else ((), {})
-    return TargetRun(reply[_REPLY.size :], generator, steps, correct, loss, stack, spans, symbols, (pages[0], pages[1]))
 
 
 def _write_samples(

@@ -14,6 +14,7 @@ from benchmarks.mcu_networks.target import (
     TargetError,
     build_counter,
     build_image,
+    missing_rp2040js,
     missing_tools,
     run_image,
 )
@@ -60,7 +61,7 @@ def digits(simd: bool = True) -> tuple[CompiledModel, np.ndarray, np.ndarray]:
 
 @pytest.mark.process
 @pytest.mark.sample(4)
-@pytest.mark.parametrize("core", list(Core))
+@pytest.mark.parametrize("core", [Core.M0, Core.M3, Core.M4F, Core.M7F])
 @pytest.mark.parametrize("rule", [UpdateRounding.STOCHASTIC, UpdateRounding.Q88])
 def test_every_core_trains_to_the_hosts_bits(core: Core, rule: UpdateRounding, tmp_path: Path) -> None:
     """All layer kinds, all parameters, five samples."""
@@ -104,6 +105,18 @@ def test_the_small_core_trains_to_the_hosts_bits_in_16_kib(tmp_path: Path) -> No
     run = run_image(image, inputs[:10], labels[:10], options=UpdateOptions(0.03))
     assert run.parameters == host.parameters
     assert image.static_ram_bytes + run.stack_bytes <= 16_384
+
+
+@pytest.mark.slow
+@pytest.mark.process
+@pytest.mark.skipif(missing_rp2040js() is not None, reason=str(missing_rp2040js()))
+def test_a_pico_in_another_emulator_trains_to_the_hosts_bits(tmp_path: Path) -> None:
+    model, inputs, labels = digits(simd=False)
+    host = HostEngine(model)
+    host.set_options(UpdateOptions(0.03))
+    host.train_many(inputs[:10], labels[:10])
+    run = run_image(build_image(model, Core.RP2040, tmp_path), inputs[:10], labels[:10], options=UpdateOptions(0.03))
+    assert run.parameters == host.parameters and run.steps == 10
 
 
 @pytest.mark.process

@@ -26,8 +26,6 @@ from port_planner.mcu.quantize import Int8Array
 _REQUEST = struct.Struct("<IIfIII")
 _REPLY = struct.Struct("<IIIIIfII")
 RUN_TIMEOUT_S = 570.0
-RP2040_FLASH = 0x1000_0000
-"""Where its flash lies; on the others at 0."""
 
 
 RP2040JS = "rp2040js"
@@ -37,17 +35,29 @@ RP2040JS_PLACE = "PORT_RP2040JS"
 
 
 class Core(Enum):
-    """A Cortex-M core: compiler flags, machine of the emulator, flash and RAM the linker enforces."""
+    """A Cortex-M or RISC-V core: compiler flags, machine of the emulator, flash and RAM the linker enforces."""
 
     M0 = ("-mcpu=cortex-m0 -mfloat-abi=soft", "microbit", 256 * 1024, 16 * 1024)
     M3 = ("-mcpu=cortex-m3 -mfloat-abi=soft", "mps2-an385", 1024 * 1024, 256 * 1024)
     M4F = ("-mcpu=cortex-m4 -mfpu=fpv4-sp-d16 -mfloat-abi=hard", "mps2-an386", 1024 * 1024, 256 * 1024)
     M7F = ("-mcpu=cortex-m7 -mfpu=fpv5-sp-d16 -mfloat-abi=hard", "mps2-an500", 1024 * 1024, 256 * 1024)
     RP2040 = ("-mcpu=cortex-m0plus -mfloat-abi=soft", RP2040JS, 2048 * 1024, 256 * 1024)
+    RV32 = ("-march=rv32imc -mabi=ilp32", "virt", 0, 1024 * 1024)
+    """The instructions of an ESP32-C3; QEMU's board has no flash, the program lies in its RAM."""
 
     @property
     def flags(self) -> tuple[str, ...]:
-        return ("-mthumb", *self.value[0].split())
+        return (*(() if self is Core.RV32 else ("-mthumb",)), *self.value[0].split())
+
+    @property
+    def tools(self) -> str:
+        """The prefix of its compiler's tools."""
+        return "riscv64-unknown-elf" if self is Core.RV32 else "arm-none-eabi"
+
+    @property
+    def origin(self) -> int:
+        """The address at which the program lies."""
+        return {Core.RP2040: 0x1000_0000, Core.RV32: 0x8000_0000}.get(self, 0)
 
     @property
     def machine(self) -> str:
@@ -117,6 +127,17 @@ def missing_rp2040js() -> str | None:
     return None
 
 
+def missing_riscv() -> str | None:
+    """Return why nothing can run on an emulated RISC-V core, or None."""
+    tools = {"riscv64-unknown-elf-gcc": "gcc-riscv64-unknown-elf", "qemu-system-riscv32": "qemu-system-misc"}
+    for tool, package in tools.items():
+        if shutil.which(tool) is None:
+            return f"{tool} is not installed (apt install {package})"
+    if not Path("/usr/lib/picolibc/riscv64-unknown-elf").is_dir():
+        return "no C library for it (apt install picolibc-riscv64-unknown-elf)"
+    return None
+
+
 def _run(command: list[str], cwd: Path, timeout_s: float = RUN_TIMEOUT_S) -> str:
     try:
         finished = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, timeout=timeout_s)
@@ -143,7 +164,8 @@ def build_image(
     model.write(directory)
     bench = firmware_root() / "bench"
     elf = directory / f"bench_{core.name.lower()}.elf"
-    sources = [*engine_sources(), directory / "model.c", bench / "main.c", bench / "startup.c"]
+    startup, script = ("riscv.c", "riscv.ld") if core is Core.RV32 else ("startup.c", "bench.ld")
+    sources = [*engine_sources(), directory / "model.c", bench / "main.c", bench / startup]
     flags = [
         "-std=gnu99",
         optimise,
@@ -158,16 +180,14 @@ def build_image(
         "-nostartfiles",
         "-Wl,--gc-sections",
         "-Wl,--no-warn-rwx-segments",
-        "-specs=nano.specs",
-        "-specs=nosys.specs",
+        *(["-specs=picolibc.specs"] if core is Core.RV32 else ["-specs=nano.specs", "-specs=nosys.specs"]),
     ]
-    origin = RP2040_FLASH if core is Core.RP2040 else 0
-    limits = [f"-Wl,--defsym=bench_origin={origin}"]
+    limits = [f"-Wl,--defsym=bench_origin={core.origin}"]
     limits += [f"-Wl,--defsym=bench_flash={core.flash_bytes}", f"-Wl,--defsym=bench_ram={ram_bytes or core.ram_bytes}"]
     include = ["-I", str(firmware_root() / "include"), "-I", str(directory)]
     _run(
         [
-            "arm-none-eabi-gcc",
+            f"{core.tools}-gcc",
             *core.flags,
             *flags,
             *defines,
@@ -177,13 +197,13 @@ def build_image(
             *link,
             *limits,
             "-T",
-            str(bench / "bench.ld"),
+            str(bench / script),
             "-o",
             str(elf),
         ],
         directory,
     )
-    sizes = _run(["arm-none-eabi-size", str(elf)], directory).splitlines()[1].split()
+    sizes = _run([f"{core.tools}-size", str(elf)], directory).splitlines()[1].split()
     return Image(core, elf, int(sizes[0]), int(sizes[1]), int(sizes[2]))
 
 
@@ -252,7 +272,7 @@ def _rp2040_command(image: Image) -> list[str]:
 
 def _qemu_command(image: Image) -> list[str]:
     return [
-        "qemu-system-arm",
+        *(["qemu-system-riscv32", "-bios", "none"] if image.core is Core.RV32 else ["qemu-system-arm"]),
         "-M",
         image.core.machine,
         "-display",

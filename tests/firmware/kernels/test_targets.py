@@ -14,6 +14,7 @@ from benchmarks.mcu_networks.target import (
     TargetError,
     build_counter,
     build_image,
+    missing_riscv,
     missing_rp2040js,
     missing_tools,
     run_image,
@@ -109,13 +110,15 @@ def test_the_small_core_trains_to_the_hosts_bits_in_16_kib(tmp_path: Path) -> No
 
 @pytest.mark.slow
 @pytest.mark.process
-@pytest.mark.skipif(missing_rp2040js() is not None, reason=str(missing_rp2040js()))
-def test_a_pico_in_another_emulator_trains_to_the_hosts_bits(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("core", "missing"), [(Core.RP2040, missing_rp2040js()), (Core.RV32, missing_riscv())])
+def test_other_emulators_and_cores_train_to_the_hosts_bits(core: Core, missing: str | None, tmp_path: Path) -> None:
+    if missing is not None:
+        pytest.skip(missing)
     model, inputs, labels = digits(simd=False)
     host = HostEngine(model)
     host.set_options(UpdateOptions(0.03))
     host.train_many(inputs[:10], labels[:10])
-    run = run_image(build_image(model, Core.RP2040, tmp_path), inputs[:10], labels[:10], options=UpdateOptions(0.03))
+    run = run_image(build_image(model, core, tmp_path), inputs[:10], labels[:10], options=UpdateOptions(0.03))
     assert run.parameters == host.parameters and run.steps == 10
 
 

@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 SCRIPT = "project.py"
 JOB = "job.json"
 REPORT_SAMPLES = 64
-LEAST_RATED = 30
+MIN_RATE_SAMPLES = 30
 """Samples with which a learning rate is measured unasked: a third of them is held out at a time."""
-MOST_RATED_MACS = 2_000_000_000
+MAX_RATE_MACS = 2_000_000_000
 """Forward multiply-accumulates of the job; twelve such trainings take about a minute on a host."""
 
 
@@ -236,7 +236,7 @@ def measures_rate(project: Project) -> bool:
     samples, graph = len(project.train_x), project.model.quantized.graph
     trains = project.model.memory.parameters.size_bytes > 0
     work = graph.macs * samples * _training(project).epochs
-    return trains and "learning_rate" not in project.settings and samples >= LEAST_RATED and work <= MOST_RATED_MACS
+    return trains and "learning_rate" not in project.settings and samples >= MIN_RATE_SAMPLES and work <= MAX_RATE_MACS
 
 
 def rate_project(project: Project, progress: Callable[[int, int], None]) -> tuple[Project, "RateChoice"]:

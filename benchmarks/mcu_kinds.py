@@ -25,7 +25,7 @@ from torch import nn
 from benchmarks.mcu_networks.kinds import KINDS, NetworkKind, random_kind
 from port_planner.mcu import CompiledModel, HostEngine, UpdateOptions, UpdateRounding, compile_model
 from port_planner.mcu.ir import WEIGHTED, KernelCall, McuCompileError, OpKind, row_bytes
-from port_planner.mcu.quantize import QuantizedOp, float_op, run_float, torch_weight
+from port_planner.mcu.quantize import logits_error, rounded_logits, run_float
 
 SAMPLES, FRESH, TRAINED = 96, 32, 8
 FLOAT_ERROR = 1e-3
@@ -72,41 +72,17 @@ def judge(kind: NetworkKind) -> KindResult:
         wanted = module(torch.from_numpy(fresh)).numpy()
         graph = model.quantized.graph
         imported = run_float(graph, torch.from_numpy(fresh))[graph.ops[-1].name].flatten(1).numpy()
-        rounded = _rounded_logits(model, fresh)
+        rounded = rounded_logits(model.quantized, fresh)
     engine = HostEngine(model)
     logits = np.stack([engine.infer(row)[1] for row in model.quantize_input(fresh)])
-    engine_error = _error(logits, rounded)
+    engine_error = logits_error(logits, rounded)
     if graph.notes:  # the module ends in a softmax
         imported, logits = (F.softmax(torch.from_numpy(values), 1).numpy() for values in (imported, logits))
-    float_error, int8_error = _error(imported, wanted), _error(logits, wanted)
+    float_error, int8_error = logits_error(imported, wanted), logits_error(logits, wanted)
     cosine = None if int8_error > LOST else _least_cosine(model, engine, module, fresh[:TRAINED])
     right = float_error <= FLOAT_ERROR and engine_error <= ENGINE_ERROR and (cosine is None or cosine >= LEAST_COSINE)
     verdict = Verdict.RIGHT if right else Verdict.WRONG
     return KindResult(kind.name, verdict, float_error, engine_error, int8_error, cosine)
-
-
-def _rounded_logits(model: CompiledModel, samples: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return the logits of torch's own operators in float64, every tensor rounded to its int8 format: no integer arithmetic."""
-    graph, start = model.quantized.graph, model.quantized.input
-    codes = torch.from_numpy(model.quantize_input(samples).astype(np.float64))
-    shape = graph.input_shape
-    image = codes.reshape(-1, shape.height, shape.width, shape.channels).permute(0, 3, 1, 2)
-    tensors = {graph.input_name: (image - start.zero) * float(start.scale)}
-    for op in model.quantized.ops:
-        value = float_op(op.op, [tensors[name] for name in op.op.inputs], _real_weights(op))
-        if op.op.kind is not OpKind.CLASSIFIER:
-            scale, zero = float(op.output.scale), op.output.zero
-            value = ((value / scale + 0.5).floor() + zero).clamp(op.out_min, op.out_max).sub(zero) * scale
-        tensors[op.op.name] = value
-    return tensors[graph.ops[-1].name].flatten(1).float().numpy()
-
-
-def _real_weights(op: QuantizedOp) -> tuple[torch.Tensor, torch.Tensor] | None:
-    if op.weight is None or op.bias is None or op.weight_scale is None:
-        return None
-    scale = torch.from_numpy(op.weight_scale.astype(np.float64))
-    weight = torch_weight(op.op, op.weight).double() * scale.view(-1, 1, 1, 1)
-    return weight, torch.from_numpy(op.bias).double() * scale * float(op.inputs[0].scale)
 
 
 def settled_module(kind: NetworkKind) -> tuple[nn.Module, NDArray[np.float32]]:
@@ -121,11 +97,6 @@ def settled_module(kind: NetworkKind) -> tuple[nn.Module, NDArray[np.float32]]:
         for _ in range(20):
             module.train()(torch.from_numpy(data))
     return module.eval(), data
-
-
-def _error(found: NDArray[np.float32], wanted: NDArray[np.float32]) -> float:
-    centred = wanted - wanted.mean(0)  # a bias alone is no answer
-    return float(np.sqrt(np.mean((found - wanted) ** 2) / max(float(np.mean(centred**2)), 1e-12)))
 
 
 def _least_cosine(

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 SCRIPT = "project.py"
 JOB = "job.json"
 REPORT_SAMPLES = 64
+MAX_INT8_ERROR = 0.5
+"""With a larger error of its logits, a model in int8 is another one."""
 MIN_RATE_SAMPLES = 30
 """Samples with which a learning rate is measured unasked: a third of them is held out at a time."""
 MAX_RATE_MACS = 2_000_000_000
@@ -267,6 +269,19 @@ def project_figures(project: Project) -> tuple["LayerFigures", ...]:
     return layer_figures(
         project.model, project.test_x[:REPORT_SAMPLES], [core_costs(name) for name in counted_boards()]
     )
+
+
+def int8_error(project: Project) -> float:
+    """Return how far the logits of int8 are from those of float on the project's `test_x`, of what these differ among samples."""
+    import torch
+
+    from port_planner.mcu.quantize import logits_error, rounded_logits, run_float
+
+    quantized = project.model.quantized
+    samples = np.ascontiguousarray(project.test_x[:REPORT_SAMPLES], np.float32)
+    with torch.no_grad():
+        exact = run_float(quantized.graph, torch.from_numpy(samples))[quantized.graph.ops[-1].name].flatten(1).numpy()
+    return logits_error(rounded_logits(quantized, samples), exact)
 
 
 def refuse_wear(project: Project, fitted: "FittedMemory") -> None:

@@ -327,6 +327,38 @@ def requantisation(ratios: NDArray[np.float64]) -> tuple[Int32Array, NDArray[np.
     return multiplier.astype(np.int32), shift.astype(np.uint8)
 
 
+def rounded_logits(model: QuantizedGraph, samples: NDArray[np.float32]) -> FloatArray:
+    """Return the logits of torch's own operators in float64, every tensor rounded to its int8 format: no integer arithmetic."""
+    graph, start = model.graph, model.input
+    shape = graph.input_shape
+    codes = torch.from_numpy(model.quantize_input(samples).astype(np.float64))
+    image = codes.reshape(-1, shape.height, shape.width, shape.channels).permute(0, 3, 1, 2)
+    tensors = {graph.input_name: (image - start.zero) * float(start.scale)}
+    with torch.no_grad():
+        for op in model.ops:
+            value = float_op(op.op, [tensors[name] for name in op.op.inputs], _real_weights(op))
+            if op.op.kind is not OpKind.CLASSIFIER:
+                scale, zero = float(op.output.scale), op.output.zero
+                value = ((value / scale + 0.5).floor() + zero).clamp(op.out_min, op.out_max).sub(zero) * scale
+            tensors[op.op.name] = value
+    logits: FloatArray = tensors[graph.ops[-1].name].flatten(1).float().numpy()
+    return logits
+
+
+def _real_weights(op: QuantizedOp) -> tuple[torch.Tensor, torch.Tensor] | None:
+    if op.weight is None or op.bias is None or op.weight_scale is None:
+        return None
+    scale = torch.from_numpy(op.weight_scale.astype(np.float64))
+    weight = torch_weight(op.op, op.weight).double() * scale.view(-1, 1, 1, 1)
+    return weight, torch.from_numpy(op.bias).double() * scale * float(op.inputs[0].scale)
+
+
+def logits_error(found: NDArray[np.float32], wanted: NDArray[np.float32]) -> float:
+    """Return the root of the mean squared difference of logits [N, classes], of what the wanted ones differ among samples."""
+    centred = wanted - wanted.mean(0)  # a bias alone is no answer
+    return float(np.sqrt(np.mean((found - wanted) ** 2) / max(float(np.mean(centred**2)), 1e-12)))
+
+
 __all__ = [
     "HEADROOM",
     "WEIGHTED",
@@ -335,8 +367,10 @@ __all__ = [
     "QuantizedTensor",
     "flat_input",
     "float_op",
+    "logits_error",
     "quantize",
     "requantisation",
+    "rounded_logits",
     "run_float",
     "torch_weight",
     "weights_of",

@@ -8,8 +8,18 @@ from hypothesis import strategies as st
 
 from port_planner.mcu.frontend import import_module
 from port_planner.mcu.ir import Clamp, McuCompileError, OpKind
-from port_planner.mcu.quantize import WEIGHT_HEADROOM, QuantizedGraph, quantize, requantisation, run_float, weights_of
-from tests.planner.mcu.networks import every_layer, hidden_linear, stream
+from port_planner.mcu.quantize import (
+    WEIGHT_HEADROOM,
+    QuantizedGraph,
+    logits_error,
+    quantize,
+    requantisation,
+    rounded_logits,
+    run_float,
+    weights_of,
+)
+from tests.planner.mcu.networks import every_layer, hidden_linear, joins, stream
+from tests.planner.mcu.reference import reference_forward, reference_logits
 
 
 def quantized(build: object = every_layer, headroom: float = 1.0) -> tuple[QuantizedGraph, np.ndarray]:
@@ -89,3 +99,15 @@ def test_samples_become_bytes_row_by_row_channel_last_and_what_is_outside_is_hel
 def test_headroom_below_one_would_clip() -> None:
     with pytest.raises(McuCompileError, match=r"headroom: 0.9 would clip the calibration data; use 1.0 or more"):
         quantized(headroom=0.9)
+
+
+def test_logits_rounded_in_float_are_those_of_the_integers() -> None:
+    model, data = quantized(joins, headroom=1.5)
+    sums = reference_forward(model, model.quantize_input(data))[model.graph.ops[-1].name]
+    assert logits_error(rounded_logits(model, data), reference_logits(model, sums)) < 0.05
+
+
+def test_an_error_of_logits_is_none_of_their_bias() -> None:
+    wanted = np.array([[100.0, 1.0], [100.0, -1.0]], np.float32)
+    assert logits_error(wanted, wanted) == 0
+    assert logits_error(np.array([[100.0, 0.0], [100.0, 0.0]], np.float32), wanted) == pytest.approx(1)

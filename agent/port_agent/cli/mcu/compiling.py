@@ -13,11 +13,13 @@ from port_agent.cli.terminal import terminal
 from port_agent.mcu.board.catalogue import find_board
 from port_agent.mcu.board.errors import BoardJobError
 from port_agent.mcu.project import (
+    MAX_INT8_ERROR,
     Project,
     choose_project,
     fit_project,
     freeze_project,
     hold_project,
+    int8_error,
     load_project,
     measures_rate,
     project_figures,
@@ -64,6 +66,7 @@ def run_compile(arguments: argparse.Namespace) -> int:
     project, choices = _choose(load_project(arguments.project), arguments)
     job = write_project(project, out)
     model = read_model(out)
+    error = int8_error(project) if len(project.test_x) else None
     is_guess = "learning_rate" not in project.settings and model.parameter_bytes > 0
     figures_of_layers = project_figures(project) if arguments.report else ()
     notes = project.model.quantized.graph.notes
@@ -77,6 +80,7 @@ def run_compile(arguments: argparse.Namespace) -> int:
             "arena_bytes": model.arena_bytes,
             "parameter_bytes": model.parameter_bytes,
             "notes": notes,
+            "int8_error": error,
         }
         layers = {"layers": [asdict(layer) for layer in figures_of_layers]} if arguments.report else {}
         show_json(figures | _choices_json(choices, arguments.q88) | layers)
@@ -84,6 +88,11 @@ def run_compile(arguments: argparse.Namespace) -> int:
     _show_choices(choices)
     for note in notes:
         print(note)
+    if error is not None and error > MAX_INT8_ERROR:
+        print(
+            f"warning: in int8 the logits are off by {error:.0%} of what they differ among the test samples: this is another model; "
+            "--report says which layer loses it"
+        )
     if is_guess:
         print(
             f"learning rate {TrainSettings().learning_rate:g} by default, not measured on your samples: --choose-rate does that"

@@ -53,7 +53,7 @@ from port_agent.supervisor.service import Service
 from port_agent.supervisor.sleep_inhibitor import SleepInhibitor, inhibition
 from port_agent.supervisor.stall_monitor import StallMonitor
 from port_agent.supervisor.status import pause_text
-from port_agent.supervisor.timeline import STARTED, STOPPED, Timeline
+from port_agent.supervisor.timeline import ASLEEP, STARTED, STOPPED, Timeline
 from port_agent.supervisor.timers import Timers
 from port_agent.system.cgroup import CgroupError, delegated_tree
 from port_agent.system.clock import zone_changed
@@ -381,7 +381,8 @@ class Daemon:
         if zone_changed():
             context.timers.zone_changed(context.config.policy.windows)
         if slept_s := context.admission.slept_s():
-            context.timeline.note(context.clock.wall_s(), f"the machine slept for {format_seconds(round(slept_s))}")
+            fell_asleep_s = context.clock.wall_s() - slept_s
+            context.timeline.note(fell_asleep_s, f"{ASLEEP} for {format_seconds(round(slept_s))}")
         if context.admission.clock_jump_s():
             context.timers.clock_changed()
             context.usual_times.skip(context.clock.wall_s())

@@ -375,9 +375,9 @@ class Service:
         await self.resume_job(name)
         context, job = self._context, self._context.store.find(name)
         context.run_now = RunNow(job.id, context.clock.uptime_s() + (math.inf if for_s is None else for_s))
-        await self.resume_all()
         span = "until it is over" if for_s is None else f"for {format_seconds(for_s)}"
         context.timeline.note(context.clock.wall_s(), f"you want job {job.label} to run now, {span}")
+        await self.resume_all()
         return await self._change(context.store.get(job.id), f"to run now, {span}")
 
     async def cancel_job(self, name: str) -> JobSummary:

@@ -15,6 +15,7 @@ MAX_BYTES = 256 << 10
 """Some thousand changes; of more the newest are kept."""
 _MAX_TEXT = 200
 TRAINING, FREE, STARTED, STOPPED = "training", "free to train, no job", "the agent started", "the agent stopped"
+ASLEEP = "the machine slept"
 
 
 class TimelineEntry(msgspec.Struct, frozen=True, array_like=True):
@@ -41,11 +42,12 @@ class Timeline:
             text, codes = "; ".join(decision.reasons), decision.codes
         kind = TRAINING if busy and decision.state.trains else "", codes
         if kind != self._last:
-            self._last = kind
             self.note(wall_s, text, codes)
+            self._last = kind
 
     def note(self, wall_s: float, text: str, codes: tuple[str, ...] = ()) -> None:
-        """Add an entry."""
+        """Add an entry; what was decided is noted anew after it."""
+        self._last = None
         self._pending.append(TimelineEntry(round(wall_s, 1), text[:_MAX_TEXT], codes))
 
     @property

@@ -75,3 +75,14 @@ def test_what_the_disk_refuses_is_kept(tmp_path: Path) -> None:
     with pytest.raises(OSError):
         timeline.flush(NIGHT)
     assert timeline.pending and texts(timeline) == ["first"]
+
+
+def test_after_a_note_it_is_said_again_what_is_so(tmp_path: Path) -> None:
+    """Else the rest of the night would be told as what was noted: that the machine slept, or what the user wished."""
+    timeline = Timeline(tmp_path)
+    timeline.take(NIGHT, TRAIN, busy=True)
+    timeline.take(NIGHT + 10, TRAIN, busy=True)
+    timeline.note(NIGHT + 20, "the machine slept for 7 h 00 min")
+    timeline.take(NIGHT + 30, TRAIN, busy=True)
+    timeline.take(NIGHT + 40, TRAIN, busy=True)
+    assert texts(timeline) == [TRAINING, "the machine slept for 7 h 00 min", TRAINING]

@@ -169,10 +169,11 @@ function showJobs(jobs) {
     over.includes(job.state) ? "" : wish("Run now", "/api/run-now/" + job.id)]));
 }
 
-const KINDS = { training: "training", free: "free to train, no job", held: "held back", off: "the agent was off" };
+const KINDS = { training: "training", free: "free to train, no job", held: "held back", asleep: "asleep", off: "the agent was off" };
 function kindOf(entry) {
   if (entry.text === "training") return "training";
   if (entry.text.startsWith("free to train")) return "free";
+  if (entry.text.startsWith("the machine slept")) return "asleep";
   return entry.text === "the agent stopped" ? "off" : "held";
 }
 

@@ -27,6 +27,7 @@ from port_agent.energy.sources.base import Kind, SourceInfo
 from port_agent.energy.sources.estimated import EstimatedSource, LoadProbe, PowerModel
 from port_agent.energy.sources.power_models import model_of
 from port_agent.energy.sources.registry import EnergyConfig, SourceChoice, configured_model, open_sources
+from port_agent.energy.sources.timely import ReadThreads
 from port_agent.energy.totals import JobEnergy, Totals
 from port_agent.energy.wear import DiskCounter
 from port_agent.energy.wear_account import WearAccount
@@ -112,11 +113,12 @@ def open_meter(
     """
     config = EnergyConfig.from_table(table)
     model = model or (model_of(config.board, root))
-    choice = open_sources(config, model, root)
+    threads = ReadThreads()
+    choice = open_sources(config, model, root, threads)
     ledger = Ledger(state_dir / FILE_NAME, time.time())
     seams = MeterSeams(
         busy_fraction=LoadProbe().busy_fraction,
-        reopen=lambda: open_sources(config, model, root),
+        reopen=lambda: open_sources(config, model, root, threads),
         slept_s=slept_s,
         writer=ThreadPoolExecutor(1, "energy-ledger"),
     )

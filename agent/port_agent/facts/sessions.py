@@ -8,7 +8,6 @@ import contextlib
 import os
 import shutil
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -94,6 +93,8 @@ def ask_desktop(monitor: IdleMonitor) -> float | None:
 @contextlib.contextmanager
 def session_file(directory: Path) -> Iterator[int]:
     """Make a file that leaves word, and remove it at the end; yields its descriptor. Raises OSError."""
+    import tempfile  # not for the supervisor, which makes none
+
     descriptor, name = tempfile.mkstemp(prefix=PREFIX, dir=directory)
     try:
         yield descriptor

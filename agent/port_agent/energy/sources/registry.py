@@ -22,6 +22,7 @@ from port_agent.energy.sources.base import Coverage, Kind, PowerSource, SourceAb
 from port_agent.energy.sources.estimated import NAME as ESTIMATED
 from port_agent.energy.sources.estimated import EstimatedSource, PowerModel, generic_model
 from port_agent.energy.sources.subprocess_source import ChildOutput
+from port_agent.energy.sources.timely import ReadThreads
 from port_agent.system.clock import now_s
 from port_planner.base.errors import ExitCode, PortError
 
@@ -125,8 +126,16 @@ class SourceChoice:
         return tuple(report for report in self.reports if report.present and not report.ok)
 
 
-def open_sources(config: EnergyConfig, model: PowerModel | None, root: Path) -> SourceChoice:
+_ON_THREADS = (ina3221.NAME, ina2xx.NAME, battery.NAME, rapl.NAME)
+"""Sources that read files and chips themselves, which may hang; the others wait for a process or a network, aside already."""
+
+
+def open_sources(
+    config: EnergyConfig, model: PowerModel | None, root: Path, threads: ReadThreads | None = None
+) -> SourceChoice:
     """Return every source that works here, best first; the estimated one is always the last.
+
+    `threads`: of whoever opens them again and again.
 
     Never raises for a sensor: what fails is in the reports. Raises `EnergyConfigError` if `energy.source` names a
     source that does not exist.
@@ -137,12 +146,13 @@ def open_sources(config: EnergyConfig, model: PowerModel | None, root: Path) -> 
         if config.source not in openers:
             raise EnergyConfigError("source", f"is {config.source!r}; there are {AUTOMATIC}, {', '.join(openers)}")
         openers = {config.source: openers[config.source]}
+    threads = threads or ReadThreads()
     opened: list[PowerSource] = []
     reports = []
     for name, opener in openers.items():
         if name in config.disable:
             continue
-        source, report = _try(name, opener)
+        source, report = _try(name, functools.partial(threads.open, name, opener) if name in _ON_THREADS else opener)
         reports.append(report)
         if source is not None:
             opened.append(source)

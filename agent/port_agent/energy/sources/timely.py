@@ -1,0 +1,139 @@
+"""Ask a source on a thread of its own, so that one that hangs (a dead bus, a busy controller) holds up nobody.
+
+Whoever asks waits for a moment, in which files of the kernel and chips on I2C answer. A later answer is taken at the next question;
+a source that is silent for longer is broken until it answers after all, and no second thread is sent after it.
+"""
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from typing import TypeVar
+
+from port_agent.energy.sources.base import PowerSource, SelfTest, SensorReading, SourceError, SourceInfo
+
+WAIT_S = 0.05
+"""What a reading is waited for: half of what stopping a worker may take."""
+DEADLINE_S = 2.0
+"""From when on a source counts as broken, and what opening and testing one may take."""
+
+T = TypeVar("T")
+_REMEDY = "see whether its bus or controller hangs (dmesg), or take the source out with energy.disable"
+
+
+class ReadThread:
+    """A thread for the questions to one source, one at a time."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._questions: queue.SimpleQueue[Callable[[], None] | None] | None = None
+        self._unanswered: Future[object] | None = None
+        self._asked_s = 0.0
+
+    def ask(self, question: Callable[[], T], wait_s: float) -> T:
+        """Return the answer; raises TimeoutError where it, or that to an earlier question, does not come in time, and what `question` does."""
+        if self._unanswered is not None and not self._unanswered.done():
+            raise TimeoutError
+        if self._questions is None:
+            self._questions = queue.SimpleQueue()
+            threading.Thread(target=_run, args=(self._questions,), name=f"power-{self.name}", daemon=True).start()
+        answer: Future[T] = Future()
+        self._unanswered, self._asked_s = answer, time.monotonic()  # type: ignore[assignment]  # read by `late` alone
+        self._questions.put(partial(_answer, answer, question))
+        found = answer.exception(wait_s)
+        self._unanswered = None
+        if found is not None:
+            raise found
+        return answer.result()
+
+    def late(self) -> "Future[object] | None":
+        """Return the answer that came after its time, once; None where there is none."""
+        if self._unanswered is None or not self._unanswered.done():
+            return None
+        late, self._unanswered = self._unanswered, None
+        return late
+
+    def silent_s(self) -> float:
+        """Return for how long a question has waited for its answer."""
+        return 0.0 if self._unanswered is None else time.monotonic() - self._asked_s
+
+    def stop(self) -> None:
+        """Let the thread end, one that hangs once it is back; the next question starts another."""
+        if self._questions is not None:
+            self._questions.put(None)
+            self._questions = None
+
+
+def _run(questions: "queue.SimpleQueue[Callable[[], None] | None]") -> None:
+    while (question := questions.get()) is not None:
+        question()
+
+
+def _answer(answer: "Future[T]", question: Callable[[], T]) -> None:
+    try:
+        answer.set_result(question())
+    except Exception as error:  # it belongs to whoever asked
+        answer.set_exception(error)
+
+
+class ReadThreads:
+    """The threads by their sources' names: a source that is opened again is asked on the thread that it may hold up still."""
+
+    def __init__(self) -> None:
+        self._threads: dict[str, ReadThread] = {}
+
+    def open(self, name: str, opener: Callable[[], PowerSource]) -> PowerSource:
+        """Return the source that `opener` opens, to be asked on its thread; raises `SourceError`."""
+        thread = self._threads.setdefault(name, ReadThread(name))
+        thread.late()
+        try:
+            return TimelySource(thread.ask(opener, DEADLINE_S), thread)
+        except TimeoutError as error:
+            thread.stop()
+            raise SourceError(name, f"gives no answer for {thread.silent_s():.0f} s", _REMEDY) from error
+        except SourceError:
+            thread.stop()
+            raise
+
+
+class TimelySource:
+    """A source that is asked on its thread."""
+
+    def __init__(self, inner: PowerSource, thread: ReadThread, wait_s: float = WAIT_S) -> None:
+        self._inner, self._thread, self._wait_s = inner, thread, wait_s
+        self._newest: SensorReading | None = None
+
+    @property
+    def info(self) -> SourceInfo:
+        """What the source itself is."""
+        return self._inner.info
+
+    def read(self, now_s: float) -> SensorReading | None:
+        """Return the reading at `now_s`, or the one before where it is late; raise `SourceError` if it is broken or silent."""
+        late = self._thread.late()
+        try:
+            if late is None:
+                self._newest = self._thread.ask(partial(self._inner.read, now_s), self._wait_s)
+            else:
+                self._newest = late.result()  # type: ignore[assignment]  # of this source's `read`
+        except TimeoutError as error:
+            silent_s = self._thread.silent_s()
+            if self._newest is None or silent_s >= DEADLINE_S:
+                raise SourceError(self.info.name, f"gives no answer for {silent_s:.1f} s", _REMEDY) from error
+        return self._newest
+
+    def self_test(self, now_s: float) -> SelfTest:
+        """Return the source's own test."""
+        try:
+            return self._thread.ask(partial(self._inner.self_test, now_s), DEADLINE_S)
+        except TimeoutError:
+            return SelfTest(False, f"gives no answer for {self._thread.silent_s():.0f} s", _REMEDY)
+
+    def close(self) -> None:
+        """Give the source's files back, unless it hangs in one."""
+        self._thread.late()
+        if not self._thread.silent_s():
+            self._inner.close()
+        self._thread.stop()

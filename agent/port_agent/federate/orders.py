@@ -1,5 +1,6 @@
 """What the supervisor and Flower's processes share: files, names of records, what a round is told. Without Flower, and light."""
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -47,9 +48,41 @@ def global_file(rounds: int) -> str:
     return f"global-{rounds}.safetensors"
 
 
+def server_file(rounds: int) -> str:
+    """Return the name of what the leader's strategy remembers after so many rounds."""
+    return f"server-{rounds}.npz"
+
+
 def has_round(folder: Path) -> bool:
     """Return whether a round is to be trained in the folder of a federation."""
     return (folder / START_FILE).exists() and not (folder / RESULT_FILE).exists()
+
+
+class Strategy(StrEnum):
+    """What the leader makes of an average, by Flower's names."""
+
+    FEDAVG = "fedavg"
+    """Takes it as it is."""
+    FEDAVGM = "fedavgm"
+    """Goes on from it with momentum (Hsu et al. 2019, arXiv 1909.06335)."""
+    FEDADAM = "fedadam"
+    """Adam, the average change being its gradient (Reddi et al. 2020, arXiv 2003.00295)."""
+
+
+_Factor = Annotated[float, msgspec.Meta(ge=0.0, lt=1.0)]
+
+
+class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The leader's strategy and its numbers."""
+
+    strategy: Strategy = Strategy.FEDAVG
+    rate: Annotated[float, msgspec.Meta(gt=0.0, le=1e3)] = 1.0
+    momentum: _Factor = 0.9
+    """Of FedAvgM."""
+    betas: tuple[_Factor, _Factor] = (0.9, 0.99)
+    """Of FedAdam."""
+    tau: Annotated[float, msgspec.Meta(gt=0.0, le=1e3)] = 1e-3
+    """Of FedAdam: added to the root of its second moment."""
 
 
 class FederationSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +101,7 @@ class FederationSettings(msgspec.Struct, frozen=True, kw_only=True):
     epsilon_budget: Annotated[float, msgspec.Meta(gt=0.0, le=1e6)] | None = None
     """What each device's data may have spent over its life, this federation's rounds among it."""
     secure: bool = False
+    server: ServerSettings = ServerSettings()
 
 
 class RoundOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,6 +126,7 @@ class RoundOrder(msgspec.Struct, frozen=True, kw_only=True):
     secure: bool = False
     final: bool = False
     """Nothing is trained: all get the averaged weights."""
+    server: ServerSettings = ServerSettings()
 
     @property
     def nodes(self) -> tuple[int, ...]:

@@ -27,6 +27,7 @@ from port_agent.federate.orders import (
     global_file,
 )
 from port_agent.federate.replies import RoundAbandonedError, check_metrics, require_replies
+from port_agent.federate.strategies import ServerStep
 from port_agent.federate.tensors import Arrays, FederatedTensorError, FederatedTensors, federated_tensors
 from port_agent.federate.wire import FlowerMessageError, array_record, plain_arrays
 from port_agent.system.helper_process import helper_exit_code, send_event
@@ -61,24 +62,27 @@ class Round:
         return masked.average(arrays)
 
     def _plain(self, arrays: Arrays) -> tuple[Arrays, int, float | None]:
-        """Average by FedAvg, with clipping and noise where the order says so."""
-        order, grid = self._order, self.grid
-        count = len(order.nodes)
-        inner = FedAvg(fraction_evaluate=0.0, min_train_nodes=count, min_available_nodes=count)
+        """Average by the order's strategy, with clipping and noise where the order says so."""
+        order, grid, step = self._order, self.grid, ServerStep(self._order)
         private = (
-            DifferentialPrivacyClientSideFixedClipping(inner, order.noise, order.clip, count) if order.clip else None
+            DifferentialPrivacyClientSideFixedClipping(step.strategy, order.noise, order.clip, len(order.nodes))
+            if order.clip
+            else None
         )
-        strategy = private or inner
-        messages = strategy.configure_train(order.number, array_record(arrays), self._private_terms(), grid)
+        begin = (private or step.strategy).configure_train
+        messages = begin(order.number, array_record(arrays), self._private_terms(), grid)
         replies = grid.send_and_receive(messages, timeout=order.timeout_s)
         require_replies(len(replies), order, grid.lost)
         replies.sort(key=lambda reply: reply.metadata.src_node_id)  # sums have the same bits whoever was first
         if private is not None:
             private.num_sampled_clients = len(replies)  # fewer devices need more noise
-        averaged, metrics = strategy.aggregate_train(order.number, replies)
+            noisy, metrics = private.aggregate_train(order.number, replies)
+            averaged = None if noisy is None else plain_arrays(noisy)
+        else:
+            averaged, metrics = step.average(arrays, replies)
         if averaged is None or metrics is None:
             raise RoundAbandonedError("Flower averaged nothing")
-        given = {name: array.astype(arrays[name].dtype) for name, array in plain_arrays(averaged).items()}
+        given: Arrays = {name: array.astype(arrays[name].dtype) for name, array in averaged.items()}
         return given, len(replies), _number(metrics.get(LOSS))
 
     def _private_terms(self) -> ConfigRecord:

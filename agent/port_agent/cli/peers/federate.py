@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from port_agent.cli.arguments import UsageError, duration, positive_number, whole_number
 from port_agent.control import places
 from port_agent.federate.privacy import DELTA, epsilon, noisy_rounds
-from port_planner.base.units import format_seconds
+from port_planner.base.units import format_seconds, shown
 
 _MOST = 1 << 20
 _LONGEST_S = 30 * 86400.0
@@ -73,6 +74,7 @@ def _add_start(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         metavar="X",
         help="with replies of fewer than this share of those asked a round is abandoned and done again (default 0.5)",
     )
+    _add_strategy(start)
     start.add_argument(
         "--clip", type=positive_number, default=0.0, metavar="NORM", help="clip each device's change to this norm"
     )
@@ -96,6 +98,43 @@ def _add_start(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     )
 
 
+def _add_strategy(start: argparse.ArgumentParser) -> None:
+    start.add_argument(
+        "--strategy",
+        choices=("fedavg", "fedavgm", "fedadam"),
+        default="fedavg",
+        help="what is made of an average: taken as it is (default), with server momentum, or as Adam's gradient",
+    )
+    start.add_argument(
+        "--server-rate", type=positive_number, metavar="X", help="of fedavgm (default 1) and fedadam (0.1)"
+    )
+    start.add_argument("--server-momentum", type=_factor, metavar="X", help="of fedavgm (default 0.9)")
+    start.add_argument("--server-betas", type=_factor, nargs=2, metavar="X", help="of fedadam (default 0.9 0.99)")
+    start.add_argument("--server-tau", type=positive_number, metavar="X", help="of fedadam (default 0.001)")
+
+
+def _factor(text: str) -> float:
+    """Return a number from 0 to below 1; raises ArgumentTypeError for anything else."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError(f"{shown(text)} is not a valid number from 0 to below 1; write it like 0.9")
+    return value
+
+
+def _server(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the strategy and its numbers as the agent takes them; raises UsageError for numbers of another one."""
+    known = {"fedavg": (), "fedavgm": ("rate", "momentum"), "fedadam": ("rate", "betas", "tau")}[arguments.strategy]
+    given = {name: getattr(arguments, f"server_{name}") for name in ("rate", "momentum", "betas", "tau")}
+    given = {name: value for name, value in given.items() if value is not None}
+    if other := given.keys() - set(known):
+        raise UsageError(f"--server-{min(other)} is no number of --strategy {arguments.strategy}")
+    usual = {"rate": 0.1} if arguments.strategy == "fedadam" else {}
+    return {"strategy": arguments.strategy, **usual, **given}
+
+
 def _verb(
     verbs: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, text: str, run: Any
 ) -> argparse.ArgumentParser:
@@ -112,7 +151,7 @@ def _start(arguments: argparse.Namespace) -> int:
     if arguments.timeout_s > _LONGEST_S:
         raise UsageError(f"a round lasts 30 days at most, not {format_seconds(arguments.timeout_s)}")
     names = ("rounds", "min_devices", "goal", "timeout_s", "min_share", "clip", "noise", "epsilon_budget", "secure")
-    settings = {name: getattr(arguments, name) for name in names}
+    settings = {name: getattr(arguments, name) for name in names} | {"server": _server(arguments)}
     answer = places.connect(arguments.runtime_dir).post("/v1/federations", job=arguments.job, settings=settings)
     text = f"Leading a federation of job {answer['job']} ({answer['name']}), {arguments.rounds} rounds. See it with: port-agent federate status"
     if arguments.clip:

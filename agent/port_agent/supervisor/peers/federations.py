@@ -25,7 +25,9 @@ from port_agent.federate.orders import (
     RoundEnded,
     RoundEvent,
     RoundOrder,
+    Strategy,
     global_file,
+    server_file,
 )
 from port_agent.jobs.job import Job, JobRequestError
 from port_agent.jobs.store import JobStore
@@ -169,6 +171,11 @@ class Federations:
             raise JobRequestError(
                 "noise without --clip protects nobody: it is measured by the norm of a change", job.id
             )
+        if settings.server.strategy is not Strategy.FEDAVG and (settings.secure or settings.clip):
+            what = settings.server.strategy.value
+            raise JobRequestError(
+                f"--strategy {what} does not go with --secure or --clip yet; choose one of them", job.id
+            )
         if settings.epsilon_budget is not None and not settings.noise:
             raise JobRequestError("without --noise every round spends all of an --epsilon-budget; give both", job.id)
         if settings.secure and settings.min_devices < 3:
@@ -274,7 +281,8 @@ class Federations:
         state = "failed" if faults >= _MAX_FAULTS else run.state
         self._note(job, msgspec.structs.replace(run, state=state, done=done, abandoned=abandoned, history=history))
         if done > 1:
-            (self._folder(job) / global_file(done - 2)).unlink(missing_ok=True)
+            for old in (global_file(done - 2), server_file(done - 2)):
+                (self._folder(job) / old).unlink(missing_ok=True)
         how = f"abandoned: {record.abandoned}" if record.abandoned else f"averaged over {record.devices} devices"
         self._audit(f"job {job.label}, round {record.number}: {how}")
 
@@ -337,7 +345,7 @@ class Federations:
             run_id=int(run.run[:15], 16), number=run.done + 1, folder=str(folder), bundle=str(bundle),
             names={member.node: member.name for member in members}, goal=settings.goal or len(members),
             timeout_s=_FINAL_S if final else settings.timeout_s, min_share=settings.min_share, clip=settings.clip,
-            noise=settings.noise, epsilon_budget=settings.epsilon_budget, secure=settings.secure and not final, final=final,
+            noise=settings.noise, epsilon_budget=settings.epsilon_budget, secure=settings.secure and not final, final=final, server=settings.server,
         )  # fmt: skip
         tensors = (await self._jobs.tensors_of(job)).fingerprint
         by_node = {member.node: member for member in members}

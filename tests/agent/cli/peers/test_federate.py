@@ -68,6 +68,11 @@ def test_started_shown_and_stopped(tmp_path: Path, capsys: pytest.CaptureFixture
         for words, refusal in (
             (["--noise", "1.0"], "noise without --clip protects nobody"),
             (["--secure", "--clip", "1"], "do not go together"),
+            (["--strategy", "fedavgm", "--clip", "1"], "--strategy fedavgm does not go with --secure or --clip"),
+            (
+                ["--strategy", "fedadam", "--server-momentum", "0.5"],
+                "--server-momentum is no number of --strategy fedadam",
+            ),
             (["--epsilon-budget", "8"], "without --noise every round spends all"),
             (["--secure"], "give --min-devices 3"),
             (["--min-share", "2"], "at most 1, not 2"),

@@ -1,0 +1,96 @@
+"""What the leader makes of an average, by Flower's strategies: taken as it is, or a step of an optimizer of its own.
+
+A strategy lives for one round here, as its process does; what it remembers of the rounds before lies in a file of the round's number, so a
+round that is cut begins from the same.
+"""
+
+from pathlib import Path
+
+import numpy as np
+from flwr.app import ArrayRecord, Message, MetricRecord
+from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM
+from numpy.typing import NDArray
+
+from port_agent.federate.orders import RoundOrder, ServerSettings, Strategy, server_file
+from port_agent.federate.tensors import Arrays
+from port_agent.federate.wire import plain_arrays
+from port_agent.system.atomic_file import atomic_stream
+
+_FIRST, _SECOND = "first", "second"
+"""Moments: of FedAvgM its momentum alone."""
+_Moments = dict[str, dict[str, NDArray[np.generic]]]
+
+
+class ServerStep:
+    """The strategy of one round, and what it remembers."""
+
+    def __init__(self, order: RoundOrder) -> None:
+        """Take up what the round before left; raises OSError, ValueError for a damaged file."""
+        self._order, self._folder = order, Path(order.folder)
+        self.strategy = _strategy(order.server, len(order.nodes))
+        if order.number > 1 and order.server.strategy is not Strategy.FEDAVG:
+            self._give(_read(self._folder / server_file(order.number - 1)))
+
+    def average(self, start: Arrays, replies: list[Message]) -> tuple[Arrays | None, MetricRecord | None]:
+        """Return the weights after the round, and the metrics; raises OSError.
+
+        A tensor without negative numbers, as a running variance is, gets none by the optimizer's step: then its plain average counts.
+        """
+        averaged, metrics = self.strategy.aggregate_train(self._order.number, replies)
+        if averaged is None or self._order.server.strategy is Strategy.FEDAVG:
+            return None if averaged is None else plain_arrays(averaged), metrics
+        stepped = plain_arrays(averaged)
+        plain, _ = _strategy(ServerSettings(), len(replies)).aggregate_train(self._order.number, replies)
+        for name, array in plain_arrays(plain or ArrayRecord()).items():
+            if stepped[name].min(initial=0.0) < 0.0 <= min(array.min(initial=0.0), start[name].min(initial=0.0)):
+                stepped[name] = array
+        _write(self._folder / server_file(self._order.number), self._remembered(start))
+        return stepped, metrics
+
+    def _give(self, moments: _Moments) -> None:
+        match self.strategy:
+            case FedAvgM():
+                self.strategy.momentum_vector = list(moments[_FIRST].values())
+            case FedAdam():
+                self.strategy.m_t, self.strategy.v_t = moments[_FIRST], moments[_SECOND]
+
+    def _remembered(self, start: Arrays) -> _Moments:
+        match self.strategy:
+            case FedAvgM():
+                vector = self.strategy.momentum_vector or [np.zeros_like(array) for array in start.values()]
+                return {_FIRST: dict(zip(start, vector, strict=True))}
+            case FedAdam():
+                return {_FIRST: self.strategy.m_t or {}, _SECOND: self.strategy.v_t or {}}
+        return {}
+
+
+def _strategy(server: ServerSettings, count: int) -> FedAvg:
+    match server.strategy:
+        case Strategy.FEDAVGM:
+            made: FedAvg = FedAvgM(
+                server_learning_rate=server.rate, server_momentum=server.momentum,
+                fraction_evaluate=0.0, min_train_nodes=count, min_available_nodes=count,
+            )  # fmt: skip
+        case Strategy.FEDADAM:
+            made = FedAdam(
+                eta=server.rate, beta_1=server.betas[0], beta_2=server.betas[1], tau=server.tau,
+                fraction_evaluate=0.0, min_train_nodes=count, min_available_nodes=count,
+            )  # fmt: skip
+        case Strategy.FEDAVG:
+            made = FedAvg(fraction_evaluate=0.0, min_train_nodes=count, min_available_nodes=count)
+    return made
+
+
+def _write(path: Path, moments: _Moments) -> None:
+    flat = {f"{kind}/{name}": array for kind, arrays in moments.items() for name, array in arrays.items()}
+    with atomic_stream(path, sum(array.nbytes for array in flat.values())) as stream:
+        np.savez(stream, allow_pickle=False, **flat)
+
+
+def _read(path: Path) -> _Moments:
+    moments: _Moments = {_FIRST: {}, _SECOND: {}}
+    with np.load(path, allow_pickle=False) as archive:
+        for key in archive.files:
+            kind, _, name = key.partition("/")
+            moments[kind][name] = archive[key]
+    return moments

@@ -58,7 +58,7 @@ def has_round(folder: Path) -> bool:
     return (folder / START_FILE).exists() and not (folder / RESULT_FILE).exists()
 
 
-class Strategy(StrEnum):
+class ServerStrategy(StrEnum):
     """What the leader makes of an average, by Flower's names."""
 
     FEDAVG = "fedavg"
@@ -75,7 +75,7 @@ _Factor = Annotated[float, msgspec.Meta(ge=0.0, lt=1.0)]
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The leader's strategy and its numbers."""
 
-    strategy: Strategy = Strategy.FEDAVG
+    strategy: ServerStrategy = ServerStrategy.FEDAVG
     rate: Annotated[float, msgspec.Meta(gt=0.0, le=1e3)] = 1.0
     momentum: _Factor = 0.9
     """Of FedAvgM."""

@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord, Message, MetricRecord
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM
 from numpy.typing import NDArray
 
-from port_agent.federate.orders import RoundOrder, ServerSettings, Strategy, server_file
+from port_agent.federate.orders import RoundOrder, ServerSettings, ServerStrategy, server_file
 from port_agent.federate.tensors import Arrays
 from port_agent.federate.wire import plain_arrays
 from port_agent.system.atomic_file import atomic_stream
@@ -28,7 +28,7 @@ class ServerStep:
         """Take up what the round before left; raises OSError, ValueError for a damaged file."""
         self._order, self._folder = order, Path(order.folder)
         self.strategy = _strategy(order.server, len(order.nodes))
-        if order.number > 1 and order.server.strategy is not Strategy.FEDAVG:
+        if order.number > 1 and order.server.strategy is not ServerStrategy.FEDAVG:
             self._give(_read(self._folder / server_file(order.number - 1)))
 
     def average(self, start: Arrays, replies: list[Message]) -> tuple[Arrays | None, MetricRecord | None]:
@@ -37,7 +37,7 @@ class ServerStep:
         A tensor without negative numbers, as a running variance is, gets none by the optimizer's step: then its plain average counts.
         """
         averaged, metrics = self.strategy.aggregate_train(self._order.number, replies)
-        if averaged is None or self._order.server.strategy is Strategy.FEDAVG:
+        if averaged is None or self._order.server.strategy is ServerStrategy.FEDAVG:
             return None if averaged is None else plain_arrays(averaged), metrics
         stepped = plain_arrays(averaged)
         plain, _ = _strategy(ServerSettings(), len(replies)).aggregate_train(self._order.number, replies)
@@ -66,17 +66,17 @@ class ServerStep:
 
 def _strategy(server: ServerSettings, count: int) -> FedAvg:
     match server.strategy:
-        case Strategy.FEDAVGM:
+        case ServerStrategy.FEDAVGM:
             made: FedAvg = FedAvgM(
                 server_learning_rate=server.rate, server_momentum=server.momentum,
                 fraction_evaluate=0.0, min_train_nodes=count, min_available_nodes=count,
             )  # fmt: skip
-        case Strategy.FEDADAM:
+        case ServerStrategy.FEDADAM:
             made = FedAdam(
                 eta=server.rate, beta_1=server.betas[0], beta_2=server.betas[1], tau=server.tau,
                 fraction_evaluate=0.0, min_train_nodes=count, min_available_nodes=count,
             )  # fmt: skip
-        case Strategy.FEDAVG:
+        case ServerStrategy.FEDAVG:
             made = FedAvg(fraction_evaluate=0.0, min_train_nodes=count, min_available_nodes=count)
     return made
 

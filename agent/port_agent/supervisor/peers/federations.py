@@ -25,7 +25,7 @@ from port_agent.federate.orders import (
     RoundEnded,
     RoundEvent,
     RoundOrder,
-    Strategy,
+    ServerStrategy,
     global_file,
     server_file,
 )
@@ -171,7 +171,7 @@ class Federations:
             raise JobRequestError(
                 "noise without --clip protects nobody: it is measured by the norm of a change", job.id
             )
-        if settings.server.strategy is not Strategy.FEDAVG and (settings.secure or settings.clip):
+        if settings.server.strategy is not ServerStrategy.FEDAVG and (settings.secure or settings.clip):
             what = settings.server.strategy.value
             raise JobRequestError(
                 f"--strategy {what} does not go with --secure or --clip yet; choose one of them", job.id

@@ -72,7 +72,7 @@ class ServerStrategy(StrEnum):
 _Factor = Annotated[float, msgspec.Meta(ge=0.0, lt=1.0)]
 
 
-class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
+class StrategySettings(msgspec.Struct, frozen=True, kw_only=True):
     """The leader's strategy and its numbers."""
 
     strategy: ServerStrategy = ServerStrategy.FEDAVG
@@ -101,7 +101,7 @@ class FederationSettings(msgspec.Struct, frozen=True, kw_only=True):
     epsilon_budget: Annotated[float, msgspec.Meta(gt=0.0, le=1e6)] | None = None
     """What each device's data may have spent over its life, this federation's rounds among it."""
     secure: bool = False
-    server: ServerSettings = ServerSettings()
+    server: StrategySettings = StrategySettings()
 
 
 class RoundOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,7 +126,7 @@ class RoundOrder(msgspec.Struct, frozen=True, kw_only=True):
     secure: bool = False
     final: bool = False
     """Nothing is trained: all get the averaged weights."""
-    server: ServerSettings = ServerSettings()
+    server: StrategySettings = StrategySettings()
 
     @property
     def nodes(self) -> tuple[int, ...]:

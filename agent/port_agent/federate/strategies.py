@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord, Message, MetricRecord
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM
 from numpy.typing import NDArray
 
-from port_agent.federate.orders import RoundOrder, ServerSettings, ServerStrategy, server_file
+from port_agent.federate.orders import RoundOrder, ServerStrategy, StrategySettings, server_file
 from port_agent.federate.tensors import Arrays
 from port_agent.federate.wire import plain_arrays
 from port_agent.system.atomic_file import atomic_stream
@@ -40,7 +40,7 @@ class ServerStep:
         if averaged is None or self._order.server.strategy is ServerStrategy.FEDAVG:
             return None if averaged is None else plain_arrays(averaged), metrics
         stepped = plain_arrays(averaged)
-        plain, _ = _strategy(ServerSettings(), len(replies)).aggregate_train(self._order.number, replies)
+        plain, _ = _strategy(StrategySettings(), len(replies)).aggregate_train(self._order.number, replies)
         for name, array in plain_arrays(plain or ArrayRecord()).items():
             if stepped[name].min(initial=0.0) < 0.0 <= min(array.min(initial=0.0), start[name].min(initial=0.0)):
                 stepped[name] = array
@@ -64,7 +64,7 @@ class ServerStep:
         return {}
 
 
-def _strategy(server: ServerSettings, count: int) -> FedAvg:
+def _strategy(server: StrategySettings, count: int) -> FedAvg:
     match server.strategy:
         case ServerStrategy.FEDAVGM:
             made: FedAvg = FedAvgM(

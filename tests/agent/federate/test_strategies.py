@@ -9,7 +9,7 @@ from tests.agent.federate.jobs import gestures_bundle, needs_flower
 
 pytest.importorskip("flwr")
 
-from port_agent.federate.orders import ServerSettings, ServerStrategy
+from port_agent.federate.orders import ServerStrategy, StrategySettings
 from port_agent.federate.tensors import federated_tensors
 from tests.agent.federate.supervisor import Led
 
@@ -32,7 +32,10 @@ def led(root: Path, bundle: Path, step: float) -> Led:
 
 
 def test_server_momentum_goes_on_over_rounds(tmp_path: Path, bundle: Path) -> None:
-    made, settings = led(tmp_path, bundle, 1.0), ServerSettings(strategy=ServerStrategy.FEDAVGM, rate=0.5, momentum=0.8)
+    made, settings = (
+        led(tmp_path, bundle, 1.0),
+        StrategySettings(strategy=ServerStrategy.FEDAVGM, rate=0.5, momentum=0.8),
+    )
     weights = {name: array.astype(np.float64) for name, array in federated_tensors(bundle).initial().items()}
     velocity = 0.0
     for number in (1, 2, 2, 3):  # the second is cut before it is noted, and done again
@@ -46,7 +49,7 @@ def test_server_momentum_goes_on_over_rounds(tmp_path: Path, bundle: Path) -> No
 
 def test_adam_takes_the_average_change_for_its_gradient(tmp_path: Path, bundle: Path) -> None:
     made = led(tmp_path, bundle, -2.0)
-    settings = ServerSettings(strategy=ServerStrategy.FEDADAM, rate=0.25, betas=(0.9, 0.99), tau=1e-3)
+    settings = StrategySettings(strategy=ServerStrategy.FEDADAM, rate=0.25, betas=(0.9, 0.99), tau=1e-3)
     weights = {name: array.astype(np.float64) for name, array in federated_tensors(bundle).initial().items()}
     first = second = 0.0
     for number in (1, 2):
@@ -62,7 +65,7 @@ def test_a_running_variance_gets_no_negative_numbers(tmp_path: Path, bundle: Pat
     made = Led(tmp_path, [bundle, bundle])
     for member in made.members.values():
         member.changed = lambda arrays: {name: np.multiply(array, np.float32(0.25)) for name, array in arrays.items()}
-    made.round(server=ServerSettings(strategy=ServerStrategy.FEDAVGM, rate=2.0, momentum=0.0))
+    made.round(server=StrategySettings(strategy=ServerStrategy.FEDAVGM, rate=2.0, momentum=0.0))
     averaged, initial = made.averaged(), federated_tensors(bundle).initial()
     assert VARIANCE in averaged and np.array_equal(averaged[VARIANCE], np.multiply(initial[VARIANCE], np.float32(0.25)))
     assert np.allclose(averaged["head.weight"], np.multiply(initial["head.weight"], np.float32(-0.5)), atol=1e-6)

@@ -45,6 +45,7 @@ AREAS: Mapping[str, tuple[str, ...]] = {
     "session": ("session",),
     "peers.pairing": ("peers", "pair", "unpair"),
     "peers.federate": ("federate",),
+    "peers.identity": ("identity",),
     "energy": ("energy", "dashboard"),
     "mcu.command": ("mcu",),
 }

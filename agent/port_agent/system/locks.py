@@ -20,6 +20,10 @@ class InstanceError(PortError):
         )
 
 
+LOCK_NAME = "port-agent.lock"
+"""In a directory that an agent works with."""
+
+
 class LockFile:
     """An exclusive flock that the kernel releases when the last holder of the descriptor is gone."""
 
@@ -57,7 +61,7 @@ def lock_instance(runtime_dir: Path, state_dir: Path) -> list[LockFile]:
     locks: list[LockFile] = []
     for directory in (runtime_dir, state_dir):
         try:
-            lock = LockFile(directory / "port-agent.lock")
+            lock = LockFile(directory / LOCK_NAME)
         except OSError:
             if directory is runtime_dir:
                 raise

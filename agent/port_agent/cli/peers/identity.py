@@ -1,0 +1,60 @@
+"""`port-agent identity`: who this device is to others, kept for a card that is replaced."""
+
+import argparse
+from pathlib import Path
+
+from port_agent.cli.arguments import UsageError, readable_folder, writable_folder
+from port_agent.control import places
+
+
+def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the commands of this area to `commands`."""
+    identity = commands.add_parser("identity", help="keep who this device is to others, for a replaced card")
+    identity.description = (
+        "Keep the key of this device and whom it is paired with in a file, and give them to a new card or machine, which then is this "
+        "device to all others. Whoever has the file is this device, too: keep it as a password, and never let both run at once."
+    )
+    verbs = identity.add_subparsers(dest="verb", metavar="VERB", required=True)
+    export = verbs.add_parser("export", help="write it into a file that only you can read")
+    export.add_argument("file", type=Path)
+    export.add_argument("--state-dir", type=readable_folder, metavar="D", help="of the agent, if not the usual one")
+    export.set_defaults(run=_export)
+    taken = verbs.add_parser("import", help="take it from such a file, while no agent runs here")
+    taken.add_argument("file", type=Path)
+    taken.add_argument("--state-dir", type=writable_folder, metavar="D", help="of the agent, if not the usual one")
+    taken.set_defaults(run=_import)
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    from port_agent.peers.identity.backup import write_backup
+
+    state_dir = _state_dir(arguments)
+    try:
+        own, count = write_backup(state_dir, arguments.file)
+    except FileNotFoundError as error:
+        raise UsageError(
+            f"{error.filename}: no such file; `port-agent pair` makes an identity when it is needed"
+        ) from error
+    print(f"{own.id} and {count} paired devices are in {arguments.file}. Whoever has this file is this device.")
+    return 0
+
+
+def _import(arguments: argparse.Namespace) -> int:
+    from port_agent.peers.identity.backup import restore_backup
+    from port_agent.system.locks import LOCK_NAME, LockFile
+
+    state_dir = _state_dir(arguments)
+    state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lock = LockFile(state_dir / LOCK_NAME)
+    if not lock.try_lock():
+        raise UsageError(f"an agent runs with {state_dir}; stop it first")
+    try:
+        own, count = restore_backup(arguments.file, state_dir)
+    finally:
+        lock.close()
+    print(f"This device is {own.id} now, and trusts {count} paired devices. Never run the old one beside it.")
+    return 0
+
+
+def _state_dir(arguments: argparse.Namespace) -> Path:
+    return Path(arguments.state_dir or places.own_state_dir())

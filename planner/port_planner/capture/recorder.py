@@ -500,7 +500,14 @@ class StepRecorder(TorchDispatchMode):
                 return Named(kind, str(argument).removeprefix("torch."))
         if isinstance(argument, torch.SymInt | torch.SymFloat | torch.SymBool):
             raise CaptureError("the step has a symbolic size; call it with plain tensors of fixed shape")
-        raise CaptureError(f"an operator takes an argument of type {type(argument).__name__}, which is not supported")
+        if isinstance(argument, torch.Generator):
+            raise CaptureError(
+                f"{program_line()} draws random numbers from a generator of its own, which a bundle does not have: draw from torch's (leave "
+                "`generator` out), or train with `port-agent exec`"
+            )
+        raise CaptureError(
+            f"{program_line()}: an operator takes an argument of type {type(argument).__name__}, which is not supported"
+        )
 
 
 def _offset_of(tensor: torch.Tensor, k: int) -> int:

@@ -132,6 +132,17 @@ def test_a_loss_that_changes_the_optimizers_numbers_is_refused_by_name() -> None
         capture_step(model, loss, optimizer, batch())
 
 
+def test_a_generator_of_the_programs_own_is_refused_with_its_line() -> None:
+    own = torch.Generator()
+
+    def loss(m: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return classify(m, x + torch.randn(x.shape, generator=own), y)
+
+    model = net()
+    with pytest.raises(CaptureError, match=r"test_step\.py:\d+ draws random numbers from a generator of its own"):
+        capture_step(model, loss, sgd(model), batch())
+
+
 def test_a_branch_on_data_becomes_a_guard() -> None:
     def loss_fn(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         out = model(x)

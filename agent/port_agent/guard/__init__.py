@@ -8,11 +8,18 @@ share a budget, `program_starts.c`: how they come to it, `service.c`: the thread
 trial.
 """
 
-from port_agent.guard.memory import GuardCounters, GuardedMemory, active_guard, guard_environment, smallest_block_bytes
+from port_agent.guard.memory import (
+    GuardCounters,
+    GuardedMemory,
+    MappingKind,
+    active_guard,
+    guard_environment,
+    smallest_block_bytes,
+)
 from port_agent.guard.probe import GuardProbe, probe_guard
 from port_agent.guard.processes import ProcessTable, ProcessUse
 
 __all__ = [
-    "GuardCounters", "GuardProbe", "GuardedMemory", "ProcessTable", "ProcessUse", "active_guard", "guard_environment", "probe_guard",
+    "GuardCounters", "GuardProbe", "GuardedMemory", "MappingKind", "ProcessTable", "ProcessUse", "active_guard", "guard_environment", "probe_guard",
     "smallest_block_bytes",
 ]  # fmt: skip

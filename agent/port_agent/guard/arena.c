@@ -7,6 +7,7 @@
 #define _GNU_SOURCE
 #endif
 #include <errno.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -14,6 +15,7 @@
 
 #define MOST_BLOCKS (1u << 22)
 #define CLASSES 256
+#define MOST_ADOPTED (1u << 16)
 
 size_t guard_page;
 static uintptr_t begin_, end_;
@@ -22,6 +24,12 @@ static _Atomic uint32_t *index_;       /* block of each granule, +1 */
 static struct block *blocks_;
 static uint32_t made_, unused_ = NOTHING;
 static uint32_t free_by_class_[CLASSES];
+
+/* Blocks over others' addresses in order, twice: whoever looks is not disturbed by the next change, and looks again after it. */
+static uint32_t *adopted_[2];
+static size_t adopted_bytes_[2];
+static uint32_t adopted_count_[2];
+static _Atomic uint32_t adopted_changes_;
 
 static size_t index_bytes_, blocks_bytes_; /* of the two tables, what can be written by now: RLIMIT_DATA counts that */
 
@@ -52,7 +60,9 @@ bool arena_begin(void) {
         next_ = begin_;
         index_ = arena_reserve((end_ - begin_) / GRANULE * sizeof *index_ + 4 * GRANULE);
         blocks_ = arena_reserve((size_t)MOST_BLOCKS * sizeof *blocks_ + 4 * GRANULE);
-        if (index_ && blocks_) {
+        for (int i = 0; i < 2; i++)
+            adopted_[i] = arena_reserve(MOST_ADOPTED * sizeof **adopted_ + 4 * GRANULE);
+        if (index_ && blocks_ && adopted_[0] && adopted_[1]) {
             for (int i = 0; i < CLASSES; i++)
                 free_by_class_[i] = NOTHING;
             return true;
@@ -69,9 +79,56 @@ struct block *arena_block(uint32_t index) { return &blocks_[index]; }
 
 uint32_t arena_index_of(const struct block *block) { return (uint32_t)(block - blocks_); }
 
+/* Return the place of the first of `count` blocks that ends beyond `address`. */
+static uint32_t place_of(const uint32_t *adopted, uint32_t count, uintptr_t address) {
+    uint32_t low = 0;
+    while (low < count) {
+        uint32_t middle = (low + count) / 2;
+        const struct block *block = &blocks_[adopted[middle]];
+        if (block->address + block->bytes <= address)
+            low = middle + 1;
+        else
+            count = middle;
+    }
+    return low;
+}
+
+struct block *arena_adopted_from(uintptr_t address) {
+    for (;;) {
+        uint32_t changes = atomic_load(&adopted_changes_), count = adopted_count_[changes & 1];
+        const uint32_t *adopted = adopted_[changes & 1];
+        uint32_t place = count ? place_of(adopted, count, address) : 0;
+        struct block *found = place < count ? &blocks_[adopted[place]] : NULL;
+        if (atomic_load(&adopted_changes_) == changes)
+            return found;
+    }
+}
+
+/* Put a block among those over others' addresses, or take it out; the guard's lock is held. */
+static bool change_adopted(struct block *block, bool in) {
+    uint32_t changes = atomic_load(&adopted_changes_), now = changes & 1, next = 1 - now;
+    uint32_t count = adopted_count_[now], place = place_of(adopted_[now], count, block->address);
+    uint32_t changed = in ? count + 1 : count - 1;
+    if (changed > MOST_ADOPTED || !arena_grow(adopted_[next], &adopted_bytes_[next], changed * sizeof **adopted_))
+        return false;
+    uint32_t *to = adopted_[next];
+    memcpy(to, adopted_[now], place * sizeof *to);
+    if (in) {
+        to[place] = arena_index_of(block);
+        memcpy(to + place + 1, adopted_[now] + place, (count - place) * sizeof *to);
+    } else {
+        memcpy(to + place, adopted_[now] + place + 1, (count - place - 1) * sizeof *to);
+    }
+    adopted_count_[next] = changed;
+    atomic_store(&adopted_changes_, changes + 1);
+    return true;
+}
+
 struct block *arena_block_at(uintptr_t address) {
-    if (address < begin_ || address >= atomic_load_explicit(&next_, memory_order_acquire))
-        return NULL;
+    if (address < begin_ || address >= atomic_load_explicit(&next_, memory_order_acquire)) {
+        struct block *block = begin_ ? arena_adopted_from(address) : NULL;
+        return block && address >= block->address ? block : NULL;
+    }
     uint32_t found = atomic_load_explicit(&index_[(address - begin_) / GRANULE], memory_order_acquire);
     return found ? &blocks_[found - 1] : NULL;
 }
@@ -99,6 +156,16 @@ static struct block *new_record(void) {
     return there ? &blocks_[made_++] : NULL;
 }
 
+static void clear(struct block *block, size_t bytes) {
+    block->bytes = bytes;
+    block->span_count = 0;
+    block->pins = 0;
+    block->donor = 0;
+    block->held = 0;
+    block->offset = -1;
+    block->older = block->newer = block->next = NOTHING;
+}
+
 struct block *arena_take(size_t bytes) {
     size_t reserved, class = class_of(bytes, &reserved);
     struct block *block;
@@ -119,17 +186,35 @@ struct block *arena_take(size_t bytes) {
             atomic_store_explicit(&index_[(block->address - begin_) / GRANULE + i], entry, memory_order_release);
         atomic_store_explicit(&next_, address + reserved, memory_order_release);
     }
-    block->bytes = bytes;
-    block->span_count = 0;
-    block->pins = 0;
-    block->donor = 0;
-    block->held = 0;
-    block->offset = -1;
-    block->older = block->newer = block->next = NOTHING;
+    clear(block, bytes);
     return block;
 }
 
+struct block *arena_adopt(uintptr_t address, size_t bytes) {
+    const struct block *beyond = arena_adopted_from(address);
+    struct block *block = beyond && beyond->address < address + bytes ? NULL : new_record();
+    if (!block)
+        return NULL;
+    block->address = address;
+    block->reserved = 0;
+    block->writable = 0;
+    clear(block, bytes);
+    if (change_adopted(block, true))
+        return block;
+    block->next = unused_;
+    unused_ = arena_index_of(block);
+    return NULL;
+}
+
 void arena_give(struct block *block) {
+    if (!block->reserved) {
+        change_adopted(block, false);
+        atomic_store(&block->state, FREE_BLOCK);
+        block->bytes = 0;
+        block->next = unused_;
+        unused_ = arena_index_of(block);
+        return;
+    }
     size_t reserved;
     size_t class = class_of(block->reserved, &reserved);
     if (block->writable) /* empty, but RLIMIT_DATA counts what can be written */

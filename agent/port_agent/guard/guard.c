@@ -93,7 +93,7 @@ _Noreturn void guard_die(const char *what, const struct block *block) {
 /* ---- lists -------------------------------------------------------------------------------------------------------- */
 
 static void used_again(struct block *block) {
-    if (resident_.newest != arena_index_of(block)) {
+    if (atomic_load(&block->state) != MAPPED && resident_.newest != arena_index_of(block)) {
         list_remove(&resident_, block);
         list_append(&resident_, block);
     }
@@ -335,15 +335,93 @@ static void bring(struct block *block, bool write) {
         arena_give(staging);
     }
     block->writable = write;
+    block->writes += write;
     busy_--;
     list_append(&resident_, block);
     become(block, write ? DIRTY : CLEAN);
 }
 
-static void make_dirty(struct block *block) {
+/* Put the pages of a block that nobody needs any more below the addresses of one that has none. */
+static bool hand_over(struct block *from, struct block *to) {
+    if (!from || from == to || from->bytes != to->bytes || from->pins || from->held || atomic_load(&from->state) != DIRTY)
+        return false;
+    if (!frames_move(from, to))
+        guard_die("pages could not be moved", to);
+    list_remove(&resident_, from);
+    protect(from, PROT_NONE);
+    from->writable = 0;
+    become(from, DROPPED);
+    return true;
+}
+
+/* Have a block that was dropped hold what lies at `from`, closed for writing. The lock may be given up in between. */
+static void refill(struct block *block, const void *from, size_t bytes) {
+    become(block, FILLING);
+    busy_++;
+    frames_withdraw(block);
+    if (frames_of(block) == block->bytes) { /* nobody took its pages, which hold the same */
+        counters_.revived_bytes += block->bytes;
+    } else {
+        size_t had = frames_of(block);
+        frames_drop(block);
+        resident_changed(0, had);
+        struct block *source = arena_block_at((uintptr_t)from);
+        if (!source || source->address != (uintptr_t)from || !hand_over(source, block)) {
+            find_room(block->bytes, block);
+            if (!give_pages(block))
+                guard_die("the kernel gave no memory", block);
+            unlock();
+            memcpy((void *)block->address, from, bytes);
+            lock();
+        }
+    }
+    protect(block, PROT_READ);
+    block->writable = 0;
+    busy_--;
+}
+
+static void open_for_writing(struct block *block) {
     protect(block, PROT_READ | PROT_WRITE);
     block->writable = 1;
+    block->writes++;
     become(block, DIRTY);
+}
+
+static void count_in(struct block *block) {
+    counters_.live_bytes += block->bytes;
+    counters_.live_blocks++;
+    if (counters_.live_bytes > counters_.peak_live_bytes)
+        counters_.peak_live_bytes = counters_.live_bytes;
+    if (counters_.live_bytes > peak_live_bytes_)
+        peak_live_bytes_ = counters_.live_bytes;
+}
+
+static void count_out(const struct block *block) {
+    counters_.live_bytes -= block->bytes;
+    counters_.live_blocks--;
+}
+
+/* Give a file's pages that are about to be written, or were, a memory of their own below their addresses. */
+static void take_from_file(struct block *block) {
+    become(block, FILLING);
+    busy_++;
+    struct block *staging = store_reserve(block->bytes) ? arena_take(block->bytes) : NULL;
+    if (!staging)
+        guard_die("a file's pages are written, and there is no room on the medium of the page file to keep them", block);
+    atomic_store(&staging->state, FILLING);
+    find_room(block->bytes, block);
+    if (!give_pages(staging))
+        guard_die("the kernel gave no memory", block);
+    unlock();
+    memcpy((void *)staging->address, (const void *)block->address, block->bytes);
+    lock();
+    if (!frames_move(staging, block))
+        guard_die("pages could not be moved", block);
+    arena_give(staging);
+    count_in(block);
+    busy_--;
+    list_append(&resident_, block);
+    open_for_writing(block);
 }
 
 static void wait_for_resume(void) {
@@ -363,18 +441,28 @@ static bool ensure(struct block *block, bool write, bool *brought) {
                 continue;
             }
             block->held = 0;
-            block->writable = state == DIRTY;
-            protect(block, state == DIRTY ? PROT_READ | PROT_WRITE : PROT_READ);
+            if (state == DIRTY)
+                open_for_writing(block);
+            else
+                protect(block, PROT_READ);
         }
         switch (state) {
         case FREE_BLOCK:
             return false;
         case DIRTY:
-            return true;
         case CLEAN:
-            if (write)
-                make_dirty(block);
+            if (write && !block->writable)
+                open_for_writing(block);
             return true;
+        case MAPPED:
+            if (write)
+                take_from_file(block);
+            return true;
+        case DROPPED:
+            errno = EFAULT;
+            guard_die("something other than an operator used a tensor that had been given up, to be computed again when an operator "
+                      "needs it; run with --no-recompute",
+                      block);
         case WRITING:
             if (!write)
                 return true;
@@ -402,12 +490,13 @@ enum fault_outcome guard_resolve(uintptr_t address, bool write, bool write_is_kn
     uint64_t begin = now_ns();
     lock();
     uint32_t state = atomic_load(&block->state);
-    if (state == FREE_BLOCK || address >= block->address + block->bytes) {
+    if (state == FREE_BLOCK || address < block->address || address >= block->address + block->bytes) {
         unlock();
         return NOT_OURS;
     }
     /* Where the processor does not say, a fault in what can be read was a write, and what is away is brought first. */
-    bool writes = write_is_known ? write : state == CLEAN || state == WRITING;
+    bool readable = (state == DIRTY || state == CLEAN) && !block->held;
+    bool writes = write_is_known ? write : readable || state == WRITING || state == MAPPED;
     bool brought, ours = ensure(block, writes, &brought);
     if (ours) {
         counters_.read_faults += brought;
@@ -511,12 +600,7 @@ void *guard_allocate(size_t bytes) {
             return NULL;
         }
     }
-    counters_.live_bytes += bytes;
-    if (counters_.live_bytes > counters_.peak_live_bytes)
-        counters_.peak_live_bytes = counters_.live_bytes;
-    counters_.live_blocks++;
-    if (counters_.live_bytes > peak_live_bytes_)
-        peak_live_bytes_ = counters_.live_bytes;
+    count_in(block);
     if (!away)
         list_append(&resident_, block);
     become(block, away ? AWAY : DIRTY);
@@ -539,13 +623,12 @@ bool guard_free(void *address) {
         errno = EINVAL;
         guard_die("a tensor's memory was freed twice", block);
     }
-    if (state != AWAY)
+    if (state == DIRTY || state == CLEAN)
         list_remove(&resident_, block);
     frames_withdraw(block);
     store_release(block);
     store_forgo(block->bytes);
-    counters_.live_bytes -= block->bytes;
-    counters_.live_blocks--;
+    count_out(block);
     block->pins = block->held = 0;
     atomic_store(&block->state, FREE_BLOCK);
     if (block->span_count) {
@@ -562,7 +645,142 @@ bool guard_free(void *address) {
 
 size_t guard_usable(const void *address) {
     struct block *block = arena_block_at((uintptr_t)address);
-    return block && block->address == (uintptr_t)address ? block->bytes : 0;
+    return block && block->reserved && block->address == (uintptr_t)address ? block->bytes : 0;
+}
+
+enum mapping_kind guard_watch(void *address, size_t bytes, bool written) {
+    if (!active_ || !bytes || ((uintptr_t)address | bytes) & (guard_page - 1))
+        return NO_MAPPING;
+    bool brought;
+    enum mapping_kind kind = NO_MAPPING;
+    lock();
+    struct block *block = arena_block_at((uintptr_t)address);
+    if (!block && (block = arena_adopt((uintptr_t)address, bytes))) {
+        protect(block, PROT_READ);
+        become(block, MAPPED);
+    }
+    if (block && block->address == (uintptr_t)address && block->bytes == bytes) {
+        bool own = atomic_load(&block->state) != MAPPED || (written && ensure(block, true, &brought));
+        kind = own ? OWN_MEMORY : FILE_PAGES;
+    }
+    unlock();
+    return kind;
+}
+
+bool guard_drop_pages(const void *address) {
+    struct block *block = active_ ? arena_block_at((uintptr_t)address) : NULL;
+    if (!block)
+        return false;
+    lock();
+    bool of_file = atomic_load(&block->state) == MAPPED;
+    if (of_file && !block->pins)
+        madvise((void *)block->address, block->bytes, MADV_DONTNEED); /* they come back from the file */
+    unlock();
+    return of_file;
+}
+
+bool guard_take_from_file(const void *address) {
+    struct block *block = active_ ? arena_block_at((uintptr_t)address) : NULL;
+    if (!block)
+        return false;
+    bool brought;
+    lock();
+    bool there = ensure(block, true, &brought);
+    unlock();
+    return there;
+}
+
+bool guard_is_of_file(const void *address) {
+    const struct block *block = active_ ? arena_block_at((uintptr_t)address) : NULL;
+    return block && atomic_load(&block->state) == MAPPED;
+}
+
+/* What lies below a block's addresses is about to be somebody else's, or goes on without a block. */
+static void forget(struct block *block, bool whole) {
+    uint32_t state;
+    bool brought;
+    block->pins++;
+    if (!whole && atomic_load(&block->state) != MAPPED)
+        ensure(block, true, &brought);
+    while ((state = atomic_load(&block->state)) == FILLING || state == WRITING)
+        wait_for(block, state);
+    if (!whole)
+        protect(block, PROT_READ | PROT_WRITE);
+    if (state == DIRTY || state == CLEAN)
+        list_remove(&resident_, block);
+    frames_withdraw(block);
+    resident_changed(0, frames_of(block));
+    store_release(block);
+    if (state != MAPPED) {
+        store_forgo(block->bytes);
+        count_out(block);
+    }
+    arena_give(block);
+}
+
+void guard_unmapped(const void *address, size_t bytes) {
+    uintptr_t begin = (uintptr_t)address, end = begin + bytes;
+    for (;;) {
+        struct block *block = active_ ? arena_adopted_from(begin) : NULL;
+        if (!block || block->address >= end)
+            return;
+        lock();
+        if (block == arena_adopted_from(begin))
+            forget(block, begin <= block->address && block->address + block->bytes <= end);
+        unlock();
+    }
+}
+
+bool guard_seal(const void *address, uint32_t *writes) {
+    struct block *block = active_ ? arena_block_at((uintptr_t)address) : NULL;
+    if (!block)
+        return false;
+    lock();
+    uint32_t state = atomic_load(&block->state);
+    bool closed = state != FREE_BLOCK && !(block->pins && block->writable);
+    if (closed && block->writable && state == DIRTY) {
+        protect(block, PROT_READ);
+        block->writable = 0;
+    }
+    *writes = block->writes;
+    unlock();
+    return closed;
+}
+
+bool guard_unwritten(const void *address, uint32_t writes) {
+    const struct block *block = active_ ? arena_block_at((uintptr_t)address) : NULL;
+    return block && !block->writable && block->writes == writes;
+}
+
+bool guard_drop(const void *address, uint32_t writes) {
+    struct block *block = active_ ? arena_block_at((uintptr_t)address) : NULL;
+    if (!block)
+        return false;
+    lock();
+    bool may = atomic_load(&block->state) == DIRTY && !block->pins && !block->held && !block->writable && block->writes == writes;
+    if (may) {
+        protect(block, PROT_NONE);
+        become(block, DROPPED);
+        list_remove(&resident_, block);
+        frames_offer(block);
+    }
+    unlock();
+    return may;
+}
+
+bool guard_fill(void *address, const void *from, size_t bytes) {
+    struct block *block = active_ ? arena_block_at((uintptr_t)address) : NULL;
+    if (!block)
+        return false;
+    lock();
+    bool may = atomic_load(&block->state) == DROPPED && bytes <= block->bytes;
+    if (may) {
+        refill(block, from, bytes);
+        list_append(&resident_, block);
+        become(block, DIRTY);
+    }
+    unlock();
+    return may;
 }
 
 bool guard_pin(const void *address, size_t bytes, bool write) {
@@ -672,6 +890,7 @@ static void transfer_part(struct block *block, size_t start, void *memory, size_
     lock();
     busy_--;
     *(write ? &counters_.written_bytes : &counters_.read_bytes) += bytes;
+    block->writes += write;
     become(block, AWAY);
 }
 

@@ -15,7 +15,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define GUARD_INTERFACE_VERSION 2u
+#define GUARD_INTERFACE_VERSION 3u
 
 /* What happened since the start; `_bytes` are multiples of the page size. The order is part of the binary interface. */
 struct guard_counters {
@@ -74,6 +74,31 @@ void guard_trim(void);
 /* Begin to measure anew how much is in use at most, and return how much is; `guard_peak_live_bytes` tells the most since then. */
 size_t guard_measure_live_bytes(void);
 size_t guard_peak_live_bytes(void);
+
+/* Whole pages of a private mapping of a file: closed for writing from here on, and from the first write on a block like others. */
+enum mapping_kind {
+    NO_MAPPING, /* another block lies there, or no more can be watched */
+    FILE_PAGES,
+    OWN_MEMORY,
+};
+/* Watch such pages; `written`: they were before. Those that are watched already are told of. */
+enum mapping_kind guard_watch(void *address, size_t bytes, bool written);
+/* Have them be a block like others before they are written. */
+bool guard_take_from_file(const void *address);
+bool guard_is_of_file(const void *address);
+/* Give back what a file holds; false where it is not a file's, or not any more. */
+bool guard_drop_pages(const void *address);
+/* The addresses of a mapping are about to be another's. */
+void guard_unmapped(const void *address, size_t bytes);
+
+/* What is computed again instead of being written. Close a block for writing and tell how often it was opened until now; false
+ * where that cannot be. As long as `guard_unwritten` with that count, nobody has written it. */
+bool guard_seal(const void *address, uint32_t *writes);
+bool guard_unwritten(const void *address, uint32_t writes);
+/* Give up a sealed block without a page: who touches it before `guard_fill` ends the process. False where it was written since. */
+bool guard_drop(const void *address, uint32_t writes);
+/* Have a dropped block hold `bytes` from `from` again, sealed; where that is a block of the same size, it is empty afterwards. */
+bool guard_fill(void *address, const void *from, size_t bytes);
 
 void guard_set_limit(size_t bytes);
 /* Keep the resident memory of the whole process below a number of bytes: the limit then follows what is not blocks. 0: do not. */

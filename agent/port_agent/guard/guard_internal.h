@@ -20,6 +20,8 @@ enum block_state {
     AWAY,
     FILLING,   /* a thread reads its bytes: others wait */
     WRITING,   /* a thread writes them: readers go on, writers wait */
+    MAPPED,    /* a file's pages, which the kernel brings: closed for writing, and a block like others from its first write on */
+    DROPPED,   /* nothing is held anywhere: who gave it up makes it again */
 };
 
 /* Resident pages within one kernel mapping, which is what mremap moves in one call. */
@@ -31,9 +33,10 @@ struct span {
 struct block {
     uintptr_t address;
     size_t bytes;                  /* multiple of the page size */
-    size_t reserved;               /* addresses, multiple of GRANULE */
+    size_t reserved;               /* addresses, multiple of GRANULE; 0: they are a mapping's, not the arena's */
     _Atomic uint32_t state;        /* also what waiting threads sleep on */
     uint32_t pins;
+    uint32_t writes;               /* times that it was opened for writing after it had been closed */
     uint8_t writable;              /* protection of a free block's pages */
     uint8_t span_count;
     uint8_t donor;                 /* in the list of those whose pages may be taken */
@@ -57,6 +60,10 @@ struct block *arena_block_at(uintptr_t address);
 struct block *arena_block(uint32_t index);
 uint32_t arena_index_of(const struct block *block);
 struct block *arena_take(size_t bytes);       /* a block without pages */
+/* A block over addresses that are somebody else's, whole pages; NULL where one lies there, or no record is left. */
+struct block *arena_adopt(uintptr_t address, size_t bytes);
+/* Return the first block over such addresses that ends beyond `address`; NULL where none does. */
+struct block *arena_adopted_from(uintptr_t address);
 void arena_give(struct block *block);         /* takes back one without pages */
 
 /* Blocks in an order, each in one list at a time: it is resident, or its pages are offered. */

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import enum
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ from typing import Self
 
 from port_agent.malloc import PreloadMode, preload_environment, preload_mode
 
-INTERFACE_VERSION = 2
+INTERFACE_VERSION = 3
 """GUARD_INTERFACE_VERSION in guard.h."""
 SMALLEST_BLOCK_BYTES = 64 << 10
 """Tensors from this size on are guarded, unless the budget is tiny."""
@@ -62,6 +63,16 @@ class GuardCounters:
     peak_rest_bytes: int
 
 
+class MappingKind(enum.Enum):
+    """What lies below whole pages of a private mapping of a file. As `enum mapping_kind`."""
+
+    NONE = 0
+    """Another block, or more mappings than can be watched."""
+    FILE_PAGES = 1
+    OWN_MEMORY = 2
+    """They were written: a block like others."""
+
+
 class _RawCounters(ctypes.Structure):
     _fields_ = tuple((name, ctypes.c_uint64) for name in GuardCounters.__dataclass_fields__)
 
@@ -79,6 +90,15 @@ class GuardedMemory:
             getattr(process, f"port_guard_{name}").restype = ctypes.c_size_t
         process.port_guard_bear_away.argtypes = [ctypes.c_bool]
         size, address = ctypes.c_size_t, ctypes.c_void_p
+        process.port_guard_watch.argtypes = [address, size, ctypes.c_bool]
+        process.port_guard_seal.argtypes, process.port_guard_seal.restype = [address], ctypes.c_int64
+        process.port_guard_fill.argtypes = [address, address, size]
+        for name in ("take_from_file", "is_of_file", "drop_pages", "unwritten", "drop", "fill"):
+            getattr(process, f"port_guard_{name}").restype = ctypes.c_bool
+        for name in ("take_from_file", "is_of_file", "drop_pages"):
+            getattr(process, f"port_guard_{name}").argtypes = [address]
+        for name in ("unwritten", "drop"):
+            getattr(process, f"port_guard_{name}").argtypes = [address, ctypes.c_uint32]
         process.port_guard_copy.argtypes = [address, size, address, size, ctypes.c_bool]
         process.port_guard_copy.restype = ctypes.c_bool
         for name in ("set_limit", "set_process_limit"):
@@ -124,6 +144,51 @@ class GuardedMemory:
     def usable_bytes(self, address: int) -> int:
         """Return how many bytes the block that begins at `address` has, in whole pages; 0 where none begins there."""
         return int(self._process.port_guard_usable(address))
+
+    def watch(self, address: int, nbytes: int, *, written: bool) -> MappingKind:
+        """Watch whole pages of a private mapping of a file: from their first write on they are a block like others.
+
+        `written`: they were before, and are one now.
+        """
+        return MappingKind(self._process.port_guard_watch(address, nbytes, written))
+
+    def take_from_file(self, address: int) -> bool:
+        """Have watched pages at `address`, which are about to be written, be a block like others; return whether one is there."""
+        return bool(self._process.port_guard_take_from_file(address))
+
+    def is_of_file(self, address: int) -> bool:
+        """Return whether watched pages at `address` are still what their file holds."""
+        return bool(self._process.port_guard_is_of_file(address))
+
+    def drop_pages(self, address: int) -> bool:
+        """Give back watched pages that their file holds; return whether it does."""
+        return bool(self._process.port_guard_drop_pages(address))
+
+    def seal(self, address: int) -> int | None:
+        """Close a block for writing until somebody does, and return how often that happened before.
+
+        None where it cannot be closed: no block lies there, or a system call writes it.
+        """
+        writes = int(self._process.port_guard_seal(address))
+        return None if writes < 0 else writes
+
+    def unwritten(self, address: int, writes: int) -> bool:
+        """Return whether nobody wrote a block since `seal` returned `writes`."""
+        return bool(self._process.port_guard_unwritten(address, writes))
+
+    def drop(self, address: int, writes: int) -> bool:
+        """Give up what a block holds, unless somebody wrote it since `seal` returned `writes`, or it is away.
+
+        Whoever touches it before `fill` ends the process, by name.
+        """
+        return bool(self._process.port_guard_drop(address, writes))
+
+    def fill(self, address: int, source: int, nbytes: int) -> bool:
+        """Have a block that was dropped hold `nbytes` from `source`; return whether it was.
+
+        A block at `source` that has the same size gives up its pages: it must not be touched afterwards.
+        """
+        return bool(self._process.port_guard_fill(address, source, nbytes))
 
     def held_bytes(self) -> int:
         """Return what blocks that are resident hold now."""

@@ -275,7 +275,7 @@ class _Running:
         if guard is None:
             self.table = StorageTable(smallest)
         else:
-            self.table = StorageTable(max(smallest, smallest_block_bytes(tensor_bytes)), guard.usable_bytes)
+            self.table = StorageTable(max(smallest, smallest_block_bytes(tensor_bytes)), guard)
         self._process = None if ram_bytes is None else ProcessBudget(ram_bytes, self.table)
         if self._process is not None:
             thrifty_glibc()

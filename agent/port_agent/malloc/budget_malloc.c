@@ -299,6 +299,25 @@ EXPORT bool port_guard_copy(const void *address, size_t start, void *memory, siz
     return guard_copy(address, start, memory, bytes, write);
 }
 
+EXPORT int port_guard_watch(void *address, size_t bytes, bool written) { return (int)guard_watch(address, bytes, written); }
+
+EXPORT bool port_guard_take_from_file(const void *address) { return guard_take_from_file(address); }
+
+EXPORT bool port_guard_is_of_file(const void *address) { return guard_is_of_file(address); }
+
+EXPORT bool port_guard_drop_pages(const void *address) { return guard_drop_pages(address); }
+
+EXPORT int64_t port_guard_seal(const void *address) {
+    uint32_t writes;
+    return guard_seal(address, &writes) ? (int64_t)writes : -1;
+}
+
+EXPORT bool port_guard_unwritten(const void *address, uint32_t writes) { return guard_unwritten(address, writes); }
+
+EXPORT bool port_guard_drop(const void *address, uint32_t writes) { return guard_drop(address, writes); }
+
+EXPORT bool port_guard_fill(void *address, const void *from, size_t bytes) { return guard_fill(address, from, bytes); }
+
 EXPORT size_t port_guard_held_bytes(void) { return guard_held_bytes(); }
 
 EXPORT void port_guard_call_when_near(int (*call)(int (*)(void *), void *), int (*what)(void *)) { guard_call_when_near(call, what); }

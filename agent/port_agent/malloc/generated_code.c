@@ -15,6 +15,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "../guard/guard.h"
+
 #define EXPORT __attribute__((visibility("default")))
 #define MOST_STRETCHES 1024u /* from one closing to the next; what comes beyond stays as its library made it */
 #define WRITABLE_CODE (PROT_READ | PROT_WRITE | PROT_EXEC)
@@ -50,6 +52,7 @@ EXPORT int mprotect(void *address, size_t bytes, int protection) {
 }
 
 EXPORT int munmap(void *address, size_t bytes) {
+    guard_unmapped(address, bytes);
     if (!count) /* no code is being made, and tensors come and go all the time */
         return (int)syscall(SYS_munmap, address, bytes);
     pthread_mutex_lock(&lock);

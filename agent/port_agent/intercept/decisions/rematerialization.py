@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
+from port_agent.intercept.residency.backing import Backing
 from port_agent.intercept.residency.operands import makes_storage, written_arguments
-from port_agent.intercept.residency.storages import NEVER, Storage, exposed, untyped_storage
+from port_agent.intercept.residency.storages import NEVER, Storage, untyped_storage
 from port_planner.exactness.arithmetic import arithmetic, computing_as
 from port_planner.operators import operator_of
 from port_planner.operators.row import Filling
@@ -37,7 +38,18 @@ class StorageRemat:
     `sources`: the followed ones it reads.
     """
 
-    __slots__ = ("_args", "_arithmetic", "_func", "_kwargs", "_versions", "sources", "workspace_bytes")
+    __slots__ = (
+        "_args",
+        "_arithmetic",
+        "_backing",
+        "_func",
+        "_kwargs",
+        "_versions",
+        "_writes",
+        "sources",
+        "workspace_bytes",
+        "writes",
+    )
 
     def __init__(
         self,
@@ -45,11 +57,16 @@ class StorageRemat:
         args: "list[_Argument]",
         kwargs: "dict[str, _Argument]",
         sources: tuple[Storage, ...],
+        backing: Backing,
+        storage: Storage,
         workspace_bytes: int,
     ) -> None:
         self._func, self._args, self._kwargs, self.sources = func, args, kwargs, sources
         self.workspace_bytes = workspace_bytes
+        self._backing = backing
         self._versions = tuple(s.version for s in sources)
+        self._writes = tuple(_sealed(backing, s) for s in sources)
+        self.writes = _sealed(backing, storage)
         self._arithmetic = arithmetic()
 
     def possible(self, storage: Storage) -> bool:
@@ -65,7 +82,17 @@ class StorageRemat:
                 return False
             if source.birth is not None and source.next_use is None:
                 return False
+        memory = storage.ref()
+        if memory is None or not (self._backing.unwritten(storage, memory, self.writes) and self.unwritten()):
+            return False
         return sum(source.nbytes for source in self.kept_for(storage)) <= _HELD_SHARE * storage.nbytes
+
+    def unwritten(self) -> bool:
+        """Return whether nobody wrote a source past the operators since."""
+        return all(
+            (memory := source.ref()) is not None and self._backing.unwritten(source, memory, writes)
+            for source, writes in zip(self.sources, self._writes, strict=True)
+        )
 
     def kept_for(self, storage: Storage) -> list[Storage]:
         """Return the sources that the program itself does not need as long as `storage`."""
@@ -94,6 +121,14 @@ class StorageRemat:
 
 _Argument = Callable[[], Any]
 """An argument of a recorded call that keeps no followed storage alive."""
+
+
+def _sealed(backing: Backing, storage: Storage) -> int:
+    memory = storage.ref()
+    writes = None if memory is None else backing.seal(storage, memory)
+    if writes is None:
+        raise _NotRepeatableError
+    return writes
 
 
 class _NotRepeatableError(Exception):
@@ -126,6 +161,7 @@ def remat_of(
     inputs: Sequence[Storage],
     storage: Storage,
     made: Any,
+    backing: Backing,
     *,
     workspace_bytes: int,
 ) -> StorageRemat | None:
@@ -137,7 +173,7 @@ def remat_of(
     sources = tuple(dict.fromkeys(inputs))
     if not isinstance(output, torch.Tensor) or id(untyped_storage(output)) != storage.key or not sources:
         return None
-    if any(s.pins > 0 or s.watched or (not s.mapped and (m := s.ref()) is not None and exposed(m)) for s in sources):
+    if any(s.pins > 0 for s in sources):
         return None  # a pointer to it left: it may be written past the dispatcher
     if output.storage_offset() != 0 or storage.nbytes != output.numel() * output.element_size():
         return None
@@ -148,6 +184,8 @@ def remat_of(
             [_argument(a, followed) for a in args],
             {k: _argument(a, followed) for k, a in kwargs.items()},
             sources,
+            backing,
+            storage,
             workspace_bytes,
         )
     except _NotRepeatableError:

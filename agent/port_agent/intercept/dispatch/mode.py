@@ -59,6 +59,8 @@ class Interceptor:
         self.table, self.residency, self.planner = table, residency, planner
         self.guarded = residency.backing.guarded
         """Whether whoever touches memory that is away finds it there."""
+        self.recomputes = True
+        """Whether results may be given up to be made again."""
         self._process, self._at_step = process, at_step
         self.op_memory = OperatorMemory(residency, process)
         self._tiling = TilingChoice(table, residency, self.op_memory)
@@ -210,10 +212,10 @@ class Interceptor:
             workspace_bytes = self.op_memory.end(sum(s.nbytes for s in made if s.resident)) + mapped_bytes
         else:  # of pieces' buffers the whole operator, which is elementwise, would take none
             workspace_bytes = 0
-        again = len(made) == 1 and traits.repeatable and whole and not self.guarded
+        again = len(made) == 1 and traits.repeatable and whole and self.recomputes
         if residency.pressed and again and self._prefetcher.remade(entry, made[0], seconds):
             made[0].remat = remat_of(
-                traits.func, args, kwargs, inputs, made[0], result, workspace_bytes=workspace_bytes
+                traits.func, args, kwargs, inputs, made[0], result, residency.backing, workspace_bytes=workspace_bytes
             )
         self.op_memory.took(traits, args, inputs, workspace_bytes, mapped_bytes)
         if self.planner.recording is not None:

@@ -5,6 +5,7 @@
 believes is advice then, and a mistake costs time.
 """
 
+import ctypes
 import threading
 import time
 from collections import deque
@@ -40,7 +41,7 @@ class Backing(Protocol):
 
     @property
     def guarded(self) -> bool:
-        """Whether whoever touches memory that is away finds it there. What has no page could not be: nothing is made again then."""
+        """Whether whoever touches memory that is away finds it there; what has no page ends the program by name."""
 
     @property
     def stats(self) -> PagerStats:
@@ -65,10 +66,25 @@ class Backing(Protocol):
         """Return when a transfer is done. Raises what it failed with: PageError."""
 
     def leave(self, storage: Storage, memory: torch.UntypedStorage) -> None:
-        """Give up memory whose page is up to date, or that is made again."""
+        """Give up memory whose page is up to date."""
 
     def come_empty(self, storage: Storage, memory: torch.UntypedStorage) -> None:
         """Have memory there, to be filled."""
+
+    def take_from_file(self, storage: Storage, memory: torch.UntypedStorage) -> bool:
+        """Have a mapping that is about to be written be memory like other; return whether it is."""
+
+    def seal(self, storage: Storage, memory: torch.UntypedStorage) -> int | None:
+        """Return how often a storage was written past the operators, and take note from here on; None where nobody could tell."""
+
+    def unwritten(self, storage: Storage, memory: torch.UntypedStorage, writes: int) -> bool:
+        """Return whether a storage was not written past the operators since `seal` returned `writes`."""
+
+    def drop(self, storage: Storage, memory: torch.UntypedStorage, writes: int) -> bool:
+        """Give up memory that is made again; return False where it was written since `seal` returned `writes`, or left."""
+
+    def refill(self, storage: Storage, memory: torch.UntypedStorage, made: torch.UntypedStorage) -> None:
+        """Have memory that was dropped hold what `made` does, which is not used any more."""
 
     def bear_away(self, make: Callable[[], torch.Tensor]) -> torch.Tensor:
         """Return a new tensor that is about to leave, holding nothing: what it will hold is written in parts to its page."""
@@ -120,6 +136,11 @@ def _address(tensor: torch.Tensor) -> int:
     return data_ptr(tensor.untyped_storage()) + int(tensor.storage_offset()) * tensor.element_size()
 
 
+def _block_of(storage: Storage, memory: torch.UntypedStorage) -> int:
+    """Return where the block of guarded memory begins that holds a storage."""
+    return data_ptr(memory) + storage.block_offset
+
+
 class ResizedStorages:
     """Storages that are away are empty; their pages lie in a page file of this process."""
 
@@ -162,6 +183,23 @@ class ResizedStorages:
 
     def come_empty(self, storage: Storage, memory: torch.UntypedStorage) -> None:
         resize(memory, storage.nbytes)
+
+    def take_from_file(self, storage: Storage, memory: torch.UntypedStorage) -> bool:
+        return False
+
+    def seal(self, storage: Storage, memory: torch.UntypedStorage) -> int | None:
+        return None if storage.watched or (not storage.mapped and exposed(memory)) else 0
+
+    def unwritten(self, storage: Storage, memory: torch.UntypedStorage, writes: int) -> bool:
+        return True
+
+    def drop(self, storage: Storage, memory: torch.UntypedStorage, writes: int) -> bool:
+        resize(memory, 0)
+        return True
+
+    def refill(self, storage: Storage, memory: torch.UntypedStorage, made: torch.UntypedStorage) -> None:
+        resize(memory, storage.nbytes)
+        ctypes.memmove(data_ptr(memory), data_ptr(made), storage.nbytes)
 
     def bear_away(self, make: Callable[[], torch.Tensor]) -> torch.Tensor:
         return make()
@@ -276,14 +314,13 @@ class GuardedStorages:
         return self._guard.counters().peak_resident_bytes
 
     def stays(self, storage: Storage, memory: torch.UntypedStorage) -> bool:
-        """Mappings of files are no blocks: one that was written has nothing that would bring it."""
-        return not storage.in_file if storage.mapped else is_shared(memory)
+        return is_shared(memory)
 
     def read(self, storage: Storage, memory: torch.UntypedStorage) -> Moving:
-        return self._submit(partial(self._guard.bring, data_ptr(memory)), storage.nbytes, memory, write=False)
+        return self._submit(partial(self._guard.bring, _block_of(storage, memory)), storage.nbytes, memory, write=False)
 
     def write(self, storage: Storage, memory: torch.UntypedStorage) -> Moving:
-        address = data_ptr(memory)
+        address = _block_of(storage, memory)
         storage.page = GuardedPage(address)
         return self._submit(partial(self._guard.write_back, address), storage.nbytes, memory, write=True)
 
@@ -291,10 +328,26 @@ class GuardedStorages:
         _wait(moving, self.stats)
 
     def leave(self, storage: Storage, memory: torch.UntypedStorage) -> None:
-        self._guard.evict(data_ptr(memory))
+        self._guard.evict(_block_of(storage, memory))
 
     def come_empty(self, storage: Storage, memory: torch.UntypedStorage) -> None:
-        self._guard.bring(data_ptr(memory))
+        self._guard.bring(_block_of(storage, memory))
+
+    def take_from_file(self, storage: Storage, memory: torch.UntypedStorage) -> bool:
+        return self._guard.take_from_file(_block_of(storage, memory))
+
+    def seal(self, storage: Storage, memory: torch.UntypedStorage) -> int | None:
+        return self._guard.seal(_block_of(storage, memory))
+
+    def unwritten(self, storage: Storage, memory: torch.UntypedStorage, writes: int) -> bool:
+        return self._guard.unwritten(_block_of(storage, memory), writes)
+
+    def drop(self, storage: Storage, memory: torch.UntypedStorage, writes: int) -> bool:
+        return self._guard.drop(_block_of(storage, memory), writes)
+
+    def refill(self, storage: Storage, memory: torch.UntypedStorage, made: torch.UntypedStorage) -> None:
+        if not self._guard.fill(_block_of(storage, memory), data_ptr(made), storage.nbytes):
+            raise RuntimeError(f"storage {storage.number} of {storage.nbytes} bytes was not dropped; report this")
 
     def bear_away(self, make: Callable[[], torch.Tensor]) -> torch.Tensor:
         with self._guard.bearing_away():
@@ -302,7 +355,7 @@ class GuardedStorages:
 
     def take_page(self, storage: Storage) -> None:
         memory = storage.ref()
-        storage.page = None if memory is None else GuardedPage(data_ptr(memory))
+        storage.page = None if memory is None else GuardedPage(_block_of(storage, memory))
 
     def give_page_back(self, storage: Storage) -> None:
         storage.page = None
@@ -310,12 +363,26 @@ class GuardedStorages:
     def read_part(
         self, storage: Storage, memory: torch.UntypedStorage, into: torch.Tensor, start: int, nbytes: int
     ) -> Moving:
+        if storage.block_offset:
+            return self._submit(
+                partial(ctypes.memmove, _address(into), data_ptr(memory) + start, nbytes),
+                nbytes,
+                (memory, into),
+                write=False,
+            )
         move = partial(self._copy, self._guard.read_part, data_ptr(memory), start, _address(into), nbytes)
         return self._submit(move, nbytes, (memory, into), write=False)
 
     def write_part(
         self, storage: Storage, memory: torch.UntypedStorage, source: torch.Tensor, start: int, nbytes: int
     ) -> Moving:
+        if storage.block_offset:
+            return self._submit(
+                partial(ctypes.memmove, data_ptr(memory) + start, _address(source), nbytes),
+                nbytes,
+                (memory, source),
+                write=True,
+            )
         move = partial(self._copy, self._guard.write_part, data_ptr(memory), start, _address(source), nbytes)
         return self._submit(move, nbytes, (memory, source), write=True)
 

@@ -16,6 +16,7 @@ import torch
 
 from port_agent.intercept.residency.backing import Backing
 from port_agent.intercept.residency.eviction import EvictionPolicy
+from port_agent.intercept.residency.refusals import UnsupportedError, unsupported
 from port_agent.intercept.residency.storages import (
     NEVER,
     Storage,
@@ -163,10 +164,9 @@ class Residency:
             self.ensure_resident(remat.sources)
             self.make_free(2 * storage.nbytes + remat.workspace_bytes)
             began = time.perf_counter()
-            made = remat.run()
-            memory = _alive(storage)
-            self.backing.come_empty(storage, memory)
-            ctypes.memmove(data_ptr(memory), data_ptr(made), storage.nbytes)
+            if not remat.unwritten():
+                raise _written_meanwhile(storage)
+            self.backing.refill(storage, _alive(storage), remat.run())
             self.counters.recomputing_seconds += time.perf_counter() - began
         finally:
             for source in remat.sources:
@@ -384,6 +384,8 @@ class Residency:
         for storage in storages:
             if storage.writing:
                 self.wait_transfer(storage)
+            if storage.in_file and self.backing.take_from_file(storage, _alive(storage)):
+                self.table.left_file(storage)
             storage.dependents = None
             storage.version += 1
             storage.remat = None
@@ -399,11 +401,22 @@ class Residency:
 
         One that was written stays for good.
         """
-        if storage.watched and storage.in_file and mapping_written(_alive(storage)):
-            if not storage.resident:
-                self._count_in(storage)
-            self.change([storage])
-            storage.pins += 1
+        guarded = self.backing.guarded
+        if not (storage.watched or guarded) or not storage.in_file or not mapping_written(_alive(storage)):
+            return
+        if guarded:
+            self._leave_file(storage)
+            return
+        if not storage.resident:
+            self._count_in(storage)
+        self.change([storage])
+        storage.pins += 1
+
+    def _leave_file(self, storage: Storage) -> None:
+        """Take note that a mapped storage is a block like others from here on."""
+        self.table.left_file(storage)
+        self.eviction.touch(storage, self.clock, storage.next_use)
+        self.change([storage])
 
     def drop_touched(self, storages: Iterable[Storage]) -> None:
         """Give back the pages that an operator touched of mapped storages that were not brought for it."""
@@ -451,28 +464,35 @@ class Residency:
             storage.borrowed -= 1
 
     def _leave(self, storage: Storage) -> None:
-        if not storage.clean and storage.remat is not None:
-            kept = storage.remat.kept_for(storage)
-            storage.hold = storage.remat.take_hold(storage)
-            self._free(storage)
-            for source in kept:
-                if source.next_use == NEVER:
-                    self.eviction.touch(source, source.last_use, storage.next_use)
-            return
+        remat = storage.remat
+        if not storage.clean and remat is not None:
+            kept = remat.kept_for(storage)
+            if self.backing.drop(storage, _alive(storage), remat.writes):
+                storage.hold = remat.take_hold(storage)
+                self._went(storage)
+                for source in kept:
+                    if source.next_use == NEVER:
+                        self.eviction.touch(source, source.last_use, storage.next_use)
+                return
+            self.backing.take_page(storage)  # it was written, or has left already: as one that is paged
+            storage.clean, storage.remat = True, None
         self._free(storage)
 
     def _free(self, storage: Storage) -> None:
         memory = storage.ref()
-        storage.resident = False
-        storage.left_at = None
-        self.eviction.forget(storage)
-        self.table.went(storage)
+        self._went(storage)
         if memory is None:
             return
         if storage.mapped:
             drop_mapping(memory)
         else:
             self.backing.leave(storage, memory)
+
+    def _went(self, storage: Storage) -> None:
+        storage.resident = False
+        storage.left_at = None
+        self.eviction.forget(storage)
+        self.table.went(storage)
 
     # -- the end of storages
 
@@ -508,8 +528,9 @@ class Residency:
                 self.wait_transfer(storage)
 
     def discard(self) -> None:
-        """Free every storage that may leave, unwritten, for a process that ends."""
+        """Free every storage that may leave, unwritten, for a process that ends; or have there what only an operator would make."""
         if not self.backing.discard():
+            self.ensure_resident([s for s in self.table if not s.resident and not s.clean and s.ref() is not None])
             return
         for storage in list(self.table):
             if storage.resident and not self._stays(storage):
@@ -553,6 +574,14 @@ class Residency:
             self.backing.come_empty(storage, memory)
         ctypes.memset(data_ptr(memory), _NAN_BYTE, storage.nbytes)
         self._count_in(storage)
+
+
+def _written_meanwhile(storage: Storage) -> UnsupportedError:
+    return unsupported(
+        f"a tensor of {format_bytes(storage.nbytes)} was given up to be computed again, and what it is computed from was written "
+        "since by something other than an operator",
+        "run with --no-recompute",
+    )
 
 
 def _does_not_fit(away_bytes: int, where: str) -> str:

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from port_agent.backend.choose import shares_host_memory
+from port_agent.guard import GuardedMemory, MappingKind, active_guard
 from port_agent.intercept.residency.refusals import unsupported
 from port_planner.base.code_pages import FileMapping, file_mappings
 from port_planner.base.process_memory import PAGE_BYTES
@@ -76,6 +77,13 @@ class Recomputation(Protocol):
     def take_hold(self, storage: "Storage") -> tuple[torch.UntypedStorage, ...]:
         """Return strong references to what is read, and make it remember who depends on it."""
 
+    @property
+    def writes(self) -> int:
+        """How often the storage was written past the operators when it was made (`Backing.seal`)."""
+
+    def unwritten(self) -> bool:
+        """Return whether nobody wrote what is read past the operators since the storage was made."""
+
     def run(self) -> torch.UntypedStorage:
         """Return the contents, made again."""
 
@@ -117,6 +125,7 @@ class Storage:
     __slots__ = (
         "__weakref__",
         "birth",
+        "block_offset",
         "borrowed",
         "clean",
         "dependents",
@@ -157,6 +166,8 @@ class Storage:
         self.pins = 0
         self.borrowed = 0
         """So many of the pins are of numpy's arrays over its memory."""
+        self.block_offset = 0
+        """Where its block of guarded memory begins, in bytes from its own begin: a mapping's is of whole pages."""
         self.watched = False
         """Of a mapped one: a pointer to it is about, so whether it was written is seen in its pages."""
         self.last_use = 0
@@ -202,9 +213,9 @@ class StorageTable:
     Storages may die in any thread at any time: their end is queued and taken into account at the next `reclaim_dead`.
     """
 
-    def __init__(self, smallest_bytes: int, guarded_bytes: Callable[[int], int] | None = None) -> None:
-        """`guarded_bytes`: of the block of guarded memory at an address, 0 for none; None where memory is not guarded."""
-        self.smallest_bytes, self._guarded_bytes = smallest_bytes, guarded_bytes
+    def __init__(self, smallest_bytes: int, guard: GuardedMemory | None = None) -> None:
+        """`guard`: where storages lie in guarded memory."""
+        self.smallest_bytes, self._guard = smallest_bytes, guard
         self.met = 0
         """Storages met so far: the number that the next one gets."""
         self.resident_bytes = 0
@@ -267,16 +278,25 @@ class StorageTable:
             return None
         if is_shared(storage):
             return None
-        mapped, guarded = False, self._guarded_bytes
-        if guarded is not None and guarded(data_ptr(storage)):
-            return self._add(storage, nbytes, mapped=False)
-        if guarded is not None and storage.resizable():
+        if self._guard is not None and self._guard.usable_bytes(data_ptr(storage)):
+            return self._add(storage, nbytes)
+        if storage.resizable():
+            return None if self._guard is not None else self._add(storage, nbytes)
+        if nbytes < SMALLEST_MAPPING_BYTES or not self._mappings.private(data_ptr(storage), nbytes):
             return None
-        if not storage.resizable():
-            if nbytes < SMALLEST_MAPPING_BYTES or not self._mappings.private(data_ptr(storage), nbytes):
-                return None
-            mapped = True
-        return self._add(storage, nbytes, mapped=mapped)
+        if self._guard is None:
+            return self._add(storage, nbytes, mapped=True)
+        return self._watch(self._guard, storage, nbytes)
+
+    def _watch(self, guard: GuardedMemory, storage: torch.UntypedStorage, nbytes: int) -> Storage | None:
+        """Have guarded memory tell whether a mapping is still what its file holds."""
+        start, page_bytes = _whole_pages(storage)
+        kind = guard.watch(start, page_bytes, written=_pages_written(start, page_bytes))
+        if kind is MappingKind.NONE:
+            return None
+        made = self._add(storage, nbytes, mapped=kind is MappingKind.FILE_PAGES)
+        made.block_offset = start - data_ptr(storage)
+        return made
 
     def _meet_device(self, kind: str) -> None:
         """Take note of a device; raises UnsupportedError for one that takes the budget's memory past the budget."""
@@ -289,7 +309,7 @@ class StorageTable:
                 f"plan the training with `port-agent plan --device {kind} --ram SIZE`, or run the program on the CPU",
             )
 
-    def _add(self, storage: torch.UntypedStorage, nbytes: int, *, mapped: bool) -> Storage:
+    def _add(self, storage: torch.UntypedStorage, nbytes: int, *, mapped: bool = False) -> Storage:
         key = id(storage)
 
         def died(_: object) -> None:
@@ -299,7 +319,6 @@ class StorageTable:
             self.dead.append(made)
 
         made = Storage(weakref.ref(storage, died), key, nbytes, self.met, mapped=mapped)
-        made.watched = mapped and self._guarded_bytes is not None  # no operator tells of every write
         made.clean = mapped and not mapping_written(storage)
         made.resident = not made.clean
         self.met += 1
@@ -314,6 +333,13 @@ class StorageTable:
         self.resident_bytes += storage.nbytes
         self.mapped_bytes += storage.nbytes * storage.mapped
         self.peak_bytes = max(self.peak_bytes, self.resident_bytes)
+
+    def left_file(self, storage: Storage) -> None:
+        """Take note that a mapped storage is memory of the process from here on, and resident."""
+        if storage.resident:
+            self.went(storage)
+        storage.mapped, storage.clean, storage.resident = False, False, True
+        self.came(storage)
 
     def went(self, storage: Storage) -> None:
         """Count the memory of a storage no longer."""
@@ -405,6 +431,11 @@ def mapping_written(storage: torch.UntypedStorage) -> bool:
     True where the kernel does not tell (no CONFIG_PROC_PAGE_MONITOR).
     """
     start, nbytes = _whole_pages(storage)
+    guard = active_guard()
+    return _pages_written(start, nbytes) if guard is None else not guard.is_of_file(start)
+
+
+def _pages_written(start: int, nbytes: int) -> bool:
     try:
         with Path("/proc/self/pagemap").open("rb", buffering=0) as pagemap:
             pagemap.seek(start // PAGE_BYTES * _PAGEMAP_ENTRY_BYTES)
@@ -416,8 +447,15 @@ def mapping_written(storage: torch.UntypedStorage) -> bool:
 
 
 def drop_mapping(storage: torch.UntypedStorage) -> None:
-    """Give back the whole pages of a mapped storage; unwritten ones come back from the file by themselves."""
-    _madvise(*_whole_pages(storage), _MADV_DONTNEED)
+    """Give back the whole pages of a mapped storage; unwritten ones come back from the file by themselves.
+
+    Guarded memory gives back none that were written.
+    """
+    guard = active_guard()
+    if guard is None:
+        _madvise(*_whole_pages(storage), _MADV_DONTNEED)
+    else:
+        guard.drop_pages(_whole_pages(storage)[0])
 
 
 def populate_mapping(storage: torch.UntypedStorage) -> None:

@@ -19,7 +19,7 @@ from port_agent.control.client import ControlError
 from port_agent.energy.media import FlashPrices
 from port_agent.guard import ProcessTable, guard_environment
 from port_agent.intercept.consumption import wear_joules_per_byte
-from port_agent.intercept.exec.exec_budget import ExecOptions
+from port_agent.intercept.exec.exec_budget import ExecMemory, ExecOptions
 from port_agent.intercept.exec.launch import LaunchOptions, accounting_words, launch_words
 from port_agent.jobs.job import name_like
 from port_agent.malloc import PreloadMode, preload_environment, preload_mode, preload_trouble
@@ -53,15 +53,15 @@ how much to give: Python and torch alone take about 230 MiB, transformers 100 mo
 what the largest operator reads and writes. An operator that does not fit is named with its bytes and its line. Give
 --ram a little less than what the machine can spare: the kernel holds a hard limit a little above it.
 
---guarded: tensors keep their addresses, and the processor's memory protection brings what is touched while it is away: what
-computes past PyTorch's operators (C++ extensions, torch.compile, writes that no schema tells, pointers into tensors that are
-kept) finds there what it finds without a budget. Operators are followed from where tensors come near to the limit; nothing is
-recomputed, so that more is written. For Linux.
---guard-only: as --guarded, and no operator is followed. Slower where much leaves.
+how it is exact: tensors keep their addresses, and the processor's memory protection brings what is touched while it is away.
+So what computes past PyTorch's operators (C++ extensions, torch.compile, writes that no schema tells, pointers into tensors that
+are kept) finds there what it finds without a budget. Operators are followed from where tensors come near to the limit, to read
+ahead, write early and recompute; what was given up to be recomputed is nowhere meanwhile: should something other than an operator
+touch it, the program ends and says so; --no-recompute pages it instead. --guard-only follows no operator; slower where much
+leaves. For Linux with glibc.
 
-child processes are inside the same budget, where the library can be preloaded (Linux with glibc): torchrun and accelerate
-launch, programs that the program starts or becomes; with --guard-only forked ones, too (DataLoader workers). Memory
-protection alone bounds them. What cannot be guarded, as a program that is linked statically, is named with its peak, and no
+child processes are inside the same budget: torchrun and accelerate launch, DataLoader workers, programs that the program
+starts or becomes. Memory protection alone bounds them. What cannot be guarded, as a program that is linked statically, is named with its peak, and no
 budget is claimed. With --opportunistic children are stopped (SIGSTOP) while the program waits; their memory stays.
 """
 
@@ -82,16 +82,12 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "--tensors", type=size, metavar="SIZE", help="memory of the tensors alone, whatever the rest takes"
     )
     add_budget_options(parser)
-    guard = parser.add_mutually_exclusive_group()
-    guard.add_argument(
-        "--guarded",
-        action="store_true",
-        help="right also past the operators: for torch.compile, C++ extensions and kept pointers",
+    advice = parser.add_mutually_exclusive_group()
+    advice.add_argument(
+        "--no-recompute", action="store_true", help="page everything: what leaves is never made again instead"
     )
-    guard.add_argument(
-        "--guard-only",
-        action="store_true",
-        help="as --guarded, and follow no operators",
+    advice.add_argument(
+        "--guard-only", action="store_true", help="follow no operators: memory protection alone decides"
     )
     parser.add_argument(
         "--gpu-ram", type=size, metavar="SIZE", help="no budget is kept for a GPU here: `plan` takes one"
@@ -146,14 +142,12 @@ def _exec(arguments: argparse.Namespace) -> NoReturn:
             "--gpu-ram: exec keeps the host's memory within a budget, not a GPU's; plan the training with "
             "`port-agent plan SCRIPT --ram SIZE --gpu-ram SIZE`, where SCRIPT defines port_job(), or leave --gpu-ram away"
         )
-    guarded, guard_only = arguments.guarded, arguments.guard_only
-    if guard_only:
+    if arguments.guard_only:
         _check_guard_only(arguments)
-    if guarded or guard_only:
-        _check_guard("--guarded" if guarded else "--guard-only")
+    _check_guard()
     module, program = _program(arguments.program)
-    name = Path(program[0]).stem
-    run_in_budget(arguments, program, module=module, name=name, guarded=guarded, guard_only=guard_only)
+    memory = ExecMemory.GUARD_ONLY if arguments.guard_only else ExecMemory.GUARDED
+    run_in_budget(arguments, program, module=module, name=Path(program[0]).stem, memory=memory)
 
 
 def _check_guard_only(arguments: argparse.Namespace) -> None:
@@ -172,12 +166,12 @@ def _check_guard_only(arguments: argparse.Namespace) -> None:
         )
 
 
-def _check_guard(option: str) -> None:
+def _check_guard() -> None:
     """Raise UsageError where memory cannot be guarded."""
     if preload_mode() is not PreloadMode.PRELOAD:
         raise UsageError(
-            f"{option}: {preload_trouble() or preload_mode().value}; memory is guarded where the library is preloaded, "
-            "on Linux with glibc: leave the option out, or install port-agent again with a C compiler"
+            f"exec: {preload_trouble() or preload_mode().value}; a program is held to its budget by guarded memory, a library that is "
+            "preloaded, on Linux with glibc: install port-agent again with a C compiler, or use port_agent.budget in the program"
         )
 
 
@@ -188,13 +182,11 @@ def run_in_budget(
     module: bool,
     name: str,
     ours: bool = False,
-    guarded: bool = False,
-    guard_only: bool = False,
+    memory: ExecMemory = ExecMemory.RESIZED,
 ) -> NoReturn:
     """Become a program, a script or a module (one of `ours`?) with its arguments, in the budget of `arguments`.
 
-    Those have `ram`, `tensors` and what `add_budget_options` adds. `name`: what the agent shows. `guarded`: in guarded memory,
-    followed; `guard_only`: not followed. Raises UsageError, and
+    Those have `ram`, `tensors` and what `add_budget_options` adds. `name`: what the agent shows. Raises UsageError, and
     ConfigError and EnergyConfigError of the settings.
     """
     ram = arguments.ram
@@ -202,8 +194,8 @@ def run_in_budget(
     energy, _ = places.energy_settings(arguments.config)
     prices = FlashPrices(energy.flash_endurance_bytes, energy.flash_price, energy.price_per_kwh)
     socket = _agent_socket(arguments.runtime_dir, ram) if arguments.opportunistic else None
-    added = _preloaded(arguments, guarded=guarded or guard_only)
-    table = _process_table(arguments, program, followed=not (guarded or guard_only))
+    added = _preloaded(arguments, guarded=memory is not ExecMemory.RESIZED)
+    table = _process_table(arguments, program, followed=memory is ExecMemory.RESIZED)
     if table is not None:
         added |= table.environment()
     if arguments.cpus is not None:
@@ -223,8 +215,8 @@ def run_in_budget(
         data_limited=ram is not None and not scope,
         socket=str(socket) if socket is not None else None,
         name=name_like(name),
-        guarded=guarded,
-        guard_only=guard_only,
+        memory=memory,
+        recompute=not getattr(arguments, "no_recompute", False),
         processes=str(table.path) if table is not None else None,
     )
     options = LaunchOptions(asdict(budget), module, {name: os.environ.get(name) for name in added}, ours)

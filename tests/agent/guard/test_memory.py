@@ -19,7 +19,7 @@ from tests.agent.intercept.programs import computed, followed, plain, written
 
 HEADER = Path(__file__).resolve().parents[3] / "agent/port_agent/guard/guard.h"
 TENSORS = ("--tensors", "3M")
-FOLLOWED, LIMIT = (*TENSORS, "--guarded"), (*TENSORS, "--guard-only")
+FOLLOWED, LIMIT = TENSORS, (*TENSORS, "--guard-only")
 
 pytestmark = [
     pytest.mark.process,
@@ -204,7 +204,7 @@ for step in range(2):
 def test_operators_that_do_not_fit_run_in_pieces(tmp_path: Path) -> None:
     written(tmp_path, MANY + IN_PIECES)
     expected = plain("train.py", folder=tmp_path)
-    bound = ("--guarded", "--tensors", "36M", "--report", str(tmp_path / "report.json"))
+    bound = ("--tensors", "36M", "--report", str(tmp_path / "report.json"))
     done = followed("train.py", folder=tmp_path, bound=bound)
     assert (done.code, done.output) == (0, expected.output), done.said
     report = json.loads((tmp_path / "report.json").read_text())

@@ -1,5 +1,6 @@
 """The budget of `port-agent exec`: started at the program's import of torch, accounted for at its end."""
 
+import enum
 import json
 import os
 import resource
@@ -33,6 +34,17 @@ _FOR_LOADING_BYTES = 64 << 30
 """More than any build of torch maps when it is loaded."""
 
 
+class ExecMemory(enum.StrEnum):
+    """How tensors are kept, and who decides what leaves."""
+
+    RESIZED = "resized"
+    """Storages that are away are empty: for programs of ours, whose every access is an operator."""
+    GUARDED = "guarded"
+    """In guarded memory; operators are followed."""
+    GUARD_ONLY = "guard-only"
+    """In guarded memory, which decides alone."""
+
+
 @dataclass(frozen=True, slots=True)
 class ExecOptions:
     """What the command line asked for. Exactly one of `ram_bytes` and `tensors_bytes` is given."""
@@ -54,10 +66,9 @@ class ExecOptions:
     """The control socket of the daemon that says when the program runs; None: it runs at once."""
     name: str = ""
     """What the daemon calls it."""
-    guarded: bool = False
-    """Whether tensors lie in guarded memory, and operators are followed."""
-    guard_only: bool = False
-    """Whether no operator is followed: guarded memory alone holds the budget."""
+    memory: ExecMemory = ExecMemory.RESIZED
+    recompute: bool = True
+    """Whether what leaves may be given up, to be made again."""
     processes: str | None = None
     """The file that the processes inside this budget share; None: there is none, and children are outside."""
 
@@ -93,9 +104,9 @@ class ExecBudget:
         """
         if self._options.data_limited:
             self._widen(untouched_library_bytes() - self._widened_for_torch)
-        if self._options.guarded or self._options.guard_only:
+        if self._options.memory != ExecMemory.RESIZED:
             self._start_guard()
-        if self._options.guard_only:
+        if self._options.memory == ExecMemory.GUARD_ONLY:
             return
         from port_agent.intercept.budget import budget
         from port_agent.intercept.dispatch import deferred_modules, light_dynamo
@@ -113,6 +124,7 @@ class ExecBudget:
                 step_deadline=options.step_deadline_s,
                 writes_per_step=options.writes_per_step,
                 wear_joules=options.wear_joules,
+                recompute=options.recompute,
             )
             self._budget = made.start()
             self._attach()
@@ -127,8 +139,7 @@ class ExecBudget:
         guard = active_guard()
         if guard is None:
             self._refused = True
-            option = "--guarded" if self._options.guarded else "--guard-only"
-            _emit(f"guarded memory did not begin in this process; leave {option} out")
+            _emit("guarded memory did not begin in this process; `port-agent doctor` tries it and says why")
             raise SystemExit(2)
         if self._options.ram_bytes is not None:
             guard.set_process_limit(self._options.ram_bytes)
@@ -159,7 +170,7 @@ class ExecBudget:
         """Say what it took on standard error, and in the file of `--report`."""
         self._widen(_FOR_LOADING_BYTES)  # the program is over: to say what its limit did must not fail of it
         table = None if self._options.processes is None else ProcessTable(Path(self._options.processes))
-        if self._options.guard_only and table is not None:
+        if self._options.memory == ExecMemory.GUARD_ONLY and table is not None:
             self._finish_guard(table)
         else:
             self._finish_followed(table)

@@ -226,13 +226,13 @@ def run_follow(
     page_dir: Path | None = None,
     plans: Path | None = None,
     enter: Callable[[], None] | None = None,
-    guard: Literal["guarded", "guard-only"] | None = None,
+    advice: Literal["no-recompute", "guard-only"] | None = None,
 ) -> dict[str, Any] | None:
     """Run `benchmarks.loop`, an unchanged script, through `port-agent exec`; None if it does not finish.
 
     `limit_mib` is enforced by the kernel, everything included; the budget is a little less, or `ram_mib`. `rates`: pages
     are read and written no faster, bytes per second. `plans`: a folder with plans of earlier runs, where new ones are kept,
-    too; without it none is used again. `enter` runs in the new process first. `guard`: an option of `exec`. The
+    too; without it none is used again. `enter` runs in the new process first. `advice`: an option of `exec`. The
     result holds what `--report` says, too.
     """
 
@@ -247,8 +247,8 @@ def run_follow(
         ram = ram_mib << 20 if ram_mib is not None else ((limit_mib or 0) << 20) - FOLLOW_BESIDE
         throttle = ["--read-limit", str(rates[0]), "--write-limit", str(rates[1])] if rates else []
         command = ["-m", "port_agent.cli", "exec", "--ram", str(ram), "--report", report.name, *throttle]
-        if guard is not None:
-            command.append(f"--{guard}")
+        if advice is not None:
+            command.append(f"--{advice}")
         if page_dir is not None:
             command += ["--page-dir", str(page_dir)]
         done = subprocess.run(

@@ -1,7 +1,7 @@
 """What guarded memory costs, followed and alone: `python -m benchmarks.guard [MODEL=MIB ...]`.
 
-The same unchanged script (`benchmarks.loop`), plain and through `port-agent exec --ram`: with operators followed, over guarded memory
-(`--guarded`) and without, and with `--guard-only`, where the processor's protection alone decides. Seconds are medians of the steps after the first; bytes and
+The same unchanged script (`benchmarks.loop`), plain and through `port-agent exec --ram`: with operators followed, with nothing made
+again (`--no-recompute`), and with `--guard-only`, where the processor's protection alone decides. Seconds are medians of the steps after the first; bytes and
 faults are of the whole run.
 """
 
@@ -69,11 +69,11 @@ def measure(model: str, ram_mib: int, steps: int) -> list[Row]:
     if plain is None:
         raise SystemExit(f"{model} does not run without a budget")
     rows = [_row(model, ram_mib, "plain", plain, None)]
-    ways: tuple[tuple[str, Literal["guarded", "guard-only"] | None], ...]
-    ways = (("followed", None), ("followed, guarded", "guarded"), ("guard alone", "guard-only"))
-    for way, guard in ways:
+    ways: tuple[tuple[str, Literal["no-recompute", "guard-only"] | None], ...]
+    ways = (("followed", None), ("nothing recomputed", "no-recompute"), ("guard alone", "guard-only"))
+    for way, advice in ways:
         print(f"{model}, {way} ...", file=sys.stderr)
-        run = run_follow(model, None, steps=steps, ram_mib=ram_mib, guard=guard)
+        run = run_follow(model, None, steps=steps, ram_mib=ram_mib, advice=advice)
         if run is None:
             raise SystemExit(f"{model} does not finish in {ram_mib} MiB, {way}")
         rows.append(_row(model, ram_mib, way, run, plain))

@@ -376,6 +376,8 @@ void processes_say_need(void) {
     if (!processes_is_first() || all_->followed)
         return;
     uint64_t needed = atomic_load(&all_->needed_bytes), rest = atomic_load(&all_->rest_bytes);
+    if (!atomic_load(&all_->peak_tensor_bytes)) /* libraries are being loaded: what they take in the end is not known */
+        return;
     if (!needed || rest + SHARED_MARGIN <= all_->ram_bytes || needed < said + said / 2)
         return;
     said = needed;

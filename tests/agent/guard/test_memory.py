@@ -165,6 +165,21 @@ for step in range(3):
     with torch.no_grad(): weights["w3"].add_(1)
     print((fill[0] @ weights["w1"]).sum().item(), (fill[1] @ weights["w2"]).sum().item())
 """,
+    "weights in their file that are trained": """
+from safetensors.torch import load_file, save_file
+save_file({f"w{i}": torch.randn(512, 513) for i in range(4)}, "weights.safetensors")
+weights = load_file("weights.safetensors")
+optimizer = torch.optim.SGD([w.requires_grad_() for w in weights.values()], 0.01, momentum=0.9)
+for step in range(3):
+    x = fill[0]
+    for w in weights.values(): x = torch.tanh(x @ w[:, :512] * 0.05)
+    optimizer.zero_grad(); x.square().mean().backward(); optimizer.step(); others()
+    ctypes.memset(weights["w2"].data_ptr() + 4096 * 9, step, 40960); others()
+    print([zlib.crc32(w.detach().numpy()) for w in weights.values()])
+save_file({k: w.detach() for k, w in weights.items()}, "trained.safetensors"); print(zlib.crc32(open("trained.safetensors", "rb").read()))
+part = weights.pop("w1"); del weights, optimizer, w, x
+others(); print(part[7, 7].item())
+""",
     "a model that trains": """
 model = torch.nn.Sequential(*[torch.nn.Linear(400, 400) for _ in range(5)])
 optimizer = torch.optim.AdamW(model.parameters())
@@ -209,6 +224,57 @@ def test_operators_that_do_not_fit_run_in_pieces(tmp_path: Path) -> None:
     assert (done.code, done.output) == (0, expected.output), done.said
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["peak_tensor_bytes"] <= 36 << 20 and report["written_bytes"] > 0
+
+
+RECOMPUTED = """
+import ctypes, sys, torch
+torch.manual_seed(0)
+weights = [torch.randn(256, 256, requires_grad=True) for _ in range(6)]
+for step in range(4):
+    x = torch.full((1000, 256), 0.01)
+    for w in weights: x = torch.nn.functional.gelu(x * 2) @ w * 0.05
+    x.square().mean().backward()
+    print(sum(w.grad.sum().item() for w in weights).hex())
+    for w in weights: w.grad = None
+"""
+"""Results of operators are given up and made again, as pages are slow."""
+
+SLOW_PAGES = ("--tensors", "5M", "--write-limit", "30M", "--read-limit", "30M")
+
+
+def test_what_is_recomputed_is_equal(tmp_path: Path) -> None:
+    written(tmp_path, RECOMPUTED)
+    expected = computed("train.py", folder=tmp_path)
+    report = tmp_path / "report.json"
+    for advice, recomputes in (((), True), (("--no-recompute",), False)):
+        bound = (*SLOW_PAGES, *advice, "--report", str(report))
+        done = followed("train.py", folder=tmp_path, bound=bound)
+        assert (done.code, done.output) == (0, expected.output), done.said
+        assert (json.loads(report.read_text())["recomputed_bytes"] > 0) == recomputes
+
+
+GIVEN_UP = """
+import torch
+from port_agent.guard import active_guard
+guard = active_guard()
+t, other = torch.full((512, 512), 3.0), torch.full((512, 512), 4.0)
+address = t.data_ptr()
+writes = guard.seal(address)
+print(guard.unwritten(address, writes)); t[0, 0] = 1
+print(guard.unwritten(address, writes), guard.drop(address, writes), t[0, 0].item())
+writes = guard.seal(address)
+print(guard.drop(address, writes), guard.trim(), guard.fill(address, other.data_ptr(), t.nbytes), t.sum().item(), guard.unwritten(address, writes))
+print(guard.seal(torch.ones(4).data_ptr()), guard.drop(address, writes), flush=True)
+print(t.sum().item())
+"""
+
+
+def test_who_reads_what_was_given_up_past_the_operators_ends_the_program_by_name(tmp_path: Path) -> None:
+    written(tmp_path, GIVEN_UP)
+    done = followed("train.py", folder=tmp_path, bound=LIMIT)
+    lines = ["True", "False False 1.0", f"True None True {4.0 * 512 * 512} True", "None True"]
+    assert (done.code, done.output.splitlines()) == (70, lines), done.said
+    assert any("--no-recompute" in line for line in done.ours), done.ours
 
 
 SHARED_OBJECT = """

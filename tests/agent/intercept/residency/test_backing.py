@@ -25,7 +25,7 @@ from port_agent.intercept.residency.storages import StorageTable
 BYTES = 1 << 20
 guard = active_guard()
 backing = GuardedStorages(guard, Path())
-residency = Residency(StorageTable(64 << 10, guard.usable_bytes), backing, 2 * BYTES)
+residency = Residency(StorageTable(64 << 10, guard), backing, 2 * BYTES)
 tensors = [torch.full((BYTES // 4,), float(k)) for k in range(4)]
 addresses = [t.data_ptr() for t in tensors]
 held_by_numpy = tensors[0].numpy()

@@ -114,7 +114,7 @@ def widened(residency: Residency, next_use: int) -> tuple[torch.Tensor, torch.Te
     source, record = residency.table.of(narrow), residency.table.of(wide)
     assert source is not None and record is not None
     source.birth = (0, 0, 0)
-    record.remat = remat_of(func, (narrow,), kwargs, [source], record, wide, workspace_bytes=0)
+    record.remat = remat_of(func, (narrow,), kwargs, [source], record, wide, residency.backing, workspace_bytes=0)
     residency.eviction.touch(source, 0, NEVER)
     residency.eviction.touch(record, 0, next_use)
     residency.trust_trace = True

@@ -101,9 +101,8 @@ class Budget:
         write_bytes_per_s: float | None = None,
         limits: StepBounds | None = None,
         wear_joules: float | None = None,
-        recompute: bool = True,
     ) -> None:
-        self._wear_joules, self._recompute = wear_joules, recompute
+        self._wear_joules = wear_joules
         self._ram_bytes, self._tensor_bytes, self._page_dir = ram_bytes, tensor_bytes, page_dir
         self._limits = limits or StepBounds()
         self._speeds = read_bytes_per_s, write_bytes_per_s
@@ -120,7 +119,6 @@ class Budget:
         self._running = _Running(
             self._ram_bytes, self._tensor_bytes, self._page_dir, self._speeds, self._limits, self._wear_joules
         )
-        self._running.interceptor.recomputes = self._recompute
         return self
 
     def stop(self, *, restore: bool = True) -> Report:
@@ -181,7 +179,6 @@ def budget(
     step_deadline: str | float | None = None,
     writes_per_step: str | int | None = None,
     wear_joules: float | None = None,
-    recompute: bool = True,
 ) -> Budget:
     """Give a memory budget to use as `with budget(ram="600M"):` around a training loop.
 
@@ -190,8 +187,7 @@ def budget(
     `read_bytes_per_s`, `write_bytes_per_s` slow the paging down to try a slower medium. A plan for the step that repeats
     is found for the least energy that takes at most `step_deadline` ("1.5s") and writes at most `writes_per_step`
     ("100M"); where there is none, none is used. `wear_joules`: what a written byte wears off the medium, as the energy that
-    buys as much; None: as the kind of medium below `page_dir` has it. `recompute`: whether results may be given up and made again
-    instead of being written. Raises SizeError and DurationError for what cannot be read; see
+    buys as much; None: as the kind of medium below `page_dir` has it. Raises SizeError and DurationError for what cannot be read; see
     `Budget.start` for what starting raises.
     """
     if (ram is None) == (tensors is None):
@@ -213,7 +209,6 @@ def budget(
             None if writes_per_step is None else parse_bytes(writes_per_step),
         ),
         wear_joules=wear_joules,
-        recompute=recompute,
     )
 
 

@@ -124,9 +124,9 @@ class ExecBudget:
                 step_deadline=options.step_deadline_s,
                 writes_per_step=options.writes_per_step,
                 wear_joules=options.wear_joules,
-                recompute=options.recompute,
             )
             self._budget = made.start()
+            made.interceptor.recomputes = options.recompute
             self._attach()
         except PortError as error:
             self._refused = True

@@ -346,6 +346,7 @@ class GuardedStorages:
         return self._guard.drop(_block_of(storage, memory), writes)
 
     def refill(self, storage: Storage, memory: torch.UntypedStorage, made: torch.UntypedStorage) -> None:
+        """See `Backing`; raises RuntimeError where it was not dropped, a defect of the follower."""
         if not self._guard.fill(_block_of(storage, memory), data_ptr(made), storage.nbytes):
             raise RuntimeError(f"storage {storage.number} of {storage.nbytes} bytes was not dropped; report this")
 

@@ -69,6 +69,7 @@ def options(tmp_path: Path) -> AgentOptions:
 def test_a_healthy_device(tmp_path: Path, options: AgentOptions) -> None:
     found = findings(tmp_path, options, flash_test=True)
     assert [check.finding for check in found.values() if check.verdict is Verdict.BAD and check.name != "torch"] == []
+    assert not [c for c in found.values() if c.verdict is Verdict.GOOD and c.finding.startswith(Answer.UNKNOWN.value)]
     assert found["temperature"].finding == "44.0 °C"
     assert "battery 50 %" in found["power"].finding
     assert "fsync" in found["flash speed"].finding

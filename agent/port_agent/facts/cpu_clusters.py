@@ -9,20 +9,13 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from port_agent.facts.sysfs import Tree
+from port_planner.base.processor import ARM, ARM_PARTS
 
 SENSOR = "cpu cores"
 _CORE = re.compile(r"cpu(\d+)")
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 _ALIKE = 0.9
 """Cores of one kind differ by less: a core that the maker found to be good runs some percent faster."""
-
-_ARM = 0x41
-_ARM_PARTS = {
-    0xD03: "Cortex-A53", 0xD04: "Cortex-A35", 0xD05: "Cortex-A55", 0xD07: "Cortex-A57", 0xD08: "Cortex-A72", 0xD09: "Cortex-A73",
-    0xD0A: "Cortex-A75", 0xD0B: "Cortex-A76", 0xD0D: "Cortex-A77", 0xD41: "Cortex-A78", 0xD42: "Cortex-A78AE", 0xD44: "Cortex-X1",
-    0xD46: "Cortex-A510", 0xD47: "Cortex-A710", 0xD80: "Cortex-A520", 0xD81: "Cortex-A720",
-}  # fmt: skip
-"""Part number in bits 4 to 15 of MIDR_EL1 -> core, of implementer Arm (Arm's technical reference manuals)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,4 +98,4 @@ def _arm_name(midr: str | None) -> str | None:
         register = int(midr or "0", 16)
     except ValueError:
         return None
-    return _ARM_PARTS.get(register >> 4 & 0xFFF) if register >> 24 & 0xFF == _ARM else None
+    return ARM_PARTS.get(register >> 4 & 0xFFF) if register >> 24 & 0xFF == ARM else None

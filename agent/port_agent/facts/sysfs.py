@@ -2,7 +2,7 @@
 
 import errno
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -76,11 +76,11 @@ class Tree:
         faults, self.faults = tuple(self.faults), []
         return faults
 
-    def text(self, path: Path, sensor: str, *, required: bool = False) -> str | None:
+    def text(self, path: Path, sensor: str, *, required: bool = False, absent: Sequence[int] = ()) -> str | None:
         """Return the stripped content of `path`, or None.
 
         A file that is not there is silently None unless `required`: kernels differ. Any other failure
-        (permission, EINVAL, an input/output error) is a fault of `sensor`.
+        (permission, EINVAL, an input/output error) is a fault of `sensor`, but for errors that mean `absent` here.
         """
 
         def read() -> str:
@@ -90,13 +90,13 @@ class Tree:
         try:
             return self.ask(path, read)
         except OSError as error:
-            if required or error.errno not in _ABSENT:
+            if required or error.errno not in (*_ABSENT, *absent):
                 self.fault(sensor, f"{path}: {error.strerror}")
             return None
 
-    def number(self, path: Path, sensor: str, *, required: bool = False) -> int | None:
+    def number(self, path: Path, sensor: str, *, required: bool = False, absent: Sequence[int] = ()) -> int | None:
         """Return the integer in `path`, or None; text that is not a valid number is a fault."""
-        text = self.text(path, sensor, required=required)
+        text = self.text(path, sensor, required=required, absent=absent)
         if text is None:
             return None
         try:

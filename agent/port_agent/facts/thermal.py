@@ -1,5 +1,6 @@
 """Temperature and throttling on Linux: thermal zones, hwmon, and the Raspberry Pi firmware's bits."""
 
+import errno
 import re
 from pathlib import Path
 
@@ -18,7 +19,8 @@ _CPU_CHIPS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "cpu-thermal", "
 _BITS_NOW = {0: "under-voltage", 1: "ARM frequency capped", 2: "throttled", 3: "soft temperature limit"}
 """Bits of the Pi firmware's get_throttled that hold now; 16 to 19 are the same since boot and never reset."""
 
-_PI_FIRMWARE = Path("devices/platform/soc/soc:firmware/get_throttled")
+_PI_FIRMWARE = "devices/platform/soc*/soc*:firmware/get_throttled"
+"""`soc/soc:firmware` up to a Pi 4; a Pi 5 has the address of its bus in both names (`soc@107c000000`)."""
 
 
 class TemperatureSensor:
@@ -77,13 +79,14 @@ def _sensor(place: Path) -> str:
 
 
 def _plausible(tree: Tree, place: Path) -> int | None:
-    value = tree.number(place, _sensor(place))
+    """Return what a zone reads; None, and no fault, for EAGAIN: an Orin answers so for parts that it lacks or has switched off."""
+    value = tree.number(place, _sensor(place), absent=(errno.EAGAIN,))
     return value if value is not None and value // 1000 in _PLAUSIBLE_C else None
 
 
 def parse_throttled(text: str) -> ThrottleReading | None:
     """Return what the Pi firmware says, from `throttled=0x50005` (vcgencmd) or `50005` (sysfs)."""
-    match = re.search(r"(?:throttled=)?(?:0x)?([0-9a-fA-F]+)\s*$", text.strip())
+    match = re.fullmatch(r"(?:throttled=0x)?([0-9a-fA-F]+)", text.strip())
     if match is None:
         return None
     bits = int(match[1], 16)
@@ -97,16 +100,17 @@ def parse_throttled(text: str) -> ThrottleReading | None:
 
 def read_throttled(tree: Tree) -> ThrottleReading | None:
     """Return the Pi firmware's throttling state from sysfs, or None where there is no such file."""
-    text = tree.text(tree.sys / _PI_FIRMWARE, "throttling")
+    place = next(iter(sorted(tree.sys.glob(_PI_FIRMWARE))), None)
+    text = None if place is None else tree.text(place, "throttling")
     if text is None:
         return None
     reading = parse_throttled(text)
     if reading is None:
-        tree.fault("throttling", f"{_PI_FIRMWARE}: cannot read {text[:40]!r}")
+        tree.fault("throttling", f"{place}: cannot read {text[:40]!r}")
     return reading
 
 
 def parse_measure_temp(text: str) -> float | None:
     """Return degrees Celsius from `temp=48.3'C`."""
-    match = re.search(r"temp=(-?\d+(?:\.\d+)?)'C", text)
+    match = re.fullmatch(r"temp=(-?\d+(?:\.\d+)?)'C", text.strip())
     return float(match[1]) if match else None

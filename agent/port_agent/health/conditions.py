@@ -131,7 +131,7 @@ CONDITIONS = {
         Condition(
             "no-memory-limit",
             Severity.WARNING,
-            "memory and CPU limits cannot be enforced by the kernel",
+            "memory limits cannot be enforced by the kernel",
             "{reason}; a second belt (RLIMIT_DATA) and a lower priority are used instead",
             "run under systemd with Delegate=yes on cgroup v2; on a Pi add cgroup_enable=memory to /boot/firmware/"
             "cmdline.txt, on old systems systemd.unified_cgroup_hierarchy=1",

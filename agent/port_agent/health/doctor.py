@@ -118,9 +118,11 @@ def _sensors(state_dir: Path, config: Config) -> Iterator[Check]:
         )
     else:
         yield Check("temperature", Verdict.GOOD, f"{facts.temperature_c:.1f} °C")
-    throttled = facts.throttle.now
-    verdict = Verdict.NOTE if throttled is Answer.UNKNOWN else Verdict.GOOD
-    yield Check("throttling", verdict, f"{throttled.value} {facts.throttle.detail}".strip())
+    if facts.throttle.now is Answer.UNKNOWN:
+        cure = "none needed where the temperature is known; on a Pi give the agent's user the group video, for vcgencmd"
+        yield Check("throttling", Verdict.NOTE, "nothing tells whether the clock is limited", cure)
+    else:
+        yield Check("throttling", Verdict.GOOD, f"{facts.throttle.now.value} {facts.throttle.detail}".strip())
     for fault in facts.faults:
         cure = "give the agent's user read access to it, or ignore it if the device has no such sensor"
         yield Check(f"sensor {fault.sensor}", Verdict.BAD, fault.reason, cure)

@@ -235,6 +235,8 @@ class Daemon:
             tree = delegated_tree()
             tree.clean()
             context.runners.set_tree(tree)
+            if tree.without_memory:
+                health.report("no-memory-limit", clock.monotonic_s(), clock.wall_s(), reason=tree.without_memory)
         except CgroupError as error:
             health.report("no-memory-limit", clock.monotonic_s(), clock.wall_s(), reason=error.reason)
         return context

@@ -56,13 +56,14 @@ class MemoryEvents:
 class WorkerGroup:
     """The control group of one worker."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, *, limits_memory: bool = True) -> None:
+        self.path, self.limits_memory = path, limits_memory
 
     def configure(self, limits: WorkerLimits) -> tuple[str, ...]:
         """Write the limits and return the names of those that this kernel does not offer.
 
-        Raises CgroupError when the memory limit cannot be set: a worker must not run without it unnoticed.
+        Raises CgroupError when the memory limit cannot be set: a worker must not run without it unnoticed. Where there is no memory
+        controller at all, its limits are among those named.
         """
         missing = []
         memory = "max" if limits.memory_bytes is None else str(limits.memory_bytes)
@@ -82,7 +83,7 @@ class WorkerGroup:
             try:
                 _write(self.path / name, value)
             except OSError as error:
-                if name == "memory.max":
+                if name == "memory.max" and self.limits_memory:
                     raise CgroupError(f"{self.path / name}: {error.strerror}") from error
                 missing.append(name)
         return tuple(missing)
@@ -114,8 +115,9 @@ class WorkerGroup:
 class DelegatedTree:
     """The part of the hierarchy that belongs to the agent."""
 
-    def __init__(self, base: Path) -> None:
-        self.base = base
+    def __init__(self, base: Path, without_memory: str = "") -> None:
+        """`without_memory`: why the kernel limits no memory here, but processor, I/O and processes; empty: it does."""
+        self.base, self.without_memory = base, without_memory
 
     def worker(self, job_id: int, limits: WorkerLimits) -> tuple[WorkerGroup, tuple[str, ...]]:
         """Return a fresh, configured group for the worker of a job, and the limits that this kernel lacks.
@@ -127,7 +129,7 @@ class DelegatedTree:
             path.mkdir()
         except OSError as error:
             raise CgroupError(f"{path}: {error.strerror}") from error
-        group = WorkerGroup(path)
+        group = WorkerGroup(path, limits_memory=not self.without_memory)
         try:
             return group, group.configure(limits)
         except CgroupError:
@@ -145,7 +147,8 @@ class DelegatedTree:
 def delegated_tree(proc: Path = Path("/proc"), mount: Path | None = None) -> DelegatedTree:
     """Move this process into a leaf and return the tree above it, ready for worker groups.
 
-    Raises CgroupError when the hierarchy is not v2, has no memory controller, or is not ours alone.
+    Where a Pi boots as it is delivered it has no memory controller (`DelegatedTree.without_memory`). Raises CgroupError when the
+    hierarchy is not v2, has none of our controllers, or is not ours alone.
     """
     root = mount or cgroup2_mount(proc)
     own = root / own_path(proc).lstrip("/")
@@ -154,14 +157,15 @@ def delegated_tree(proc: Path = Path("/proc"), mount: Path | None = None) -> Del
         available = (base / "cgroup.controllers").read_text().split()
     except OSError as error:
         raise CgroupError(f"{base}: {error.strerror}") from error
-    if "memory" not in available:
-        raise CgroupError(f"the memory controller is not available in {base} (found: {' '.join(available) or 'none'})")
+    found = f"the memory controller is not available in {base} (found: {' '.join(available) or 'none'})"
+    if not set(CONTROLLERS) & set(available):
+        raise CgroupError(found)
     if not os.access(base / "cgroup.subtree_control", os.W_OK):
         raise CgroupError(f"{base} is not delegated to this user (Delegate= in the unit)")
     if own is base or own == base:
         _move_to_leaf(base)
     _enable(base, [name for name in CONTROLLERS if name in available])
-    return DelegatedTree(base)
+    return DelegatedTree(base, "" if "memory" in available else found)
 
 
 def cgroup2_mount(proc: Path) -> Path:

@@ -2,18 +2,24 @@
 
 import math
 import platform
+import re
 from collections.abc import Callable, Iterable, Mapping
 
 import torch
 import xxhash
 
 from port_planner.base.errors import ExitCode, PortError
+from port_planner.base.processor import core_names, cpuinfo
 from port_planner.base.tensor_bytes import chunks_of_tensor
 from port_planner.exactness.arithmetic import arithmetic
 from port_planner.ir.arithmetic import differences
 from port_planner.ir.bundle.manifest import ExpectedResults
 from port_planner.ir.device_kinds import CPU
 from port_planner.ir.torch_device import device_name, generator_states
+
+_SAYS_LITTLE = ("DEFAULT", "NO AVX")
+"""What torch calls the vectors of every Arm core without SVE, whichever kernels it has."""
+_BLAS = re.compile(r"BLAS_INFO=(\w+)")
 
 Pieces = Callable[[str], Iterable[memoryview]]
 """Gives the bytes of a storage by its key, in row-major order."""
@@ -30,7 +36,9 @@ class MismatchError(PortError):
 
 def processor(kind: str = CPU) -> str:
     """Return what the last digits of an operator depend on, besides torch and its threads, on a kind of device."""
-    host = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
+    vectors, blas = torch.backends.cpu.get_cpu_capability(), _BLAS.search(torch.__config__.show())
+    cores = core_names(cpuinfo()) if vectors in _SAYS_LITTLE else ()
+    host = f"{platform.machine()} {' and '.join(cores) or vectors}{f', {blas[1]}' if blas else ''}"
     return host if kind == CPU else f"{device_name(kind)} beside {host}"
 
 

@@ -18,7 +18,16 @@ from port_planner.profiling.kept_costs import MAX_FILES, context, operator_key
 _METHOD = "sums that cancel"
 """How is compared: what was found by another method does not count."""
 
-_LIBRARY_SETTINGS = ("ONEDNN_", "DNNL_", "MKL_", "OPENBLAS_")
+_LIBRARY_SETTINGS = (
+    "ONEDNN_",
+    "DNNL_",
+    "MKL_",
+    "OPENBLAS_",
+    "ATEN_CPU_CAPABILITY",
+    "TORCH_MKLDNN_",
+    "ARM_COMPUTE_",
+    "NVPL_",
+)
 """Beginnings of variables in the environment that choose kernels."""
 
 _Answer = TypeVar("_Answer")

@@ -4,7 +4,6 @@ One file in the user's cache for each version of torch, processor and number of 
 looked at. Joules are not kept: they follow from seconds and the watts of the day. A damaged file costs a measurement.
 """
 
-import contextlib
 import hashlib
 import os
 import platform
@@ -16,6 +15,7 @@ import msgspec
 import torch
 
 from port_planner.base.cache import cache_folder, read_cached, write_cached
+from port_planner.base.processor import cpuinfo, identity
 
 KEPT_DAYS = 30
 """After so long an operator is measured again: the machine around it has changed."""
@@ -38,7 +38,7 @@ class KeptCost(msgspec.Struct, frozen=True, array_like=True):
 def context(threads: int, cache_bytes: int, *, workspace_seen: bool) -> str:
     """Return what costs depend on besides the operator, as the name of a file."""
     fields = [
-        _FORMAT, str(torch.__version__), torch.__config__.show(), torch.backends.cpu.get_cpu_capability(), _processor(), threads,
+        _FORMAT, str(torch.__version__), torch.__config__.show(), torch.backends.cpu.get_cpu_capability(), identity(cpuinfo()) or platform.processor(), threads,
         cache_bytes, workspace_seen, *_some_cores(),
     ]  # fmt: skip
     return hashlib.sha256(msgspec.json.encode(fields)).hexdigest()[:32]
@@ -76,13 +76,3 @@ def keep_costs(folder: Path | None, name: str, fresh: Mapping[str, KeptCost]) ->
     if fresh:
         kept = {**read_costs(folder, name, time.time()), **fresh}
         write_cached(folder, name, kept, max_files=MAX_FILES)
-
-
-def _processor() -> str:
-    """Return the processor's name, as Linux tells it, else as Python does."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            key, _, value = line.partition(":")
-            if key.strip() in ("model name", "Model", "CPU part"):
-                return value.strip()
-    return platform.processor() or platform.machine()

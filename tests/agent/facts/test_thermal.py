@@ -1,12 +1,15 @@
 """Temperatures and throttling, from zones, chips and vcgencmd."""
 
+import errno
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from port_agent.facts import Answer
 from port_agent.facts.sysfs import Tree
-from port_agent.facts.thermal import SENSOR, TemperatureSensor, parse_measure_temp, parse_throttled
+from port_agent.facts.thermal import SENSOR, TemperatureSensor, parse_measure_temp, parse_throttled, read_throttled
 from tests.agent.trees import recorded, write_tree
 
 
@@ -75,6 +78,52 @@ def test_throttled_bits(text: str, now: Answer, since_boot: Answer, detail: str)
     reading = parse_throttled(text)
     assert reading is not None
     assert (reading.now, reading.since_boot, reading.detail) == (now, since_boot, detail)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "VCHI initialization failed",
+        "Can't open device file: /dev/vcio",
+        'error=1 error_msg="bad"',
+        "0x50005 feed",
+        "throttled=",
+    ],
+)
+def test_what_vcgencmd_says_of_its_own_trouble_is_no_state(text: str) -> None:
+    """Some of these end in letters that are hexadecimal digits, too."""
+    assert parse_throttled(text) is None
+    assert parse_measure_temp(f"{text} temp=48.3'C") is None
+
+
+@pytest.mark.parametrize("bus", ["soc/soc:firmware", "soc@107c000000/soc@107c000000:firmware"])
+def test_the_firmwares_file_is_found_on_a_pi_4_and_a_pi_5(bus: str, tmp_path: Path) -> None:
+    tree = Tree(sys=write_tree(tmp_path, {f"devices/platform/{bus}/get_throttled": "50005\n"}))
+    reading = read_throttled(tree)
+    assert reading is not None and reading.now is Answer.YES and not tree.faults
+    write_tree(tmp_path, {f"devices/platform/{bus}/get_throttled": "no\n"})
+    assert read_throttled(tree) is None and tree.faults
+
+
+def test_a_zone_that_an_orin_lacks_or_has_switched_off_is_no_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    zones = {"cpu-thermal": 48312, "cv0-thermal": 0}
+    for number, (kind, value) in enumerate(zones.items()):
+        zone = f"class/thermal/thermal_zone{number}"
+        write_tree(tmp_path, {f"{zone}/type": kind, f"{zone}/temp": str(value)})
+    asked, error = Tree.ask, errno.EAGAIN
+
+    def ask(tree: Tree, path: Path, read: Callable[[], object]) -> object:
+        if path.parent.name == "thermal_zone1" and path.name == "temp":
+            raise OSError(error, os.strerror(error))
+        return asked(tree, path, read)
+
+    monkeypatch.setattr(Tree, "ask", ask)
+    tree = Tree(sys=tmp_path)
+    assert read_temperature(tree) == 48.312 and not tree.faults
+    error = errno.EIO
+    assert read_temperature(tree) == 48.312 and tree.faults
 
 
 def test_recorded_vcgencmd() -> None:

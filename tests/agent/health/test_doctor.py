@@ -65,11 +65,16 @@ def options(tmp_path: Path) -> AgentOptions:
     return replace(AgentOptions(), sysfs_root=tmp_path / "sys", proc_root=proc, dev_root=tmp_path / "dev")
 
 
+def test_what_nothing_tells_has_no_tick(tmp_path: Path, options: AgentOptions) -> None:
+    ticked = [check for check in findings(tmp_path, options).values() if check.verdict is Verdict.GOOD]
+    assert not [check for check in ticked if check.finding.startswith("unknown")]
+    assert findings(tmp_path, options)["throttling"].verdict is Verdict.NOTE
+
+
 @pytest.mark.process
 def test_a_healthy_device(tmp_path: Path, options: AgentOptions) -> None:
     found = findings(tmp_path, options, flash_test=True)
     assert [check.finding for check in found.values() if check.verdict is Verdict.BAD and check.name != "torch"] == []
-    assert not [c for c in found.values() if c.verdict is Verdict.GOOD and c.finding.startswith(Answer.UNKNOWN.value)]
     assert found["temperature"].finding == "44.0 °C"
     assert "battery 50 %" in found["power"].finding
     assert "fsync" in found["flash speed"].finding

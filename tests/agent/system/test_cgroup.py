@@ -48,6 +48,23 @@ def test_without_a_memory_limit_a_worker_is_refused(tmp_path: Path) -> None:
         worker.configure(WorkerLimits(300 * MIB))
 
 
+def test_a_pi_as_it_is_delivered_keeps_the_limits_that_its_kernel_has(tmp_path: Path) -> None:
+    """Without a memory controller processor, I/O and the number of processes are limited all the same."""
+    proc, base = hierarchy(tmp_path, "/system.slice/port-agent.service", f"{os.getpid()}\n", "cpu io pids")
+    write_tree(base, {"supervisor/cgroup.procs": ""})
+    tree = delegated_tree(proc)
+    assert "the memory controller is not available" in tree.without_memory
+    there = WorkerGroup(tmp_path / "worker", limits_memory=False)
+    write_tree(there.path, {"cpu.weight": "100", "cpu.max": "max 100000", "io.weight": "", "pids.max": "max"})
+    assert there.configure(WorkerLimits(300 * MIB, cpu_percent=50.0)) == (
+        "memory.max",
+        "memory.swap.max",
+        "memory.oom.group",
+    )
+    assert (there.path / "cpu.weight").read_text()[0] == "1" and (there.path / "pids.max").read_text() == "256"
+    assert not tree.worker(7, WorkerLimits(300 * MIB))[0].limits_memory
+
+
 def test_memory_events_are_read(tmp_path: Path) -> None:
     text = "low 0\nhigh 0\nmax 31\noom 2\noom_kill 1\noom_group_kill 0\n"
     worker = WorkerGroup(write_tree(tmp_path, {"memory.events": text, "cpu.stat": "usage_usec 2500000\nuser_usec 1\n"}))

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from port_agent.training import comparison
 from port_agent.training.comparison import MismatchError, compare_step, processor, tensor_checksum
 from port_planner.exactness.arithmetic import arithmetic, unchanged_arithmetic
 from port_planner.ir.bundle.manifest import ExpectedResults
@@ -48,6 +49,17 @@ def test_settings_of_arithmetic_that_changed_meanwhile_are_named() -> None:
         torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
         with pytest.raises(MismatchError, match=r"\(with torch's onednn off instead of on by now\)"):
             compare_step(planned, 1, 0.25, lambda key: pieces_of(WEIGHT))
+
+
+def test_a_processor_is_named_by_its_core_where_torch_has_no_name_for_its_vectors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
+    monkeypatch.setattr(comparison, "cpuinfo", lambda: "CPU implementer\t: 0x41\nCPU part\t: 0xd0b\n")
+    assert comparison.processor().startswith("aarch64 Cortex-A76")
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "SVE256")
+    assert comparison.processor().startswith("aarch64 SVE256")
 
 
 def test_only_another_processor_is_blamed_on_the_processor() -> None:

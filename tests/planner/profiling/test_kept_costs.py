@@ -47,7 +47,7 @@ def test_another_version_number_of_threads_or_cluster_is_measured_anew(monkeypat
     names = {context(threads, 1 << 20, workspace_seen=seen) for threads in (1, 2) for seen in (False, True)}
     monkeypatch.setattr(torch, "__version__", "99.0")
     names.add(context(1, 1 << 20, workspace_seen=False))
-    monkeypatch.setattr(kept_costs, "_processor", lambda: "abacus")
+    monkeypatch.setattr(kept_costs, "identity", lambda text: ("abacus",))
     names.add(context(1, 1 << 20, workspace_seen=False))
     monkeypatch.setattr(kept_costs, "_some_cores", lambda: [4, 5])
     names.add(context(1, 1 << 20, workspace_seen=False))

@@ -1,4 +1,4 @@
-"""INA219, INA226 and INA260 on HATs and UPS boards.
+"""INA219, INA226, INA238 and INA260 on HATs, UPS boards and in the input of a Jetson Thor.
 
 By the kernel's hwmon driver, or read directly over I2C.
 
@@ -28,7 +28,10 @@ from port_agent.energy.sources.base import (
 )
 
 NAME = "ina2xx"
-CHIPS = ("ina219", "ina220", "ina226", "ina230", "ina231", "ina260")
+CHIPS = ("ina219", "ina220", "ina226", "ina230", "ina231", "ina238", "ina260")
+"""Of 85 V the INA238, in the input line of a Jetson Thor."""
+
+_MAX_VOLTS = 85
 
 
 class Wire(enum.Enum):
@@ -144,7 +147,7 @@ class Ina2xxSource:
     def read(self, now_s: float) -> SensorReading | None:
         """Return the power now, None while a battery charges or rests; raise `SourceError` if the chip fails."""
         bus = self._read_bus()
-        if not 0 < bus.volts <= 36:
+        if not 0 < bus.volts <= _MAX_VOLTS:
             raise SourceError(
                 self.info.name, f"reads {bus.volts:g} V, outside the chip's range", "check wiring and the I2C address"
             )

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from port_agent.energy.sources.base import Coverage, GpuReading, SourceError
 
-TOTAL_RAILS = ("VDD_IN", "POM_5V_IN")
-"""Rails that are the board's input; all others lie behind them (TX2, Xavier NX, Orin Nano/NX; Nano)."""
+TOTAL_RAILS = ("VDD_IN", "POM_5V_IN", "VIN")
+"""Rails that are the board's input; all others lie behind them (TX2, Xavier NX, Orin Nano/NX; Nano; Thor)."""
 
 SUMS = (
     ("VDD_GPU_SOC", "VDD_CPU_CV", "VIN_SYS_5V0"),  # AGX Orin
@@ -20,6 +20,7 @@ GPU_RAILS = {
     "VDD_SYS_GPU": "the GPU alone",  # TX2
     "POM_5V_GPU": "the GPU alone",  # Nano
     "GPU": "the GPU alone",  # AGX Xavier
+    "VDD_GPU": "the GPU alone",  # Thor
 }
 """Rail that feeds the GPU -> what else it feeds. Each lies within the total."""
 

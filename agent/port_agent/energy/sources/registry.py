@@ -300,7 +300,7 @@ def _ina2xx_bus(config: EnergyConfig, root: Path) -> Callable[[], ina2xx.BusRead
         return functools.partial(ina2xx.read_i2c, root / bus.lstrip("/"), number, config.ina2xx_shunt_ohms)
     folder = ina2xx.find_hwmon(root)
     if folder is None:
-        raise SourceAbsent(ina2xx.NAME, "there is no INA219, INA226 or INA260", "nothing to do")
+        raise SourceAbsent(ina2xx.NAME, "there is no INA219, INA226, INA238 or INA260", "nothing to do")
     return functools.partial(ina2xx.read_hwmon, folder)
 
 

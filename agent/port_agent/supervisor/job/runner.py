@@ -372,7 +372,8 @@ class Runner:
         except CgroupError as error:
             self._records.report("no-memory-limit", reason=error.reason)
             return None
-        self._health.clear("no-memory-limit")
+        if group.limits_memory:
+            self._health.clear("no-memory-limit")
         if missing:
             self._records.note(job.id, "limits", f"this kernel lacks {', '.join(missing)}")
         return group

@@ -192,8 +192,9 @@ class WorkerProcess:
             self._launch = replace(self._launch, data_limit_bytes=wide)
 
     def tighten_limit(self, resident_bytes: int | None) -> None:
-        """Keep its resident memory within this, if it is known, where no group does."""
-        if resident_bytes is not None and self.group is None and self._launch.data_limit_bytes is not None:
+        """Keep its resident memory within this, if it is known, where no group bounds it."""
+        bounded = self.group is not None and self.group.limits_memory
+        if resident_bytes is not None and not bounded and self._launch.data_limit_bytes is not None:
             with contextlib.suppress(OSError):  # it has just ended
                 hold_resident(self.pid, resident_bytes)
 

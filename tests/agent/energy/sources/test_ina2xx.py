@@ -48,6 +48,15 @@ def test_battery_that_feeds_the_board(tmp_path: Path) -> None:
         assert reading is not None and reading.watts == pytest.approx(0.16912)
 
 
+def test_the_input_of_a_thor_has_more_volts_than_a_hat(tmp_path: Path) -> None:
+    folder = hwmon(tmp_path, milliamperes="2500")
+    (folder / "name").write_text("ina238\n")
+    (folder / "in1_input").write_text("48000\n")
+    assert find_hwmon(tmp_path) == folder
+    reading = source(folder, Wire.SUPPLY).read(0.0)
+    assert reading is not None and reading.watts == 120.0
+
+
 def test_charging_current_is_no_consumption(tmp_path: Path) -> None:
     folder = hwmon(tmp_path, milliamperes="1200")
     assert source(folder, Wire.UPS).read(0.0) is None

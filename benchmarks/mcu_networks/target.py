@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from port_planner.base.errors import PortError
 from port_planner.mcu.compile import CompiledModel
+from port_planner.mcu.emit import kinds_mask
 from port_planner.mcu.host import HostBuildError, UpdateOptions, engine_sources, firmware_root
 from port_planner.mcu.quantize import Int8Array
 
@@ -191,6 +192,7 @@ def build_image(
             *core.flags,
             *flags,
             *defines,
+            f"-DPORT_KINDS={kinds_mask(model.quantized):#x}u",
             *(("-DBENCH_MEDIUM=0x60000000u",) if core is Core.M7F else ()),
             *include,
             *map(str, sources),

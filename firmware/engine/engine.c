@@ -124,12 +124,12 @@ static void run_op(const port_bound *bound) {
     case PORT_OP_ADD: port_add_forward(bound); break;
     case PORT_OP_AVERAGE_POOL: port_average_pool_forward(bound); break;
     case PORT_OP_MAX_POOL: port_max_pool_forward(bound); break;
-    case PORT_OP_GROUPED: port_grouped_forward(bound); break;
-    case PORT_OP_TABLE: port_table_forward(bound); break;
-    case PORT_OP_CONCAT: port_concat_forward(bound); break;
-    case PORT_OP_UPSAMPLE: port_upsample_forward(bound); break;
+    case PORT_OP_GROUPED: if (PORT_HAS(PORT_OP_GROUPED)) port_grouped_forward(bound); break;
+    case PORT_OP_TABLE: if (PORT_HAS(PORT_OP_TABLE)) port_table_forward(bound); break;
+    case PORT_OP_CONCAT: if (PORT_HAS(PORT_OP_CONCAT)) port_concat_forward(bound); break;
+    case PORT_OP_UPSAMPLE: if (PORT_HAS(PORT_OP_UPSAMPLE)) port_upsample_forward(bound); break;
     case PORT_OP_MULTIPLY:
-    case PORT_OP_SCALE: port_product_forward(bound); break;
+    case PORT_OP_SCALE: if (PORT_HAS(PORT_OP_MULTIPLY) || PORT_HAS(PORT_OP_SCALE)) port_product_forward(bound); break;
     default: port_classifier_forward(bound); break;
     }
 }
@@ -139,12 +139,12 @@ static void run_input_gradient(const port_bound *bound, const float *gradient, f
     case PORT_OP_DEPTHWISE: port_depthwise_input_gradient(bound, gradient, target, accumulate); break;
     case PORT_OP_AVERAGE_POOL: port_average_pool_input_gradient(bound, gradient, target, accumulate); break;
     case PORT_OP_MAX_POOL: port_max_pool_input_gradient(bound, gradient, target, accumulate); break;
-    case PORT_OP_GROUPED: port_grouped_input_gradient(bound, gradient, target, accumulate); break;
-    case PORT_OP_TABLE: port_table_input_gradient(bound, gradient, target, accumulate); break;
-    case PORT_OP_CONCAT: port_concat_input_gradient(bound, gradient, target, accumulate, second); break;
-    case PORT_OP_UPSAMPLE: port_upsample_input_gradient(bound, gradient, target, accumulate); break;
+    case PORT_OP_GROUPED: if (PORT_HAS(PORT_OP_GROUPED)) port_grouped_input_gradient(bound, gradient, target, accumulate); break;
+    case PORT_OP_TABLE: if (PORT_HAS(PORT_OP_TABLE)) port_table_input_gradient(bound, gradient, target, accumulate); break;
+    case PORT_OP_CONCAT: if (PORT_HAS(PORT_OP_CONCAT)) port_concat_input_gradient(bound, gradient, target, accumulate, second); break;
+    case PORT_OP_UPSAMPLE: if (PORT_HAS(PORT_OP_UPSAMPLE)) port_upsample_input_gradient(bound, gradient, target, accumulate); break;
     case PORT_OP_MULTIPLY:
-    case PORT_OP_SCALE: port_product_input_gradient(bound, gradient, target, accumulate, second); break;
+    case PORT_OP_SCALE: if (PORT_HAS(PORT_OP_MULTIPLY) || PORT_HAS(PORT_OP_SCALE)) port_product_input_gradient(bound, gradient, target, accumulate, second); break;
     default: port_conv_input_gradient(bound, gradient, target, accumulate); break;
     }
 }
@@ -156,7 +156,7 @@ static void run_weight_update(const port_engine *engine, const port_step *step, 
     if (groups) port_choose_channels(bound, gradient, engine->model->chosen_share, groups);
     if (bound->op->kind == PORT_OP_DEPTHWISE)
         port_depthwise_weight_update(bound, gradient, groups, update);
-    else if (bound->op->kind == PORT_OP_GROUPED)
+    else if (PORT_HAS(PORT_OP_GROUPED) && bound->op->kind == PORT_OP_GROUPED)
         port_grouped_weight_update(bound, gradient, groups, update);
     else
         port_conv_weight_update(bound, gradient, groups, update);

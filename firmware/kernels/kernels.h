@@ -17,6 +17,12 @@
 #endif
 #endif
 
+/* Kinds of ops that a build is for, a bit each: kernels of the others are left out of flash. model.h says a model's. */
+#ifndef PORT_KINDS
+#define PORT_KINDS 0xFFFFFFFFu
+#endif
+#define PORT_HAS(kind) ((PORT_KINDS) >> (kind) & 1u)
+
 /* Without an FPU a float product costs about 60 instructions: there it pays to skip zero gradients. */
 #if defined(__arm__) && !defined(__ARM_FP)
 #define PORT_SKIP_ZERO_GRADIENTS 1

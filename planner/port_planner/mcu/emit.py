@@ -76,11 +76,17 @@ def _header(model: QuantizedGraph, memory: MemoryPlan, name: str) -> str:
 #define PORT_MODEL_PARAMETER_BYTES {memory.parameters.size_bytes}u
 #define PORT_MODEL_INPUT_BYTES {model.graph.input_shape.elements}u
 #define PORT_MODEL_CLASS_COUNT {model.graph.classes}u
+#define PORT_MODEL_KINDS {kinds_mask(model):#x}u
 {_medium_macros(memory)}
 extern const port_model port_generated_model;
 
 #endif
 """
+
+
+def kinds_mask(model: QuantizedGraph) -> int:
+    """Return the kinds of a model's ops, a bit each: PORT_KINDS of a build that is for this model alone."""
+    return sum(1 << kind for kind in {op.op.kind for op in model.ops})
 
 
 def _medium_macros(memory: MemoryPlan) -> str:

@@ -97,6 +97,15 @@ def test_groups_functions_and_joins_train_to_the_hosts_bits(core: Core, tmp_path
 
 
 @pytest.mark.process
+def test_kernels_that_a_model_does_not_have_take_no_flash(tmp_path: Path) -> None:
+    plain, joined = digits(simd=False)[0], compile_model(*joins(2), simd=False)
+    images = [build_image(model, Core.M4F, tmp_path / model.name) for model in (plain, replace(joined, name="joined"))]
+    found = [{name for name in ("port_grouped_forward", "port_table_input_gradient", "port_concat_forward", "port_product_forward",
+             "port_upsample_forward") if name in image.elf.read_bytes().decode("latin-1")} for image in images]  # fmt: skip
+    assert (len(found[0]), len(found[1])) == (0, 5)
+
+
+@pytest.mark.process
 def test_the_small_core_trains_to_the_hosts_bits_in_16_kib(tmp_path: Path) -> None:
     model, inputs, labels = digits(simd=False)
     host = HostEngine(model)

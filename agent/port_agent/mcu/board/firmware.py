@@ -111,6 +111,12 @@ def parameter_bytes(model: Path) -> int:
     return int(match[1])
 
 
+def kernel_kinds(model: Path) -> int:
+    """Return the kinds of ops that a compiled model has, a bit each; all where its header does not say."""
+    match = re.search(r"^#define\s+PORT_MODEL_KINDS\s+(0x[0-9a-f]+)u", (model / "model.h").read_text(), re.MULTILINE)
+    return int(match[1], 16) if match else 0xFFFF_FFFF
+
+
 def page_medium(model: Path) -> str | None:
     """Return the medium that a compiled model pages to, None for one that does not page."""
     match = re.search(r'^#define\s+PORT_MODEL_MEDIUM\s+"(\w+)"', (model / "model.h").read_text(), re.MULTILINE)
@@ -151,6 +157,7 @@ def _defines(board: FirmwareBoard, model: Path) -> dict[str, str]:
         "PORT_RAM_BYTES": board.ram_bytes,
         "PORT_FLASH_BYTES": board.flash_bytes,
         "PORT_SLOT_BYTES": slot,
+        "PORT_KINDS": kernel_kinds(model),
         "DEVICE_PAYLOAD_MAX": board.payload_bytes,
         "RECEIVE_RING_BYTES": board.ring_bytes,
         **board.defines,

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from port_agent.mcu.board.catalogue import BOARDS, FlashMethod
-from port_agent.mcu.board.firmware import Firmware, build_firmware
+from port_agent.mcu.board.firmware import Firmware, build_firmware, kernel_kinds
 from port_agent.mcu.board.flash import advice
 from tests.agent.mcu.simulated_board import require_board_tools
 
@@ -41,3 +41,10 @@ def test_missing_compiler_says_how_to_get_it(
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(BuildError, match="apt install gcc-arm-none-eabi"):
         build_firmware(board, model, tmp_path)
+
+
+def test_a_header_says_which_kernels_a_build_needs(tmp_path: Path) -> None:
+    (tmp_path / "model.h").write_text("#define PORT_MODEL_KINDS 0x142u\n")
+    assert kernel_kinds(tmp_path) == 0x142
+    (tmp_path / "model.h").write_text("")
+    assert kernel_kinds(tmp_path) == 0xFFFF_FFFF

@@ -9,6 +9,7 @@
 #define PORT_MODEL_PARAMETER_BYTES 56u
 #define PORT_MODEL_INPUT_BYTES 9u
 #define PORT_MODEL_CLASS_COUNT 2u
+#define PORT_MODEL_KINDS 0x42u
 
 extern const port_model port_generated_model;
 

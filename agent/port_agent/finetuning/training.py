@@ -28,6 +28,7 @@ from port_agent.finetuning.inputs.earlier_adapter import ADAPTER_WEIGHTS
 from port_agent.finetuning.inputs.libraries import plain_model
 from port_agent.finetuning.inputs.options import FinetuneError, FinetuneOptions, MicroBatchOrder
 from port_agent.finetuning.inputs.schedule import rate_share
+from port_agent.finetuning.model_card import CLIP_NORM, MODEL_CARD, TrainedOn, model_card
 from port_agent.finetuning.result import check_result_place, forget_writing, may_replace, note_writing, only_run
 from port_agent.finetuning.steering import CHECKPOINT_S, Steering, TrainingExit
 from port_agent.finetuning.text.sequence_file import IGNORED, TokenSequence
@@ -39,7 +40,6 @@ from port_agent.intercept.budget import flash_written_bytes
 from port_agent.system.atomic_file import atomic_directory, write_atomically
 from port_planner.base.errors import ExitCode
 
-_CLIP_NORM = 1.0
 _SAMPLE_TOKENS = 48
 
 LABELS = "labels.json"
@@ -178,7 +178,7 @@ def _run(
         run.check_peak()
         run.finished("")
         return FinetuneOutcome(run.done, False, run.loss_before, loss_after)
-    run.write_result(tokenizer)
+    run.write_result(tokenizer, loss_after)
     run.check_peak(written=options.out)
     run.finished(options.out)
     course = tuple(run.curve.evaluations) if options.evaluate_every else ()
@@ -218,7 +218,7 @@ class _Finetuning:
         self._first = 0 if given is None else self.updates * (given.number or 0)
         """Updates of the rounds before: this one goes on in the data where they ended."""
         self.trained = [p for p in model.parameters() if p.requires_grad]
-        self.optimizer = ClippedAdamW(self.trained, options.learning_rate, _CLIP_NORM, options.weight_decay)
+        self.optimizer = ClippedAdamW(self.trained, options.learning_rate, CLIP_NORM, options.weight_decay)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(
             self.optimizer, lambda u: rate_share(options.schedule, u, self.updates, options.warm_up)
         )
@@ -389,8 +389,8 @@ class _Finetuning:
         if self.done > self._kept:
             self._keep()
 
-    def write_result(self, tokenizer: TokenizerProtocol) -> None:
-        """Write the model or adapter, whole or not at all. Raises FinetuneError."""
+    def write_result(self, tokenizer: TokenizerProtocol, loss_after: float | None) -> None:
+        """Write the model or adapter, whole or not at all; `loss_after`: of what is held out. Raises FinetuneError."""
         self.check_weights()
         options = self.options
         try:
@@ -403,6 +403,7 @@ class _Finetuning:
                 tokenizer.save(str(folder))
                 if options.lora_rank is not None:
                     self.base.write(folder)
+                (folder / MODEL_CARD).write_text(self._card(loss_after), encoding="utf-8")
                 if options.evaluate_every is not None:
                     (folder / CURVE).write_text(self.curve.csv())
                 if self.task.labels:
@@ -412,6 +413,13 @@ class _Finetuning:
                 f"{options.out} cannot be written ({error}); {self.checkpoint.path} has all {self.done} updates: make room there, and the same "
                 "command writes the result"
             ) from error
+
+    def _card(self, loss_after: float | None) -> str:
+        trained = TrainedOn(len(self.train_on), len(self.held_out), self.done, self.loss_before, loss_after)
+        adapted = {
+            name.split(".lora_")[0].rpartition(".")[2] for name, _ in self.model.named_parameters() if ".lora_" in name
+        }
+        return model_card(self.options, self.task, sorted(adapted), trained)
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:

@@ -94,8 +94,10 @@ class Discovery:
                     self._report("")
                     await self._attend(node, interfaces)
             except NonUniqueNameException:
-                reason = f"another device in the network has the id {self._own.id}; was the state directory copied?"
-                self._report(f"{reason} Then delete the file identity.pem in it and restart the agent")
+                reason = f"another device in the network claims the id {self._own.id} of this one, which anybody can."
+                self._report(
+                    f"{reason} Only if you made it of a copy of this state directory, delete identity.pem in that copy"
+                )
                 await asyncio.sleep(LOOK_S)
             except (OSError, RuntimeError, Error) as error:  # RuntimeError: zeroconf lost an interface on the way
                 self._report(str(error) or type(error).__name__)

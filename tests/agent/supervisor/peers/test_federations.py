@@ -54,6 +54,19 @@ def test_two_devices_average_what_they_trained_and_both_have_it(tmp_path: Path) 
         assert np.allclose(array, expected, rtol=1e-5, atol=1e-7), name
 
 
+@pytest.mark.parametrize(
+    ("answer", "refusal"),
+    [
+        (TaskAnswer(state=TaskState.DONE, size=1 << 31), r"its reply has 2147483648 bytes; at most \d+ are taken"),
+        (TaskAnswer(state=TaskState.DONE, size=10), "its reply ends before it is whole"),
+    ],
+)
+def test_a_huge_reply_and_one_without_an_end_are_not_taken(tmp_path: Path, answer: TaskAnswer, refusal: str) -> None:
+    with pytest.raises(federations._LostError, match=refusal):
+        federations._take_reply(tmp_path / "reply", answer, 1000)
+    assert not (tmp_path / "reply").exists() or not (tmp_path / "reply").stat().st_size
+
+
 class Alone:
     """A fleet without others, and jobs that would train."""
 

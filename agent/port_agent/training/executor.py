@@ -508,14 +508,15 @@ class Executor:
                 self.values.bind(v, tensor)
 
     def _guard(self, op: Op) -> Callable[[], None]:
-        fetch, expected = self.values.fetcher(op.args[0]), op.args[1]
+        fetch, expected, *places = self.values.fetcher(op.args[0]), *op.args[1:]
+        where = "".join(f"{place}: " for place in places if place)
 
         def check() -> None:
             value = fetch().item()
             if value != expected:
                 raise GraphChangedError(
-                    f"the model takes a branch on a tensor whose value was {expected} when the step was recorded and is "
-                    f"{value} now; a plan holds for one branch: make the branch independent of the data"
+                    f"{where}the program reads a tensor's value, which was {expected} when the step was recorded and is {value} now; a plan holds for "
+                    "one value: compute with the tensor by torch's operators, or train with `port-agent exec`, which follows what changes"
                 )
 
         return check

@@ -449,7 +449,8 @@ class StepRecorder(TorchDispatchMode):
                 f"{program_line()} reads the value {result} of a tensor in Python (.item(), float(), printing); it would be frozen "
                 "into the plan. Return it as an extra output instead: loss_fn may return (loss, aux)"
             )
-        self.tape.ops.append(RecordedOp(GUARD, (Ref(value), result), (), (), (), self.phase, False, program_line()))
+        place = program_line()
+        self.tape.ops.append(RecordedOp(GUARD, (Ref(value), result, place), (), (), (), self.phase, False, place))
 
     def _writes(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
         """Return the storages that a call changes in place: by its schema, or known to without it saying so."""

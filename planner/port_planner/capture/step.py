@@ -30,7 +30,7 @@ from port_planner.ir.bundle.manifest import TensorLayout
 from port_planner.ir.graph import PERSISTENT, Phase, Ref, Role, StepGraph, storage_key, verify_graph
 from port_planner.ir.lowering import optimizer_scalars
 from port_planner.ir.lowering.optimizer_scalars import OptimizerSpec, Schedule, hyperparameters
-from port_planner.ir.operators import check_operator
+from port_planner.ir.operators import OperatorError, check_operator
 from port_planner.ir.torch_device import generator_states, kinds_of, restore_generators
 from port_planner.torch_compat.autograd import NODES_THAT_ASK_FOR_MODES, nodes_behind
 from port_planner.torch_compat.modes import pytree, without_modes
@@ -138,7 +138,7 @@ def capture_step(
     tensors: dict[str, torch.Tensor | Fill] = {}
     for kind in kinds:
         graph, data = assemble(tape, session.batch_values, session.loss, session.aux, update_ops, kind)
-        graphs[kind] = _verified(graph)
+        graphs[kind] = _verified(graph, tape)
         tensors |= data
     tensors |= {k: t for k, t in session.persistent.items() if k not in tensors}
     return Capture(
@@ -170,7 +170,12 @@ def capture_evaluation(
     tensors: dict[str, torch.Tensor | Fill] = dict(constants)
     tensors |= {k: t for k, t in session.persistent.items() if k not in tensors}
     return Capture(
-        {"eval": _verified(graph)}, tensors, None, session.layouts(), loss.item(), constants_of(session.recorder.tape)
+        {"eval": _verified(graph, session.recorder.tape)},
+        tensors,
+        None,
+        session.layouts(),
+        loss.item(),
+        constants_of(session.recorder.tape),
     )
 
 
@@ -194,10 +199,15 @@ def record_again(
     return loss.detach()
 
 
-def _verified(graph: StepGraph) -> StepGraph:
+def _verified(graph: StepGraph, tape: Tape) -> StepGraph:
+    """Return a graph that holds together. Raises OperatorError for one that no bundle may call, with the line of the `tape` that did."""
     verify_graph(graph)
+    lines = {op.name: op.line for op in reversed(tape.ops)}
     for op in graph.ops:
-        check_operator(op.name)
+        try:
+            check_operator(op.name)
+        except OperatorError as error:
+            raise OperatorError(f"{lines[op.name]}: {error}" if lines.get(op.name) else str(error)) from None
     return graph
 
 

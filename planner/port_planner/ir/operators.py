@@ -39,8 +39,8 @@ def check_operator(name: str) -> None:
     if name in (GUARD, MAXIMUM_OUT):
         return
     raise OperatorError(
-        f"the step uses the operator {name}, which is not supported; replace it in the model by standard torch "
-        "operations, or report it"
+        f"the step uses the operator {name}, which is not supported; replace it in the model by standard torch operations, or train "
+        "with `port-agent exec`"
     )
 
 

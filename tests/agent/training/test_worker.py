@@ -335,7 +335,9 @@ def test_a_branch_that_turns_is_detected(tmp_path: Path) -> None:
     job.loss_fn = loss_fn
     job.data[0][unseen_row(job)] = -1e6
     write_job(bundle, job, seeds=(0,), compared=0)
-    assert _refused(start(tmp_path / "s", bundle=bundle), 2)["code"] == "GraphChangedError"
+    failure = _refused(start(tmp_path / "s", bundle=bundle), 2)
+    assert failure["code"] == "GraphChangedError"
+    assert "test_worker.py:" in failure["message"] and "which was True when" in failure["message"]
 
 
 @pytest.mark.long

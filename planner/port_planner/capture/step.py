@@ -515,6 +515,11 @@ class _Session:
         recorded = record_update(self.recorder, optimizer, stand_ins, self.names, schedule)
         for state in recorded.states:
             key = storage_key(Role.STATE, f"{self.names[state.parameter]}/{state.name}")
+            if state.fill is None and any(written is state.parameter for written, _ in self.recorder.before_writes):
+                raise CaptureError(
+                    f"the optimizer keeps {state.name!r} as a copy of {self.names[state.parameter]}, which the forward or backward pass changes "
+                    "before it is made: train with `port-agent exec`, which follows what changes"
+                )
             if state.fill is None:
                 self.persistent[key] = _alone(state.parameter)
             else:

@@ -93,7 +93,7 @@ def test_what_a_bundle_cannot_repeat_is_refused(cls: Any, options: dict[str, Any
 def test_a_copy_of_what_the_forward_pass_changes_first_is_refused() -> None:
     model = nn.Sequential(nn.Embedding(9, 4, max_norm=0.1), nn.Linear(4, 4))
     with pytest.raises(
-        CaptureError, match="keeps 'z' as a copy of 0.weight, which the forward or backward pass changes"
+        CaptureError, match=r"keeps 'z' as a copy of 0\.weight, which the forward or backward pass changes"
     ):
         capture_step(model, _loss, own.ScheduleFree(model.parameters()), (torch.arange(9),))
 

@@ -91,7 +91,14 @@ def _least_updates(prepared: CapturedJob) -> int:
     """Return how many updates show the end of an epoch, and the first change of the schedule where that is near."""
     rows = prepared.schedule
     changed = next((update for update, row in enumerate(rows) if row != rows[0]), 0)
-    return max(_MIN_UPDATES, min(changed + 1, _MAX_UPDATES))
+    return min(max(_MIN_UPDATES, min(changed + 1, _MAX_UPDATES)), _known_updates(prepared))
+
+
+def _known_updates(prepared: CapturedJob) -> int:
+    """Return how many updates may be made at most: of further ones the bundle has no numbers."""
+    recorded = prepared.optimizer.recorded
+    known = [_MAX_UPDATES, *([len(prepared.schedule)] if prepared.schedule else [])]
+    return min([*known, *([recorded.updates] if recorded is not None and recorded.updates is not None else [])])
 
 
 def _followed(prepared: CapturedJob, script: Script, rows: tuple[int, ...], guarded: Mapping[str, str]) -> Followed:
@@ -100,7 +107,7 @@ def _followed(prepared: CapturedJob, script: Script, rows: tuple[int, ...], guar
         target = Path(folder).absolute() / "followed"
         request = Follow(
             script=str(script.path), folder=folder, target=str(target), device=kind_of_job(prepared.job), threads=script.threads,
-            rows=rows, finds_beside=not sys.flags.safe_path, least_updates=_least_updates(prepared), most_updates=_MAX_UPDATES, within_s=_WITHIN_S, ram_bytes=script.ram_bytes,
+            rows=rows, finds_beside=not sys.flags.safe_path, least_updates=_least_updates(prepared), most_updates=_known_updates(prepared), within_s=_WITHIN_S, ram_bytes=script.ram_bytes,
         )  # fmt: skip
         environment = {**module_environment(), **threads_environment(script.threads), **guarded}
         command = HelperCommand("port_agent.prepare.referee.process", (), environment, directory=None)

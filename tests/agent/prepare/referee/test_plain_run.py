@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from port_agent.prepare.referee import plain_run
 from port_agent.prepare.referee.plain_run import Script, run_alone
 from port_planner.job_sources import load_job
 from port_planner.make_bundle import CapturedJob, prepare
 from port_planner.plain_steps import plain_losses
 from port_planner.script_loading import imports_kept
 from tests.agent.jobs_small import make_job
+from tests.planner.own_optimizers import OwnAdamW
 
 SCRIPT = """
 import random
@@ -76,3 +78,9 @@ def test_what_cannot_be_run_alone_says_why(
 def test_other_numbers_that_were_asked_for_are_no_scripts() -> None:
     prepared = replace(prepare(make_job()), reordered=("aten::index_add",))
     assert "another order" in run_alone(prepared, Script(Path(), Path(), 0, 1, 0)).unchecked
+
+
+def test_no_more_updates_are_compared_than_a_bundle_has_numbers_for() -> None:
+    job = make_job()
+    counting = replace(job, optimizer=OwnAdamW(job.model.parameters()), scheduler=None)
+    assert [plain_run._known_updates(prepare(counting, updates=updates)) for updates in (7, 99)] == [7, 24]

@@ -10,6 +10,9 @@ import msgspec
 
 from port_planner.ir.costs import DeviceCosts
 
+PLANNING_MODULE = "port_planner.search.traced_plan"
+"""What the process that plans runs."""
+
 GREEDY_BYTES = 56 << 20
 SEARCH_BYTES = 144 << 20
 """Resident memory of the process that plans, measured on a step of 3,600 operators (46 and 129 MB), and a tenth."""

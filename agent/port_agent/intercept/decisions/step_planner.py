@@ -30,7 +30,14 @@ from port_agent.intercept.residency.trace import Trace
 from port_agent.system.helper_process import HelperCommand
 from port_agent.system.python_process import one_thread_environment
 from port_planner.ir.costs import DeviceCosts, Flash
-from port_planner.ir.traced import GREEDY_BYTES, SEARCH_BYTES, TracedPlan, TracedRequest, read_traced_plans
+from port_planner.ir.traced import (
+    GREEDY_BYTES,
+    PLANNING_MODULE,
+    SEARCH_BYTES,
+    TracedPlan,
+    TracedRequest,
+    read_traced_plans,
+)
 from port_planner.search.wear import SPARING_TIME
 
 LONGEST_STEP = 32
@@ -296,7 +303,7 @@ class StepPlanner:
             self._limits.deadline_s,
             self._limits.written_bytes,
         )
-        command = HelperCommand("port_planner.search.traced_plan", (), one_thread_environment(), directory=None)
+        command = HelperCommand(PLANNING_MODULE, (), one_thread_environment(), directory=None)
         with contextlib.ExitStack() as opened:
             try:
                 given, plans = (opened.enter_context(tempfile.TemporaryFile()) for _ in range(2))

@@ -5,6 +5,7 @@ from typing import Any
 
 from port_agent.guard import GuardCounters, ProcessTable, ProcessUse
 from port_planner.base.units import format_bytes, format_seconds
+from port_planner.ir.traced import PLANNING_MODULE
 
 _MANY_TIMES = 3
 """What a step writes beyond this many times the bytes of all tensors is worth a line."""
@@ -54,10 +55,11 @@ class GuardedRun:
 
     @classmethod
     def read(cls, table: ProcessTable, counters: GuardCounters | None, peak_bytes: int) -> "GuardedRun":
-        """Return what the processes of `table` took until now."""
-        program, children = table.program(), table.children()
+        """Return what the processes of `table` took until now; the one that plans is in the sums, and no child of the program."""
+        program, everyone = table.program(), table.children()
+        children = tuple(use for use in everyone if PLANNING_MODULE not in use.name)
         peak_bytes = max(peak_bytes, 0 if program is None else program.peak_bytes)
-        together = max(table.peak_bytes, peak_bytes) if children else peak_bytes
+        together = max(table.peak_bytes, peak_bytes) if everyone else peak_bytes
         tensors = max(table.peak_tensor_bytes, 0 if counters is None else counters.peak_resident_bytes)
         figures = (peak_bytes, together, tensors, table.rest_bytes, table.needed_bytes)
         return cls(*figures, program, children, table.followed, table.forgotten, counters)

@@ -5,10 +5,13 @@ A board holds such a function as a table of the 256 codes of its input, so that 
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable
 from typing import cast
 
 import torch
 from torch import fx, nn
+from torch.nn import functional
 
 from port_planner.mcu.ir import Elementwise
 
@@ -29,42 +32,43 @@ MODULES = (
     nn.Mish,
     nn.LogSigmoid,
 )
-NAMES = frozenset(
+FUNCTIONS: frozenset[Callable[..., object]] = frozenset(
     {
-        "abs",
-        "add",
-        "celu",
-        "clamp",
-        "clip",
-        "div",
-        "elu",
-        "gelu",
-        "hardsigmoid",
-        "hardswish",
-        "hardtanh",
-        "iadd",
-        "imul",
-        "isub",
-        "itruediv",
-        "leaky_relu",
-        "logsigmoid",
-        "mish",
-        "mul",
-        "neg",
-        "pow",
-        "rsub",
-        "selu",
-        "sigmoid",
-        "silu",
-        "softplus",
-        "softsign",
-        "square",
-        "sub",
-        "tanh",
-        "truediv",
+        torch.abs,
+        torch.add,
+        torch.celu,
+        torch.clamp,
+        torch.clip,
+        torch.div,
+        torch.mul,
+        torch.neg,
+        torch.pow,
+        torch.rsub,
+        torch.selu,
+        torch.sigmoid,
+        torch.square,
+        torch.sub,
+        torch.tanh,
+        functional.elu,
+        functional.gelu,
+        functional.hardsigmoid,
+        functional.hardswish,
+        functional.hardtanh,
+        functional.leaky_relu,
+        functional.logsigmoid,
+        functional.mish,
+        functional.silu,
+        functional.softplus,
+        functional.softsign,
+        operator.iadd,
+        operator.imul,
+        operator.isub,
+        operator.itruediv,
+        operator.truediv,
     }
 )
-"""Functions and methods of torch, and Python's operators, all of whose other arguments are numbers."""
+"""Those of torch and of Python, all of whose other arguments are numbers."""
+HOMES = (torch, functional, operator)
 
 
 def node_function(node: fx.Node, name: str) -> Elementwise | None:
@@ -72,7 +76,7 @@ def node_function(node: fx.Node, name: str) -> Elementwise | None:
 
     `name`: that of the function or method, without the underscore of those in place.
     """
-    if name not in NAMES or len(node.all_input_nodes) != 1:
+    if len(node.all_input_nodes) != 1 or not _is_torchs(node.target, name):
         return None
 
     def apply(tensor: torch.Tensor) -> torch.Tensor:
@@ -82,6 +86,15 @@ def node_function(node: fx.Node, name: str) -> Elementwise | None:
         return cast(torch.Tensor, function(*arguments, **node.kwargs))
 
     return apply
+
+
+def _is_torchs(target: object, name: str) -> bool:
+    """Return whether a function is one of these, or a method has its name: others may call theirs so, too."""
+    if not any(getattr(home, name, None) in FUNCTIONS for home in HOMES):
+        return False
+    return isinstance(target, str) or any(
+        getattr(home, getattr(target, "__name__", ""), None) is target for home in HOMES
+    )
 
 
 def module_function(module: nn.Module) -> Elementwise | None:

@@ -38,6 +38,19 @@ FILE_READS: tuple[Any, str] = (torch._C.PyTorchFileReader, "get_storage_from_rec
 FILE_WRITES: tuple[Any, str] = (torch._C.PyTorchFileWriter, "write_record")
 """What `torch.load` and `torch.save` call for each storage."""
 
+POINTER_READS: tuple[tuple[Any, str], ...] = (
+    *((torch.Tensor, name) for name in ("data_ptr", "numpy", "tolist", "share_memory_", "__deepcopy__", "__repr__")),
+    *((torch.Tensor, name) for name in ("const_data_ptr", "mutable_data_ptr") if hasattr(torch.Tensor, name)),
+    *(
+        (torch.UntypedStorage, name)
+        for kind in ("pointer", "address", "read", "write")
+        for name in STORAGE_METHODS[kind]
+    ),
+    *((owner, name) for owner, name in DLPACK_EXPORTS if hasattr(owner, name)),
+    FILE_WRITES,
+)
+"""Functions by which something other than an operator comes to a tensor's memory, as far as they are known."""
+
 SCRIPT_SAVES: tuple[tuple[Any, str], ...] = tuple(
     (owner, name)
     for owner in (getattr(torch._C, kind, None) for kind in ("ScriptModule", "ScriptFunction"))

@@ -227,12 +227,21 @@ def test_operators_that_do_not_fit_run_in_pieces(tmp_path: Path) -> None:
 
 
 RECOMPUTED = """
-import ctypes, sys, torch
+import copy, ctypes, pickle, torch, zlib
 torch.manual_seed(0)
 weights = [torch.randn(256, 256, requires_grad=True) for _ in range(6)]
-for step in range(4):
-    x = torch.full((1000, 256), 0.01)
-    for w in weights: x = torch.nn.functional.gelu(x * 2) @ w * 0.05
+ways = [
+    lambda t: zlib.crc32(t.numpy()), lambda t: sum(t.tolist()[7]), lambda t: torch.save(t, "t.pt") or torch.load("t.pt").sum().item(),
+    lambda t: copy.deepcopy(t).sum().item(), lambda t: sum(t.untyped_storage()[4096:4160].tolist()), lambda t: len(pickle.dumps(t)),
+    lambda t: ctypes.c_float.from_address(t.data_ptr() + 4096).value, lambda t: torch.from_dlpack(t).sum().item(), str,
+]
+for step in range(8):
+    x, kept = torch.full((1000, 256), 0.01), []
+    for w in weights:
+        kept.append(torch.nn.functional.gelu(x * 2))
+        x = kept[-1] @ w * 0.05
+    if step > 3: print([way(kept[step % 4].detach()) for way in ways[step % 4 :: 4]])
+    del kept
     x.square().mean().backward()
     print(sum(w.grad.sum().item() for w in weights).hex())
     for w in weights: w.grad = None

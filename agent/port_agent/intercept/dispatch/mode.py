@@ -274,9 +274,26 @@ class Interceptor:
             push_mode(mode)
 
     def stand_aside(self) -> None:
-        """Follow no operator from here on, in no thread; guarded memory alone holds the budget then."""
-        self.aside = True
+        """Follow no operator from here on, in no thread; guarded memory alone holds the budget then.
+
+        Raises PageError where what had been given up could not be made again.
+        """
+        with self.lock:
+            self.residency.page_from_here(self.table)
+        self.recomputes, self.aside = False, True
         self.leave()
+
+    def page_from_here(self, arguments: Sequence[Any]) -> None:
+        """Have tensors and storages among arguments there: something other than an operator is about to come to them, and may again.
+
+        Raises PageError.
+        """
+        known = (self.table.known_storage(a) if isinstance(a, torch.UntypedStorage) else None for a in arguments)
+        tensors = (self.table.known(t) for t in tensors_in(arguments))
+        found = [s for s in (*known, *tensors) if s is not None and s.remat is not None]
+        if found:
+            with self.lock:
+                self.residency.page_from_here(found)
 
     # -- between operators
 

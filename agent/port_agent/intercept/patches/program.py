@@ -29,7 +29,7 @@ from port_agent.intercept.residency.refusals import unsupported
 from port_planner.torch_compat.autograd import ENGINE
 from port_planner.torch_compat.loading import CALLBACK, compiler_frames, compiler_of, compiling_disabled
 from port_planner.torch_compat.modes import current_modes
-from port_planner.torch_compat.tensors import SCRIPT_SAVES
+from port_planner.torch_compat.tensors import POINTER_READS, SCRIPT_SAVES
 
 _SAME_BITS_BACKEND = "aot_eager"
 """Its programs were compared; inductor generates kernels, and eager's traced optimizer steps differ in the last digits."""
@@ -56,6 +56,8 @@ class ProgramHooks:
         """`guarded`: whether memory is, so that nothing has to be refused or brought for its sake."""
         self._interceptor, self._guarded = interceptor, guarded
         self._undo: list[Callable[[], None]] = []
+        self._undo_reads: list[Callable[[], None]] = []
+        """Of what is of use as long as results are given up to be made again."""
         self._to_stream = set(MODULES)
         """Modules of which none was seen yet that saves."""
         self._accumulates = False
@@ -69,6 +71,10 @@ class ProgramHooks:
         self._replace(_WorkItem, "run", self._work_followed)
         if self._guarded:
             self._replace(torch, "compile", self._compile_aside)
+            hooks, self._undo = self._undo, []
+            for owner, name in POINTER_READS:
+                self._replace(owner, name, self._paged_from_here)
+            self._undo_reads, self._undo = self._undo, hooks
         else:
             self._replace(torch, "compile", _refuse_compile)
             for owner, name in SCRIPT_SAVES:
@@ -89,8 +95,14 @@ class ProgramHooks:
 
     def remove(self) -> None:
         """Take every hook away again."""
-        while self._undo:
-            self._undo.pop()()
+        for undo in (self._undo_reads, self._undo):
+            while undo:
+                undo.pop()()
+
+    def _stand_aside(self) -> None:
+        self._interceptor.stand_aside()
+        while self._undo_reads:
+            self._undo_reads.pop()()
 
     def _replace(self, owner: Any, name: str, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
         original = getattr(owner, name)
@@ -150,7 +162,7 @@ class ProgramHooks:
 
         def compiled(model: Any = None, **options: Any) -> Any:
             if not options.get("disable") and not _compiles_nothing():
-                self._interceptor.stand_aside()
+                self._stand_aside()
             return original(model, **options)
 
         return compiled
@@ -158,10 +170,22 @@ class ProgramHooks:
     def _run_compiled_aside(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def callback_from_stance(callback: Any) -> Any:
             if callback and not _compiles_nothing():
-                self._interceptor.stand_aside()
+                self._stand_aside()
             return original(callback)
 
         return callback_from_stance
+
+    def _paged_from_here(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Have there what had been given up to be made again, as a pointer to it leaves, and page it from here on.
+
+        Nothing depends on it: who comes another way to what was given up ends the program by name.
+        """
+
+        def read(*args: Any, **kwargs: Any) -> Any:
+            self._interceptor.page_from_here(args)
+            return original(*args, **kwargs)
+
+        return read
 
     def _start_followed(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Follow a thread from its start, whatever it does there.

@@ -418,6 +418,18 @@ class Residency:
         self.eviction.touch(storage, self.clock, storage.next_use)
         self.change([storage])
 
+    def page_from_here(self, storages: Iterable[Storage]) -> None:
+        """Make again what of `storages` was given up, and give it up no more. Raises PageError."""
+        for storage in storages:
+            if storage.remat is None or storage.ref() is None:
+                continue
+            storage.pins += 1
+            try:
+                self.ensure_resident([storage])
+            finally:
+                storage.pins -= 1
+            storage.remat = None
+
     def drop_touched(self, storages: Iterable[Storage]) -> None:
         """Give back the pages that an operator touched of mapped storages that were not brought for it."""
         for storage in storages:

@@ -106,7 +106,7 @@ class Ours:
         device = with_packed_pages(device, self.prepared.initial_tensors)
         planner = make_bundle.default_planner(strategy=strategy, time_limit_s=time_limit_s)
 
-        def make(device: DeviceCosts) -> None:
+        def make(device: DeviceCosts, last: bool) -> None:
             sliced = choose_tiling(
                 self.whole, self.halved, CutTarget(device, ram_bytes, self.room, lambda *_: None), planner, NO_LIMITS
             )

@@ -18,8 +18,9 @@ TRUSTING = (
 """Functions of torch whose operators crashed before they were checked."""
 
 
-def test_calls_that_are_right_run() -> None:
+def test_calls_that_are_right_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else their hostile kin would all be refused for another reason than theirs."""
+    monkeypatch.setenv("SETUPTOOLS_USE_DISTUTILS", "stdlib")  # torch's tests load setuptools, which wants to be first
     calls = right_calls(("nn.functional.embedding", "cdist"))
     ended = Counter(attempt(call) for call in calls)
     assert ended["ran"] >= 0.9 * len(calls) > 0, ended

@@ -24,11 +24,11 @@ from port_agent.cli.terminal import draw, terminal
 from port_agent.control import places
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
+    from typing import Any
 
     from rich.console import Console
 
-    from port_agent.dashboard.server import StatusClient
     from port_agent.energy.report import Amount, EnergyReport, ReportOptions
     from port_agent.energy.sources.base import SourceInfo
     from port_agent.energy.sources.registry import SourceReport
@@ -128,7 +128,7 @@ def _read(arguments: argparse.Namespace, options: "ReportOptions") -> "EnergyRep
     if arguments.state_dir is not None:
         return read_report(arguments.state_dir / FILE_NAME, options)
     try:
-        return _ask(places.connect(arguments.runtime_dir), options)
+        return _ask(places.connect(arguments.runtime_dir).get, options)
     except ControlError:
         folders = () if arguments.runtime_dir is not None else (places.SYSTEM_STATE_DIR, places.own_state_dir())
         ledger = next((folder / FILE_NAME for folder in folders if os.access(folder / FILE_NAME, os.R_OK)), None)
@@ -137,7 +137,7 @@ def _read(arguments: argparse.Namespace, options: "ReportOptions") -> "EnergyRep
         return read_report(ledger, options)
 
 
-def _ask(client: "StatusClient", options: "ReportOptions") -> "EnergyReport":
+def _ask(get: "Callable[[str], Any]", options: "ReportOptions") -> "EnergyReport":
     from dataclasses import asdict
     from urllib.parse import urlencode
 
@@ -145,7 +145,7 @@ def _ask(client: "StatusClient", options: "ReportOptions") -> "EnergyReport":
 
     fields = {key.replace("since_unix", "since"): value for key, value in asdict(options).items()}
     query = urlencode({key: value for key, value in fields.items() if value not in (None, "")})
-    return report_from_dict(client.get(f"/v1/energy?{query}"))
+    return report_from_dict(get(f"/v1/energy?{query}"))
 
 
 def _sources(arguments: argparse.Namespace) -> int:

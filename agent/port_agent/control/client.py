@@ -74,7 +74,7 @@ class ControlClient:
         """Return a text answer such as the metrics."""
         return self._whole(self._answer("GET", path, None)).decode()
 
-    def submit(self, bundle: Path | None, **fields: object) -> Any:
+    def submit(self, bundle: Path | None, /, **fields: object) -> Any:
         """Return the job that was made, of a bundle or of what `fields` alone say.
 
         What can be refused without the bundle is, before it goes over. Where no answer comes in time, it is asked for once more,

@@ -231,6 +231,10 @@ def _saved_by_layers(model: Any, options: FinetuneOptions, length: int, saved_by
 class _GroupedProducts(OperatorMode):
     """Products of a mixture's experts as this processor has them, of any floats: the shapes that torch knows are for bfloat16 alone."""
 
+    def __init__(self) -> None:
+        initialise: Any = super().__init__
+        initialise()
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten._grouped_mm.default:
             rows, weights = args[:2]

@@ -149,19 +149,16 @@ def test_dashboard_command_serves_until_interrupted(tmp_path: Path) -> None:
 
 
 def test_report_over_the_wire_is_the_same(state_dir: Path) -> None:
-    class Client:
-        """Answers as GET /v1/energy of the control server would, JSON in between."""
+    def get(path: str) -> object:
+        """Answer as GET /v1/energy of the control server would, JSON in between."""
+        from urllib.parse import parse_qsl, urlsplit
 
-        def get(self, path: str) -> object:
-            """Return the JSON at `path`."""
-            from urllib.parse import parse_qsl, urlsplit
-
-            address = urlsplit(path)
-            assert address.path == "/v1/energy"
-            return json.loads(json.dumps(report_from_query(state_dir / FILE_NAME, dict(parse_qsl(address.query)))))
+        address = urlsplit(path)
+        assert address.path == "/v1/energy"
+        return json.loads(json.dumps(report_from_query(state_dir / FILE_NAME, dict(parse_qsl(address.query)))))
 
     options = ReportOptions(job="1", price_per_kwh=0.3, currency="EUR", flash_bytes_per_day=10**9)
-    there = _ask(Client(), options)
+    there = _ask(get, options)
     here = read_report(state_dir / FILE_NAME, options, there.generated_unix)
     assert there == here
     assert report_from_dict(here.as_dict()) == here

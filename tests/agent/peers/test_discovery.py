@@ -203,7 +203,7 @@ def test_a_copied_state_directory_is_reported(monkeypatch: pytest.MonkeyPatch) -
         await asyncio.wait(tasks)
 
     asyncio.run(run())
-    assert "has the id 0123456789ab" in reports[0] and "identity.pem" in reports[0]
+    assert "claims the id 0123456789ab" in reports[0] and "identity.pem" in reports[0]
 
 
 def run_until_reported(monkeypatch: pytest.MonkeyPatch, interfaces: tuple[Interface, ...]) -> list[str]:

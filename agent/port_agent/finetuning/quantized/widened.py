@@ -132,11 +132,11 @@ def widen(model: Any, in_32_bits: Any) -> int:
         elif isinstance(layer, nn.Embedding) and layer.max_norm is None:
             model.set_submodule(name, WidenedEmbedding(layer, table))
     _take_rest_to_32_bits(model)
+    in_file = in_32_bits.state_dict().keys()
     for name, buffer in in_32_bits.named_buffers():
         owner, _, key = name.rpartition(".")
-        module = _below_widened(model, owner)
-        if key in module._non_persistent_buffers_set:
-            module._buffers[key] = buffer
+        if name not in in_file:
+            setattr(_below_widened(model, owner), key, buffer)
     model.config.dtype = torch.float32
     return sum(
         table.nbytes for table in {id(m.table): m.table for m in model.modules() if isinstance(m, _Widened)}.values()
@@ -150,7 +150,7 @@ def stored_weight(layer: Any) -> torch.Tensor:
 
 
 def _weight_dtype(layer: nn.Module) -> torch.dtype | None:
-    weight = layer._parameters.get("weight")
+    weight = dict(layer.named_parameters(recurse=False)).get("weight")
     return None if weight is None else weight.dtype
 
 

@@ -99,7 +99,7 @@ def test_what_others_may_write_is_never_a_source(backing: ResizedStorages) -> No
     assert made(backing, table, ATEN.mul.Tensor, y, 2.0)[2] is None
 
 
-def test_what_nobody_else_needs_is_kept_only_where_it_is_much_smaller() -> None:
+def test_what_nobody_else_needs_is_kept_only_where_it_is_much_smaller(backing: ResizedStorages) -> None:
     table, half = StorageTable(256), torch.randn(64, 64).to(torch.bfloat16)
     for func, args, smaller in ((ATEN._to_copy.default, {"dtype": torch.float32}, True), (ATEN.neg.default, {}, False)):
         source = table.of(half)
@@ -109,7 +109,7 @@ def test_what_nobody_else_needs_is_kept_only_where_it_is_much_smaller() -> None:
         record = table.of(result)
         assert record is not None
         record.next_use = 9
-        remat = remat_of(func, (half,), args, [source], record, result, workspace_bytes=0)
+        remat = remat_of(func, (half,), args, [source], record, result, backing, workspace_bytes=0)
         assert remat is not None and remat.kept_for(record) == [source]
         assert remat.possible(record) == smaller
         source.next_use = 10

@@ -96,13 +96,15 @@ def test_what_compiles_to_other_numbers_is_refused_by_name(tmp_path: Path) -> No
     (tmp_path / "train.py").write_text(
         STEP
         + """
-try:
-    torch.compile(model, backend="inductor")
-except BaseException as error:
-    print("refused:", error)
-torch.compile(model, backend="eager")
+from port_agent import budget
+with budget(tensors="1M", page_dir="."):
+    for backend in ("inductor", "eager"):
+        try:
+            torch.compile(model, backend=backend)
+        except BaseException as error:
+            print("refused:", error)
 """
     )
-    done = followed("train.py", folder=tmp_path)
-    assert "refused:" in done.output and "torch.compile" in done.output.partition("refused:")[2]
-    assert done.code != 0 and "torch.compile" in done.said + "".join(done.ours)
+    done = plain("train.py", folder=tmp_path)
+    assert [line[:8] for line in done.output.splitlines()[1:]] == ["refused:"] * 2, done.said
+    assert done.output.count("torch.compile") >= 2

@@ -109,8 +109,9 @@ static bool change_adopted(struct block *block, bool in) {
     uint32_t changes = atomic_load(&adopted_changes_), now = changes & 1, next = 1 - now;
     uint32_t count = adopted_count_[now], place = place_of(adopted_[now], count, block->address);
     uint32_t changed = in ? count + 1 : count - 1;
-    if (changed > MOST_ADOPTED || !arena_grow(adopted_[next], &adopted_bytes_[next], changed * sizeof **adopted_))
-        return false;
+    for (int i = 0; i < 2; i++) /* as one comes in: that it goes must not fail */
+        if (in && (changed > MOST_ADOPTED || !arena_grow(adopted_[i], &adopted_bytes_[i], changed * sizeof **adopted_)))
+            return false;
     uint32_t *to = adopted_[next];
     memcpy(to, adopted_[now], place * sizeof *to);
     if (in) {

@@ -648,10 +648,9 @@ size_t guard_usable(const void *address) {
     return block && block->reserved && block->address == (uintptr_t)address ? block->bytes : 0;
 }
 
-enum mapping_kind guard_watch(void *address, size_t bytes, bool written) {
+enum mapping_kind guard_watch(void *address, size_t bytes) {
     if (!active_ || !bytes || ((uintptr_t)address | bytes) & (guard_page - 1))
         return NO_MAPPING;
-    bool brought;
     enum mapping_kind kind = NO_MAPPING;
     lock();
     struct block *block = arena_block_at((uintptr_t)address);
@@ -659,10 +658,8 @@ enum mapping_kind guard_watch(void *address, size_t bytes, bool written) {
         protect(block, PROT_READ);
         become(block, MAPPED);
     }
-    if (block && block->address == (uintptr_t)address && block->bytes == bytes) {
-        bool own = atomic_load(&block->state) != MAPPED || (written && ensure(block, true, &brought));
-        kind = own ? OWN_MEMORY : FILE_PAGES;
-    }
+    if (block && block->address == (uintptr_t)address && block->bytes == bytes)
+        kind = atomic_load(&block->state) == MAPPED ? FILE_PAGES : OWN_MEMORY;
     unlock();
     return kind;
 }

@@ -81,9 +81,9 @@ enum mapping_kind {
     FILE_PAGES,
     OWN_MEMORY,
 };
-/* Watch such pages; `written`: they were before. Those that are watched already are told of. */
-enum mapping_kind guard_watch(void *address, size_t bytes, bool written);
-/* Have them be a block like others before they are written. */
+/* Watch such pages. Those that are watched already are told of. */
+enum mapping_kind guard_watch(void *address, size_t bytes);
+/* Have them be a block like others: they are about to be written, or were before they were watched. */
 bool guard_take_from_file(const void *address);
 bool guard_is_of_file(const void *address);
 /* Give back what a file holds; false where it is not a file's, or not any more. */

@@ -90,7 +90,7 @@ class GuardedMemory:
             getattr(process, f"port_guard_{name}").restype = ctypes.c_size_t
         process.port_guard_bear_away.argtypes = [ctypes.c_bool]
         size, address = ctypes.c_size_t, ctypes.c_void_p
-        process.port_guard_watch.argtypes = [address, size, ctypes.c_bool]
+        process.port_guard_watch.argtypes = [address, size]
         process.port_guard_seal.argtypes, process.port_guard_seal.restype = [address], ctypes.c_int64
         process.port_guard_fill.argtypes = [address, address, size]
         for name in ("take_from_file", "is_of_file", "drop_pages", "unwritten", "drop", "fill"):
@@ -145,15 +145,12 @@ class GuardedMemory:
         """Return how many bytes the block that begins at `address` has, in whole pages; 0 where none begins there."""
         return int(self._process.port_guard_usable(address))
 
-    def watch(self, address: int, nbytes: int, *, written: bool) -> MappingKind:
-        """Watch whole pages of a private mapping of a file: from their first write on they are a block like others.
-
-        `written`: they were before, and are one now.
-        """
-        return MappingKind(self._process.port_guard_watch(address, nbytes, written))
+    def watch(self, address: int, nbytes: int) -> MappingKind:
+        """Watch whole pages of a private mapping of a file: from their next write on they are a block like others."""
+        return MappingKind(self._process.port_guard_watch(address, nbytes))
 
     def take_from_file(self, address: int) -> bool:
-        """Have watched pages at `address`, which are about to be written, be a block like others; return whether one is there."""
+        """Have watched pages at `address`, which are or were written, be a block like others; return whether one is there."""
         return bool(self._process.port_guard_take_from_file(address))
 
     def is_of_file(self, address: int) -> bool:

@@ -299,7 +299,7 @@ EXPORT bool port_guard_copy(const void *address, size_t start, void *memory, siz
     return guard_copy(address, start, memory, bytes, write);
 }
 
-EXPORT int port_guard_watch(void *address, size_t bytes, bool written) { return (int)guard_watch(address, bytes, written); }
+EXPORT int port_guard_watch(void *address, size_t bytes) { return (int)guard_watch(address, bytes); }
 
 EXPORT bool port_guard_take_from_file(const void *address) { return guard_take_from_file(address); }
 

@@ -278,9 +278,11 @@ class Interceptor:
 
         Raises PageError where what had been given up could not be made again.
         """
+        if self.aside:
+            return
         with self.lock:
             self.residency.page_from_here(self.table)
-        self.recomputes, self.aside = False, True
+        self.aside = True
         self.leave()
 
     def page_from_here(self, arguments: Sequence[Any]) -> None:

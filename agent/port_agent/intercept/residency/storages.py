@@ -291,10 +291,14 @@ class StorageTable:
     def _watch(self, guard: GuardedMemory, storage: torch.UntypedStorage, nbytes: int) -> Storage | None:
         """Have guarded memory tell whether a mapping is still what its file holds."""
         start, page_bytes = _whole_pages(storage)
-        kind = guard.watch(start, page_bytes, written=_pages_written(start, page_bytes))
+        kind = guard.watch(start, page_bytes)
         if kind is MappingKind.NONE:
             return None
-        made = self._add(storage, nbytes, mapped=kind is MappingKind.FILE_PAGES)
+        if kind is MappingKind.FILE_PAGES and _pages_written(
+            start, page_bytes
+        ):  # before: they are closed for writing now
+            guard.take_from_file(start)
+        made = self._add(storage, nbytes, mapped=guard.is_of_file(start))
         made.block_offset = start - data_ptr(storage)
         return made
 

@@ -8,6 +8,7 @@ believes is advice then, and a mistake costs time.
 import ctypes
 import threading
 import time
+import zlib
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -27,10 +28,14 @@ from port_agent.intercept.residency.storages import (
     exposed,
     is_shared,
     resize,
+    whole_pages,
 )
 from port_agent.paging.page_space import PageSpace
 from port_agent.paging.pager import PageError, Pager, PagerStats, Slot
 from port_agent.system.mounts import worn_by_writing
+
+_WRITES_BITS = 32
+"""Of what tells whether a block was written: the number of its writes; a checksum stands above."""
 
 _STACK_BYTES = 1 << 20
 """Of the thread that moves blocks: the system's 8 MiB would count against RLIMIT_DATA."""
@@ -75,7 +80,7 @@ class Backing(Protocol):
         """Have a mapping that is about to be written be memory like other; return whether it is."""
 
     def seal(self, storage: Storage, memory: torch.UntypedStorage) -> int | None:
-        """Return how often a storage was written past the operators, and take note from here on; None where nobody could tell."""
+        """Return what tells whether a storage is written past the operators from here on; None where nothing could."""
 
     def unwritten(self, storage: Storage, memory: torch.UntypedStorage, writes: int) -> bool:
         """Return whether a storage was not written past the operators since `seal` returned `writes`."""
@@ -139,6 +144,16 @@ def _address(tensor: torch.Tensor) -> int:
 def _block_of(storage: Storage, memory: torch.UntypedStorage) -> int:
     """Return where the block of guarded memory begins that holds a storage."""
     return data_ptr(memory) + storage.block_offset
+
+
+def _sum_beside_pages(storage: Storage, memory: torch.UntypedStorage) -> int:
+    """Return a checksum of what a mapping has before and after its whole pages, which no block covers; 0 of other storages."""
+    if not storage.beside_bytes:
+        return 0
+    address, (start, page_bytes) = data_ptr(memory), whole_pages(memory)
+    before = ctypes.string_at(address, start - address)
+    after = ctypes.string_at(start + page_bytes, address + storage.nbytes - start - page_bytes)
+    return zlib.crc32(after, zlib.crc32(before))
 
 
 class ResizedStorages:
@@ -337,10 +352,14 @@ class GuardedStorages:
         return self._guard.take_from_file(_block_of(storage, memory))
 
     def seal(self, storage: Storage, memory: torch.UntypedStorage) -> int | None:
-        return self._guard.seal(_block_of(storage, memory))
+        writes = self._guard.seal(_block_of(storage, memory))
+        return None if writes is None else writes | _sum_beside_pages(storage, memory) << _WRITES_BITS
 
     def unwritten(self, storage: Storage, memory: torch.UntypedStorage, writes: int) -> bool:
-        return self._guard.unwritten(_block_of(storage, memory), writes)
+        beside, writes = divmod(writes, 1 << _WRITES_BITS)
+        return self._guard.unwritten(_block_of(storage, memory), writes) and beside == _sum_beside_pages(
+            storage, memory
+        )
 
     def drop(self, storage: Storage, memory: torch.UntypedStorage, writes: int) -> bool:
         return self._guard.drop(_block_of(storage, memory), writes)

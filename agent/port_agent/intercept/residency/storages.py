@@ -124,6 +124,7 @@ class Storage:
 
     __slots__ = (
         "__weakref__",
+        "beside_bytes",
         "birth",
         "block_offset",
         "borrowed",
@@ -166,6 +167,8 @@ class Storage:
         self.pins = 0
         self.borrowed = 0
         """So many of the pins are of numpy's arrays over its memory."""
+        self.beside_bytes = 0
+        """Of a mapping in guarded memory: what lies before and after its whole pages, and in no block."""
         self.block_offset = 0
         """Where its block of guarded memory begins, in bytes from its own begin: a mapping's is of whole pages."""
         self.watched = False
@@ -290,7 +293,7 @@ class StorageTable:
 
     def _watch(self, guard: GuardedMemory, storage: torch.UntypedStorage, nbytes: int) -> Storage | None:
         """Have guarded memory tell whether a mapping is still what its file holds."""
-        start, page_bytes = _whole_pages(storage)
+        start, page_bytes = whole_pages(storage)
         kind = guard.watch(start, page_bytes)
         if kind is MappingKind.NONE:
             return None
@@ -299,7 +302,7 @@ class StorageTable:
         ):  # before: they are closed for writing now
             guard.take_from_file(start)
         made = self._add(storage, nbytes, mapped=guard.is_of_file(start))
-        made.block_offset = start - data_ptr(storage)
+        made.block_offset, made.beside_bytes = start - data_ptr(storage), nbytes - page_bytes
         return made
 
     def _meet_device(self, kind: str) -> None:
@@ -418,7 +421,8 @@ _madvise = ctypes.CDLL(None).madvise
 _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
-def _whole_pages(storage: torch.UntypedStorage) -> tuple[int, int]:
+def whole_pages(storage: torch.UntypedStorage) -> tuple[int, int]:
+    """Return where the whole pages of a storage begin, and their bytes."""
     address = data_ptr(storage)
     start = -(-address // PAGE_BYTES) * PAGE_BYTES
     return start, (address + allocated_bytes(storage)) // PAGE_BYTES * PAGE_BYTES - start
@@ -434,7 +438,7 @@ def mapping_written(storage: torch.UntypedStorage) -> bool:
 
     True where the kernel does not tell (no CONFIG_PROC_PAGE_MONITOR).
     """
-    start, nbytes = _whole_pages(storage)
+    start, nbytes = whole_pages(storage)
     guard = active_guard()
     return _pages_written(start, nbytes) if guard is None else not guard.is_of_file(start)
 
@@ -457,19 +461,19 @@ def drop_mapping(storage: torch.UntypedStorage) -> None:
     """
     guard = active_guard()
     if guard is None:
-        _madvise(*_whole_pages(storage), _MADV_DONTNEED)
+        _madvise(*whole_pages(storage), _MADV_DONTNEED)
     else:
-        guard.drop_pages(_whole_pages(storage)[0])
+        guard.drop_pages(whole_pages(storage)[0])
 
 
 def populate_mapping(storage: torch.UntypedStorage) -> None:
     """Bring the pages of a mapped storage in, in large reads instead of a fault each."""
-    _madvise(*_whole_pages(storage), _MADV_POPULATE_READ)
+    _madvise(*whole_pages(storage), _MADV_POPULATE_READ)
 
 
 def read_mapping_ahead(storage: torch.UntypedStorage) -> None:
     """Have all pages of a mapped storage read into the page cache: nothing waits, no RAM is taken."""
-    _madvise(*_whole_pages(storage), _MADV_WILLNEED)
+    _madvise(*whole_pages(storage), _MADV_WILLNEED)
 
 
 def read_ahead(tensor: torch.Tensor) -> None:

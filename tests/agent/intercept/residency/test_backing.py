@@ -45,6 +45,16 @@ born = residency.bear_away(partial(torch.empty, BYTES, dtype=torch.uint8))
 source = torch.arange(BYTES) % 251
 backing.wait(backing.write_part(residency.table.of(born), born.untyped_storage(), source.to(torch.uint8), 0, BYTES))
 print("born away:", residency.table.of(born).resident, torch.equal(born, source.to(torch.uint8)))
+import os
+from safetensors.torch import load_file, save_file
+save_file({"a": torch.ones(7), "w": torch.ones(512, 512)}, "w.safetensors")
+weight = load_file("w.safetensors")["w"].untyped_storage()
+record = residency.table.of_storage(weight)
+seals = [backing.seal(record, weight)]
+for byte in (0, weight.nbytes() // 2):
+    ctypes.c_ubyte.from_address(weight.data_ptr() + byte).value = 7
+    seals.append(backing.seal(record, weight))
+print("of a mapping:", record.block_offset > 0, [backing.unwritten(record, weight, seal) for seal in seals])
 backing.close()
 print("in all:", backing.totals().written_bytes >= 5 * BYTES, backing.totals().stall_seconds > 0)
 """
@@ -62,6 +72,7 @@ def test_over_guarded_memory_whoever_comes_finds_what_was_there(tmp_path: Path) 
             "they are found: 0.0 1.0 False True",
             "a write nobody told of: True 9.0",
             "born away: False True",
+            "of a mapping: True [False, False, True]",
             "in all: True True",
         ],
     ), done.said

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 
 from port_agent.cli.arguments import CommandParser
+from port_agent.cli.recipe import with_recipe
 from port_agent.cli.terminal import guarded
 from port_agent.system import VERSION
 from port_planner.base.errors import ExitCode, PortError
@@ -79,8 +80,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: Sequence[str] | None) -> int:
     words = sys.argv[1:] if argv is None else argv
     own = [area for area, commands in AREAS.items() if words and words[0] in commands]
-    arguments = build_parser(own or AREAS).parse_args(words)
+    parser = build_parser(own or AREAS)
     try:
+        if words[:1] == ["finetune"]:
+            words = with_recipe(words)
+        arguments = parser.parse_args(words)
         code: int = arguments.run(arguments)
         sys.stdout.flush()
     except PortError as error:

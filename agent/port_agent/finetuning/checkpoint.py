@@ -23,7 +23,7 @@ _NAME, _ROUND_NAME, _LOSSES_SUFFIX, _BEST_SUFFIX = "checkpoint.pt", "round.pt", 
 
 _DEFAULTS = FinetuneOptions("", (), "")
 _LATER_SETTINGS = (
-    "autocast", "begin_from", "alpha", "rslora", "dropout", "weight_decay", "warm_up", "schedule", "evaluate_every", "patience"
+    "autocast", "begin_from", "alpha", "rslora", "dora", "dropout", "weight_decay", "warm_up", "schedule", "evaluate_every", "patience"
 )  # fmt: skip
 
 _DAMAGED = (RuntimeError, ValueError, KeyError, EOFError, OSError, NotImplementedError, zipfile.BadZipFile)
@@ -54,6 +54,7 @@ class Checkpoint:
         )
         del settings["accumulate_by"]  # changes no bit
         del settings["date"]  # the sequences are made of it
+        del settings["events"]  # only tells
         for name in _LATER_SETTINGS:
             if settings[name] == getattr(_DEFAULTS, name):
                 del settings[name]  # was no setting when older ones were written

@@ -40,9 +40,13 @@ def choose_compute(options: FinetuneOptions, task: Task, round: str | None = Non
 
 
 def _choice(options: FinetuneOptions, task: Task, round: str | None) -> ComputeChoice:
-    fixed = options.base is not None or options.autocast
+    if options.dora and options.base is not None:
+        raise FinetuneError(
+            f"--dora measures the rows of a weight, and one on a grid (--base {options.base}) has none; give one of them"
+        )
+    fixed = options.base is not None or options.autocast or options.dora
     if options.compute is Compute.FLOAT32 and fixed:
-        other = "--autocast" if options.base is None else f"--base {options.base}"
+        other = "--autocast" if options.autocast else "--dora" if options.dora else f"--base {options.base}"
         raise FinetuneError(f"{other} says itself what is computed in, and so does --compute float32; give one of them")
     if fixed or options.lora_rank is None or task.kind is TaskKind.CLASSIFICATION:
         return ComputeChoice(Compute.STORED)

@@ -38,13 +38,13 @@ from port_planner.base.units import format_bytes, shown
 from port_planner.ir.bundle.safetensors_io import TensorEntry
 
 _BEFORE_NAME = "base_model.model."
-_A, _B = ".lora_A.weight", ".lora_B.weight"
+_A, _B, _MAGNITUDES = ".lora_A.weight", ".lora_B.weight", ".lora_magnitude_vector"
 
 _KNOWN_SETTINGS = frozenset(
     (
         "auto_mapping", "base_model_name_or_path", "exclude_modules", "fan_in_fan_out", "inference_mode", "layers_pattern",
         "layers_to_transform", "lora_alpha", "lora_dropout", "megatron_core", "peft_version", "qalora_group_size", "r", "revision",
-        "target_modules", "task_type", "use_rslora",
+        "target_modules", "task_type", "use_dora", "use_rslora",
     )
 )  # fmt: skip
 """Settings of an adapter that change nothing of how it is merged, or are taken into account."""
@@ -69,11 +69,12 @@ class MergeOutcome:
 
 @dataclass(frozen=True, slots=True)
 class _Adapter:
-    """An adapter's file, which layers it is of, the factor of its products, and the base that it names."""
+    """An adapter's file, which layers it is of, the factor of its products, whether it has magnitudes, and the base that it names."""
 
     weights: Path
     modules: frozenset[str]
     scaling: float
+    dora: bool
     base: str
 
 
@@ -134,7 +135,7 @@ def merge_adapter(
             with path.open("rb") as given, (building / path.name).open("wb") as made:
                 if hasattr(os, "posix_fallocate"):
                     os.posix_fallocate(made.fileno(), 0, path.stat().st_size)
-                _write(given, made, len(header), mine, _Deltas(matrices, adapter.scaling), on_bytes)
+                _write(given, made, len(header), mine, _Deltas(matrices, adapter.scaling, dora=adapter.dora), on_bytes)
     return MergeOutcome(str(out), str(model), len(adapter.modules), grid, nbytes)
 
 
@@ -147,7 +148,7 @@ def _read_adapter(folder: Path, *, base_known: bool) -> _Adapter:
         settings = json.loads(path.read_bytes())
         odd = {name: value for name, value in settings.items() if _is_odd(name, value)}
         scaling = settings["lora_alpha"] / (math.sqrt(settings["r"]) if settings.get("use_rslora") else settings["r"])
-        base = str(settings["base_model_name_or_path"])
+        base, dora = str(settings["base_model_name_or_path"]), bool(settings.get("use_dora"))
     except FileNotFoundError as error:
         raise FinetuneError(
             f"{folder} is no adapter: it has no {ADAPTER_CONFIG}; what `finetune --full` writes is a model already"
@@ -165,13 +166,14 @@ def _read_adapter(folder: Path, *, base_known: bool) -> _Adapter:
     except (SafetensorError, OSError) as error:
         raise FinetuneError(f"{weights} is missing or damaged ({error})") from error
     modules = frozenset(n.removeprefix(_BEFORE_NAME).removesuffix(_A) for n in names if n.endswith(_A))
-    unpaired = names ^ {f"{_BEFORE_NAME}{module}{part}" for module in modules for part in (_A, _B)}
+    parts = (_A, _B, _MAGNITUDES) if dora else (_A, _B)
+    unpaired = names ^ {f"{_BEFORE_NAME}{module}{part}" for module in modules for part in parts}
     if base_known:  # peft stores a head's frozen weight, too
         unpaired -= {f"{_BEFORE_NAME}{module}.base_layer.weight" for module in modules}
     if unpaired or not modules:
         what = f"has {shown(min(unpaired))}, which" if unpaired else "has nothing that"
-        raise FinetuneError(f"{weights} {what} is no half of an adapter's two matrices; merge it with peft itself")
-    return _Adapter(weights, modules, scaling, base)
+        raise FinetuneError(f"{weights} {what} is no part of an adapter's two matrices; merge it with peft itself")
+    return _Adapter(weights, modules, scaling, dora, base)
 
 
 def _is_odd(name: str, value: object) -> bool:
@@ -231,18 +233,45 @@ def _stored_names(module: str, prefix: str) -> tuple[str, str]:
 
 
 class _Deltas:
-    """What adapters add to their layers' weights."""
+    """What adapters make of their layers' weights."""
 
-    def __init__(self, matrices: Any, scaling: float) -> None:
-        self._matrices, self._scaling = matrices, scaling
+    def __init__(self, matrices: Any, scaling: float, *, dora: bool) -> None:
+        self._matrices, self._scaling, self._dora = matrices, scaling, dora
 
-    def of(self, change: _Change) -> torch.Tensor | None:
-        """Return what is added to a weight, in 32 bits, laid out as it."""
+    def of(self, change: _Change) -> "_Delta | None":
+        """Return what is done to a weight."""
         if change.module is None:
             return None
-        first, second = (self._matrices.get_tensor(f"{_BEFORE_NAME}{change.module}{part}").float() for part in (_A, _B))
+        name = f"{_BEFORE_NAME}{change.module}"
+        first, second = (self._matrices.get_tensor(f"{name}{part}").float() for part in (_A, _B))
         product: torch.Tensor = (second @ first).mul_(self._scaling)
-        return product.T if change.transposed else product
+        magnitudes = self._matrices.get_tensor(f"{name}{_MAGNITUDES}") if self._dora else None
+        return _Delta(product.T if change.transposed else product, magnitudes, change.transposed)
+
+
+@dataclass(frozen=True, slots=True)
+class _Delta:
+    """What is added to a weight, in 32 bits, laid out as it, and the `magnitudes` that its outputs have then, None where they have any."""
+
+    added: torch.Tensor
+    magnitudes: torch.Tensor | None
+    transposed: bool
+
+    @property
+    def needs_whole(self) -> bool:
+        """Whether an output's weights lie in all rows, and are measured."""
+        return self.magnitudes is not None and self.transposed
+
+    def apply(self, weight: torch.Tensor, start: int, stop: int) -> torch.Tensor:
+        """Return some rows of a weight with their change, in its data type."""
+        added = self.added[start:stop]
+        if self.magnitudes is None:
+            return weight.add_(added)
+        changed, along = weight + added, 0 if self.transposed else 1
+        outputs = changed.T if self.transposed else changed
+        norms = torch.linalg.norm(outputs, dim=1).to(changed.dtype)
+        magnitudes = self.magnitudes if self.transposed else self.magnitudes[start:stop]
+        return ((magnitudes / norms).unsqueeze(along) * changed).to(weight.dtype)
 
 
 def _write(
@@ -257,7 +286,7 @@ def _write(
     for entry, change in sorted(changes.values(), key=lambda found: found[0].data_offsets):
         _copy(given, made, begin + entry.data_offsets[0] - given.tell(), on_bytes)
         delta, (rows, columns) = deltas.of(change), entry.shape
-        step = max(1, ENCODED_ITEMS // columns)
+        step = rows if delta is not None and delta.needs_whole else max(1, ENCODED_ITEMS // columns)
         for start in range(0, rows, step):
             stop = min(start + step, rows)
             block = bytearray((stop - start) * columns * FLOATS[entry.dtype].itemsize)
@@ -267,7 +296,7 @@ def _write(
                 codes, scales = encode_weight(change.grid, weight)
                 weight = torch.ops.port_agent.dequantize(codes, scales, change.grid.value, weight.dtype)
             if delta is not None:
-                weight += delta[start:stop]
+                weight = delta.apply(weight, start, stop)
             made.write(weight.view(torch.uint8).numpy().data)
             on_bytes(len(block))
         del delta

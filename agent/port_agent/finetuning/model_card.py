@@ -78,4 +78,7 @@ def _rows(options: FinetuneOptions, task: Task, layers: Iterable[str], trained: 
 def _adapters(options: FinetuneOptions, rank: int, layers: Iterable[str]) -> str:
     alpha = 2 * rank if options.alpha is None else options.alpha
     root = "the root of the rank" if options.rslora else "the rank"
-    return f"rank {rank} on {', '.join(layers)}; scaled by alpha {alpha:g} over {root}; dropout {options.dropout:g}"
+    kind = "DoRA, " if options.dora else ""
+    return (
+        f"{kind}rank {rank} on {', '.join(layers)}; scaled by alpha {alpha:g} over {root}; dropout {options.dropout:g}"
+    )

@@ -52,7 +52,7 @@ def _writing(options: FinetuneOptions) -> Path:
 
 
 def _digest(options: FinetuneOptions) -> str:
-    settings = replace(options, sample=None, json=False, show_data=1, overwrite=False, compute=None)
+    settings = replace(options, sample=None, json=False, show_data=1, overwrite=False, compute=None, events=None)
     return hashlib.sha256(msgspec.json.encode(settings)).hexdigest()
 
 

@@ -163,6 +163,7 @@ def with_adapters(model: Any, options: FinetuneOptions, task: Task, new: Sequenc
         lora_alpha=2 * rank if options.alpha is None else options.alpha,  # type: ignore[arg-type]  # a number is
         lora_dropout=options.dropout,
         use_rslora=options.rslora,
+        use_dora=options.dora,
         target_modules=_targets(model, options.targets),
         task_type=_PEFTS_TASKS[task.kind],
         modules_to_save=beside or None,

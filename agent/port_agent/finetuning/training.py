@@ -23,6 +23,7 @@ from port_agent.finetuning.budget_check import MOMENTS, BudgetCheck
 from port_agent.finetuning.checkpoint import Checkpoint, FinetuneProgress
 from port_agent.finetuning.compute import choose_compute
 from port_agent.finetuning.curve import CURVE, Curve, CurvePoint
+from port_agent.finetuning.event_file import EventFile
 from port_agent.finetuning.federated import FederatedRound, give_adapter
 from port_agent.finetuning.inputs.earlier_adapter import ADAPTER_WEIGHTS
 from port_agent.finetuning.inputs.libraries import plain_model
@@ -228,6 +229,7 @@ class _Finetuning:
         """Of the sequences, by the epoch that was asked for last."""
         self.done = 0
         self.curve = Curve()
+        self._events = None if options.events is None else EventFile(Path(options.events))
         self.loss_before: float | None = None
         self._kept = 0
         """After how many updates the last checkpoint was written."""
@@ -274,6 +276,7 @@ class _Finetuning:
         self.curve = Curve() if progress is None else progress.curve
         if progress is None and self.loss_before is not None:
             self.curve.evaluations.append(CurvePoint(0, self.loss_before))
+            self._tell("held-out loss", self.loss_before)
         self._generator = torch.get_rng_state()
         return progress is not None
 
@@ -296,6 +299,7 @@ class _Finetuning:
                     self._update()
                 self.check_peak()
                 self.curve.losses.append(loss)
+                self._tell("loss", loss)
                 report(Update(self.done, self.updates, loss, tokens, time.monotonic() - begin))
                 self._evaluate_if_due()
                 if steering.checkpoint_due() or steering.leaving:
@@ -303,6 +307,16 @@ class _Finetuning:
                 written_bytes = flash_written_bytes() - written_bytes
                 if written_bytes and self._by_layers is None and self._may_run_by_layers:
                     self._choose_order(written_bytes)
+
+    def _tell(self, name: str, value: float) -> None:
+        """Add a number to TensorBoard's file, where there is one; where that cannot be written, it is only said, once."""
+        if self._events is None:
+            return
+        try:
+            self._events.add(name, value, self.done)
+        except OSError as error:
+            self._events = None
+            self._note(f"{self.options.events} gets no more losses: {error}")
 
     @property
     def is_done(self) -> bool:
@@ -319,6 +333,7 @@ class _Finetuning:
         if self.curve.at(self.done) is not None or (loss := self.held_out_loss()) is None:
             return
         self.curve.evaluations.append(CurvePoint(self.done, loss))
+        self._tell("held-out loss", loss)
         best = self.curve.best
         better = best is not None and best.updates == self.done
         if better and self.options.evaluate_every is not None:

@@ -44,6 +44,7 @@ def finetune(request: FinetuneRequest, on_event: OnEvent = no_listener) -> Train
         valid=tuple(map(_absolute, given.valid)),
         begin_from=None if given.begin_from is None else _absolute(given.begin_from),
         out=_absolute(given.out),
+        events=None if given.events is None else _absolute(given.events),
     )
     page_dir = request.page_dir or Path.cwd()
     job = FinetuneJob.of(options, ram_bytes=request.ram_bytes, threads=threads, page_dir=page_dir)

@@ -76,6 +76,10 @@ def test_a_run_goes_on_as_it_began(asked: FinetuneOptions, slow: None) -> None:
 
 
 def test_two_who_say_what_is_computed_in_are_refused(asked: FinetuneOptions) -> None:
-    for other in ({"base": Quantization.NF4}, {"autocast": True}):
+    for other in ({"base": Quantization.NF4}, {"autocast": True}, {"dora": True}):
         with pytest.raises(FinetuneError, match=r"and so does --compute float32; give one of them"):
             choose_compute(replace(asked, compute=Compute.FLOAT32, **other), CAUSAL)
+    with pytest.raises(
+        FinetuneError, match=r"--dora measures the rows of a weight, and one on a grid \(--base nf4\) has none"
+    ):
+        choose_compute(replace(asked, dora=True, base=Quantization.NF4), CAUSAL)

@@ -56,11 +56,17 @@ def make_base(folder: Path, kind: str, shard_size: str = "100MB") -> Path:
 
 
 def make_adapter(
-    folder: Path, base: Path, kind: str, *, targets: tuple[str, ...] = (), grid: Quantization | None = None
+    folder: Path,
+    base: Path,
+    kind: str,
+    *,
+    targets: tuple[str, ...] = (),
+    grid: Quantization | None = None,
+    dora: bool = False,
 ) -> Path:
     """Write an adapter whose matrices are all random."""
     targets = targets or tuple(CONFIGS[kind][2].split(","))
-    options = FinetuneOptions(str(base), ("",), str(folder), targets=targets, lora_rank=4, base=grid)
+    options = FinetuneOptions(str(base), ("",), str(folder), targets=targets, lora_rank=4, base=grid, dora=dora)
     model = load_model(options, Task(TaskKind.CAUSAL_LM), lambda text: None)
     for parameter in (p for p in model.parameters() if p.requires_grad):
         torch.nn.init.normal_(parameter, std=0.3)
@@ -89,6 +95,17 @@ def contents(folder: Path) -> dict[str, tuple[str, bytes]]:
 def by_peft(base: Any, adapter: Path, out: Path) -> dict[str, tuple[str, bytes]]:
     peft.PeftModel.from_pretrained(base, adapter).merge_and_unload().save_pretrained(out)
     return contents(out)
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_trained_magnitudes_are_merged_as_peft_does(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("port_agent.finetuning.merge.ENCODED_ITEMS", 1 << 12)  # weights in several blocks
+    base = make_base(tmp_path / "base", kind)
+    adapter = make_adapter(tmp_path / "adapter", base, kind, dora=True)
+    assert any(name.endswith(".lora_magnitude_vector") for name in load_file(adapter / "adapter_model.safetensors"))
+    merge(adapter, tmp_path / "out")
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(base, dtype="auto")
+    assert contents(tmp_path / "out") == by_peft(loaded, adapter, tmp_path / "peft")
 
 
 @pytest.mark.slow
@@ -219,12 +236,12 @@ REFUSED: dict[str, tuple[Callable[[Path, Path], object], str]] = {
     "no adapter": (lambda _, adapter: (adapter / "adapter_config.json").unlink(), "is no adapter: it has no adapter_config"),
     "no matrices": (lambda _, adapter: (adapter / "adapter_model.safetensors").unlink(), "is missing or damaged"),
     "damaged record": (lambda _, adapter: (adapter / "port_agent.json").write_text("{"), "port_agent.json.* is damaged"),
-    "DoRA": (settings(use_dora=True), "asks for use_dora = 'True', which no adapter of `finetune` does"),
+    "Q-A-LoRA": (settings(use_qalora=True), "asks for use_qalora = 'True', which no adapter of `finetune` does"),
     "a later setting": (settings(use_new=3), "asks for use_new = '3'"),
     "another kind": (settings(peft_type="IA3"), "asks for peft_type = 'IA3'"),
     "no rank": (settings(r=0), "does not say what adapter it is of"),
     "no mapping": (lambda _, adapter: (adapter / "adapter_config.json").write_text("[]"), "does not say what adapter it is of"),
-    "foreign tensor": (foreign_tensor, "lora_magni.* is no half of an adapter's two matrices"),
+    "foreign tensor": (foreign_tensor, "lora_magni.* is no part of an adapter's two matrices"),
     "foreign layer": (foreign_layer, r"trains model\.layers\.0\.self_attn\.w_q, which is no linear layer of"),
 }  # fmt: skip
 

@@ -68,6 +68,7 @@ examples:
   port-agent finetune gpt2 --data poems.txt --ram 700M --out gpt2-poems --submit
   port-agent finetune gpt2 --data poems.txt --ram 700M --out gpt2-poems --explain
   port-agent finetune gpt2 --data mine.txt --ram 700M --out ours --submit --federated --name ours
+  port-agent finetune --recipe chats.toml --ram 700M
 
 --submit gives it to the agent of this machine, and returns: the agent runs it when its policy says so (charging, idle, in its
 time window), ends it to give the memory back, and goes on from its checkpoint, also after a restart; `port-agent status`,
@@ -151,6 +152,9 @@ def _add_what_is_trained(group: "argparse._ArgumentGroup") -> None:
     )
     group.add_argument("--rslora", action="store_true", help="divide --alpha by the rank's root instead")
     group.add_argument(
+        "--dora", action="store_true", help="train the magnitude of each of a weight's rows besides (DoRA)"
+    )
+    group.add_argument(
         "--dropout",
         type=_share,
         default=0.0,
@@ -165,7 +169,7 @@ def _add_updates(group: "argparse._ArgumentGroup") -> None:
         type=whole_number(_MIN_TOKENS, _MAX_TOKENS),
         default=256,
         metavar="N",
-        help="tokens of the longest sequence (default 256)",
+        help="tokens of the longest sequence (default 256; what that cuts is counted before the first update, with the length that cuts nothing)",
     )
     group.add_argument("--batch", type=whole_number(1), default=1, metavar="N", help="sequences at once (default 1)")
     group.add_argument(
@@ -269,6 +273,12 @@ def _add_data(group: "argparse._ArgumentGroup") -> None:
         help="end after N measurements without a better one, with --eval-every",
     )
     group.add_argument(
+        "--tensorboard",
+        type=Path,
+        metavar="DIR",
+        help="add the losses, and those of what is held out, to a file there that TensorBoard reads, as they come",
+    )
+    group.add_argument(
         "--date",
         type=_date,
         metavar="YYYY-MM-DD",
@@ -290,6 +300,12 @@ def _add_job(group: "argparse._ArgumentGroup") -> None:
         "--sample",
         metavar="PROMPT",
         help="show what the model writes after it, before and after; as a question in the chat template where the data has conversations",
+    )
+    group.add_argument(
+        "--recipe",
+        metavar="FILE",
+        help="take options from a TOML file, by their names here (lr = 1e-4, data = [...], rslora = true; model for the directory); what is "
+        "typed counts before it",
     )
     group.add_argument("--json", action="store_true", help="print a line of JSON for each update and at the end")
     group.add_argument(

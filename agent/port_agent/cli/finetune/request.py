@@ -21,10 +21,12 @@ _ADAPTERS_RATE, _FULL_RATE = 2e-4, 2e-5
 def check_finetune_arguments(arguments: argparse.Namespace) -> None:
     """Raise UsageError where arguments do not go together."""
     a = arguments
-    of_adapters = next((n for n in ("targets", "alpha", "rslora", "dropout", "begin_from") if getattr(a, n)), None)
+    of_adapters = next(
+        (n for n in ("targets", "alpha", "rslora", "dora", "dropout", "begin_from") if getattr(a, n)), None
+    )
     alone = next((name for name in ("federated", "name") if getattr(a, name)), None)
     only = next((name for name in ("explain", "show_data") if getattr(a, name)), None)
-    of_earlier = next((name for name in ("targets", "alpha", "rslora") if getattr(a, name)), None)
+    of_earlier = next((name for name in ("targets", "alpha", "rslora", "dora") if getattr(a, name)), None)
     wrong = (
         (a.full and of_adapters, f"{_word(of_adapters)} is for adapters, and --full has none; give one of them"),
         (a.full and a.base, "--full trains all weights, and those of --base are frozen; give one of them"),
@@ -44,6 +46,10 @@ def check_finetune_arguments(arguments: argparse.Namespace) -> None:
         ),
         (a.federated and a.full, "--federated sends adapters to and fro, and --full has none; leave --full away"),
         (a.federated and a.begin_from, "--federated begins with an adapter of its own; leave --from away"),
+        (
+            a.federated and a.dora,
+            "--federated draws its first adapter without weights, and --dora measures them; leave --dora away",
+        ),
         (alone and not a.submit, f"{_word(alone)} is for a job of the agent; add --submit"),
         (
             only and (a.submit or a.opportunistic),
@@ -59,17 +65,17 @@ def options_of(arguments: argparse.Namespace) -> FinetuneOptions:
     """Return the options that arguments ask for. Raises FinetuneError for an adapter or a kept date that cannot be read."""
     a = arguments
     targets = tuple(name for name in a.targets.split(",") if name)
-    adapter = AdapterSettings(a.lora or _RANK, a.alpha, a.rslora, targets)
+    adapter = AdapterSettings(a.lora or _RANK, a.alpha, a.rslora, targets, a.dora)
     if a.begin_from is not None:
         adapter = adapter_settings(a.begin_from)
     return FinetuneOptions(
         model=str(a.model.absolute()), data=_absolute(a.data), valid=_absolute(a.valid), out=str(a.out.absolute()),
         lora_rank=None if a.full else adapter.rank, base=None if a.base in (None, AS_STORED) else Quantization(a.base),
         begin_from=None if a.begin_from is None else str(a.begin_from.absolute()), targets=adapter.targets, alpha=adapter.alpha, rslora=adapter.rslora,
-        dropout=a.dropout, sequence_tokens=a.seq_len, batch=a.batch, accumulate=a.accumulate, accumulate_by=a.accumulate_by, autocast=a.autocast,
+        dora=adapter.dora, dropout=a.dropout, sequence_tokens=a.seq_len, batch=a.batch, accumulate=a.accumulate, accumulate_by=a.accumulate_by, autocast=a.autocast,
         compute=a.compute, head_rows=a.head_rows, epochs=a.epochs, updates=a.updates, learning_rate=a.lr or (_FULL_RATE if a.full else _ADAPTERS_RATE),
         warm_up=a.warm_up, schedule=a.schedule, weight_decay=a.weight_decay, held_out=a.held_out, evaluate_every=a.eval_every, patience=a.patience,
-        seed=a.seed, date=a.date or date_of_run(a.out), sample=a.sample, json=a.json, show_data=a.show_data or 1, float32_result=a.float32,
+        events=None if a.tensorboard is None else str(a.tensorboard.absolute()), seed=a.seed, date=a.date or date_of_run(a.out), sample=a.sample, json=a.json, show_data=a.show_data or 1, float32_result=a.float32,
         overwrite=a.overwrite,
     )  # fmt: skip
 

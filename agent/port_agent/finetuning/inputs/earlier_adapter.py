@@ -13,12 +13,15 @@ ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetens
 
 @dataclass(frozen=True, slots=True)
 class AdapterSettings:
-    """What the adapters of a directory are: their rank, the factor alpha, whether it is divided by the rank's root, and of which layers."""
+    """What the adapters of a directory are: their rank, the factor alpha, whether it is divided by the rank's root, of which layers, and
+    whether they have magnitudes.
+    """
 
     rank: int
     alpha: float | None
     rslora: bool
     targets: tuple[str, ...]
+    dora: bool = False
 
 
 class _Config(msgspec.Struct):
@@ -39,8 +42,9 @@ def adapter_settings(folder: Path) -> AdapterSettings:
         raise FinetuneError(f"{path}: {error.strerror}; give the directory of an adapter") from error
     except (ValueError, RecursionError) as error:
         raise FinetuneError(f"{path} does not say what adapter it is of ({error}); it is damaged") from error
-    if config.peft_type != "LORA" or config.use_dora or not isinstance(config.target_modules, list):
+    if config.peft_type != "LORA" or not isinstance(config.target_modules, list):
         raise FinetuneError(
             f"{path} is of adapters that finetune does not train: LoRA with a list of layers is; train anew"
         )
-    return AdapterSettings(config.r, config.lora_alpha, config.use_rslora, tuple(sorted(config.target_modules)))
+    targets = tuple(sorted(config.target_modules))
+    return AdapterSettings(config.r, config.lora_alpha, config.use_rslora, targets, config.use_dora)

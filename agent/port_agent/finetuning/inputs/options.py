@@ -39,10 +39,11 @@ class FinetuneOptions:
     per update. `compute`: what a step computes in, None for what is faster here. `accumulate_by`: the order in which they run, with the same bits; None for the one that moves less. `autocast`: forward passes
     run in bfloat16 where torch's autocast does so, weights staying as they are. `head_rows`: of the logits at a time, None for all of a batch. `updates`: so many instead of `epochs`. `held_out`: the share of the sequences that is not trained on.
     `begin_from`: the directory of the adapter that is trained further. `alpha`: adapters' products are scaled by it, divided by the rank or
-    with `rslora` by its root; None for twice the rank. `dropout`: the share of an adapter's inputs that is left out at random. `warm_up`: the share of the
+    with `rslora` by its root; None for twice the rank. `dora`: each adapted row of a weight has a trained magnitude. `dropout`: the share of an adapter's inputs that is left out at random. `warm_up`: the share of the
     updates until `learning_rate` is reached.
     `evaluate_every`: updates between two looks at what is held out, of which the best weights are the result; None: before and after all alone.
     `patience`: so many looks without a better one end the training.
+    `events`: the directory of TensorBoard's files that losses are added to, None for none.
     `date`: what chat templates take for today (YYYY-MM-DD); "": the day on which they are asked.
     `float32_result`: whether a model that is trained whole is written in 32 bits, not as its files were.
     `overwrite`: whether what is at `out` is replaced. `show_data`: how many sequences are made text again, for people.
@@ -69,12 +70,14 @@ class FinetuneOptions:
     begin_from: str | None = None
     alpha: float | None = None
     rslora: bool = False
+    dora: bool = False
     dropout: float = 0.0
     weight_decay: float = 0.0
     warm_up: float = 0.03
     schedule: RateSchedule = RateSchedule.LINEAR
     evaluate_every: int | None = None
     patience: int | None = None
+    events: str | None = None
     seed: int = 0
     sample: str | None = None
     date: str = ""

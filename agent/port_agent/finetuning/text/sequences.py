@@ -108,7 +108,7 @@ class SequenceMaker:
         self._conversations = ConversationWriter.of(tokenizer, options)
         self.skipped = self.unwritten = 0
         self.first_unwritten = ""
-        self._cut = self._cut_tokens = self._most_tokens = self._spanned = self._apart = 0
+        self._cut = self._cut_tokens = self._dropped = self._most_tokens = self._spanned = self._apart = 0
         self._first_spanned = ""
 
     def sequences(self, records: Collection[Record]) -> Iterator[TokenSequence]:
@@ -128,6 +128,7 @@ class SequenceMaker:
                 continue
             whole = [sequence for sequence in found if sequence is not None]
             self.skipped += bool(found) and not whole
+            self._dropped += len(found) - len(whole) if whole else 0
             yield from whole
 
     def nothing_left(self, records: int) -> FinetuneError:
@@ -139,7 +140,7 @@ class SequenceMaker:
             )
         return FinetuneError(
             f"no sequence is left to train on: {self.skipped} of {records} records have a prompt of {self._longest} tokens or "
-            "more; raise --seq-len"
+            f"more; --seq-len {self._whole_tokens} learns all"
         )
 
     def notes(self) -> tuple[str, ...]:
@@ -153,9 +154,19 @@ class SequenceMaker:
         ignored = ", ".join(f"{key} ({count:,})" for key, count in sorted(written.ignored.items()) if count)
         facts = (
             (
+                self.skipped,
+                f"{self.skipped:,} records are left away, whose prompt alone fills --seq-len {self._longest}; --seq-len {self._whole_tokens} "
+                "learns all",
+            ),
+            (
+                self._dropped,
+                f"{self._dropped:,} later answers of conversations are left away: what is before each fills --seq-len {self._longest}; "
+                f"--seq-len {self._whole_tokens} learns all",
+            ),
+            (
                 self._cut,
                 f"{self._cut:,} of {self._apart:,} answers are cut at --seq-len {self._longest}: {self._cut_tokens:,} tokens are not learned; "
-                f"the longest has {self._most_tokens:,} with its prompt",
+                f"--seq-len {self._whole_tokens} learns all",
             ),
             (
                 self._spanned,
@@ -174,6 +185,11 @@ class SequenceMaker:
             (ignored, f"the chat template does not write {ignored}: not learned"),
         )
         return tuple(text for count, text in facts if count)
+
+    @property
+    def _whole_tokens(self) -> int:
+        """The length at which nothing is cut, in whole buckets."""
+        return -(-self._most_tokens // BUCKET_TOKENS) * BUCKET_TOKENS
 
     def _packed(self, texts: Iterator[Record]) -> Iterator[TokenSequence]:
         """Yield full sequences of the texts one after the other, and what is left over."""
@@ -207,19 +223,19 @@ class SequenceMaker:
         longest = self._longest
         tokens = found.tokens[:longest]
         labels = [token if learned else IGNORED for token, learned in zip(tokens, found.learned, strict=False)]
+        self._most_tokens = max(self._most_tokens, len(found.tokens))
         if len(tokens) < _MIN_TOKENS or all(label == IGNORED for label in labels[1:]):
             return None
         self._apart += 1
         if found.spanned:
             self._spanned += found.spanned
             self._first_spanned = self._first_spanned or place
-        self._count_cut(len(found.tokens), sum(found.learned[longest:]))
+        self._count_cut(sum(found.learned[longest:]))
         return self._padded(tokens, labels)
 
-    def _count_cut(self, length: int, lost: int) -> None:
+    def _count_cut(self, lost: int) -> None:
         self._cut += lost > 0
         self._cut_tokens += lost
-        self._most_tokens = max(self._most_tokens, length)
 
     def _answer(self, record: Record, start: int) -> TokenSequence | None:
         """Return a prompt for an encoder and its completion for the decoder, cut at the end; None where the prompt is too long."""
@@ -230,13 +246,14 @@ class SequenceMaker:
             )
         source: list[int] = self._tokenizer(record.prompt)["input_ids"]
         longest = self._longest
-        if len(source) > longest:
-            return None
         target: list[int] = self._tokenizer(text_target=record.completion)["input_ids"]
         if self._tokenizer.eos_token_id is not None and target[-1:] != [self._tokenizer.eos_token_id]:
             target.append(self._tokenizer.eos_token_id)
+        self._most_tokens = max(self._most_tokens, len(source), len(target) + 1)
+        if len(source) > longest:
+            return None
         self._apart += 1
-        self._count_cut(len(target) + 1, max(0, len(target) + 1 - longest))
+        self._count_cut(max(0, len(target) + 1 - longest))
         found = self._padded([start, *target][:longest], [IGNORED, *target][:longest])
         return replace(found, source=array(TOKEN, source))
 

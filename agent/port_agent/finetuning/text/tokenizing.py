@@ -139,8 +139,6 @@ def _notes(data: Records, split: Split, options: FinetuneOptions, task: Task) ->
         yield f"keys that are not read, of so many records: {keys}"
     if data.labels and not task.labels:
         yield f"{data.labels:,} records have a label, and this model learns {task.kind.value}: the labels are not read"
-    if split.skipped:
-        yield f"{split.skipped} records are left away: the prompt alone has {options.sequence_tokens} tokens or more"
     if split.unwritten:
         yield (
             f"{split.unwritten} conversations are left away, which the tokenizer's chat template does not write as they are, the first: "

@@ -25,7 +25,7 @@ def test_its_settings_are_read(tmp_path: Path) -> None:
     assert adapter_settings(tmp_path).rslora
 
 
-@pytest.mark.parametrize("changed", [{"peft_type": "IA3"}, {"use_dora": True}, {"target_modules": ".*"}])
+@pytest.mark.parametrize("changed", [{"peft_type": "IA3"}, {"target_modules": ".*"}])
 def test_other_adapters_are_refused(changed: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text(json.dumps({**CONFIG, **changed}))
     with pytest.raises(FinetuneError, match="of adapters that finetune does not train"):

@@ -67,8 +67,10 @@ def test_answers_that_are_cut_are_counted(tokenizer: Any) -> None:
     whole = len(tokenizer("to be" + TEXT)["input_ids"]) + 1
     (note,) = split.notes
     assert note == (
-        f"1 of 2 answers are cut at --seq-len 16: {whole - 16} tokens are not learned; the longest has {whole} with its prompt"
+        f"1 of 2 answers are cut at --seq-len 16: {whole - 16} tokens are not learned; --seq-len {-(-whole // 32) * 32} learns all"
     )
+    enough = options(sequence_tokens=-(-whole // 32) * 32)
+    assert split_sequences([long, short], tokenizer, enough, CAUSAL).notes == ()
 
 
 def test_an_answer_that_begins_within_a_token_is_counted(tokenizer: Any) -> None:
@@ -107,7 +109,13 @@ def test_a_prompt_that_fills_a_sequence_is_skipped_and_counted(tokenizer: Any) -
     long, short = Record(prompt=TEXT * 5, completion="be"), Record(prompt="to", completion=" be")
     split = split_sequences([long, short], tokenizer, options(), CAUSAL)
     assert (len(split.train), split.skipped) == (1, 1)
-    with pytest.raises(FinetuneError, match="1 of 1 records have a prompt of 16 tokens or more; raise --seq-len"):
+    (note,) = split.notes
+    enough = int(note.partition("16; --seq-len ")[2].partition(" ")[0])
+    assert note.startswith("1 records are left away, whose prompt alone fills --seq-len 16; ")
+    assert split_sequences([long, short], tokenizer, options(sequence_tokens=enough), CAUSAL).notes == ()
+    with pytest.raises(
+        FinetuneError, match=f"1 of 1 records have a prompt of 16 tokens or more; --seq-len {enough} learns all"
+    ):
         split_sequences([long], tokenizer, options(), CAUSAL)
 
 
@@ -152,6 +160,9 @@ def test_a_conversation_of_several_sequences_is_skipped_where_none_has_room(
     monkeypatch.setattr(tokenizer, "chat_template", THOUGHTS)
     short = split_sequences([Record(messages=TALK)], tokenizer, options(sequence_tokens=32), CAUSAL)
     assert (len(short.train), short.skipped) == (1, 0), "the first answer has room"
+    assert short.notes[0].startswith(
+        "1 later answers of conversations are left away: what is before each fills --seq-len"
+    )
     with pytest.raises(FinetuneError, match="1 of 1 records have a prompt of 4 tokens or more"):
         split_sequences([Record(messages=TALK)], tokenizer, options(sequence_tokens=4), CAUSAL)
 

@@ -1,0 +1,64 @@
+"""A command's options in a TOML file, `--recipe FILE`: they are put in front of the words that are typed, which count before them."""
+
+import argparse
+import datetime
+import re
+import tomllib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from port_agent.cli.arguments import UsageError
+from port_planner.base.units import shown
+
+RECIPE = "--recipe"
+
+_POSITIONAL = "model"
+_NAME = re.compile(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*")
+_REPEATED = frozenset(("data", "valid"))
+"""Options that are given once for each of several; of others, several are one word with commas."""
+
+
+def with_recipe(words: Sequence[str]) -> list[str]:
+    """Return a command's words without its recipe, whose options stand in front of the typed ones, but for those that are typed, too.
+
+    Raises UsageError for a file that is no recipe.
+    """
+    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    finder.add_argument(RECIPE, action="append", default=[], type=Path)
+    found, rest = finder.parse_known_args(list(words))
+    typed = {word.partition("=")[0].removeprefix("--") for word in rest if word.startswith("--")}
+    options = [word for path in found.recipe for word in _words(path, typed)]
+    return [*rest[:1], *options, *rest[1:]]
+
+
+def _words(path: Path, typed: set[str]) -> Iterator[str]:
+    try:
+        entries = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}; give a TOML file of options") from error
+    except ValueError as error:  # TOML's or UTF-8's
+        raise UsageError(f"{path} is not valid TOML: {error}") from error
+    for key, value in entries.items():
+        name = key.replace("_", "-")
+        if not _NAME.fullmatch(key) or f"--{name}" == RECIPE:
+            raise UsageError(
+                f"{path} has {shown(key)}, which is no option's name; give those of --help without their dashes"
+            )
+        if name not in typed:
+            yield from _option(path, name, value)
+
+
+def _option(path: Path, name: str, value: object) -> Iterator[str]:
+    if isinstance(value, bool):
+        yield from [f"--{name}"] * value
+        return
+    values = value if isinstance(value, list) else [value]
+    if not all(isinstance(each, str | int | float | datetime.date) and not isinstance(each, bool) for each in values):
+        raise UsageError(f"{path}: {name} is {value!r}; give a text, a number, true or false, or a list of texts")
+    said = [str(each) for each in values]
+    if name == _POSITIONAL:
+        yield from said
+    elif name in _REPEATED:
+        yield from (f"--{name}={each}" for each in said)
+    else:
+        yield f"--{name}={','.join(said)}"

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 
 from port_agent.cli.arguments import CommandParser
-from port_agent.cli.recipe import with_recipe
+from port_agent.cli.settings_file import with_settings_file
 from port_agent.cli.terminal import guarded
 from port_agent.system import VERSION
 from port_planner.base.errors import ExitCode, PortError
@@ -83,7 +83,7 @@ def _run(argv: Sequence[str] | None) -> int:
     parser = build_parser(own or AREAS)
     try:
         if words[:1] == ["finetune"]:
-            words = with_recipe(words)
+            words = with_settings_file(words)
         arguments = parser.parse_args(words)
         code: int = arguments.run(arguments)
         sys.stdout.flush()

@@ -271,7 +271,8 @@ class _Delta:
         outputs = changed.T if self.transposed else changed
         norms = torch.linalg.norm(outputs, dim=1).to(changed.dtype)
         magnitudes = self.magnitudes if self.transposed else self.magnitudes[start:stop]
-        return ((magnitudes / norms).unsqueeze(along) * changed).to(weight.dtype)
+        scaled: torch.Tensor = (magnitudes / norms).unsqueeze(along) * changed
+        return scaled.to(weight.dtype)
 
 
 def _write(

@@ -68,7 +68,7 @@ examples:
   port-agent finetune gpt2 --data poems.txt --ram 700M --out gpt2-poems --submit
   port-agent finetune gpt2 --data poems.txt --ram 700M --out gpt2-poems --explain
   port-agent finetune gpt2 --data mine.txt --ram 700M --out ours --submit --federated --name ours
-  port-agent finetune --recipe chats.toml --ram 700M
+  port-agent finetune --settings chats.toml --ram 700M
 
 --submit gives it to the agent of this machine, and returns: the agent runs it when its policy says so (charging, idle, in its
 time window), ends it to give the memory back, and goes on from its checkpoint, also after a restart; `port-agent status`,
@@ -302,7 +302,7 @@ def _add_job(group: "argparse._ArgumentGroup") -> None:
         help="show what the model writes after it, before and after; as a question in the chat template where the data has conversations",
     )
     group.add_argument(
-        "--recipe",
+        "--settings",
         metavar="FILE",
         help="take options from a TOML file, by their names here (lr = 1e-4, data = [...], rslora = true; model for the directory); what is "
         "typed counts before it",

@@ -1,4 +1,4 @@
-"""A command's options in a TOML file, `--recipe FILE`: they are put in front of the words that are typed, which count before them."""
+"""A command's options in a TOML file, `--settings FILE`: they are put in front of the words that are typed, which count before them."""
 
 import argparse
 import datetime
@@ -10,7 +10,7 @@ from pathlib import Path
 from port_agent.cli.arguments import UsageError
 from port_planner.base.units import shown
 
-RECIPE = "--recipe"
+SETTINGS = "--settings"
 
 _POSITIONAL = "model"
 _NAME = re.compile(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*")
@@ -18,16 +18,16 @@ _REPEATED = frozenset(("data", "valid"))
 """Options that are given once for each of several; of others, several are one word with commas."""
 
 
-def with_recipe(words: Sequence[str]) -> list[str]:
-    """Return a command's words without its recipe, whose options stand in front of the typed ones, but for those that are typed, too.
+def with_settings_file(words: Sequence[str]) -> list[str]:
+    """Return a command's words with what its files say in front of them, but for options that are typed, too.
 
-    Raises UsageError for a file that is no recipe.
+    Raises UsageError for a file that does not hold options.
     """
     finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    finder.add_argument(RECIPE, action="append", default=[], type=Path)
+    finder.add_argument(SETTINGS, action="append", default=[], type=Path)
     found, rest = finder.parse_known_args(list(words))
     typed = {word.partition("=")[0].removeprefix("--") for word in rest if word.startswith("--")}
-    options = [word for path in found.recipe for word in _words(path, typed)]
+    options = [word for path in found.settings for word in _words(path, typed)]
     return [*rest[:1], *options, *rest[1:]]
 
 
@@ -40,7 +40,7 @@ def _words(path: Path, typed: set[str]) -> Iterator[str]:
         raise UsageError(f"{path} is not valid TOML: {error}") from error
     for key, value in entries.items():
         name = key.replace("_", "-")
-        if not _NAME.fullmatch(key) or f"--{name}" == RECIPE:
+        if not _NAME.fullmatch(key) or f"--{name}" == SETTINGS:
             raise UsageError(
                 f"{path} has {shown(key)}, which is no option's name; give those of --help without their dashes"
             )

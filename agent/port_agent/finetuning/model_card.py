@@ -47,9 +47,10 @@ def _rows(options: FinetuneOptions, task: Task, layers: Iterable[str], trained: 
     files = ", ".join(Path(path).name for path in options.data)
     yield "data", f"{files}: {trained.train:,} sequences, of at most {options.sequence_tokens} tokens"
     if task.kind is TaskKind.CAUSAL_LM:
+        borders = "and do not see each other" if options.borders else "without borders"
         yield (
             "texts",
-            "packed to full sequences one after the other, without borders; prompts, answers and conversations stand alone",
+            f"packed to full sequences one after the other, {borders}; prompts, answers and conversations stand alone",
         )
     if options.lora_rank is not None:
         yield "adapters", _adapters(options, options.lora_rank, layers)

@@ -16,9 +16,10 @@ from safetensors import SafetensorError
 
 from port_agent.finetuning.accumulation.by_layers import ByLayers, NotByLayersError
 from port_agent.finetuning.accumulation.choice import accumulation_of, cannot_run_by_layers
-from port_agent.finetuning.accumulation.head_loss import EncoderInput, LabelLoss, LearnedLoss, kept_places
+from port_agent.finetuning.accumulation.head_loss import Beside, EncoderInput, LabelLoss, LearnedLoss, kept_places
 from port_agent.finetuning.accumulation.update import ClippedAdamW
 from port_agent.finetuning.base_record import BaseRecord
+from port_agent.finetuning.borders import BORDER_TOKENS, check_borders
 from port_agent.finetuning.budget_check import MOMENTS, BudgetCheck
 from port_agent.finetuning.checkpoint import Checkpoint, FinetuneProgress
 from port_agent.finetuning.compute import choose_compute
@@ -127,6 +128,8 @@ def _finetune(
             )
 
     model = load_model(options, task, note, check)
+    if options.borders:
+        check_borders(plain_model(model), split.train[0].tokens[:BORDER_TOKENS])
     if given is not None:
         given.give(model)
     elif options.begin_from is not None:
@@ -536,7 +539,7 @@ class _Finetuning:
         """Yield what is held out as it is learned, the same each time."""
         return (self._asked(sequence, f"held out {place}") for place, sequence in enumerate(self.held_out))
 
-    def _as_tensors(self, batch: Sequence[TokenSequence]) -> tuple[torch.Tensor, torch.Tensor, EncoderInput | None]:
+    def _as_tensors(self, batch: Sequence[TokenSequence]) -> tuple[torch.Tensor, torch.Tensor, Beside]:
         return (
             _as_tensors(batch)
             if not self.task.encoder_alone
@@ -551,11 +554,14 @@ def _rows(batch: Sequence[TokenSequence]) -> int:
     return len(batch) * kept_places(longest, first)
 
 
-def _as_tensors(batch: Sequence[TokenSequence]) -> tuple[torch.Tensor, torch.Tensor, EncoderInput | None]:
-    """Return a batch's tokens and labels, [batch, length], filled up to the longest, and what an encoder reads."""
+def _as_tensors(batch: Sequence[TokenSequence]) -> tuple[torch.Tensor, torch.Tensor, Beside]:
+    """Return a batch's tokens and labels, [batch, length], filled up to the longest, and what is given beside them."""
     longest = max(len(sequence.tokens) for sequence in batch)
     tokens = torch.tensor([[*s.tokens, *[0] * (longest - len(s.tokens))] for s in batch])
     labels = torch.tensor([[*s.labels, *[IGNORED] * (longest - len(s.labels))] for s in batch])
+    if any(sequence.places is not None for sequence in batch):
+        places = [range(len(s.tokens)) if s.places is None else s.places for s in batch]
+        return tokens, labels, torch.tensor([[*of, *range(longest - len(of))] for of in places])
     return tokens, labels, _encoder_input([s.source for s in batch if s.source is not None])
 
 

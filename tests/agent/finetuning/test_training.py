@@ -308,6 +308,8 @@ def test_magnitudes_are_trained_in_a_budget_layer_by_layer_and_told_as_they_are_
     options = FinetuneOptions(
         str(model), (str(data),), "", sequence_tokens=64, updates=3, accumulate=2, dora=True, learning_rate=0.01
     )
+    with pytest.raises(FinetuneError, match="cannot run layer by layer: its texts have borders"):
+        run(replace(options, out=str(tmp_path / "refused"), borders=True, accumulate_by=MicroBatchOrder.LAYERS))
     plain = replace(options, out=str(tmp_path / "plain"), events=str(tmp_path / "runs"))
     bounded = replace(options, out=str(tmp_path / "bounded"), accumulate_by=MicroBatchOrder.LAYERS)
     run(plain)

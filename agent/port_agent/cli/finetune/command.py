@@ -244,6 +244,12 @@ def _add_data(group: "argparse._ArgumentGroup") -> None:
         metavar="N",
         help="show N sequences as they are trained, what is learned in colour, and train nothing (one is shown before each run)",
     )
+    group.add_argument(
+        "--borders",
+        action="store_true",
+        help="let texts that are packed into one sequence not see each other (default: each sees those before it; prompts, answers and "
+        "conversations always stand alone)",
+    )
     held_out = group.add_mutually_exclusive_group()
     held_out.add_argument(
         "--valid",

@@ -52,10 +52,17 @@ EncoderInput = tuple[torch.Tensor, torch.Tensor]
 """Tokens, [batch, length], and which of them are there (1) or fill up (0). An encoder alone learns of these same tokens."""
 
 
-def model_inputs(tokens: torch.Tensor, source: EncoderInput | None) -> dict[str, torch.Tensor]:
-    """Return by name what a model is given: tokens alone, those of a decoder beside what its encoder reads, or an encoder's."""
+Beside = EncoderInput | torch.Tensor | None
+"""What a model is given beside tokens: what an encoder reads; or the place of each token in its text, [batch, length], where texts do not see
+each other."""
+
+
+def model_inputs(tokens: torch.Tensor, source: Beside) -> dict[str, torch.Tensor]:
+    """Return by name what a model is given: tokens alone, with places, those of a decoder beside what its encoder reads, or an encoder's."""
     if source is None:
         return {"input_ids": tokens}
+    if isinstance(source, torch.Tensor):
+        return {"input_ids": tokens, "position_ids": source}
     if source[0] is tokens:
         return {"input_ids": tokens, "attention_mask": source[1]}
     return {"input_ids": source[0], "attention_mask": source[1], "decoder_input_ids": tokens}
@@ -89,13 +96,13 @@ class LearnedLoss:
         self,
         tokens: torch.Tensor,
         labels: torch.Tensor,
-        source: EncoderInput | None = None,
+        source: Beside = None,
         gradient_of: int | None = None,
         of: Sequence[torch.Tensor] | None = None,
     ) -> torch.Tensor:
         """Return the sum of the labels' losses, in 32 bits, with the bits of `cross_entropy(logits.float(), ..., reduction="sum")`.
 
-        `tokens` and `labels`: [batch, length], a label for each token, IGNORED where none is learned; `source`: what an encoder reads
+        `tokens` and `labels`: [batch, length], a label for each token, IGNORED where none is learned; `source`: what is given
         beside them. Logits begin at the
         first place after which a token is learned, in steps of BUCKET_TOKENS: each number of rows is a step of its own to
         whoever plans it. With `gradient_of`, the gradients of that sum divided by it are added to those of the parameters,
@@ -103,13 +110,13 @@ class LearnedLoss:
         on some rows.
         """
         kept, following = learned_places(labels, own_token=self._own_token)
-        if source is not None:
+        if isinstance(source, tuple):
             self._stands_alone = False
         if self._in_blocks is not None:
             self._in_blocks.blocks(len(following))  # compared before the other layers' results are there
         if not self.stands_alone(tokens):
             return self._of_whole(model_inputs(tokens, source), kept, following, gradient_of, of)
-        hidden = self._backbone(input_ids=tokens, use_cache=False).last_hidden_state
+        hidden = self._backbone(**model_inputs(tokens, source), use_cache=False).last_hidden_state
         return self._of_rows(hidden[:, -kept:], following, gradient_of, of)
 
     def forward_pass(self) -> contextlib.AbstractContextManager[object]:
@@ -302,7 +309,7 @@ class LabelLoss:
         self,
         tokens: torch.Tensor,
         labels: torch.Tensor,
-        source: EncoderInput | None = None,
+        source: Beside = None,
         gradient_of: int | None = None,
     ) -> torch.Tensor:
         """Return the sum of the losses in 32 bits. `labels`: a number for each text, [batch, 1]; else as `LearnedLoss`."""

@@ -43,6 +43,7 @@ class FinetuneOptions:
     updates until `learning_rate` is reached.
     `evaluate_every`: updates between two looks at what is held out, of which the best weights are the result; None: before and after all alone.
     `patience`: so many looks without a better one end the training.
+    `borders`: texts that are packed into one sequence do not see each other.
     `events`: the directory of TensorBoard's files that losses are added to, None for none.
     `date`: what chat templates take for today (YYYY-MM-DD); "": the day on which they are asked.
     `float32_result`: whether a model that is trained whole is written in 32 bits, not as its files were.
@@ -78,6 +79,7 @@ class FinetuneOptions:
     evaluate_every: int | None = None
     patience: int | None = None
     events: str | None = None
+    borders: bool = False
     seed: int = 0
     sample: str | None = None
     date: str = ""

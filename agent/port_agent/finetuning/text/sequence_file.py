@@ -33,13 +33,15 @@ _WRITTEN_BYTES = 1 << 20
 class TokenSequence:
     """Tokens and what each is to be predicted as, of one length. `source`: what an encoder reads beside them, if there is one.
 
-    `label`: the number of that which is to be chosen for them all, None where tokens are predicted.
+    `label`: the number of that which is to be chosen for them all, None where tokens are predicted. `places`: of each token within its text,
+    where several texts in one sequence do not see each other.
     """
 
     tokens: "array[int]"
     labels: "array[int]"
     source: "array[int] | None" = None
     label: int | None = None
+    places: "array[int] | None" = None
 
     @property
     def learned(self) -> int:

@@ -8,7 +8,7 @@ import random
 from array import array
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
-from itertools import chain, islice
+from itertools import chain, islice, pairwise
 from typing import Any
 
 from port_agent.finetuning.inputs.options import FinetuneError, FinetuneOptions
@@ -104,7 +104,7 @@ class SequenceMaker:
         if task.encoder_alone:
             _check_encoder(tokenizer, options, task)
         self._tokenizer, self._task, self._longest = tokenizer, task, options.sequence_tokens
-        self._encoder = TextEncoder(tokenizer)
+        self._encoder, self._borders = TextEncoder(tokenizer), options.borders
         self._conversations = ConversationWriter.of(tokenizer, options)
         self.skipped = self.unwritten = 0
         self.first_unwritten = ""
@@ -193,16 +193,33 @@ class SequenceMaker:
 
     def _packed(self, texts: Iterator[Record]) -> Iterator[TokenSequence]:
         """Yield full sequences of the texts one after the other, and what is left over."""
-        tokens, longest = array(TOKEN), self._longest
-        for part in chain.from_iterable(self._encoder.document(parts_of(text)) for text in texts):
-            tokens.extend(part)
-            whole = len(tokens) // longest * longest
-            for start in range(0, whole, longest):
-                full = tokens[start : start + longest]
-                yield TokenSequence(full, full)
-            del tokens[:whole]
-        if len(tokens) >= _MIN_TOKENS:
-            yield TokenSequence(tokens, tokens)
+        tokens, longest, begins = array(TOKEN), self._longest, list[int]()
+        for text in texts:
+            begins.append(len(tokens))
+            for part in self._encoder.document(parts_of(text)):
+                tokens.extend(part)
+                whole = len(tokens) // longest * longest
+                full = (
+                    self._full(tokens[start : start + longest], [begin - start for begin in begins])
+                    for start in range(0, whole, longest)
+                )
+                yield from (sequence for sequence in full if sequence.learned)
+                del tokens[:whole]
+                begins = [begin - whole for begin in begins if begin > whole] if whole else begins
+        last = self._full(tokens, begins)
+        if last.learned:
+            yield last
+
+    def _full(self, tokens: "array[int]", begins: list[int]) -> TokenSequence:
+        """Return a sequence of several texts, all of it learned; with borders, not what a text begins with. `begins`: also before and behind it."""
+        if not self._borders or not tokens:
+            return TokenSequence(tokens, tokens)
+        inside = [begin for begin in begins if 0 < begin < len(tokens)]
+        labels, places = tokens[:], array(TOKEN)
+        for begin, end in pairwise((0, *inside, len(tokens))):
+            places.extend(range(end - begin))
+            labels[begin] = IGNORED
+        return TokenSequence(tokens, labels, places=places)
 
     def of_record(self, record: Record) -> Iterator[TokenSequence | None]:
         """Yield the sequences of a record that stand by themselves, one but for some conversations; None for what is asked too long.

@@ -71,6 +71,19 @@ def data(first_label: int) -> tuple[torch.Tensor, torch.Tensor]:
     return tokens, labels
 
 
+def test_texts_with_borders_have_the_loss_of_each_alone() -> None:
+    model = small_model("llama")
+    texts = data(0)[0][1].split((40, 7, 49))
+    places = torch.cat([torch.arange(len(text)) for text in texts])[None]
+    tokens = torch.cat(texts)[None]
+    labels = torch.where(places == 0, IGNORED, tokens)
+    loss = LearnedLoss(model)(tokens, labels, places)
+    logits = model(input_ids=tokens, position_ids=places, use_cache=False).logits[0, :-1]
+    assert torch.equal(loss, F.cross_entropy(logits, labels[0, 1:], reduction="sum"))
+    alone = sum(LearnedLoss(model)(text[None], text[None]) for text in texts)
+    torch.testing.assert_close(loss, alone)
+
+
 def gradients(model: Any) -> list[torch.Tensor]:
     found = [p.grad for p in model.parameters() if p.requires_grad]
     model.zero_grad()

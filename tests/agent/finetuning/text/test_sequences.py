@@ -61,6 +61,27 @@ def test_a_long_text_is_read_in_parts(tokenizer: Any, monkeypatch: pytest.Monkey
     assert list(found[0].tokens) == [*tokenizer(TEXT * 5)["input_ids"], tokenizer.eos_token_id]
 
 
+def test_with_borders_each_text_begins_anew_and_its_begin_is_not_learned(tokenizer: Any) -> None:
+    texts = [TEXT, "to be", "", TEXT * 2, "or"]
+    whole = [[*tokenizer(text)["input_ids"], tokenizer.eos_token_id] for text in texts]
+    expected = [(token, place) for tokens in whole for place, token in enumerate(tokens)]
+    for length in (16, 7, len(expected)):
+        records = [Record(text=text) for text in texts]
+        asked = options(sequence_tokens=length, borders=True)
+        train = split_sequences(records, tokenizer, asked, CAUSAL).train
+        found = sorted((list(s.tokens), list(s.labels), list(s.places or ())) for s in train)
+        parts = [expected[start : start + length] for start in range(0, len(expected), length)]
+        wanted = []
+        for part in parts:
+            begin = part[0][1]
+            places = [
+                place - begin if all(p for _, p in part[1 : i + 1]) else place for i, (_, place) in enumerate(part)
+            ]
+            labels = [IGNORED if place == 0 else token for (token, _), place in zip(part, places, strict=True)]
+            wanted.append(([token for token, _ in part], labels, places))
+        assert found == sorted(one for one in wanted if set(one[1]) != {IGNORED})
+
+
 def test_answers_that_are_cut_are_counted(tokenizer: Any) -> None:
     long, short = Record(prompt="to be", completion=TEXT), Record(prompt="to", completion=" be")
     split = split_sequences([long, short], tokenizer, options(), CAUSAL)

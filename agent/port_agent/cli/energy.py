@@ -201,7 +201,7 @@ def _show(report: "EnergyReport") -> None:
     labels = {amount.name: report.label(amount.name) for amount in report.jobs}
     _show_amounts(console, "by job", report.jobs, labels, report.options.currency)
     _show_gpu(console, report)
-    _show_amounts(console, "by day (UTC)", report.days, {}, report.options.currency)
+    _show_amounts(console, "by day", report.days, {}, report.options.currency)
     _show_phases(console, report)
     _show_plan(console, report)
     _show_notes(console, report)

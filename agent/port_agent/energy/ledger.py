@@ -15,7 +15,7 @@ from pathlib import Path
 from port_agent.energy.attribution.one_job import Charge, EnergyPhase, StepEnergy
 from port_agent.energy.attribution.timeline import GpuShare
 from port_agent.energy.sources.base import Kind
-from port_agent.system.clock import local_clock_s
+from port_agent.system.clock import day_start_s, local_clock_s
 from port_agent.system.database import (
     DamagedDatabaseError,
     is_damage,
@@ -138,7 +138,7 @@ class Batch:
         if len(self.sums) > _MAX_WAITING:
             coarse: dict[_Key, _Sum] = {}
             for (minute, job, phase, kind), total in self.sums.items():
-                _merge(coarse, (minute - minute % HOUR_S, job, phase, kind), total)
+                _merge(coarse, (period_start(minute, HOUR_S), job, phase, kind), total)
             self.sums = coarse
         if len(self.gpu) > _MAX_WAITING:
             self.gpu = _gpu_sums(self.gpu, HOUR_S)
@@ -357,13 +357,18 @@ def _add_gpu(
         sums[key] = before[0] + seconds, before[1] + joules
 
 
+def period_start(unix: float, period_s: int) -> int:
+    """Return when the minute, hour or day of `unix` began by the local clock, in Unix time."""
+    return int(day_start_s(unix) if period_s == DAY_S else unix - local_clock_s(unix) % period_s)
+
+
 def _gpu_sums(
     minutes: Mapping[tuple[int, str, str], tuple[float, float]], period_s: int
 ) -> dict[tuple[int, str, str], tuple[float, float]]:
     """Return the sums of one length that sums by minute make."""
     sums: dict[tuple[int, str, str], tuple[float, float]] = {}
     for (minute, job, covers), figures in minutes.items():
-        _add_gpu(sums, {(minute - minute % period_s, job, covers): figures})
+        _add_gpu(sums, {(period_start(minute, period_s), job, covers): figures})
     return sums
 
 
@@ -371,7 +376,7 @@ def _rollups(minutes: Mapping[_Key, _Sum], period_s: int) -> Iterator[tuple[obje
     """Give the rows of one length that sums by minute make."""
     sums: dict[_Key, _Sum] = {}
     for (minute, job, phase, kind), total in minutes.items():
-        _merge(sums, (minute - minute % period_s, job, phase, kind), total)
+        _merge(sums, (period_start(minute, period_s), job, phase, kind), total)
     for (start, job, phase, kind), total in sums.items():
         figures = (total.seconds, total.gross_joules, total.net_joules, total.unsplit_joules)
         yield (period_s, start, job, phase.value, kind.value, *figures)

@@ -17,7 +17,7 @@ import msgspec
 
 from port_agent.energy.attribution.one_job import EnergyPhase
 from port_agent.energy.baseline import stored_baselines
-from port_agent.energy.ledger import DAY_S, KEEP_S, SCHEMA_VERSION, LedgerError, open_for_reading
+from port_agent.energy.ledger import DAY_S, KEEP_S, SCHEMA_VERSION, LedgerError, open_for_reading, period_start
 from port_agent.energy.wear import WearOutlook, outlook
 from port_agent.system.clock import local_clock_s
 from port_planner.base.errors import ExitCode, PortError
@@ -268,7 +268,7 @@ def read_report(path: Path, options: ReportOptions, now_unix: float | None = Non
             options=options,
             total=reader.amounts("'all'"),
             jobs=reader.amounts("job"),
-            days=reader.amounts("strftime('%Y-%m-%d', start_unix, 'unixepoch')"),
+            days=reader.amounts("strftime('%Y-%m-%d', start_unix + period_s / 2, 'unixepoch', 'localtime')"),
             phases=tuple(sorted(reader.amounts("phase"), key=lambda row: _PHASE_ORDER[row.name])),
             epochs=reader.epochs(),
             steps=reader.steps(),
@@ -405,7 +405,9 @@ class _Reader:
                WHERE period_s = ? AND start_unix + period_s > ? GROUP BY 1, 2, 3 ORDER BY 1""",
             (period_s, self._since),
         ):
-            start = int(row["start_unix"])
+            start = period_start(
+                row["start_unix"] + period_s / 2, period_s
+            )  # also of days that an older agent began in UTC
             if row["phase"] == EnergyPhase.UNMEASURED.value:
                 unseen[start] = unseen.get(start, 0.0) + row["seconds"]
                 continue
@@ -453,7 +455,7 @@ def _curve(
 ) -> PowerCurve:
     starts = sorted(joules.keys() | unseen.keys())
     # A hole in the row of stretches is a gap too: nobody was there to see.
-    holes = {start + period_s for start in starts if start + period_s not in joules and start + period_s not in unseen}
+    holes = {period_start(start + 1.5 * period_s, period_s) for start in starts} - joules.keys() - unseen.keys()
     starts = sorted({*starts, *(hole for hole in holes if starts and hole < starts[-1])})
     present = [phase for phase in PHASES if any(phase in at for at in joules.values())]
 

@@ -5,7 +5,6 @@
 A file that does not fit is refused as a whole with file, line and reason.
 """
 
-import difflib
 import re
 import tomllib
 from collections.abc import Callable, Mapping
@@ -320,6 +319,8 @@ def _flatten(document: Mapping[str, Any], prefix: str = "") -> dict[str, object]
 def _apply(config: Config, key: str, value: object) -> Config:
     entry = KEYS.get(key)
     if entry is None:
+        import difflib  # not for a daemon whose settings are right: it stays in memory
+
         close = difflib.get_close_matches(key, KEYS, n=1)
         hint = f"; did you mean {close[0]}?" if close else ""
         raise _ValueError(f"no such setting{hint}")

@@ -1,8 +1,7 @@
 """The clocks of the supervisor, replaceable in tests, and that of all metering, which keeps running while the machine is suspended."""
 
-import calendar
 import time
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
 CLOCK_SET_AFTER_S = 1735689600.0
@@ -75,9 +74,14 @@ def day_left_s(wall_s: float) -> float:
     return (datetime.combine(now + timedelta(days=1), datetime.min.time()) - now).total_seconds()
 
 
+def day_start_s(wall_s: float) -> float:
+    """Return when the local day of `wall_s` began, in Unix time; days on which clocks are changed last 23 or 25 hours."""
+    return datetime.combine(local_time(wall_s), datetime.min.time()).timestamp()
+
+
 def local_clock_s(wall_s: float) -> int:
     """Return what a clock on the wall shows, in seconds as if it showed UTC.
 
     Dates of tables are multiples of a day.
     """
-    return calendar.timegm(local_time(wall_s).timetuple())
+    return int(local_time(wall_s).replace(microsecond=0, tzinfo=UTC).timestamp())

@@ -6,6 +6,7 @@ import json
 import socket
 import struct
 import threading
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from port_agent.dashboard.server import MAX_CONNECTIONS, Dashboard, DashboardErr
 from port_planner.base.units import format_bytes, format_joules, format_seconds
 from tests.agent.dashboard.browser import chromium, dump_dom, screenshot
 from tests.agent.dashboard.conftest import FakeAgent
+from tests.zones import clock_in
 
 
 def ask(page: Dashboard, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], bytes]:
@@ -181,6 +183,32 @@ def test_figures_read_as_on_the_command_line(tmp_path: Path) -> None:
     dom = dump_dom(page.as_uri(), tmp_path / "profile", 800)
     shown = json.loads(dom[dom.index("[[") : dom.rindex("]]") + 2])
     assert shown == [[format_bytes(value), format_seconds(value), format_joules(value)] for value in figures]
+
+
+@pytest.mark.long
+def test_times_are_local_and_of_24_hours_in_every_language_of_a_browser(tmp_path: Path) -> None:
+    chromium()
+    with clock_in("Europe/Berlin"):
+        midnight, evening = datetime(2026, 11, 29, 0, 5, 9), datetime(2026, 11, 29, 22, 30)
+        moments = [midnight.timestamp(), evening.timestamp()]
+        marks = [datetime(2026, 11, 28, 18).timestamp(), datetime(2026, 11, 29).timestamp(), evening.timestamp()]
+        script = f"""const labels = (step) => timeAxis().values(null, {marks}, 0, 0, step);
+            document.body.textContent = JSON.stringify([
+            {moments}.map(formatClock), {moments}.map(formatClockSeconds), {moments}.map(formatWeekday), {moments}.map(formatTime),
+            labels(3600), labels(86400), labels(15)])"""
+        page = tmp_path / "times.html"
+        page.write_text(f"<body></body><script>{static_text('charts.js')}</script><script>{script}</script>")
+        for language in ("en-US", "ar-EG"):
+            dom = dump_dom(page.as_uri(), tmp_path / language, 800, f"--lang={language}")
+            assert json.loads(dom[dom.index("[[") : dom.rindex("]]") + 2]) == [
+                ["00:05", "22:30"],
+                ["00:05:09", "22:30:00"],
+                ["Sun 00:05", "Sun 22:30"],
+                ["29 Nov 2026, 00:05", "29 Nov 2026, 22:30"],
+                ["18:00\n28 Nov", "00:00\n29 Nov", "22:30"],
+                ["28 Nov", "29 Nov", "29 Nov"],
+                ["18:00:00\n28 Nov", "00:00:00\n29 Nov", "22:30:00"],
+            ]
 
 
 @pytest.mark.long

@@ -1,18 +1,36 @@
 """The ledger: sums, bounds, damage, full disks, readers."""
 
 import sqlite3
+from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 
 from port_agent.energy.attribution.one_job import Charge, EnergyPhase, MeteredStep, StepEnergy
 from port_agent.energy.attribution.timeline import GpuShare
-from port_agent.energy.ledger import DAY_S, KEEP_ROWS, MINUTE_S, Ledger, LedgerError, MeterGap, open_for_reading
+from port_agent.energy.ledger import (
+    DAY_S,
+    KEEP_ROWS,
+    MINUTE_S,
+    Ledger,
+    LedgerError,
+    MeterGap,
+    open_for_reading,
+    period_start,
+)
 from port_agent.energy.report import GpuAmount, ReportOptions, read_report
 from port_agent.energy.sources.base import Kind
+from tests.zones import clock_in
 
 NOON = 1_760_011_200.0
 """A whole day plus twelve hours (UTC)."""
+
+
+@pytest.fixture(autouse=True)
+def clock_shows_utc() -> Iterator[None]:
+    with clock_in("UTC"):
+        yield
 
 
 def charge(end_unix: float, joules: float = 2.0, net: float | None = 1.0, job: str = "a") -> Charge:
@@ -53,6 +71,48 @@ def test_sums_go_to_minute_hour_and_day(path: Path) -> None:
         (3600, start + 3600, 2.0, 0.0, 2.0),
         (86400, start - 43200, 8.0, 3.0, 2.0),
     ]
+
+
+@pytest.mark.parametrize("zone", ["America/New_York", "Asia/Kolkata", "Pacific/Kiritimati"])
+def test_days_are_those_of_the_local_clock(path: Path, zone: str) -> None:
+    """Also after a day of 25 hours, and where hours begin in the middle of UTC's."""
+    with clock_in(zone):
+        ends = [datetime(2026, 10, 31, 23, 59, 30), datetime(2026, 11, 1, 0, 0, 30), datetime(2026, 11, 1, 23, 59, 30)]
+        times = [end.timestamp() for end in ends]
+        ledger = Ledger(path, times[0])
+        ledger.add_charges([charge(end, joules) for end, joules in zip(times, (1.0, 2.0, 4.0), strict=True)], 0.0)
+        ledger.close(times[-1])
+        for since in (None, datetime(2026, 10, 1).timestamp(), datetime(2026, 10, 31, 23, 58).timestamp()):
+            days = read_report(path, ReportOptions(since_unix=since), times[-1]).days
+            assert {day.name: day.gross_joules for day in days} == {"2026-10-31": 1.0, "2026-11-01": 6.0}
+
+
+@pytest.mark.parametrize("zone", ["America/Los_Angeles", "Asia/Tokyo"])
+def test_a_day_that_an_older_agent_began_in_utc_keeps_its_name(path: Path, zone: str) -> None:
+    with clock_in(zone):
+        ledger = Ledger(path, NOON)
+        ledger.add_charges([charge(NOON)], 0.0)
+        ledger.close(NOON)
+        with sqlite3.connect(path) as database:
+            database.execute("UPDATE rollup SET start_unix = ? WHERE period_s = ?", (NOON - 43200, DAY_S))
+            database.execute("DELETE FROM rollup WHERE period_s < ?", (DAY_S,))
+        database.close()
+        report = read_report(path, ReportOptions(), NOON)
+        assert [day.name for day in report.days] == ["2025-10-09"]
+        assert report.power.start_unix == (period_start(datetime(2025, 10, 9, 12).timestamp(), DAY_S),)
+
+
+def test_a_curve_of_days_has_no_hole_where_clocks_are_set_back(path: Path) -> None:
+    with clock_in("Europe/Berlin"):
+        times = [datetime(2026, 10, day, 12).timestamp() for day in range(23, 29)]
+        ledger = Ledger(path, times[0])
+        ledger.add_charges([charge(end) for end in times], 0.0)
+        ledger.close(times[-1])
+        with sqlite3.connect(path) as database:
+            database.execute("DELETE FROM rollup WHERE period_s < ?", (DAY_S,))
+        database.close()
+        curve = read_report(path, ReportOptions(), times[-1]).power
+        assert curve.start_unix == tuple(datetime(2026, 10, day).timestamp() for day in range(23, 29))
 
 
 def test_flushes_add_up(path: Path) -> None:

@@ -5,6 +5,7 @@ import json
 import os
 import resource
 import signal
+import subprocess
 import sys
 import time
 from dataclasses import dataclass, replace
@@ -600,3 +601,10 @@ async def test_a_supervisor_that_dies_takes_its_worker_along(tmp_path: Path) -> 
     async with running(tmp_path) as live:
         await live.until_state(1, JobState.RUNNING)
         assert live.context.runners.host.pid != pid
+
+
+def test_it_loads_nothing_for_mistakes_calendars_and_macs() -> None:
+    unused = ("calendar", "difflib", *([] if sys.platform == "darwin" else ["port_agent.energy.sources.macos"]))
+    program = f"import sys, port_agent.supervisor.daemon; print(*[name for name in {unused!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""

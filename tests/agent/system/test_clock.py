@@ -11,23 +11,22 @@ from port_agent.system.clock import (
     CLOCK_SET_AFTER_S,
     SystemClock,
     day_of,
+    day_start_s,
     local_clock_s,
     local_time,
     now_s,
     slept_s,
     zone_changed,
 )
+from tests.zones import clock_in
 
 DAY_S = 86400
 
 
 @pytest.fixture(params=["UTC", "Europe/Berlin", "America/St_Johns", "Pacific/Kiritimati"])
-def zone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    monkeypatch.setenv("TZ", request.param)
-    time.tzset()
-    yield request.param
-    monkeypatch.undo()
-    time.tzset()
+def zone(request: pytest.FixtureRequest) -> Iterator[str]:
+    with clock_in(request.param):
+        yield request.param
 
 
 def test_the_wall_clock_shows_local_time_and_its_date(zone: str) -> None:
@@ -37,6 +36,7 @@ def test_the_wall_clock_shows_local_time_and_its_date(zone: str) -> None:
         assert local_time(wall_s) == moment and day_of(wall_s) == f"2026-0{month}-03"
         assert day_of(wall_s + 1800) == f"2026-0{month}-04", "midnight here, wherever here is"
         assert local_clock_s(wall_s) % DAY_S == 23.5 * 3600
+        assert day_start_s(wall_s) == datetime(2026, month, 3).timestamp()
 
 
 def test_a_date_is_a_multiple_of_a_day_also_when_clocks_are_set_forward(zone: str) -> None:

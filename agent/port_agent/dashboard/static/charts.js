@@ -45,9 +45,16 @@ function formatSeconds(value) {
   return minutes < 60 ? minutes + " min " + two(seconds % 60) + " s" : Math.floor(minutes / 60) + " h " + two(minutes % 60) + " min";
 }
 const formatYears = (value) => (value > 100 ? "> 100 years" : value.toPrecision(2) + " years");
-function formatTime(unix) {
-  return new Date(unix * 1000).toLocaleString([], { dateStyle: "medium", timeStyle: "short" });
+// Times read as on the command line, whatever the browser's language: local, 24 hours, the day before the month.
+function formatMoment(unix, parts) {
+  return new Date(unix * 1000).toLocaleString("en-GB", parts);
 }
+const CLOCK = { hour: "2-digit", minute: "2-digit" };
+const formatClock = (unix) => formatMoment(unix, CLOCK);
+const formatClockSeconds = (unix) => formatMoment(unix, { ...CLOCK, second: "2-digit" });
+const formatDay = (unix) => formatMoment(unix, { day: "numeric", month: "short" });
+const formatWeekday = (unix) => formatMoment(unix, { weekday: "short", ...CLOCK });
+const formatTime = (unix) => formatMoment(unix, { dateStyle: "medium", timeStyle: "short" });
 
 function element(tag, attributes, ...children) {
   const node = document.createElement(tag);
@@ -68,6 +75,17 @@ function chart(box, options, data) {
 function axis(format, more) {
   return { stroke: css("--soft"), grid: { stroke: css("--grid"), width: 1 }, ticks: { stroke: css("--grid"), width: 1 },
     font: "12px system-ui, sans-serif", values: format ? (plot, splits) => splits.map(format) : undefined, ...more };
+}
+
+// The clock below each mark, and the day where one begins; days alone where marks are further apart.
+function timeAxis() {
+  const label = (plot, marks, index, space, step) => marks.map((unix, i) => {
+    const day = formatDay(unix);
+    if (step >= 86400) return day;
+    const clock = step < 60 ? formatClockSeconds(unix) : formatClock(unix);
+    return i && formatDay(marks[i - 1]) === day ? clock : clock + "\n" + day;
+  });
+  return axis(null, { values: label });
 }
 
 function empty(box, text) {
@@ -109,7 +127,7 @@ function powerChart(box, curve, gaps) {
   return chart(box, {
     height: 300, series: [{ value: (plot, unix) => (unix === null ? "" : formatTime(unix)) }, ...series],
     scales: { y: { range: (plot, low, high) => [0, (high || 1) * 1.08] } },
-    axes: [axis(null), axis((value) => value + " W", { size: 62 })],
+    axes: [timeAxis(), axis((value) => value + " W", { size: 62 })],
     legend: { show: false }, cursor: { y: false, drag: { x: true, y: false } }, hooks: { draw: [hatch] },
   }, [times, ...order.map((i) => ended(sums[i]))]);
 }
@@ -172,7 +190,7 @@ function lineChart(box, x, lines, format, options) {
     series: [{ label: "" }, ...lines.map(([label, colour, , dash]) => ({ label, stroke: colour, width: 2, dash,
       points: { show: x.length < 30, size: 5 }, value: (plot, value) => format(value) }))],
     scales: { x: { time: Boolean(more.time) }, y: { range: more.range || ((plot, low, high) => [Math.min(low, 0), high * 1.1 || 1]) } },
-    axes: [axis(more.time ? null : (value) => (Number.isInteger(value) ? String(value) : "")), axis(format, { size: 72 })],
+    axes: [more.time ? timeAxis() : axis((value) => (Number.isInteger(value) ? String(value) : "")), axis(format, { size: 72 })],
     legend: { show: false }, cursor: { y: false },
   }, [x, ...lines.map(([, , values]) => values)]);
 }

@@ -132,11 +132,10 @@ function wish(text, path) {
 
 // What happens next and when, as far as it is known: windows and pauses by the clock, jobs by the training they still need.
 function nextThings(status) {
-  const when = (unix) => new Date(unix * 1000).toLocaleString([], { weekday: "short", hour: "2-digit", minute: "2-digit", hour12: false });
-  const due = (job) => (job.deadline_at ? ", due " + when(job.deadline_at) : "");
+  const due = (job) => (job.deadline_at ? ", due " + formatWeekday(job.deadline_at) : "");
   const things = [];
-  if ((status.codes || []).includes("user")) things.push(status.paused_until ? "The pause ends " + when(status.paused_until) + "." : "The pause lasts until you resume.");
-  if (status.next_window) things.push("The next time window opens " + when(status.next_window) + ".");
+  if ((status.codes || []).includes("user")) things.push(status.paused_until ? "The pause ends " + formatWeekday(status.paused_until) + "." : "The pause lasts until you resume.");
+  if (status.next_window) things.push("The next time window opens " + formatWeekday(status.next_window) + ".");
   for (const run of status.running || []) {
     const left = run.eta_s === null || run.eta_s === undefined ? "its end is not known yet" : "about " + formatSeconds(run.eta_s) + " of training left";
     things.push("Job " + run.id + " (" + run.name + "): " + left + due(run) + ".");
@@ -185,8 +184,7 @@ function showNight(entries) {
   const before = shown.length ? shown[0][0] - begin : 86400;
   const piece = (kind, seconds, title) => element("i", { class: kind, style: "flex:" + seconds, title });
   at("night").replaceChildren(piece("unknown", before, "nothing is known"), ...shown.map(([from, to, entry]) => piece(kindOf(entry), to - from, entry.text)));
-  const hour = (unix) => new Date(unix * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", hour12: false });
-  at("hours").replaceChildren(...[0, 6, 12, 18, 24].map((hours) => element("span", {}, hour(begin + 3600 * hours))));
+  at("hours").replaceChildren(...[0, 6, 12, 18, 24].map((hours) => element("span", {}, formatClock(begin + 3600 * hours))));
   at("night-keys").replaceChildren(...Object.entries(KINDS).map(([kind, text]) => {
     const seconds = shown.filter(([, , entry]) => kindOf(entry) === kind).reduce((sum, [from, to]) => sum + to - from, 0);
     return element("span", {}, element("i", { class: kind }), text + (seconds ? " " + formatSeconds(Math.round(seconds)) : ""));
@@ -196,8 +194,7 @@ function showNight(entries) {
 function showWhy(entries) {
   showNight(entries);
   if (!entries.length) return empty(at("why"), "Nothing is known of the last day.");
-  const clock = { weekday: "short", hour: "2-digit", minute: "2-digit", hour12: false };
-  table(at("why"), ["~from", "~what"], entries.map((entry) => [new Date(entry.at * 1000).toLocaleString([], clock), entry.text]));
+  table(at("why"), ["~from", "~what"], entries.map((entry) => [formatWeekday(entry.at), entry.text]));
 }
 
 // Lists that only some agents have; each entry shows what it holds.
@@ -221,7 +218,7 @@ async function look() {
     showList("peers", status.peers);
     drawCharts();
     showJobs((await ask("/api/jobs")).jobs);
-    at("foot").textContent = "Updated " + new Date().toLocaleTimeString() + ". Charts: uPlot (MIT, Leon Sorokin).";
+    at("foot").textContent = "Updated " + formatClockSeconds(Date.now() / 1000) + ". Charts: uPlot (MIT, Leon Sorokin).";
     document.documentElement.dataset.ready = "yes";
   } catch (error) {
     at("state").textContent = "No answer";

@@ -42,7 +42,7 @@ function fillTables() {
     formatSeconds(amount.seconds), formatSeconds(amount.unmeasured_s)];
   fill("jobs", ["~job", ...heads, "steps", ...more], report.jobs, (job) => named(job.name),
     (job) => [...figures(job), job.steps === null ? "–" : job.steps, ...cost(job)]);
-  fill("days", ["~day (UTC)", ...heads, ...more], report.days, (day) => day.name, (day) => [...figures(day), ...cost(day)]);
+  fill("days", ["~day", ...heads, ...more], report.days, (day) => day.name, (day) => [...figures(day), ...cost(day)]);
   const phases = report.phases.filter((amount) => amount.name !== "unmeasured");
   const whole = sum(phases, "gross_joules") || 1;
   fill("phases", ["~phase", "energy", "share", "time"], phases, (phase) => PHASE_NAMES[phase.name] || phase.name, (phase) =>

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type
 
 import msgspec
 
-from port_agent.energy.sources import battery, ina2xx, ina3221, macos, nvidia, pi5_pmic, rapl, tegrastats
+from port_agent.energy.sources import battery, ina2xx, ina3221, nvidia, pi5_pmic, rapl, tegrastats
 from port_agent.energy.sources.background import PLUGIN_FAILURES, BackgroundSource
 from port_agent.energy.sources.base import Coverage, Kind, PowerSource, SourceAbsent, SourceError, SourceInfo
 from port_agent.energy.sources.estimated import NAME as ESTIMATED
@@ -223,17 +223,16 @@ def _try(name: str, opener: Callable[[], PowerSource]) -> tuple[PowerSource | No
 
 
 def _openers(config: EnergyConfig, root: Path) -> dict[str, Callable[[], PowerSource]]:
-    return {
+    openers: dict[str, Callable[[], PowerSource]] = {
         ina3221.NAME: lambda: ina3221.Ina3221Source(root),
         tegrastats.NAME: lambda: _open_tegrastats(root),
         pi5_pmic.NAME: lambda: _open_pi5(root),
         ina2xx.NAME: lambda: _open_ina2xx(config, root),
         battery.NAME: lambda: battery.BatterySource(root),
-        macos.BATTERY: _open_mac_battery,
         rapl.NAME: lambda: rapl.RaplSource(root),
         nvidia.NAME: lambda: nvidia.NvidiaSource(root),
-        macos.POWERMETRICS: _open_powermetrics,
     }
+    return openers | _mac_openers() if sys.platform == "darwin" else openers
 
 
 def _require_tool(source: str, tool: str) -> None:
@@ -304,20 +303,26 @@ def _ina2xx_bus(config: EnergyConfig, root: Path) -> Callable[[], ina2xx.BusRead
     return functools.partial(ina2xx.read_hwmon, folder)
 
 
-def _open_mac_battery() -> PowerSource:
-    _require_tool(macos.BATTERY, "ioreg")
-    return macos.mac_battery_source()
+def _mac_openers() -> dict[str, Callable[[], PowerSource]]:
+    """Return the openers that only a Mac has any use for."""
+    from port_agent.energy.sources import macos
 
+    def open_battery() -> PowerSource:
+        _require_tool(macos.BATTERY, "ioreg")
+        return macos.mac_battery_source()
 
-def _open_powermetrics() -> PowerSource:
-    _require_tool(macos.POWERMETRICS, "powermetrics")
-    if os.geteuid() != 0:
-        raise SourceAbsent(
-            macos.POWERMETRICS, "powermetrics needs root and the agent does not run as root", "the estimate is used"
+    def open_powermetrics() -> PowerSource:
+        name = macos.POWERMETRICS
+        _require_tool(name, "powermetrics")
+        if os.geteuid() != 0:
+            raise SourceAbsent(
+                name, "powermetrics needs root and the agent does not run as root", "the estimate is used"
+            )
+        return macos.powermetrics_source(
+            ChildOutput(name, macos.POWERMETRICS_COMMAND, macos.RECORD_END, stale_after_s=10.0)
         )
-    return macos.powermetrics_source(
-        ChildOutput(macos.POWERMETRICS, macos.POWERMETRICS_COMMAND, macos.RECORD_END, stale_after_s=10.0)
-    )
+
+    return {macos.BATTERY: open_battery, macos.POWERMETRICS: open_powermetrics}
 
 
 def _plugin_openers(config: EnergyConfig) -> dict[str, Callable[[], PowerSource]]:

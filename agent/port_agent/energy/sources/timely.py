@@ -4,8 +4,6 @@ Whoever asks waits for a moment, in which files of the kernel and chips on I2C a
 a source that is silent for longer is broken until it answers after all, and no second thread is sent after it.
 """
 
-import queue
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -13,6 +11,7 @@ from functools import partial
 from typing import TypeVar
 
 from port_agent.energy.sources.base import PowerSource, SelfTest, SensorReading, SourceError, SourceInfo
+from port_agent.system.reader_thread import ReaderThread
 
 WAIT_S = 0.05
 """What a reading is waited for: half of what stopping a worker may take."""
@@ -24,11 +23,10 @@ _REMEDY = "see whether its bus or controller hangs (dmesg), or take the source o
 
 
 class ReadThread:
-    """A thread for the questions to one source, one at a time."""
+    """The thread of one source, which is asked one thing at a time."""
 
     def __init__(self, name: str) -> None:
-        self.name = name
-        self._questions: queue.SimpleQueue[Callable[[], None] | None] | None = None
+        self._reader = ReaderThread(f"power-{name}")
         self._unanswered: Future[object] | None = None
         self._asked_s = 0.0
 
@@ -36,12 +34,8 @@ class ReadThread:
         """Return the answer; raises TimeoutError where it, or that to an earlier question, does not come in time, and what `question` does."""
         if self._unanswered is not None and not self._unanswered.done():
             raise TimeoutError
-        if self._questions is None:
-            self._questions = queue.SimpleQueue()
-            threading.Thread(target=_run, args=(self._questions,), name=f"power-{self.name}", daemon=True).start()
-        answer: Future[T] = Future()
+        answer = self._reader.ask(question)
         self._unanswered, self._asked_s = answer, time.monotonic()  # type: ignore[assignment]  # read by `late` alone
-        self._questions.put(partial(_answer, answer, question))
         found = answer.exception(wait_s)
         self._unanswered = None
         if found is not None:
@@ -61,21 +55,7 @@ class ReadThread:
 
     def stop(self) -> None:
         """Let the thread end, one that hangs once it is back; the next question starts another."""
-        if self._questions is not None:
-            self._questions.put(None)
-            self._questions = None
-
-
-def _run(questions: "queue.SimpleQueue[Callable[[], None] | None]") -> None:
-    while (question := questions.get()) is not None:
-        question()
-
-
-def _answer(answer: "Future[T]", question: Callable[[], T]) -> None:
-    try:
-        answer.set_result(question())
-    except Exception as error:  # it belongs to whoever asked
-        answer.set_exception(error)
+        self._reader.stop()
 
 
 class ReadThreads:

@@ -70,7 +70,8 @@ def supply_from_uevent(values: Mapping[str, str]) -> Supply:
         online=online,
         status=values.get("STATUS", "").lower(),
         capacity_percent=_capacity(values),
-        peripheral=values.get("SCOPE", "").lower() == "device" or name.startswith(_PERIPHERAL_PREFIXES),
+        peripheral=values.get("SCOPE", "").lower() == "device"
+        or (kind == "battery" and name.startswith(_PERIPHERAL_PREFIXES)),
         present=values.get("PRESENT", "1") != "0",
     )
 

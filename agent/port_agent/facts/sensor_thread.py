@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from port_agent.facts.reader_thread import ReaderThread
 from port_agent.facts.sysfs import ReadWatch, Tree
-from port_agent.system.reader_thread import ReaderThread
 
 DEADLINE_S = 2.0
 """What one file may take; the slowest gauges, behind an embedded controller, take tenths of a second."""

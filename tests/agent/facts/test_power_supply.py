@@ -50,6 +50,7 @@ def read_power(tree: Tree) -> PowerReading:
         ({"ups": UPS.format(online=0)}, Power.BATTERY, None),
         ({"ups": UPS.format(online=0), "ACAD": MAINS.format(online=1)}, Power.BATTERY, None),
         ({"ups": UPS_GAUGE, "ACAD": MAINS.format(online=1), "BAT0": battery("Full", 100)}, Power.BATTERY, 77),
+        ({"hid-ups-1": UPS_GAUGE.replace("NAME=ups", "NAME=hid-ups-1")}, Power.BATTERY, 77),
         ({"BAT0": battery("Full", 99), "BAT1": battery("Discharging", 40)}, Power.BATTERY, 40),
         ({"BAT0": battery("Unknown", 3), "BAT1": battery("Discharging", 90), "ACAD": UNPLUGGED}, Power.BATTERY, 90),
         (

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TypeVar
 
 from port_agent.energy.sources.base import PowerSource, SelfTest, SensorReading, SourceError, SourceInfo
-from port_agent.system.reader_thread import ReaderThread
+from port_agent.facts.reader_thread import ReaderThread
 
 WAIT_S = 0.05
 """What a reading is waited for: half of what stopping a worker may take."""

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from port_agent.system.reader_thread import ReaderThread
+from port_agent.facts.reader_thread import ReaderThread
 from tests.waiting import until
 
 

@@ -54,7 +54,7 @@ MONITORS = (
         "GetSessionIdleTime",
     ),
 )
-"""GNOME, on Wayland and X; KDE and those that follow it. One that answers in seconds would only seem to be in use."""
+"""GNOME, on Wayland and X; KDE on X and those that follow it. KDE on Wayland answers 0 whatever is done, which proves nothing."""
 
 Ask = Callable[[IdleMonitor], float | None]
 
@@ -117,11 +117,20 @@ class SessionHelper:
                 f"neither {names} answers on this session's bus{where}; the agent goes by its other signals"
             )
         self._monitor, self._input_s = found, 0.0
+        self._before: tuple[float, float] | None = None
+        self._counts = False
+        """Whether its answers were once seen to grow as the clock does: until then they are not believed."""
 
     def look(self, descriptor: int, wall_s: float) -> None:
-        """Ask once and leave word; where the desktop does not answer, nothing is said."""
+        """Ask once and leave word; where the desktop does not answer, or never counts, nothing is said."""
         idle_s = self._ask(self._monitor)
         if idle_s is None:
+            return
+        if self._before is not None:
+            passed_s, grown_s = wall_s - self._before[0], idle_s - self._before[1]
+            self._counts |= passed_s > _JITTER_S and abs(grown_s - passed_s) <= _JITTER_S
+        self._before = wall_s, idle_s
+        if not self._counts:
             return
         if abs(wall_s - idle_s - self._input_s) > _JITTER_S:
             self._input_s = wall_s - idle_s

@@ -46,9 +46,11 @@ def test_an_input_is_seen_and_forgotten_after_a_minute(tmp_path: Path, monitor: 
     platform, shared = linux(tmp_path), tmp_path / "dev/shm"
     shared.mkdir(parents=True)
     assert answer(platform, 0.0) is Answer.UNKNOWN
-    desktop = Desktop(monitor, 300.0)
+    desktop = Desktop(monitor, 295.0)
     helper, now = SessionHelper(desktop), time.time()
     with session_file(shared) as file:
+        helper.look(file, now - 5.0)
+        desktop.idle_s = 300.0
         helper.look(file, now)
         assert answer(platform, 1.0) is Answer.YES
         desktop.idle_s = 305.4  # what an answer takes differs
@@ -71,11 +73,31 @@ def test_a_helper_that_hangs_or_was_killed_says_nothing(tmp_path: Path) -> None:
     shared = tmp_path / "shm"
     shared.mkdir()
     with session_file(shared) as file:
-        SessionHelper(Desktop(GNOME, 10.0)).look(file, time.time())
+        desktop = Desktop(GNOME, 5.0)
+        helper = SessionHelper(desktop)
+        helper.look(file, time.time() - 5.0)
+        desktop.idle_s = 10.0
+        helper.look(file, time.time())
         (stamp,) = session_stamps(Tree(dev=tmp_path), time.time()).values()
         assert time.time() - stamp == pytest.approx(10.0, abs=5.0)
         for wall_s in (time.time() + MAX_SILENCE_S + 1.0, time.time() - MAX_SILENCE_S - 1.0):  # also by another clock
             assert session_stamps(Tree(dev=tmp_path), wall_s) == {}
+
+
+@pytest.mark.parametrize("unit_s", [0.0, 0.001])
+def test_a_desktop_that_does_not_count_is_not_believed(tmp_path: Path, unit_s: float) -> None:
+    """It answers 0 whatever is done, as KDE on Wayland does, or in seconds what is read as milliseconds."""
+    shared = tmp_path / "shm"
+    shared.mkdir()
+    desktop = Desktop(KDE, 0.0)
+    helper, now = SessionHelper(desktop), time.time()
+    with session_file(shared) as file:
+        begun_s = os.fstat(file).st_mtime
+        for number in range(20):
+            desktop.idle_s = 5.0 * number * unit_s
+            helper.look(file, now + 5.0 * number)
+        assert os.fstat(file).st_mtime == begun_s, "whoever logged in was there, and no more is known"
+        assert session_stamps(Tree(dev=tmp_path), begun_s + MAX_SILENCE_S + 1.0) == {}
 
 
 def test_other_files_there_are_nobody(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import torch
 
 from port_agent.finetuning.accumulation.head_loss import LabelLoss, LearnedLoss
 from port_agent.finetuning.accumulation.head_rows import AT_ONCE, MIN_ROWS
+from port_agent.finetuning.accumulation.preference_loss import PreferenceLoss
 from port_agent.finetuning.inputs.options import FinetuneError, FinetuneOptions
 from port_agent.intercept.budget import strict_budget, without_prefetch
 from port_agent.intercept.residency.memory import BudgetTooSmallError, min_ram_for
@@ -46,7 +47,7 @@ class BudgetCheck:
 
     def check(
         self,
-        loss: LearnedLoss | LabelLoss,
+        loss: LearnedLoss | LabelLoss | PreferenceLoss,
         trained: Sequence[torch.Tensor],
         tokens: torch.Tensor,
         rows: int,
@@ -125,7 +126,9 @@ class BudgetCheck:
         return f"{fewer}a shorter --seq-len or a smaller --batch"
 
 
-def rows_that_fit(loss: LearnedLoss | LabelLoss, rows: int, beside_bytes: int, ram_bytes: int) -> int | None:
+def rows_that_fit(
+    loss: LearnedLoss | LabelLoss | PreferenceLoss, rows: int, beside_bytes: int, ram_bytes: int
+) -> int | None:
     """Return on how many of some rows the head runs at a time, within a budget of which so much is taken by others.
 
     None: on all, as it would. The fewest where none fit.
@@ -137,7 +140,12 @@ def rows_that_fit(loss: LearnedLoss | LabelLoss, rows: int, beside_bytes: int, r
 
 
 def _too_little(
-    ram_bytes: int, held_bytes: int, small_bytes: int, loss: LearnedLoss | LabelLoss, rows: int, at_once: int | None
+    ram_bytes: int,
+    held_bytes: int,
+    small_bytes: int,
+    loss: LearnedLoss | LabelLoss | PreferenceLoss,
+    rows: int,
+    at_once: int | None,
 ) -> FinetuneError:
     """Return the error for a budget in which this process, kernels, what is small of the trained state and the head have no room."""
     logits_bytes, at_once = loss.bytes_at_once(rows, at_once), loss.rows_at_once(rows, at_once)

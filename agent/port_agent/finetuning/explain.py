@@ -147,7 +147,7 @@ def explain(options: FinetuneOptions, ram_bytes: int, tokenizer: TokenizerProtoc
     saved, logits = _one_forward(model, options, task, longest, lengths.longest_source)
     small = sum((1 + MOMENTS) * p.nbytes for p in trained.values() if p.nbytes < SMALLEST_BYTES)
     head = _head(model, options, task, longest, process_bytes + WORKING_BYTES + small, ram_bytes)
-    logits = logits * head.rows // (options.batch * longest)
+    logits = logits * head.rows // (options.sequences_at_once * longest)
     weights_bytes = (frozen if options.lora_rank is not None else 0) + trained_bytes
     beside = ram_bytes - process_bytes - WORKING_BYTES
     accumulation = accumulation_of(outlined, options, task, weights_bytes, beside)
@@ -167,7 +167,7 @@ def explain(options: FinetuneOptions, ram_bytes: int, tokenizer: TokenizerProtoc
     quantized_path = folder / FOLDER / f"{options.base}.safetensors"
     checkpoint = Checkpoint(options, split.train, BaseRecord(options.model, options.base, {})).path
     return Explanation(
-        model=str(folder), kind=kind, learns=task.kind.value, how=_HOW, parameters=parameters, loaded_as=loaded_as, files=tuple(path.name for path in files),
+        model=str(folder), kind=kind, learns="the preferred of two answers (DPO)" if options.dpo else task.kind.value, how=_HOW, parameters=parameters, loaded_as=loaded_as, files=tuple(path.name for path in files),
         files_bytes=sum(path.stat().st_size for path in files), merged_bytes=merged_bytes, trained_parameters=numbers, trained_layers=_ends(trained),
         grid=options.base, quantized_layers=len(layers), quantized_bytes=quantized_bytes, is_quantized=quantized_path.is_file(),
         records=data.records, broken=data.broken, skipped=split.skipped, unwritten=split.unwritten, sequences=len(split.train), held_out=len(split.held_out),
@@ -190,12 +190,14 @@ class _Head:
 
 def _head(model: Any, options: FinetuneOptions, task: Task, length: int, beside_bytes: int, ram_bytes: int) -> _Head:
     """Return on how many rows the head will run at a time; `beside_bytes`: what else the process takes then."""
-    rows = options.batch * length
+    rows = options.sequences_at_once * length
     if task.labels:
         return _Head(0, "a text has as many logits as there are labels")
     loss = LearnedLoss(model, options.head_rows, task.kind, autocast=options.autocast)
     if options.head_rows is not None:
         return _Head(loss.rows_at_once(rows), "as asked for, whatever the bits")
+    if options.dpo is not None:
+        return _Head(rows, "pairs of answers are compared, which needs all")
     at_once = rows_that_fit(loss, rows, beside_bytes, ram_bytes)
     if at_once is None:
         return _Head(rows, "they fit")
@@ -262,7 +264,7 @@ def _one_forward(model: Any, options: FinetuneOptions, task: Task, length: int, 
     ):
         model = model.to_empty(device="cpu")
         weights = {id(p.untyped_storage()) for p in model.parameters()}
-        tokens = torch.zeros((options.batch, length), dtype=torch.long)
+        tokens = torch.zeros((options.sequences_at_once, length), dtype=torch.long)
         read = torch.ones((options.batch, source or length), dtype=torch.long)
         inputs = model_inputs(tokens, (tokens, read) if task.encoder_alone else (read, read) if source else None)
         with forward_pass(autocast=options.autocast):

@@ -43,7 +43,12 @@ def model_card(options: FinetuneOptions, task: Task, layers: Iterable[str], trai
 
 
 def _rows(options: FinetuneOptions, task: Task, layers: Iterable[str], trained: TrainedOn) -> Iterable[tuple[str, str]]:
-    yield "learns", task.kind.value
+    pairs = (
+        f"the preferred of two answers, by DPO with beta {options.dpo:g} beside the model without the adapter"
+        if options.dpo
+        else ""
+    )
+    yield "learns", pairs or task.kind.value
     files = ", ".join(Path(path).name for path in options.data)
     yield "data", f"{files}: {trained.train:,} sequences, of at most {options.sequence_tokens} tokens"
     if task.kind is TaskKind.CAUSAL_LM:

@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 from port_agent.finetuning.accumulation.by_layers import ByLayers, NotByLayersError
 from port_agent.finetuning.accumulation.choice import accumulation_of, cannot_run_by_layers
 from port_agent.finetuning.accumulation.head_loss import Beside, EncoderInput, LabelLoss, LearnedLoss, kept_places
+from port_agent.finetuning.accumulation.preference_loss import PreferenceLoss
 from port_agent.finetuning.accumulation.update import ClippedAdamW
 from port_agent.finetuning.base_record import BaseRecord
 from port_agent.finetuning.borders import BORDER_TOKENS, check_borders
@@ -35,7 +36,7 @@ from port_agent.finetuning.result import check_result_place, forget_writing, may
 from port_agent.finetuning.steering import CHECKPOINT_S, Steering, TrainingExit
 from port_agent.finetuning.text.sequence_file import IGNORED, TokenSequence
 from port_agent.finetuning.text.sequences import BUCKET_TOKENS, masked
-from port_agent.finetuning.text.task import TaskKind
+from port_agent.finetuning.text.task import Task, TaskKind
 from port_agent.finetuning.text.tokenizing import TokenizedData, TokenizerHere, TokenizerProtocol
 from port_agent.finetuning.trained_model import check_takes, load_model, multiplied_bytes, stored_dtype
 from port_agent.intercept.budget import flash_written_bytes
@@ -74,6 +75,8 @@ class FinetuneOutcome:
     sample_after: str | None = None
     out: str = ""
     labels: tuple[str, ...] = ()
+    is_of_tokens: bool = True
+    """Whether losses are of tokens, so that a perplexity can be said; else of labels, or of pairs of answers."""
     best_updates: int | None = None
     """After which the result's weights were, the best of those that were looked at; None where they are the last."""
     evaluations: tuple[CurvePoint, ...] = ()
@@ -124,7 +127,8 @@ def _finetune(
         check_takes(model, max(longest, split.lengths.longest_source), largest)
         if options.base is not None:
             budget.check_least(
-                LearnedLoss(model, options.head_rows, task.kind, autocast=options.autocast), options.batch * longest
+                LearnedLoss(model, options.head_rows, task.kind, autocast=options.autocast),
+                options.sequences_at_once * longest,
             )
 
     model = load_model(options, task, note, check)
@@ -166,7 +170,7 @@ def _run(
     run.check_budget()
     if run.begin():
         note(f"goes on after {run.done} of {run.updates} updates")
-    elif run.loss_before is not None and not run.task.labels:
+    elif run.loss_before is not None and run.learns_tokens:
         note(f"perplexity of held-out text before the first update: {math.exp(run.loss_before):.1f}")
     shown = run.prompt if options.sample is not None and run.given is None else None
     before = None if shown is None or run.done else _sample(model, tokenizer, shown)
@@ -187,13 +191,36 @@ def _run(
     run.finished(options.out)
     course = tuple(run.curve.evaluations) if options.evaluate_every else ()
     return FinetuneOutcome(
-        run.done, False, run.loss_before, loss_after, before, after, options.out, run.task.labels, best, course
+        run.done,
+        False,
+        run.loss_before,
+        loss_after,
+        before,
+        after,
+        options.out,
+        run.task.labels,
+        run.learns_tokens,
+        best,
+        course,
     )
 
 
 def count_updates(options: FinetuneOptions, sequences: int) -> int:
     """Return how many updates are made of so many sequences to train on."""
     return options.updates or max(1, options.epochs * sequences // (options.batch * options.accumulate))
+
+
+def _loss_of(model: Any, options: FinetuneOptions, task: Task) -> LearnedLoss | LabelLoss | PreferenceLoss:
+    """Return what a batch is learned by. Raises FinetuneError where answers are to be compared with those of a model that there is not."""
+    if task.labels:
+        return LabelLoss(model, autocast=options.autocast)
+    if options.dpo is None:
+        return LearnedLoss(model, options.head_rows, task.kind, autocast=options.autocast)
+    if options.lora_rank is None or options.head_rows is not None:
+        raise FinetuneError(
+            "--dpo compares answers with those of the model without its adapters, on all rows at once; leave --full and --head-rows away"
+        )
+    return PreferenceLoss(model, options.dpo, autocast=options.autocast)
 
 
 class _Finetuning:
@@ -208,11 +235,7 @@ class _Finetuning:
         self.options, self.task, self.base, self.model = options, task, base, model
         self._vocabulary, self.prompt = data.vocabulary, data.prompt
         self._steering, self.given = steering, given
-        self._learned_loss = (
-            LabelLoss(model, autocast=options.autocast)
-            if task.labels
-            else LearnedLoss(model, options.head_rows, task.kind, autocast=options.autocast)
-        )
+        self._learned_loss = _loss_of(model, options, task)
         self.budget = budget
         self._by_layers: ByLayers | None = None
         """What runs the batches of an update together; None: they run one by one."""
@@ -241,10 +264,15 @@ class _Finetuning:
         self._generator = torch.get_rng_state()
         """As it was when `done` updates were."""
 
+    @property
+    def learns_tokens(self) -> bool:
+        """Whether losses are of tokens."""
+        return not self.task.labels and self.options.dpo is None
+
     def check_budget(self) -> None:
         """Raise FinetuneError where the budget of this process is too small for the longest batch."""
         longest = max(itertools.chain(self.train_on, self.held_out), key=lambda sequence: len(sequence.tokens))
-        rows = self.options.batch * len(longest.tokens)
+        rows = self.options.sequences_at_once * len(longest.tokens)
         noted = self.budget.check(
             self._learned_loss, self.trained, self._as_tensors([longest])[0], rows, self._rows_met
         )
@@ -556,6 +584,7 @@ def _rows(batch: Sequence[TokenSequence]) -> int:
 
 def _as_tensors(batch: Sequence[TokenSequence]) -> tuple[torch.Tensor, torch.Tensor, Beside]:
     """Return a batch's tokens and labels, [batch, length], filled up to the longest, and what is given beside them."""
+    batch = [*batch, *(sequence.rejected for sequence in batch if sequence.rejected is not None)]
     longest = max(len(sequence.tokens) for sequence in batch)
     tokens = torch.tensor([[*s.tokens, *[0] * (longest - len(s.tokens))] for s in batch])
     labels = torch.tensor([[*s.labels, *[IGNORED] * (longest - len(s.labels))] for s in batch])

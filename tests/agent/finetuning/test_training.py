@@ -326,6 +326,30 @@ def test_magnitudes_are_trained_in_a_budget_layer_by_layer_and_told_as_they_are_
 
 
 @pytest.mark.slow
+def test_pairs_of_answers_are_learned_in_a_budget_as_without(tmp_path: Path) -> None:
+    model, data = make_model(tmp_path / "model", 128), tmp_path / "pairs.jsonl"
+    records = [{"prompt": TEXT[:length], "chosen": "not to be", "rejected": "the question"} for length in range(9, 19)]
+    data.write_text("".join(json.dumps(record) + "\n" for record in records))
+    options = FinetuneOptions(
+        str(model), (str(data),), "", batch=2, epochs=3, dpo=0.1, learning_rate=0.01, held_out=0.2
+    )
+    plain, bounded = (replace(options, out=str(tmp_path / name)) for name in ("plain", "bounded"))
+    outcome, notes = run(plain)
+    assert outcome.loss_before == pytest.approx(math.log(2)) and outcome.loss_after is not None
+    assert (
+        outcome.loss_after < math.log(2)
+        and not outcome.is_of_tokens
+        and not any("perplexity" in note for note in notes)
+    )
+    with budget(tensors="640K", page_dir=tmp_path):
+        run(bounded)
+    first, second = ((Path(one.out) / "adapter_model.safetensors").read_bytes() for one in (plain, bounded))
+    assert first == second
+    with pytest.raises(FinetuneError, match="--dpo compares answers with those of the model without its adapters"):
+        run(replace(options, out=str(tmp_path / "full"), lora_rank=None))
+
+
+@pytest.mark.slow
 def test_under_autocast_a_budget_changes_no_bit(tmp_path: Path) -> None:
     model, data = make_model(tmp_path / "model", 128), make_data(tmp_path / "data.jsonl")
     options = FinetuneOptions(str(model), (str(data),), "", sequence_tokens=64, updates=3, held_out=0.0, autocast=True)

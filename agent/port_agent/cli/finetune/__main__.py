@@ -118,9 +118,9 @@ def _table(outcome: "FinetuneOutcome") -> Table:
         return table
     table.add_row("updates", str(outcome.updates))
     if outcome.loss_before is not None and outcome.loss_after is not None:
-        if outcome.labels:
+        if not outcome.is_of_tokens:
             fell = f"{outcome.loss_before:.3f} before, {outcome.loss_after:.3f} after"
-            table.add_row("loss of held-out texts", fell)
+            table.add_row("loss of held-out texts" if outcome.labels else "loss of held-out pairs", fell)
         else:
             fell = f"{math.exp(outcome.loss_before):.1f} before, {math.exp(outcome.loss_after):.1f} after"
             table.add_row("perplexity of held-out text", fell)

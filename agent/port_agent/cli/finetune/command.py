@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from port_agent.finetuning.job_file import FinetuneJob
 
 _EPILOG = """\
-data: records, told by their keys: "text"; "prompt" and "completion"; "messages" (OpenAI's and trl's, with tools, written in the
+data: records, told by their keys: "text"; "prompt" and "completion"; with --dpo "prompt", "chosen" and "rejected"; "messages" (OpenAI's and trl's, with tools, written in the
 tokenizer's own chat template); "conversations" (ShareGPT); "instruction", "input" and "output" (Alpaca). JSON lines, a JSON
 array, CSV and Parquet (with pyarrow), each also compressed by gzip; any other file is one text, and of a directory all files are
 read. Texts are packed to full sequences; of prompts, other people's messages and answers of weight 0 no loss is computed. What
@@ -82,6 +82,9 @@ round; the average is in --out of each when the last round is done.
 
 _NOT_SUBMITTED = ("report", "read_limit", "write_limit", "step_deadline", "writes_per_step", "config", "opportunistic")
 """Arguments of a run in a terminal that a job has none of."""
+
+_DPO_BETA = 0.1
+"""As trl's."""
 
 _MIN_HEAD_ROWS = 16
 """Of fewer, reading the head's weight takes longer than multiplying by it."""
@@ -243,6 +246,15 @@ def _add_data(group: "argparse._ArgumentGroup") -> None:
         type=whole_number(1, _MAX_SHOWN),
         metavar="N",
         help="show N sequences as they are trained, what is learned in colour, and train nothing (one is shown before each run)",
+    )
+    group.add_argument(
+        "--dpo",
+        type=positive_number,
+        nargs="?",
+        const=_DPO_BETA,
+        metavar="BETA",
+        help="learn which of two answers is preferred (DPO), beside the model without its adapters, from records with prompt, chosen and rejected "
+        f"(default of BETA: {_DPO_BETA})",
     )
     group.add_argument(
         "--borders",

@@ -39,8 +39,8 @@ def accumulation_of(
             f"an update has one batch; layer by layer, once one writes more than {format_bytes(_SPARED_BYTES)} to flash that wears out",
         )
     why = why_not_by_layers(model) if task.kind is TaskKind.CAUSAL_LM else "the model has an encoder"
-    if options.borders:
-        why = "its texts have borders"
+    if options.borders or options.dpo is not None:
+        why = "its texts have borders" if options.borders else "an update compares pairs of answers"
     if why is not None and options.accumulate_by is MicroBatchOrder.LAYERS:
         raise cannot_run_by_layers(why)
     if why is not None:

@@ -366,12 +366,12 @@ def kept_places(length: int, first: int) -> int:
 
 
 def chosen_log_probabilities(
-    logits: torch.Tensor, labels: torch.Tensor, gradient_of: int | None = None
+    logits: torch.Tensor, labels: torch.Tensor, gradient_of: int | torch.Tensor | None = None
 ) -> torch.Tensor:
     """Return the log-probability of each label, [rows, 1] in 32 bits, of logits [..., vocabulary]; any where it is IGNORED.
 
-    With `gradient_of`, the logits then hold the gradient of the labels' summed loss divided by it: `logits.backward(logits.detach())`
-    goes on with it. Both have the bits of `cross_entropy(logits.float(), labels, reduction="sum")`; the gradient is computed by
+    With `gradient_of`, the logits then hold the gradient of the labels' summed loss divided by it, or of the log-probabilities as they have one
+    each, [rows, 1]: `logits.backward(logits.detach())` goes on with it. Both have the bits of `cross_entropy(logits.float(), labels, reduction="sum")`; the gradient is computed by
     the operators that autograd would call, so the whole step is one forward and one backward pass to whoever follows it.
     """
     memory, labels = logits.detach().view(-1, logits.shape[-1]), labels.reshape(-1)
@@ -382,7 +382,10 @@ def chosen_log_probabilities(
             log_probabilities = F.log_softmax(memory[start:stop].float(), dim=-1)
             chosen[start:stop] = log_probabilities.gather(1, learned)
             if gradient_of is not None:
-                share = torch.where(labels[start:stop, None] == IGNORED, 0.0, -torch.ones(()) / gradient_of)
+                each = (
+                    gradient_of[start:stop] if isinstance(gradient_of, torch.Tensor) else -torch.ones(()) / gradient_of
+                )
+                share = torch.where(labels[start:stop, None] == IGNORED, 0.0, each)
                 given = torch.zeros_like(log_probabilities).scatter_(1, learned, share)
                 memory[start:stop] = torch.ops.aten._log_softmax_backward_data(
                     given, log_probabilities, -1, torch.float32

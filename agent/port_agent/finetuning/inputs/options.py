@@ -43,6 +43,7 @@ class FinetuneOptions:
     updates until `learning_rate` is reached.
     `evaluate_every`: updates between two looks at what is held out, of which the best weights are the result; None: before and after all alone.
     `patience`: so many looks without a better one end the training.
+    `dpo`: the beta by which pairs of answers are learned, the preferred and the rejected one; None for answers alone.
     `borders`: texts that are packed into one sequence do not see each other.
     `events`: the directory of TensorBoard's files that losses are added to, None for none.
     `date`: what chat templates take for today (YYYY-MM-DD); "": the day on which they are asked.
@@ -80,6 +81,7 @@ class FinetuneOptions:
     patience: int | None = None
     events: str | None = None
     borders: bool = False
+    dpo: float | None = None
     seed: int = 0
     sample: str | None = None
     date: str = ""
@@ -87,3 +89,8 @@ class FinetuneOptions:
     overwrite: bool = False
     float32_result: bool = False
     json: bool = False
+
+    @property
+    def sequences_at_once(self) -> int:
+        """How many sequences a batch has in memory: of a pair of answers both."""
+        return self.batch if self.dpo is None else 2 * self.batch

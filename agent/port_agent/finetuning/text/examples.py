@@ -37,7 +37,12 @@ def _example(sequence: TokenSequence, tokenizer: Any, labels: tuple[str, ...]) -
     source = (
         [ExamplePart(tokenizer.decode(list(sequence.source)), learned=False)] if sequence.source is not None else []
     )
-    return Example((*source, *_parts(sequence, tokenizer)))
+    rejected = (
+        (ExamplePart("\nrejected: ", learned=False), *_parts(sequence.rejected, tokenizer))
+        if sequence.rejected is not None
+        else ()
+    )
+    return Example((*source, *_parts(sequence, tokenizer), *rejected))
 
 
 def _parts(sequence: TokenSequence, tokenizer: Any) -> Iterator[ExamplePart]:

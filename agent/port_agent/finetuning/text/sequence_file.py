@@ -34,7 +34,7 @@ class TokenSequence:
     """Tokens and what each is to be predicted as, of one length. `source`: what an encoder reads beside them, if there is one.
 
     `label`: the number of that which is to be chosen for them all, None where tokens are predicted. `places`: of each token within its text,
-    where several texts in one sequence do not see each other.
+    where several texts in one sequence do not see each other. `rejected`: the other answer of a pair, of the same length.
     """
 
     tokens: "array[int]"
@@ -42,11 +42,12 @@ class TokenSequence:
     source: "array[int] | None" = None
     label: int | None = None
     places: "array[int] | None" = None
+    rejected: "TokenSequence | None" = None
 
     @property
     def learned(self) -> int:
-        """How many tokens a loss is computed on, never the first, or 1 where a label is chosen."""
-        if self.label is not None:
+        """How many tokens a loss is computed on, never the first, or 1 where a label or one of two answers is chosen."""
+        if self.label is not None or self.rejected is not None:
             return 1
         return sum(label != IGNORED for label in self.labels[1:])
 
@@ -138,13 +139,14 @@ class Lengths:
     def beside(self, sequence: TokenSequence) -> "Lengths":
         """Return those of one sequence more."""
         length, source = len(sequence.tokens), sequence.source or ()
+        other = () if sequence.rejected is None else sequence.rejected.tokens
         return Lengths(
-            self.tokens + length,
+            self.tokens + length + len(other),
             self.learned + sequence.learned,
             min(self.shortest or length, length),
             max(self.longest, length),
             max(self.longest_source, len(source)),
-            max(self.largest_token, *sequence.tokens, *source),
+            max(self.largest_token, *sequence.tokens, *source, *other),
         )
 
 

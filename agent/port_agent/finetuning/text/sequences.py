@@ -100,11 +100,14 @@ class SequenceMaker:
     """Makes sequences of records, and counts what becomes of them otherwise than they are."""
 
     def __init__(self, tokenizer: Any, options: FinetuneOptions, task: Task) -> None:
-        """Raise FinetuneError for what an encoder cannot do."""
+        """Raise FinetuneError for what an encoder cannot do, and for pairs of answers of a model that does more than go on with text."""
+        if options.dpo is not None and task.kind is not TaskKind.CAUSAL_LM:
+            raise FinetuneError("--dpo is for models that go on with text alone; leave it away")
         if task.encoder_alone:
             _check_encoder(tokenizer, options, task)
         self._tokenizer, self._task, self._longest = tokenizer, task, options.sequence_tokens
         self._encoder, self._borders = TextEncoder(tokenizer), options.borders
+        self._pairs = options.dpo is not None
         self._conversations = ConversationWriter.of(tokenizer, options)
         self.skipped = self.unwritten = 0
         self.first_unwritten = ""
@@ -120,8 +123,9 @@ class SequenceMaker:
         if self._task.decoder_start is None:
             yield from self._packed(record for record in records if record.is_text)
         for record in records:
+            _check_pair(record, pairs=self._pairs)
             try:
-                found = list(self.of_record(record))
+                found = list(self._pair(record, record.rejected) if record.rejected else self.of_record(record))
             except UnwrittenError as error:
                 self.unwritten += 1
                 self.first_unwritten = self.first_unwritten or f"{error} ({record.place})"
@@ -221,6 +225,18 @@ class SequenceMaker:
             labels[begin] = IGNORED
         return TokenSequence(tokens, labels, places=places)
 
+    def _pair(self, record: Record, rejected: Record) -> Iterator[TokenSequence | None]:
+        """Yield both answers as one sequence; None where one of them has no room. Raises UnwrittenError, and FinetuneError."""
+        chosen, other = (list(self.of_record(each)) for each in (record, rejected))
+        if len(chosen) != 1 or len(other) != 1:
+            raise UnwrittenError("the template writes the answers of one conversation as several texts")
+        (first,), (second,) = chosen, other
+        if first is None or second is None:
+            yield None
+            return
+        longest = max(len(first.tokens), len(second.tokens))
+        yield replace(_filled(first, longest), rejected=_filled(second, longest))
+
     def of_record(self, record: Record) -> Iterator[TokenSequence | None]:
         """Yield the sequences of a record that stand by themselves, one but for some conversations; None for what is asked too long.
 
@@ -303,6 +319,27 @@ class SequenceMaker:
             sequence = TokenSequence(tokens, labels)
             if sequence.learned:
                 yield sequence
+
+
+def _check_pair(record: Record, *, pairs: bool) -> None:
+    if pairs and record.rejected is None:
+        raise FinetuneError(
+            f"--dpo learns which of two answers is preferred, and {record.place or 'a record'} has one; give records with prompt, chosen and rejected"
+        )
+    if record.rejected is not None and not pairs:
+        raise FinetuneError(
+            f"{record.place or 'a record'} has a chosen and a rejected answer; give --dpo to learn which is preferred, or records with prompt and completion"
+        )
+
+
+def _filled(sequence: TokenSequence, length: int) -> TokenSequence:
+    """Return a sequence with as many tokens, those at the end of which none is learned."""
+    missing = length - len(sequence.tokens)
+    tokens, labels = (
+        sequence.tokens + sequence.tokens[-1:] * missing,
+        sequence.labels + array(TOKEN, [IGNORED] * missing),
+    )
+    return replace(sequence, tokens=tokens, labels=labels)
 
 
 def _in_parts(lists: Iterator[list[int]], length: int) -> Iterator[list[int]]:

@@ -5,7 +5,7 @@ A shape is what people have: plain texts, prompts with completions, conversation
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ _ALPACA_INPUT = ", paired with an input that provides further context"
 """As Stanford's Alpaca was asked, for tokenizers without a chat template."""
 
 SHAPES = (
-    '{"text": ...}, {"text": ..., "label": ...}, {"prompt": ..., "completion": ...}, {"messages": [{"role": ..., "content": ...}]}, '
+    '{"text": ...}, {"text": ..., "label": ...}, {"prompt": ..., "completion": ...}, {"prompt": ..., "chosen": ..., "rejected": ...}, {"messages": [{"role": ..., "content": ...}]}, '
     '{"conversations": [{"from": ..., "value": ...}]} or {"instruction": ..., "input": ..., "output": ...}'
 )
 """For people."""
@@ -66,6 +66,8 @@ class Record:
     label: str | None = None
     """Of the text; used by models that choose one."""
     file: Path | None = None
+    rejected: "Record | None" = None
+    """The same with another answer, which this one is preferred to."""
     place: str = field(default="", compare=False)
 
     @property
@@ -109,6 +111,29 @@ def _prompted(entry: Entry, place: str) -> Record:
         messages = tuple(_message(turn, learned=False) for turn in prompt) + tuple(map(_message, completion))
         return _conversation(messages, entry, place)
     return Record(prompt=_string(entry, "prompt"), completion=_string(entry, "completion"), place=place)
+
+
+def _preference(entry: Entry, place: str) -> Record:
+    """Return the chosen answer of a pair with the rejected one; what both begin with is the prompt where there is none."""
+    chosen, rejected = (_answer(entry, key, place) for key in ("chosen", "rejected"))
+    if bool(chosen.messages) != bool(rejected.messages):
+        raise ValueError("a chosen answer of messages and a rejected one of text, or the other way round")
+    if chosen.messages[:-1] != rejected.messages[:-1]:
+        raise ValueError("a chosen and a rejected answer to other messages")
+    return replace(chosen, rejected=rejected)
+
+
+def _answer(entry: Entry, key: str, place: str) -> Record:
+    prompt, answer = _parsed(entry.get("prompt") or ()), _parsed(entry[key])
+    if isinstance(answer, list):
+        if prompt and not isinstance(prompt, list):
+            prompt = [{"role": "user", "content": prompt}]
+        elif not prompt:
+            prompt, answer = answer[:-1], answer[-1:]
+        return _prompted({"prompt": list(prompt), "completion": answer, "tools": entry.get("tools")}, place)
+    if not isinstance(prompt, str):
+        raise ValueError(f"a {key} answer of text without a prompt of text")
+    return Record(prompt=prompt, completion=_string(entry, key), place=place)
 
 
 def _messages(entry: Entry, place: str) -> Record:
@@ -218,6 +243,7 @@ class _Shape:
 _SHAPES = (
     _Shape(("text",), ("label",), _text),
     _Shape(("prompt", "completion"), ("tools",), _prompted),
+    _Shape(("chosen", "rejected"), ("prompt", "tools"), _preference),
     _Shape(("messages",), ("tools",), _messages),
     _Shape(("conversations",), ("tools", "system"), _share_gpt),
     _Shape(("instruction", "output"), ("input", "system", "text"), _instruction),

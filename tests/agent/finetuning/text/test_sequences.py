@@ -10,6 +10,7 @@ import pytest
 
 from port_agent.finetuning.inputs.options import FinetuneError, FinetuneOptions
 from port_agent.finetuning.text import records as text_records
+from port_agent.finetuning.text.examples import examples_of
 from port_agent.finetuning.text.sequence_file import IGNORED, SequenceFile
 from port_agent.finetuning.text.sequences import Split, Vocabulary, masked
 from port_agent.finetuning.text.sequences import split_sequences as split_into
@@ -80,6 +81,30 @@ def test_with_borders_each_text_begins_anew_and_its_begin_is_not_learned(tokeniz
             labels = [IGNORED if place == 0 else token for (token, _), place in zip(part, places, strict=True)]
             wanted.append(([token for token, _ in part], labels, places))
         assert found == sorted(one for one in wanted if set(one[1]) != {IGNORED})
+
+
+def test_of_a_pair_both_answers_are_learned_behind_the_prompt(tokenizer: Any) -> None:
+    record, _ = record_of({"prompt": "to be or", "chosen": " not to be", "rejected": TEXT})
+    long, _ = record_of({"prompt": TEXT, "chosen": " be", "rejected": " " + TEXT * 3})
+    asked = options(sequence_tokens=64, dpo=0.1)
+    split = split_sequences([record, long], tokenizer, asked, CAUSAL)
+    found = split.train[0] if len(split.train) == 1 else min(split.train, key=lambda one: len(one.tokens))
+    assert found.rejected is not None and found.learned == 1 and len(found.tokens) == len(found.rejected.tokens)
+    for sequence, answer in ((found, " not to be"), (found.rejected, TEXT)):
+        assert tokenizer.decode([label for label in sequence.labels if label != IGNORED]) == f"{answer}</s>"
+    shown = examples_of([found], tokenizer, (), 1)[0].parts
+    assert [part.text for part in shown if part.learned] == [" not to be</s>", f"{TEXT}</s>"]
+
+
+def test_pairs_and_single_answers_are_told_apart(tokenizer: Any) -> None:
+    pair, _ = record_of({"prompt": "to", "chosen": " be", "rejected": " or"}, "line 3")
+    single = Record(prompt="to", completion=" be", place="line 4")
+    with pytest.raises(FinetuneError, match="line 3 has a chosen and a rejected answer; give --dpo"):
+        split_sequences([pair], tokenizer, options(), CAUSAL)
+    with pytest.raises(FinetuneError, match="--dpo learns which of two answers is preferred, and line 4 has one"):
+        split_sequences([pair, single], tokenizer, options(dpo=0.1), CAUSAL)
+    with pytest.raises(FinetuneError, match="--dpo is for models that go on with text alone"):
+        split_sequences([pair], tokenizer, options(dpo=0.1), Task(TaskKind.SEQ2SEQ_LM, 1))
 
 
 def test_answers_that_are_cut_are_counted(tokenizer: Any) -> None:

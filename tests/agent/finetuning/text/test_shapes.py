@@ -67,3 +67,38 @@ def test_an_instruction_is_a_conversation_and_a_prompt() -> None:
 def test_what_is_wrong_with_an_entry_is_said(entry: object, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         record_of(entry)
+
+
+def test_a_pair_of_answers_is_the_preferred_one_with_the_other() -> None:
+    record, unread = record_of({"prompt": "a", "chosen": " b", "rejected": " c", "margin": 2})
+    assert (record.prompt, record.completion, unread) == ("a", " b", ["margin"])
+    assert record.rejected is not None and (record.rejected.prompt, record.rejected.completion) == ("a", " c")
+    asked, good, bad = (
+        {"role": role, "content": text} for role, text in (("user", "a"), ("assistant", "b"), ("assistant", "c"))
+    )
+    apart = {"prompt": [asked], "chosen": [good], "rejected": [bad]}
+    whole = {"chosen": [asked, good], "rejected": [asked, bad]}
+    mixed = {"prompt": "a", "chosen": [good], "rejected": [bad]}
+    found = [record_of(entry)[0] for entry in (apart, whole, mixed)]
+    assert found[0] == found[1] == found[2] and found[0].rejected is not None
+    assert [message.content for message in found[0].messages] == ["a", "b"]
+    assert [message.content for message in found[0].rejected.messages] == ["a", "c"]
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ({"chosen": "b", "rejected": "c"}, "a chosen answer of text without a prompt of text"),
+        ({"prompt": "a", "chosen": "b", "rejected": [{"role": "assistant", "content": "c"}]}, "or the other way round"),
+        (
+            {
+                "chosen": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}],
+                "rejected": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "c"}],
+            },
+            "to other messages",
+        ),
+    ],
+)
+def test_pairs_that_are_none_are_refused(entry: dict[str, object], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        record_of(entry)

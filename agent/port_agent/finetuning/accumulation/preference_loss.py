@@ -1,0 +1,81 @@
+"""The loss of pairs of answers, of which one is preferred: DPO (Rafailov et al., 2023), beside the same model without its adapters.
+
+The log-probabilities of both answers are summed first; what the loss says of those two sums is then the gradient of each of their tokens, so logits
+take their own memory and a few rows in 32 bits, with the bits of autograd through `log_softmax`, `gather` and `sum`.
+"""
+
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from port_agent.finetuning.accumulation.head_loss import (
+    Beside,
+    LearnedLoss,
+    chosen_log_probabilities,
+    forward_pass,
+    learned_places,
+)
+from port_agent.finetuning.text.sequence_file import IGNORED
+
+
+class PreferenceLoss:
+    """The summed loss of pairs, and the gradient of all that is trained. `beta`: how far the model may go from what it was without adapters."""
+
+    def __init__(self, model: Any, beta: float, *, autocast: bool = False) -> None:
+        """Take a model with adapters."""
+        self._model, self._beta, self._autocast = model, beta, autocast
+        self._of_tokens = LearnedLoss(model, autocast=autocast)
+
+    def __call__(
+        self,
+        tokens: torch.Tensor,
+        labels: torch.Tensor,
+        source: Beside = None,
+        gradient_of: int | None = None,
+    ) -> torch.Tensor:
+        """Return the sum of the pairs' losses in 32 bits.
+
+        `tokens` and `labels`: [2 * pairs, length], the preferred answers and then the rejected ones; `source`: None. With `gradient_of`, the
+        gradients of that sum divided by it are added to those of the parameters.
+        """
+        kept, following = learned_places(labels)
+        with torch.no_grad(), self._model.disable_adapter():
+            reference = self._summed(self._logits(tokens, kept), following)
+        with torch.set_grad_enabled(gradient_of is not None):
+            logits = self._logits(tokens, kept)
+        summed = self._summed(logits, following).requires_grad_()
+        with torch.enable_grad():
+            preferred, rejected = (summed - reference).chunk(2)
+            losses = -F.logsigmoid(self._beta * (preferred - rejected))
+            loss = losses.sum()
+        if gradient_of is not None:
+            (given,) = torch.autograd.grad(loss / gradient_of, summed)
+            rows = given.repeat_interleave(kept)[:, None]
+            chosen_log_probabilities(logits, following, rows)
+            logits.backward(logits.detach())
+        return loss.detach()
+
+    def _logits(self, tokens: torch.Tensor, kept: int) -> torch.Tensor:
+        """Return logits of the last places, [rows, kept, vocabulary]."""
+        with forward_pass(autocast=self._autocast):
+            logits: torch.Tensor = self._model(input_ids=tokens, use_cache=False).logits
+        return logits[:, -kept:].contiguous() if kept < logits.shape[1] else logits
+
+    def _summed(self, logits: torch.Tensor, following: torch.Tensor) -> torch.Tensor:
+        """Return the log-probability of each answer, [rows]."""
+        chosen = chosen_log_probabilities(logits, following)
+        learned = torch.where(following[:, None] == IGNORED, 0.0, chosen)
+        return learned.view(len(logits), -1).sum(1)
+
+    def may_run_in_blocks(self, tokens: torch.Tensor) -> bool:
+        """Return False: what is learned of a row is known once all were seen."""
+        return False
+
+    def rows_at_once(self, rows: int, at_once: int | None = None) -> int:
+        """Return of how many rows logits are there at the same time: of all."""
+        return rows
+
+    def bytes_at_once(self, rows: int, at_once: int | None = None) -> int:
+        """Return what the loss of so many rows takes at its peak."""
+        return self._of_tokens.bytes_at_once(rows)

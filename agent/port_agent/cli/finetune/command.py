@@ -116,7 +116,9 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     _add_what_is_trained(parser.add_argument_group("what is trained"))
     _add_updates(parser.add_argument_group("updates"))
     _add_rate(parser.add_argument_group("the optimizer, AdamW"))
-    _add_data(parser.add_argument_group("the data"))
+    data = parser.add_argument_group("the data")
+    _add_data(data)
+    _add_how_it_is_learned(data)
     _add_job(parser.add_argument_group("the job"))
     add_budget_options(parser)
     parser.set_defaults(run=_finetune, tensors=None)
@@ -247,21 +249,6 @@ def _add_data(group: "argparse._ArgumentGroup") -> None:
         metavar="N",
         help="show N sequences as they are trained, what is learned in colour, and train nothing (one is shown before each run)",
     )
-    group.add_argument(
-        "--dpo",
-        type=positive_number,
-        nargs="?",
-        const=_DPO_BETA,
-        metavar="BETA",
-        help="learn which of two answers is preferred (DPO), beside the model without its adapters, from records with prompt, chosen and rejected "
-        f"(default of BETA: {_DPO_BETA})",
-    )
-    group.add_argument(
-        "--borders",
-        action="store_true",
-        help="let texts that are packed into one sequence not see each other (default: each sees those before it; prompts, answers and "
-        "conversations always stand alone)",
-    )
     held_out = group.add_mutually_exclusive_group()
     held_out.add_argument(
         "--valid",
@@ -303,6 +290,24 @@ def _add_data(group: "argparse._ArgumentGroup") -> None:
         help="what chat templates write as today (default: today, and that of the checkpoint where a run goes on)",
     )
     group.add_argument("--seed", type=whole_number(0), default=0, metavar="N", help="of order and adapters (default 0)")
+
+
+def _add_how_it_is_learned(group: "argparse._ArgumentGroup") -> None:
+    group.add_argument(
+        "--dpo",
+        type=positive_number,
+        nargs="?",
+        const=_DPO_BETA,
+        metavar="BETA",
+        help="learn which of two answers is preferred (DPO), beside the model without its adapters, from records with prompt, chosen and rejected "
+        f"(default of BETA: {_DPO_BETA})",
+    )
+    group.add_argument(
+        "--borders",
+        action="store_true",
+        help="let texts that are packed into one sequence not see each other (default: each sees those before it; prompts, answers and "
+        "conversations always stand alone)",
+    )
 
 
 def _add_job(group: "argparse._ArgumentGroup") -> None:

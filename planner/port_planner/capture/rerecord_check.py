@@ -179,6 +179,9 @@ def _touched(tape: Tape, op: RecordedOp) -> set[int]:
 
 
 def _arguments(op: RecordedOp) -> tuple[Argument, ...]:
+    """Return what an operator was called with; of a guard not the line, which in the backward pass is that of whoever asked for it."""
+    if op.name == GUARD:
+        return op.args[:2]
     return (*op.args, *(part for name, value in op.kwargs for part in (name, value)))
 
 

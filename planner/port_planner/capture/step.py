@@ -17,6 +17,7 @@ from port_planner.base.errors import CaptureError
 from port_planner.capture.assemble import UpdateOps, assemble
 from port_planner.capture.cross_step_state import StepResults
 from port_planner.capture.own_optimizer import record_update, with_slots
+from port_planner.capture.plain_formulas import plain_formulas
 from port_planner.capture.python_state import StateOfCode, changed, python_state
 from port_planner.capture.reads import watch_reads
 from port_planner.capture.recorder import RecordedOp, StepRecorder, Tape
@@ -32,7 +33,7 @@ from port_planner.ir.lowering import optimizer_scalars
 from port_planner.ir.lowering.optimizer_scalars import OptimizerSpec, Schedule, hyperparameters
 from port_planner.ir.operators import OperatorError, check_operator
 from port_planner.ir.torch_device import generator_states, kinds_of, restore_generators
-from port_planner.torch_compat.autograd import NODES_THAT_ASK_FOR_MODES, nodes_behind
+from port_planner.torch_compat.autograd import NODES_THAT_ASK_FOR_MODES
 from port_planner.torch_compat.modes import pytree, without_modes
 from port_planner.torch_compat.optimizers import skip_fused_check
 from port_planner.torch_compat.tensors import set_buffer
@@ -350,7 +351,7 @@ class _Session:
         self.recorder.require_nothing_gathered()
         self.recorder.tape.draws_from = self.recorder.generators()
         self.loss_fn, self.before = loss_fn, python_state(self.model, loss_fn)
-        with self.recorder, watch_reads(self.recorder.read), self.code.watched():
+        with self._recorded():
             result = loss_fn(self.model, *self.batch)
         loss, aux = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
@@ -367,14 +368,21 @@ class _Session:
             raise CaptureError("the loss does not depend on any parameter that requires a gradient; nothing to train")
         recorder = self.recorder
         recorder.phase = Phase.BACKWARD
-        asking = {NODES_THAT_ASK_FOR_MODES.get(node.name()) for node in nodes_behind([loss])}
-        lines = (f"{op.name}{' at ' * bool(op.line)}{op.line}" for op in recorder.tape.ops if op.name in asking)
-        recorder.tape.other_formulas = frozenset(lines)
-        with recorder, watch_reads(recorder.read), self.code.watched():
+        with self._recorded():
             loss.backward()
         found = {p: recorder.value_of(p.grad) for group in groups for p in group if p.grad is not None}
         recorder.tape.gradients = frozenset(recorder.tape.values[v].storage for v in found.values())
         return found
+
+    @contextlib.contextmanager
+    def _recorded(self) -> Iterator[None]:
+        """Record what the program does in the block."""
+        recorder = self.recorder
+        with recorder, watch_reads(recorder.read), self.code.watched(), plain_formulas() as others:
+            yield
+        names = {NODES_THAT_ASK_FOR_MODES[node] for node in others}
+        lines = (f"{op.name}{' at ' * bool(op.line)}{op.line}" for op in recorder.tape.ops if op.name in names)
+        recorder.tape.other_formulas |= frozenset(lines)
 
     def end(self) -> set[str]:
         """Note what the step leaves, and return the names of buffers that it exchanged for other tensors."""

@@ -55,6 +55,17 @@ def saved_as_used(node: Node) -> list[Any]:
     return [getattr(node, name) for name in dir(node) if name.startswith(_UNPACKED)]
 
 
+def saved_arguments(node: Node) -> dict[str, Any]:
+    """Return what a node saved, as its formula will use it, by the names of the operator's arguments; dimensions as torch counts them."""
+    found = {name.removeprefix(_UNPACKED): getattr(node, name) for name in dir(node) if name.startswith(_UNPACKED)}
+    return {name: _signed(value) if type(value) is int else value for name, value in found.items()}
+
+
+def _signed(number: int) -> int:
+    """Return what autograd shows of a number as one without a sign."""
+    return number - (1 << 64) if number >> 63 else number
+
+
 @uses("torch.autograd.forward_ad._current_level", "tangents of norms and prod have other last digits without an error")
 def forward_differentiating() -> bool:
     """Return whether the program is inside of a level of forward-mode differentiation."""

@@ -1,0 +1,145 @@
+"""Gradients by the formulas that plain PyTorch takes, while a step is recorded.
+
+`areAnyTensorSubclassLike` (ATen/TensorSubclassLikeUtils.h) is true under any dispatch mode, a recorder too, and some nodes of autograd's graph
+then take a formula that holds for every operand, where plain PyTorch looks at the operand first and takes another with other last digits.
+That one is recorded beside theirs, and a choice between the two by the same question. Where the gradients themselves are differentiated the
+answer is read and guarded instead: what was not chosen must not be in that graph.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import Node
+
+from port_planner.torch_compat.autograd import (
+    ASK_WHAT_IS_SAVED,
+    ENGINE,
+    NODES_THAT_ASK_FOR_MODES,
+    is_batch,
+    is_wrapped,
+    nodes_behind,
+    saved_arguments,
+    saved_as_they_were,
+)
+from port_planner.torch_compat.modes import current_modes
+
+Gradients: TypeAlias = tuple[Tensor | None, ...]
+Formula: TypeAlias = Callable[[Mapping[str, Any], Tensor, Gradients], Gradients | None]
+"""Returns plain PyTorch's gradients, of what a node saved, the gradient that it was given, and those that it made by the other formula; None where it cannot tell."""
+
+
+@contextmanager
+def plain_formulas() -> Iterator[set[str]]:
+    """Have backward passes in the block, those that the loss makes itself too, give plain PyTorch's gradients under the modes that are on.
+
+    Gives a set for the names of the nodes that may have given others.
+    """
+    others, modes = set[str](), len(current_modes())
+    original = getattr(torch.autograd, ENGINE)
+
+    def backward(roots: Any, *args: Any, **kwargs: Any) -> Any:
+        own_mode = len(current_modes()) > modes  # plain PyTorch takes those other formulas under one, too
+        asking = () if own_mode else (n for n in nodes_behind(roots) if n.name() in NODES_THAT_ASK_FOR_MODES)
+        nodes = [_PlainNode(node, others) for node in asking]
+        try:
+            return original(roots, *args, **kwargs)
+        finally:
+            for node in nodes:
+                node.close()
+
+    setattr(torch.autograd, ENGINE, backward)
+    try:
+        yield others
+    finally:
+        setattr(torch.autograd, ENGINE, original)
+
+
+class _PlainNode:
+    """A node whose gradients become plain PyTorch's as it ends; its name goes to `others` where that cannot be."""
+
+    def __init__(self, node: Node, others: set[str]) -> None:
+        self._node, self._others = node, others
+        self._saved: dict[str, Any] | None = None
+        self._hooks = node.register_prehook(self._begin), node.register_hook(self._end)
+
+    def close(self) -> None:
+        """Take the hooks away."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def _begin(self, gradients: Gradients) -> None:
+        name, kept = self._node.name(), list(saved_as_they_were(self._node))
+        saved = [one.data for one in kept if isinstance(one.data, Tensor)]
+        operands = [*saved, *(g for g in gradients if g is not None)]
+        asked = saved if name in ASK_WHAT_IS_SAVED else operands
+        if not any(map(is_batch, operands)) and any(map(is_wrapped, asked)):
+            return  # plain PyTorch takes those other formulas for what `torch.func` wraps, too
+        hooked = any(one.unpack_hook is not None for one in kept)  # they may give what they packed but once
+        if name not in _FORMULAS or hooked or any(map(is_wrapped, operands)):
+            self._others.add(name)
+            return
+        self._saved = saved_arguments(self._node)
+
+    def _end(self, made: Gradients, given: Gradients) -> Gradients | None:
+        saved, self._saved = self._saved, None
+        if saved is None or given[0] is None:
+            return None
+        gradients = _FORMULAS[self._node.name()](saved, given[0], made)
+        if gradients is None:
+            self._others.add(self._node.name())
+        return gradients
+
+
+def _of_product(saved: Mapping[str, Any], grad: Tensor, made: Gradients) -> Gradients:
+    """`prod_backward` of a product of all: no zero, one, or several, of which no derivative is left."""
+    operand, (by_zeros,) = saved["self"], made
+    if not operand.dim() or by_zeros is None:
+        return made
+    zeros = (operand == 0).sum()
+    without = _chosen(zeros > 1, lambda: torch.zeros_like(operand), lambda: by_zeros)
+    return (_chosen(zeros == 0, lambda: grad * (saved["result"] / operand).conj(), lambda: without),)
+
+
+def _of_products(saved: Mapping[str, Any], grad: Tensor, made: Gradients) -> Gradients:
+    """`prod_backward` of products along a dimension."""
+    operand, result, dim = saved["self"], saved["result"], saved["dim"]
+    (by_zeros,) = made
+    if not operand.dim() or by_zeros is None:
+        return made
+    if not saved["keepdim"]:
+        grad, result = grad.unsqueeze(dim), result.unsqueeze(dim)
+    return (_chosen((operand == 0).any(), lambda: by_zeros, lambda: grad * (result / operand).conj()),)
+
+
+def _of_running_products(saved: Mapping[str, Any], grad: Tensor, made: Gradients) -> Gradients | None:
+    """`cumprod_backward` where nothing is zero: plain PyTorch's other way is none of operators, and a guard keeps it away."""
+    operand, result, dim = saved["self"], saved["result"], saved["dim"]
+    if not operand.dim() or operand.numel() <= 1 or operand.shape[dim] == 1 or made[0] is None:
+        return made
+    if (operand == 0).any().item():
+        return None
+    return ((result.conj() * grad).flip(dim).cumsum(dim).flip(dim) / operand.conj(),)
+
+
+def _of_filling(saved: Mapping[str, Any], grad: Tensor, made: Gradients) -> Gradients:
+    """`masked_fill_backward`, of the number that was filled in."""
+    rest, filled = made
+    return made if filled is None else (rest, grad.masked_select(saved["mask"]).sum())
+
+
+def _chosen(condition: Tensor, one: Callable[[], Tensor], other: Callable[[], Tensor]) -> Tensor:
+    """Return `one` where a condition on all of an operand holds, else the `other`."""
+    if torch.is_grad_enabled():
+        return one() if condition.item() else other()
+    return torch.where(condition, one(), other())
+
+
+_FORMULAS: Mapping[str, Formula] = {
+    "CumprodBackward0": _of_running_products,
+    "MaskedFillBackward1": _of_filling,
+    "ProdBackward0": _of_product,
+    "ProdBackward1": _of_products,
+}

@@ -67,9 +67,9 @@ check-systemd: setup ## the package under real systemd in emulated machines (roo
 	deploy/vm/build.sh all
 	$(BIN)/pytest tests/systemd -m "long or root" -v
 
-# An emulated Raspberry Pi: programs for arm64 in a Debian root, with a Pi's /sys; needs root, keeps about 4 GB under .cache/. A quarter of an
-# hour where nothing else computes, twice as long the first time; what an emulated core cannot show is in README.md's table.
-check-arm: setup ## C extensions, facts, exactness and exec on an emulated Raspberry Pi (root)
+# An emulated Raspberry Pi: programs for arm64 in a Debian root with a Pi's /sys, then a machine with pages of 16 KiB and systemd; needs root,
+# keeps about 10 GB under .cache/. An hour where nothing else computes; what an emulated core cannot show is in README.md's table.
+check-arm: setup ## tests, training and the package on an emulated Raspberry Pi (root)
 	deploy/arm/build.sh tools
 	deploy/arm/build.sh all
 	deploy/arm/check.sh

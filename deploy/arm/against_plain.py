@@ -1,11 +1,19 @@
 #!/usr/bin/env python3
-"""Run a training script alone and through `exec`, and say whether both printed the same numbers: `make check-arm` does so on an emulated Arm."""
+"""Train tiny models with plain PyTorch and with PORT agent, and say whether the numbers are the same: `make check-arm` does so on an emulated Arm.
 
+`against_plain.py exec|bundle|finetune`.
+"""
+
+import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
+SOURCE = Path(__file__).resolve().parents[2]
+RAM = "1G"
+STEPS = 4
 SCRIPT = """
 import torch
 from torch import nn
@@ -23,27 +31,88 @@ for step in range(4):
 half = torch.randn(16, 32).bfloat16() @ torch.randn(32, 16).bfloat16()
 print(half.float().sum().item().hex(), *(p.double().sum().item().hex() for p in model.parameters()))
 """
+"""Convolutions, products and an optimizer, then a product in bfloat16."""
+
+LEFT_ALONE = """
+import sys
+from pathlib import Path
+from port_agent.finetuning.inputs.options import FinetuneOptions
+from tests.agent.finetuning.left_alone import trained_alone
+from tests.agent.finetuning.quantized.test_widened import in_float32
+from tests.agent.finetuning.tiny_model import make_data, make_model
+
+folder = Path(sys.argv[1])
+model, data = make_model(folder / "model"), make_data(folder / "data.jsonl")
+trained_alone(FinetuneOptions(str(in_float32(model)), (str(data),), str(folder / "plain"), sequence_tokens=32, updates=2, held_out=0.0))
+"""
+"""A tiny Llama in 16 bits, and the recipe of `finetune` in one process, over the same model loaded in float32, without a budget."""
 
 
-def printed(command: list[str]) -> str:
-    """Return what a command prints; its complaints go on to ours. Raises CalledProcessError."""
-    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+def printed(*command: str) -> str:
+    """Return what Python prints for a command; its complaints go on to ours. Raises CalledProcessError."""
+    return subprocess.run([sys.executable, *command], check=True, stdout=subprocess.PIPE, text=True, cwd=SOURCE).stdout
 
 
-def main() -> int:
-    """Run both; return 1 where they differ."""
+def port_agent(*command: str) -> str:
+    """Return what the command line prints."""
+    return printed("-m", "port_agent.cli", *command)
+
+
+def followed(folder: Path) -> tuple[object, object]:
+    """Return what a script prints alone, and through `exec`."""
+    script = folder / "script.py"
+    script.write_text(SCRIPT)
+    return printed(str(script)), port_agent("exec", "--ram", RAM, "--page-dir", str(folder), "--", str(script))
+
+
+def planned(folder: Path) -> tuple[object, object]:
+    """Return losses and the checksum of everything trained, of plain PyTorch and of a bundle."""
+    job, bundle = SOURCE / "tests/systemd/tiny_job.py", str(folder / "tiny.port")
+    port_agent("plan", str(job), "--ram", RAM, "--strategy", "greedy", "--page-dir", str(folder), "-o", bundle)
+    told = port_agent("train", bundle, "--steps", str(STEPS), "--page-dir", str(folder), "--digest", "--json")
+    events = [json.loads(line) for line in told.splitlines()]
+    alone = json.loads(printed("-m", "benchmarks.plain", str(job), bundle, str(STEPS)).splitlines()[-1])
+    losses = [event["loss"] for event in events if event["event"] == "step"]
+    digest = next(event["digest"] for event in events if "digest" in event)
+    return (alone["losses"], alone["digest"]), (losses, digest)
+
+
+def finetuned(folder: Path) -> tuple[object, object]:
+    """Return the adapters that a model loaded in float32 gets, and those of its 16 bits with `--compute float32` within a budget."""
+    printed("-c", LEFT_ALONE, str(folder))
+    model, data, out = (str(folder / name) for name in ("model", "data.jsonl", "out"))
+    options = [
+        "--seq-len",
+        "32",
+        "--updates",
+        "2",
+        "--held-out",
+        "0",
+        "--compute",
+        "float32",
+        "--page-dir",
+        str(folder),
+    ]
+    port_agent("finetune", model, "--data", data, "--out", out, "--ram", RAM, *options)
+    one, other = (folder.joinpath(name, "adapter_model.safetensors").read_bytes() for name in ("plain", "out"))
+    return one, other
+
+
+KINDS: dict[str, Callable[[Path], tuple[object, object]]] = {"exec": followed, "bundle": planned, "finetune": finetuned}
+
+
+def main(kind: str) -> int:
+    """Train both ways; return 1 where they differ."""
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
-        script = Path(folder, "script.py")
-        script.write_text(SCRIPT)
-        plain = printed([sys.executable, str(script)])
-        budget = ["--ram", "1G", "--page-dir", folder]
-        followed = printed([sys.executable, "-m", "port_agent.cli", "exec", *budget, "--", str(script)])
-    if followed != plain:
-        sys.stdout.write(f"plain:\n{plain}\nexec:\n{followed}\nexec printed other numbers\n")
+        plain, ours = KINDS[kind](Path(folder))
+    if ours != plain:
+        sys.stdout.write(
+            f"plain:\n{plain!r:.2000}\nours:\n{ours!r:.2000}\n{kind}: other numbers than plain PyTorch's\n"
+        )
         return 1
-    sys.stdout.write(f"exec printed the {len(plain.split())} numbers of plain PyTorch\n")
+    sys.stdout.write(f"{kind}: the numbers of plain PyTorch\n")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1]))

@@ -2,9 +2,12 @@
 # Build what `make check-arm` runs in, under .cache/arm (kept between runs):
 #   build.sh tools    install what the rest needs from this machine's packages
 #   build.sh qemu     qemu 10 from Debian trixie, as a directory (needs no installation); torch dies in 7.2
-#   build.sh root     Debian bookworm for arm64, with a compiler
+#   build.sh root     Debian bookworm for arm64, with a compiler and systemd
 #   build.sh runtime  torch for arm64, the other dependencies and what the tests need, as a directory
 #   build.sh source   a copy of this tree's tracked files, with the C extensions for arm64
+#   build.sh kernel   Debian trixie's kernel with pages of 16 KiB, as a Raspberry Pi 5 has them
+#   build.sh disk     the disks of an emulated machine: the root file system and the runtime
+#   build.sh package  the .deb for arm64
 #   build.sh all      everything
 # All but the tools need root. PORT_MIRROR, PORT_ARM_CACHE and PORT_TORCH_INDEX (an index of CPU builds) override the defaults.
 set -euo pipefail
@@ -15,58 +18,24 @@ cache=${PORT_ARM_CACHE:-$source/.cache/arm}
 mirror=${PORT_MIRROR:-http://deb.debian.org/debian}
 torch_index=${PORT_TORCH_INDEX:-https://download.pytorch.org/whl/cpu}
 python=${PYTHON:-$source/.venv/bin/python3}
-slim=(--aptopt='Apt::Install-Recommends "false"' --dpkgopt='path-exclude=/usr/share/doc/*'
-	--dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/locale/*')
-
-fail() {
-	echo "build.sh: $*" >&2
-	exit 2
-}
-
-install_tools() {
-	local package missing=()
-	for package in mmdebstrap arch-test util-linux; do
-		dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q '^install ok installed' || missing+=("$package")
-	done
-	[ ${#missing[@]} = 0 ] && return
-	command -v apt-get >/dev/null || fail "this needs Debian or Ubuntu: it builds a Debian root with mmdebstrap"
-	[ "$(id -u)" = 0 ] || fail "needs root to install ${missing[*]} and to build a root file system: sudo make check-arm"
-	echo "installing ${missing[*]}"
-	apt-get update -q
-	apt-get -o DPkg::Lock::Timeout=300 install -y -q --no-install-recommends "${missing[@]}" ||
-		fail "could not install ${missing[*]} (no network?)"
-}
-
-require() {
-	[ "$(id -u)" = 0 ] || fail "building a root file system needs root: run it with sudo"
-	command -v mmdebstrap >/dev/null || fail "missing mmdebstrap (\`make check-arm\` installs it)"
-}
-
-# finished NAME KEY: was NAME built from exactly these inputs?
-finished() {
-	[ "$(cat "$cache/$1.stamp" 2>/dev/null)" = "$2" ]
-}
-
-build_qemu() {
-	local key="qemu 1"
-	finished qemu "$key" && return
-	require
-	echo "unpacking qemu 10 (half a minute)"
-	rm -rf "$cache/qemu" "$cache/qemu.stamp"
-	mmdebstrap --quiet --variant=extract "${slim[@]}" --include=qemu-user trixie "$cache/qemu" "$mirror"
-	echo "$key" >"$cache/qemu.stamp"
-}
+qemu=qemu-user,qemu-system-arm,qemu-utils
+. "$source/deploy/vm/debian.sh"
 
 build_root() {
-	local key="root 2"
+	local key="root 3"
 	finished root "$key" && return
 	require
 	echo "building the arm64 root file system (a quarter of an hour, under emulation)"
 	rm -rf "$cache/root" "$cache/root.stamp"
 	"$here/emulated.sh" mmdebstrap --quiet --arch=arm64 --variant=minbase --skip=check/qemu "${slim[@]}" \
-		--include=python3,python3-dev,gcc,libc6-dev,libstdc++6,libgomp1,procps,ca-certificates \
+		--include=python3,python3-dev,gcc,libc6-dev,libstdc++6,libgomp1,procps,binutils \
+		--include=systemd,systemd-sysv,libpam-systemd,polkitd,udev,dbus,kmod,iproute2,passwd,busybox-static \
+		--customize-hook='echo port-vm > "$1/etc/hostname"' \
+		--customize-hook='echo 0123456789abcdef0123456789abcdef > "$1/etc/machine-id"' \
 		--customize-hook='rm -rf "$1"/var/cache/apt/* "$1"/var/lib/apt/lists/*' \
 		bookworm "$cache/root" "$mirror"
+	mask_slow_units "$cache/root"
+	add_guest_units "$cache/root"
 	echo "$key" >"$cache/root.stamp"
 }
 
@@ -85,6 +54,12 @@ install_torch() {
 	wheels "$1"
 	cp "$here/cuda_stand_ins.py" "$cache/root/tmp/"
 	"$here/emulated.sh" root python3 /tmp/cuda_stand_ins.py /opt/runtime/torch/lib
+}
+
+# id_of_runtime: the name under which an installed package looks for its dependencies.
+id_of_runtime() {
+	"$here/emulated.sh" root python3 -c 'from pathlib import Path; from deploy import versions as v
+print(v.Payload(Path("deploy")).runtime_id(v.Settings.read(Path("/nonexistent"), {})))'
 }
 
 build_runtime() {
@@ -116,15 +91,80 @@ build_source() {
 	echo "$key" >"$cache/source.stamp"
 }
 
+build_kernel() {
+	local key="kernel 1"
+	finished kernel "$key" && return
+	require
+	echo "unpacking a kernel with pages of 16 KiB (half a minute)"
+	rm -rf "$cache/kernel" "$cache/kernel.stamp"
+	mmdebstrap --quiet --arch=arm64 --variant=extract --skip=check/qemu "${slim[@]}" --include=linux-image-arm64-16k \
+		trixie "$cache/kernel" "$mirror"
+	depmod -b "$cache/kernel/usr" "$(basename "$cache"/kernel/usr/lib/modules/*)"
+	echo "$key" >"$cache/kernel.stamp"
+}
+
+# in_mounts COMMAND...: run a function of this script where its mounts are its own.
+in_mounts() {
+	unshare --mount --propagation private "$0" --mounted "$@"
+}
+
+write_root_disk() {
+	mount --bind "$cache/root" "$cache/stage"
+	mkdir -p "$cache/stage/usr/lib/modules"
+	mount --bind "$cache/kernel/usr/lib/modules" "$cache/stage/usr/lib/modules"
+	mke2fs -q -t ext4 -d "$cache/stage" -L root -F "$cache/arm64-16k.ext4" 4G >/dev/null
+}
+
+write_runtime_disk() {
+	mount -t tmpfs tmpfs "$cache/stage"
+	mkdir "$cache/stage/$1"
+	mount --bind "$cache/runtime" "$cache/stage/$1"
+	touch "$cache/stage/$1/.complete"
+	mke2fs -q -t ext4 -d "$cache/stage" -L runtime -F "$cache/runtime.ext4" 3G >/dev/null
+}
+
+build_disk() {
+	local key
+	key="$(cat "$cache"/{root,kernel,runtime}.stamp "$vm/initrd-init" "$vm"/guest/* | sha256sum | cut -c1-16) 1"
+	finished disk "$key" && return
+	require
+	echo "writing the disks of the emulated machine (a minute, 3 GB)"
+	rm -f "$cache"/{arm64-16k,runtime}.ext4 "$cache/disk.stamp"
+	mkdir -p "$cache/stage"
+	add_guest_units "$cache/root"
+	in_mounts write_root_disk
+	in_mounts write_runtime_disk "$(id_of_runtime)"
+	build_initrd "$cache/root" "$cache/kernel" "$cache/arm64-16k.initrd"
+	cp "$cache"/kernel/boot/vmlinuz-* "$cache/arm64-16k.vmlinuz"
+	echo "$key" >"$cache/disk.stamp"
+}
+
+# The package carries pip's own wheel, which the host fetches: what is emulated has no index.
+build_package() {
+	require
+	mkdir -p "$cache/root/opt/wheels" "$cache/package"
+	[ -n "$(find "$cache/root/opt/wheels" -name 'pip-*.whl')" ] ||
+		"$python" -m pip download -q --disable-pip-version-check --no-deps --dest "$cache/root/opt/wheels" pip
+	rm -f "$cache"/package/*.deb
+	"$here/emulated.sh" root env PYTHON=/usr/bin/python3 PIP_NO_INDEX=1 PIP_FIND_LINKS=/opt/wheels \
+		deploy/build-deb.sh --output /work/dist
+	mv "$cache"/source/dist/*.deb "$cache/package/"
+}
+
 mkdir -p "$cache"
 case ${1-} in
-tools) install_tools ;;
-qemu | root | runtime | source) "build_$1" ;;
+--mounted) "${@:2}" ;;
+tools) install_packages mmdebstrap arch-test e2fsprogs cpio zstd kmod util-linux ;;
+qemu) build_qemu "$qemu" ;;
+root | runtime | source | kernel | disk | package) "build_$1" ;;
 all)
-	build_qemu
+	build_qemu "$qemu"
 	build_root
 	build_runtime
 	build_source
+	build_kernel
+	build_disk
+	build_package
 	;;
-*) fail "usage: build.sh tools | qemu | root | runtime | source | all" ;;
+*) fail "usage: build.sh tools | qemu | root | runtime | source | kernel | disk | package | all" ;;
 esac

@@ -1,42 +1,54 @@
 #!/bin/bash
 # Run on an emulated Raspberry Pi what `make check-arm` promises, and print a table of what ran and what it took. Root.
+#   check.sh [TEXT]   only the parts with this text in their names
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)
-cache=${PORT_ARM_CACHE:-$(cd "$here/../.." && pwd)/.cache/arm}
-log=$cache/check.log rows=$cache/check.rows failed=0 TIMEFORMAT="%0U %0S"
-tests=(python3 -m pytest -p no:cacheprovider -q --tb=short -o addopts=--strict-markers -m "not long and not slow and not root and not attack and not process")
+source=$(cd "$here/../.." && pwd)
+export PORT_ARM_CACHE=${PORT_ARM_CACHE:-$source/.cache/arm}
+python=${PYTHON:-$source/.venv/bin/python3}
+cache=$PORT_ARM_CACHE log=$PORT_ARM_CACHE/check.log rows=$PORT_ARM_CACHE/check.rows only=${1-} failed=0 TIMEFORMAT="%0R %0U %0S"
+quick=(python3 -m pytest -p no:cacheprovider -q --tb=short -o addopts=--strict-markers -m "not long and not slow and not root and not attack and not process")
 
-# part NAME CORE COMMAND...: run a part; its last line of output is what is said of it.
+# part NAME ON COMMAND...: run a part; its last line of output is what is said of it.
 part() {
-	local name=$1 core=$2 result=failed begin=$SECONDS taken said
+	local name=$1 on=$2 result=failed taken said
 	shift 2
-	echo "-- $name ($core)" | tee -a "$log"
-	if { time CORE=$core "$here/emulated.sh" root "$@" >"$cache/part.log" 2>&1; } 2>"$cache/part.time"; then
-		result=passed
-	else
-		failed=1
-	fi
-	taken=$(awk '{ print $1 + $2 }' "$cache/part.time")
+	[[ $name == *"$only"* ]] || return 0
+	echo "-- $name ($on)" | tee -a "$log"
+	if { time "$@" >"$cache/part.log" 2>&1; } 2>"$cache/part.time"; then result=passed; else failed=1; fi
+	taken=$(awk '{ print $1 "|" $2 + $3 }' "$cache/part.time")
 	cat "$cache/part.log" >>"$log"
 	said=$(grep -v '^$' "$cache/part.log" | tail -1)
 	[ $result = passed ] || tail -40 "$cache/part.log"
-	printf '%s|%s|%s|%s|%s|%s\n' "$name" "$core" "$result" "$taken" "$((SECONDS - begin))" "$said" >>"$rows"
+	printf '%s|%s|%s|%s|%s\n' "$name" "$on" "$result" "$taken" "$said" >>"$rows"
+}
+
+# on CORE NAME COMMAND...: run a part in the arm64 root, on an emulated core.
+on() {
+	part "$2" "$1" env CORE="$1" "$here/emulated.sh" root "${@:3}"
 }
 
 : >"$log"
 : >"$rows"
-part "C extensions: packing" cortex-a76 "${tests[@]}" tests/agent/packing
-part "C extensions: allocator; facts of the machine" cortex-a76 "${tests[@]}" tests/agent/malloc tests/agent/facts
-part "arithmetic, half products, code pages" cortex-a72 "${tests[@]}" tests/planner/exactness/test_arithmetic.py \
+on cortex-a76 "C extensions: packing" "${quick[@]}" tests/agent/packing
+on cortex-a76 "C extensions: allocator; facts of the machine" "${quick[@]}" tests/agent/malloc tests/agent/facts
+on cortex-a72 "system" "${quick[@]}" tests/agent/system
+on cortex-a72 "arithmetic, half products, code pages" "${quick[@]}" tests/planner/exactness/test_arithmetic.py \
 	tests/planner/exactness/test_half_products.py tests/planner/base/test_code_pages.py
-part "weights of 16 bits computed with in float32" cortex-a72 "${tests[@]}" tests/agent/finetuning/quantized/test_widened.py
-part "gradients of convolutions in halves" cortex-a76 "${tests[@]}" tests/planner/tiling/test_gradients.py -k bits
-part "exec beside plain PyTorch" cortex-a72 python3 deploy/arm/against_plain.py
-part "doctor" cortex-a76 sh -c 'python3 -m port_agent.cli doctor --no-flash || [ $? = 1 ]' # no agent runs here
+on cortex-a72 "weights of 16 bits computed with in float32" "${quick[@]}" tests/agent/finetuning/quantized/test_widened.py
+on cortex-a76 "operators in tiles and halves" "${quick[@]}" tests/planner/tiling
+on cortex-a76 "followed operators" "${quick[@]}" tests/agent/intercept/tiles
+for kind in exec bundle finetune; do
+	on cortex-a72 "$kind beside plain PyTorch" python3 deploy/arm/against_plain.py $kind
+done
+on cortex-a76 "doctor" sh -c 'python3 -m port_agent.cli doctor --no-flash || [ $? = 1 ]' # no agent runs here
+part "pages of 16 KiB, systemd, package" "machine" env -C "$source" "$python" -m pytest -m "long and root" -v -rA --tb=short \
+	-o addopts=--strict-markers -p no:cacheprovider tests/systemd/test_arm.py
 {
-	echo "part|core|result|CPU s|s|said"
+	echo "part|on|result|s|CPU s|said"
 	cat "$rows"
 } | column -t -s '|' | cut -c1-160
+grep -hE '^(PASSED|FAILED|ERROR|SKIPPED) ' "$log" | cut -c1-160 || true
 echo "everything that was said: $log"
 exit $failed

@@ -19,15 +19,15 @@ register() {
 	[ -e "$formats/port-arm64" ] || echo ":port-arm64:M::$magic:$mask:$cache/qemu/usr/bin/qemu-aarch64:FPOC" >"$formats/register"
 }
 
-# The last that ends takes it away, if it is the emulator of this cache.
+# The last that ends takes it away.
 unregister() {
-	! flock --nonblock --exclusive 9 || ! grep -qs "^interpreter $cache/" "$formats/port-arm64" || echo -1 >"$formats/port-arm64"
+	! flock --nonblock --exclusive 9 || [ ! -e "$formats/port-arm64" ] || echo -1 >"$formats/port-arm64"
 }
 
 # emulating COMMAND...: run a command while the kernel knows the emulator; on an Arm it is not asked for.
 emulating() {
 	[ "$(uname -m)" != aarch64 ] || exec "$@"
-	exec 9>"$cache/lock"
+	exec 9>/run/lock/port-arm64
 	flock --shared 9
 	register
 	trap unregister EXIT

@@ -1,12 +1,14 @@
 """A Debian machine with a real systemd under qemu in software emulation, driven over a virtio-serial port."""
 
 import json
+import os
 import shutil
 import socket
 import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -15,14 +17,43 @@ from tests.systemd.host import Ran
 
 CACHE = Path(__file__).resolve().parents[2] / ".cache/vm"
 """Where `deploy/vm/build.sh` puts qemu, kernels and disks."""
+ARM_CACHE = Path(os.environ.get("PORT_ARM_CACHE", CACHE.parent / "arm"))
+"""Where `deploy/arm/build.sh` does."""
 
-COMMAND_LINE = (
-    "console=ttyS0 root=/dev/vda rw quiet nokaslr mitigations=off audit=0 no_timer_check systemd.show_status=false "
-    "systemd.mask=systemd-udev-trigger.service"
+_COMMAND_LINE = "root=/dev/vda rw quiet nokaslr mitigations=off audit=0 systemd.show_status=false systemd.mask=systemd-udev-trigger.service"
+
+
+@dataclass(frozen=True, slots=True)
+class Board:
+    """What is emulated: of which files, by which program, as which machine."""
+
+    cache: Path
+    program: str
+    firmware: tuple[str, ...]
+    """Folders below qemu's /usr/share."""
+    hardware: tuple[str, ...]
+    command_line: str
+
+
+PC = Board(
+    CACHE,
+    "qemu-system-x86_64",
+    ("qemu", "seabios"),
+    ("-M", "q35", "-accel", "tcg,thread=multi", "-cpu", "Nehalem", "-smp", "1"),
+    f"console=ttyS0 no_timer_check {_COMMAND_LINE}",
 )
-"""no_timer_check: on a busy machine the emulated timer is late, and the kernel would take it for a broken one."""
-CPU = "Nehalem"
-"""x86-64-v2, which numpy's wheels ask for; newer models bring AVX, which software emulation runs slowly."""
+"""Nehalem is x86-64-v2, which numpy's wheels ask for; newer models bring AVX, which software emulation runs slowly.
+
+no_timer_check: on a busy machine the emulated timer is late, and the kernel would take it for a broken one.
+"""
+PI_5 = Board(
+    ARM_CACHE,
+    "qemu-system-aarch64",
+    ("qemu",),
+    ("-M", "virt,gic-version=3", "-accel", "tcg,thread=multi,tb-size=512", "-cpu", "cortex-a76", "-smp", "2"),
+    f"console=ttyAMA0 {_COMMAND_LINE}",
+)
+"""A Cortex-A76 and whatever kernel is named; qemu has no Raspberry Pi 5, so the devices are those of its own board."""
 
 BOOT_S = 900.0
 """20 s on a quiet machine, from power-on to the first answered command."""
@@ -36,9 +67,9 @@ class MachineGone(Exception):
     """Qemu ended or the machine did not answer in time; the console's end is in the message."""
 
 
-def qemu(tool: str) -> list[str]:
-    """Return the command line that runs one program of the qemu tree without installing it."""
-    tree = CACHE / "qemu"
+def qemu(tool: str, cache: Path = CACHE) -> list[str]:
+    """Return the command line that runs one program of a cache's qemu tree without installing it."""
+    tree = cache / "qemu"
     libraries = ":".join(
         str(tree / part)
         for part in (
@@ -50,10 +81,10 @@ def qemu(tool: str) -> list[str]:
     return [str(tree / "lib64/ld-linux-x86-64.so.2"), "--library-path", libraries, str(tree / "usr/bin" / tool)]
 
 
-def overlay(suite: str, path: Path) -> Path:
+def overlay(suite: str, path: Path, cache: Path = CACHE) -> Path:
     """Return a new copy-on-write disk over the suite's pristine image."""
-    base = CACHE / f"{suite}.ext4"
-    create = [*qemu("qemu-img"), "create", "-q", "-f", "qcow2", "-b", str(base), "-F", "raw", str(path)]
+    base = cache / f"{suite}.ext4"
+    create = [*qemu("qemu-img", cache), "create", "-q", "-f", "qcow2", "-b", str(base), "-F", "raw", str(path)]
     subprocess.run(create, check=True)
     return path
 
@@ -77,13 +108,19 @@ class Machine:
         read_only: Sequence[Path] = (),
         snapshot: str | None = None,
         ram_mib: int = 1536,
+        board: Board = PC,
+        boot_options: str = "",
     ) -> None:
         """Start it from power-on, or from a named snapshot inside `disk` (same disks, same RAM)."""
+        self._board = board
         self._directory = Path(tempfile.mkdtemp(prefix="port-vm-"))
         self._console = self._directory / "console.log"
         self._pending = b""
         self._requests = 0
-        arguments = self._arguments(suite, disk, read_only, ram_mib)
+        arguments = [*self._arguments(suite, disk, ram_mib), "-append", f"{board.command_line} {boot_options}"]
+        for number, image in enumerate(read_only):
+            arguments += ["-drive", f"file={image},format=raw,if=none,id=data{number},readonly=on"]
+            arguments += ["-device", f"virtio-blk-pci,drive=data{number}"]
         if snapshot is not None:
             arguments += ["-loadvm", snapshot]
         self._errors = self._directory / "qemu.err"
@@ -97,14 +134,13 @@ class Machine:
             self.cut_power()
             raise
 
-    def _arguments(self, suite: str, disk: Path, read_only: Sequence[Path], ram_mib: int) -> list[str]:
-        firmware = CACHE / "qemu/usr/share"
-        arguments = [
-            *DIES_WITH_US, *qemu("qemu-system-x86_64"), "-L", f"{firmware}/qemu", "-L", f"{firmware}/seabios",
-            "-M", "q35", "-accel", "tcg,thread=multi", "-cpu", CPU, "-smp", "1", "-m", str(ram_mib),
+    def _arguments(self, suite: str, disk: Path, ram_mib: int) -> list[str]:
+        board, cache = self._board, self._board.cache
+        folders = [part for name in board.firmware for part in ("-L", str(cache / "qemu/usr/share" / name))]
+        return [
+            *DIES_WITH_US, *qemu(board.program, cache), *folders, *board.hardware, "-m", str(ram_mib),
             "-display", "none", "-nodefaults", "-no-reboot", "-serial", f"file:{self._console}",
-            "-kernel", str(CACHE / f"{suite}.vmlinuz"), "-initrd", str(CACHE / f"{suite}.initrd"),
-            "-append", COMMAND_LINE,
+            "-kernel", str(cache / f"{suite}.vmlinuz"), "-initrd", str(cache / f"{suite}.initrd"),
             "-drive", f"file={disk},format=qcow2,if=none,id=root,cache=writeback",
             "-device", "virtio-blk-pci,drive=root",
             "-device", "virtio-serial-pci",
@@ -113,10 +149,6 @@ class Machine:
             "-object", "rng-random,id=random,filename=/dev/urandom", "-device", "virtio-rng-pci,rng=random",
             "-qmp", f"unix:{self._directory}/qmp,server=on,wait=off",
         ]  # fmt: skip
-        for number, image in enumerate(read_only):
-            arguments += ["-drive", f"file={image},format=raw,if=none,id=data{number},readonly=on"]
-            arguments += ["-device", f"virtio-blk-pci,drive=data{number}"]
-        return arguments
 
     def __enter__(self) -> Self:
         return self

@@ -36,6 +36,7 @@ from port_agent.system.helper_process import HelperCommand, HelperError, run_hel
 from port_planner.base.direct_io import bypass_page_cache
 from port_planner.base.errors import PortError
 from port_planner.base.units import format_bytes
+from port_planner.ir.arithmetic import FLOAT32_INSTEAD
 from port_planner.ir.device_kinds import BACKEND_GROUP
 
 FLASH_TEST_BYTES = 16 << 20
@@ -48,7 +49,7 @@ PROBE_BYTES, PROBE_SHARE = 64 << 20, 0.5
 """What `port_agent.backend.examine` takes of a device's memory, and from which share of it on a count has noticed."""
 _EXAMINE_PATIENCE_S = 300.0
 """torch alone takes ten seconds on a Pi; the first use of a GPU some more; it is begun three times for each device."""
-_PROBES = "port_planner.torch_compat.probes"
+_TORCH_REPORT = "port_agent.health.torch_report"
 
 
 class Verdict(Enum):
@@ -423,7 +424,7 @@ def _worker() -> Iterator[Check]:
         yield Check("torch", Verdict.BAD, f"not installed for {sys.executable}", cure)
     else:
         yield Check("torch", Verdict.GOOD, found)
-        yield _torch_parts()
+        yield from _torch_itself()
     trouble = preload_trouble()
     if trouble:
         yield Check("allocator", Verdict.NOTE, trouble, remedy_of("no-allocator"))
@@ -453,16 +454,25 @@ def check_guard(found: GuardProbe) -> Check:
     return Check(name, Verdict.GOOD, finding)
 
 
-def _torch_parts() -> Check:
+def _torch_itself() -> Iterator[Check]:
     try:
-        return check_torch_parts(_of_a_process_with_torch(_PROBES))
+        found = _of_a_process_with_torch(_TORCH_REPORT)
     except (HelperError, ValueError) as error:
         cure = "see what `python -c 'import torch'` says"
-        return Check("torch's private parts", Verdict.BAD, f"torch could not look for them ({error})", cure)
+        yield Check("torch's private parts", Verdict.BAD, f"torch could not look for them ({error})", cure)
+    else:
+        yield from check_torch(found)
+
+
+def check_torch(found: Mapping[str, Any]) -> Iterator[Check]:
+    """Say what `port_agent.health.torch_report` found: of the private parts, and what bfloat16 costs where it is computed in software."""
+    yield check_torch_parts(found)
+    if found["bfloat16"] is not None:
+        yield Check("bfloat16", Verdict.NOTE, found["bfloat16"], FLOAT32_INSTEAD)
 
 
 def check_torch_parts(found: Mapping[str, Any]) -> Check:
-    """Say what `port_planner.torch_compat.probes` found: which private parts this torch lacks, and what that breaks."""
+    """Return which private parts this torch lacks, and what that breaks."""
     name, missing = "torch's private parts", found["missing"]
     if not missing:
         return Check(name, Verdict.GOOD, f"all {found['parts']} that are used are as they were")

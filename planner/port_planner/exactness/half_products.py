@@ -12,6 +12,7 @@ from functools import cache
 import torch
 
 from port_planner.exactness.arithmetic import arithmetic, computing_as, unchanged_arithmetic
+from port_planner.ir.arithmetic import FLOAT32_INSTEAD
 from port_planner.profiling.timing import HostWorkspaceMeter
 
 HALVES = (torch.bfloat16, torch.float16)
@@ -70,16 +71,13 @@ def say_once(dtype: torch.dtype) -> None:
     """Say on standard error, in the place of torch's warning, that products of this type run in software here, and what that costs."""
     if in_software(dtype):
         warnings.filterwarnings("ignore", message=_REFUSAL)
-        sys.stderr.write(f"port-agent: {cost_of_software(dtype)}\n")
+        sys.stderr.write(f"port-agent: {cost_of_software(dtype)}: {FLOAT32_INSTEAD}\n")
 
 
 def cost_of_software(dtype: torch.dtype) -> str:
     """Return in one sentence what a processor without such instructions takes for a product."""
     name = str(dtype).removeprefix("torch.")
-    return (
-        f"this processor multiplies {name} in software, at 1/{max(slowdown(dtype), 1.0):.0f} of its speed in float32: compute in "
-        "float32 where memory allows (dtype=torch.float32; `finetune --compute float32`)"
-    )
+    return f"this processor multiplies {name} in software, at 1/{max(slowdown(dtype), 1.0):.0f} of its speed in float32"
 
 
 def _without_refusals() -> "warnings.catch_warnings[None]":

@@ -6,6 +6,9 @@ from typing import NamedTuple
 PRODUCTS = ("matmul", "conv", "rnn")
 """Kinds of operators whose float32 factors oneDNN may round."""
 
+FLOAT32_INSTEAD = "compute in float32 where memory allows (dtype=torch.float32; `finetune --compute float32`)"
+"""What to do where the processor multiplies numbers of 16 bits in software."""
+
 
 class Arithmetic(NamedTuple):
     """What chooses kernels on the CPU beside their operands and the processor."""

@@ -33,13 +33,17 @@ def missing_parts() -> list[MissingPart]:
     return [*missing, *(MissingPart(part.name, trouble, part.breaks_without) for part, trouble in troubles if trouble)]
 
 
-def main() -> None:
-    """Print what was found."""
+def parts_report() -> dict[str, object]:
+    """Return what JSON takes of it: the version of torch, how many parts are used, and those that are missing."""
     import torch
 
-    missing = missing_parts()
-    found = {"version": str(torch.__version__), "parts": len(PARTS), "missing": [asdict(part) for part in missing]}
-    sys.stdout.write(json.dumps(found) + "\n")
+    missing = [asdict(part) for part in missing_parts()]
+    return {"version": str(torch.__version__), "parts": len(PARTS), "missing": missing}
+
+
+def main() -> None:
+    """Print the report."""
+    sys.stdout.write(json.dumps(parts_report()) + "\n")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import os
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,11 +21,13 @@ from port_agent.health.doctor import (
     check_idle_signals,
     check_power_mode,
     check_sleep,
+    check_torch,
     check_torch_parts,
     examine,
 )
 from port_agent.policy.config import AgentOptions, Config
 from port_agent.policy.decide import Policy
+from port_planner.ir.arithmetic import FLOAT32_INSTEAD
 from tests.agent.energy.device_trees import ORIN_NANO, hwmon
 from tests.agent.facts.cores import PI_5, RK3588, machine
 from tests.agent.facts.machines import fake_program, linux, on_path
@@ -34,6 +37,7 @@ from tests.simulated_device import installed
 GUARD = GuardProbe(
     trouble="", moves_pages=True, page_bytes=4096, max_mappings=65530, seccomp=False, userfaultfd=False
 )  # fmt: skip
+TORCH: dict[str, Any] = {"version": "2.13.0", "parts": 3, "missing": [], "bfloat16": None}
 GROUPS = {"self/cgroup": "0::/port-agent.service/supervisor\n"}
 
 
@@ -45,8 +49,7 @@ def findings(state: Path, options: AgentOptions, *, flash_test: bool = False) ->
 def parts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch is looked into by one test alone: each look is a process that imports it."""
     if "really" not in request.node.name:
-        found = check_torch_parts({"version": "2.13.0", "parts": 3, "missing": []})
-        monkeypatch.setattr("port_agent.health.doctor._torch_parts", lambda: found)
+        monkeypatch.setattr("port_agent.health.doctor._torch_itself", lambda: check_torch(TORCH))
         monkeypatch.setattr("port_agent.health.doctor.probe_guard", lambda _: GUARD)
 
 
@@ -229,6 +232,13 @@ def test_a_torch_that_lacks_a_private_part_is_named_with_what_that_breaks() -> N
     assert found.finding == (
         "torch 2.16.0 lacks torch.Tensor._version (AttributeError: gone), without it: saved tensors are mixed up"
     )
+
+
+def test_bfloat16_in_software_is_told_with_what_it_costs_and_what_to_do() -> None:
+    cost = "this processor multiplies bfloat16 in software, at 1/10 of its speed in float32"
+    (_,) = check_torch(TORCH)
+    _, told = check_torch({**TORCH, "bfloat16": cost})
+    assert told == Check("bfloat16", Verdict.NOTE, cost, FLOAT32_INSTEAD)
 
 
 def test_guarded_memory_is_judged_by_its_trial() -> None:

@@ -16,34 +16,37 @@ from port_planner.ir.graph import Op, StepGraph
 from port_planner.ir.torch_operators import function_of
 from port_planner.tiling import tiles
 from port_planner.tiling.chains import find_chains
-from port_planner.tiling.gradients import split_gradients
+from port_planner.tiling.gradients import split_gradients, split_gradients_by_mask
 from port_planner.tiling.tiles import tile_chains
 from tests.planner.exactness.wrong_halves import step, turned
 
 
 def test_a_half_with_the_wrong_bits_is_found_with_where_it_differs() -> None:
     graph = step()
-    (found,) = differing(graph, turned(split_gradients(graph), 1))
-    assert found.replacement == split_gradients(graph).replacements[1]
+    (found,) = differing(graph, turned(split_gradients_by_mask(graph), 1))
+    assert found.replacement == split_gradients_by_mask(graph).replacements[1]
     assert "differs in" in found.where and "bytes" in found.where
 
 
 def test_a_call_that_torch_refuses_or_lays_out_otherwise_counts_as_differing() -> None:
     graph = step()
-    rewritten = split_gradients(graph)
-    place = rewritten.replacements[0].new[1]
-    half = rewritten.graph.ops[place]
+    rewritten = split_gradients(
+        graph
+    )  # by a convolution, whose padding may be another: on some processors the others differ in bits, too
+    victim = rewritten.replacements[0]
+    half = rewritten.graph.ops[victim.new[1]]
     for padding, words in (((2, 2), "aten::convolution gives"), ((-1, -1), "negative padding")):
         ops = list(rewritten.graph.ops)
-        ops[place] = replace(half, args=(*half.args[:4], padding, *half.args[5:]))
-        (found,) = differing(graph, replace(rewritten, graph=replace(rewritten.graph, ops=tuple(ops))))
-        assert words in found.where
+        ops[victim.new[1]] = replace(half, args=(*half.args[:4], padding, *half.args[5:]))
+        found = differing(graph, replace(rewritten, graph=replace(rewritten.graph, ops=tuple(ops))))
+        (where,) = (one.where for one in found if one.replacement == victim)
+        assert words in where
 
 
 def test_no_tensor_stays_when_a_form_was_compared() -> None:
     """Planning keeps to the RAM that it plans for: nothing may wait for Python to look for cycles."""
     graph = step()
-    rewritten = split_gradients(graph)
+    rewritten = split_gradients_by_mask(graph)
     differing(graph, rewritten)  # whatever torch keeps of its first calls
     gc.collect()
     gc.disable()
@@ -64,8 +67,8 @@ def test_of_those_alike_one_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
         return run(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(comparison, "_run", counted)
-    assert differing(graph, split_gradients(graph)) == ()
-    assert len(split_gradients(graph).replacements) == 3
+    assert differing(graph, split_gradients_by_mask(graph)) == ()
+    assert len(split_gradients_by_mask(graph).replacements) == 3
     assert len(ran) == 2
 
 
@@ -75,7 +78,7 @@ def test_what_comparing_holds_at_once_is_known_before(monkeypatch: pytest.Monkey
     deep = capture_step(
         model, lambda m, x: m(x).square().mean(), torch.optim.SGD(model.parameters(), lr=0.1), (torch.randn(256, 32),)
     ).graphs["step"]
-    halved, chained = split_gradients(step()), tile_chains(deep, find_chains(deep, 1 << 10), 4)
+    halved, chained = split_gradients_by_mask(step()), tile_chains(deep, find_chains(deep, 1 << 10), 4)
     for graph, rewritten in ((step(), halved), (deep, chained)):
         assert rewritten.replacements
         for replacement in rewritten.replacements:

@@ -9,6 +9,9 @@ from port_planner.capture.step import capture_step
 from port_planner.ir.graph import Ref, StepGraph
 from port_planner.tiling.rewriting import RewrittenGraph
 
+_WEIGHT = 2
+"""Which argument of a backward pass is the weight."""
+
 
 def step() -> StepGraph:
     """Return a step with three equal convolutions whose input wants a gradient."""
@@ -19,13 +22,15 @@ def step() -> StepGraph:
 
 
 def turned(rewritten: RewrittenGraph, which: int) -> RewrittenGraph:
-    """Return the same with one half that reads its weight's rows as columns: the right shape, the wrong bits."""
+    """Return the same, of halves that are both the backward pass, with one that reads its weight's rows as columns: the right shape, the wrong bits."""
     graph = rewritten.graph
     place = rewritten.replacements[which].new[1]
     half = graph.ops[place]
-    (weight,) = (a.value for a in half.args[1:2] if isinstance(a, Ref))
-    value = graph.values[weight]
+    weight = half.args[_WEIGHT]
+    if not isinstance(weight, Ref):
+        raise TypeError(f"{half.name} has no weight at argument {_WEIGHT}")
+    value = graph.values[weight.value]
     wrong = replace(value, stride=(*value.stride[:2], value.stride[3], value.stride[2]))
     ops = list(graph.ops)
-    ops[place] = replace(half, args=(half.args[0], Ref(len(graph.values)), *half.args[2:]))
+    ops[place] = replace(half, args=(*half.args[:_WEIGHT], Ref(len(graph.values)), *half.args[_WEIGHT + 1 :]))
     return replace(rewritten, graph=replace(graph, ops=tuple(ops), values=(*graph.values, wrong)))

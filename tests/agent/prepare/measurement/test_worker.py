@@ -12,7 +12,7 @@ from port_agent.prepare.measurement.dry_run import DryRunError
 from port_agent.prepare.measurement.worker import MeasurementWorker
 from port_planner import make_bundle
 from port_planner.ir.graph import StepGraph
-from port_planner.tiling.gradients import split_gradients
+from port_planner.tiling.gradients import split_gradients_by_mask
 from tests.agent.jobs_small import make_job
 from tests.planner.steps import tiny_step
 
@@ -49,7 +49,7 @@ def test_a_bench_that_is_entered_answers_all_in_one_process_and_says_how_it_ende
     started: list["subprocess.Popen[str]"], tmp_path: Path
 ) -> None:
     graph = step()
-    pairs = [(graph, split_gradients(graph))]
+    pairs = [(graph, split_gradients_by_mask(graph))]
     shares: list[float] = []
     with MeasurementWorker() as measurer:
         assert measurer.compare(pairs, 1, 1 << 30, tmp_path) == ((),)
@@ -67,10 +67,10 @@ def test_what_a_process_holds_is_looked_at_in_a_bare_one_and_what_was_followed_i
 ) -> None:
     graph = step()
     with MeasurementWorker() as measurer:
-        measurer.compare([(graph, split_gradients(graph))], 1, 1 << 30, tmp_path)
+        measurer.compare([(graph, split_gradients_by_mask(graph))], 1, 1 << 30, tmp_path)
         bare = measurer.measure([graph], 1, 2.0, lambda *_: None)
         assert [process.poll() for process in started] == [0, None] and bare.base_bytes > 0
-        assert measurer.compare([(graph, split_gradients(graph))], 1, 100 << 20, tmp_path) == ((),)
+        assert measurer.compare([(graph, split_gradients_by_mask(graph))], 1, 100 << 20, tmp_path) == ((),)
         assert [process.poll() for process in started] == [0, 0]
         measurer.measure([graph], 2, 2.0, lambda *_: None, resident=False)
         assert [process.poll() for process in started] == [0, 0, None]
@@ -94,7 +94,7 @@ def test_one_that_loads_torch_ahead_is_bare_until_it_is_asked(started: list["sub
 @pytest.mark.long
 def test_one_that_is_not_entered_leaves_no_process(started: list["subprocess.Popen[str]"], tmp_path: Path) -> None:
     graph = step()
-    assert MeasurementWorker().compare([(graph, split_gradients(graph))], 1, 1 << 30, tmp_path) == ((),)
+    assert MeasurementWorker().compare([(graph, split_gradients_by_mask(graph))], 1, 1 << 30, tmp_path) == ((),)
     assert [process.poll() for process in started] == [0]
 
 

@@ -13,7 +13,7 @@ from port_planner.ir.costs import OpCost
 from port_planner.ir.graph import StepGraph
 from port_planner.profiling.operators import MeasuredCosts
 from port_planner.tiling import tiles
-from port_planner.tiling.gradients import split_gradients
+from port_planner.tiling.gradients import split_gradients_by_mask
 from port_planner.tiling.rewriting import RewrittenGraph
 from port_planner.tiling.tilings import tile_fat
 from tests.agent.prepare.tiling.small_jobs import ROOM, whole
@@ -26,7 +26,7 @@ MM = "aten::mm"
 @pytest.mark.usefixtures("torch_forks")
 def test_a_comparison_that_ends_otherwise_is_an_error() -> None:
     graph = whole()[0].graphs["step"]
-    rewritten = split_gradients(graph)
+    rewritten = split_gradients_by_mask(graph)
     damaged = replace(rewritten.graph, storages=rewritten.graph.storages[:-1])
     with pytest.raises(DryRunError, match="comparing operators in pieces ended"):
         compared([(graph, replace(rewritten, graph=damaged))], ROOM)
@@ -36,7 +36,7 @@ def test_a_comparison_that_ends_otherwise_is_an_error() -> None:
 @pytest.mark.usefixtures("torch_forks")
 def test_graphs_are_compared_in_one_process_each_by_itself() -> None:
     graph = whole()[0].graphs["step"]
-    rewritten = split_gradients(graph)
+    rewritten = split_gradients_by_mask(graph)
     assert rewritten.replacements
     nothing = RewrittenGraph(graph, ())
     assert compared([(graph, nothing), (graph, rewritten), (graph, nothing)], ROOM) == ((), (), ())
@@ -46,7 +46,7 @@ def test_graphs_are_compared_in_one_process_each_by_itself() -> None:
 @pytest.mark.slow
 def test_what_was_compared_is_known_the_next_time(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = whole()[0].graphs["step"]
-    rewritten = split_gradients(graph)
+    rewritten = split_gradients_by_mask(graph)
     ran: list[int] = []
 
     def odd(

@@ -21,16 +21,18 @@ from port_planner.base.process_memory import peak_resident_bytes
 from port_planner.torch_compat.loading import without_meta_kernels
 
 
-def load_torch() -> None:
+def load_torch(*, meta_kernels: bool = False) -> None:
     """Import torch, thriftily on Linux, for a process that computes: without Python's kernels for the meta device.
 
-    Whoever imports those afterwards has them.
+    Whoever imports those afterwards has them; with `meta_kernels` they are there at once. All that Python holds by then is left out of its collections of garbage: the two at the
+    process's end alone take as long as a third of the import.
     """
     load_torch_library()
     if "torch" in sys.modules:
         return
-    with without_meta_kernels(), uncollected():
+    with contextlib.nullcontext() if meta_kernels else without_meta_kernels(), uncollected():
         importlib.import_module("torch")
+    gc.freeze()
 
 
 @contextlib.contextmanager

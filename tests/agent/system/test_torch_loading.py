@@ -50,6 +50,12 @@ print(gc.isenabled(), sum(generation["collections"] for generation in gc.get_sta
     assert said[0] == str(collects) and int(said[1]) < COLLECTIONS
 
 
+def test_what_was_imported_is_left_out_of_collections() -> None:
+    program = f"import gc, sys; {THRIFTY}; print(gc.get_freeze_count(), len(gc.get_objects()))"
+    frozen, collected = map(int, subprocess.check_output([sys.executable, "-c", program]).split())
+    assert frozen > 50_000 > collected
+
+
 def test_a_worker_listens_before_torch_is_there() -> None:
     program = "import sys, port_agent.training.worker; print('torch' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", program], text=True).strip() == "False"

@@ -14,7 +14,7 @@ import msgspec
 
 from port_agent.guard import active_guard
 from port_agent.system.helper_process import helper_exit_code
-from port_agent.system.torch_loading import load_torch_library
+from port_agent.system.torch_loading import load_torch
 
 if TYPE_CHECKING:
     from port_planner.job import TrainingJob
@@ -63,7 +63,7 @@ def _answer(request: Follow) -> None:
     guard = active_guard()
     if guard is not None:
         guard.set_process_limit(request.ram_bytes)
-    load_torch_library()
+    load_torch(meta_kernels=True)
     import torch
 
     from port_planner.ir.torch_device import repeat_kernels

@@ -1,6 +1,6 @@
 """Power of a Mac.
 
-`powermetrics` (root only), the battery's own registers (`ioreg`), Intel Power Gadget logs.
+`powermetrics` (root only) and the battery's own registers (`ioreg`).
 
 powermetrics on Apple silicon printed `Package Power` up to macOS 12 and `Combined Power (CPU + GPU + ANE)` since;
 Intel Macs print one line of the processor's energy model. AppleSmartBattery currents are signed 64-bit numbers that
@@ -150,44 +150,3 @@ def mac_battery_source(read_registers: Callable[[], str] = read_smart_battery) -
         period_s=10.0,  # each reading starts a process
     )
     return ToolSource(info, lambda _: read_registers(), lambda text: parse_smart_battery(text).board_watts)
-
-
-_GADGET_TIME = "Elapsed Time (sec)"
-_GADGET_POWERS = ("Processor Power_0(Watt)", "DRAM Power_0(Watt)")
-_GADGET_ENERGIES = ("Cumulative Processor Energy_0(Joules)", "Cumulative DRAM Energy_0(Joules)")
-
-
-@dataclass(frozen=True, slots=True)
-class GadgetRow:
-    """One line of an Intel Power Gadget log: processor and memory."""
-
-    elapsed_s: float
-    watts: float
-    total_joules: float
-
-
-def parse_power_gadget(text: str) -> tuple[GadgetRow, ...]:
-    """Return the rows of an Intel Power Gadget CSV log; raise `SourceError` if one is cut off or garbled."""
-    import csv  # only for logs, so not in the supervisor
-    import io
-
-    if not text.endswith("\n"):
-        raise SourceError("power-gadget", f"log cut off at {text[-30:]!r}", "let the tool finish its log")
-    rows = []
-    for row in csv.DictReader(io.StringIO(text)):
-        try:
-            # restval None marks a row that is too short, restkey None one that is too long
-            if None in row or None in row.values():
-                raise ValueError("wrong number of columns")
-            rows.append(
-                GadgetRow(
-                    float(row[_GADGET_TIME]),
-                    sum(float(row[name]) for name in _GADGET_POWERS),
-                    sum(float(row[name]) for name in _GADGET_ENERGIES),
-                )
-            )
-        except (KeyError, ValueError) as error:
-            raise SourceError("power-gadget", f"cannot read row {len(rows)} ({error})", "see the log") from error
-    if not rows:
-        raise SourceError("power-gadget", "the log has no rows", "let the tool run longer")
-    return tuple(rows)

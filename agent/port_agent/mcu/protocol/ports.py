@@ -7,7 +7,6 @@ so simulated boards are given as a path or found among the running simulators.
 """
 
 import os
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,18 +118,3 @@ def require_port(selector: PortSelector, ports: Callable[[], list[PortInfo]] = l
             "or try without a board: port-agent mcu simulate"
         )
     return found
-
-
-def wait_for_port(
-    selector: PortSelector,
-    give_up: Callable[[], bool],
-    ports: Callable[[], list[PortInfo]] = list_serial_ports,
-    sleep: Callable[[float], None] = time.sleep,
-    poll_s: float = POLL_S,
-) -> PortInfo | None:
-    """Return the port as soon as it is plugged in, None once `give_up()` says so."""
-    while True:
-        found = find_port(selector, ports)
-        if found is not None or give_up():
-            return found
-        sleep(poll_s)

@@ -1,4 +1,4 @@
-"""Macs: powermetrics of three generations, AppleSmartBattery's unsigned negatives, Power Gadget logs."""
+"""Macs: powermetrics of three generations, AppleSmartBattery's unsigned negatives."""
 
 import itertools
 import re
@@ -10,7 +10,6 @@ from port_agent.energy.sources.base import GpuReading, SourceError
 from port_agent.energy.sources.macos import (
     RECORD_END,
     mac_battery_source,
-    parse_power_gadget,
     parse_powermetrics,
     parse_smart_battery,
     read_register,
@@ -144,21 +143,3 @@ def test_recorded_registers(shared: Callable[[str], str]) -> None:
     assert parse_smart_battery(discharging).board_watts == pytest.approx(13.075608)
     assert parse_smart_battery(charging).board_watts is None
     assert read_register(plist, "Amperage") == -1889
-
-
-def test_recorded_power_gadget(shared: Callable[[str], str]) -> None:
-    text = shared("macos/intel_power_gadget.csv")
-    rows = parse_power_gadget(text)
-    assert rows[0].elapsed_s == 0.102
-    assert rows[0].watts == pytest.approx(1.428 + 0.829)
-    assert rows[-1].total_joules == pytest.approx(3.141 + 1.426)
-    trapezoid = sum(
-        (old.watts + new.watts) / 2 * (new.elapsed_s - old.elapsed_s) for old, new in itertools.pairwise(rows)
-    )
-    assert trapezoid == pytest.approx(rows[-1].total_joules - rows[0].total_joules, rel=0.05)
-    for end in range(0, len(text), 7):
-        if not text[:end].endswith("\n") or end < 700:
-            with pytest.raises(SourceError):
-                parse_power_gadget(text[:end])
-    with pytest.raises(SourceError):
-        parse_power_gadget(text.replace("9.981", "9.9x1"))

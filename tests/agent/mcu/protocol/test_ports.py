@@ -6,7 +6,7 @@ import pytest
 
 from port_agent.mcu.board.catalogue import UsbId, boards_with_usb
 from port_agent.mcu.board.errors import PortNotFoundError
-from port_agent.mcu.protocol.ports import PortInfo, PortSelector, find_port, require_port, selector_of, wait_for_port
+from port_agent.mcu.protocol.ports import PortInfo, PortSelector, find_port, require_port, selector_of
 
 MICROBIT = UsbId(0x0D28, 0x0204)
 
@@ -50,11 +50,3 @@ def test_given_path_needs_no_listing(tmp_path: Path) -> None:
     path.touch()
     found = find_port(PortSelector(path=str(path)), lambda: [])
     assert found is not None and found.path == str(path)
-
-
-def test_hot_plug_is_polled() -> None:
-    looks: list[list[PortInfo]] = [[], [], [port("/dev/ttyACM3")]]
-    slept: list[float] = []
-    found = wait_for_port(PortSelector(serial="A1"), lambda: False, lambda: looks.pop(0), slept.append)
-    assert found is not None and found.path == "/dev/ttyACM3" and slept == [1.0, 1.0]
-    assert wait_for_port(PortSelector(serial="A1"), lambda: True, lambda: [], slept.append) is None

@@ -54,11 +54,13 @@ def untimed(lines: list[str]) -> list[dict[str, Any]]:
 def test_in_a_budget_it_has_the_bits_of_the_recipe_without(
     base: Quantization | None, folder: Path, tmp_path: Path
 ) -> None:
+    """Also in a directory of modules that are called as ours."""
     model, data, out = (str(path) for path in (folder / "model", folder / "data.jsonl", tmp_path / "plain"))
+    fill_with_modules(tmp_path, NOT_IMPORTED)
     alone = trained_alone(FinetuneOptions(model, (data,), out, base=base, sequence_tokens=32, updates=3))
     words = ["--ram", "800M", "--seq-len", "32", "--updates", "3", "--json", "--out", str(tmp_path / "mine")]
     words += ["--base", "bf16" if base is None else base.value, "--lora", "r=8"]
-    mine = finetune(folder, "model", "--data", "data.jsonl", *words, machine="device tree")
+    mine = finetune(tmp_path, model, "--data", data, *words, machine="device tree")
     assert mine.returncode == 0, mine.stderr
     assert untimed(mine.stdout.splitlines()) == untimed(alone)
     assert (tmp_path / "mine" / WEIGHTS).read_bytes() == (tmp_path / "plain" / WEIGHTS).read_bytes()
@@ -110,15 +112,6 @@ def test_wrong_input_is_one_line_and_exit_code_2(
     with contextlib.suppress(SystemExit):  # of the parser
         assert main(["finetune", *words, "--out", "wrong", "--ram", "800M", "--page-dir", str(folder)]) == 2
     check_refusal(capsys.readouterr(), message, folder / "wrong")
-
-
-@pytest.mark.process
-def test_modules_in_the_working_directory_are_not_imported(folder: Path, tmp_path: Path) -> None:
-    fill_with_modules(tmp_path, NOT_IMPORTED)
-    model, data = str(folder / "model"), str(folder / "data.jsonl")
-    done = finetune(tmp_path, model, "--data", data, "--out", "out", "--ram", "800M", "--explain", "--json")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["event"] == "explained"
 
 
 @pytest.mark.long

@@ -1,13 +1,13 @@
 """Boards and firmware on the command line, on a simulated board."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from port_agent.cli import main
 from port_agent.mcu.board.simulate import Simulator
 from tests.agent.cli.mcu.command import run_json
+from tests.agent.mcu.simulated_board import require_board_tools
 from tests.agent.mcu.small_model import write_model
 
 pytestmark = pytest.mark.process
@@ -25,15 +25,15 @@ def test_list_shows_a_port_without_our_firmware(tmp_path: Path, capsys: pytest.C
     assert first["board"] is None and "lost the connection" in first["problem"]
 
 
-def test_too_large_a_model_is_refused(tmp_path: Path, built: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    built("qemu-m0")
+def test_too_large_a_model_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    require_board_tools()
     large = str(write_model(tmp_path / "large", extra_arena_bytes=40_000))
     assert main(["mcu", "build", large, "--board", "qemu-m0"]) == 2
     assert "does not fit" in capsys.readouterr().err
 
 
-def test_flash_prints_the_command(model: Path, tmp_path: Path, built: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    built("qemu-m0")
+def test_flash_prints_the_command(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    require_board_tools()
     copy = write_model(tmp_path / "copy")
     assert main(["mcu", "flash", str(copy), "--board", "microbit", "--dry-run"]) == 0
     assert "pyocd flash -t nrf51822" in capsys.readouterr().out

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.agent.cli.plan.small_script import command, run
+from tests.agent.cli.plan.small_script import command, run_forked
 
 pytestmark = pytest.mark.process
 
@@ -49,7 +49,7 @@ def test_ctrl_c_and_the_same_command_again(
     assert "goes on" in errors and "Traceback" not in errors
     done = [e["step"] for e in rest if e["event"] == "checkpoint"]
     assert not out.exists() and done and done[-1] < 9
-    again = run(planned[0], *words)
+    again = run_forked(planned[0], *words)
     assert again.returncode == 0, again.stderr
     events = [json.loads(line) for line in again.stdout.splitlines()]
     assert events[0]["step"] == done[-1], "it goes on from the last checkpoint"

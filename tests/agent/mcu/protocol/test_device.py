@@ -3,7 +3,6 @@
 import math
 import struct
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -34,7 +33,7 @@ from port_agent.mcu.protocol.messages import PROTOCOL_VERSION, MessageType, Repl
 from port_agent.mcu.protocol.queries import Crc, Echo, MemoryRegion, Read, ResetReason
 from port_agent.mcu.protocol.session import Session
 from port_agent.mcu.protocol.transport import SerialTransport
-from tests.agent.mcu.simulated_board import QUICK
+from tests.agent.mcu.simulated_board import QUICK, require_board_tools
 from tests.agent.mcu.small_model import CLASSES, INPUTS, PARAMETER_BYTES, make_samples, write_model
 
 pytestmark = pytest.mark.process
@@ -285,11 +284,11 @@ def test_an_effect_with_unknown_outcome_must_be_settled(device: Device) -> None:
         device.train((LABELS[1],), SAMPLES[1])
 
 
-def test_building_too_large_a_model_names_the_remedy(built: Callable[[str], object], tmp_path: Path) -> None:
+def test_building_too_large_a_model_names_the_remedy(tmp_path: Path) -> None:
     from port_agent.mcu.board.errors import TooLargeError
     from port_agent.mcu.board.firmware import build_firmware
 
-    built("qemu-m0")  # skips where the tools are absent
+    require_board_tools()
     model = write_model(tmp_path / "large", extra_arena_bytes=20_000)
     with pytest.raises(TooLargeError, match="smaller --ram") as caught:
         build_firmware("qemu-m0", model, tmp_path)

@@ -146,7 +146,7 @@ def test_no_sum_of_two_is_unmasked(led: Led) -> None:
     last = led.member(2)
     last.spoil = lambda reply: reply if last.messages < 4 else None
     before = federated_tensors(led.bundle).initial()
-    ended = led.round(secure=True, timeout_s=4.0)
+    ended = led.round(secure=True, timeout_s=16.0)
     assert not ended["averaged"] and "needs 3 of 3 (member2: no reply in time)" in ended["abandoned"]
     assert not (led.root / global_file(1)).exists() and before
 
@@ -157,7 +157,7 @@ def test_a_fifth_that_falls_silent_while_sums_are_masked_is_left_out(led: Led, b
     led.add(bundles[1])
     last = led.member(4)
     last.spoil = lambda reply: reply if last.messages < 4 else None
-    assert led.round(secure=True, timeout_s=4.0)["averaged"] == 4
+    assert led.round(secure=True, timeout_s=16.0)["averaged"] == 4
     samples = [read_manifest(led.member(number).bundle).samples for number in range(4)]
     mean = sum(count * (number + 1) for number, count in enumerate(samples)) / sum(samples)
     assert close(led.averaged(), moved(led, mean), 1e-4)
@@ -232,7 +232,7 @@ def test_what_no_device_may_say_is_left_out(led: Led) -> None:
 @pytest.mark.process
 def test_too_few_replies_and_the_round_never_was(led: Led) -> None:
     led.member(1).spoil = led.member(2).spoil = lambda reply: None
-    ended = led.round(timeout_s=1.0)
+    ended = led.round(timeout_s=8.0)
     assert "1 of 3 devices replied, 2 are needed" in ended["abandoned"]
     assert all(f"{name}: no reply in time" in ended["abandoned"] for name in ("member1", "member2"))
     assert not (led.root / global_file(1)).exists()

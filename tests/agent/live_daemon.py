@@ -18,6 +18,7 @@ from port_agent.supervisor.context import DaemonSeams, Settings
 from port_agent.supervisor.daemon import Daemon
 from tests.agent.live import seams
 from tests.agent.trees import LAPTOP_BATTERY, MAINS, supply_tree, write_tree
+from tests.waiting import PATIENCE_S
 
 CONFIG = "[when]\nidle_for = 0\nmin_pause = 0\n[storage]\nmin_free = 0\n[memory]\nmin_available = 0\npressure = 100\n"
 BUNDLE: dict[str, Any] = {
@@ -185,4 +186,4 @@ def daemon(root: Path, config: str = CONFIG) -> Iterator[ControlClient]:
         yield ControlClient(root / "run")
     finally:
         process.terminate()
-        process.wait(30.0)
+        process.wait(PATIENCE_S)

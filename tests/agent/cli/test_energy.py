@@ -23,6 +23,7 @@ from port_agent.energy.report import ReportOptions, ReportQueryError, read_repor
 from port_agent.energy.sources.base import Kind
 from port_planner.base.errors import PortError
 from tests.agent.energy.simulated import write_afternoon
+from tests.waiting import PATIENCE_S
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +143,7 @@ def test_dashboard_command_serves_until_interrupted(tmp_path: Path) -> None:
         assert caught.value.code == 503
         assert "no agent is running" in json.loads(caught.value.read())["error"]
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 0
+        assert process.wait(PATIENCE_S) == 0
     finally:
         process.kill()
         process.wait()

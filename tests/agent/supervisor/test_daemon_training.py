@@ -16,7 +16,7 @@ from port_agent.control.client import ControlClient
 from port_agent.jobs.job import JobState
 from port_agent.supervisor.job.worker_kinds import DEFAULT_KINDS
 from tests.agent.live_daemon import CONFIG, go, running, start_agent
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.process
 
@@ -76,7 +76,7 @@ def test_interrupted_training_gives_the_weights_of_plain_training(tmp_path: Path
         client.download("/v1/jobs/tiny/result", tmp_path / "daemon.safetensors")
     finally:
         daemon.terminate()
-        daemon.wait(30.0)
+        daemon.wait(PATIENCE_S)
     assert digest(tmp_path / "daemon.safetensors") == digest(plain)
 
 

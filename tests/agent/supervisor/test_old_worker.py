@@ -13,6 +13,7 @@ import pytest
 from port_agent.supervisor import old_worker
 from port_agent.supervisor.old_worker import clear_old_worker
 from port_agent.system.locks import LockFile
+from tests.waiting import PATIENCE_S
 
 SLEEPER = "import sys; print('ready', flush=True); sys.stdin.read()"
 
@@ -76,7 +77,7 @@ def test_a_worker_that_leaves_by_itself_is_not_killed(tmp_path: Path) -> None:
 
     with holder(tmp_path / "worker.lock", "--control-fd", "9") as process:
         asyncio.run(meet(process))
-        assert process.wait(60.0) == 0
+        assert process.wait(PATIENCE_S) == 0
 
 
 @pytest.mark.process
@@ -85,7 +86,7 @@ def test_a_worker_that_stays_is_killed(tmp_path: Path) -> None:
     with holder(tmp_path / "worker.lock", "--control-fd", "9") as process:
         clear(tmp_path / "worker.lock")
         assert is_free(tmp_path / "worker.lock")
-        assert process.wait(60.0) == -9
+        assert process.wait(PATIENCE_S) == -9
 
 
 @pytest.mark.process

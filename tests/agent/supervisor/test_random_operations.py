@@ -17,7 +17,7 @@ from tests.agent.live_daemon import start_agent
 from tests.agent.trees import LAPTOP_BATTERY, MAINS, supply_tree
 from tests.agent.worker_program import undisturbed_weights
 from tests.attack.outcome import AttackOutcome, Survived
-from tests.waiting import until, wait_until_drawn_moment
+from tests.waiting import PATIENCE_S, until, wait_until_drawn_moment
 
 pytestmark = pytest.mark.process
 
@@ -88,7 +88,7 @@ class Chaos:
         """End the daemon with a signal and start it again."""
         if self.daemon is not None:
             self.daemon.send_signal(number)
-            code = self.daemon.wait(30.0)
+            code = self.daemon.wait(PATIENCE_S)
             assert code == (-number if number is signal.SIGKILL else 0)
 
     def workers(self) -> list[int]:
@@ -247,7 +247,7 @@ def run_chaos(root: Path, count: int, seed: int) -> Chaos:
     finally:
         if chaos.daemon is not None:
             chaos.daemon.terminate()
-            chaos.daemon.wait(30.0)
+            chaos.daemon.wait(PATIENCE_S)
     return chaos
 
 

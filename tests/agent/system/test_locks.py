@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from port_agent.system.locks import InstanceError, LockFile, lock_instance
+from tests.waiting import PATIENCE_S
 
 
 def _hold_lock(path: str, ready: "multiprocessing.synchronize.Event", end: "multiprocessing.synchronize.Event") -> None:
@@ -21,7 +22,7 @@ def test_locks_die_with_their_holder(tmp_path: Path) -> None:
     ready, end = context.Event(), context.Event()
     holder = context.Process(target=_hold_lock, args=(str(tmp_path / "port-agent.lock"), ready, end))
     holder.start()
-    assert ready.wait(30.0)
+    assert ready.wait(PATIENCE_S)
     with pytest.raises(InstanceError, match="process 4711"):
         lock_instance(tmp_path, tmp_path / "state")
     holder.kill()

@@ -10,6 +10,7 @@ from port_agent.worker.protocol import LeaveNow, TakeWork, TrainingFinished
 from port_agent.worker.start import Worker, start_worker, torch_worker
 from port_planner.base.errors import ExitCode
 from tests.agent.jobs_small import small_bundle
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.process
 
@@ -40,7 +41,7 @@ def test_without_work_it_leaves_when_told_to_or_when_nobody_is_there_any_more() 
     options, alone = loaded(), loaded()
     options.send(LeaveNow())
     alone.channel.close()
-    assert [worker.process.wait(60) for worker in (options, alone)] == [ExitCode.LEFT, ExitCode.LEFT]
+    assert [worker.process.wait(PATIENCE_S) for worker in (options, alone)] == [ExitCode.LEFT, ExitCode.LEFT]
 
 
 def test_words_that_say_no_work_end_it() -> None:

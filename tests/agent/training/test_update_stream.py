@@ -16,6 +16,7 @@ from port_agent.training.step_paging import StepPaging, Wait
 from port_agent.training.update_stream import SlicedUpdate, UpdateThread
 from port_planner.capture.step import capture_step
 from tests.agent.exactness import OPTIMIZERS, differences, plain, planned, random_plan
+from tests.waiting import PATIENCE_S
 
 
 class Slices:
@@ -55,7 +56,7 @@ def test_no_slice_starts_while_held() -> None:
     updates.hold()
     slices = Slices(0, 3)
     start(updates, slices)
-    assert slices.reached.acquire(timeout=30)
+    assert slices.reached.acquire(timeout=PATIENCE_S)
     assert updates.result(0, 0.01) is None and slices.started == 0
     updates.go_on()
     assert updates.result(0, 30.0) == 3.0
@@ -69,7 +70,7 @@ def test_a_step_that_is_left_takes_its_updates_along() -> None:
     running, queued = Slices(0, 3), Slices(1, 3)
     start(updates, running)
     start(updates, queued)
-    assert running.reached.acquire(timeout=30)
+    assert running.reached.acquire(timeout=PATIENCE_S)
     updates.close()
     assert running.started == 0 and queued.started == 0
     assert not [t for t in threading.enumerate() if t.name.startswith("update-thread")]

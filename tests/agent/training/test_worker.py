@@ -25,6 +25,7 @@ from port_agent.worker.protocol import (
 from port_agent.worker.start import Worker, start_worker, torch_worker
 from tests.agent.jobs_small import make_job, small_bundle, unseen_row, write_job
 from tests.planner.bundles import rewrite
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.process
 
@@ -117,7 +118,7 @@ def test_a_hundred_kills(tmp_path: Path, reference: str) -> None:
 
 def _left(worker: Worker, events: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
     rest = list(events)
-    assert worker.process.wait(30) == 75
+    assert worker.process.wait(PATIENCE_S) == 75
     return rest
 
 
@@ -133,7 +134,7 @@ def test_leaving(way: str, tmp_path: Path, reference: str) -> None:
     else:
         worker.channel._socket.shutdown(2)
     if way == "EOF":
-        assert worker.process.wait(30) == 75
+        assert worker.process.wait(PATIENCE_S) == 75
     else:
         _left(worker, events)
     assert finish(start(tmp_path))["digest"] == reference
@@ -268,7 +269,7 @@ def test_a_switch_to_a_plan_that_does_not_exist_fails_and_can_be_retried(tmp_pat
     until(worker, events, "step", 1)
     worker.send(SwitchPlan(plan=99))
     assert list(events)[-1]["event"] == "failed"
-    assert worker.process.wait(30) == 1
+    assert worker.process.wait(PATIENCE_S) == 1
     assert finish(start(tmp_path))["digest"] == reference
 
 
@@ -277,7 +278,7 @@ def test_a_switch_to_a_plan_that_does_not_exist_fails_and_can_be_retried(tmp_pat
 
 def _refused(worker: Worker, code: int) -> dict[str, Any]:
     events = list(said(worker))
-    assert worker.process.wait(30) == code, events
+    assert worker.process.wait(PATIENCE_S) == code, events
     assert events[-1]["event"] == "failed" and (events[-1]["cause"] == "impossible") == (code == 2)
     return events[-1]
 
@@ -352,7 +353,7 @@ def test_a_hard_limit_on_data_is_a_clean_failure_or_a_full_run(tmp_path: Path, r
     assert finish(start(tmp_path / "enough", data_limit_bytes=600 << 20))["digest"] == reference
     worker = start(tmp_path / "little", data_limit_bytes=60 << 20)
     list(said(worker))
-    assert worker.process.wait(60) != 0
+    assert worker.process.wait(PATIENCE_S) != 0
 
 
 def test_without_a_channel_errors_go_to_stderr(tmp_path: Path) -> None:

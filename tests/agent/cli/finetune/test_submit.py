@@ -95,7 +95,7 @@ def rig(root: Path) -> Iterator[Rig]:
         yield made
     finally:
         made.daemon.terminate()
-        made.daemon.wait(30.0)
+        made.daemon.wait(PATIENCE_S)
 
 
 @pytest.mark.long  # `finetuning/job/test_worker.py` leaves, pauses and kills the worker without a daemon

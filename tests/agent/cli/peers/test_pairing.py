@@ -15,7 +15,7 @@ import pytest
 from port_agent.cli import main
 from port_agent.control.client import ControlClient
 from tests.agent.live_daemon import CONFIG, ROOT, daemon
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 
 def free_ports() -> tuple[int, int]:
@@ -61,7 +61,7 @@ def test_two_agents_pair_see_each_other_and_part(tmp_path: Path, capsys: pytest.
             assert "mistyped" in capsys.readouterr().err
             assert main(["pair", code[0], "--at", f"127.0.0.1:{pairing_port}", *place]) == 0
             assert capsys.readouterr().out == "Paired with attic at 127.0.0.1. See it with: port-agent peers\n"
-            assert "Paired with cellar" in process.stdout.read() and process.wait(60.0) == 0
+            assert "Paired with cellar" in process.stdout.read() and process.wait(PATIENCE_S) == 0
         until(lambda: all(paired(client)[0]["is_connected"] for client in (attic, cellar)))
         until(lambda: paired(cellar)[0]["board"])
         assert main(["peers", *place]) == 0
@@ -80,7 +80,7 @@ def test_a_code_that_nobody_types(tmp_path: Path) -> None:
         assert process.stdout is not None
         code, outcome = process.stdout
         assert len(json.loads(code)["code"]) == 11
-        assert json.loads(outcome)["state"] == "failed" and process.wait(60.0) == 1
+        assert json.loads(outcome)["state"] == "failed" and process.wait(PATIENCE_S) == 1
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from port_agent.energy.sources.background import BackgroundSource
 from port_agent.energy.sources.base import SensorReading, SourceError
 from port_agent.system.clock import now_s
 from tests.agent.energy.recordings import ScriptedSource
+from tests.waiting import PATIENCE_S
 
 
 class SlowSource(ScriptedSource):
@@ -35,7 +36,7 @@ def next_answer(source: SlowSource) -> None:
     """Wait until the thread has been answered twice, so that the first of them has been stored."""
     for _ in range(2):
         source.answered.clear()
-        assert source.answered.wait(30)
+        assert source.answered.wait(PATIENCE_S)
 
 
 def test_newest_reading_and_failures() -> None:

@@ -1,4 +1,4 @@
-"""What a device does with one message of a federation: `python -m port_agent.federate.client FOLDER BUNDLE TERMS STATE_DIR`, a process of seconds.
+"""What a device does with one message of a federation: `python -m port_agent.federate.client ORDER`, a process of seconds.
 
 It runs twice for a message that asks to train: first it writes what training begins with and no reply; the job's own
 worker trains, when and with the memory that the policy grants; then it runs again with what came of that, and writes the reply.
@@ -35,7 +35,8 @@ from port_agent.federate.orders import (
     RESULT_FILE,
     SAMPLES,
     START_FILE,
-    TRAIN_FIRST,
+    ClientEnded,
+    ClientOrder,
 )
 from port_agent.federate.privacy import DELTA, PrivacyLedger, PrivacySpent
 from port_agent.federate.signatures import DeviceSignatures
@@ -52,7 +53,7 @@ from port_agent.jobs.job import FederationTerms
 from port_agent.peers.decoding import public_reason
 from port_agent.peers.transfer import sha256_of
 from port_agent.system.atomic_file import write_atomically
-from port_agent.system.helper_process import helper_exit_code
+from port_agent.system.helper_process import helper_exit_code, send_event
 from port_planner.base.errors import PortError
 
 
@@ -67,15 +68,20 @@ class TermsError(PortError):
 class _Device:
     """This device to Flower: `train` and `evaluate` of its client app."""
 
-    def __init__(self, folder: Path, tensors: FederatedTensors, ledger: PrivacyLedger) -> None:
-        self._folder, self._tensors, self._ledger = folder, tensors, ledger
+    def __init__(self, order: ClientOrder, tensors: FederatedTensors, ledger: PrivacyLedger) -> None:
+        self._folder, self._samples, self._tensors, self._ledger = Path(order.folder), order.samples, tensors, ledger
+        self.contributed = ""
+        """How what was trained here is in the reply."""
 
     def train(self, message: Message, context: Context) -> Message:
         """Return what training made of the weights in a message, once what it spends of privacy is noted."""
         trained, weight = self._trained(plain_arrays(message.content.array_records[ARRAYS])), self._samples
-        self._spend(_noise_of(message.content.config_records[CONFIG]))
-        if KEY_CLIPPING_NORM in message.content.config_records[CONFIG]:
+        config, self.contributed = message.content.config_records[CONFIG], "as it is, for its leader to see"
+        self._spend(_noise_of(config))
+        if KEY_CLIPPING_NORM in config:
             weight = 1  # the noise is for devices that count alike
+            norm = float(str(config[KEY_CLIPPING_NORM]))
+            self.contributed = f"clipped to a norm of {norm:g}, for its leader to see"
         metrics = MetricRecord({SAMPLES: weight, LOSS: self._loss})
         return Message(RecordDict({ARRAYS: array_record(trained), "metrics": metrics}), reply_to=message)
 
@@ -91,6 +97,7 @@ class _Device:
         given = recorddict_compat.recorddict_to_fitins(message.content, keep_input=True)
         start = self._tensors.named(parameters_to_ndarrays(given.parameters))
         self._spend(0.0)
+        self.contributed = "masked"
         change, samples, loss = kept_change(context, start.values())
         shares = ndarrays_to_parameters(list(scaled(change, given.config.get(EXPONENTS))))
         result = FitRes(Status(Code.OK, ""), shares, samples, {LOSS: loss})
@@ -113,10 +120,6 @@ class _Device:
             self._tensors.write(self._folder / START_FILE, arrays)
             raise _TrainFirst
         return self._tensors.read(self._folder / RESULT_FILE)
-
-    @property
-    def _samples(self) -> int:
-        return self._tensors.samples
 
     @property
     def _loss(self) -> float:
@@ -173,25 +176,24 @@ def _check_terms(message: Message, config: ConfigRecord, terms: FederationTerms)
         )
 
 
-def answer_message(folder: Path, bundle: Path, terms: FederationTerms, state_dir: Path) -> int:
-    """Write the reply to the message in a folder; returns `TRAIN_FIRST` where training comes before, else 0.
+def answer_message(order: ClientOrder) -> ClientEnded:
+    """Write the reply to the message in a folder, unless training comes before; returns how that went.
 
-    `state_dir`: where this device's key lies, and the certificates of those it is paired with.
     Raises PortError for a bundle or a message that cannot be read, OSError.
     """
+    folder, state_dir, terms = Path(order.folder), Path(order.state_dir), order.terms
     message = read_message((folder / MESSAGE_FILE).read_bytes())
     metadata = message.metadata
     context = Context(metadata.run_id, metadata.dst_node_id, {}, flower_records(folder / CONTEXT_FILE), {})
-    tensors = federated_tensors(bundle)
-    ledger = PrivacyLedger(state_dir, tensors.data)
-    device = _Device(folder, tensors, ledger)
+    ledger = PrivacyLedger(state_dir, order.data)
+    device = _Device(order, federated_tensors(Path(order.bundle)), ledger)
     try:
         if metadata.message_type == MessageType.TRAIN and not (folder / RESULT_FILE).exists():
             _check_budget(message.content.config_records.get(CONFIG, ConfigRecord()), terms, ledger.spent())
         reply = client_app(device, message, terms, state_dir)(message, context)
         write_atomically(folder / CONTEXT_FILE, records_bytes(context.state))
     except _TrainFirst:
-        return TRAIN_FIRST
+        return ClientEnded(trains_first=True)
     except (
         PortError,
         KeyError,
@@ -200,15 +202,17 @@ def answer_message(folder: Path, bundle: Path, terms: FederationTerms, state_dir
     ) as error:  # what Flower's modifiers raise for a message out of turn
         reason = f"{type(error).__name__}: {public_reason(error)}"
         reply = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
+        ended = ClientEnded(refused=public_reason(error))
+    else:
+        ended = ClientEnded(contributed=device.contributed)
     write_atomically(folder / REPLY_FILE, message_bytes(reply))
-    return 0
+    return ended
 
 
 def main(argv: Sequence[str]) -> int:
-    """Answer the message in a folder; returns the exit code."""
-    folder, bundle, terms, state_dir = argv
-    given = msgspec.json.decode(terms, type=FederationTerms)
-    return helper_exit_code(lambda: answer_message(Path(folder), Path(bundle), given, Path(state_dir)))
+    """Answer a message as the order says, which is JSON; returns the exit code."""
+    (order,) = argv
+    return helper_exit_code(lambda: send_event(answer_message(msgspec.json.decode(order, type=ClientOrder))))
 
 
 if __name__ == "__main__":

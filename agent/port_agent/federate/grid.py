@@ -15,6 +15,11 @@ from flwr.supercore.run import Run
 from port_agent.federate.orders import MessageReady, RepliesUnneeded, ReplyReport
 from port_agent.federate.wire import FlowerMessageError, message_bytes, read_message
 from port_agent.system.helper_process import requests, send_event
+from port_planner.base.errors import PortError
+
+
+class GridClosedError(PortError):
+    """Nobody brings messages any more."""
 
 
 class PeerGrid(Grid):
@@ -29,7 +34,8 @@ class PeerGrid(Grid):
         """`check`, which may be exchanged, raises FlowerMessageError for a reply that is not to be taken."""
         self._run = Run.create_empty(run_id)
         self._nodes, self._goal, self._folder, self.check = tuple(nodes), goal, folder, check
-        self._reports: queue.Queue[ReplyReport] = queue.Queue()
+        self._reports: queue.Queue[ReplyReport | None] = queue.Queue()
+        """None at the end: whoever brings messages is gone."""
         self._sent = 0
         self.lost: dict[int, str] = {}
         """Who gave no reply that could be taken, and why."""
@@ -63,7 +69,7 @@ class PeerGrid(Grid):
         raise NotImplementedError("messages go out and replies come in by send_and_receive")
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        """Return the replies that came in time, were enough, and are what a device may say."""
+        """Return the replies that came in time, were enough, and are what a device may say. Raises GridClosedError."""
         waiting = {message.metadata.dst_node_id: self._send(message) for message in messages}
         end_s = time.monotonic() + timeout if timeout is not None else None
         replies: list[Message] = []
@@ -72,6 +78,8 @@ class PeerGrid(Grid):
                 report = self._reports.get(timeout=None if end_s is None else max(0.0, end_s - time.monotonic()))
             except queue.Empty:
                 break
+            if report is None:
+                raise GridClosedError("the agent that brings its messages is gone; it begins this round again")
             if waiting.get(report.node) == report.file:
                 del waiting[report.node]
                 replies += self._reply(report)
@@ -106,3 +114,4 @@ class PeerGrid(Grid):
     def _listen(self) -> None:
         for report in requests(msgspec.json.Decoder(ReplyReport)):
             self._reports.put(report)
+        self._reports.put(None)

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import msgspec
 
+from port_agent.jobs.job import FederationTerms
 from port_agent.peers.decoding import LONGEST_ROUND_S
 
 FOLDER = "federation"
@@ -26,8 +27,6 @@ MESSAGES_FOLDER = "messages"
 STATE_FOLDER = "state"
 """In the folder of a federation: the worker's checkpoints in this round."""
 
-TRAIN_FIRST = 10
-"""What a client returns that has written what training begins with, and no reply yet."""
 ARRAYS, CONFIG = "arrays", "config"
 """The records of a message: Flower's own defaults."""
 SAMPLES, LOSS = "num-examples", "loss"
@@ -135,12 +134,39 @@ class RoundOrder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TensorsOf(msgspec.Struct, frozen=True):
-    """What of a bundle is federated."""
+    """What of a job is federated, and what it trains on."""
 
     fingerprint: str
     nbytes: int
     data: str
     """A hash of what the job trains on."""
+    samples: int
+    """Of that."""
+
+
+class ClientOrder(msgspec.Struct, frozen=True):
+    """What a device's client is told beside the message: the job's bundle or file, and what is federated of it."""
+
+    folder: str
+    """Where the message lies."""
+    bundle: str
+    state_dir: str
+    """Where this device's key lies, and the certificates of those it is paired with."""
+    data: str
+    samples: int
+    """As in `TensorsOf`."""
+    terms: FederationTerms = FederationTerms()
+
+
+class ClientEnded(msgspec.Struct, frozen=True, kw_only=True):
+    """What a client made of a message, for the history of its owner."""
+
+    trains_first: bool = False
+    """It wrote what training begins with, and no reply yet."""
+    contributed: str = ""
+    """How what was trained here is in its reply; "": it is not."""
+    refused: str = ""
+    """Why its reply has nothing but this."""
 
 
 class MessageReady(msgspec.Struct, frozen=True, tag_field="event", tag="send"):

@@ -8,6 +8,7 @@ import hashlib
 import math
 import struct
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +20,10 @@ from port_agent.federate.orders import TensorsOf
 from port_agent.finetuning.job_file import FinetuneJob
 from port_agent.system.atomic_file import atomic_stream
 from port_agent.system.helper_process import helper_exit_code, send_event
+from port_agent.training.samples.columns import ArrivedColumns
 from port_planner.base.errors import ExitCode, PortError
 from port_planner.ir.bundle.bundle import Bundle
-from port_planner.ir.bundle.manifest import TensorLayout
+from port_planner.ir.bundle.manifest import TensorLayout, train_part
 from port_planner.ir.bundle.safetensors_io import Chunks, Member, encode, index, read_header, tensor_bytes
 
 Arrays = dict[str, NDArray[np.generic]]
@@ -44,11 +46,11 @@ class FederatedTensors:
     layouts: Mapping[str, TensorLayout]
     """By the model's own names."""
     samples: int
-    """How many the job trains on."""
+    """How many it was made to train on; a job that was submitted with data of its own trains on others (`tensors_of`)."""
     initial: Callable[[], Arrays]
     """Returns what the job begins with; raises PortError where a tensor is damaged."""
     data: str
-    """A hash of what it trains on."""
+    """A hash of these."""
     base: str = ""
     """What an adapter is over: the same adapter over other weights is another model."""
 
@@ -92,6 +94,24 @@ class FederatedTensors:
         with atomic_stream(path, self.nbytes) as stream:
             for piece in encode(tensors, {"format": "pt"}):
                 stream.write(piece)
+
+
+def tensors_of(path: Path, scratch: Path, data: Path | None = None) -> TensorsOf:
+    """Return what is federated of a job that trains on its bundle's samples, or on those of the directory `data`.
+
+    These are copied to a folder in `scratch` meanwhile.
+
+    Raises PortError, as `federated_tensors`, and for data that does not fit the bundle; OSError.
+    """
+    tensors = federated_tensors(path)
+    if data is None:
+        return TensorsOf(tensors.fingerprint, tensors.nbytes, tensors.data, tensors.samples)
+    bundle = Bundle(path)
+    names = [train_part(bucket) for bucket in range(len(bundle.manifest.sizes))]
+    parts = [[bundle.data[f"{name}/{i}"] for i in range(len(bundle.manifest.batch))] for name in names]
+    with tempfile.TemporaryDirectory(dir=scratch) as folder:
+        columns = ArrivedColumns(data, parts, Path(folder))
+        return TensorsOf(tensors.fingerprint, tensors.nbytes, columns.digest(), sum(columns.counts))
 
 
 def federated_tensors(path: Path) -> FederatedTensors:
@@ -201,14 +221,8 @@ def _chunks(array: NDArray[np.generic], layout: TensorLayout) -> Chunks:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print what of a bundle is federated as JSON, for the supervisor, which has no numpy; returns the exit code."""
-    (bundle,) = argv
-
-    def work() -> None:
-        tensors = federated_tensors(Path(bundle))
-        send_event(TensorsOf(tensors.fingerprint, tensors.nbytes, tensors.data))
-
-    return helper_exit_code(work)
+    """Print `tensors_of` a bundle, and of a directory of data, as JSON, for the supervisor, which has no numpy; returns the exit code."""
+    return helper_exit_code(lambda: send_event(tensors_of(*map(Path, argv))))
 
 
 if __name__ == "__main__":

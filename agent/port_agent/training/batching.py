@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from port_agent.training.samples.incoming import DataError
+from port_agent.training.samples.columns import DataError
 from port_planner.ir.bundle.bundle import Bundle
 from port_planner.ir.bundle.data_order import bucket_batches
 from port_planner.ir.bundle.manifest import WHOLE_UPDATE, BucketSize, batch_kind, graph_name

@@ -27,7 +27,8 @@ from port_agent.training.programs import Programs
 from port_agent.training.pruning import WeightPruning
 from port_agent.training.result import save_result
 from port_agent.training.samples.bundled import Samples
-from port_agent.training.samples.incoming import Arrivals, DataError
+from port_agent.training.samples.columns import DataError
+from port_agent.training.samples.incoming import Arrivals
 from port_agent.training.state.checkpoint import SLOTS, Commit, StateStore
 from port_agent.training.state.finite import check_loss
 from port_agent.training.state.given_weights import GivenWeights

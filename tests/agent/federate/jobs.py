@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from port_agent.finetuning.inputs.options import FinetuneOptions
@@ -44,6 +45,41 @@ def gestures_job(part: int, parts: int) -> TrainingJob:
     return TrainingJob(model, classify, torch.optim.SGD(trained, lr=0.05, momentum=0.9), data, 16)
 
 
+def alike_job(part: int) -> TrainingJob:
+    """Return the job of one device whose samples are all the same: whatever their order, the bits are."""
+    torch.manual_seed(3)
+    model, count = nn.Sequential(nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, 3)), 3 + 2 * part
+    row = torch.randn(1, 12, generator=torch.Generator().manual_seed(part))
+    data = (row.repeat(count, 1), torch.full((count,), part))
+    return TrainingJob(model, classify, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), data, count)
+
+
+def averaged_by_hand(rounds: int, parts: list[int], epochs: int) -> dict[str, NDArray[np.float32]]:
+    """Return the weights after rounds of plain PyTorch and FedAvg, summed in the order of `parts`."""
+    jobs = [alike_job(part) for part in parts]
+    counts = [len(job.data[0]) for job in jobs]
+    weights = {name: tensor.numpy() for name, tensor in jobs[0].model.state_dict().items()}
+    for _ in range(rounds):
+        trained = [_trained_by_hand(part, weights, epochs) for part in parts]
+        shares = [
+            [array * (count / sum(counts)) for array in one.values()]
+            for one, count in zip(trained, counts, strict=True)
+        ]
+        weights = dict(zip(weights, map(sum, zip(*shares, strict=True)), strict=True))
+    return weights
+
+
+def _trained_by_hand(part: int, weights: dict[str, NDArray[np.float32]], epochs: int) -> dict[str, NDArray[np.float32]]:
+    job = alike_job(part)
+    job.model.load_state_dict({name: torch.from_numpy(array) for name, array in weights.items()})
+    for _ in range(epochs):
+        job.optimizer.zero_grad()
+        loss, _ = classify(job.model, *job.data)
+        loss.backward()
+        job.optimizer.step()
+    return {name: tensor.numpy().copy() for name, tensor in job.model.state_dict().items()}
+
+
 def adapter_file(path: Path) -> Path:
     """Write the file of a fine-tuning that federates a small adapter; its model and data are nowhere."""
     options = FinetuneOptions("/model", ("/data.jsonl",), "/out")
@@ -60,4 +96,11 @@ def gestures_bundle(folder: Path, part: int, parts: int = 3) -> Path:
     """Return the bundle of one device."""
     path = folder / f"gestures{part}.port"
     write_job(path, gestures_job(part, parts), seeds=(0,), ram_bytes=1 << 30)
+    return path
+
+
+def alike_bundle(folder: Path, part: int) -> Path:
+    """Return the bundle of a device of `alike_job`."""
+    path = folder / f"alike{part}.port"
+    write_job(path, alike_job(part), seeds=(0,), ram_bytes=1 << 30)
     return path

@@ -22,7 +22,7 @@ from port_agent.federate.orders import (
     REPLY_FILE,
     RESULT_FILE,
     START_FILE,
-    TRAIN_FIRST,
+    ClientOrder,
     RoundOrder,
     global_file,
 )
@@ -40,6 +40,12 @@ def trust(state_dir: Path, other: Identity) -> None:
     known = PairedDevices(state_dir)
     known.load()
     known.add(as_paired(other, other.file.parent.name))
+
+
+def client_order(folder: Path, bundle: Path, terms: FederationTerms, state_dir: Path) -> ClientOrder:
+    """Return what a supervisor tells the client of a job that trains on its bundle's samples."""
+    tensors = federated_tensors(bundle)
+    return ClientOrder(str(folder), str(bundle), str(state_dir), tensors.data, tensors.samples, terms)
 
 
 @dataclass
@@ -77,12 +83,13 @@ class Member:
         for name in (REPLY_FILE, START_FILE, RESULT_FILE):
             (self.folder / name).unlink(missing_ok=True)
         (self.folder / MESSAGE_FILE).write_bytes(message)
-        if answer_message(self.folder, self.bundle, self.terms, self.state_dir) == TRAIN_FIRST:
+        order = client_order(self.folder, self.bundle, self.terms, self.state_dir)
+        if answer_message(order).trains_first:
             assert not (self.folder / REPLY_FILE).exists()
             trained = self.change(self.tensors.read(self.folder / START_FILE))
             self.tensors.write(self.folder / RESULT_FILE, trained)
             (self.folder / RESULT_FILE).with_suffix(".loss").write_text("0.25")
-            assert answer_message(self.folder, self.bundle, self.terms, self.state_dir) == 0
+            assert not answer_message(order).trains_first
         return self.spoil((self.folder / REPLY_FILE).read_bytes())
 
     def told(self) -> Arrays:

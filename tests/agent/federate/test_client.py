@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -18,12 +19,14 @@ from port_agent.federate.orders import (
     MODEL_FILE,
     REPLY_FILE,
     START_FILE,
-    TRAIN_FIRST,
+    ClientEnded,
+    ClientOrder,
 )
 from port_agent.federate.tensors import federated_tensors
 from port_agent.federate.wire import array_record, message_bytes, read_message
 from port_agent.jobs.job import FederationTerms
 from tests.agent.federate.jobs import gestures_bundle
+from tests.agent.federate.supervisor import client_order
 
 
 @pytest.fixture(scope="module")
@@ -42,33 +45,33 @@ def put(folder: Path, bundle: Path, kind: str, shift: float = 0.0, drop: str = "
     (folder / MESSAGE_FILE).write_bytes(message_bytes(Message(records, 5, kind)))
 
 
+def order(folder: Path, bundle: Path) -> ClientOrder:
+    return client_order(folder, bundle, FederationTerms(), folder)
+
+
 def test_training_comes_before_the_reply(tmp_path: Path, bundle: Path) -> None:
     put(tmp_path, bundle, "train", shift=0.5)
-    assert (
-        answer_message(tmp_path, bundle, FederationTerms(), tmp_path) == TRAIN_FIRST
-        and not (tmp_path / REPLY_FILE).exists()
-    )
+    assert answer_message(order(tmp_path, bundle)).trains_first and not (tmp_path / REPLY_FILE).exists()
     begun, initial = federated_tensors(bundle).read(tmp_path / START_FILE), federated_tensors(bundle).initial()
     assert all(np.array_equal(begun[name], np.add(initial[name], np.float32(0.5))) for name in initial)
 
 
 def test_tensors_of_another_job_are_refused_by_name(tmp_path: Path, bundle: Path) -> None:
     put(tmp_path, bundle, "train", drop="head.bias")
-    assert answer_message(tmp_path, bundle, FederationTerms(), tmp_path) == 0
-    assert "it has 5 tensors, not the 6 of this job" in str(
-        read_message((tmp_path / REPLY_FILE).read_bytes()).error.reason
-    )
+    reason = "it has 5 tensors, not the 6 of this job"
+    assert answer_message(order(tmp_path, bundle)) == ClientEnded(refused=reason)
+    assert reason in str(read_message((tmp_path / REPLY_FILE).read_bytes()).error.reason)
     assert not (tmp_path / START_FILE).exists()
 
 
 def test_what_was_averaged_is_kept(tmp_path: Path, bundle: Path) -> None:
     put(tmp_path, bundle, "evaluate", shift=2.0)
-    assert answer_message(tmp_path, bundle, FederationTerms(), tmp_path) == 0
+    assert answer_message(order(tmp_path, bundle)) == ClientEnded()
     kept, initial = federated_tensors(bundle).read(tmp_path / MODEL_FILE), federated_tensors(bundle).initial()
     assert all(np.array_equal(kept[name], np.add(initial[name], np.float32(2.0))) for name in initial)
 
 
 def test_a_message_that_is_none_is_told(tmp_path: Path, bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / MESSAGE_FILE).write_bytes(b"\xff" * 20)
-    assert main([str(tmp_path), str(bundle), "{}", str(tmp_path)]) == 1
+    assert main([msgspec.json.encode(order(tmp_path, bundle)).decode()]) == 1
     assert "no message of Flower (20 bytes)" in capsys.readouterr().err

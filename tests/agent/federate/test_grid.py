@@ -12,7 +12,7 @@ pytest.importorskip("flwr")
 from flwr.app import Message, MetricRecord, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from port_agent.federate.grid import PeerGrid
+from port_agent.federate.grid import GridClosedError, PeerGrid
 from port_agent.federate.wire import message_bytes
 
 
@@ -61,3 +61,12 @@ def test_replies_are_taken_from_who_was_asked_for_what_was_asked(
     ]
     with pytest.raises(NotImplementedError):
         grid.push_messages([])
+
+
+def test_a_round_ends_when_its_agent_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 7, 1, 3
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    monkeypatch.setattr("sys.stdout", io.StringIO())
+    grid = PeerGrid(7, [5], 1, tmp_path, lambda reply: None)
+    with pytest.raises(GridClosedError, match="it begins this round again"):
+        grid.send_and_receive([message(5)])

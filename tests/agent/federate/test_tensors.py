@@ -7,7 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from port_agent.federate.tensors import FederatedTensorError, FederatedTensors, _narrowed, _widened, federated_tensors
+from port_agent.federate.tensors import (
+    FederatedTensorError,
+    FederatedTensors,
+    _narrowed,
+    _widened,
+    federated_tensors,
+    tensors_of,
+)
 from tests.agent.federate.jobs import gestures_bundle, gestures_job
 
 
@@ -61,6 +68,20 @@ def test_other_shapes_have_another_fingerprint(tensors: FederatedTensors, tmp_pa
     assert other.fingerprint == tensors.fingerprint
     fewer = replace(other, layouts={name: one for name, one in other.layouts.items() if name != "head.bias"})
     assert fewer.fingerprint != tensors.fingerprint
+
+
+def test_data_of_its_own_is_counted_and_known_wherever_it_lies(tmp_path: Path) -> None:
+    one, other = gestures_bundle(tmp_path, 0), gestures_bundle(tmp_path, 1)
+    rows, labels = (column.numpy() for column in gestures_job(1, 3).data)
+    (tmp_path / "data").mkdir()
+    np.savez(tmp_path / "data/a.npz", rows[:20], labels[:20])
+    np.savez(tmp_path / "data/b.npz", np.asfortranarray(rows[20:]), labels[20:])
+    given, bundled = tensors_of(one, tmp_path, tmp_path / "data"), tensors_of(other, tmp_path)
+    assert given == bundled and given.samples == len(labels) and given.data != tensors_of(one, tmp_path).data
+    (tmp_path / "data/b.npz").unlink()
+    fewer = tensors_of(one, tmp_path, tmp_path / "data")
+    assert fewer.samples == 20 and fewer.data != given.data
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["data"], "its copies are gone"
 
 
 @pytest.mark.parametrize("name", ["float16", "bfloat16"])

@@ -1,27 +1,36 @@
 """Three devices federate (`make check-peers`): a small CNN on digits that each has others of, whatever happens on the way."""
 
+import contextlib
 import json
 import os
+import random
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file as read_numpy
 from safetensors.torch import load_file
 
+from port_agent.federate.orders import MESSAGES_FOLDER, global_file
+from port_agent.peers.federation_requests import node_number
+from port_agent.peers.identity.keys import own_identity
 from port_planner.base.units import format_bytes
 from port_planner.ir.bundle.bundle import read_manifest
-from tests.agent.federate.agents import Device, pair_all, running
-from tests.agent.federate.jobs import gestures_bundle, needs_flower
+from tests.agent.federate.agents import JOB, Device, pair_all, running
+from tests.agent.federate.jobs import alike_bundle, averaged_by_hand, gestures_bundle, needs_flower
 from tests.agent.federate.mnist import DIGITS, MNIST, Cnn, digits_test
 from tests.agent.peers.bridge import network
 from tests.agent.peers.networks import ROOT
-from tests.waiting import until
+from tests.waiting import until, wait_until_drawn_moment
 
 ROUNDS, ROUND_S = 14, 30.0
 WITHIN = 0.02
@@ -114,6 +123,10 @@ def in_round(leader: Device, number: int) -> bool:
     return bool(found["done"] == number - 1 and len(found["training"]) == 3)
 
 
+def has_done(leader: Device, rounds: int) -> bool:
+    return bool(leader.federation()["done"] >= rounds)
+
+
 def trains(device: Device) -> bool:
     return bool(device.job()["state"] == "running" and device.job()["step"])
 
@@ -189,6 +202,87 @@ def report(
         print(f"  {program}: {format_bytes(peak)}, for seconds")
 
 
+KILLED_ROUNDS, EPOCHS = 20, 4
+
+
+class Fates:
+    """Kills devices at drawn moments, and the leader between an average and its record; all come back."""
+
+    def __init__(self, devices: list[Device]) -> None:
+        self._devices, self._leader, self._numbers = devices, devices[0], random.Random(64)
+        self.killed = dict.fromkeys((device.name for device in devices), 0)
+        self.cut_between = 0
+        """Kills of the leader when an average was written and not noted."""
+
+    def strike(self) -> None:
+        """Kill whom chance says, when it says, and turn it on again."""
+        wait_until_drawn_moment(self._numbers, 10.0)
+        victim = self._numbers.choice(self._devices)
+        self._kill(victim)
+
+    def cut(self) -> None:
+        """Hold the leader's agent as soon as all replies of a round are there; its round's process goes on and averages."""
+        folder = next((self._leader.root / "state/jobs").glob("*/leader"))
+        process = self._leader.process
+        assert process is not None
+        done = self._done(folder)
+        averaged = folder / global_file(done + 1)
+        averaged.unlink(missing_ok=True)  # of a round that was cut before
+        until(lambda: self._replies(folder) == len(self._devices) or self._done(folder) > done, patience_s=_SOME_S)
+        process.send_signal(signal.SIGSTOP)
+        with contextlib.suppress(AssertionError):  # it had not been told of all replies when it was held
+            until(averaged.exists, patience_s=3.0)
+        self.cut_between += averaged.exists() and self._done(folder) == done
+        self._kill(self._leader)
+
+    def _kill(self, victim: Device) -> None:
+        victim.kill()
+        self.killed[victim.name] += 1
+        wait_until_drawn_moment(self._numbers, 2.0)
+        victim.start()
+
+    def _replies(self, folder: Path) -> int:
+        return len(list((folder / MESSAGES_FOLDER).glob("*.reply")))
+
+    def _done(self, folder: Path) -> int:
+        return int(json.loads((folder / "run.json").read_text())["done"])
+
+
+def test_twenty_rounds_with_anybody_killed_at_any_moment_average_to_the_bit(tmp_path: Path) -> None:
+    with network() as net:
+        bridge = net.bridge()
+        hosts = [net.host(bridge, f"10.84.0.{number}/24") for number in (1, 2, 3)]
+        devices = [
+            Device(tmp_path / name, (host.address, 9478), ["ip", "netns", "exec", host.namespace])
+            for name, host in zip(("attic", "cellar", "shed"), hosts, strict=True)
+        ]
+        pair_all(devices)
+        attic, fates = devices[0], Fates(devices)
+        with running(devices):
+            for part, device in enumerate(devices):
+                device.submit(alike_bundle(tmp_path, part), epochs=EPOCHS)
+            attic.lead(rounds=KILLED_ROUNDS, min_devices=3, timeout_s=_SOME_S, min_share=1.0)
+            for number in range(KILLED_ROUNDS - 1):
+                fates.cut() if number % 5 == 0 else fates.strike()
+                until(partial(has_done, attic, number + 1), attic.federation, patience_s=_SOME_S)
+            until(lambda: attic.federation()["state"] == "finished", attic.federation, patience_s=_SOME_S)
+            found = attic.federation()
+            results = []
+            for device in devices:
+                device.client.download(f"/v1/jobs/{JOB}/result", device.root / "out.safetensors")
+                results.append(read_numpy(device.root / "out.safetensors"))
+    print(
+        f"{found['done']} rounds, {found['abandoned']} abandoned; killed {fates.killed}, {fates.cut_between} before the record"
+    )
+    nodes = [node_number(str(own_identity(device.root / "state").id)) for device in devices]
+    by_hand = averaged_by_hand(KILLED_ROUNDS, sorted(range(3), key=nodes.__getitem__), EPOCHS)
+    assert found["done"] == KILLED_ROUNDS and all(fates.killed.values()) and fates.cut_between
+    assert all(one["devices"] == 3 for one in found["history"] if not one["abandoned"])
+    for result in results:
+        assert result.keys() == by_hand.keys()
+        assert all(np.array_equal(result[name], by_hand[name]) for name in by_hand)
+
+
 def test_a_cable_is_pulled_in_mid_round_and_put_back(tmp_path: Path) -> None:
     with network() as net:
         bridge = net.bridge()
@@ -202,7 +296,7 @@ def test_a_cable_is_pulled_in_mid_round_and_put_back(tmp_path: Path) -> None:
         with running(devices):
             for part, device in enumerate(devices):
                 device.submit(gestures_bundle(tmp_path, part), epochs=200)
-            attic.lead(rounds=3, min_devices=2, timeout_s=40.0, min_share=0.6)
+            attic.lead(rounds=3, min_devices=2, timeout_s=120.0, min_share=0.6)
             until(lambda: in_round(attic, 1) and trains(cellar), attic.federation, patience_s=_SOME_S)
             net.unplug(hosts[1])
             until(lambda: attic.federation()["done"] >= 1, attic.federation, patience_s=_SOME_S)

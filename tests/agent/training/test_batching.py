@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from port_agent.training.batching import Batching, BatchRows
-from port_agent.training.samples.incoming import DataError
+from port_agent.training.samples.columns import DataError
 from port_planner.ir.bundle.bundle import Bundle
 from port_planner.ir.bundle.data_order import batch_rows
 from tests.agent.jobs_small import BATCH, ROWS, make_job, small_bundle, write_job

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from port_agent.prepare.reference import compared_steps
-from port_agent.training.samples.incoming import DataError
+from port_agent.training.samples.columns import DataError
 from port_agent.training.trainer import StepEvent, Trainer
 from port_planner import make_bundle
 from port_planner.base.errors import CaptureError

@@ -13,7 +13,7 @@ from torch import nn
 from benchmarks.models import workload
 from port_agent.paging.pager import PageError, Pager
 from port_agent.training.comparison import MismatchError
-from port_agent.training.samples.incoming import DataError
+from port_agent.training.samples.columns import DataError
 from port_agent.training.state.checkpoint import CheckpointError
 from port_agent.training.trainer import PastEndError, StepEvent, Trainer, step_message
 from port_agent.worker.control import LeftOnRequest

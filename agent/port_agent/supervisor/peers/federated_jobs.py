@@ -22,6 +22,8 @@ from port_agent.federate.orders import (
     REPLY_FILE,
     RESULT_FILE,
     START_FILE,
+    ClientEnded,
+    ClientOrder,
     TensorsOf,
     has_round,
 )
@@ -226,7 +228,9 @@ class FederatedJobs:
         """Return what of a job is federated, worked out in a process of its own; raises PortError."""
         known = self._tensors.get(job.id)
         if known is None:
-            output = await _flower(TENSORS_MODULE, str(self._bundle(job)), limit_bytes=CLIENT_BYTES)
+            home = self._store.job_dir(job.id)
+            data = () if job.spec.data is None else (str(home / job.spec.data),)
+            output = await _flower(TENSORS_MODULE, str(self._bundle(job)), str(home), *data, limit_bytes=CLIENT_BYTES)
             known = self._tensors[job.id] = msgspec.json.decode(output, type=TensorsOf)
         return known
 
@@ -448,10 +452,12 @@ class FederatedJobs:
             return
         limit = CLIENT_BYTES + _COPIES * task.total
         try:
-            terms = msgspec.json.encode(job.spec.terms).decode()
-            await _flower(
-                CLIENT_MODULE, str(folder), str(self._bundle(job)), terms, str(self._state_dir), limit_bytes=limit
+            of = await self.tensors_of(job)
+            order = ClientOrder(
+                str(folder), str(self._bundle(job)), str(self._state_dir), of.data, of.samples, job.spec.terms
             )
+            output = await _flower(CLIENT_MODULE, msgspec.json.encode(order).decode(), limit_bytes=limit)
+            self._audit_answer(job, task, msgspec.json.decode(output, type=ClientEnded))
         except (PortError, OSError) as error:
             self._note(job, msgspec.structs.replace(task, failed=public_reason(error)))
             self._audit(f"{task.leader}: a round of job {job.label} failed: {error}")
@@ -459,6 +465,14 @@ class FederatedJobs:
         if has_round(folder):
             self._train(job)
         await self._note_result(job)
+
+    def _audit_answer(self, job: Job, task: _Task, ended: ClientEnded) -> None:
+        """Write down what left this device for a leader, or why nothing did."""
+        which = f"{task.leader}: round {task.number} of job {job.label}"
+        if ended.refused:
+            self._audit(f"{which} was refused: {ended.refused}")
+        elif ended.contributed:
+            self._audit(f"{which} got what this device trained, {ended.contributed}")
 
     async def _note_result(self, job: Job) -> None:
         """Make what was averaged the job's result; a fine-tuning's worker does that, when it may."""

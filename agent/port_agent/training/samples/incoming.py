@@ -1,123 +1,30 @@
-"""Samples that arrived after planning.
+"""Samples that arrived after planning, batch by batch."""
 
-`.npz` and `.safetensors` files in a directory, one array per column of the batch.
-
-Arrays are taken in the order of their names ("0", "1", ... or arr_0, arr_1, ...); each must have the column's dtype and
-row shape. They are copied once to plain column files beside the checkpoints, a mebibyte in memory at a time however
-large the files are, so that batches read single rows.
-"""
-
-import contextlib
-import math
 import os
-import struct
-import tempfile
-import zipfile
-import zlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import IO
 
-import numpy as np
 import torch
-from numpy.lib import format as npy
 
-from port_agent.system.directory_handle import read_sample_file
-from port_planner.base.errors import ExitCode, PortError
-from port_planner.ir.bundle.safetensors_io import Member, index, read_header
+from port_agent.training.samples.columns import ArrivedColumns
+from port_planner.ir.bundle.safetensors_io import Member
 from port_planner.ir.torch_operators import dtype
-
-_CHUNK_BYTES = 1 << 20
-_HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
-_DAMAGE = (
-    OSError,
-    ValueError,
-    KeyError,
-    EOFError,
-    RuntimeError,
-    zlib.error,
-    struct.error,
-    zipfile.BadZipFile,
-)
-"""What the readers of both formats raise for a file that is damaged, encrypted or of another kind."""
-
-
-class DataError(PortError):
-    """Data that does not fit the job."""
-
-    exit_code = ExitCode.IMPOSSIBLE
 
 
 class Arrivals:
-    """The samples of a directory, with the interface of `port_agent.training.samples.bundled.Samples`.
-
-    `parts`: the columns of each shape that the bundle has steps for; a file's samples are of the part whose shape they have.
-    """
+    """The samples of a directory, with the interface of `port_agent.training.samples.bundled.Samples`."""
 
     def __init__(self, directory: Path, parts: Sequence[Sequence[Member]], folder: Path) -> None:
-        self._sections = [
-            [(c.dtype, c.shape[1:], c.nbytes // max(1, c.shape[0])) for c in columns] for columns in parts
-        ]
-        paths = [[folder / _column_file(p, i) for i in range(len(columns))] for p, columns in enumerate(parts)]
-        self.counts = self._copy(directory, paths)
+        """Copy them to files of `folder`, as `ArrivedColumns` does; raises DataError, PortError where the disk is full."""
+        self._columns = ArrivedColumns(directory, parts, folder)
+        self.counts = self._columns.counts
         """Rows of each part."""
-        self._fds = [[os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in of_section] for of_section in paths]
-
-    def _copy(self, directory: Path, paths: Sequence[Sequence[Path]]) -> tuple[int, ...]:
-        files = sorted(p for p in directory.iterdir() if p.suffix in (".npz", ".safetensors"))
-        if not files:
-            raise DataError(f"{directory} has no .npz or .safetensors file; give one array per column of the batch")
-        totals = [0] * len(paths)
-        with contextlib.ExitStack() as stack:
-            targets = [[stack.enter_context(open(p, "wb", buffering=0)) for p in of_section] for of_section in paths]
-            for file in files:
-                rows = set()
-                try:
-                    part = self._section_of(file) if len(self._sections) > 1 else 0
-                    for i, array in enumerate(_arrays(file)):
-                        self._check(file, i, array, part)
-                        rows.add(array.shape[0])
-                        _copy_rows(file, array, targets[part][i])
-                except _DAMAGE as error:
-                    raise DataError(f"{file} cannot be read ({error}); copy it again") from error
-                if len(rows) != 1:
-                    raise DataError(f"{file}: its arrays have {sorted(rows)} rows; they must have the same number")
-                totals[part] += rows.pop()
-        return tuple(totals)
-
-    def _section_of(self, file: Path) -> int:
-        """Return the part whose rows have the shapes of a file's; raise DataError where none has, or several have."""
-        found = [(array.dtype, tuple(array.shape[1:])) for array in _arrays(file)]
-        known = [[(kind, tuple(shape)) for kind, shape, _ in columns] for columns in self._sections]
-        if found not in known:
-            raise DataError(
-                f"{file} has rows of {_shown(found)}, and the bundle has steps for {'; '.join(map(_shown, known))}: pad to one of "
-                "these, or plan the job again with batches of that shape"
-            )
-        if known.count(found) > 1:
-            raise DataError(
-                f"{file} has rows of {_shown(found)}, for which the bundle has {known.count(found)} steps that differ in what no row says (such as "
-                "a task); plan the job again with these samples in its batches"
-            )
-        return known.index(found)
-
-    def _check(self, file: Path, i: int, array: "_StoredArray", part: int) -> None:
-        columns = self._sections[part]
-        if array.together != len(columns):
-            raise DataError(f"{file} has {array.together} arrays, a batch of this job has {len(columns)}")
-        kind, shape, _ = columns[i]
-        if not array.shape:
-            raise DataError(f"{file}: array {i} is a single {array.dtype}; give an array with a row per sample")
-        if array.dtype != kind or array.shape[1:] != tuple(shape):
-            raise DataError(
-                f"{file}: array {i} is {array.dtype} with rows of {array.shape[1:]}, the job needs {kind} {tuple(shape)}"
-            )
+        self._fds = [[os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in of_part] for of_part in self._columns.paths]
 
     def batch(self, rows: Sequence[int], part: int = 0) -> list[torch.Tensor]:
         """Return one tensor per column of a part with these rows, in this order."""
         result = []
-        for fd, (kind, shape, width) in zip(self._fds[part], self._sections[part], strict=True):
+        for fd, (kind, shape, width) in zip(self._fds[part], self._columns.sections[part], strict=True):
             data = b"".join(os.pread(fd, width, row * width) for row in rows)
             tensor = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(dtype(kind))
             result.append(tensor.reshape(len(rows), *shape))
@@ -126,98 +33,3 @@ class Arrivals:
     def close(self) -> None:
         for fd in (fd for of_section in self._fds for fd in of_section):
             os.close(fd)
-
-
-def _column_file(part: int, column: int) -> str:
-    return f"arrived-{part}-{column}.raw" if part else f"arrived-{column}.raw"
-
-
-def _shown(columns: Sequence[tuple[str, tuple[int, ...]]]) -> str:
-    return ", ".join(f"{kind} {[*shape]}" for kind, shape in columns)
-
-
-@dataclass(frozen=True, slots=True)
-class _StoredArray:
-    """An array in a file: what it is, and where its bytes are read from.
-
-    And how many arrays the file has together.
-
-    `by_columns`: they lie in Fortran's order, as those of pandas do.
-    """
-
-    dtype: str
-    shape: tuple[int, ...]
-    nbytes: int
-    stream: IO[bytes]
-    together: int
-    by_columns: bool = False
-
-
-def _arrays(file: Path) -> Iterator[_StoredArray]:
-    return _numpy_arrays(file) if file.suffix == ".npz" else _safetensors_arrays(file)
-
-
-def _numpy_arrays(file: Path) -> Iterator[_StoredArray]:
-    with read_sample_file(file) as data, zipfile.ZipFile(data) as archive:
-        names = sorted(archive.namelist(), key=lambda name: _place(name.removesuffix(".npy")))
-        for name in names:
-            with archive.open(name) as stream:
-                version = npy.read_magic(stream)
-                if version not in _HEADERS:
-                    raise ValueError(f"{name} is of the npy version {version}")
-                shape, by_columns, kind = _HEADERS[version](stream)
-                if kind.hasobject:
-                    raise ValueError(f"{name} holds Python objects, which are not unpacked")
-                nbytes = math.prod(shape) * kind.itemsize
-                yield _StoredArray(str(kind), shape, nbytes, stream, len(names), by_columns and len(shape) > 1)
-
-
-def _safetensors_arrays(file: Path) -> Iterator[_StoredArray]:
-    with read_sample_file(file) as stream:
-        size = os.fstat(stream.fileno()).st_size
-        members = index(read_header(stream, size), size, 0)
-        for name in sorted(members, key=_place):
-            member = members[name]
-            stream.seek(member.offset)
-            yield _StoredArray(member.dtype, member.shape, member.nbytes, stream, len(members))
-
-
-def _copy_rows(file: Path, array: _StoredArray, target: IO[bytes]) -> None:
-    """Copy an array row by row. Raises DataError where it ends early, PortError where the disk is full."""
-    if not array.by_columns:
-        _copy_bytes(file, array, target)
-        return
-    with tempfile.TemporaryFile(dir=Path(target.name).parent, buffering=0) as columns:
-        _copy_bytes(file, array, columns)
-        rows, inner = array.shape[0], array.shape[1:]
-        item, count = array.nbytes // max(1, math.prod(array.shape)), math.prod(inner)
-        step = max(1, _CHUNK_BYTES // max(1, item * count))
-        for first in range(0, rows, step):
-            size = min(step, rows - first) * item
-            pieces = [os.pread(columns.fileno(), size, (c * rows + first) * item) for c in range(count)]
-            block = np.frombuffer(b"".join(pieces), np.dtype((np.void, item))).reshape(*reversed(inner), -1)
-            _write(target, np.ascontiguousarray(block.transpose()).tobytes())
-
-
-def _copy_bytes(file: Path, array: _StoredArray, target: IO[bytes]) -> None:
-    left = array.nbytes
-    while left:
-        piece = array.stream.read(min(left, _CHUNK_BYTES))
-        if not piece:
-            raise DataError(f"{file} ends in the middle of an array; copy it again")
-        left -= len(piece)
-        _write(target, piece)
-
-
-def _write(target: IO[bytes], data: bytes) -> None:
-    rest = memoryview(data)
-    try:
-        while rest:
-            rest = rest[target.write(rest) :]
-    except OSError as error:
-        raise PortError(f"samples could not be written to {target.name}: {error.strerror}; free space there") from error
-
-
-def _place(name: str) -> tuple[int, str]:
-    digits = name.removeprefix("arr_")
-    return (int(digits), "") if digits.isdigit() else (1 << 30, name)

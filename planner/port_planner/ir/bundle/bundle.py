@@ -21,7 +21,7 @@ from typing import Any
 
 from port_planner.ir.bundle import safetensors_io
 from port_planner.ir.bundle.archive import hashes_of, manifest_json, open_archive, tensor_index, unpacked_member
-from port_planner.ir.bundle.checksums import SUM_BYTES, block_sum, rows_per_block, tensor_hasher
+from port_planner.ir.bundle.checksums import SUM_BYTES, block_sum, columns_digest, rows_per_block, tensor_hasher
 from port_planner.ir.bundle.codec import unpack_costs, unpack_graph, unpack_plan
 from port_planner.ir.bundle.manifest import (
     WHOLE_UPDATE,
@@ -275,13 +275,11 @@ class Bundle:
         return data[inside * width : (inside + 1) * width]
 
     def data_digest(self) -> str:
-        """Return the SHA-256 of the checksums of all columns of data, by their names: of the data, without reading it. Raises OSError."""
-        digest = hashlib.sha256()
+        """Return the digest of the columns that are trained on, without reading them. Raises OSError."""
+        trained = [key for key in self._sums if not key.startswith("eval")]
         with self.path.open("rb") as stream:
-            for key in sorted(self._sums):
-                digest.update(f"{key} {self._sums[key].nbytes} ".encode())
-                digest.update(self._read(stream.fileno(), self._sums[key], 0, self._sums[key].nbytes))
-        return digest.hexdigest()
+            read = {key: self._read(stream.fileno(), self._sums[key], 0, self._sums[key].nbytes) for key in trained}
+        return columns_digest(read)
 
     def check_contents(self) -> None:
         """Read every tensor and every block of rows. Raises BundleError for the first that is not as it was written."""

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 pytest.importorskip("flwr")
@@ -16,6 +17,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from port_agent.federate.orders import ARRAYS, CONFIG, FOLDER, MODEL_FILE, RESULT_FILE, START_FILE
+from port_agent.federate.privacy import PrivacyLedger
 from port_agent.federate.tensors import federated_tensors
 from port_agent.federate.wire import array_record, message_bytes, read_message
 from port_agent.jobs.job import FederationTerms, JobKind, JobRequestError, JobSpec, JobState
@@ -33,7 +35,7 @@ from port_agent.peers.federation_requests import (
 from port_agent.supervisor.peers import federated_jobs
 from port_agent.supervisor.peers.answers import FederatedContext
 from port_agent.supervisor.peers.federated_jobs import THIS_DEVICE, FederatedJobs
-from tests.agent.federate.jobs import adapter_file, gestures_bundle
+from tests.agent.federate.jobs import adapter_file, gestures_bundle, gestures_job
 from tests.agent.live_daemon import until
 
 pytestmark = pytest.mark.process
@@ -153,6 +155,27 @@ def test_a_message_in_pieces_is_trained_and_answered_across_restarts(tmp_path: P
                 "the same message again is not trained again"
             )
             assert (await made.reply()).data == whole
+
+    run(work)
+
+
+def test_a_job_with_data_of_its_own_counts_that_and_spends_its_privacy(tmp_path: Path, bundle: Path) -> None:
+    async def work() -> None:
+        async with home(tmp_path, bundle) as made:
+            folder = made.store.job_dir(1) / "data"
+            folder.mkdir()
+            np.savez(folder / "mine.npz", *(column.numpy()[:7] for column in gestures_job(1, 3).data))
+            job = made.store.get(1)
+            made.store.save(replace(job, spec=replace(job.spec, data="data")))
+            of = await made.jobs.tensors_of(made.store.get(1))
+            await made.begun()
+            made.trained()
+            reply = read_message((await made.answered()).data)
+            assert reply.content["metrics"]["num-examples"] == of.samples == 7
+            got = "attic: round 3 of job 1 (gestures) got what this device trained, as it is, for its leader to see"
+            assert made.audits[-1] == got
+            assert of.data != made.tensors.data
+            assert PrivacyLedger(tmp_path / "jobs", of.data).spent().bare == 1
 
     run(work)
 
@@ -297,6 +320,10 @@ def test_rounds_that_its_owner_does_not_allow_get_nothing_of_a_device(
         async with home(tmp_path, bundle, terms=terms) as made:
             assert (await made.ask(made.part(0))).state is TaskState.WORKING
             reply = read_message((await made.answered()).data)
+            assert (
+                made.audits[-1].startswith("attic: round 3 of job 1 (gestures) was refused: ")
+                and refusal in made.audits[-1]
+            )
             assert refusal in str(reply.error.reason) and made.store.get(1).state is JobState.WAITING_DATA
 
     run(work)

@@ -77,7 +77,7 @@ class Alone:
         return []
 
     async def tensors_of(self, job: Job) -> TensorsOf:
-        return TensorsOf("ab" * 32, 8, "cd" * 32)
+        return TensorsOf("ab" * 32, 8, "cd" * 32, 9)
 
     async def respond(self, leader: PeerClient, request: Request) -> TaskAnswer:
         return TaskAnswer(state=TaskState.READY)

@@ -12,7 +12,8 @@ import torch
 from safetensors.numpy import save_file
 from safetensors.torch import save_file as save_torch_file
 
-from port_agent.training.samples.incoming import Arrivals, DataError
+from port_agent.training.samples.columns import DataError
+from port_agent.training.samples.incoming import Arrivals
 from port_planner.base.errors import PortError
 from port_planner.ir.bundle.safetensors_io import Member
 

@@ -8,7 +8,7 @@ Imported only where discovery is on: zeroconf costs 5 MB. The announced port is 
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 
 from zeroconf import (
@@ -42,15 +42,33 @@ ADDRESS_LIMIT = 4
 """Addresses of one device that are kept."""
 MAX_CACHED = 1000
 """Records that zeroconf keeps, of 9 kB at most; a home's devices need a few dozen, and its own bound is ten times this."""
+_ASK_MS = 3000
+"""Until whoever has this device's id has said where it is."""
 _QUERY, _IN, _TEXT, _SERVER = 0, 1, 16, 33
 """Flags of a question, class IN, types TXT and SRV (RFC 1035, RFC 2782)."""
 
 
-class Discovery:
-    """One agent's presence; `report` gets what is wrong, or an empty string once it works."""
+class _IdTakenError(Exception):
+    """Another device is announced by this one's id, at these addresses."""
 
-    def __init__(self, announcement: Announcement, report: Callable[[str], None]) -> None:
-        self._own, self._report = announcement, report
+    def __init__(self, addresses: tuple[str, ...], port: int) -> None:
+        self.addresses, self.port = addresses, port
+        super().__init__(f"{addresses} port {port}")
+
+
+class Discovery:
+    """One agent's presence; `report` gets what is wrong, or an empty string once it works.
+
+    `where_key_is` returns at which of some addresses, and a port, somebody proves to hold this device's key, or nothing.
+    """
+
+    def __init__(
+        self,
+        announcement: Announcement,
+        report: Callable[[str], None],
+        where_key_is: Callable[[tuple[str, ...], int], Awaitable[str]],
+    ) -> None:
+        self._own, self._report, self._where_key_is = announcement, report, where_key_is
         self._sightings = Sightings(announcement.id)
         self._changed = asyncio.Event()
         self._port = 0
@@ -93,11 +111,8 @@ class Discovery:
                 async with self._present_on(interfaces) as node:
                     self._report("")
                     await self._attend(node, interfaces)
-            except NonUniqueNameException:
-                reason = f"another device in the network claims the id {self._own.id} of this one, which anybody can."
-                self._report(
-                    f"{reason} Only if you made it of a copy of this state directory, delete identity.pem in that copy"
-                )
+            except _IdTakenError as claim:
+                self._report(await self._judged(claim))
                 await asyncio.sleep(LOOK_S)
             except (OSError, RuntimeError, Error) as error:  # RuntimeError: zeroconf lost an interface on the way
                 self._report(str(error) or type(error).__name__)
@@ -124,10 +139,32 @@ class Discovery:
             self.interfaces = interfaces
             try:
                 self._announced = self._news
-                await node.async_register_service(self._record(interfaces))
+                await self._register(node, self._record(interfaces))
                 yield node
             finally:
                 self.interfaces = ()
+
+    async def _register(self, node: AsyncZeroconf, record: AsyncServiceInfo) -> None:
+        """Announce this device; raises _IdTakenError where another one is announced by its id."""
+        try:
+            await node.async_register_service(record)
+        except NonUniqueNameException as error:
+            other = AsyncServiceInfo(TYPE, record.name)
+            await other.async_request(node.zeroconf, _ASK_MS)
+            raise _IdTakenError(tuple(other.parsed_scoped_addresses()[:ADDRESS_LIMIT]), other.port or 0) from error
+
+    async def _judged(self, claim: "_IdTakenError") -> str:
+        """Return what is wrong where another device is announced by this one's id, and what to do."""
+        where = await self._where_key_is(claim.addresses, claim.port)
+        if where:
+            return (
+                f"the device at {where} has this one's key, as a copy of its state directory has: stop its agent, delete identity.pem there, and "
+                "pair it anew"
+            )
+        return (
+            f"another device in the network claims the id {self._own.id} of this one, which anybody can, and does not prove to have its key. "
+            "Paired devices still find this one where they met it last"
+        )
 
     async def _attend(self, node: AsyncZeroconf, interfaces: tuple[Interface, ...]) -> None:
         """Keep announcement and list up to date until the interfaces change."""

@@ -38,8 +38,13 @@ def own_addresses() -> list[str]:
 
 def elsewhere(addresses: Sequence[str]) -> tuple[str, ...]:
     """Return the addresses of another device that are not this one's, too, as those of container bridges are; all where none is left."""
+    return foreign(addresses) or tuple(addresses)
+
+
+def foreign(addresses: Sequence[str]) -> tuple[str, ...]:
+    """Return the addresses that are not this device's."""
     own = {item.address.partition("%")[0] for items in psutil.net_if_addrs().values() for item in items}
-    return tuple(address for address in addresses if address.partition("%")[0] not in own) or tuple(addresses)
+    return tuple(address for address in addresses if address.partition("%")[0] not in own)
 
 
 def multicast_interfaces(interfaces: Path = _INTERFACES) -> tuple[Interface, ...]:

@@ -59,6 +59,10 @@ class AgentOptions:
     """Whether plans are solved for paired devices, while the policy would let this one train."""
     take_jobs: bool = False
     """Whether jobs of paired devices are trained here, while the policy lets this one train and it has no work of its own."""
+    introducer: str = ""
+    """The paired device that introduces others to this one, which are trusted then; empty: none."""
+    introduces: bool = False
+    """Whether paired devices that chose this one as their introducer are introduced to each other."""
     solve_on: str = ""
     """The paired device, or `any`, that solves for plans made again while a job trains here; empty: this one."""
     sysfs_root: Path = Path("/sys")
@@ -228,6 +232,8 @@ KEYS: dict[str, _Key] = {
     "peers.share": _Key("options", "share_with_peers", _boolean),
     "peers.solve": _Key("options", "solve_for_peers", _boolean),
     "peers.take_jobs": _Key("options", "take_jobs", _boolean),
+    "peers.introducer": _Key("options", "introducer", _peer_name),
+    "peers.introduces": _Key("options", "introduces", _boolean),
     "peers.solve_on": _Key("options", "solve_on", _peer_name),
     "sensors.sysfs_root": _Key("options", "sysfs_root", _directory),
     "sensors.proc_root": _Key("options", "proc_root", _directory),

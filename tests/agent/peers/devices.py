@@ -47,6 +47,9 @@ class Contents(dict[str, bytes]):
     async def move(self, client: PeerClient, request: bytes) -> bytes:
         return client.id.encode() + request
 
+    async def introduce(self, client: PeerClient) -> bytes:
+        return client.name.encode()
+
     async def solve(self, client: str, problem: bytes, seconds: float) -> bytes:
         self.begun += 1
         try:

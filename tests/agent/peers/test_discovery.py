@@ -124,13 +124,17 @@ def client_pid(root: Path) -> int:
 OWN = Announcement("0123456789ab", "attic", "board", "1", PublicState.IDLE)
 
 
+async def nowhere(addresses: tuple[str, ...], port: int) -> str:
+    return ""
+
+
 @pytest.mark.slow
 def test_two_in_one_process_over_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
     """Greeting, change of state, the next question's answer, goodbye: the same packets, without a network."""
     monkeypatch.setattr(discovery, "multicast_interfaces", lambda: (Interface("lo", 1, "127.0.0.1", False),))
     monkeypatch.setattr(discovery, "ANNOUNCE_EVERY_S", 0.05)
-    first = Discovery(OWN, lambda text: None)
-    second = Discovery(replace(OWN, id="ba9876543210", name="cellar"), lambda text: None)
+    first = Discovery(OWN, lambda text: None, nowhere)
+    second = Discovery(replace(OWN, id="ba9876543210", name="cellar"), lambda text: None, nowhere)
 
     def sees(state: PublicState) -> bool:
         return [peer.announcement for peer in first.peers(time.monotonic())] == [replace(second.own, state=state)]
@@ -159,9 +163,9 @@ def test_an_answer_that_waits_its_turn_does_not_follow_the_goodbye(monkeypatch: 
         return nodes[-1]
 
     monkeypatch.setattr(discovery, "AsyncZeroconf", made)
-    first = Discovery(OWN, lambda text: None)
-    second = Discovery(replace(OWN, id="ba9876543210", name="cellar"), lambda text: None)
-    third = Discovery(replace(OWN, id="ba0123456789", name="shed"), lambda text: None)
+    first = Discovery(OWN, lambda text: None, nowhere)
+    second = Discovery(replace(OWN, id="ba9876543210", name="cellar"), lambda text: None, nowhere)
+    third = Discovery(replace(OWN, id="ba0123456789", name="shed"), lambda text: None, nowhere)
 
     async def run() -> None:
         tasks = [asyncio.create_task(one.run()) for one in (first, second)]
@@ -191,9 +195,16 @@ def test_a_copied_state_directory_is_reported(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(discovery, "multicast_interfaces", lambda: (Interface("lo", 1, "127.0.0.1", False),))
     ready: list[str] = []
     reports: list[str] = []
+    asked: list[tuple[tuple[str, ...], int]] = []
+
+    async def there(addresses: tuple[str, ...], port: int) -> str:
+        asked.append((addresses, port))
+        return "10.0.0.5"
 
     async def run() -> None:
-        first, copy = Discovery(OWN, ready.append), Discovery(replace(OWN, name="copy"), reports.append)
+        first = Discovery(OWN, ready.append, nowhere)
+        first.listens(port=9478, pairing_port=0)
+        copy = Discovery(replace(OWN, name="copy"), reports.append, there)
         tasks = [asyncio.create_task(first.run())]
         await eventually(lambda: bool(ready))
         tasks.append(asyncio.create_task(copy.run()))
@@ -203,7 +214,14 @@ def test_a_copied_state_directory_is_reported(monkeypatch: pytest.MonkeyPatch) -
         await asyncio.wait(tasks)
 
     asyncio.run(run())
-    assert "claims the id 0123456789ab" in reports[0] and "identity.pem" in reports[0]
+    assert asked == [(("127.0.0.1",), 9478)]
+    assert "the device at 10.0.0.5 has this one's key" in reports[0] and "delete identity.pem there" in reports[0]
+
+
+def test_nobody_is_told_to_delete_an_identity_for_a_claim() -> None:
+    claim = discovery._IdTakenError(("10.0.0.5",), 9478)
+    text = asyncio.run(Discovery(OWN, lambda text: None, nowhere)._judged(claim))
+    assert "claims the id 0123456789ab" in text and "delete" not in text
 
 
 def run_until_reported(monkeypatch: pytest.MonkeyPatch, interfaces: tuple[Interface, ...]) -> list[str]:
@@ -218,7 +236,7 @@ def run_until_reported(monkeypatch: pytest.MonkeyPatch, interfaces: tuple[Interf
             reports.append(text)
             reported.set()
 
-        task = asyncio.create_task(Discovery(OWN, report).run())
+        task = asyncio.create_task(Discovery(OWN, report, nowhere).run())
         await asyncio.wait_for(reported.wait(), 60.0)
         task.cancel()
         await asyncio.wait({task})

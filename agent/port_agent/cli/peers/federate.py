@@ -3,11 +3,11 @@
 import argparse
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from port_agent.cli.arguments import UsageError, duration, positive_number, whole_number
+from port_agent.cli.arguments import UsageError, duration, positive_number, whole_number, writable_file
 from port_agent.control import places
 from port_agent.federate.privacy import DELTA, epsilon, noisy_rounds
 from port_planner.base.units import format_seconds, shown
@@ -33,6 +33,9 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     _add_start(verbs)
     status = _verb(verbs, "status", "show the federations that this device leads or is in", _status)
     status.add_argument("job", nargs="?", help="number or name; without it all")
+    status.add_argument(
+        "--plot", type=writable_file, metavar="FILE.svg", help="draw the loss by round and who took part; for one JOB"
+    )
     _verb(verbs, "stop", "end a federation after the rounds that are done", _stop).add_argument(
         "job", help="number or name"
     )
@@ -176,6 +179,8 @@ def _privacy(noise: float, rounds: int) -> str:
 def _status(arguments: argparse.Namespace) -> int:
     answer = places.connect(arguments.runtime_dir).get("/v1/federations")
     led, member_of = ([one for one in answer[kind] if _is_meant(one, arguments.job)] for kind in _KINDS)
+    if arguments.plot is not None:
+        _plot(led, arguments.plot)
     if arguments.json:
         print(json.dumps({"federations": led, "memberships": member_of}, indent=2))
         return 0
@@ -185,6 +190,27 @@ def _status(arguments: argparse.Namespace) -> int:
     parts += [f"Job {one['job']} ({one['name']}): {membership_line(one)}.{_spent(one['privacy'])}" for one in member_of]
     print("\n\n".join(parts) or "This device leads no federation and is in none.")
     return 0
+
+
+def _plot(led: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Draw the rounds of the only federation that is meant; raises UsageError where that is none or several, OSError."""
+    if len(led) != 1:
+        names = ", ".join(one["name"] for one in led)
+        raise UsageError(
+            f"--plot draws one federation: name its JOB, of {names}"
+            if names
+            else "this device leads no such federation"
+        )
+    from port_agent.system.atomic_file import write_atomically
+    from port_planner.draw.rounds import RoundMark, rounds_svg
+
+    (run,) = led
+    rounds = [
+        RoundMark(one["number"], one["seconds"], one["loss"], tuple(one["names"]), one["lost"], one["abandoned"])
+        for one in run["history"]
+    ]
+    title = f"{run['name']}: {run['done']} of {run['settings']['rounds']} rounds"
+    write_atomically(path, rounds_svg(rounds, title).encode())
 
 
 def _spent(privacy: Mapping[str, Any] | None) -> str:

@@ -15,12 +15,17 @@ _CHARGING = {True: "yes", False: "on battery", None: "?"}
 
 
 def peers_screen(answer: Mapping[str, Any]) -> RenderableType:
-    """Return paired devices, other agents that are seen, this device, and what happened last."""
+    """Return this device and the paired ones, the rounds that go on, other agents that are seen, and what happened last."""
     parts: list[RenderableType] = []
     if answer["paired"]:
-        parts += [_paired_table(answer["paired"]), Text()]
-    if answer["memberships"]:
-        parts += [Text(f"{one['name']}: {membership_line(one)}") for one in answer["memberships"]] + [Text()]
+        name = f"{answer['own']['name']} (this device)"
+        own = {**answer["own"], "name": name, "is_connected": True, "last_heard_s": 0, "trouble": ""}
+        everybody = [own, *answer["paired"]]
+        parts += [_paired_table(everybody), Text(_total(everybody), style="dim"), Text()]
+    rounds = [_federation_line(one) for one in answer["federations"]]
+    rounds += [f"{one['name']}: {membership_line(one)}" for one in answer["memberships"]]
+    if rounds:
+        parts += [*map(Text, rounds), Text()]
     parts += _seen(answer)
     parts += _own(answer)
     parts += [
@@ -28,6 +33,23 @@ def peers_screen(answer: Mapping[str, Any]) -> RenderableType:
         for entry in answer["history"]
     ]
     return Group(*parts)
+
+
+def _federation_line(led: Mapping[str, Any]) -> str:
+    """Return how a federation that this device leads stands, in words."""
+    loss = "" if led["loss"] is None else f", loss {led['loss']:.4f}"
+    now = f"round {led['done'] + 1} on {', '.join(led['training'])}" if led["training"] else f"waits: {led['waits']}"
+    return f"{led['name']}: this device leads, {led['done']} of {led['rounds']} rounds{loss}; {now}"
+
+
+def _total(devices: list[Mapping[str, Any]]) -> str:
+    """Return the energy of all devices' days in words; it is an estimate where one of them is."""
+    metered = [device for device in devices if device["today_joules"] is not None]
+    if not metered:
+        return "no device meters its energy"
+    estimated = "" if all(device["is_measured"] for device in metered) else " (estimated in part)"
+    total = format_joules(sum(device["today_joules"] for device in metered))
+    return f"energy today of {len(metered)} of {len(devices)} devices: {total}{estimated}"
 
 
 def _paired_table(devices: list[Mapping[str, Any]]) -> Table:
@@ -103,6 +125,12 @@ def _own(answer: Mapping[str, Any]) -> list[RenderableType]:
         lines.append("paired devices may have it solve their plans")
     if answer["takes_jobs"]:
         lines.append("paired devices may have it train their jobs")
+    if answer["introduces"]:
+        lines.append("introduces paired devices that chose it to each other")
+    if answer["introducer"]:
+        count = sum(device["introduced_by"] is not None for device in answer["paired"])
+        received = f"; not heard of now: {answer['introducer_trouble']}" if answer["introducer_trouble"] else ""
+        lines.append(f"{answer['introducer']} introduces others to it: {count} so far{received}")
     return [Text(line, style="dim") for line in lines]
 
 

@@ -30,6 +30,8 @@ class Topic(StrEnum):
     """What the request says that comes with the question (`port_agent.peers.federation_requests`)."""
     MOVE = "move"
     """Likewise, about a job that moves (`port_agent.peers.migration_requests`)."""
+    INTRODUCE = "introduce"
+    """Who else chose the device that is asked as the introducer (`port_agent.peers.introductions`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,3 +74,6 @@ class PeerServer(Protocol):
 
     async def move(self, client: PeerClient, request: bytes) -> bytes:
         """Return what this device answers to a request about a job of the device `client`."""
+
+    async def introduce(self, client: PeerClient) -> bytes:
+        """Return whom this device introduces to the device `client`."""

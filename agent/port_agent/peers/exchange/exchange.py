@@ -234,6 +234,8 @@ class Exchange:
             ) from None
         if topic in (Topic.COSTS, Topic.PLAN):
             return await self._server.shared(topic, question.name)
+        if topic is Topic.INTRODUCE:
+            return await self._server.introduce(self._client)
         if topic is Topic.SOLVE:
             self._server.check_solving()
         await self._link.send(PeerAnswer(number=question.number, answer=AnswerKind.GO_ON))

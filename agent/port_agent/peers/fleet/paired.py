@@ -23,7 +23,7 @@ from port_planner.base.units import shown
 FOLDER = "paired"
 MAX_PAIRED = 100
 """Devices; each may hold a connection."""
-_SUFFIX = ".json"
+_SUFFIX, _REFUSED = ".json", ".refused"
 _FILE_LIMIT_BYTES = 16 << 10
 
 
@@ -35,13 +35,18 @@ class PairedDeviceError(PortError):
 
 @dataclass(frozen=True, slots=True)
 class PairedDevice:
-    """A device that is trusted. `address` is host and port where it was last met, a hint."""
+    """A device that is trusted. `address` is host and port where it was last met, a hint.
+
+    `introduced_by`: the id of the device that introduced it; None: it was paired by a code. `chose_us`: it chose this one as its introducer.
+    """
 
     id: DeviceId
     certificate: bytes
     name: str
     paired_at: float
     address: tuple[str, int] | None = None
+    introduced_by: DeviceId | None = None
+    chose_us: bool = False
 
 
 class _Record(msgspec.Struct):
@@ -49,6 +54,8 @@ class _Record(msgspec.Struct):
     name: Annotated[str, msgspec.Meta(max_length=NAME_LIMIT)]
     paired_at: float
     address: tuple[str, int] | None = None
+    introduced_by: str = ""
+    chose_us: bool = False
 
 
 class PairedDevices:
@@ -98,6 +105,28 @@ class PairedDevices:
             raise PairedDeviceError(f"{what} {shown(text)}; paired are: {known}")
         return found[0]
 
+    def introduced_by(self, introducer: DeviceId) -> tuple[PairedDevice, ...]:
+        """Return the devices that another one introduced."""
+        return tuple(device for device in self.all() if device.introduced_by == introducer)
+
+    def choose(self, device_id: str) -> bool:
+        """Note, durably, that a device chose this one as its introducer; returns whether it had not before. Raises OSError."""
+        with self._lock:
+            known = next((one for one in self._devices.values() if str(one.id) == device_id), None)
+            if known is None or known.chose_us:
+                return False
+            self._add(replace(known, chose_us=True))
+        return True
+
+    def refuse(self, device: DeviceId) -> None:
+        """Trust a device no more, whoever introduces it, until it is paired by a code; raises OSError."""
+        write_atomically(self._refusal(device), b"")
+        self.remove(device)
+
+    def is_refused(self, device: DeviceId) -> bool:
+        """Return whether nobody may introduce a device."""
+        return self._refusal(device).exists()
+
     def add(self, device: PairedDevice) -> PairedDevice:
         """Trust a device from now on, durably; returns it under the name that it has here.
 
@@ -107,6 +136,8 @@ class PairedDevices:
         with self._lock:
             named = replace(device, name=self._free_name(device.id, device.name))
             self._add(named)
+            if device.introduced_by is None:
+                self._refusal(device.id).unlink(missing_ok=True)
         return named
 
     def _free_name(self, device: DeviceId, name: str) -> str:
@@ -120,7 +151,8 @@ class PairedDevices:
         if device.id not in self._devices and len(self._devices) >= MAX_PAIRED:
             raise PairedDeviceError(f"{MAX_PAIRED} devices are paired; `port-agent unpair` one that is not used")
         self._folder.mkdir(mode=0o700, exist_ok=True)
-        record = _Record(device.certificate, device.name, device.paired_at, device.address)
+        by = "" if device.introduced_by is None else str(device.introduced_by)
+        record = _Record(device.certificate, device.name, device.paired_at, device.address, by, device.chose_us)
         write_atomically(self._file(device.id), msgspec.json.encode(record))
         self._devices[device.id] = device
 
@@ -149,6 +181,9 @@ class PairedDevices:
     def _file(self, device: DeviceId) -> Path:
         return self._folder / f"{device}{_SUFFIX}"
 
+    def _refusal(self, device: DeviceId) -> Path:
+        return self._folder / f"{device}{_REFUSED}"
+
 
 def device_of(certificate: bytes, name: str, paired_at: float, address: tuple[str, int] | None) -> PairedDevice:
     """Return the device that has a certificate (DER)."""
@@ -164,4 +199,5 @@ def _read(file: Path) -> PairedDevice:
     if f"{device.id}{_SUFFIX}" != file.name:
         raise ValueError(f"{file} holds the certificate of {device.id}")
     check_certificate(device.certificate)
-    return device
+    by = read_device_id(record.introduced_by) if record.introduced_by else None
+    return replace(device, introduced_by=by, chose_us=record.chose_us)

@@ -40,10 +40,11 @@ class PeerAnswers:
         audit: Callable[[str], None],
         federate: Callable[[PeerClient, bytes], Awaitable[bytes]],
         move: Callable[[PeerClient, bytes], Awaitable[bytes]],
+        introduce: Callable[[PeerClient], bytes],
     ) -> None:
-        """`federate` answers what the leader of a federation asks; `move` what the owner of a job asks."""
+        """`federate` answers what the leader of a federation asks; `move` what the owner of a job asks; `introduce` who else chose this device."""
         self._state_dir, self._objection, self._audit = state_dir, objection, audit
-        self._federate, self._move = federate, move
+        self._federate, self._move, self._introduce = federate, move, introduce
         self._solving_for = ""
         self.options = AgentOptions()
 
@@ -73,6 +74,13 @@ class PeerAnswers:
     async def move(self, client: PeerClient, request: bytes) -> bytes:
         """Return what this device answers to a request about a job of the device `client`."""
         return await self._move(client, request)
+
+    async def introduce(self, client: PeerClient) -> bytes:
+        """Return whom this device introduces to the device `client`; raises NotAnsweredError."""
+        try:
+            return self._introduce(client)
+        except OSError as error:
+            raise NotAnsweredError(public_reason(error)) from error
 
     def check_solving(self) -> None:
         """Raise NotAnsweredError where nothing is solved now, with the reason."""

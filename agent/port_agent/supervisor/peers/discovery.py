@@ -135,10 +135,17 @@ def _prepare(state_dir: Path, name: str, report: Callable[[str], None]) -> "Disc
     from port_agent.peers.discovery import Discovery
     from port_agent.peers.identity.keys import own_identity
 
-    own_id = own_identity(state_dir).id.short
+    identity = own_identity(state_dir)
+
+    async def where_key_is(addresses: tuple[str, ...], port: int) -> str:
+        from port_agent.peers.connection.claims import where_key_is  # with OpenSSL: for who is claimed to be another
+
+        return await where_key_is(identity, addresses, port)
+
+    own_id = identity.id.short
     name = name or default_name(own_id)
     own = Announcement(own_id, name, board_name(), VERSION, PublicState.IDLE, protocol=NEWEST_VERSION)
-    return Discovery(own, report)
+    return Discovery(own, report, where_key_is)
 
 
 def default_name(short_id: str) -> str:

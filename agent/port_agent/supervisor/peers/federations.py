@@ -93,6 +93,8 @@ class RoundRecord(msgspec.Struct, frozen=True, kw_only=True):
     abandoned: str = ""
     lost: dict[str, str] = {}
     """Devices whose reply is not in it, and why."""
+    names: tuple[str, ...] = ()
+    """Those whose reply is in it."""
 
 
 class FederationRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -227,6 +229,21 @@ class Federations:
         jobs = [job for job in self._store.all() if job.spec.federated and self._run(job) is not None]
         return [self.describe(str(job.id)) for job in jobs]
 
+    def overview(self) -> list[dict[str, object]]:
+        """Return how the federations that go on stand, in a line each, as plain values."""
+        return [
+            {
+                "name": row["name"],
+                "done": row["done"],
+                "rounds": run.settings.rounds,
+                "training": row["training"],
+                "waits": row["waits"],
+                "loss": next((record.loss for record in reversed(run.history) if not record.abandoned), None),
+            }
+            for row in self.rows()
+            if (run := self._run(self._store.get(int(str(row["job"]))))) is not None and run.state == "running"
+        ]
+
     async def stop(self) -> None:
         """End what runs; it goes on from the rounds that are done when the agent starts again."""
         tasks = {led.task for led in self._led.values()}
@@ -357,6 +374,7 @@ class Federations:
             fault = str(error)
         finally:
             led.round_devices = ()
+        is_averaged = not (fault or ended.abandoned)
         record = RoundRecord(
             number=run.done + 1,
             at=self._clock.wall_s(),
@@ -365,6 +383,7 @@ class Federations:
             loss=ended.loss,
             abandoned=fault or ended.abandoned,
             lost=ended.lost,
+            names=tuple(member.name for member in members if is_averaged and member.name not in ended.lost),
         )
         return record, bool(fault)
 

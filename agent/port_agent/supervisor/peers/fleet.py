@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -77,20 +78,30 @@ class FleetKeeper:
         """
         from port_agent.peers.fleet.paired import device_of
 
-        device = self._known().add(device_of(partner.certificate, partner.name, self._clock.wall_s(), partner.address))
+        return self.trust(device_of(partner.certificate, partner.name, self.now(), partner.address))
+
+    def trust(self, device: "PairedDevice", introduced_by: "DeviceId | None" = None) -> str:
+        """Trust a device from now on, as `paired` does, or because another introduced it; returns what it is called. Raises likewise."""
+        known = self.devices().add(replace(device, introduced_by=introduced_by))
         if self._fleet is not None:
             self._fleet.refresh()
         else:
             self._start()
-        return device.name
+        return known.name
 
-    def unpair(self, name: str) -> PeerClient:
-        """Trust a device no more, whatever it is doing; returns which it was.
+    def now(self) -> float:
+        """Return the Unix time of this device's clock."""
+        return self._clock.wall_s()
+
+    def unpair(self, name: str, *, for_good: bool = True) -> PeerClient:
+        """Trust a device no more, whatever it is doing; returns which it was. `for_good`: nor where it is introduced again.
 
         Raises PairedDeviceError when there is none, OSError.
         """
-        devices = self._known()
+        devices = self.devices()
         device = devices.find(name)
+        if for_good and device.introduced_by is not None:
+            devices.refuse(device.id)
         if self._fleet is not None:
             self._fleet.drop(device.id)
         else:
@@ -111,7 +122,7 @@ class FleetKeeper:
 
         Raises NotAnsweredError with each one's reason, PairedDeviceError.
         """
-        devices = self._known()
+        devices = self.devices()
         wanted = devices.all() if whom == ANY_PEER else (devices.find(whom),)
         connected = [device for device in wanted if self._fleet is not None and self._fleet.roster.member(device.id)]
         reasons = []
@@ -126,7 +137,7 @@ class FleetKeeper:
 
     def cut(self, name: str, reason: str) -> None:
         """Speak no more, for a while, to a device whose answer was wrong; raises PairedDeviceError."""
-        device = self._known().find(name)
+        device = self.devices().find(name)
         if self._fleet is not None:
             self._fleet.cut(device, reason)
 
@@ -169,7 +180,8 @@ class FleetKeeper:
 
     # --- inside
 
-    def _known(self) -> "PairedDevices":
+    def devices(self) -> "PairedDevices":
+        """Return the paired devices; raises OSError when their folder cannot be listed."""
         if self._devices is None:
             from port_agent.peers.fleet.paired import (
                 PairedDevices,  # with hashlib, and so OpenSSL: where devices are paired
@@ -181,7 +193,7 @@ class FleetKeeper:
 
     def _start(self) -> None:
         if self._task is None:
-            self._known()
+            self.devices()
             self._task = asyncio.create_task(self._run())
             self._task.add_done_callback(self._on_end)
 
@@ -208,7 +220,7 @@ class FleetKeeper:
             return
         own = await asyncio.to_thread(own_identity, self._state_dir)
         self._on_identity(str(own.id), own.id.short)
-        devices = self._known()
+        devices = self.devices()
         if devices.damaged:
             self._report(
                 f"damaged files in {self._state_dir / PAIRED_FOLDER}: {', '.join(devices.damaged)}; pair these again"
@@ -238,6 +250,7 @@ class FleetKeeper:
             "short": device.id.short,
             "name": device.name,
             "paired_at": device.paired_at,
+            "introduced_by": None if device.introduced_by is None else str(device.introduced_by),
             "is_connected": member is not None,
             "last_heard_s": round(now_s - latest[0]) if latest is not None else None,
             "address": None if device.address is None else list(device.address),

@@ -5,6 +5,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from port_agent.health.conditions import HealthBoard
 from port_agent.jobs.store import JobStore
 from port_agent.peers.connection.messages import Heartbeat
@@ -16,7 +18,9 @@ from port_agent.policy.config import AgentOptions
 from port_agent.supervisor.peers.answers import FederatedContext, PeerAnswers
 from port_agent.supervisor.peers.discovery import PeerDiscovery, default_name
 from port_agent.supervisor.peers.fleet import FleetKeeper
+from port_agent.supervisor.peers.introductions import Introducing
 from port_agent.supervisor.peers.pairing import PairingDesk, PairingRefusedError
+from port_agent.system import VERSION
 from port_agent.system.clock import Clock
 
 if TYPE_CHECKING:
@@ -50,8 +54,8 @@ class Peers:
         self._options = AgentOptions()
         self._name, self._own_id = "", ""
         self.discovery = PeerDiscovery(state_dir, health, clock)
-        self.answers = PeerAnswers(state_dir, objection, self.audit, self._federate, move)
-        self._training = training
+        self.answers = PeerAnswers(state_dir, objection, self.audit, self._federate, move, self._introduce)
+        self._training, self._heartbeat = training, heartbeat
         self._federated: tuple[FederatedJobs, Federations] | None = None
         self.fleet = FleetKeeper(
             state_dir,
@@ -63,6 +67,7 @@ class Peers:
             self._on_identity,
             self.answers,
         )
+        self.introducing = Introducing(self.fleet, self.audit)
         self.discovery.on_received = self.fleet.look
         self._pairing = PairingDesk(self._on_paired, self.audit)
         self._pairing.on_end = self._announce
@@ -74,6 +79,7 @@ class Peers:
         self._name = options.peer_name or self._name
         self.answers.options = options
         self.fleet.apply(options)
+        self.introducing.apply(options)
         self.discovery.apply(options)
         self._announce()
 
@@ -115,12 +121,16 @@ class Peers:
         self._announce()
 
     async def unpair(self, name: str) -> str:
-        """Trust a device no more, and do nothing more for it; returns what it was called. Raises PairedDeviceError, OSError."""
-        gone = self.fleet.unpair(name)
+        """Trust a device no more, nor whom it introduced, and do nothing more for them; returns what it was called.
+
+        Raises PairedDeviceError, OSError.
+        """
+        introduced = self.fleet.devices().introduced_by(self.fleet.devices().find(name).id)
+        gone = [self.fleet.unpair(name), *(self.fleet.unpair(str(one.id), for_good=False) for one in introduced)]
         self._announce()
-        if self._federates:
-            await self.federated_jobs.free_from(gone.id)
-        return gone.name
+        for client in gone if self._federates else ():
+            await self.federated_jobs.free_from(client.id)
+        return gone[0].name
 
     def rows(self) -> list[dict[str, object]] | None:
         """Return the agents that discovery sees as plain values, or None while it is off."""
@@ -136,6 +146,9 @@ class Peers:
             "shares": self._options.share_with_peers,
             "solves": self._options.solve_for_peers,
             "takes_jobs": self._options.take_jobs,
+            "introduces": self._options.introduces,
+            "introducer": self._options.introducer or None,
+            "introducer_trouble": self.introducing.trouble,
         }
         return {
             **found,
@@ -144,7 +157,14 @@ class Peers:
             "paired": self.fleet.rows(),
             "history": history[-_HISTORY_SHOWN:],
             "memberships": self.memberships,
+            "own": self._own_row(),
+            "federations": self.federations.overview() if self._federates else [],
         }
+
+    def _own_row(self) -> dict[str, object]:
+        """Return what this device does, as it tells those that it is paired with, as plain values."""
+        said: dict[str, object] = msgspec.to_builtins(self._heartbeat(self._name))
+        return {**said, "id": self._own_id, "version": VERSION}
 
     @property
     def federations(self) -> "Federations":
@@ -173,6 +193,7 @@ class Peers:
 
     async def stop(self) -> None:
         """Say goodbye and close everything, in a few seconds at most."""
+        self.introducing.stop()
         if self._federated is not None:
             jobs, led = self._federated
             await asyncio.gather(jobs.stop(), led.stop())
@@ -193,6 +214,9 @@ class Peers:
 
     async def _federate(self, client: PeerClient, request: bytes) -> bytes:
         return await self._federation_parts()[0].answer(client, request)
+
+    def _introduce(self, client: PeerClient) -> bytes:
+        return self.introducing.answer(client)
 
     async def _place(self) -> PairingPlace:
         own = await asyncio.to_thread(own_identity, self._state_dir)

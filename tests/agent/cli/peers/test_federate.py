@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from port_agent.cli import main
-from port_agent.cli.peers.federate import _lines, _spent
+from port_agent.cli.arguments import UsageError
+from port_agent.cli.peers.federate import _lines, _plot, _spent
 from tests.agent.federate.agents import local_devices
 from tests.agent.federate.jobs import gestures_bundle, needs_flower
 
@@ -14,8 +15,8 @@ RUN: dict[str, Any] = {
     "job": 1, "name": "digits", "kind": "train", "state": "running", "done": 1, "abandoned": 1, "waits": "", "training": ["this device", "cellar"],
     "weights": "/state/global.safetensors", "settings": {"rounds": 20, "secure": False, "clip": 1.5, "noise": 0.8},
     "history": [
-        {"number": 1, "seconds": 12.0, "devices": 2, "loss": 0.5, "abandoned": "", "lost": {"shed": "no reply in time"}},
-        {"number": 2, "seconds": 60.0, "devices": 0, "loss": None, "abandoned": "1 of 3 devices replied", "lost": {}},
+        {"number": 1, "seconds": 12.0, "devices": 2, "loss": 0.5, "abandoned": "", "lost": {"shed": "no reply in time"}, "names": ["this device", "cellar"]},
+        {"number": 2, "seconds": 60.0, "devices": 0, "loss": None, "abandoned": "1 of 3 devices replied", "lost": {}, "names": []},
     ],
 }  # fmt: skip
 
@@ -31,6 +32,16 @@ def test_a_federation_in_words() -> None:
     ]
     waiting = {**RUN, "training": [], "waits": "1 of 2 devices are ready; cellar: not charging", "history": []}
     assert _lines(waiting)[1] == "  waits: 1 of 2 devices are ready; cellar: not charging"
+
+
+def test_one_federation_is_drawn(tmp_path: Path) -> None:
+    _plot([RUN], tmp_path / "rounds.svg")
+    drawn = (tmp_path / "rounds.svg").read_text()
+    assert "digits: 1 of 20 rounds" in drawn and "round 1: shed, no reply in time" in drawn
+    with pytest.raises(UsageError, match="name its JOB, of digits, digits"):
+        _plot([RUN, RUN], tmp_path / "rounds.svg")
+    with pytest.raises(UsageError, match="leads no such federation"):
+        _plot([], tmp_path / "rounds.svg")
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,15 @@ from typing import Any
 from port_agent.cli.peers.views import peers_screen
 
 OFF: dict[str, Any] = {
-    "discover": False, "interfaces": [], "name": None, "id": None, "peers": None, "device_id": None, "port": None, "shares": False, "solves": False, "takes_jobs": False, "memberships": [], "paired": [],
+    "discover": False, "interfaces": [], "name": None, "id": None, "peers": None, "device_id": None, "port": None, "shares": False, "solves": False, "takes_jobs": False, "memberships": [], "paired": [], "federations": [], "introduces": False, "introducer": None, "introducer_trouble": "",
+    "own": {"name": "attic", "board": "Pi 4", "state": "idle", "charging": None, "job": None, "progress": None, "today_joules": None, "is_measured": False, "id": "Z-A", "version": "1"},
     "history": [],
 }  # fmt: skip
 ON: dict[str, Any] = {**OFF, "discover": True, "name": "attic", "id": "ab", "peers": []}
 PAIRED: dict[str, Any] = {
     "id": "O2JMHLJ-VIC5YAH", "short": "cd", "name": "cellar", "is_connected": True, "last_heard_s": 3, "board": "Pi 5",
     "state": "training", "charging": True, "job": "[b]birds[/b]", "progress": 0.257, "today_joules": 4200.0, "is_measured": True,
-    "trouble": "", "address": ["10.0.0.2", 9478], "version": "0.1.0", "paired_at": 0.0,
+    "trouble": "", "address": ["10.0.0.2", 9478], "version": "0.1.0", "paired_at": 0.0, "introduced_by": None,
 }  # fmt: skip
 SEEN = {
     "name": "[bold]evil[/bold]",
@@ -45,7 +46,18 @@ def test_a_paired_device_with_what_it_does(shown: Any) -> None:
     for word in ("cellar", "Pi 5", "yes", "training", "[b]birds[/b] 26 %", "4.2", "3.0 s ago", "O2JMHLJ"):
         assert word in out
     assert "evil" not in out and "of but the paired" in out, "listed once"
+    assert "attic (this device)" in out and "energy today of 1 of 2 devices: 4.2" in out and "estimated" not in out
     assert "its id: X-Y" in out and "call at port 9478" in out
+
+
+def test_jobs_rounds_and_energy_of_all(shown: Any) -> None:
+    led = {"name": "birds", "done": 2, "rounds": 9, "training": ["attic", "cellar"], "waits": "", "loss": 0.25}
+    waiting = {**led, "name": "bees", "done": 0, "training": [], "waits": "1 of 3 devices are ready", "loss": None}
+    own = {**OFF["own"], "today_joules": 1800.0, "job": "moths", "progress": 0.5}
+    out = shown(peers_screen({**OFF, "own": own, "paired": [PAIRED], "federations": [led, waiting]}))
+    assert "birds: this device leads, 2 of 9 rounds, loss 0.2500; round 3 on attic, cellar" in out
+    assert "bees: this device leads, 0 of 9 rounds; waits: 1 of 3 devices are ready" in out
+    assert "moths 50 %" in out and "energy today of 2 of 2 devices: 6.0" in out and "(estimated in part)" in out
 
 
 def test_a_paired_device_that_is_gone_says_since_when_and_why(shown: Any) -> None:
@@ -73,4 +85,7 @@ def test_a_paired_device_that_is_gone_says_since_when_and_why(shown: Any) -> Non
 def test_what_paired_devices_may_have_of_this_one(shown: Any) -> None:
     assert "may have" not in shown(peers_screen(OFF))
     out = shown(peers_screen({**OFF, "shares": True, "solves": True, "takes_jobs": True}))
+    told = {"introduces": True, "introducer": "attic", "introducer_trouble": "no answer"}
+    chosen = shown(peers_screen({**OFF, **told, "paired": [{**PAIRED, "introduced_by": "X"}, PAIRED]}))
+    assert "introduces paired devices that chose it" in chosen and "others to it: 1 so far; not heard" in chosen
     assert "may have its costs and plans" in out and "may have it solve their plans" in out

@@ -36,13 +36,19 @@ async def nothing_moves(client: PeerClient, request: bytes) -> bytes:
     return b""
 
 
+def introduce_nobody(client: PeerClient) -> bytes:
+    raise OSError(5, "Input/output error", "/var/lib/port-agent/paired/X.json")
+
+
 class Home:
     """Answers, and what is in the way of solving."""
 
     def __init__(self, root: Path, options: AgentOptions = ALLOWED) -> None:
         self.objection = ""
         self.audits: list[str] = []
-        self.answers = PeerAnswers(root, lambda: self.objection, self.audits.append, self.federate, nothing_moves)
+        self.answers = PeerAnswers(
+            root, lambda: self.objection, self.audits.append, self.federate, nothing_moves, introduce_nobody
+        )
         self.answers.options = options
 
     async def federate(self, client: PeerClient, request: bytes) -> bytes:
@@ -150,3 +156,8 @@ def test_a_bomb_ends_its_solver_and_nothing_else(tmp_path: Path) -> None:
         assert "MemoryError" in home.audits[-1]
 
     run(work())
+
+
+def test_a_folder_that_fails_introduces_nobody_and_names_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(NotAnsweredError, match=r"^Input/output error$"):
+        asyncio.run(Home(tmp_path).answers.introduce(PeerClient("attic", "AT-TIC")))

@@ -41,6 +41,7 @@ def test_two_devices_average_what_they_trained_and_both_have_it(tmp_path: Path) 
         until(lambda: attic.federation()["state"] == "finished", attic.federation)
         (record,) = attic.federation()["history"]
         assert record["devices"] == 2 and record["lost"] == {} and record["loss"] > 0.0
+        assert sorted(record["names"]) == ["cellar", "this device"]
         tensors = federated_tensors(bundles[0])
         averaged = tensors.read(Path(attic.federation()["weights"]))
         for device in devices:
@@ -93,10 +94,13 @@ def test_stopped_in_a_round_it_ends_there(tmp_path: Path, monkeypatch: pytest.Mo
         led = Federations(store, SystemClock(), cast(Any, alone), cast(Any, alone), audits.append)
         led.start(JOB, FederationSettings(rounds=3, min_devices=1))
         await eventually(lambda: bool(led.describe(JOB)["training"]))
+        (line,) = led.overview()
+        assert (line["done"], line["rounds"], line["training"]) == (0, 3, ["this device"])
         faults: list[dict[str, Any]] = []
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: faults.append(context))
         stopped = await led.stop_leading(JOB)
         gc.collect()
+        assert led.overview() == []
         assert (stopped["state"], stopped["done"], led._led, faults) == ("stopped", 0, {}, [])
         assert audits[-1] == "the federation of job 1 (gestures) was stopped after 0 rounds"
         store.close()

@@ -19,14 +19,9 @@ from port_agent.supervisor.peers.fleet import PAIRED_FOLDER, FleetKeeper
 from port_agent.system.clock import SystemClock
 from tests.agent.live_daemon import until
 from tests.agent.peers.devices import HEARTBEAT, Contents, identity
+from tests.agent.peers.ports import free_port
 
 PATIENCE_S = 120.0
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
 
 
 @dataclass

@@ -77,6 +77,9 @@ def test_what_happened_is_shown_newest_last_and_nothing_of_jobs(tmp_path: Path) 
             store.note(float(number), None, HISTORY_KIND, f"event {number}")
         history = peers.describe()
         assert history["history"] == [{"at": float(number), "text": f"event {number}"} for number in range(2, 12)]
+        own = history["own"]
+        assert isinstance(own, dict) and (own["name"], own["today_joules"]) == (HEARTBEAT.name, 12.5)
+        assert history["federations"] == []
         assert (history["paired"], history["device_id"], history["port"], history["peers"]) == ([], None, None, None)
         with pytest.raises(PairingRefusedError):
             await peers.type_code("482193059", "127.0.0.1", 1)

@@ -1,0 +1,27 @@
+"""Whether a device that calls itself as this one does holds its key: a name on the network is anybody's to claim."""
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+
+from port_agent.peers.connection.tls import dialing_context
+from port_agent.peers.identity.keys import Identity
+from port_agent.peers.interfaces import foreign
+
+PROOF_S = 4.0
+"""A device of the local network shakes hands within milliseconds."""
+
+
+async def where_key_is(own: Identity, addresses: Sequence[str], port: int) -> str:
+    """Return the first of these addresses, none of them this device's, where somebody proves to hold its key; "" where nobody does.
+
+    In TLS 1.3 who listens signs the handshake before it learns who called. Raises OSError where this device's own key cannot be read.
+    """
+    context = dialing_context(own, [own.certificate])
+    for address in foreign(addresses) if port else ():
+        with contextlib.suppress(OSError, TimeoutError):  # nobody there, or another key
+            async with asyncio.timeout(PROOF_S):
+                _, writer = await asyncio.open_connection(address, port, ssl=context, server_hostname="")
+            writer.close()
+            return address
+    return ""

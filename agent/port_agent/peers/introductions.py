@@ -1,0 +1,42 @@
+"""What a device that introduces others answers: those that chose it, too, with the certificates by which they are known. MessagePack."""
+
+from typing import Annotated
+
+import msgspec
+
+from port_agent.peers.announcement import NAME_LIMIT
+from port_agent.peers.decoding import PeerCodec
+from port_planner.base.errors import PortError
+
+_CERTIFICATE_BYTES = 4096
+_HOST_LIMIT = 255
+_MOST = 100
+"""As many as a device may be paired with."""
+
+
+class IntroductionError(PortError):
+    """Bytes that introduce nobody."""
+
+
+class Introduced(msgspec.Struct, frozen=True, kw_only=True):
+    """A device that chose the same introducer."""
+
+    certificate: Annotated[bytes, msgspec.Meta(max_length=_CERTIFICATE_BYTES)]
+    name: Annotated[str, msgspec.Meta(max_length=NAME_LIMIT)]
+    address: (
+        tuple[
+            Annotated[str, msgspec.Meta(min_length=1, max_length=_HOST_LIMIT)],
+            Annotated[int, msgspec.Meta(ge=1, le=65535)],
+        ]
+        | None
+    ) = None
+    """Where it was last met, a hint."""
+
+
+class Introductions(msgspec.Struct, frozen=True):
+    """All of them."""
+
+    devices: Annotated[tuple[Introduced, ...], msgspec.Meta(max_length=_MOST)]
+
+
+INTRODUCTIONS: "PeerCodec[Introductions]" = PeerCodec(Introductions, IntroductionError, "no introductions")

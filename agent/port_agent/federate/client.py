@@ -5,6 +5,7 @@ worker trains, when and with the memory that the policy grants; then it runs aga
 Clipping and masking are Flower's own modifiers, chosen by what the message brings.
 """
 
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,7 +39,7 @@ from port_agent.federate.orders import (
     ClientEnded,
     ClientOrder,
 )
-from port_agent.federate.privacy import DELTA, PrivacyLedger, PrivacySpent
+from port_agent.federate.privacy import PrivacyLedger
 from port_agent.federate.signatures import DeviceSignatures
 from port_agent.federate.tensors import Arrays, FederatedTensors, federated_tensors
 from port_agent.federate.wire import (
@@ -69,7 +70,9 @@ class _Device:
     """This device to Flower: `train` and `evaluate` of its client app."""
 
     def __init__(self, order: ClientOrder, tensors: FederatedTensors, ledger: PrivacyLedger) -> None:
-        self._folder, self._samples, self._tensors, self._ledger = Path(order.folder), order.samples, tensors, ledger
+        self._folder, self._samples, self._terms = Path(order.folder), order.samples, order.terms
+        self._tensors, self._ledger = tensors, ledger
+        self._message = sha256_of(self._folder / MESSAGE_FILE)
         self.contributed = ""
         """How what was trained here is in the reply."""
 
@@ -77,7 +80,7 @@ class _Device:
         """Return what training made of the weights in a message, once what it spends of privacy is noted."""
         trained, weight = self._trained(plain_arrays(message.content.array_records[ARRAYS])), self._samples
         config, self.contributed = message.content.config_records[CONFIG], "as it is, for its leader to see"
-        self._spend(_noise_of(config))
+        self._spend(_noise_of(config), config)
         if KEY_CLIPPING_NORM in config:
             weight = 1  # the noise is for devices that count alike
             norm = float(str(config[KEY_CLIPPING_NORM]))
@@ -96,7 +99,7 @@ class _Device:
         """Return the change that was measured in the records that Flower's masking reads."""
         given = recorddict_compat.recorddict_to_fitins(message.content, keep_input=True)
         start = self._tensors.named(parameters_to_ndarrays(given.parameters))
-        self._spend(0.0)
+        self._spend(0.0, ConfigRecord())
         self.contributed = "masked"
         change, samples, loss = kept_change(context, start.values())
         shares = ndarrays_to_parameters(list(scaled(change, given.config.get(EXPONENTS))))
@@ -110,8 +113,17 @@ class _Device:
         self._tensors.write(self._folder / MODEL_FILE, arrays)
         return Message(RecordDict({"metrics": MetricRecord({SAMPLES: self._samples})}), reply_to=message)
 
-    def _spend(self, noise: float) -> None:
-        self._ledger.spend(noise, sha256_of(self._folder / MESSAGE_FILE))
+    def check_budget(self, config: ConfigRecord) -> None:
+        """Raise BudgetSpentError where the answer to a message would have the data spend more than the owner or the leader allow."""
+        self._ledger.check(_noise_of(config), self._message, self._budget(config))
+
+    def _spend(self, noise: float, config: ConfigRecord) -> None:
+        """Note a contribution; the data may have spent for another job meanwhile. Raises BudgetSpentError."""
+        self._ledger.spend(noise, self._message, self._budget(config))
+
+    def _budget(self, config: ConfigRecord) -> float:
+        budgets = (self._terms.epsilon_budget, config.get(EPSILON_BUDGET))
+        return min((one for one in budgets if isinstance(one, float)), default=math.inf)
 
     def _trained(self, arrays: Arrays) -> Arrays:
         """Return what training made of weights; raises _TrainFirst where it was not yet, FederatedTensorError."""
@@ -134,18 +146,6 @@ def _noise_of(config: ConfigRecord) -> float:
     """Return the noise that the leader says it adds to clipped changes; 0: none."""
     noise = config.get(NOISE)
     return noise if KEY_CLIPPING_NORM in config and isinstance(noise, float) and noise > 0 else 0.0
-
-
-def _check_budget(config: ConfigRecord, terms: FederationTerms, spent: PrivacySpent) -> None:
-    """Raise TermsError where a contribution would have the data spend more than the owner or the leader allow."""
-    asked = config.get(EPSILON_BUDGET)
-    budgets = [one for one in (terms.epsilon_budget, asked) if isinstance(one, float)]
-    after = spent.after(_noise_of(config), "")
-    if budgets and after.epsilon > min(budgets):
-        raise TermsError(
-            f"its data has spent an epsilon of {spent.epsilon:.3g} at delta {DELTA:g}; this round would make it {after.epsilon:.3g}, "
-            f"above the budget of {min(budgets):g}; lead with more --noise"
-        )
 
 
 def client_app(device: _Device, message: Message, terms: FederationTerms, state_dir: Path) -> ClientApp:
@@ -185,11 +185,10 @@ def answer_message(order: ClientOrder) -> ClientEnded:
     message = read_message((folder / MESSAGE_FILE).read_bytes())
     metadata = message.metadata
     context = Context(metadata.run_id, metadata.dst_node_id, {}, flower_records(folder / CONTEXT_FILE), {})
-    ledger = PrivacyLedger(state_dir, order.data)
-    device = _Device(order, federated_tensors(Path(order.bundle)), ledger)
+    device = _Device(order, federated_tensors(Path(order.bundle)), PrivacyLedger(state_dir, order.data))
     try:
         if metadata.message_type == MessageType.TRAIN and not (folder / RESULT_FILE).exists():
-            _check_budget(message.content.config_records.get(CONFIG, ConfigRecord()), terms, ledger.spent())
+            device.check_budget(message.content.config_records.get(CONFIG, ConfigRecord()))
         reply = client_app(device, message, terms, state_dir)(message, context)
         write_atomically(folder / CONTEXT_FILE, records_bytes(context.state))
     except _TrainFirst:

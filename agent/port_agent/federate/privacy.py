@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from port_agent.system.atomic_file import write_atomically
+from port_planner.base.errors import PortError
 
 DELTA = 1e-5
 """Far below one over the number of devices in a household, as it has to be."""
@@ -88,6 +89,10 @@ class PrivacySpent(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, inverse_square_noise=added, rounds=self.rounds + 1, last=message)
 
 
+class BudgetSpentError(PortError):
+    """A contribution would have some data spend more than is allowed."""
+
+
 class PrivacyLedger:
     """What the data of one hash has spent, over all jobs and federations of this device: a file."""
 
@@ -101,11 +106,25 @@ class PrivacyLedger:
         except FileNotFoundError:
             return PrivacySpent()
 
-    def spend(self, noise: float, message: str) -> None:
-        """Note a contribution, durably and before it goes; raises OSError, msgspec.MsgspecError."""
+    def check(self, noise: float, message: str, budget: float) -> PrivacySpent:
+        """Return what is spent with a contribution more, the answer to the message of this hash.
+
+        Raises BudgetSpentError where that is above `budget`, as `spent` besides.
+        """
+        spent = self.spent()
+        after = spent.after(noise, message)
+        if after != spent and after.epsilon > budget:
+            raise BudgetSpentError(
+                f"its data has spent an epsilon of {spent.epsilon:.3g} at delta {DELTA:g}; this round would make it {after.epsilon:.3g}, "
+                f"above the budget of {budget:g}; lead with more --noise"
+            )
+        return after
+
+    def spend(self, noise: float, message: str, budget: float = math.inf) -> None:
+        """Note a contribution, durably and before it goes; raises BudgetSpentError, OSError, msgspec.MsgspecError."""
         self._file.parent.mkdir(mode=0o700, exist_ok=True)
         with self._locked():
-            write_atomically(self._file, msgspec.json.encode(self.spent().after(noise, message)))
+            write_atomically(self._file, msgspec.json.encode(self.check(noise, message, budget)))
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from port_agent.federate.privacy import PrivacyLedger, epsilon, noisy_rounds
+from port_agent.federate.privacy import BudgetSpentError, PrivacyLedger, epsilon, noisy_rounds
 
 
 def hockey_stick(eps: float, noise: float) -> float:
@@ -40,6 +40,17 @@ def test_ends_of_the_range() -> None:
     assert epsilon(noisy_rounds(0.0, 5)) == math.inf and epsilon(noisy_rounds(1.0, 0)) == 0.0
     values = [epsilon(noisy_rounds(noise, 20)) for noise in (1e-3, 0.5, 1.0, 4.0, 1e3, 1e6)]
     assert values == sorted(values, reverse=True) and all(0.0 <= value < math.inf for value in values)
+
+
+def test_what_another_job_spent_meanwhile_counts_before_anything_goes(tmp_path: Path) -> None:
+    one, other = PrivacyLedger(tmp_path, "data"), PrivacyLedger(tmp_path, "data")
+    for ledger, message in ((one, "one"), (other, "other")):
+        ledger.check(1.0, message, 5.0)
+    one.spend(1.0, "one", 5.0)
+    with pytest.raises(BudgetSpentError, match=r"this round would make it 6\.57, above the budget of 5"):
+        other.spend(1.0, "other", 5.0)
+    one.spend(1.0, "one", 4.0)
+    assert one.spent().rounds == 1, "the same message again spends nothing"
 
 
 def test_what_is_spent_adds_up_over_federations_and_counts_a_message_once(tmp_path: Path) -> None:

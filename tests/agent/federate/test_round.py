@@ -103,6 +103,16 @@ def test_what_data_spends_ends_with_its_owners_budget(led: Led) -> None:
 
 
 @pytest.mark.process
+def test_the_first_round_is_held_against_the_budget_too(led: Led) -> None:
+    led.member(1).terms = FederationTerms(epsilon_budget=4.0)
+    lost = led.round(clip=1.0, noise=1.0)["lost"]
+    assert (
+        "spent an epsilon of 0 at delta 1e-05; this round would make it 4.38, above the budget of 4" in lost["member1"]
+    )
+    assert "this round would make it inf" in led.round(run_id=8)["lost"]["member1"], "without noise it is all spent"
+
+
+@pytest.mark.process
 def test_masked_sums_give_the_plain_average_to_their_step(led: Led) -> None:
     seen: list[float] = []
 

@@ -471,7 +471,7 @@ class FederatedJobs:
         which = f"{task.leader}: round {task.number} of job {job.label}"
         if ended.refused:
             self._audit(f"{which} was refused: {ended.refused}")
-        elif ended.contributed:
+        elif ended.contributed and task.leader_id:
             self._audit(f"{which} got what this device trained, {ended.contributed}")
 
     async def _note_result(self, job: Job) -> None:

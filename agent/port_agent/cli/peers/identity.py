@@ -11,7 +11,7 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     """Add the commands of this area to `commands`."""
     identity = commands.add_parser("identity", help="keep who this device is to others, for a replaced card")
     identity.description = (
-        "Keep the key of this device and whom it is paired with in a file, and give them to a new card or machine, which then is this "
+        "Keep the key of this device, whom it is paired with and what its data spent of privacy in a file, and give them to a new card or machine, which then is this "
         "device to all others. Whoever has the file is this device, too: keep it as a password, and never let both run at once."
     )
     verbs = identity.add_subparsers(dest="verb", metavar="VERB", required=True)

@@ -1,4 +1,4 @@
-"""A device's identity and whom it trusts as one file, so that a replaced card is the same device to the others.
+"""A device's identity, whom it trusts and what its data spent of privacy as one file, so that a replaced card is the same device to the others.
 
 The file holds the private key: whoever has it is this device. Both must not run at once.
 """
@@ -13,7 +13,8 @@ from port_agent.peers.identity.keys import FILE_NAME, Identity, IdentityError, r
 from port_agent.system.atomic_file import write_atomically
 from port_agent.system.checksum import bytes_checksum
 
-_PAIRED_FOLDER = "paired"
+_PAIRED_FOLDER, _PRIVACY_FOLDER = "paired", "privacy"
+_TRUSTED = ".json"
 _LIMIT_BYTES = 4 << 20
 """A hundred paired devices take 150 kB."""
 
@@ -21,7 +22,9 @@ _LIMIT_BYTES = 4 << 20
 class _Backup(msgspec.Struct, frozen=True):
     identity: bytes
     paired: dict[str, bytes]
-    """By the names of their files."""
+    """Files by their names: devices that are trusted, and those that nobody may introduce."""
+    privacy: dict[str, bytes] = {}
+    """Likewise, what data has spent; it is no less on a new card."""
 
 
 def write_backup(state_dir: Path, file: Path) -> tuple[Identity, int]:
@@ -30,10 +33,20 @@ def write_backup(state_dir: Path, file: Path) -> tuple[Identity, int]:
     Raises IdentityError for a damaged one, OSError.
     """
     own = read_identity(state_dir / FILE_NAME)
-    paired = {path.name: path.read_bytes() for path in sorted((state_dir / _PAIRED_FOLDER).glob("*.json"))}
-    content = msgspec.json.encode(_Backup(own.file.read_bytes(), paired))
+    paired = _files(state_dir / _PAIRED_FOLDER, _TRUSTED, ".refused")
+    privacy = _files(state_dir / _PRIVACY_FOLDER, ".json")
+    content = msgspec.json.encode(_Backup(own.file.read_bytes(), paired, privacy))
     write_atomically(file, bytes_checksum(content).encode() + b"\n" + content)
-    return own, len(paired)
+    return own, _count_trusted(paired)
+
+
+def _files(folder: Path, *suffixes: str) -> dict[str, bytes]:
+    found = sorted(folder.iterdir()) if folder.is_dir() else []
+    return {path.name: path.read_bytes() for path in found if path.suffix in suffixes and not path.name.startswith(".")}
+
+
+def _count_trusted(paired: Iterable[str]) -> int:
+    return sum(name.endswith(_TRUSTED) for name in paired)
 
 
 def restore_backup(file: Path, state_dir: Path) -> tuple[Identity, int]:
@@ -55,15 +68,22 @@ def restore_backup(file: Path, state_dir: Path) -> tuple[Identity, int]:
         raise IdentityError(
             f"{target} is another identity ({known.group}); move it away first, if nobody is to know it any more"
         )
-    folder = state_dir / _PAIRED_FOLDER
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for name, record in backup.paired.items():
+    for name in (*backup.paired, *backup.privacy):
         if Path(name).name != name or name.startswith("."):
             raise IdentityError(f"{file} names a paired device {name!r}")
-        write_atomically(folder / name, record)
+    state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    written = [target]
+    for folder, files in ((state_dir / _PAIRED_FOLDER, backup.paired), (state_dir / _PRIVACY_FOLDER, backup.privacy)):
+        if not files:
+            continue
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for name, record in files.items():
+            if files is backup.paired or not (folder / name).exists():  # what was spent here meanwhile stays spent
+                write_atomically(folder / name, record)
+        written += [folder, *folder.iterdir()]
     write_atomically(target, backup.identity)
-    _give_to_owner(state_dir, (folder, target, *folder.iterdir()))
-    return read_identity(target), len(backup.paired)
+    _give_to_owner(state_dir, written)
+    return read_identity(target), _count_trusted(backup.paired)
 
 
 def _give_to_owner(state_dir: Path, paths: Iterable[Path]) -> None:

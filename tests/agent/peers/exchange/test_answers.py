@@ -9,7 +9,7 @@ from port_agent.peers.exchange.answers import ANSWER_S, Topic, solving_patience_
 
 
 def test_names_on_the_wire_never_change() -> None:
-    assert [topic.value for topic in Topic] == ["costs", "plan", "solve", "federate", "move"]
+    assert [topic.value for topic in Topic] == ["costs", "plan", "solve", "federate", "move", "introduce"]
 
 
 def test_who_waits_for_a_solver_waits_longer_than_it_may_take() -> None:

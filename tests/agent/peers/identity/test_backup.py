@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from port_agent.federate.privacy import PRIVACY_FOLDER, PrivacyLedger
 from port_agent.peers.fleet.paired import PairedDevices
+from port_agent.peers.identity import backup as backup_module
 from port_agent.peers.identity.backup import restore_backup, write_backup
 from port_agent.peers.identity.keys import IdentityError, read_identity
 from tests.agent.peers.devices import as_paired, identity
@@ -28,6 +30,22 @@ def test_a_new_card_is_the_same_device_and_trusts_the_same(tmp_path: Path, backu
     known.load()
     assert [device.name for device in known.all()] == ["cellar"] and known.damaged == ()
     assert (tmp_path / "new/identity.pem").stat().st_mode & 0o777 == 0o600
+
+
+def test_what_was_spent_and_who_is_refused_come_along(tmp_path: Path) -> None:
+    assert backup_module._PRIVACY_FOLDER == PRIVACY_FOLDER
+    identity(tmp_path / "old")
+    known, shed = PairedDevices(tmp_path / "old"), as_paired(identity(tmp_path / "shed"), "shed")
+    known.add(shed)
+    known.refuse(shed.id)
+    PrivacyLedger(tmp_path / "old", "ab").spend(2.0, "one")
+    assert write_backup(tmp_path / "old", tmp_path / "backup")[1] == 0
+    restore_backup(tmp_path / "backup", tmp_path / "new")
+    ledger = PrivacyLedger(tmp_path / "new", "ab")
+    assert ledger.spent().rounds == 1 and PairedDevices(tmp_path / "new").is_refused(shed.id)
+    ledger.spend(2.0, "two")
+    restore_backup(tmp_path / "backup", tmp_path / "new")
+    assert ledger.spent().rounds == 2, "nothing that was spent is taken back"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")

@@ -25,7 +25,7 @@ class RoundMark:
 _WIDTH, _LEFT, _RIGHT, _TOP, _CURVE, _ROW = 900, 130, 24, 56, 200, 20
 _DOT = 5.0
 """Pixels: the largest radius of a device's dot."""
-_MOST_LABELS = 20
+_MAX_LABELS = 20
 """Rounds with their number below them."""
 
 
@@ -52,7 +52,7 @@ def rounds_svg(rounds: Sequence[RoundMark], title: str) -> str:
     for row, name in enumerate(names):
         at = bottom + 34 + _ROW * row
         parts.append(f'<text x="{_LEFT - 8}" y="{at}" text-anchor="end">{html.escape(name)}</text>')
-    every = -(-len(rounds) // _MOST_LABELS)
+    every = -(-len(rounds) // _MAX_LABELS)
     line = []
     for column, one in enumerate(rounds):
         x = _LEFT + step * (column + 0.5)

@@ -8,7 +8,7 @@ from port_agent.peers.announcement import NAME_LIMIT
 from port_agent.peers.decoding import PeerCodec
 from port_planner.base.errors import PortError
 
-_CERTIFICATE_BYTES = 4096
+_CERTIFICATE_BYTES = 4000
 _HOST_LIMIT = 255
 _MOST = 100
 """As many as a device may be paired with."""

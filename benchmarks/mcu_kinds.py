@@ -24,7 +24,9 @@ from torch import nn
 
 from benchmarks.mcu_networks.kinds import KINDS, NetworkKind, random_kind
 from port_planner.mcu import CompiledModel, HostEngine, UpdateOptions, UpdateRounding, compile_model
-from port_planner.mcu.ir import WEIGHTED, KernelCall, McuCompileError, OpKind, row_bytes
+from port_planner.mcu.frontend import SOFTMAX_NOTE
+from port_planner.mcu.ir import KernelCall, McuCompileError, OpKind, row_bytes
+from port_planner.mcu.module_trace import softmax_as
 from port_planner.mcu.quantize import logits_error, rounded_logits, run_float
 
 SAMPLES, FRESH, TRAINED = 96, 32, 8
@@ -76,8 +78,9 @@ def judge(kind: NetworkKind) -> KindResult:
     engine = HostEngine(model)
     logits = np.stack([engine.infer(row)[1] for row in model.quantize_input(fresh)])
     engine_error = logits_error(logits, rounded)
-    if graph.notes:  # the module ends in a softmax
-        imported, logits = (F.softmax(torch.from_numpy(values), 1).numpy() for values in (imported, logits))
+    if SOFTMAX_NOTE in graph.notes:
+        answer = torch.from_numpy(wanted)
+        imported, logits = (softmax_as(answer, torch.from_numpy(values)).numpy() for values in (imported, logits))
     float_error, int8_error = logits_error(imported, wanted), logits_error(logits, wanted)
     cosine = None if int8_error > LOST else _least_cosine(model, engine, module, fresh[:TRAINED])
     right = float_error <= FLOAT_ERROR and engine_error <= ENGINE_ERROR and (cosine is None or cosine >= LEAST_COSINE)
@@ -103,7 +106,7 @@ def _least_cosine(
     model: CompiledModel, engine: HostEngine, module: nn.Module, samples: NDArray[np.float32]
 ) -> float | None:
     """Return the least cosine, over the layers, of what steps from the same weights move and the module's gradients."""
-    layers = [op for op in model.quantized.graph.ops if op.kind in WEIGHTED and op.origin and not op.origin.norm]
+    layers = [op for op in model.quantized.graph.weighted() if op.trains_weight and op.origin and not op.origin.norm]
     rows = model.quantize_input(samples)
     labels = np.arange(len(rows)) % model.quantized.graph.classes
     initial, moved = engine.parameters, {op.name: np.zeros((len(RATES), op.weight_count)) for op in layers}
@@ -115,12 +118,9 @@ def _least_cosine(
             for op in layers:
                 moved[op.name][number] += _weights(model, op, initial) - _weights(model, op, engine.parameters)
     answer = module(torch.from_numpy(samples))
-    loss = (
-        F.nll_loss(answer.log(), torch.from_numpy(labels))
-        if model.quantized.graph.notes
-        else F.cross_entropy(answer, torch.from_numpy(labels))
-    )
-    loss.backward()
+    if SOFTMAX_NOTE in model.quantized.graph.notes and float(answer.detach().max()) > 0:
+        answer = answer.log()
+    F.cross_entropy(answer, torch.from_numpy(labels)).backward()
     return min(
         (cosine for op in layers if (cosine := _cosine(model, op, module, moved[op.name])) is not None), default=None
     )

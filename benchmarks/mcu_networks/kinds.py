@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils import parametrizations, prune
 
 Body = Callable[[Any, torch.Tensor], Any]
 Shape = tuple[int, ...]
@@ -217,6 +218,33 @@ KINDS: tuple[NetworkKind, ...] = (
     NetworkKind("person stem", (1, 24, 24), lambda: nn.Sequential(block(1, 8, stride=2), block(8, 8, groups=8), block(8, 16, 1), block(16, 16, groups=16, stride=2), block(16, 24, 1), *pooled(24))),
     NetworkKind("control flow", ROW, lambda: Written(lambda m, x: m.head(x if float(x.sum()) > 0 else -x), head=nn.Linear(20, CLASSES))),
     NetworkKind("free parameter", ROW, lambda: Written(lambda m, x: m.head(x * m.head.bias.sum()), head=nn.Linear(20, CLASSES))),
+    NetworkKind("no bias", IMAGE, lambda: nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, CLASSES, bias=False))),
+    NetworkKind("frozen stem", IMAGE, lambda: nn.Sequential(block(3, 8).requires_grad_(False), block(8, 8), *pooled(8))),
+    NetworkKind("weight norm", IMAGE, lambda: nn.Sequential(parametrizations.weight_norm(nn.Conv2d(3, 8, 3)), nn.ReLU(), *pooled(8))),
+    NetworkKind("pruned", IMAGE, lambda: nn.Sequential(prune.l1_unstructured(nn.Conv2d(3, 8, 3), "weight", 0.5), nn.ReLU(), *pooled(8))),
+    NetworkKind("names of a dictionary", IMAGE, image(lambda m, x: m.a["a_b"](m.a["a-b"](x)), 8, a=nn.ModuleDict({"a-b": block(8, 8), "a_b": block(8, 8)}))),
+    NetworkKind("average of a size", IMAGE, lambda: Written(lambda m, x: m.head(F.avg_pool2d(y := m.a(x), y.size()[2:]).view(x.size(0), -1)), a=block(3, 8), head=nn.Linear(8, CLASSES))),
+    NetworkKind("maximum of a size", IMAGE, lambda: Written(lambda m, x: m.head(F.max_pool2d(y := m.a(x), y.shape[-1]).flatten(1)), a=block(3, 8), head=nn.Linear(8, CLASSES))),
+    NetworkKind("cropped skip", IMAGE, image(lambda m, x: m.a(x) + x[:, :, 1:-1, 1:-1], 8, a=nn.Conv2d(8, 8, 3))),
+    NetworkKind("lines skipped", IMAGE, image(lambda m, x: torch.cat([x[:, :, ::2, ::2], x[:, :, 1::2, 1::2]], 1), 16)),
+    NetworkKind("channels padded", IMAGE, image(lambda m, x: m.a(x) + F.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, 2, 2)), 12, a=block(8, 12, stride=2))),
+    NetworkKind("channels shuffled", IMAGE, image(lambda m, x: m.b(m.c(m.a(x))), 8, a=block(8, 8, 1, groups=2), b=block(8, 8, groups=8), c=nn.ChannelShuffle(2))),
+    NetworkKind("causal", STREAM, along(lambda m, x: m.a(F.pad(x, (4, 0))).relu() + x, 8, a=nn.Conv1d(8, 8, 3, dilation=2))),
+    NetworkKind("difference in time", STREAM, along(lambda m, x: torch.cat([x[:, :, 1:], x[:, :, 1:] - x[:, :, :-1]], 1), 16)),
+    NetworkKind("last step", STREAM, lambda: Written(lambda m, x: m.head(m.a(x)[:, :, -1]), a=stream(6, 8), head=nn.Linear(8, CLASSES))),
+    NetworkKind("gated convolution", STREAM, along(lambda m, x: F.glu(m.a(x), 1), 8, a=nn.Conv1d(8, 16, 3, padding=1))),
+    NetworkKind("hand-written swish", IMAGE, image(lambda m, x: (y := m.a(x)) * torch.sigmoid(1.7 * y), 8, a=nn.Conv2d(8, 8, 1))),
+    NetworkKind("hand-written hard swish", IMAGE, image(lambda m, x: (y := m.a(x)) * F.relu6(y + 3) / 6, 8, a=nn.Conv2d(8, 8, 1))),
+    NetworkKind("changed in place and read", IMAGE, image(lambda m, x: (y := m.a(x)) + y.relu_(), 8, a=nn.Conv2d(8, 8, 1))),
+    NetworkKind("dropout left on", IMAGE, image(lambda m, x: F.dropout(m.a(x), 0.3), 8, a=nn.Conv2d(8, 8, 1))),
+    NetworkKind("wide padding", IMAGE, image(lambda m, x: m.a(x), 8, a=nn.Conv2d(8, 8, 3, padding=5))),
+    NetworkKind("sparse stride", IMAGE, image(lambda m, x: m.a(x), 8, a=nn.Conv2d(8, 8, 2, 3, 1, groups=8))),
+    NetworkKind("image transposed", SMALL, lambda: Written(lambda m, x: m.head(m.b(m.a(x).transpose(2, 3)).mean((2, 3))), a=block(3, 8), b=nn.Conv2d(8, 8, (1, 3)), head=nn.Linear(8, CLASSES))),
+    NetworkKind("flattened columns first", SMALL, lambda: Written(lambda m, x: m.head(m.a(x).permute(0, 3, 1, 2).flatten(1)), a=nn.Conv2d(3, 2, 3), head=nn.Linear(70, CLASSES))),
+    NetworkKind("log softmax", ROW, lambda: nn.Sequential(nn.Linear(20, CLASSES), nn.LogSoftmax(1))),
+    NetworkKind("temperature", ROW, lambda: Written(lambda m, x: m.head(x) / 2.0, head=nn.Linear(20, CLASSES))),
+    NetworkKind("outputs sliced", ROW, lambda: Written(lambda m, x: m.head(x)[:, 1:], head=nn.Linear(20, CLASSES))),
+    NetworkKind("softmax over samples", ROW, lambda: nn.Sequential(nn.Linear(20, CLASSES), nn.Softmax(0))),
     *(NetworkKind(f"activation {act.__name__}", IMAGE, _activation(act)) for act in ACTIVATIONS),
 )  # fmt: skip
 """More than the 87 with which the compiler was tried first: those, and one for every activation function of torch that people use."""

@@ -96,7 +96,7 @@ class LayerTables:
     def state_dict(self, parameters: bytes) -> Arrays:
         """Return the state_dict of the module with what the board learnt: the module then computes with the board's weights.
 
-        Layers that are frozen are as they were. Raises BoardJobError where the module has no place for a trained value.
+        Layers that are frozen are as they were.
         """
         state = {name.removeprefix(MODULE): a for name, a in self.arrays.items() if name.startswith(MODULE)}
         for layer in self.layers:
@@ -158,13 +158,8 @@ def _unfolded(
             if weight is not None:
                 found[f"{layer.norm}.weight"] = gain = deviation
             shift, place = bias - (before - mean) * gain / deviation, f"{layer.norm}.bias"
-    if place in state:
+    if place in state:  # a bias that the module does not have is not trained
         found[place] = shift
-    elif layer.bias_offset is not None and np.any(shift):
-        raise BoardJobError(
-            f"the board trained a bias of {layer.layer or layer.norm}, and the module has none there: give the layer bias=True, "
-            "or export with --codes"
-        )
     if weight is not None and layer.layer:
         found[f"{layer.layer}.weight"] = layer.to_layer(weight, state[f"{layer.layer}.weight"].shape)
     return {name: np.ascontiguousarray(values, np.float32) for name, values in found.items()}

@@ -9,12 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from port_agent.mcu.board.errors import BoardJobError
-from port_agent.mcu.board.firmware import page_medium, source_root
+from port_agent.mcu.board.firmware import kernel_kinds, page_medium, source_root
 from port_agent.mcu.protocol.board_model import ModelDirectory
 from port_agent.system.atomic_file import write_atomically
 
 VERSION = "0.1.0"
 EXACT = '#include "port_exact.h"\n'
+GUARD = "#define PORT_EXACT_H\n"
 FLAG = "-ffp-contract=off"
 
 
@@ -62,6 +63,8 @@ def _sources(root: Path, model: ModelDirectory) -> dict[str, str]:
     files += [root / "protocol" / name for name in ("bytes.h", "crc32.c", "crc32.h")]
     files += sorted((root / "library").glob("port_*.[ch]"))
     found = {path.name: re.sub(r'#include "[^"]*/([^/"]+)"', r'#include "\1"', path.read_text()) for path in files}
+    kinds = f"#define PORT_KINDS {kernel_kinds(model.path):#x}u /* those of the model; other kernels stay out of the program */"
+    found["port_exact.h"] = found["port_exact.h"].replace(GUARD, f"{GUARD}\n{kinds}\n")
     exact = {name: text if EXACT in text or name.endswith(".h") else EXACT + text for name, text in found.items()}
     tables = {
         name: (model.path / name).read_text() for name in ("model.c", "model.h")

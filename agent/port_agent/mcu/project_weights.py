@@ -78,9 +78,11 @@ def _with_weights(op: "QuantizedOp", layer: OpLayer, given: Mapping[str, NDArray
     scale = np.asarray(op.weight_scale)
     try:
         weight, bias = _folded(layer, given)
-        codes = np.clip(np.round(weight / layer.along_channels(scale.astype(np.float64))), -127, 127).astype(np.int8)
-        whole = np.round(bias / (layer.in_scale * scale.astype(np.float64)))
-        codes, whole = codes.reshape(layer.shape), np.broadcast_to(whole, scale.shape)
+        exact = (weight / layer.along_channels(scale.astype(np.float64))).reshape(layer.shape)
+        parts = np.round(exact * 256)  # a low byte at its limit belongs to the same code after float32, too
+        codes = np.clip(np.floor((parts + 128) / 256), -127, 127)
+        low = np.clip(parts - codes * 256 + 128, 0, 255).astype(np.uint8)
+        whole = np.broadcast_to(np.round(bias / (layer.in_scale * scale.astype(np.float64))), scale.shape)
     except (KeyError, ValueError) as error:
         place = layer.layer or layer.norm
         raise BoardJobError(
@@ -90,7 +92,8 @@ def _with_weights(op: "QuantizedOp", layer: OpLayer, given: Mapping[str, NDArray
         op.op, weight=np.ascontiguousarray(weight.reshape(layer.shape), np.float32),
         bias=np.broadcast_to(bias, scale.shape).astype(np.float32),
     )  # fmt: skip
-    return replace(op, op=source, weight=codes, bias=np.clip(whole, -BIAS_LIMIT, BIAS_LIMIT).astype(np.int32))
+    whole_bias = np.clip(whole, -BIAS_LIMIT, BIAS_LIMIT).astype(np.int32)
+    return replace(op, op=source, weight=codes.astype(np.int8), low=low, bias=whole_bias)
 
 
 def _folded(layer: OpLayer, given: Mapping[str, NDArray[Any]]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -98,6 +101,8 @@ def _folded(layer: OpLayer, given: Mapping[str, NDArray[Any]]) -> tuple[NDArray[
     place = layer.layer or layer.norm
     if f"{place}.weight_scale" in given:
         codes = given[f"{place}.weight"].astype(np.float64)
+        if f"{place}.weight_low" in given:
+            codes = codes + (given[f"{place}.weight_low"].astype(np.float64) - 128) / 256
         weight = layer.to_op(codes) if layer.layer else codes.reshape(layer.shape)
         scale = layer.along_channels(given[f"{place}.weight_scale"].astype(np.float64))
         return weight * scale, given[f"{place}.bias"].astype(np.float64) * given[f"{place}.bias_scale"]

@@ -102,17 +102,20 @@ class SparseScheme:
 
 
 def full_scheme(graph: Graph) -> SparseScheme:
-    """Return the scheme that trains everything."""
-    return SparseScheme({op.name: LayerUpdate(True, op.out_shape.channels) for op in graph.weighted()})
+    """Return the scheme that trains everything that the module itself trains."""
+    return last_layers(graph, len(graph.weighted()))
 
 
 def last_layers(graph: Graph, count: int, ratio: float = 1.0, biases: int | None = None) -> SparseScheme:
-    """Return the scheme that trains the last `count` layers' weights and the last `biases` layers' biases."""
-    layers = graph.weighted()
+    """Return the scheme that trains the last `count` layers' weights and the last `biases` layers' biases.
+
+    Only those that the module itself trains.
+    """
     biases = count if biases is None else biases
     updates = {}
-    for rank, op in enumerate(reversed(layers)):
-        update = LayerUpdate(rank < biases, rows_at(op, ratio) if rank < count else 0)
+    for rank, op in enumerate(reversed(graph.weighted())):
+        rows = rows_at(op, ratio) if rank < count and op.trains_weight else 0
+        update = LayerUpdate(rank < biases and op.trains_bias, rows)
         if update != LayerUpdate():
             updates[op.name] = update
     return SparseScheme(dict(reversed(updates.items())))
@@ -293,9 +296,8 @@ def differentiate(graph: Graph) -> SampleProgram:
 def _gradients(graph: Graph, op: KernelCall) -> list[Step]:
     dy = gradient_of(op.name)
     steps = []
-    if op.kind is not OpKind.CLASSIFIER and (
-        op.kind in WEIGHTED | PRODUCTS or op.kind is OpKind.ADD or op.clamp is not Clamp.NONE
-    ):
+    saturates = op.kind in WEIGHTED | PRODUCTS | {OpKind.ADD} and not op.fixed
+    if op.kind is not OpKind.CLASSIFIER and (saturates or op.clamp is not Clamp.NONE):
         steps.append(Step(StepKind.MASK, op.name, dy))
     kind = StepKind.COPY if op.kind is OpKind.ADD else StepKind.INPUT
     steps += [
@@ -365,11 +367,23 @@ def _check_scheme(graph: Graph, scheme: SparseScheme) -> None:
             raise McuCompileError(
                 name, "the scheme trains a layer the model does not have", f"choose from {', '.join(layers)}"
             )
+        _refuse_untrained(layers[name], update)
         channels = layers[name].out_shape.channels
         legal = (0, channels) if layers[name].kind is OpKind.DEPTHWISE else range(channels + 1)
         if update.rows not in legal:
             raise McuCompileError(
                 name, f"cannot train {update.rows} of {channels} channels", "use 0 to all (depthwise: 0 or all)"
+            )
+
+
+def _refuse_untrained(op: KernelCall, update: LayerUpdate) -> None:
+    """Raise McuCompileError where a scheme trains what the module does not: it has none, or it is frozen."""
+    for wanted, trains, what in ((update.rows, op.trains_weight, "weight"), (update.bias, op.trains_bias, "bias")):
+        if wanted and not trains:
+            raise McuCompileError(
+                op.name,
+                f"the scheme trains its {what}, and the module does not: it has none, or no gradient reaches it",
+                "leave it out of the scheme, or have the module train it (requires_grad, bias=True)",
             )
 
 

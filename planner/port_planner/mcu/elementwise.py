@@ -99,6 +99,9 @@ def _is_torchs(target: object, name: str) -> bool:
 
 def module_function(module: nn.Module) -> Elementwise | None:
     """Return the function of one value that a layer is; None where it is none."""
+    if isinstance(module, nn.PReLU) and module.num_parameters == 1:
+        slope = float(module.weight)
+        return lambda tensor: functional.leaky_relu(tensor, slope)
     if not isinstance(module, MODULES):
         return None
     return lambda tensor: cast(torch.Tensor, module(tensor.clone()))

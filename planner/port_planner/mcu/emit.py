@@ -46,7 +46,7 @@ def emit_model(model: QuantizedGraph, memory: MemoryPlan, scheme: SparseScheme, 
 def parameter_image(model: QuantizedGraph, memory: MemoryPlan, scheme: SparseScheme) -> bytes:
     """Return the initial bytes of the parameter region, little endian.
 
-    Q8.8 low bytes start at one half.
+    Q8.8 low bytes start at one half, which is nothing, where the model has none.
     """
     image = bytearray(memory.parameters.size_bytes)
     for op in model.ops:
@@ -60,7 +60,8 @@ def parameter_image(model: QuantizedGraph, memory: MemoryPlan, scheme: SparseSch
             data = op.weight.tobytes()[: scheme.of(op.op.name).rows * row_bytes(op.op)]
             image[slot.weight_offset : slot.weight_offset + len(data)] = data
             if slot.q88_offset is not None:
-                image[slot.q88_offset : slot.q88_offset + len(data)] = b"\x80" * len(data)
+                low = b"\x80" * len(data) if op.low is None else op.low.tobytes()[: len(data)]
+                image[slot.q88_offset : slot.q88_offset + len(data)] = low
     return bytes(image)
 
 

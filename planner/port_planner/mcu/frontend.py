@@ -7,9 +7,10 @@ torchvision's MobileNetV2 blocks go through unchanged. The graph is compared wit
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -29,6 +30,7 @@ from port_planner.mcu.ir import (
     Shape,
     verify_mcu_graph,
 )
+from port_planner.mcu.module_gradients import trained_as_module
 from port_planner.mcu.module_trace import (
     evaluating,
     logits_node,
@@ -37,11 +39,17 @@ from port_planner.mcu.module_trace import (
     run_nodes,
     trace_module,
 )
+from port_planner.mcu.selections import choosing_ops, identity_layer, read_choice
 from port_planner.mcu.torch_axes import GRAPH_AXES, TorchAxes, extent
 
 INPUT = "input"
 SOFTMAX_NOTE = "the softmax at the end is left out: the loss has one, and the board's outputs are logits"
 OTHER_LAYERS = "use layers that have one: port-agent's docs/boards.md lists them"
+CHOOSING = frozenset({"getitem", "narrow", "select", "flip", "roll", "pad", "channel_shuffle", "repeat"})
+SPLITTING = frozenset({"chunk", "split", "split_with_sizes", "tensor_split", "unbind"})
+"""They give several tensors, of which each is chosen."""
+MAX_OUTPUTS = 256
+"""Of a model that does not end in a linear layer: they take their square in bytes of flash."""
 _NOISE_SAMPLES = 2
 """With one sample the batch is an axis of extent 1, which squeeze() takes away."""
 
@@ -81,8 +89,9 @@ def import_module(
         notes = (SOFTMAX_NOTE,) if importer.end is not importer.logits else ()
         graph = Graph(name, INPUT, seen.shape, importer.run(), state, notes)
         verify_mcu_graph(graph)
-        refuse_difference(module, traced, graph, importer.lasting(), samples)
-    return graph
+        lasting = importer.lasting()
+        refuse_difference(module, traced, graph, lasting, samples)
+        return trained_as_module(module, graph, lasting[cast(fx.Node, importer.logits)], bool(notes), samples)
 
 
 def _sample_shape(extents: Sequence[int]) -> Shape:
@@ -173,17 +182,22 @@ class _Importer:
         if not isinstance(node.args[0], fx.Node) or self.logits is None:
             raise McuCompileError("output", "not a single tensor", "return the logits only")
         value = self.values[self.logits]
-        last = self.ops.get(value.tensor)
-        if (
-            last is None
-            or last.kind is not OpKind.CONV
-            or last.clamp is not Clamp.NONE
-            or last.in_shape.height * last.in_shape.width != 1
-        ):
-            raise McuCompileError("output", "the model does not end in a linear layer", "end it with nn.Linear")
+        if not self._is_linear(value):
+            if len(value.seen.axes) != 1 or value.shape.elements > MAX_OUTPUTS:
+                raise McuCompileError("output", "the model does not end in a linear layer", "end it with nn.Linear")
+            value = self._append(node, identity_layer(value.tensor, value.seen), ("C",))
+            self.values[self.logits] = value
+        last = self.ops[value.tensor]
         self.ops[last.name] = replace(last, kind=OpKind.CLASSIFIER)
         self._drop_unread(last.name)
         return tuple(self.ops.values())
+
+    def _is_linear(self, value: NodeValue) -> bool:
+        """Return whether a tensor is what a linear layer gives."""
+        op = self.ops.get(value.tensor)
+        if op is None or op.kind is not OpKind.CONV or op.clamp is not Clamp.NONE:
+            return False
+        return op.in_shape.height * op.in_shape.width == 1
 
     def _drop_unread(self, result: str) -> None:
         """Leave out what the result does not depend on, and have the result computed last."""
@@ -195,6 +209,8 @@ class _Importer:
     def _refuse_several(self, node: fx.Node) -> None:
         """Raise McuCompileError where a layer or function gives several tensors."""
         result = self.results[node]
+        if node.target in SPLITTING or getattr(node.target, "__name__", "") in SPLITTING:
+            return
         if isinstance(result, tuple | list) and any(isinstance(each, torch.Tensor | tuple) for each in result):
             module = self.modules.get(str(node.target)) if node.op == "call_module" else None
             kind = node.name if module is None else type(module).__name__
@@ -213,6 +229,7 @@ class _Importer:
     def _module(self, node: fx.Node) -> NodeValue:
         module = self.modules[str(node.target)]
         value = self._source(node)
+        self._refuse_derived(node, module)
         match module:
             case nn.Conv2d() | nn.Conv1d():
                 return self._convolution(node, module, value)
@@ -232,6 +249,10 @@ class _Importer:
                 return self._upsample(node, module.mode, value)
             case nn.Flatten() | nn.Unflatten():
                 return self._view(node, value)
+            case nn.ZeroPad1d() | nn.ZeroPad2d() | nn.ConstantPad1d() | nn.ConstantPad2d() | nn.ChannelShuffle():
+                return self._choose(node, value, module)
+            case nn.GLU():
+                return self._gate(node, module.dim, value)
             case nn.MaxPool2d() | nn.MaxPool1d() | nn.AvgPool2d() | nn.AvgPool1d():
                 return self._pool_module(node, module, value)
             case nn.AdaptiveAvgPool2d() | nn.AdaptiveAvgPool1d():
@@ -242,6 +263,17 @@ class _Importer:
             return self._tabulate(node, function, value)
         raise McuCompileError(node_place(node), f"no kernel for {type(module).__name__}", OTHER_LAYERS)
 
+    @staticmethod
+    def _refuse_derived(node: fx.Node, module: nn.Module) -> None:
+        """Raise McuCompileError for a weight that is computed from other parameters: a board would train another one."""
+        own = dict(module.named_parameters(recurse=False))
+        if isinstance(getattr(module, "weight", None), torch.Tensor) and "weight" not in own:
+            raise McuCompileError(
+                node_place(node),
+                "its weight is made of other parameters (weight or spectral norm, pruning, a parametrization)",
+                "make it a parameter: remove_weight_norm, prune.remove or remove_parametrizations",
+            )
+
     def _function(self, node: fx.Node) -> NodeValue:
         target = node.target
         name = (target if isinstance(target, str) else str(getattr(target, "__name__", node.name))).removesuffix("_")
@@ -250,14 +282,18 @@ class _Importer:
             name in ("add", "iadd") and len(node.args) > 1 and node.args[0] is node.args[1]
         ):
             return self._tabulate(node, function, self.values[node.all_input_nodes[0]])
-        if name in ("add", "iadd"):
-            return self._add(node)
+        if name in ("add", "iadd", "sub", "isub", "subtract"):
+            return self._add(node, negated="sub" in name)
         if name in ("mul", "imul", "multiply"):
             return self._multiply(node)
         if name in ("cat", "concat", "concatenate"):
             return self._concatenate(node)
+        if name in CHOOSING:
+            return self._choose(node, *self._chosen_from(node))
         value = self._source(node)
         match name:
+            case "glu":
+                return self._gate(node, self._argument(node, 1, "dim", -1), value)
             case "relu":
                 return self._activate(node, Clamp.RELU, value)
             case "relu6":
@@ -279,9 +315,15 @@ class _Importer:
                 return self._upsample(node, str(self._argument(node, 3, "mode", "nearest")), value)
         raise McuCompileError(node_place(node), f"no kernel for {name}", OTHER_LAYERS)
 
-    @staticmethod
-    def _argument(node: fx.Node, position: int, keyword: str, default: object) -> object:
-        return node.args[position] if len(node.args) > position else node.kwargs.get(keyword, default)
+    def _argument(self, node: fx.Node, position: int, keyword: str, default: object) -> object:
+        """Return an argument of a call; sizes of tensors in it as the numbers that they are."""
+        found: Any = node.args[position] if len(node.args) > position else node.kwargs.get(keyword, default)
+
+        def number(inner: fx.Node) -> Any:
+            result = self.results[inner]
+            return inner if isinstance(result, torch.Tensor) else result
+
+        return fx.map_arg(found, number)
 
     # -- views ------------------------------------------------------------------------------------------------------
 
@@ -320,7 +362,7 @@ class _Importer:
         """Add an op, under its node's name; torch sees its result with these axes of the graph."""
         if op.out_shape.height < 1 or op.out_shape.width < 1:
             raise McuCompileError(node_place(node), f"output {op.out_shape} is empty", "feed a larger input")
-        label = str(node.target).replace(".", "_") if node.op == "call_module" else node.name
+        label = re.sub(r"\W", "_", str(node.target), flags=re.ASCII) if node.op == "call_module" else node.name
         name, number = label, 2
         while name in self.ops or name == INPUT:
             name, number = f"{label}_{number}", number + 1
@@ -459,10 +501,13 @@ class _Importer:
         self._rewrite(replace(op, clamp=clamp))
         return value
 
-    def _add(self, node: fx.Node) -> NodeValue:
+    def _add(self, node: fx.Node, negated: bool) -> NodeValue:
+        """Add equal shapes, or what the second is with the other sign."""
         if self._argument(node, 2, "alpha", 1) != 1:
             raise McuCompileError(node_place(node), "add with alpha", "scale the branch inside its convolution")
         left, right = self._source(node, 0), self._source(node, 1)
+        if negated:
+            right = self._tabulate(node, torch.neg, right)
         if left.seen != right.seen:
             shapes = f"{list(left.seen.extents)} and {list(right.seen.extents)}"
             raise McuCompileError(node_place(node), f"adds {shapes}", "only equal shapes are added, axis by axis")
@@ -477,7 +522,9 @@ class _Importer:
 
     def _multiply(self, node: fx.Node) -> NodeValue:
         """Multiply equal shapes, or an image by a value for each channel."""
-        left, right = self._source(node, 0), self._source(node, 1)
+        return self._product(node, self._source(node, 0), self._source(node, 1))
+
+    def _product(self, node: fx.Node, left: NodeValue, right: NodeValue) -> NodeValue:
         if left.shape.elements < right.shape.elements:
             left, right = right, left
         kind = OpKind.MULTIPLY
@@ -488,6 +535,61 @@ class _Importer:
                 raise McuCompileError(node_place(node), f"multiplies {shapes}", "give equal shapes, or [N, C, 1, 1]")
         op = KernelCall("", kind, (left.tensor, right.tensor), left.shape, left.shape)
         return self._append(node, op, left.seen.axes)
+
+    def _gate(self, node: fx.Node, dim: object, value: NodeValue) -> NodeValue:
+        """Multiply the first half of the channels by a sigmoid of the second."""
+
+        def half(part: int) -> NodeValue:
+            return self._choose(node, value, lambda x: x.chunk(2, cast(int, dim))[part])
+
+        halves = half(0), half(1)
+        return self._product(node, halves[0], self._tabulate(node, torch.sigmoid, halves[1]))
+
+    # -- what only chooses ------------------------------------------------------------------------------------------
+
+    def _chosen_from(self, node: fx.Node) -> tuple[NodeValue, Callable[[torch.Tensor], torch.Tensor]]:
+        """Return the tensor that a call chooses of, and the call; one of several parts is chosen of what was split."""
+        (source, *_), several = node.all_input_nodes, None
+        if not isinstance(self.results[source], torch.Tensor) and source.all_input_nodes:
+            source, several = source.all_input_nodes[0], source
+        value = self.values.get(source)
+        others = [*node.all_input_nodes, *(several.all_input_nodes if several else ())]
+        if value is None or any(each in self.values and each is not source for each in others):
+            raise McuCompileError(node_place(node), "chooses by a tensor", "choose by numbers")
+
+        def call(probe: torch.Tensor) -> torch.Tensor:
+            known: dict[fx.Node, object] = {source: probe}
+            if several is not None:
+                known[several] = self._call(several, known)
+            return cast(torch.Tensor, self._call(node, known))
+
+        return value, call
+
+    def _call(self, node: fx.Node, known: Mapping[fx.Node, object]) -> object:
+        """Return what a call gives for these values of its inputs; others are as they were."""
+
+        def argument(inner: fx.Node) -> Any:
+            return known[inner] if inner in known else self.results[inner]
+
+        arguments, keywords = fx.map_arg(node.args, argument), fx.map_arg(node.kwargs, argument)
+        if isinstance(node.target, str):
+            return getattr(arguments[0], node.target)(*arguments[1:], **keywords)
+        return cast(Callable[..., object], node.target)(*arguments, **keywords)
+
+    def _choose(self, node: fx.Node, value: NodeValue, call: Callable[[torch.Tensor], torch.Tensor]) -> NodeValue:
+        choice = read_choice(call, value.seen.extents)
+        chosen = None if choice is None else choosing_ops(choice, value.tensor, value.seen)
+        if chosen is None:
+            raise McuCompileError(
+                node_place(node),
+                f"takes of {list(value.seen.extents)} what is no window of the data and no set of channels",
+                "choose channels, or a range of lines or columns; pad with zeros",
+            )
+        ops, seen = chosen
+        tensor = value.tensor
+        for op in ops:
+            tensor = self._append(node, replace(op, inputs=(tensor,)), ()).tensor
+        return NodeValue(tensor, seen)
 
     def _concatenate(self, node: fx.Node) -> NodeValue:
         """Join tensors one after the other along one axis of the graph."""
@@ -608,7 +710,7 @@ class _Importer:
         return plain and op.kernel == op.stride and all(1 in pair for pair in zip(op.kernel, window, strict=True))
 
     def _mean(self, node: fx.Node, value: NodeValue) -> NodeValue:
-        argument = self._argument(node, 1, "dim", None)
+        argument = self._argument(node, 1, "dim", node.kwargs.get("axis"))
         axes = (argument,) if isinstance(argument, int) else tuple(cast(Sequence[int], argument or ()))
         rank = len(value.seen.axes) + 1
         positions = {axis % rank for axis in axes}

@@ -85,7 +85,8 @@ class LayerOrigin:
     """Where the weights of an op come from in the module: paths of its layers, as a state_dict names them.
 
     The op's weight is the layer's, reshaped to `extents`, its axes in `order`, times the scale of the batch norm that is
-    folded in. A batch norm by itself has no `layer`.
+    folded in. A batch norm by itself has no `layer`. `trains_weight`, `trains_bias`: whether the module itself trains them:
+    it has such parameters, they require gradients, and gradients reach them.
     """
 
     layer: str
@@ -93,6 +94,8 @@ class LayerOrigin:
     order: tuple[int, ...] = ()
     norm: str = ""
     norm_eps: float = 0.0
+    trains_weight: bool = True
+    trains_bias: bool = True
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,7 +105,7 @@ class KernelCall:
     The output tensor has the op's own name. `shares` names an earlier op that has the same weights in the module.
 
     `weight` is [out][kernel_h][kernel_w][in] (classifier: [out][1][1][in]; of groups, in / groups) or, depthwise,
-    [kernel_h][kernel_w][channel]. `function`: what a table holds.
+    [kernel_h][kernel_w][channel]. `function`: what a table holds. `fixed`: the weights only choose, 1 or 0, and are never trained.
     """
 
     name: str
@@ -121,6 +124,15 @@ class KernelCall:
     function: Elementwise | None = None
     dilation: tuple[int, int] = (1, 1)
     groups: int = 1
+    fixed: bool = False
+
+    @property
+    def trains_weight(self) -> bool:
+        return not self.fixed and (self.origin is None or self.origin.trains_weight)
+
+    @property
+    def trains_bias(self) -> bool:
+        return not self.fixed and (self.origin is None or self.origin.trains_bias)
 
     @property
     def fan_in(self) -> int:
@@ -181,8 +193,8 @@ class Graph:
         return sum(op.macs for op in self.ops)
 
     def weighted(self) -> tuple[KernelCall, ...]:
-        """Return the ops that own weights, first layer first."""
-        return tuple(op for op in self.ops if op.kind in WEIGHTED)
+        """Return the ops that have weights of the module, first layer first."""
+        return tuple(op for op in self.ops if op.kind in WEIGHTED and not op.fixed)
 
 
 def row_bytes(op: KernelCall) -> int:

@@ -46,12 +46,15 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 def trace_module(module: nn.Module, name: str) -> fx.GraphModule:
     """Return the traced module.
 
-    Raises McuCompileError where what it does depends on values.
+    Raises McuCompileError where what it does depends on values, or cannot be written down.
     """
     try:
         return fx.symbolic_trace(module)
-    except (fx.proxy.TraceError, TypeError) as error:
-        raise McuCompileError(name, f"cannot be traced ({error})", "remove control flow on tensor values") from error
+    except (fx.proxy.TraceError, TypeError, ValueError, RuntimeError, AttributeError, LookupError) as error:
+        first_line = str(error).partition("\n")[0]
+        raise McuCompileError(
+            name, f"cannot be traced ({first_line})", "remove control flow on tensor values"
+        ) from error
 
 
 class NodeRun(fx.Interpreter):
@@ -121,8 +124,13 @@ def refuse_difference(
             _refuse_node(node_place(node), expected[node], seen.as_torch(tensors[name]))
         answer, found = module(chunk.clone()), axes.as_torch(tensors[last])
         if logits is not output and isinstance(answer, torch.Tensor):
-            found = found.softmax(1) if float(answer.max()) > 0 else found.log_softmax(1)
+            found = softmax_as(answer, found)
         _refuse_node("output", answer, found)
+
+
+def softmax_as(answer: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    """Return logits through the softmax that a module ends in: the logarithm of one has no positive values."""
+    return logits.softmax(1) if float(answer.detach().max()) > 0 else logits.log_softmax(1)
 
 
 def _refuse_node(place: str, expected: object, found: torch.Tensor) -> None:

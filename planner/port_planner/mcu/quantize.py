@@ -11,7 +11,7 @@ The scheme is that of arXiv 2206.15472 section 2 (all-int8 graph, int32 bias), t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,7 +50,10 @@ class QuantizedTensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QuantizedOp:
-    """Everything of one op that the tables hold, beside addresses."""
+    """Everything of one op that the tables hold, beside addresses.
+
+    `low`: what weights have beyond their codes, in 1/256 above -1/2; None: nothing.
+    """
 
     op: KernelCall
     inputs: tuple[QuantizedTensor, ...]
@@ -66,6 +69,7 @@ class QuantizedOp:
     add_shift: int = 0
     table: Int8Array | None = None
     slope: FloatArray | None = None
+    low: NDArray[np.uint8] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,15 +89,18 @@ class QuantizedGraph:
         return np.ascontiguousarray(np.clip(quantized, -128, 127).astype(np.int8).reshape(len(array), -1))
 
 
-def run_float(graph: Graph, samples: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return every tensor of the float graph for samples [N, C, H, W].
+def run_float(
+    graph: Graph, samples: torch.Tensor, weights: Mapping[str, tuple[torch.Tensor, torch.Tensor]] | None = None
+) -> dict[str, torch.Tensor]:
+    """Return every tensor of the float graph for samples [N, C, H, W]; `weights`: of ops by name, instead of their own.
 
     The importer is checked against this.
     """
+    weights = {} if weights is None else weights
     shape = graph.input_shape
     tensors = {graph.input_name: samples.reshape(-1, shape.channels, shape.height, shape.width)}
     for op in graph.ops:
-        tensors[op.name] = float_op(op, [tensors[name] for name in op.inputs])
+        tensors[op.name] = float_op(op, [tensors[name] for name in op.inputs], weights.get(op.name))
     return tensors
 
 
@@ -116,10 +123,10 @@ def float_op(
     """Return what an op gives in float; `weights`: others than its own, weight and bias in torch's layout."""
     if op.kind in _WEIGHTLESS:
         return _clamped(op.clamp, _WEIGHTLESS[op.kind](op, inputs))
+    data = flat_input(op, inputs[0])
     if weights is None:
         weight, bias = weights_of(op)
-        weights = torch_weight(op, weight), torch.from_numpy(bias)
-    data = flat_input(op, inputs[0])
+        weights = torch_weight(op, weight).to(data.dtype), torch.from_numpy(bias).to(data.dtype)
     return _clamped(op.clamp, F.conv2d(data, *weights, op.stride, op.padding, op.dilation, torch_groups(op)))
 
 
@@ -168,8 +175,11 @@ def weights_of(op: KernelCall) -> tuple[FloatArray, FloatArray]:
 
 
 def _clamped(clamp: Clamp, tensor: torch.Tensor) -> torch.Tensor:
+    """Clamp as torch's own layers: no gradient passes at the limits."""
     low, high = clamp.value
-    return tensor if low is None and high is None else tensor.clamp(low, high)
+    if low is None:
+        return tensor
+    return F.relu(tensor) if high is None else F.hardtanh(tensor, low, high)
 
 
 def quantize(graph: Graph, calibration: NDArray[np.float32], headroom: float = HEADROOM) -> QuantizedGraph:
@@ -219,12 +229,12 @@ def _quantize_op(
         return _tabulate(op, inputs[0], result, headroom)
     if op.kind is OpKind.CONCAT:
         return _quantize_sum(op, inputs, _covering(inputs, op.clamp))
-    output = _tensor_format(result, op.clamp, headroom)
+    output = inputs[0] if op.fixed else _tensor_format(result, op.clamp, headroom)
     if op.kind is OpKind.ADD:
         return _quantize_sum(op, inputs, output)
     if op.kind in PRODUCTS:
         return _quantize_product(op, inputs, output)
-    return _quantize_weighted(op, inputs[0], output, min(headroom, WEIGHT_HEADROOM))
+    return _quantize_weighted(op, inputs[0], output, min(headroom, WEIGHT_HEADROOM) if op.trains_weight else 1.0)
 
 
 def _tabulate(op: KernelCall, source: QuantizedTensor, result: torch.Tensor, headroom: float) -> QuantizedOp:
@@ -290,7 +300,8 @@ def _quantize_weighted(
     by_channel = np.moveaxis(weight, -1, 0).reshape(op.out_shape.channels, -1)
     if op.kind is not OpKind.DEPTHWISE:
         by_channel = weight.reshape(op.out_shape.channels, -1)
-    scale = np.maximum(np.abs(by_channel).max(axis=1) * (headroom / 127.0), SMALLEST_SCALE).astype(np.float32)
+    least = np.maximum(np.abs(bias) / (float(source.scale) * BIAS_LIMIT), SMALLEST_SCALE)  # a bias must have its code
+    scale = np.maximum(np.abs(by_channel).max(axis=1) * (headroom / 127.0), least).astype(np.float32)
     divisor = scale if op.kind is OpKind.DEPTHWISE else scale[:, None, None, None]
     quantized = np.clip(np.round(weight / divisor), -127, 127).astype(np.int8)
     sums = float(source.scale) * scale.astype(np.float64)

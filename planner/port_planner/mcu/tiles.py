@@ -46,7 +46,8 @@ def tile_groups(program: SampleProgram) -> list[tuple[str, ...]]:
             readers[name] = readers.get(name, 0) + 1
     runs: list[list[str]] = []
     for op in graph.ops:
-        follows = runs and runs[-1] and op.inputs == (runs[-1][-1],) and readers[runs[-1][-1]] == 1
+        before = runs[-1][-1] if runs and runs[-1] else ""
+        follows = op.inputs == (before,) and readers[before] == 1 and graph.op(before).out_shape == op.in_shape
         if op.kind not in BANDABLE:
             runs.append([])
         elif follows:

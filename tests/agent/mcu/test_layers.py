@@ -12,7 +12,7 @@ from port_agent.mcu.layers import LayerTables
 from port_agent.mcu.project_weights import take_weights, write_layers
 from port_agent.mcu.protocol.board_model import read_model
 from port_planner.mcu import CompiledModel, compile_model
-from port_planner.mcu.autodiff import LayerUpdate, SparseScheme, full_scheme
+from port_planner.mcu.autodiff import LayerUpdate, SparseScheme
 from port_planner.mcu.emit import parameter_image
 from port_planner.mcu.quantize import run_float
 
@@ -90,17 +90,23 @@ def test_low_bytes_are_parts_of_a_code(tmp_path: Path) -> None:
     np.testing.assert_array_equal(values, exact["head.weight"])
 
 
-def test_a_bias_without_a_place_in_the_module_is_refused(tmp_path: Path) -> None:
+def test_a_bias_without_a_place_in_the_module_is_not_trained(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    data = DATA[:, 0, 0]
-    model = compile_model(nn.Sequential(nn.Linear(7, 2, bias=False)).eval(), data)
+    model = compile_model(nn.Sequential(nn.Linear(7, 2, bias=False)).eval(), DATA[:, 0, 0])
+    table, start = tables(model, tmp_path), parameter_image(model.quantized, model.memory, model.scheme)
+    assert len(start) == 16 and set(table.state_dict(start)) == {"0.weight"}  # 14 weights and no bias
+
+
+def test_low_bytes_come_back_to_the_bit(tmp_path: Path) -> None:
+    _, model = compiled(q88=True)
     table = tables(model, tmp_path)
-    start = parameter_image(model.quantized, model.memory, full_scheme(model.quantized.graph))
-    assert set(table.state_dict(start)) == {"0.weight"}
-    with pytest.raises(
-        BoardJobError, match=r"trained a bias of 0, .* give the layer bias=True, or export with --codes"
-    ):
-        table.state_dict(b"\x01" + start[1:])
+    parameters = bytearray(learnt(model))
+    for layer in table.layers:
+        low = layer.low_offset or 0
+        parameters[low : low + layer.trained_bytes] = np.random.default_rng(4).bytes(layer.trained_bytes)
+    for source in (table.state_dict(bytes(parameters)), table.code_tensors(bytes(parameters))):
+        again = take_weights(model, source)
+        assert parameter_image(again.quantized, again.memory, again.scheme) == parameters
 
 
 def test_a_model_without_its_layers_is_compiled_again(tmp_path: Path) -> None:

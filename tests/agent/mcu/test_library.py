@@ -180,6 +180,16 @@ def test_build_files_name_the_flag_and_every_source(compiled: tuple[CompiledMode
     assert "name=port_my_net\n" in library_files(compiled[1], Framework.ARDUINO)["library.properties"]
 
 
+def test_kernels_that_the_model_does_not_use_stay_out(
+    compiled: tuple[CompiledModel, ModelDirectory], tmp_path: Path
+) -> None:
+    package = write_library(compiled[1], Framework.ARDUINO, tmp_path)
+    built(["cc", *WARNINGS, "-c", package / "src" / "engine.c", "-o", tmp_path / "engine.o"])
+    listed = subprocess.run(["nm", "-u", tmp_path / "engine.o"], capture_output=True, text=True, check=True).stdout
+    assert "port_grouped_forward" not in listed and "port_depthwise_forward" in listed  # a group a channel is depthwise
+    assert "port_table_forward" not in listed and "port_concat_forward" not in listed
+
+
 def test_what_a_library_cannot_be_made_of_is_refused(tmp_path: Path) -> None:
     folder = write_model(tmp_path)
     with pytest.raises(BoardJobError, match="does not say the scale of its input"):

@@ -84,6 +84,24 @@ class Joins(nn.Module):
         return self.head((2 * z - 0.5).mean(2))
 
 
+class Choices(nn.Module):
+    """Padding, slices, splits, shuffled channels, gates, differences, and an end that is no linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.narrow = nn.Conv2d(3, 8, 3), nn.Conv2d(4, 4, 1)
+        self.shuffle, self.gate, self.slope = nn.ChannelShuffle(2), nn.GLU(1), nn.PReLU()
+        self.head = nn.Conv2d(8, 5, (3, 2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(F.pad(x, (2, 1, 0, 1)))
+        left, right = (x.chunk(2, 1)[part] for part in (0, 1))
+        y = self.shuffle(torch.cat([right, self.narrow(left)], 1))
+        y = self.slope(y[:, :, 1:, ::2] - x[:, :, :-1, 1::2])
+        y = torch.cat([self.gate(y).relu(), y[:, [5, 0, 7, 0]]], 1)
+        return self.head(y).mean((2, 3)) / 2.0
+
+
 def settled(module: nn.Module, data: NDArray[np.float32]) -> nn.Module:
     """Return the module in eval mode with batch norm statistics of the data."""
     module.train()
@@ -123,6 +141,12 @@ def joins(count: int = 12) -> tuple[nn.Module, NDArray[np.float32]]:
     return settled(Joins(), data), data
 
 
+def choices(count: int = 12) -> tuple[nn.Module, NDArray[np.float32]]:
+    torch.manual_seed(8)
+    data = np.random.default_rng(8).normal(size=(count, 3, 11, 11)).astype(np.float32)
+    return Choices().eval(), data
+
+
 def bars() -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """Noise, and in every other sample a bright left half; a network that has learnt nothing yet can learn it."""
     labels = np.arange(60) % 2
@@ -132,3 +156,4 @@ def bars() -> tuple[NDArray[np.float32], NDArray[np.int64]]:
 
 
 NETWORKS = {"every_layer": every_layer, "hidden_linear": hidden_linear, "stream": stream}
+BUILDS = NETWORKS | {"readers": readers, "joins": joins, "choices": choices}

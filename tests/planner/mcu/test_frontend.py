@@ -155,6 +155,7 @@ def conv2(channels: int = 3) -> nn.Conv2d:
     return nn.Conv2d(channels, 4, 3, padding=1)
 
 
+AXIS: Any = {"axis": (2, 3)}
 IMAGE, COLUMN, STREAM = (3, 8, 6), (3, 8, 1), (3, 8)
 NORM, CONV = nn.BatchNorm2d(4), nn.Conv1d(4, 4, 3, padding=1)
 WIDE_STREAM = nn.Conv1d(3, 6, 6)
@@ -192,6 +193,8 @@ WIDE, PLAIN, HEAD = nn.Conv1d(4, 5, 3, 2), nn.Conv2d(3, 4, 1), nn.Linear(4, 3)
         (Steps(lambda m, x: m.b(m.c(m.a(x)).mean((2, 3))), conv2(), HEAD, nn.Upsample(scale_factor=3)), IMAGE),
         (Steps(lambda m, x: m.b(m.c(m.a(x)).mean(2)), WIDE_STREAM, nn.Linear(6, 3), nn.Upsample((9,))), STREAM),
         (Steps(lambda m, x: m.b(m.a(m.c(x)).mean(2)), nn.Conv1d(6, 4, 3, 1, "same", 4, 2), HEAD, WIDE_STREAM), STREAM),
+        (Steps(lambda m, x: m.b(F.avg_pool2d(y := m.a(x), y.size()[2:]).flatten(1)), conv2(), HEAD), IMAGE),
+        (Steps(lambda m, x: m.b(torch.mean(F.max_pool2d(m.a(x), x.shape[-1]), **AXIS)), conv2(), HEAD), IMAGE),
     ],
 )  # fmt: skip
 def test_views_second_readers_and_axes_are_those_of_the_module(module: nn.Module, shape: tuple[int, ...]) -> None:
@@ -202,21 +205,35 @@ def test_views_second_readers_and_axes_are_those_of_the_module(module: nn.Module
     imports_exactly(module, shape)
 
 
+def test_names_of_layers_are_names_in_c() -> None:
+    layers = nn.ModuleDict({"a-b": nn.Linear(6, 6), "a_b": nn.Linear(6, 6), "*/ ü": nn.Linear(6, 6)})
+    module = Steps(lambda m, x: m.b(m.a["*/ ü"](m.a["a_b"](m.a["a-b"](x)))), layers, nn.Linear(6, 2))
+    graph = imports_exactly(module, (6,))
+    assert [op.name for op in graph.ops] == ["a_a_b", "a_a_b_2", "a____", "b"]
+    assert [op.origin.layer for op in graph.ops if op.origin] == ["a.a-b", "a.a_b", "a.*/ ü", "b"]
+
+
+@pytest.mark.parametrize("forward", [lambda m, x: m.a(x[: len(x)]), lambda m, x: m.a(x) if x.sum() > 0 else m.a(-x)])
+def test_what_cannot_be_traced_is_refused(forward: Callable[[Any, torch.Tensor], torch.Tensor]) -> None:
+    with pytest.raises(McuCompileError, match="model: cannot be traced"):
+        import_module(Steps(forward, nn.Linear(6, 2)), (6,))
+
+
 @pytest.mark.parametrize(
     ("module", "problem"),
     [
         (nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), "does not end in a linear layer"),
         (nn.Sequential(nn.Conv2d(3, 4, 3, padding=1, padding_mode="reflect"), nn.Flatten()), "reflect padding"),
-        (nn.Sequential(nn.Conv2d(3, 4, 3), nn.PReLU(), nn.Flatten(), nn.Linear(144, 2)), "1: no kernel for PReLU"),
+        (nn.Sequential(nn.Conv2d(3, 4, 3), nn.PReLU(4), nn.Flatten(), nn.Linear(144, 2)), "1: no kernel for PReLU"),
         (nn.Sequential(nn.Upsample(scale_factor=2, mode="bilinear"), nn.Flatten()), r"bilinear upsampling of \[8, 8\]"),
         (nn.Sequential(nn.Upsample(12), nn.Flatten()), r"nearest upsampling of \[8, 8\] to \[12, 12\]"),
         (Steps(lambda m, x: m.a(x.flatten(1))[1][0], nn.LSTM(192, 4)), "a: no kernel for LSTM, which gives several"),
-        (Steps(lambda m, x: x.chunk(3, 1)[0]), "chunk: no kernel for chunk, which gives several tensors"),
+        (Steps(lambda m, x: x.max(1)[0]), "max: no kernel for max_1, which gives several tensors"),
         (Steps(lambda m, x: torch.cat([x, x])), "joins the batch"),
         (Steps(lambda m, x: torch.cat([x, x.transpose(2, 3)], 1)), r"joins \[3, 8, 8\] and \[3, 8, 8\]"),
         (Steps(lambda m, x: torch.cat([x.flatten(1), m.a(x).flatten(1)], 1), conv2()), "joins"),
         (Steps(lambda m, x: x * m.a(x), nn.Conv2d(3, 1, 1)), r"multiplies \[3, 8, 8\] by \[1, 8, 8\]"),
-        (Steps(lambda m, x: x - m.a(x), nn.Conv2d(3, 3, 1)), "no kernel for sub"),
+        (Steps(lambda m, x: x - m.a(x), nn.Conv2d(3, 1, 1)), r"adds \[3, 8, 8\] and \[1, 8, 8\]"),
         (Steps(lambda m, x: x / m.a(x), nn.Conv2d(3, 3, 1)), "no kernel for truediv"),
         (nn.Sequential(nn.Conv2d(3, 4, 3), nn.Linear(6, 2)), "flatten or pool"),
         (nn.Sequential(nn.Flatten(), nn.Linear(10, 2)), "torch refuses its inputs .*2x192 and 10x2"),

@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from port_planner.mcu.frontend import import_module
 from port_planner.mcu.ir import Clamp, McuCompileError, OpKind
@@ -111,3 +112,14 @@ def test_an_error_of_logits_is_none_of_their_bias() -> None:
     wanted = np.array([[100.0, 1.0], [100.0, -1.0]], np.float32)
     assert logits_error(wanted, wanted) == 0
     assert logits_error(np.array([[100.0, 0.0], [100.0, 0.0]], np.float32), wanted) == pytest.approx(1)
+
+
+def test_the_bias_of_a_channel_without_weights_is_not_clipped() -> None:
+    torch.manual_seed(0)
+    layer, data = nn.Linear(6, 4), np.random.default_rng(0).normal(0, 1e-3, (20, 6)).astype(np.float32)
+    with torch.no_grad():
+        layer.weight[:2], layer.bias[:2] = 0.0, torch.tensor([3.0, -3.0])
+    model = quantize(import_module(nn.Sequential(layer, nn.ReLU(), nn.Linear(4, 2)), (6,)), data)
+    first = model.ops[0]
+    codes, scale = np.asarray(first.bias), np.asarray(first.weight_scale)
+    np.testing.assert_allclose(codes[:2] * scale[:2] * first.inputs[0].scale, [3.0, -3.0], rtol=1e-5)

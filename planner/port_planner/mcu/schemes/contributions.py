@@ -89,7 +89,9 @@ class ContributionTable:
         Between measured channel counts they are interpolated.
         """
         layers, choices = graph.weighted(), self.by_layer
-        frozen = next((k for k, op in enumerate(reversed(layers)) if not scheme.of(op.name).bias), len(layers))
+        frozen = next(
+            (k for k, op in enumerate(reversed(layers)) if op.trains_bias and not scheme.of(op.name).bias), len(layers)
+        )
         depth = max((k for k in self.bias_accuracy if k <= frozen), default=0)
         total = self.bias_accuracy.get(depth, self.baseline)
         for op in layers:
@@ -165,7 +167,7 @@ def analyse_contributions(
 
     baseline = accuracies(SparseScheme({}))
     biases = {k: accuracies(last_layers(graph, 0, biases=k)) for k in range(1, deepest + 1)}
-    names = [op.name for op in weighted[-deepest:]] if layers is None else list(layers)
+    names = [op.name for op in weighted[-deepest:] if op.trains_weight] if layers is None else list(layers)
     base = last_layers(graph, 0, biases=deepest)
     gains = {}
     for name in names:
@@ -270,7 +272,7 @@ def choice_problem(table: ContributionTable, needs: Needs) -> tuple[ChoiceProble
 
 
 def _bias_bytes(graph: Graph, depth: int) -> int:
-    return sum(4 * op.out_shape.channels for op in graph.weighted()[-depth:])
+    return sum(4 * op.out_shape.channels for op in graph.weighted()[-depth:] if op.trains_bias)
 
 
 def _arena_bound(graph: Graph, scheme: SparseScheme, simd: bool) -> int:

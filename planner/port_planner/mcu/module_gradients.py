@@ -1,0 +1,152 @@
+"""The module's own gradients as the judge of what a board trains.
+
+What the module does not train is not trained on a board: frozen parameters, layers under `no_grad`, biases that a layer does not
+have. Where the graph's gradients are others than the module's, the module is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import nn
+from torch.func import functional_call
+
+from port_planner.mcu.ir import Graph, KernelCall, LayerOrigin, McuCompileError, OpKind
+from port_planner.mcu.module_trace import softmax_as
+from port_planner.mcu.quantize import run_float, torch_weight, weights_of
+from port_planner.mcu.torch_axes import TorchAxes
+
+SAMPLES = 8
+TOLERANCE = 0.05
+"""Of the norm of a layer's gradient."""
+MIN_SHARE = 1e-3
+"""Of the largest norm: layers whose gradient is smaller are compared with this one."""
+
+Gradients = Mapping[str, torch.Tensor]
+
+
+def trained_as_module(
+    module: nn.Module, graph: Graph, logits: tuple[str, TorchAxes], has_softmax: bool, samples: torch.Tensor
+) -> Graph:
+    """Return the graph with what the module trains of each layer, and a note of those that it does not train at all.
+
+    `logits`: the tensor of the graph that the module returns, and how torch sees it; `has_softmax`: through a softmax.
+    Raises McuCompileError, with the layer, where a gradient of the graph is not the module's, and where torch has none.
+    """
+    chunk, parameters = samples[:SAMPLES].double(), _double_parameters(module)
+    buffers = {name: b.double() if b.is_floating_point() else b for name, b in module.named_buffers()}
+    with torch.enable_grad():
+        answer = functional_call(module, parameters | buffers, (chunk.clone(),))
+        weights = {op.name: _leaves(op) for op in graph.weighted()}
+        found = logits[1].as_torch(run_float(graph, chunk, weights)[logits[0]])
+        if has_softmax:
+            found = softmax_as(answer, found)
+        direction = torch.randn(answer.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+        (found * direction).sum().backward()
+        wanted = _module_gradients(parameters, answer, direction)
+    _refuse_difference(graph, weights, wanted)
+    ops = tuple(_marked(op, wanted) for op in graph.ops)
+    return replace(graph, ops=ops, notes=graph.notes + _notes(ops, wanted))
+
+
+def _notes(ops: Sequence[KernelCall], wanted: Gradients) -> tuple[str, ...]:
+    """Say what the module does not train, and what it trains and a board does not."""
+    origins = [op.origin for op in ops if op.origin]
+    frozen = [origin.layer or origin.norm for origin in origins if not (origin.trains_weight or origin.trains_bias)]
+    known = {f"{place}.{what}" for o in origins for place in (o.layer, o.norm) for what in ("weight", "bias")}
+    sentences = {
+        "not trained, as the module does not train them": dict.fromkeys(frozen),
+        "trained by the module, and not on a board": dict.fromkeys(name for name in wanted if name not in known),
+    }
+    return tuple(f"{sentence}: {', '.join(names)}" for sentence, names in sentences.items() if names)
+
+
+def _leaves(op: KernelCall) -> tuple[torch.Tensor, torch.Tensor]:
+    weight, bias = weights_of(op)
+    return torch_weight(op, weight).double().requires_grad_(), torch.from_numpy(bias).double().requires_grad_()
+
+
+def _double_parameters(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Return copies of the parameters in double precision, in which hardly a value falls on the other side of a kink."""
+    copies: dict[int, torch.Tensor] = {}
+    for parameter in module.parameters():
+        copies[id(parameter)] = parameter.detach().double().requires_grad_(parameter.requires_grad)
+    return {name: copies[id(parameter)] for name, parameter in module.named_parameters(remove_duplicate=False)}
+
+
+def _module_gradients(
+    parameters: Mapping[str, torch.Tensor], answer: torch.Tensor, direction: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    """Return the gradients that reach parameters of the module, by their names."""
+    named = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
+    if not answer.requires_grad or not named:
+        return {}
+    try:
+        gradients = torch.autograd.grad((answer * direction).sum(), list(named.values()), allow_unused=True)
+    except RuntimeError as error:
+        first_line = str(error).partition("\n")[0]
+        raise McuCompileError("module", f"torch cannot train it ({first_line})", "change nothing in place") from error
+    return {name: gradient for name, gradient in zip(named, gradients, strict=True) if gradient is not None}
+
+
+def _marked(op: KernelCall, wanted: Gradients) -> KernelCall:
+    origin = op.origin
+    if origin is None:
+        return op
+    biases = {f"{place}.bias" for place in (origin.layer, origin.norm) if place}
+    weight = f"{origin.layer or origin.norm}.weight"
+    return replace(op, origin=replace(origin, trains_weight=weight in wanted, trains_bias=bool(biases & wanted.keys())))
+
+
+def _refuse_difference(
+    graph: Graph, weights: Mapping[str, tuple[torch.Tensor, torch.Tensor]], wanted: Gradients
+) -> None:
+    """Compare layer by layer; of weights that are used twice, the module has a sum only."""
+    shared = {name for op in graph.ops if op.shares for name in (op.name, op.shares)}
+    least = MIN_SHARE * max((float(gradient.norm()) for gradient in wanted.values()), default=0.0)
+    for op in graph.weighted():
+        if op.origin is None or op.name in shared:
+            continue
+        for name, found in _layer_gradients(op, op.origin, graph, weights[op.name]).items():
+            if name not in wanted:
+                continue
+            expected = wanted[name].reshape(found.shape)
+            difference, size = float((found - expected).norm()), max(float(expected.norm()), least)
+            if not difference <= TOLERANCE * size:
+                raise McuCompileError(
+                    name,
+                    f"its gradient in the compiled network is off by {difference / size if size else np.inf:.0%} of the module's",
+                    "leave out what changes gradients by itself: hooks, functions with a backward of their own",
+                )
+
+
+def _layer_gradients(
+    op: KernelCall, origin: LayerOrigin, graph: Graph, weights: tuple[torch.Tensor, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Return an op's gradients as those of the module's parameters, by their names."""
+    weight, bias = (tensor.grad if tensor.grad is not None else torch.zeros_like(tensor) for tensor in weights)
+    one = torch.ones(len(bias), dtype=torch.float64)
+    deviation, mean, gain = one, torch.zeros_like(one), one
+    if origin.norm:
+        state = {
+            name: torch.from_numpy(values).double()
+            for name, values in graph.state.items()
+            if name.startswith(origin.norm)
+        }
+        deviation = (state[f"{origin.norm}.running_var"] + origin.norm_eps).sqrt()
+        mean, gain = state[f"{origin.norm}.running_mean"], state.get(f"{origin.norm}.weight", one)
+    found = {f"{origin.norm}.bias": bias} if origin.norm else {}
+    if not origin.layer:
+        return found | {f"{origin.norm}.weight": (weight.reshape(-1) - bias * mean) / deviation}
+    scale = gain / deviation
+    laid = weight.permute(2, 3, 1, 0) if op.kind is OpKind.DEPTHWISE else weight.permute(0, 2, 3, 1)
+    scaled = laid * (scale if op.kind is OpKind.DEPTHWISE else scale[:, None, None, None])
+    moved = scaled.reshape([origin.extents[axis] for axis in origin.order])
+    back = moved.permute([int(axis) for axis in np.argsort(origin.order)])
+    return found | {f"{origin.layer}.weight": back, f"{origin.layer}.bias": bias * scale}
+
+
+__all__ = ["trained_as_module"]

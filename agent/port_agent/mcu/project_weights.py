@@ -61,15 +61,27 @@ def take_weights(model: "CompiledModel", given: Mapping[str, NDArray[Any]]) -> "
     """Return the model with other weights, of a state_dict or of codes, in the scales that it was calibrated to.
 
     What was exported from a board of the same project comes back to the bit. Raises BoardJobError where a layer is missing or
-    has another shape.
+    has another shape, and where a value differs that is in no layer of the board.
     """
     from port_planner.mcu.compile import with_memory
 
+    _refuse_others(model, given)
     ops = tuple(_with_weights(op, layer_of(model, op), given) if op.op.origin else op for op in model.quantized.ops)
     graph = replace(model.quantized.graph, ops=tuple(op.op for op in ops))
     return with_memory(
         replace(model, quantized=replace(model.quantized, graph=graph, ops=ops)), model.scheme, model.memory
     )
+
+
+def _refuse_others(model: "CompiledModel", given: Mapping[str, NDArray[Any]]) -> None:
+    """Raise BoardJobError where values differ that are part of the tables: the slope of a PReLU, say."""
+    state, origins = model.quantized.graph.state, [op.op.origin for op in model.quantized.ops if op.op.origin]
+    taken = {place for origin in origins for place in (origin.layer, origin.norm)}
+    for name in sorted(state.keys() & given.keys()):
+        if name.rpartition(".")[0] not in taken and not np.array_equal(state[name], given[name]):
+            raise BoardJobError(
+                f"{name} differs from that of the project's module, and only layers take other weights; load the file in project.py"
+            )
 
 
 def _with_weights(op: "QuantizedOp", layer: OpLayer, given: Mapping[str, NDArray[Any]]) -> "QuantizedOp":

@@ -6,7 +6,8 @@ have. Where the graph's gradients are others than the module's, the module is re
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -38,7 +39,7 @@ def trained_as_module(
     """
     chunk, parameters = samples[:SAMPLES].double(), _double_parameters(module)
     buffers = {name: b.double() if b.is_floating_point() else b for name, b in module.named_buffers()}
-    with torch.enable_grad():
+    with torch.enable_grad(), _one_thread():
         answer = functional_call(module, parameters | buffers, (chunk.clone(),))
         weights = {op.name: _leaves(op) for op in graph.weighted()}
         found = logits[1].as_torch(run_float(graph, chunk, weights)[logits[0]])
@@ -62,6 +63,17 @@ def _notes(ops: Sequence[KernelCall], wanted: Gradients) -> tuple[str, ...]:
         "trained by the module, and not on a board": dict.fromkeys(name for name in wanted if name not in known),
     }
     return tuple(f"{sentence}: {', '.join(names)}" for sentence, names in sentences.items() if names)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Have torch compute on one thread: for so few samples, several wait for each other longer than they compute."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _leaves(op: KernelCall) -> tuple[torch.Tensor, torch.Tensor]:

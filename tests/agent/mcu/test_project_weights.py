@@ -30,6 +30,16 @@ def test_weights_of_another_module_are_refused(tmp_path: Path) -> None:
         take_weights(model, {name: values for name, values in state.items() if not name.startswith("0")})
 
 
+def test_a_value_that_is_in_no_layer_of_the_board_is_refused() -> None:
+    torch.manual_seed(0)
+    data = np.random.default_rng(1).normal(size=(8, 6)).astype(np.float32)
+    model = compile_model(nn.Sequential(nn.Linear(6, 4), nn.PReLU(), nn.Linear(4, 3)).eval(), data)
+    state = dict(model.quantized.graph.state)
+    take_weights(model, state)
+    with pytest.raises(BoardJobError, match=r"1\.weight differs from that of the project's module"):
+        take_weights(model, state | {"1.weight": np.full(1, 0.1, np.float32)})
+
+
 def test_a_file_that_is_no_weights_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BoardJobError, match=r"cannot read .*; give a \.safetensors file"):
         read_weights(tmp_path / "none.safetensors")

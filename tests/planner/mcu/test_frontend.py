@@ -209,7 +209,7 @@ def test_names_of_layers_are_names_in_c() -> None:
     layers = nn.ModuleDict({"a-b": nn.Linear(6, 6), "a_b": nn.Linear(6, 6), "*/ ü": nn.Linear(6, 6)})
     module = Steps(lambda m, x: m.b(m.a["*/ ü"](m.a["a_b"](m.a["a-b"](x)))), layers, nn.Linear(6, 2))
     graph = imports_exactly(module, (6,))
-    assert [op.name for op in graph.ops] == ["a_a_b", "a_a_b_2", "a____", "b"]
+    assert [op.name for op in graph.ops] == ["a_a_b", "a_a_b_2", "a_____", "b"]
     assert [op.origin.layer for op in graph.ops if op.origin] == ["a.a-b", "a.a_b", "a.*/ ü", "b"]
 
 

@@ -24,7 +24,7 @@ BATCH = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class AxisChoice:
     """What a call chooses: places along each axis of its input, and which of these axes each axis of the output is.
 
     None for an output axis of extent 1 that no axis of the input is.
@@ -34,7 +34,7 @@ class Choice:
     axes: tuple[int | None, ...]
 
 
-def read_choice(call: Callable[[torch.Tensor], torch.Tensor], extents: Sequence[int]) -> Choice | None:
+def read_choice(call: Callable[[torch.Tensor], torch.Tensor], extents: Sequence[int]) -> AxisChoice | None:
     """Return what a call chooses of samples of these extents; None where it does more than choose along each axis.
 
     `call` is given a batch of two.
@@ -50,7 +50,7 @@ def read_choice(call: Callable[[torch.Tensor], torch.Tensor], extents: Sequence[
     return _separated(found, tuple(extents))
 
 
-def _separated(found: NDArray[np.int64], extents: tuple[int, ...]) -> Choice | None:
+def _separated(found: NDArray[np.int64], extents: tuple[int, ...]) -> AxisChoice | None:
     """Return the choice that gives these ids (0: zero), if there is one for each axis."""
     coordinates = np.stack(np.unravel_index(np.maximum(found - 1, 0), extents))
     real = found > 0
@@ -72,7 +72,7 @@ def _separated(found: NDArray[np.int64], extents: tuple[int, ...]) -> Choice | N
             places[owner] = tuple(int(at) if there else PAD for at, there in zip(first, shown, strict=True))
         elif found.shape[axis] != 1:
             return None
-    choice = Choice(tuple(places), tuple(axes))
+    choice = AxisChoice(tuple(places), tuple(axes))
     return choice if np.array_equal(_ids(choice, extents), found) else None
 
 
@@ -91,7 +91,7 @@ def _claim_still_axes(axes: list[int | None], shape: tuple[int, ...], extents: t
             axes[axis] = axis
 
 
-def _ids(choice: Choice, extents: tuple[int, ...]) -> NDArray[np.int64]:
+def _ids(choice: AxisChoice, extents: tuple[int, ...]) -> NDArray[np.int64]:
     """Return what a choice gives of ids that count from 1."""
     owned = [owner for owner in choice.axes if owner is not None]
     lists = [choice.places[owner] for owner in owned]
@@ -105,7 +105,7 @@ def _ids(choice: Choice, extents: tuple[int, ...]) -> NDArray[np.int64]:
     return np.asarray(np.where(real, flat + 1, 0)).reshape(shape)
 
 
-def choosing_ops(choice: Choice, source: str, seen: TorchAxes) -> tuple[list[KernelCall], TorchAxes] | None:
+def choosing_ops(choice: AxisChoice, source: str, seen: TorchAxes) -> tuple[list[KernelCall], TorchAxes] | None:
     """Return the ops of a choice, each without a name and reading the one before, and what torch sees of the last.
 
     None where an axis of torch is several of the graph, or the places are no window of it.
@@ -195,4 +195,4 @@ def identity_layer(source: str, seen: TorchAxes) -> KernelCall:
     )  # fmt: skip
 
 
-__all__ = ["Choice", "choosing_ops", "identity_layer", "read_choice"]
+__all__ = ["AxisChoice", "choosing_ops", "identity_layer", "read_choice"]

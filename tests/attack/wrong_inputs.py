@@ -59,7 +59,7 @@ GOOD: Mapping[tuple[str, ...], Mapping[str, str]] = {
     ("profile",): {"out": "new.toml"}, ("exec",): {"ram": "1G", "program": "file"},
     ("job",): {"job": "1"}, ("logs",): {"job": "1"}, ("result",): {"job": "1", "output": "new"}, ("feed",): {"job": "1", "files": "file"},
     ("cancel",): {"job": "1"}, ("priority",): {"job": "1", "value": "1"}, ("deadline",): {"job": "1", "when": "8h"},
-    ("merge",): {"adapter": "folder", "out": "new"}, ("completion",): {"shell": "bash"}, ("mcu", "compile"): {"project": "model"}, ("mcu", "build"): {"model": "model", "board": "qemu-m4f"},
+    ("chat",): {"model": "folder", "ram": "1G"}, ("merge",): {"adapter": "folder", "out": "new"}, ("completion",): {"shell": "bash"}, ("mcu", "compile"): {"project": "model"}, ("mcu", "build"): {"model": "model", "board": "qemu-m4f"},
     ("mcu", "flash"): {"model": "model", "board": "qemu-m4f"}, ("mcu", "train"): {"job": "model"}, ("mcu", "eval"): {"job": "model"},
     ("mcu", "record"): {"model": "model", "inbox": "new"}, ("mcu", "simulate"): {"model": "model"},
 }  # fmt: skip

@@ -17,6 +17,7 @@ AREAS: Mapping[str, tuple[str, ...]] = {
     "exec": ("exec",),
     "finetune.command": ("finetune",),
     "finetune.merge": ("merge",),
+    "chat.command": ("chat",),
     "plan.command": ("plan",),
     "plan.show": ("show",),
     "plan.train": ("train",),

@@ -1,0 +1,1 @@
+"""`chat`: the command, and the process that it becomes."""

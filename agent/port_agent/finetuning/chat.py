@@ -1,0 +1,133 @@
+"""Talking with a model of a directory, with an adapter or without, in its own chat template: an answer as it is written.
+
+The whole conversation is read for each answer; weights lie in their files and are read as the budget has room.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from port_agent.finetuning.base_record import BaseRecord
+from port_agent.finetuning.federated import give_adapter
+from port_agent.finetuning.inputs.chat_options import ChatOptions
+from port_agent.finetuning.inputs.earlier_adapter import ADAPTER_WEIGHTS, adapter_settings
+from port_agent.finetuning.inputs.libraries import transformers
+from port_agent.finetuning.inputs.options import FinetuneError, FinetuneOptions
+from port_agent.finetuning.text.task import TaskKind, task_of
+from port_agent.finetuning.text.tokenizing import load_tokenizer
+from port_agent.finetuning.trained_model import load_model
+
+_ASKED, _ANSWER = "ask", "answer"
+"""A conversation by which it is seen what a template writes behind an answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What was written, of how many tokens, and in how many seconds."""
+
+    text: str
+    tokens: int
+    seconds: float
+
+
+class Chat:
+    """A conversation."""
+
+    def __init__(self, options: ChatOptions, note: Callable[[str], None]) -> None:
+        """Load model and tokenizer. Raises FinetuneError for what cannot be loaded, or writes no text."""
+        folder = Path(options.model)
+        self._options, self._tokenizer = options, load_tokenizer(folder)
+        self._model = _model_of(options, note)
+        self._turns: list[Mapping[str, str]] = []
+        if options.system:
+            self._turns.append({"role": "system", "content": options.system})
+        self._ends = answer_ends(self._model, self._tokenizer)
+        if not self._tokenizer.chat_template:
+            note("the tokenizer has no chat template: each text is gone on with by itself")
+        torch.manual_seed(options.seed)
+
+    def answer(self, said: str, write: Callable[[str], object]) -> Answer:
+        """Return what is answered to a text; `write` gets it as it comes. Raises FinetuneError where the conversation has become too long."""
+        begin = time.monotonic()
+        asked = [*self._turns, {"role": "user", "content": said}]
+        tokens = self._tokens(asked)
+        places = getattr(self._model.config, "max_position_embeddings", None)
+        most = self._options.most_tokens if places is None else min(self._options.most_tokens, places - tokens.shape[1])
+        if most < 1:
+            raise FinetuneError(
+                f"the conversation has {tokens.shape[1]} tokens, and the model has places for {places}; begin another"
+            )
+        sampling = (
+            {"do_sample": False, "temperature": None, "top_p": None, "top_k": None} if self._options.greedy else {}
+        )
+        with torch.no_grad():
+            written = self._model.generate(
+                input_ids=tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=most, eos_token_id=self._ends or None,
+                pad_token_id=self._ends[0] if self._ends else None, streamer=_Streamer(self._tokenizer, write), **sampling,
+            )  # fmt: skip
+        mine = written[0, tokens.shape[1] :].tolist()
+        text: str = self._tokenizer.decode(mine, skip_special_tokens=True)
+        self._turns = [*asked, {"role": "assistant", "content": text}]
+        return Answer(text, len(mine), time.monotonic() - begin)
+
+    def _tokens(self, turns: list[Mapping[str, str]]) -> torch.Tensor:
+        """Return a conversation's tokens, [1, length], or those of its last text where there is no template. Raises FinetuneError."""
+        from jinja2 import TemplateError
+
+        if not self._tokenizer.chat_template:
+            return torch.tensor([self._tokenizer(turns[-1]["content"])["input_ids"]])
+        try:
+            text = self._tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+        except (TemplateError, TypeError, ValueError) as error:
+            raise FinetuneError(
+                f"the chat template does not write this conversation ({error}); leave --system away"
+            ) from error
+        return torch.tensor([self._tokenizer(text, add_special_tokens=False)["input_ids"]])
+
+
+class _Streamer(transformers.TextStreamer):
+    """Hands on what is written, a word at a time."""
+
+    def __init__(self, tokenizer: Any, write: Callable[[str], object]) -> None:
+        super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
+        self._write = write
+
+    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+        self._write(text)
+
+
+def _model_of(options: ChatOptions, note: Callable[[str], None]) -> Any:
+    """Return the model, with the adapter where one is given. Raises FinetuneError for an adapter of another model, and OSError."""
+    folder = Path(options.model)
+    task = task_of(folder)
+    if task.kind is not TaskKind.CAUSAL_LM:
+        raise FinetuneError(f"{folder} writes no text by itself; give a model that goes on with text")
+    if options.adapter is None:
+        return load_model(FinetuneOptions(options.model, (), "", lora_rank=1), task, note).unload().eval()
+    adapter = Path(options.adapter)
+    settings, record = adapter_settings(adapter), BaseRecord.read(adapter)
+    if record is not None:
+        record.check(folder)
+    asked = FinetuneOptions(
+        options.model, (), "", lora_rank=settings.rank, base=None if record is None else record.grid, targets=settings.targets,
+        alpha=settings.alpha, rslora=settings.rslora, dora=settings.dora,
+    )  # fmt: skip
+    model = load_model(asked, task, note)
+    give_adapter(model, (adapter / ADAPTER_WEIGHTS).read_bytes(), str(adapter / ADAPTER_WEIGHTS))
+    return model.eval()
+
+
+def answer_ends(model: Any, tokenizer: Any) -> list[int]:
+    """Return the tokens that end an answer: those that the model and its tokenizer name, and the one that the template writes behind an answer."""
+    named = getattr(model.generation_config, "eos_token_id", None)
+    ends = [*(named if isinstance(named, list) else [named]), tokenizer.eos_token_id]
+    if tokenizer.chat_template:
+        turns = [{"role": "user", "content": _ASKED}, {"role": "assistant", "content": _ANSWER}]
+        behind = tokenizer.apply_chat_template(turns, tokenize=False).rpartition(_ANSWER)[2]
+        first = tokenizer(behind.lstrip(), add_special_tokens=False)["input_ids"][:1]
+        ends += [token for token in first if token in tokenizer.added_tokens_decoder]
+    return list(dict.fromkeys(end for end in ends if end is not None))

@@ -26,7 +26,7 @@ _ASKED, _ANSWER = "ask", "answer"
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ChatAnswer:
     """What was written, of how many tokens, and in how many seconds."""
 
     text: str
@@ -50,7 +50,7 @@ class Chat:
             note("the tokenizer has no chat template: each text is gone on with by itself")
         torch.manual_seed(options.seed)
 
-    def answer(self, said: str, write: Callable[[str], object]) -> Answer:
+    def answer(self, said: str, write: Callable[[str], object]) -> ChatAnswer:
         """Return what is answered to a text; `write` gets it as it comes. Raises FinetuneError where the conversation has become too long."""
         begin = time.monotonic()
         asked = [*self._turns, {"role": "user", "content": said}]
@@ -72,7 +72,7 @@ class Chat:
         mine = written[0, tokens.shape[1] :].tolist()
         text: str = self._tokenizer.decode(mine, skip_special_tokens=True)
         self._turns = [*asked, {"role": "assistant", "content": text}]
-        return Answer(text, len(mine), time.monotonic() - begin)
+        return ChatAnswer(text, len(mine), time.monotonic() - begin)
 
     def _tokens(self, turns: list[Mapping[str, str]]) -> torch.Tensor:
         """Return a conversation's tokens, [1, length], or those of its last text where there is no template. Raises FinetuneError."""
@@ -101,7 +101,7 @@ class _Streamer(transformers.TextStreamer):
 
 
 def _model_of(options: ChatOptions, note: Callable[[str], None]) -> Any:
-    """Return the model, with the adapter where one is given. Raises FinetuneError for an adapter of another model, and OSError."""
+    """Return the model, with the adapter where one is given. Raises FinetuneError for an adapter that is damaged or of another model, and OSError."""
     folder = Path(options.model)
     task = task_of(folder)
     if task.kind is not TaskKind.CAUSAL_LM:
@@ -117,7 +117,12 @@ def _model_of(options: ChatOptions, note: Callable[[str], None]) -> Any:
         alpha=settings.alpha, rslora=settings.rslora, dora=settings.dora,
     )  # fmt: skip
     model = load_model(asked, task, note)
-    give_adapter(model, (adapter / ADAPTER_WEIGHTS).read_bytes(), str(adapter / ADAPTER_WEIGHTS))
+    path = adapter / ADAPTER_WEIGHTS
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise FinetuneError(f"{path}: {error.strerror}; give the directory of an adapter") from error
+    give_adapter(model, content, str(path))
     return model.eval()
 
 

@@ -216,11 +216,22 @@ def _loss_of(model: Any, options: FinetuneOptions, task: Task) -> LearnedLoss | 
         return LabelLoss(model, autocast=options.autocast)
     if options.dpo is None:
         return LearnedLoss(model, options.head_rows, task.kind, autocast=options.autocast)
-    if options.lora_rank is None or options.head_rows is not None:
+    if options.lora_rank is None or options.head_rows is not None or options.dropout:
         raise FinetuneError(
-            "--dpo compares answers with those of the model without its adapters, on all rows at once; leave --full and --head-rows away"
+            "--dpo compares answers with those of the model without its adapters, on all rows at once and without dropout; leave --full, "
+            "--head-rows and --dropout away"
         )
     return PreferenceLoss(model, options.dpo, autocast=options.autocast)
+
+
+def _events_of(options: FinetuneOptions) -> EventFile | None:
+    """Return the file that losses are added to, where one is asked for. Raises FinetuneError where it cannot be made."""
+    try:
+        return None if options.events is None else EventFile(Path(options.events))
+    except OSError as error:
+        raise FinetuneError(
+            f"{options.events} cannot be written into ({error.strerror}); give another --tensorboard"
+        ) from error
 
 
 class _Finetuning:
@@ -255,7 +266,7 @@ class _Finetuning:
         """Of the sequences, by the epoch that was asked for last."""
         self.done = 0
         self.curve = Curve()
-        self._events = None if options.events is None else EventFile(Path(options.events))
+        self._events = _events_of(options)
         self.loss_before: float | None = None
         self._kept = 0
         """After how many updates the last checkpoint was written."""

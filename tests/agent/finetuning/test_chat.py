@@ -83,5 +83,9 @@ def test_what_cannot_answer_is_refused(folder: Path, tmp_path: Path) -> None:
     other = make_model(tmp_path / "other", hidden_size=64)
     with pytest.raises(FinetuneError, match=r"model.safetensors has changed since the fine-tuning"):
         Chat(options(folder, model=str(other), adapter=str(folder / "adapter")), quiet)
+    hollow = shutil.copytree(folder / "adapter", tmp_path / "hollow")
+    (hollow / "adapter_model.safetensors").unlink()
+    with pytest.raises(FinetuneError, match=r"adapter_model.safetensors: No such file or directory"):
+        Chat(options(folder, adapter=str(hollow)), quiet)
     with pytest.raises(FinetuneError, match="the model has places for 128; begin another"):
         Chat(options(folder), quiet).answer("to be " * 128, quiet)

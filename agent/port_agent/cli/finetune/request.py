@@ -51,8 +51,9 @@ def check_finetune_arguments(arguments: argparse.Namespace) -> None:
             "--federated draws its first adapter without weights, and --dora measures them; leave --dora away",
         ),
         (
-            a.dpo and (a.full or a.head_rows),
-            "--dpo compares answers with those of the model without its adapters, on all rows at once; leave --full and --head-rows away",
+            a.dpo and (a.full or a.head_rows or a.dropout),
+            "--dpo compares answers with those of the model without its adapters, on all rows at once and without dropout; leave --full, "
+            "--head-rows and --dropout away",
         ),
         (alone and not a.submit, f"{_word(alone)} is for a job of the agent; add --submit"),
         (

@@ -37,8 +37,16 @@ class PreferenceLoss:
         """Return the sum of the pairs' losses in 32 bits.
 
         `tokens` and `labels`: [2 * pairs, length], the preferred answers and then the rejected ones; `source`: None. With `gradient_of`, the
-        gradients of that sum divided by it are added to those of the parameters.
+        gradients of that sum divided by it are added to those of the parameters. Dropout is off, as trl has it.
         """
+        training = self._model.training
+        self._model.eval()  # nothing is dropped at random: two models are compared
+        try:
+            return self._of_pairs(tokens, labels, gradient_of)
+        finally:
+            self._model.train(training)
+
+    def _of_pairs(self, tokens: torch.Tensor, labels: torch.Tensor, gradient_of: int | None) -> torch.Tensor:
         kept, following = learned_places(labels)
         with torch.no_grad(), self._model.disable_adapter():
             reference = self._summed(self._logits(tokens, kept), following)

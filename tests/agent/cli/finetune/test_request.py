@@ -85,6 +85,7 @@ def test_an_earlier_adapter_is_trained_as_it_is(tmp_path: Path) -> None:
         (("--eval-every", "2", "--held-out", "0"), "--eval-every measures what is held out, and --held-out is 0"),
         (("--float32",), "--float32 is for the result of --full"),
         (("--federated", "--submit", "--from", "."), "--federated begins with an adapter of its own"),
+        (("--dpo", "--dropout", "0.1"), "--dpo compares answers with those of the model without its adapters"),
         (("--show-data", "3", "--submit"), "--show-data trains nothing"),
     ],
 )

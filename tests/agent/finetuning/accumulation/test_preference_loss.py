@@ -55,6 +55,12 @@ def test_loss_and_gradients_have_the_bits_of_autograd_through_all(kind: str, mon
     assert len(mine) == len(theirs) > 0 and all(map(torch.equal, mine, theirs))
 
 
+def test_nothing_is_dropped_at_random_and_the_model_trains_on_as_before() -> None:
+    model = model_of("gpt2", adapted=True, attn_pdrop=0.5, embd_pdrop=0.5, resid_pdrop=0.5)
+    loss = PreferenceLoss(model, BETA)
+    assert torch.equal(loss(*pairs()), loss(*pairs())) and model.training
+
+
 def test_a_model_as_it_was_without_adapters_prefers_neither() -> None:
     model = model_of("llama", adapted=True)
     for name, parameter in model.named_parameters():

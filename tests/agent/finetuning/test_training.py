@@ -347,7 +347,7 @@ def test_pairs_of_answers_are_learned_in_a_budget_as_without(tmp_path: Path) -> 
     assert first == second
     with pytest.raises(FinetuneError, match="--dpo compares answers with those of the model without its adapters"):
         run(replace(options, out=str(tmp_path / "full"), lora_rank=None))
-    with pytest.raises(FinetuneError, match="runs cannot be written into .*; give another --tensorboard"):
+    with pytest.raises(FinetuneError, match=r"runs cannot be written into .*; give another --tensorboard"):
         data.with_name("runs").touch()
         run(replace(options, out=str(tmp_path / "told"), events=str(tmp_path / "runs")))
 

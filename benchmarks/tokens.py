@@ -164,6 +164,10 @@ def reason(mine: list[Learned], other: Learned, tokenizer: Any) -> str:
         return "finetune learns an end that the template leaves away"
     if (*one.tokens, end) == other.tokens:
         return "trl learns an end twice"
+    if one.tokens == other.tokens and all(
+        theirs or not mine for mine, theirs in zip(one.learned, other.learned, strict=True)
+    ):
+        return "trl learns an end of the prompt, which has other tokens alone"
     asked = tokenizer.decode([t for t, learned in zip(one.tokens, one.learned, strict=True) if not learned])
     if asked not in tokenizer.decode(other.tokens):
         return "trl trains behind another prompt than the template asks with"

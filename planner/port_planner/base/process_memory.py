@@ -1,12 +1,20 @@
 """Resident memory of this process: what it is now, its peak, and the peak measured anew."""
 
 import os
+import re
 import resource
 import sys
+from array import array
+from collections.abc import Iterator
+from io import FileIO
 from pathlib import Path
 
 PAGE_BYTES: int = os.sysconf("SC_PAGE_SIZE")
 """Of memory: 4 KiB, on a Raspberry Pi 5 16 KiB, 64 KiB where a distribution for Arm servers has it."""
+
+_HUGE_PAGE_BYTES = Path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
+_PRESENT = 63
+"""The bit of an entry of /proc/self/pagemap that says that a page is resident (Documentation/admin-guide/mm/pagemap.rst)."""
 
 
 def resident_bytes() -> int:
@@ -39,24 +47,40 @@ def data_bytes() -> int:
     return _status("VmData")
 
 
-def untouched_block_bytes(areas: Path = Path("/proc/self/smaps")) -> int:
-    """Return what is not resident of the areas for which huge pages were asked, on Linux; else 0.
+def untouched_block_bytes() -> int:
+    """Return what is not resident of the huge pages that are touched in part, where they were asked for, on Linux; else 0.
 
-    The kernel makes huge pages of areas that are touched in part whenever it comes to it (khugepaged, Documentation/admin-guide/
-    mm/transhuge.rst), so resident memory grows by up to this much without the process doing anything.
+    The kernel makes huge pages of what is touched in part whenever it comes to it (khugepaged, Documentation/admin-guide/
+    mm/transhuge.rst), so resident memory grows by up to this much without the process doing anything. Where no page is touched it makes
+    none: mimalloc, which torch's wheels for Arm allocate with, reserves a GiB.
     """
-    if sys.platform != "linux":
+    if sys.platform != "linux" or not _HUGE_PAGE_BYTES.exists():
         return 0
-    untouched = size = resident = 0
-    for line in areas.read_text().splitlines():
+    huge = int(_HUGE_PAGE_BYTES.read_text())
+    with Path("/proc/self/pagemap").open("rb", buffering=0) as pagemap:
+        return sum(
+            _untouched(pagemap, start, huge)
+            for low, high in _hinted_areas(Path("/proc/self/smaps").read_text())
+            for start in range(-(-low // huge) * huge, high - huge + 1, huge)
+        )
+
+
+def _hinted_areas(areas: str) -> Iterator[tuple[int, int]]:
+    """Yield first address and end of each area for which huge pages were asked, of the text of smaps."""
+    bounds = (0, 0)
+    for line in areas.splitlines():
         key, _, value = line.partition(":")
-        if key == "Size":
-            size = int(value.split()[0])
-        elif key == "Rss":
-            resident = int(value.split()[0])
-        elif key == "VmFlags" and "hg" in value.split():
-            untouched += size - resident
-    return untouched * 1024
+        if key == "VmFlags" and "hg" in value.split():
+            yield bounds
+        elif found := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            bounds = int(found[1], 16), int(found[2], 16)
+
+
+def _untouched(pagemap: FileIO, start: int, nbytes: int) -> int:
+    """Return the bytes that are not resident of a huge page; 0 where none of it is."""
+    pages = array("Q", os.pread(pagemap.fileno(), nbytes // PAGE_BYTES * 8, start // PAGE_BYTES * 8))
+    resident = sum(page >> _PRESENT for page in pages)
+    return nbytes - resident * PAGE_BYTES if resident else 0
 
 
 def reset_peak() -> None:

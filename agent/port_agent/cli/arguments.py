@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from port_agent.cli.terminal import printable
+from port_agent.system.clock import LONGEST_PAUSE_S
 from port_agent.system.mounts import file_system, in_ram
 from port_planner.base.errors import ExitCode, PortError
 from port_planner.base.times import parse_deadline, parse_hours, parse_since
@@ -122,6 +123,16 @@ def duration(text: str) -> float:
     seconds = _parsed(parse_duration, text)
     if seconds <= 0:
         raise argparse.ArgumentTypeError(f"the duration {shown(text)} is nothing; give more, such as 90s or 8h")
+    return seconds
+
+
+def pause_duration(text: str) -> float:
+    """Return the seconds, more than 0 and a year at most, that `text` means; raises ArgumentTypeError for anything else."""
+    seconds = duration(text)
+    if seconds > LONGEST_PAUSE_S:
+        raise argparse.ArgumentTypeError(
+            f"the duration {shown(text)} is longer than a year; `port-agent pause` and `run-now` without --for have no end"
+        )
     return seconds
 
 

@@ -15,8 +15,8 @@ from port_agent.cli.arguments import (
     add_federation_terms,
     deadline,
     deadline_or_none,
-    duration,
     federation_terms,
+    pause_duration,
     readable_file,
     readable_file_or_folder,
     readable_folder,
@@ -30,10 +30,12 @@ from port_agent.control import places
 from port_planner.base.units import shown
 
 if TYPE_CHECKING:
-    from port_agent.control.client import ControlClient
+    from port_agent.control.client import ControlClient, ControlError
 
 Arguments = argparse.Namespace
 _NOT_NOW_S = 2 * 3600.0
+_DOCTOR_PATIENCE_S = 600.0
+"""Twice what it may wait for torch and a GPU, beside flash and sensors, on a slow board."""
 _MAX_BOARDS = 64
 """Simulated boards of one job: each is a process."""
 
@@ -164,7 +166,7 @@ def _add_control(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     pause = _client(commands, "pause", "hold a job, or everything", _pause)
     pause.add_argument("job", nargs="?", help="number or name; without it everything")
     pause.add_argument(
-        "--for", dest="for_s", type=duration, metavar="TIME", help='only for a time such as "2h" (everything)'
+        "--for", dest="for_s", type=pause_duration, metavar="TIME", help='only for a time such as "2h" (everything)'
     )
     resume = _client(commands, "resume", "let a job, or everything, go on", _resume)
     resume.add_argument("job", nargs="?", help="number or name; without it everything")
@@ -176,10 +178,12 @@ def _add_control(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     _add_job(now)
     now.add_argument(
-        "--for", dest="for_s", type=duration, metavar="TIME", help='such as "2h" (default: until it is over)'
+        "--for", dest="for_s", type=pause_duration, metavar="TIME", help='such as "2h" (default: until it is over)'
     )
     not_now = _client(commands, "not-now", "train nothing for a while", _not_now)
-    not_now.add_argument("--for", dest="for_s", type=duration, metavar="TIME", default=_NOT_NOW_S, help="default 2h")
+    not_now.add_argument(
+        "--for", dest="for_s", type=pause_duration, metavar="TIME", default=_NOT_NOW_S, help="default 2h"
+    )
     _add_job(_client(commands, "cancel", "end a job for good", _cancel))
     priority = _client(commands, "priority", "change the priority of a job", _priority)
     _add_job(priority)
@@ -430,7 +434,7 @@ def _pause(arguments: Arguments) -> int:
         return _answer(arguments, job, f"Job {job['id']} ({job['name']}) is paused; port-agent resume {job['id']}")
     answer = client.post("/v1/pause", for_s=arguments.for_s)
     until = answer["paused_until"]
-    end = f"until {datetime.fromtimestamp(until):%a %H:%M}" if until else "until `port-agent resume`"
+    end = f"until {datetime.fromtimestamp(until):%a %d %b %H:%M}" if until else "until `port-agent resume`"
     return _answer(arguments, answer, f"Nothing is trained {end}.")
 
 
@@ -451,7 +455,9 @@ def _run_now(arguments: Arguments) -> int:
 def _not_now(arguments: Arguments) -> int:
     answer = places.connect(arguments.runtime_dir).post("/v1/pause", for_s=arguments.for_s)
     until = datetime.fromtimestamp(answer["paused_until"])
-    return _answer(arguments, answer, f"Nothing is trained until {until:%a %H:%M}; `port-agent resume` goes on before.")
+    return _answer(
+        arguments, answer, f"Nothing is trained until {until:%a %d %b %H:%M}; `port-agent resume` goes on before."
+    )
 
 
 def _cancel(arguments: Arguments) -> int:
@@ -505,11 +511,12 @@ def _doctor(arguments: Arguments) -> int:
     from port_agent.control.client import ControlError
 
     try:
-        answer = places.connect(arguments.runtime_dir).post("/v1/doctor", flash=not arguments.no_flash)
+        agent = places.connect(arguments.runtime_dir, _DOCTOR_PATIENCE_S)
+        answer = agent.post("/v1/doctor", flash=not arguments.no_flash)
     except ControlError as error:
         if error.status is not None:
             raise
-        answer = _examine_here(arguments, str(error))
+        answer = _examine_here(arguments, error)
     if arguments.json:
         print(json.dumps(answer, indent=2))
     else:
@@ -517,13 +524,13 @@ def _doctor(arguments: Arguments) -> int:
     return int(any(check["verdict"] == "bad" for check in answer["checks"]))
 
 
-def _examine_here(arguments: Arguments, why: str) -> dict[str, Any]:
-    """Return what this process finds when there is no agent to ask."""
+def _examine_here(arguments: Arguments, error: "ControlError") -> dict[str, Any]:
+    """Return what this process finds when no agent answers."""
     from port_agent.health.doctor import Check, Verdict, examine
     from port_agent.policy.config import load_config
 
     state_dir = arguments.state_dir or places.own_state_dir()
-    checks = [Check("agent", Verdict.BAD, "not running", why)]
+    checks = [Check("agent", Verdict.BAD, "not running" if error.is_absent else "no answer", str(error))]
     checks += examine(state_dir, load_config(places.SYSTEM_CONFIG), flash_test=not arguments.no_flash)
     return {"v": 1, "checks": [check.as_json() for check in checks], "health": []}
 

@@ -13,11 +13,11 @@ from urllib.parse import quote
 import msgspec
 
 from port_agent.control.http import SOCKET_NAME
+from port_agent.control.places import PATIENCE_S
 from port_agent.worker.attach import Refusal
 from port_planner.base.errors import ExitCode, PortError
 
 DEFAULT_RUNTIME_DIR = Path("/run/port-agent")
-_TIMEOUT_S = 30.0
 _CHUNK_BYTES = 1 << 16
 _SUBMITTED_AGAIN = 2
 """How often a job is asked for again that no answer came for."""
@@ -54,7 +54,7 @@ class _UnixConnection(http.client.HTTPConnection):
 class ControlClient:
     """Speaks to the daemon whose socket lies in `runtime_dir`."""
 
-    def __init__(self, runtime_dir: Path = DEFAULT_RUNTIME_DIR, timeout_s: float = _TIMEOUT_S) -> None:
+    def __init__(self, runtime_dir: Path = DEFAULT_RUNTIME_DIR, timeout_s: float = PATIENCE_S) -> None:
         self.path = runtime_dir / SOCKET_NAME
         self._timeout_s = timeout_s
 

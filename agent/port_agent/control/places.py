@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 SYSTEM_RUNTIME_DIR = Path("/run/port-agent")
 SYSTEM_STATE_DIR = Path("/var/lib/port-agent")
 SYSTEM_CONFIG = Path("/etc/port-agent/config.toml")
+PATIENCE_S = 30.0
+"""What an answer of the agent is waited for."""
 
 
 def own_state_dir() -> Path:
@@ -29,15 +31,15 @@ def own_runtime_dir() -> Path:
     return Path(base) / "port-agent" if base else own_state_dir() / "run"
 
 
-def connect(runtime_dir: Path | None) -> "ControlClient":
+def connect(runtime_dir: Path | None, patience_s: float = PATIENCE_S) -> "ControlClient":
     """Return a client of the agent in `runtime_dir`; None: of the system's, or else of this user's."""
     from port_agent.control.client import ControlClient
     from port_agent.control.http import SOCKET_NAME
 
-    if runtime_dir is not None:
-        return ControlClient(runtime_dir)
-    places = [SYSTEM_RUNTIME_DIR, own_runtime_dir()]
-    return ControlClient(next((place for place in places if _is_there(place / SOCKET_NAME)), places[0]))
+    if runtime_dir is None:
+        places = [SYSTEM_RUNTIME_DIR, own_runtime_dir()]
+        runtime_dir = next((place for place in places if _is_there(place / SOCKET_NAME)), places[0])
+    return ControlClient(runtime_dir, patience_s)
 
 
 def _is_there(socket: Path) -> bool:

@@ -13,11 +13,11 @@ import msgspec
 from port_agent.control.http import HttpError
 from port_agent.federate.orders import FederationSettings
 from port_agent.jobs.job import JobKind, JobRequestError, JobSpec
+from port_agent.system.clock import LONGEST_PAUSE_S
 from port_agent.system.mounts import file_system, in_ram
 from port_agent.worker.shard import Shard
 from port_planner.base.units import shown
 
-_LONGEST_PAUSE_S = 366 * 86400
 _CODE_LIMIT, _HOST_LIMIT = 40, 255
 """Characters: of a pairing code however it is grouped, of a host name (RFC 1035)."""
 _LONGEST_CODE_S = 3600.0
@@ -60,13 +60,13 @@ class JobChange(msgspec.Struct, frozen=True):
 class PauseRequest(msgspec.Struct, frozen=True):
     """How long to pause everything; None: for good."""
 
-    for_s: Annotated[float, msgspec.Meta(gt=0, lt=_LONGEST_PAUSE_S)] | None = None
+    for_s: Annotated[float, msgspec.Meta(gt=0, le=LONGEST_PAUSE_S)] | None = None
 
 
 class RunNowRequest(msgspec.Struct, frozen=True):
     """For how long a job is to run now; None: until it is over."""
 
-    for_s: Annotated[float, msgspec.Meta(gt=0, lt=_LONGEST_PAUSE_S)] | None = None
+    for_s: Annotated[float, msgspec.Meta(gt=0, le=LONGEST_PAUSE_S)] | None = None
 
 
 class PairingRequest(msgspec.Struct, frozen=True):

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from port_agent.facts.platform import OwnUse, SensorOptions
 from port_agent.facts.readings import Answer, IdleSignal
 from port_agent.facts.sysfs import Tree
+from port_planner.base.units import format_seconds
 
 MIN_SAMPLE_S = 0.5
 """Shorter windows of /proc/stat are a handful of ticks: noise."""
@@ -22,6 +23,7 @@ MIN_SAMPLE_S = 0.5
 
 _CPU_LINE = re.compile(r"^cpu\d+ ", re.MULTILINE)
 _LAST_CONSOLE = 63
+_SECONDS_SHOWN_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +136,8 @@ class InputMonitor:
             return IdleSignal(name, Answer.UNKNOWN, nothing)
         age_s, where = now_s - self._last[0], self._last[1]
         idle = Answer.YES if age_s >= options.input_quiet_s else Answer.NO
-        return IdleSignal(name, idle, f"last input {age_s:.0f} s ago ({where})")
+        age = f"{age_s:.0f} s" if age_s < _SECONDS_SHOWN_S else format_seconds(age_s)
+        return IdleSignal(name, idle, f"last input {age} ago ({where})")
 
     def _note(self, at_s: float, name: str) -> None:
         if self._last is None or at_s >= self._last[0]:

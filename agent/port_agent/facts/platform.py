@@ -8,6 +8,9 @@ from typing import Protocol
 from port_agent.facts.readings import Answer, Facts
 from port_agent.facts.sysfs import Tree
 
+NO_INHIBITOR = "there is no systemd-inhibit here, or sensors.sysfs_root names another machine's sensors"
+"""Why `Platform.awake_command` returns none."""
+
 COMMAND_TIMEOUT_S = 5.0
 """vcgencmd, busctl, pmset and ioreg answer in milliseconds; past this they hang."""
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from port_agent.facts import Answer, IdleSignal, OwnUse, Platform, Power, SensorOptions, this_platform
 from port_agent.facts.cpu_clusters import clusters_text, read_clusters
-from port_agent.facts.platform import run_command
+from port_agent.facts.platform import NO_INHIBITOR, run_command
 from port_agent.facts.sysfs import Tree
 from port_agent.guard import GuardProbe, probe_guard
 from port_agent.guard.probe import MIN_MAPPINGS
@@ -150,7 +150,7 @@ def check_sleep(platform: Platform, policy: Policy) -> Check:
         return Check("sleep", Verdict.GOOD, "not held off (when.keep_awake = false)")
     command = platform.awake_command("sleep")
     if command is None:
-        return Check("sleep", Verdict.NOTE, "cannot be held off: this system has no systemd-inhibit")
+        return Check("sleep", Verdict.NOTE, f"cannot be held off: {NO_INHIBITOR}")
     try:
         asyncio.run(run_command(*command, "true"))
     except OSError as error:

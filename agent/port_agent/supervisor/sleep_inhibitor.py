@@ -10,6 +10,7 @@ from collections.abc import Callable
 from enum import Enum
 
 from port_agent.facts import Answer, Facts, Power
+from port_agent.facts.platform import NO_INHIBITOR
 from port_agent.policy.decide import Policy, PolicyDecision, device_in_use
 
 HOLDER = ("sh", "-c", "echo held; exec cat >/dev/null")
@@ -89,7 +90,7 @@ class SleepInhibitor:
     async def _take(self, wanted: Inhibition) -> None:
         command = self._command(wanted.value)
         if command is None:
-            self.trouble = "this system has no systemd-inhibit"
+            self.trouble = NO_INHIBITOR
         else:
             pipe = asyncio.subprocess.PIPE
             try:

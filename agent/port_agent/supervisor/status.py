@@ -10,6 +10,7 @@ from port_agent.jobs.job import Job, JobState
 from port_agent.jobs.store import SetAsideJob
 from port_agent.policy.decide import next_window
 from port_agent.supervisor.context import DaemonContext
+from port_agent.supervisor.job.exit_status import LEFT_BECAUSE
 from port_agent.supervisor.job.plan_choice import eta_s
 from port_agent.supervisor.job.worker_process import RequestedState
 from port_agent.supervisor.sleep_inhibitor import sleep_text
@@ -56,7 +57,7 @@ def pause_text(context: DaemonContext) -> str:
     until = context.pause.until()
     if until is None:
         return ""
-    end = "" if math.isinf(until) else f" until {local_time(until):%a %H:%M}"
+    end = "" if math.isinf(until) else f" until {local_time(until):%a %d %b %H:%M}"
     return f"{context.pause.reason}{end}"
 
 
@@ -99,7 +100,7 @@ def job_summary(context: DaemonContext, job: Job) -> JobSummary:
         kind=job.spec.kind.value,
         state=job.state.name.lower(),
         state_number=int(job.state),
-        reason=job.reason,
+        reason=_why_it_waits(context, job),
         step=job.step,
         total_steps=job.total_steps,
         loss=job.loss,
@@ -112,6 +113,13 @@ def job_summary(context: DaemonContext, job: Job) -> JobSummary:
         on=job.away.name if job.away is not None and job.state is JobState.AWAY else None,
         guest_of=job.spec.guest.owner if job.spec.guest is not None else None,
     )
+
+
+def _why_it_waits(context: DaemonContext, job: Job) -> str:
+    """Return what is known of why a job does not run; what made it leave is over once the policy lets jobs train."""
+    decision = context.admission.decision
+    may_train = decision is not None and decision.state.trains
+    return "" if may_train and job.state is JobState.QUEUED and job.reason.startswith(LEFT_BECAUSE) else job.reason
 
 
 def set_aside_summary(job: SetAsideJob) -> JobSummary:
@@ -133,5 +141,7 @@ def _headline(context: DaemonContext, alive: Sequence[Job]) -> tuple[str, list[s
     if not alive:
         return "idle", ["no jobs; `port-agent submit job.port` adds one"]
     if decision is not None and decision.state.trains:
-        return "waiting", [f"{job.label}: {job.reason or job.state.name.lower()}" for job in alive[:_SHOWN_WAITING]]
+        return "waiting", [
+            f"{job.label}: {_why_it_waits(context, job) or job.state.name.lower()}" for job in alive[:_SHOWN_WAITING]
+        ]
     return "waiting", conditions

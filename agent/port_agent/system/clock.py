@@ -7,6 +7,9 @@ from typing import Protocol
 CLOCK_SET_AFTER_S = 1735689600.0
 """2025-01-01 in Unix time: this program is younger, so an earlier date is an unset clock."""
 
+LONGEST_PAUSE_S = 366 * 86400.0
+"""What somebody may want not to train, or to train, for; longer is without an end."""
+
 _SLEEPLESS = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 """Linux: CLOCK_BOOTTIME. On macOS CLOCK_MONOTONIC itself counts sleep (`time.monotonic` there does not)."""
 

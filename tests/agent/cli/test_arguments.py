@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from port_agent.cli import main
-from port_agent.cli.arguments import host_and_port, use_cores
+from port_agent.cli.arguments import host_and_port, pause_duration, use_cores
+from port_agent.control.requests import PauseRequest, decode_control_request
 from port_agent.system import VERSION
 
 SIZES = ("abc", "-5", "1e400", "", "0", "9" * 5000)
@@ -100,3 +101,11 @@ def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         main(["--version"])
     assert capsys.readouterr().out == f"port-agent {VERSION}\n"
+
+
+def test_what_the_agent_would_not_pause_for_is_refused_with_words() -> None:
+    year_s = pause_duration("366d")
+    assert decode_control_request({"for_s": year_s}, PauseRequest).for_s == year_s
+    for text in ("366d1s", "2y"):
+        with pytest.raises(argparse.ArgumentTypeError, match=r"longer than a year; .* have no end"):
+            pause_duration(text)

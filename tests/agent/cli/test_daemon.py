@@ -1,6 +1,7 @@
 """The command line of the agent, from submit to result, on a running one."""
 
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 
 from port_agent.cli import main
 from port_agent.control.client import ControlError
+from port_agent.control.http import SOCKET_NAME
 from tests.agent.live_daemon import BUNDLE, ROOT, daemon
 from tests.their_modules import NOT_IMPORTED, fill_with_modules
 from tests.waiting import until
@@ -99,6 +101,25 @@ def test_feeding_a_job_that_waits_for_data(tmp_path: Path, capsys: pytest.Captur
         until(lambda: client.get("/v1/jobs/birds")["rounds"] >= 1)
         with pytest.raises(ControlError, match="not a valid plain file name"):
             client.upload("/v1/inbox/birds/.hidden", tmp_path / "morning.txt")
+
+
+def test_an_agent_that_gives_no_answer_is_not_called_dead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A doctor on a slow board takes longer than other answers: torch alone is ten seconds."""
+    monkeypatch.setattr("port_agent.health.doctor.examine", lambda *place, **wish: [])
+    monkeypatch.setattr("port_agent.cli.daemon._DOCTOR_PATIENCE_S", 0.05)
+    doctor = ["doctor", "--no-flash", "--runtime-dir", str(tmp_path), "--json"]
+    findings = []
+    with socket.socket(socket.AF_UNIX) as busy:
+        busy.bind(str(tmp_path / SOCKET_NAME))
+        busy.listen()
+        assert main(doctor) == 1
+        findings.append(json.loads(capsys.readouterr().out)["checks"][0]["finding"])
+    (tmp_path / SOCKET_NAME).unlink()
+    assert main(doctor) == 1
+    findings.append(json.loads(capsys.readouterr().out)["checks"][0]["finding"])
+    assert findings == ["no answer", "not running"]
 
 
 @pytest.mark.slow

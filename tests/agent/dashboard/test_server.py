@@ -203,7 +203,7 @@ def test_times_are_local_and_of_24_hours_in_every_language_of_a_browser(tmp_path
             assert json.loads(dom[dom.index("[[") : dom.rindex("]]") + 2]) == [
                 ["00:05", "22:30"],
                 ["00:05:09", "22:30:00"],
-                ["Sun 00:05", "Sun 22:30"],
+                ["Sun 29 Nov 00:05", "Sun 29 Nov 22:30"],
                 ["29 Nov 2026, 00:05", "29 Nov 2026, 22:30"],
                 ["18:00\n28 Nov", "00:00\n29 Nov", "22:30"],
                 ["28 Nov", "29 Nov", "29 Nov"],

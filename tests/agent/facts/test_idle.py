@@ -105,3 +105,10 @@ def test_every_terminal_and_console_counts(tmp_path: Path, name: str) -> None:
 def test_a_serial_port_that_is_no_console_is_no_person(tmp_path: Path, name: str) -> None:
     tree = Tree(sys=tmp_path, dev=write_tree(tmp_path, {name: ""}))
     assert terminal_stamps(tree) == {}
+
+
+def test_ages_read_as_durations_do() -> None:
+    monitor = InputMonitor()
+    monitor.look({"tty1": 1.0}, 0.0, {"tty1": 0.0})
+    shown = [monitor.signal("terminals", OPTIONS, now_s, "none").detail for now_s in (4.2, 119.0, 749_519.0)]
+    assert shown == ["last input 4 s ago (tty1)", "last input 119 s ago (tty1)", "last input 208 h 11 min ago (tty1)"]

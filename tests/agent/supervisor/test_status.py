@@ -12,6 +12,7 @@ from port_agent.jobs.job import Job, JobMeasurements, JobSpec, JobState
 from port_agent.policy.config import Config
 from port_agent.policy.decide import TimeWindow
 from port_agent.supervisor.dispatch import Dispatcher
+from port_agent.supervisor.job.exit_status import LEFT, left_because
 from port_agent.supervisor.job.worker_process import WorkerPhase
 from port_agent.supervisor.status import agent_status, device_state, job_summary, pause_text
 from port_agent.system.clock import local_time
@@ -41,6 +42,19 @@ async def test_the_headline_without_a_worker(tmp_path: Path) -> None:
         made.context.admission.decision = replace(TRAIN, state=type(TRAIN.state).LEAVE, reasons=("on battery 20 %",))
         assert headline(made) == ("waiting", ("on battery 20 %",))
         assert not agent_status(made.context).may_train
+
+
+@go
+async def test_what_made_a_job_leave_is_said_only_while_it_is_so(tmp_path: Path) -> None:
+    async with parts(tmp_path) as made:
+        job = made.add("birds")
+        made.context.store.save(replace(job, reason=left_because(LEFT, "paused by you; `port-agent resume` goes on")))
+        held = replace(TRAIN, state=type(TRAIN.state).LEAVE, reasons=("paused by you",))
+        for decision, shown in ((held, "left: paused by you; `port-agent resume` goes on"), (TRAIN, "")):
+            made.context.admission.decision = decision
+            (waiting,) = agent_status(made.context).waiting
+            assert waiting.reason == shown
+        assert headline(made) == ("waiting", ("1 (birds): queued",))
 
 
 @pytest.mark.process
@@ -77,7 +91,7 @@ async def test_moments_and_spans(tmp_path: Path) -> None:
             assert agent_status(context).paused_until == shown
         assert pause_text(context) == "paused by you"
         context.pause.begin(3600.0)
-        assert pause_text(context) == f"paused by you until {local_time(clock.wall + 3600.0):%a %H:%M}"
+        assert pause_text(context) == f"paused by you until {local_time(clock.wall + 3600.0):%a %d %b %H:%M}"
         context.pause.end()
         assert (pause_text(context), agent_status(context).paused_until) == ("", None)
         noon = datetime.combine(local_time(clock.wall), time(12))

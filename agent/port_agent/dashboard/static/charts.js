@@ -53,7 +53,7 @@ const CLOCK = { hour: "2-digit", minute: "2-digit" };
 const formatClock = (unix) => formatMoment(unix, CLOCK);
 const formatClockSeconds = (unix) => formatMoment(unix, { ...CLOCK, second: "2-digit" });
 const formatDay = (unix) => formatMoment(unix, { day: "numeric", month: "short" });
-const formatWeekday = (unix) => formatMoment(unix, { weekday: "short", ...CLOCK });
+const formatWeekday = (unix) => [formatMoment(unix, { weekday: "short" }), formatDay(unix), formatClock(unix)].join(" ");
 const formatTime = (unix) => formatMoment(unix, { dateStyle: "medium", timeStyle: "short" });
 
 function element(tag, attributes, ...children) {

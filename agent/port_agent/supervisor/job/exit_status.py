@@ -27,13 +27,15 @@ class WorkerExit:
 
 
 LEFT = "left on request"
+LEFT_BECAUSE = "left: "
+"""What the sentence about a worker that was told to leave begins with; what follows was so then."""
 
 
 def left_because(detail: str, reason: str) -> str:
     """Return the sentence about a worker that left, with why it was told to; `detail` is that of `classify`."""
     if not reason:
         return detail
-    return f"left: {reason}" if detail == LEFT else f"{detail} ({reason})"
+    return f"{LEFT_BECAUSE}{reason}" if detail == LEFT else f"{detail} ({reason})"
 
 
 def classify(end: WorkerExit) -> tuple[WorkerOutcome, str]:

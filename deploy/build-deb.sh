@@ -37,6 +37,7 @@ install -m 644 "$source/systemd/port-agent.service" "$payload/port-agent.service
 
 install -D -m 644 -t "$root/usr/lib/systemd/system" "$source"/systemd/*.service
 install -D -m 644 -t "$root/usr/lib/systemd/user" "$source"/systemd/user/*.service
+install -D -m 644 -t "$root/etc/xdg/autostart" "$source"/systemd/user/*.desktop
 install -D -m 644 "$source/systemd/port-agent.sysusers" "$root/usr/lib/sysusers.d/port-agent.conf"
 install -D -m 644 "$source/systemd/port-agent.tmpfiles" "$root/usr/lib/tmpfiles.d/port-agent.conf"
 install -D -m 644 -t "$root/usr/lib/udev/rules.d" "$source"/systemd/*.rules
@@ -70,12 +71,13 @@ Section: science
 Priority: optional
 Installed-Size: $(du -sk --exclude=DEBIAN "$root" | cut -f1)
 Depends: $interpreter, python3, libstdc++6, systemd (>= 249), udev, passwd
+Suggests: libxss1
 Description: Train PyTorch models on the device you own, inside the RAM you give it
  A daemon that trains while the device is charging and left alone, under a hard memory limit, with
  exactly PyTorch's numbers. It pauses within a blink, survives power cuts, and always says why it is
  or is not training.
 CONTROL
-printf '%s\n' /etc/port-agent/config.toml /etc/port-agent/install.conf >"$root/DEBIAN/conffiles"
+printf '%s\n' /etc/port-agent/config.toml /etc/port-agent/install.conf /etc/xdg/autostart/port-agent-session.desktop >"$root/DEBIAN/conffiles"
 (cd "$root" && find usr etc -type f -exec md5sum {} + >DEBIAN/md5sums)
 install -m 755 "$here/debian/postinst" "$here/debian/prerm" "$here/debian/postrm" "$root/DEBIAN/"
 compression=-Zxz

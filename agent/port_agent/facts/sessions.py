@@ -1,16 +1,19 @@
-"""How long nobody has used a desktop, as it says itself: under Wayland it tells only those who are in its session.
+"""How long nobody has used a desktop, as it says itself: it tells only those who are in its session.
 
-A helper in the session (`port-agent session`) asks it over D-Bus and leaves word in a file of /dev/shm: the time of its last change is that of the
+A helper in the session (`port-agent session`) asks the X server, or under Wayland the desktop over D-Bus, and leaves word in a file of /dev/shm: the time of its last change is that of the
 last input, and the kernel's own stamp beside it says when the helper last asked. Nothing in the file is read, and nothing is written to it.
 """
 
 import contextlib
+import ctypes
 import os
+import secrets
 import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from port_agent.facts.idle import parse_busctl
@@ -90,40 +93,73 @@ def ask_desktop(monitor: IdleMonitor) -> float | None:
     return None if milliseconds is None else milliseconds / 1000.0
 
 
+class _XScreenSaverInfo(ctypes.Structure):
+    """What libXss fills in (X11/extensions/scrnsaver.h)."""
+
+    _fields_ = (
+        ("window", ctypes.c_ulong),
+        ("state", ctypes.c_int),
+        ("kind", ctypes.c_int),
+        ("til_or_since", ctypes.c_ulong),
+        ("idle_ms", ctypes.c_ulong),
+        ("event_mask", ctypes.c_ulong),
+    )
+
+
+def ask_x_server() -> float | None:
+    """Return for how many seconds nobody has used the session's X server; None without one, and under Wayland, where it sees only what goes to it."""
+    if "DISPLAY" not in os.environ or "WAYLAND_DISPLAY" in os.environ:
+        return None
+    try:
+        x, extension = ctypes.CDLL("libX11.so.6"), ctypes.CDLL("libXss.so.1")
+    except OSError:
+        return None
+    x.XOpenDisplay.restype, x.XDefaultRootWindow.restype = ctypes.c_void_p, ctypes.c_ulong
+    display = ctypes.c_void_p(x.XOpenDisplay(None))
+    if not display:
+        return None
+    info = _XScreenSaverInfo()
+    root = ctypes.c_ulong(x.XDefaultRootWindow(display))
+    known = extension.XScreenSaverQueryInfo(display, root, ctypes.byref(info))
+    x.XCloseDisplay(display)
+    return info.idle_ms / 1000.0 if known else None
+
+
 @contextlib.contextmanager
 def session_file(directory: Path) -> Iterator[int]:
-    """Make a file that leaves word, and remove it at the end; yields its descriptor. Raises OSError."""
-    import tempfile  # not for the supervisor, which makes none
-
-    descriptor, name = tempfile.mkstemp(prefix=PREFIX, dir=directory)
+    """Make a file that leaves word, and remove it at the end, whenever that comes; yields its descriptor. Raises OSError."""
+    place = directory / f"{PREFIX}{secrets.token_hex(8)}"
     try:
-        yield descriptor
+        descriptor = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
     finally:
-        os.close(descriptor)
-        Path(name).unlink(missing_ok=True)
+        place.unlink(missing_ok=True)
 
 
 class SessionHelper:
     """Takes what a desktop answers to its file."""
 
-    def __init__(self, ask: Ask = ask_desktop) -> None:
-        """Raises `SessionError` where no desktop answers."""
-        self._ask = ask
-        found = next((monitor for monitor in MONITORS if ask(monitor) is not None), None)
+    def __init__(self, ask: Ask = ask_desktop, ask_server: Callable[[], float | None] = ask_x_server) -> None:
+        """Raises `SessionError` where neither the X server nor a desktop answers."""
+        sources: list[Callable[[], float | None]] = [ask_server, *(partial(ask, monitor) for monitor in MONITORS)]
+        found = next((source for source in sources if source() is not None), None)
         if found is None:
             names = " nor ".join(monitor.service for monitor in MONITORS)
             where = "" if shutil.which("busctl") else " (there is no busctl to ask with)"
             raise SessionError(
-                f"neither {names} answers on this session's bus{where}; the agent goes by its other signals"
+                f"neither an X server with libXss.so.1 nor {names} on this session's bus answers{where}; the agent goes by its other signals"
             )
-        self._monitor, self._input_s = found, 0.0
+        self._ask, self._input_s = found, 0.0
         self._before: tuple[float, float] | None = None
         self._counts = False
         """Whether its answers were once seen to grow as the clock does: until then they are not believed."""
 
     def look(self, descriptor: int, wall_s: float) -> None:
         """Ask once and leave word; where the desktop does not answer, or never counts, nothing is said."""
-        idle_s = self._ask(self._monitor)
+        idle_s = self._ask()
         if idle_s is None:
             return
         if self._before is not None:

@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import shutil
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -17,11 +19,13 @@ from port_agent.facts.sessions import (
     SessionError,
     SessionHelper,
     ask_desktop,
+    ask_x_server,
     session_file,
     session_stamps,
 )
 from port_agent.facts.sysfs import Tree
 from tests.agent.facts.machines import OPTIONS, fake_program, linux, on_path
+from tests.waiting import until
 
 GNOME, KDE = MONITORS
 
@@ -36,6 +40,10 @@ class Desktop:
         return self.idle_s if monitor is self.monitor else None
 
 
+def no_server() -> None:
+    """Answer as where no X server is."""
+
+
 def answer(platform: LinuxPlatform, now_s: float) -> Answer:
     signals = platform.read(OPTIONS, OwnUse(), now_s).idle_signals
     return next(signal.idle for signal in signals if signal.name == "session")
@@ -47,7 +55,7 @@ def test_an_input_is_seen_and_forgotten_after_a_minute(tmp_path: Path, monitor: 
     shared.mkdir(parents=True)
     assert answer(platform, 0.0) is Answer.UNKNOWN
     desktop = Desktop(monitor, 295.0)
-    helper, now = SessionHelper(desktop), time.time()
+    helper, now = SessionHelper(desktop, no_server), time.time()
     with session_file(shared) as file:
         helper.look(file, now - 5.0)
         desktop.idle_s = 300.0
@@ -74,7 +82,7 @@ def test_a_helper_that_hangs_or_was_killed_says_nothing(tmp_path: Path) -> None:
     shared.mkdir()
     with session_file(shared) as file:
         desktop = Desktop(GNOME, 5.0)
-        helper = SessionHelper(desktop)
+        helper = SessionHelper(desktop, no_server)
         helper.look(file, time.time() - 5.0)
         desktop.idle_s = 10.0
         helper.look(file, time.time())
@@ -90,7 +98,7 @@ def test_a_desktop_that_does_not_count_is_not_believed(tmp_path: Path, unit_s: f
     shared = tmp_path / "shm"
     shared.mkdir()
     desktop = Desktop(KDE, 0.0)
-    helper, now = SessionHelper(desktop), time.time()
+    helper, now = SessionHelper(desktop, no_server), time.time()
     with session_file(shared) as file:
         begun_s = os.fstat(file).st_mtime
         for number in range(20):
@@ -108,9 +116,55 @@ def test_other_files_there_are_nobody(tmp_path: Path) -> None:
     assert session_stamps(tree, time.time()) == {} and not tree.take_faults()
 
 
+def test_an_x_server_is_asked_first(tmp_path: Path) -> None:
+    """It counts input itself; some desktops beside it answer for their screen savers, in seconds."""
+    (tmp_path / "shm").mkdir()
+    idle_s, now = [0.0], time.time()
+    helper = SessionHelper(Desktop(KDE, 0.0), lambda: idle_s[0])
+    with session_file(tmp_path / "shm") as file:
+        for idle_s[0] in (0.0, 5.0, 10.0):
+            helper.look(file, now + idle_s[0])
+        assert os.fstat(file).st_mtime == pytest.approx(now, abs=0.01)
+
+
+def test_no_x_server_answers_for_a_wayland_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
+    monkeypatch.setenv("DISPLAY", ":4711")
+    assert ask_x_server() is None, "nobody listens there"
+    monkeypatch.delenv("DISPLAY")
+    assert ask_x_server() is None
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_a_real_x_server_says_when_the_pointer_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if shutil.which("Xvfb") is None or shutil.which("xdotool") is None:
+        pytest.skip("needs Xvfb and xdotool (Debian: apt-get install xvfb xdotool libxss1)")
+    ours, theirs = os.pipe()
+    with subprocess.Popen(
+        ["Xvfb", "-displayfd", str(theirs), "-noreset", "-nolisten", "tcp"],
+        pass_fds=[theirs],
+        stderr=subprocess.DEVNULL,
+    ) as server:
+        os.close(theirs)
+        with os.fdopen(ours) as line:
+            monkeypatch.setenv("DISPLAY", f":{line.readline().strip()}")
+        monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
+        until(lambda: (idle_s := ask_x_server()) is not None and idle_s > 0.5)
+        monkeypatch.setenv("WAYLAND_DISPLAY", "wayland-0")
+        assert ask_x_server() is None
+        monkeypatch.delenv("WAYLAND_DISPLAY")
+        before = time.monotonic()
+        subprocess.run(["xdotool", "mousemove", "100", "100"], check=True)
+        idle_s = ask_x_server()
+        assert idle_s is not None and idle_s <= time.monotonic() - before + 0.1
+        server.terminate()
+    assert ask_x_server() is None
+
+
 def test_a_session_without_a_desktop_is_said() -> None:
-    with pytest.raises(SessionError, match=f"neither {GNOME.service} nor {KDE.service} answers"):
-        SessionHelper(Desktop(GNOME, None))
+    with pytest.raises(SessionError, match=f"nor {GNOME.service} nor {KDE.service} on this session's bus answers"):
+        SessionHelper(Desktop(GNOME, None), no_server)
 
 
 @pytest.mark.process

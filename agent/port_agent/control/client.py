@@ -12,8 +12,8 @@ from urllib.parse import quote
 
 import msgspec
 
+from port_agent.control import PATIENCE_S
 from port_agent.control.http import SOCKET_NAME
-from port_agent.control.places import PATIENCE_S
 from port_agent.worker.attach import Refusal
 from port_planner.base.errors import ExitCode, PortError
 

@@ -4,6 +4,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from port_agent.control import PATIENCE_S
+
 if TYPE_CHECKING:
     from port_agent.control.client import ControlClient
     from port_agent.energy.sources.registry import EnergyConfig
@@ -12,8 +14,6 @@ if TYPE_CHECKING:
 SYSTEM_RUNTIME_DIR = Path("/run/port-agent")
 SYSTEM_STATE_DIR = Path("/var/lib/port-agent")
 SYSTEM_CONFIG = Path("/etc/port-agent/config.toml")
-PATIENCE_S = 30.0
-"""What an answer of the agent is waited for."""
 
 
 def own_state_dir() -> Path:

@@ -7,7 +7,6 @@ last input, and the kernel's own stamp beside it says when the helper last asked
 import contextlib
 import ctypes
 import os
-import secrets
 import shutil
 import subprocess
 import time
@@ -128,7 +127,7 @@ def ask_x_server() -> float | None:
 @contextlib.contextmanager
 def session_file(directory: Path) -> Iterator[int]:
     """Make a file that leaves word, and remove it at the end, whenever that comes; yields its descriptor. Raises OSError."""
-    place = directory / f"{PREFIX}{secrets.token_hex(8)}"
+    place = directory / f"{PREFIX}{os.urandom(8).hex()}"
     try:
         descriptor = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:

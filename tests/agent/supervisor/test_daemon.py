@@ -603,8 +603,13 @@ async def test_a_supervisor_that_dies_takes_its_worker_along(tmp_path: Path) -> 
         assert live.context.runners.host.pid != pid
 
 
-def test_it_loads_nothing_for_mistakes_calendars_and_macs() -> None:
-    unused = ("calendar", "difflib", *([] if sys.platform == "darwin" else ["port_agent.energy.sources.macos"]))
+def test_it_loads_nothing_for_mistakes_calendars_ciphers_and_macs() -> None:
+    unused = (
+        "_hashlib",
+        "calendar",
+        "difflib",
+        *([] if sys.platform == "darwin" else ["port_agent.energy.sources.macos"]),
+    )
     program = f"import sys, port_agent.supervisor.daemon; print(*[name for name in {unused!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""

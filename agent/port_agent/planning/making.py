@@ -217,6 +217,7 @@ def _alone(job: _Job, prepared: "CapturedJob", costs: "CostTable") -> "PlainRun"
     from port_planner.ir.bundle.manifest import PlainRun
     from port_planner.ir.lowering.lower import lower
     from port_planner.ir.plan import Plan
+    from port_planner.make_bundle import steps_and_updates
 
     request = job.request
     if not compared_steps_of(request, job.captured.job):
@@ -224,7 +225,10 @@ def _alone(job: _Job, prepared: "CapturedJob", costs: "CostTable") -> "PlainRun"
     if request.sparse_update:
         return PlainRun(unchecked="less is trained than by the script (--sparse-update)")
     peak_bytes = lower(next(iter(prepared.graphs.values())), costs, Plan(), check_budget=False).peak_bytes
-    script = Script(request.script, job.machine.page_dir, request.ram_bytes, job.costs.choice.threads, peak_bytes)
+    _, updates = steps_and_updates(prepared.job, request.epochs or prepared.job.epochs)
+    script = Script(
+        request.script, job.machine.page_dir, request.ram_bytes, job.costs.choice.threads, peak_bytes, updates
+    )
     return run_alone(prepared, script)
 
 

@@ -419,9 +419,10 @@ def _refereed(manifest: "Manifest") -> str:
     plain = manifest.plain
     if plain.unchecked:
         return f"not beside its script: {plain.unchecked}"
+    further = f"; {plain.unchanged} further updates run the same operators" if plain.unchanged else ""
     return (
         f"checked for {plain.updates} updates beside the script itself, alone in a process, over {sum(plain.rows)} samples again and again: "
-        f"{len(plain.results.losses)} losses, {len(plain.results.checksums)} tensors, the random numbers and the result equal to the bit"
+        f"{len(plain.results.losses)} losses, {len(plain.results.checksums)} tensors, the random numbers and the result equal to the bit{further}"
     )
 
 

@@ -26,6 +26,8 @@ _MIN_UPDATES, _MAX_UPDATES = 4, 24
 """The least end an epoch of the samples that they take. The most are made where they take no time, or until the schedule changes."""
 _WITHIN_S = 2.0
 """Of updates; those beyond the least are made in that time."""
+_UNCHANGED_WITHIN_S = 5.0
+"""Of the processor, for further updates on tensors without contents, as many as will be trained."""
 _PATIENCE_S = 600.0
 """Of the whole run, the script's own start included."""
 _MAX_NAMED = 3
@@ -33,19 +35,20 @@ _MAX_NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A script, and what its bundle is planned for. `peak_bytes`: what its step takes without planning."""
+    """A script, and what its bundle is planned for. `peak_bytes`: what its step takes without planning; `updates`: how many are to be trained."""
 
     path: Path
     page_dir: Path
     ram_bytes: int
     threads: int
     peak_bytes: int
+    updates: int = 0
 
 
 def run_alone(prepared: CapturedJob, script: Script) -> PlainRun:
     """Run the script in a process of its own and return what it made, or why it could not be run.
 
-    Raises CaptureError where it changes a tensor of the model that the recorded step does not have.
+    Raises CaptureError where it changes a tensor of the model that the recorded step does not have, or a later step runs other operators.
     """
     own = _other_by_design(prepared)
     if own:
@@ -108,6 +111,7 @@ def _followed(prepared: CapturedJob, script: Script, rows: tuple[int, ...], guar
         request = Follow(
             script=str(script.path), folder=folder, target=str(target), device=kind_of_job(prepared.job), threads=script.threads,
             rows=rows, finds_beside=not sys.flags.safe_path, least_updates=_least_updates(prepared), most_updates=_known_updates(prepared), within_s=_WITHIN_S, ram_bytes=script.ram_bytes,
+            trained_updates=script.updates, unchanged_within_s=_UNCHANGED_WITHIN_S,
         )  # fmt: skip
         environment = {**module_environment(), **threads_environment(script.threads), **guarded}
         command = HelperCommand("port_agent.prepare.referee.process", (), environment, directory=None)
@@ -132,6 +136,11 @@ def _checked(prepared: CapturedJob, found: Followed, rows: tuple[int, ...]) -> P
             f"the script changes {_named(changed)}, run alone, and the recorded step does not: train with `port-agent exec`, which follows "
             "the program itself"
         )
+    if found.changed:
+        raise CaptureError(
+            f"{found.changed}, where a bundle would repeat the updates before it: let that depend on the batch and on torch's random numbers "
+            "alone, by torch's operators; or train with `port-agent exec`, which follows what changes"
+        )
     results = ExpectedResults(
         found.losses,
         prepared.reference.threads,
@@ -139,7 +148,8 @@ def _checked(prepared: CapturedJob, found: Followed, rows: tuple[int, ...]) -> P
         {key: checksum for key, checksum in found.ended.items() if key in recorded},
         arithmetic=prepared.reference.arithmetic,
     )
-    return PlainRun(len(found.losses) // job.accumulate, rows, results, found.generators, unchecked="")
+    updates = len(found.losses) // job.accumulate
+    return PlainRun(updates, rows, results, found.generators, "", found.unchanged_updates)
 
 
 def _named(keys: list[str]) -> str:

@@ -1,7 +1,7 @@
 """The script alone: `python -m port_agent.prepare.referee.process`, asked once on standard input.
 
 No recorder, no mode and no patched function is in this process: the job's own code runs, in the loop that anyone would write
-(`port_planner.plain_steps`). Where a budget holds it, its memory is guarded, of which no operator knows.
+(`port_planner.plain_steps`), until its numbers are noted; then further updates without contents (`unchanged_steps`). Where a budget holds it, its memory is guarded, of which no operator knows.
 """
 
 import itertools
@@ -24,7 +24,8 @@ class Follow(msgspec.Struct, frozen=True):
     """Train what a script describes, and write to `target` what came of it.
 
     `folder`: where columns of data go meanwhile. `finds_beside`: modules that lie beside the script, as plain Python does. `rows`: of each bucket, so many of the first samples alone. `least_updates`: at least so
-    many, then until `within_s` seconds are over, and at most `most_updates`. `ram_bytes`: of resident memory, where it is guarded.
+    many, then until `within_s` seconds are over, and at most `most_updates`. `ram_bytes`: of resident memory, where it is guarded. Up to
+    `trained_updates` the operators of further ones are looked at, for `unchanged_within_s` seconds of the processor at most.
     """
 
     script: str
@@ -38,19 +39,24 @@ class Follow(msgspec.Struct, frozen=True):
     most_updates: int
     within_s: float
     ram_bytes: int
+    trained_updates: int = 0
+    unchanged_within_s: float = 0.0
 
 
 class Followed(msgspec.Struct, frozen=True):
     """What a script made of its first updates, alone: losses of its batches as hexadecimal floats, and XXH3-64 of the bytes of each tensor.
 
     `began`: of parameters and buffers before them; `ended`: of these and the optimizer's state after them, by storage key. `generators`: of
-    the states of torch's default generators after them, by kind of device.
+    the states of torch's default generators after them, by kind of device. `unchanged_updates`: so many further ones run the same operators; `changed`:
+    what the next runs otherwise, if it does.
     """
 
     losses: tuple[str, ...]
     began: dict[str, str]
     ended: dict[str, str]
     generators: dict[str, str]
+    unchanged_updates: int = 0
+    changed: str = ""
 
 
 def main() -> int:
@@ -83,17 +89,18 @@ def _answer(request: Follow) -> None:
 
 def followed(job: "TrainingJob", request: Follow) -> Followed:
     """Train a job as it was asked for and return what came of it; the job has gone on by then."""
+    from port_agent.prepare.referee.unchanged_steps import ChangedStepError, unchanged_updates
     from port_agent.training.comparison import generator_checksums, tensor_checksum
     from port_planner.job_checks import checked_samples
     from port_planner.plain_steps import dropped_optimizer_state, model_state, plain_losses
 
     buckets = checked_samples(job)
-    data, *further = [
+    data, *further_data = [
         [column[:count] for column in samples.columns] for samples, count in zip(buckets, request.rows, strict=True)
     ]
     began = {key: tensor_checksum(tensor) for key, tensor in model_state(job)}
     losses, since = list[str](), time.perf_counter()
-    for loss in plain_losses(job, data, request.most_updates * job.accumulate, buckets=further):
+    for loss in plain_losses(job, data, request.most_updates * job.accumulate, buckets=further_data):
         losses.append(loss.hex())
         updates, rest = divmod(len(losses), job.accumulate)
         if not rest and updates >= request.least_updates and time.perf_counter() - since > request.within_s:
@@ -101,7 +108,13 @@ def followed(job: "TrainingJob", request: Follow) -> Followed:
     ended = {
         key: tensor_checksum(tensor) for key, tensor in itertools.chain(dropped_optimizer_state(job), model_state(job))
     }
-    return Followed(tuple(losses), began, ended, generator_checksums(request.device))
+    found = Followed(tuple(losses), began, ended, generator_checksums(request.device))
+    made, columns = len(losses) // job.accumulate, [samples.columns for samples in buckets]
+    try:
+        further = unchanged_updates(job, columns, made, request.trained_updates, request.unchanged_within_s)
+    except ChangedStepError as error:
+        return msgspec.structs.replace(found, changed=str(error))
+    return msgspec.structs.replace(found, unchanged_updates=further)
 
 
 if __name__ == "__main__":

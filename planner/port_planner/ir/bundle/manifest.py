@@ -113,7 +113,8 @@ class PlainRun:
     """What the script made of its first updates, run alone: in a process with no recorder, no mode and no patched function.
 
     `rows`: of each bucket it took so many of the first samples alone, so that epochs end. `generators`: XXH3-64 of the states of torch's
-    default generators after it, by kind of device. `unchecked`: why there was no such run; "" where there was.
+    default generators after it, by kind of device. `unchecked`: why there was no such run; "" where there was. `unchanged`: of so many
+    further updates the operators, run without contents, were seen to be the same.
     """
 
     updates: Count = 0
@@ -121,6 +122,7 @@ class PlainRun:
     results: ExpectedResults = field(default_factory=ExpectedResults)
     generators: Mapping[str, str] = field(default_factory=dict)
     unchecked: str = "the bundle is from before there was one"
+    unchanged: Count = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import torch
 
 from port_agent.prepare.referee import plain_run
 from port_agent.prepare.referee.plain_run import Script, run_alone
+from port_planner.base.errors import CaptureError
 from port_planner.job_sources import load_job
 from port_planner.make_bundle import CapturedJob, prepare
 from port_planner.plain_steps import plain_losses
@@ -33,6 +34,19 @@ def port_job():
     return TrainingJob(model, nn.CrossEntropyLoss(), optimizer, data, 4, scheduler=scheduler)
 """
 
+LATE_SCRIPT = SCRIPT.replace("nn.CrossEntropyLoss()", "loss").replace(
+    "def port_job():",
+    """
+import io
+lines = io.StringIO()
+
+def loss(model, x, y):
+    lines.write(".")
+    return nn.functional.cross_entropy(model(x), y) * (0.5 if lines.tell() > 30 else 1.0)
+
+def port_job():""",
+)
+
 
 def prepared_of(folder: Path, text: str) -> tuple[CapturedJob, Script]:
     (folder / "train.py").write_text(text)
@@ -54,6 +68,18 @@ def test_a_script_runs_alone_from_the_same_start_though_it_seeds_nothing(tmp_pat
         plain_losses(prepared.job, columns, found.updates)
     )
     assert {key.partition("/")[0] for key in found.results.checksums} == {"parameter", "state"}
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_what_a_script_does_otherwise_after_the_updates_that_are_compared_is_refused_by_line(tmp_path: Path) -> None:
+    prepared, script = prepared_of(tmp_path, LATE_SCRIPT.format(start="1"))
+    assert run_alone(prepared, replace(script, updates=28)).unchanged > 0
+    refused = (
+        r"update \d+: train\.py:\d+: aten\.mul\.Tensor is called with 0\.5 and not with 1\.0, where a bundle would"
+    )
+    with pytest.raises(CaptureError, match=refused):
+        run_alone(prepared, replace(script, updates=40))
 
 
 @pytest.mark.process

@@ -1,0 +1,130 @@
+"""Whether the steps that no comparison reaches stay the steps that they were.
+
+A script may decide by something of Python's that no list of hiding places has. So its loss is run for further updates on tensors without
+contents, forward and backward, and what each operator is called with is compared with the first such step on a batch of as many rows.
+Neither weights nor the optimizer go on meanwhile.
+"""
+
+import time
+from collections.abc import Sequence
+from itertools import zip_longest
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from port_agent.training.comparison import tensor_checksum
+from port_planner.base.errors import PortError, program_line
+from port_planner.column_file import Column
+from port_planner.ir.bundle.data_order import bucket_batches
+from port_planner.ir.bundle.manifest import BucketSize
+from port_planner.job import TrainingJob
+from port_planner.job_device import kind_of_job, on_device
+from port_planner.plain_steps import model_state, plain_pass
+from port_planner.torch_compat.contentless import has_contents, without_contents
+from port_planner.torch_compat.modes import OperatorMode, pytree, without_modes
+from port_planner.torch_compat.optimizers import note_step
+
+_ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+"""What code may raise that asks a tensor for contents."""
+
+Call = tuple[Any, ...]
+"""An operator and what it is called with, tensors by shape, layout and place."""
+
+
+class ChangedStepError(PortError):
+    """A later step runs other operators, or gives them something else."""
+
+
+def unchanged_updates(
+    job: TrainingJob, columns: Sequence[Sequence[Column]], first: int, last: int, within_s: float
+) -> int:
+    """Return how many updates, from the one after `first` on and to `last` at most, run the operators of the first of them.
+
+    `columns`: of each bucket. As many are run as `within_s` seconds of the processor allow, none where the script looks at contents. Raises ChangedStepError
+    for the first that differs. The job is not to be used afterwards.
+    """
+    sizes = [
+        BucketSize(c[0].shape[0], size)
+        for c, size in zip(columns, (job.batch_size, *(b.batch_size for b in job.buckets)), strict=True)
+    ]
+    start, began = first * job.accumulate, time.process_time()
+    batches = bucket_batches(job.seed, sizes, drop_last=[job.drop_last] * len(sizes), start=start)
+    known: dict[tuple[int, int], list[Call]] = {}
+    updates = 0
+    note_step(job.optimizer)  # its schedule warns where it never made one
+    for number, (_, bucket, rows) in zip(range(start, last * job.accumulate), batches, strict=False):
+        batch = on_device((c[: len(rows)] for c in columns[bucket]), kind_of_job(job))
+        calls = _Calls(job, batch, known.get((bucket, len(rows))))
+        try:
+            with without_contents(), calls:
+                plain_pass(job, batch, number, bucket)
+            calls.require_all()
+        except ChangedStepError as error:
+            raise ChangedStepError(f"update {number // job.accumulate + 1}: {error}") from None
+        except _ERRORS:
+            return updates
+        known[bucket, len(rows)] = calls.calls
+        job.model.zero_grad(set_to_none=True)
+        if (number + 1) % job.accumulate == 0:
+            updates += 1
+            if job.scheduler is not None:
+                job.scheduler.step()
+            if time.process_time() - began > within_s:
+                break
+    return updates
+
+
+class _Calls(OperatorMode):
+    """Notes what each operator is called with, and compares it with what was `expected`."""
+
+    def __init__(self, job: TrainingJob, batch: Sequence[torch.Tensor], expected: list[Call] | None) -> None:
+        initialise: Any = super().__init__
+        initialise()
+        self.calls: list[Call] = []
+        self._expected = expected
+        self._places: dict[int, tuple[int, StorageWeakRef]] = {}
+        """Of each storage, its number in the order of their first use; the reference keeps its address from another."""
+        self._given = {StorageWeakRef(t.untyped_storage()).cdata for t in (*batch, *(t for _, t in model_state(job)))}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        parts, form = pytree.tree_flatten((args, kwargs or {}))
+        call = (str(func), str(form), *map(self._described, parts))
+        number = len(self.calls)
+        self.calls.append(call)
+        if self._expected is not None and (number >= len(self._expected) or self._expected[number] != call):
+            raise ChangedStepError(_difference(self._expected[number : number + 1], call))
+        made = func(*args, **(kwargs or {}))
+        for tensor in pytree.tree_leaves(made):
+            self._described(tensor)
+        return made
+
+    def require_all(self) -> None:
+        """Raise ChangedStepError where less ran than was expected."""
+        if self._expected is not None and len(self.calls) < len(self._expected):
+            raise ChangedStepError(f"{self._expected[len(self.calls)][0]} does not run any more")
+
+    def _described(self, part: Any) -> Any:
+        if not isinstance(part, torch.Tensor):
+            return repr(part)
+        reference = StorageWeakRef(part.untyped_storage())
+        place, _ = self._places.setdefault(reference.cdata, (len(self._places), reference))
+        contents = ""
+        if has_contents(part) and reference.cdata not in self._given:
+            with without_modes():
+                contents = tensor_checksum(part.detach().contiguous())
+        return part.dtype, tuple(part.shape), part.stride(), part.storage_offset(), place, contents
+
+
+def _difference(expected: Sequence[Call], call: Call) -> str:
+    """Say where the program calls what it did not call in the steps before."""
+    place, name = program_line(), call[0]
+    line = f"{place}{': ' if place else ''}"
+    if not expected or expected[0][0] != name:
+        return f"{line}{name} runs{f' in the place of {expected[0][0]}' if expected else ' besides'}"
+    changed = next(((was, now) for was, now in zip_longest(expected[0][2:], call[2:]) if was != now), None)
+    if changed is None or not all(isinstance(part, str) for part in changed):
+        return f"{line}{name} takes other tensors"
+    return f"{line}{name} is called with {changed[1]} and not with {changed[0]}"

@@ -1,0 +1,74 @@
+"""What a script decides by Python's state after any number of updates shows in the operators that it calls, without their contents."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from msgspec import structs
+from torch import nn
+
+from port_agent.prepare.referee.process import Follow, followed
+from port_agent.prepare.referee.unchanged_steps import ChangedStepError, unchanged_updates
+from port_planner.job import TrainingJob
+from tests.agent.jobs_small import BATCH, make_job
+
+_LATE = 5
+Loss = Callable[[nn.Module, torch.Tensor, torch.Tensor], tuple[torch.Tensor, Any]]
+
+
+def _job(change: Callable[[torch.Tensor, bool], torch.Tensor]) -> TrainingJob:
+    """Return the small job on full batches alone, whose loss is changed late."""
+    job, steps = make_job(), [0]
+    plain: Loss = job.loss_fn
+
+    def loss(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        steps[0] += 1
+        found, aux = plain(model, x, y)
+        return change(found, steps[0] > _LATE), aux
+
+    return replace(job, loss_fn=loss, data=[column[: 2 * BATCH] for column in job.data])
+
+
+_CHANGES: dict[str, tuple[Callable[[torch.Tensor, bool], torch.Tensor], str]] = {
+    "another operator": (lambda loss, late: loss * 0.5 if late else loss + 0.5, "mul.Tensor runs in the place of"),
+    "a further operator": (lambda loss, late: loss.clone() if late else loss, "clone.default runs in the place of"),
+    "another number": (lambda loss, late: loss * (0.5 if late else 1.0), r"is called with 0\.5 and not with 1\.0"),
+    "another constant": (lambda loss, late: loss * torch.tensor(0.5 if late else 1.0), "takes other tensors"),
+    "another tensor": (lambda loss, late: (loss + 1) * (loss if late else (loss + 2)), "runs in the place of"),
+}
+
+
+@pytest.mark.parametrize("what", _CHANGES)
+def test_a_later_step_that_is_another_is_named_with_its_line_and_update(what: str) -> None:
+    change, named = _CHANGES[what]
+    job = _job(change)
+    with pytest.raises(ChangedStepError, match=rf"update {_LATE + 1}: test_unchanged_steps\.py:\d+: aten\..*{named}"):
+        unchanged_updates(job, [job.data], 0, 2 * _LATE, 600.0)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_steps_that_stay_the_same_are_counted_and_leave_weights_alone(accumulate: int) -> None:
+    job = make_job(accumulate=accumulate)
+    before = [p.detach().clone() for p in job.model.parameters()]
+    assert unchanged_updates(job, [job.data], 2, 6, 600.0) == 4
+    assert all(torch.equal(p, was) for p, was in zip(job.model.parameters(), before, strict=True))
+
+
+def test_a_loss_that_asks_for_contents_is_not_looked_at() -> None:
+    job = _job(lambda loss, _: loss if loss.item() < 1e9 else loss * 2)
+    assert unchanged_updates(job, [job.data], 0, 4, 600.0) == 0
+
+
+def test_no_more_are_run_than_the_time_allows() -> None:
+    job = make_job()
+    assert unchanged_updates(job, [job.data], 0, 1000, 0.0) == 1
+
+
+def test_the_script_alone_goes_on_without_contents_for_what_will_be_trained() -> None:
+    job = _job(_CHANGES["another number"][0])
+    follow = Follow("", "", "", "cpu", 1, (len(job.data[0]),), True, 2, 2, 0.0, 0, 4, 600.0)
+    assert followed(job, follow).unchanged_updates == 2
+    changed = followed(_job(_CHANGES["another number"][0]), structs.replace(follow, trained_updates=2 * _LATE))
+    assert changed.changed.startswith(f"update {_LATE + 1}: ") and not changed.unchanged_updates

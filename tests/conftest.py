@@ -13,6 +13,7 @@ from tests.attack.outcome import AttackOutcome, Survived
 from tests.own_process import leave_fixtures_to_own_process, run_in_own_process
 from tests.process_marks import ProcessWatch, mark_own_processes
 from tests.torch_forks import forks
+from tests.torch_settings import remember_torch_settings, restore_torch_settings
 
 _PROPERTY = "attack"
 _SHOWN_HARM = 20
@@ -64,6 +65,7 @@ def pytest_collection() -> Generator[None, object, object]:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
     """Fail a test of `make fast` whose fixtures start a process."""
+    remember_torch_settings()
     with _WATCH.over(item):
         return (yield)
 
@@ -73,6 +75,14 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     """Fail a test of `make fast` that starts a process."""
     with _WATCH.over(item):
         return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
+    """Leave no setting of torch's to the next file."""
+    result = yield
+    restore_torch_settings(item, nextitem)
+    return result
 
 
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:

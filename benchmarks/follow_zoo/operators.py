@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +28,8 @@ def torch_functions() -> list[Any]:
     if "expecttest" not in sys.modules:  # a test library of torch's own, of which it wants a base class
         sys.modules["expecttest"] = types.ModuleType("expecttest")
         sys.modules["expecttest"].TestCase = unittest.TestCase  # type: ignore[attr-defined]
-    from torch.testing._internal.common_methods_invocations import op_db
+    with mock.patch.object(torch.backends, "disable_global_flags"):  # as it is loaded, it would forbid settings to the whole process
+        from torch.testing._internal.common_methods_invocations import op_db
 
     return list(op_db)
 

@@ -34,6 +34,8 @@ def restore_torch_settings(item: pytest.Item, following: pytest.Item | None) -> 
         import torch
 
         if torch.backends.flags_frozen():
-            pytest.fail("a test of this file had torch forbid changes to its settings (disable_global_flags)", pytrace=False)
+            pytest.fail(
+                "a test of this file had torch forbid changes to its settings (disable_global_flags)", pytrace=False
+            )
     while _restore:
         _restore.pop()()

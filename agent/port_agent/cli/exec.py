@@ -45,8 +45,8 @@ examples:
   port-agent exec --tensors 4K -- train.py            everything leaves all the time: a test of the program
 
 --opportunistic: the program attaches to the agent of this machine and runs when the agent's policy says so (charging, idle,
-in its time window), one job at a time. When not, it waits between two operators, and its tensors leave for the page file;
-Python, torch and the program's own objects stay. `port-agent status`, `pause`, `resume` and `cancel` know it by its name;
+in its time window), one job at a time. When not, it waits between two operators, or where it touches a tensor if an operator or
+what is no operator takes long, and its tensors leave for the page file; Python, torch and the program's own objects stay. `port-agent status`, `pause`, `resume` and `cancel` know it by its name;
 `cancel` is Ctrl-C for it. While no agent answers it waits, too.
 
 how much to give: Python and torch alone take about 230 MiB, transformers 100 more; the budget cannot be below that plus

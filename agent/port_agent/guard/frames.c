@@ -135,6 +135,7 @@ bool frames_take(struct block *block, size_t *moved, size_t *fresh) {
         block->spans[block->span_count++] = (struct span){block->address + have, rest};
         *fresh = rest;
     }
+    untouched_note(block, *fresh); /* a donor's pages may be such, too */
     if (*moved && mprotect((void *)block->address, block->bytes, PROT_READ | PROT_WRITE)) {
         frames_offer(block);
         return false;
@@ -159,6 +160,8 @@ bool frames_move(struct block *from, struct block *to) {
         }
         to->spans[i] = (struct span){target, span.bytes};
     }
+    if (from->unseen)
+        untouched_note(to, 0);
     to->span_count = from->span_count;
     from->span_count = 0;
     return true;

@@ -23,8 +23,10 @@
 #define NEAR_SHARE 2                   /* of the limit, what is left when that is near: the next operator may need as much again */
 #define MEASURE_BYTES ((size_t)4 << 20)
 #define MEASURE_NS 5000000u
+#define EXPECTED_BYTES ((size_t)1 << 20)
 #define OTHERS_PATIENCE_MS 50
 #define OTHERS_RETRY_NS 1000000000u
+#define AFTER_SIGNAL_NS 2000000000u /* for which a thread runs through a pause that a signal ended for it: Ctrl-C is the user's */
 #define PROCESS_MARGIN ((size_t)8 << 20) /* small allocations and code come between two measurements */
 
 static bool active_;
@@ -41,7 +43,9 @@ static unsigned recent_next_;
 static uint32_t busy_;
 static _Atomic uint32_t paused_;
 static size_t asked_limit_, process_limit_, measured_at_bytes_, rest_bytes_;
+static size_t shared_tensor_bytes_; /* resident tensors' that others have paid for */
 static _Thread_local bool bears_away_;
+static _Thread_local uint64_t runs_until_ns_;
 static uint64_t measured_at_ns_;
 static struct process_use use_;
 static _Atomic size_t shared_bytes_; /* of what is resident, what others have paid for */
@@ -52,7 +56,9 @@ static size_t (*give_up_)(size_t bytes);
 
 /* ---- waiting ------------------------------------------------------------------------------------------------------ */
 
-static void sleep_on(_Atomic uint32_t *word, uint32_t value) { syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, NULL, NULL, 0); }
+static int sleep_on(_Atomic uint32_t *word, uint32_t value) {
+    return syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, NULL, NULL, 0) ? errno : 0;
+}
 
 static void wake_all(_Atomic uint32_t *word) { syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0); }
 
@@ -70,7 +76,7 @@ static void unlock(void) {
         syscall(SYS_futex, &lock_, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
 }
 
-static uint64_t now_ns(void) {
+uint64_t guard_now_ns(void) {
     struct timespec time;
     clock_gettime(CLOCK_MONOTONIC, &time);
     return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
@@ -144,7 +150,7 @@ static void set_limit(void) {
     use_.written_bytes = counters_.written_bytes;
     counters_.limit_bytes = processes_share(&use_, at_most(asked_limit_, left));
     if (counters_.limit_bytes != SIZE_MAX)
-        counters_.limit_bytes += counters_.resident_bytes - at_most(use_.tensor_bytes, counters_.resident_bytes);
+        counters_.limit_bytes += shared_tensor_bytes_;
 }
 
 /* Have the limit follow what the process holds beside blocks, every few MiB that came and every few milliseconds. */
@@ -152,27 +158,31 @@ static void follow_process(size_t coming) {
     if (!process_limit_ && !processes_all())
         return;
     measured_at_bytes_ += coming;
-    uint64_t now = now_ns();
+    uint64_t now = guard_now_ns();
     if (measured_at_bytes_ < MEASURE_BYTES && now - measured_at_ns_ < MEASURE_NS)
         return;
     measured_at_ns_ = now;
     size_t all = processes_resident((uint32_t)getpid());
     use_.now_bytes = beyond(all, atomic_load(&shared_bytes_));
-    use_.tensor_bytes = counters_.resident_bytes;
+    struct untouched untouched = untouched_now();
+    size_t tensors = beyond(counters_.resident_bytes, untouched.tensor_bytes);
+    use_.tensor_bytes = tensors;
     if (forked_ && all) /* pages that are shared lie among tensors and others alike */
-        use_.tensor_bytes = (size_t)((double)at_most(counters_.resident_bytes, all) / (double)all * (double)use_.now_bytes);
+        use_.tensor_bytes = (size_t)((double)at_most(tensors, all) / (double)all * (double)use_.now_bytes);
+    shared_tensor_bytes_ = beyond(tensors, use_.tensor_bytes);
     size_t rest = beyond(use_.now_bytes, use_.tensor_bytes);
     counters_.rest_bytes = rest;
     if (rest > counters_.peak_rest_bytes)
         counters_.peak_rest_bytes = rest;
-    rest_bytes_ = rest > rest_bytes_ ? rest : rest_bytes_ - (rest_bytes_ - rest) / 8; /* fresh pages are not resident at once */
+    rest += untouched.other_bytes;
+    rest_bytes_ = rest > rest_bytes_ ? rest : rest_bytes_ - (rest_bytes_ - rest) / 8; /* small allocations are not touched at once */
     set_limit();
     measured_at_bytes_ = 0;
 }
 
 /* Others may still hold what they are about to give up: let them, for a moment. The lock is given up meanwhile. */
 static void wait_for_others(size_t bytes) {
-    if (!processes_has_company() || now_ns() - others_failed_ns_ < OTHERS_RETRY_NS)
+    if (!processes_has_company() || guard_now_ns() - others_failed_ns_ < OTHERS_RETRY_NS)
         return;
     for (int i = 0; i < OTHERS_PATIENCE_MS; i++) {
         if (!processes_pass_limit(bytes))
@@ -182,7 +192,7 @@ static void wait_for_others(size_t bytes) {
         nanosleep(&moment, NULL);
         lock();
     }
-    others_failed_ns_ = now_ns();
+    others_failed_ns_ = guard_now_ns();
 }
 
 static void resident_changed(size_t more, size_t less) {
@@ -424,9 +434,12 @@ static void take_from_file(struct block *block) {
     open_for_writing(block);
 }
 
+static bool must_wait(void) { return atomic_load(&paused_) && guard_now_ns() >= runs_until_ns_; }
+
 static void wait_for_resume(void) {
     unlock();
-    sleep_on(&paused_, 1);
+    if (sleep_on(&paused_, 1) == EINTR)
+        runs_until_ns_ = guard_now_ns() + AFTER_SIGNAL_NS;
     lock();
 }
 
@@ -436,7 +449,7 @@ static bool ensure(struct block *block, bool write, bool *brought) {
     for (;;) {
         uint32_t state = atomic_load(&block->state);
         if (block->held && (state == DIRTY || state == CLEAN)) {
-            if (atomic_load(&paused_)) {
+            if (must_wait()) {
                 wait_for_resume();
                 continue;
             }
@@ -472,7 +485,7 @@ static bool ensure(struct block *block, bool write, bool *brought) {
             wait_for(block, state);
             break;
         default:
-            if (atomic_load(&paused_)) {
+            if (must_wait()) {
                 wait_for_resume();
                 break;
             }
@@ -487,7 +500,7 @@ enum fault_outcome guard_resolve(uintptr_t address, bool write, bool write_is_kn
     struct block *block = arena_block_at(address);
     if (!block)
         return NOT_OURS;
-    uint64_t begin = now_ns();
+    uint64_t begin = guard_now_ns();
     lock();
     uint32_t state = atomic_load(&block->state);
     if (state == FREE_BLOCK || address < block->address || address >= block->address + block->bytes) {
@@ -505,7 +518,7 @@ enum fault_outcome guard_resolve(uintptr_t address, bool write, bool write_is_kn
         if (!brought)
             used_again(block);
     }
-    counters_.fault_ns += now_ns() - begin;
+    counters_.fault_ns += guard_now_ns() - begin;
     unlock();
     return ours ? RESOLVED : NOT_OURS;
 }
@@ -562,7 +575,7 @@ void *guard_allocate(size_t bytes) {
     if (process_limit_ || processes_all())
         service_begin();
     lock();
-    while (atomic_load(&paused_))
+    while (must_wait())
         wait_for_resume();
     if (!store_reserve(bytes)) {
         unlock();
@@ -906,14 +919,11 @@ bool guard_copy(const void *address, size_t start, void *memory, size_t bytes, b
         return false;
     bool pinned = guard_pin(memory, bytes, !write), there = true, brought;
     lock();
-    while (atomic_load(&block->state) == FILLING || atomic_load(&paused_))
-        if (atomic_load(&paused_)) {
-            unlock();
-            sleep_on(&paused_, 1);
-            lock();
-        } else {
+    while (atomic_load(&block->state) == FILLING || must_wait())
+        if (must_wait())
+            wait_for_resume();
+        else
             wait_for(block, FILLING);
-        }
     if (atomic_load(&block->state) == AWAY && (!write || store_may_overwrite(block)))
         transfer_part(block, start, memory, bytes, write);
     else if ((there = ensure(block, write, &brought)))
@@ -932,6 +942,14 @@ void guard_make_way(size_t bytes) {
     rest_bytes_ += bytes;
     set_limit();
     find_room(0, NULL);
+    unlock();
+}
+
+void guard_expect(void *address, size_t bytes) {
+    if (!process_limit_ || bytes < EXPECTED_BYTES)
+        return;
+    lock();
+    untouched_expect((uintptr_t)address, (bytes + guard_page - 1) & ~(guard_page - 1));
     unlock();
 }
 

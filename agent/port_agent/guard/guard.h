@@ -15,7 +15,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define GUARD_INTERFACE_VERSION 3u
+#define GUARD_INTERFACE_VERSION 4u
 
 /* What happened since the start; `_bytes` are multiples of the page size. The order is part of the binary interface. */
 struct guard_counters {
@@ -105,6 +105,8 @@ void guard_set_limit(size_t bytes);
 void guard_set_process_limit(size_t bytes);
 /* Memory that is not a block is about to be taken: blocks leave for it at once, as far as the process limit wants. */
 void guard_make_way(size_t bytes);
+/* It was taken, and its pages come as they are touched: they are counted on until then. */
+void guard_expect(void *address, size_t bytes);
 /* Have a function give up memory that nobody uses, before tensors leave for it: it returns how many of `bytes` it gave. */
 void guard_before_leaving(size_t (*give_up)(size_t bytes));
 /* From now on whoever touches a block waits, until `guard_resume`. `guard_hold` stops all at once, `guard_release` has what is

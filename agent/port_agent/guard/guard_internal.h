@@ -42,6 +42,7 @@ struct block {
     uint8_t donor;                 /* in the list of those whose pages may be taken */
     uint8_t file;                  /* which page file, in forked children */
     uint8_t held;                  /* resident, and closed until the end of a pause */
+    uint8_t unseen;                /* some of its pages may never have been touched */
     struct span spans[MAX_SPANS];
     off_t offset;                  /* in the page file; -1: none */
     uint64_t era;                  /* of forks, when that was taken */
@@ -84,6 +85,14 @@ bool frames_take(struct block *block, size_t *moved, size_t *fresh);
 size_t frames_trim(size_t bytes);
 bool frames_move(struct block *from, struct block *to);
 
+/* untouched.c. The guard's lock is held. */
+struct untouched {
+    size_t tensor_bytes, other_bytes;
+};
+void untouched_note(struct block *block, size_t fresh); /* it has pages, of which so many are fresh */
+void untouched_expect(uintptr_t address, size_t bytes); /* an allocation of the program's, whole pages */
+struct untouched untouched_now(void);
+
 /* store.c: the page file. */
 int store_begin(const char *directory);
 bool store_reserve(size_t bytes);             /* as much is there from now on */
@@ -103,6 +112,8 @@ uint64_t store_bytes(void);
 bool faults_begin(void);
 
 void guard_unlist_free(struct block *block);  /* a free block that is no longer whole */
+
+uint64_t guard_now_ns(void);
 
 /* What a fault at an address came to. */
 enum fault_outcome { NOT_OURS, RESOLVED };

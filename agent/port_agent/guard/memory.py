@@ -13,7 +13,9 @@ from typing import Self
 
 from port_agent.malloc import PreloadMode, preload_environment, preload_mode
 
-INTERFACE_VERSION = 3
+_HELD, _RELEASED = 1, 2  # enum pause_state in processes.h
+
+INTERFACE_VERSION = 4
 """GUARD_INTERFACE_VERSION in guard.h."""
 SMALLEST_BLOCK_BYTES = 64 << 10
 """Tensors from this size on are guarded, unless the budget is tiny."""
@@ -88,6 +90,7 @@ class GuardedMemory:
         process.port_guard_usable.argtypes, process.port_guard_usable.restype = [ctypes.c_void_p], ctypes.c_size_t
         for name in ("held_bytes", "measure_live_bytes", "peak_live_bytes"):
             getattr(process, f"port_guard_{name}").restype = ctypes.c_size_t
+        process.port_guard_watch_line.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_char_p]
         process.port_guard_bear_away.argtypes = [ctypes.c_bool]
         size, address = ctypes.c_size_t, ctypes.c_void_p
         process.port_guard_watch.argtypes = [address, size]
@@ -240,6 +243,24 @@ class GuardedMemory:
     def resume(self) -> None:
         """Let those that wait go on."""
         self._process.port_guard_resume()
+
+    def watch_line(self, descriptor: int, held: bytes = b"", released: bytes = b"") -> None:
+        """Have the commands of `port_agent.worker.protocol` that come there and that nobody reads obeyed all the same; -1: no more.
+
+        `held` and `released` are the answers.
+        """
+        self._process.port_guard_watch_line(descriptor, held, released)
+
+    def hold_and_say(self) -> None:
+        """Have whoever touches a tensor wait, in all processes, and the line `held` sent when this one does. Returns at once.
+
+        Who calls this may not get to run again before all go on: one that waits may have the interpreter's lock.
+        """
+        self._process.port_guard_pause_and_say(_HELD)
+
+    def release_and_say(self) -> None:
+        """Have all tensors leave besides, and the line `released` sent when this process's have."""
+        self._process.port_guard_pause_and_say(_RELEASED)
 
 
 @cache

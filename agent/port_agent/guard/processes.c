@@ -245,7 +245,12 @@ void processes_measures_itself(void) {
         atomic_store(&own_->measures, 1);
 }
 
-bool processes_paused(void) { return all_ && atomic_load(&all_->paused); }
+enum pause_state processes_wanted_pause(void) { return all_ ? atomic_load(&all_->paused) : RUNS; }
+
+void processes_want_pause(enum pause_state state) {
+    if (all_)
+        atomic_store(&all_->paused, state);
+}
 
 void processes_say_paused(enum pause_state state) {
     if (own_)

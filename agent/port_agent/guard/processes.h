@@ -59,7 +59,7 @@ struct processes {
     _Atomic uint64_t forgotten;      /* processes whose slots others have now */
     _Atomic uint32_t replaced;       /* how often the program became another (execve) */
     _Atomic uint32_t accounted;      /* whether somebody said what it took */
-    _Atomic uint32_t paused;         /* whether all wait */
+    _Atomic uint32_t paused;         /* enum pause_state, that all shall reach */
     uint32_t followed;               /* whether the program's own tensors are not guarded: others hold them to the budget */
     char page_directory[PATH_BYTES];
     char preload[PATH_BYTES];        /* what belongs at the beginning of LD_PRELOAD in each program that is started */
@@ -103,7 +103,8 @@ void processes_note_spawned(uint32_t pid, char *const *words);
 /* What only the first process does, now and then: look at those that do not measure themselves, and for unknown ones. */
 void processes_look_around(void);
 void processes_measures_itself(void);
-bool processes_paused(void);
+enum pause_state processes_wanted_pause(void);
+void processes_want_pause(enum pause_state state);
 void processes_say_paused(enum pause_state state);
 /* Return which part of `resident_bytes` is this process's own, where pages are shared; costs milliseconds. */
 size_t processes_own_part(uint32_t pid, size_t resident_bytes);
@@ -116,6 +117,12 @@ void starts_run(char **words);                /* run a command outside of the bu
 
 /* service.c: a thread that measures, and makes room while nothing else does. */
 void service_begin(void);
+/* Have the thread obey commands to pause, to release memory and to go on that come there (a socket; -1: none) and stay unread. The
+ * lines are what it answers when this process is held, and when it has released its memory. */
+void service_watch_line(int line, const char *held, const char *released);
+/* Hold all, or have them release theirs, and send that line when this process has. */
+void service_pause_and_say(enum pause_state state);
+void service_resume(void);
 void service_in_child(void);
 
 #endif

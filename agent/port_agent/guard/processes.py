@@ -188,7 +188,7 @@ class ProcessTable:
 
     def pause(self) -> None:
         """Have all processes stop: from now on whoever touches a tensor waits, and what is resident of tensors leaves."""
-        self._table.paused = 1
+        self._table.paused = _RELEASED
 
     def resume(self) -> None:
         """Let all go on."""

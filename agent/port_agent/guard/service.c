@@ -5,6 +5,9 @@
 #include <malloc.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
 #include <time.h>
 
 #include "guard.h"
@@ -13,52 +16,99 @@
 
 #define STACK_BYTES ((size_t)256 << 10)
 #define TICK_NS 5000000
-#define TICK_NS_WITHOUT_BLOCKS 50000000
+#define QUIET_TICK_NS 50000000
 #define LOOK_NS 200000000u
+#define PATIENCE_TICKS 10
+#define ANSWER_BYTES 512
 #define MEASURE_SHARE 200 /* looking takes at most this part of the time */
 
 static _Atomic bool runs_;
-
-static uint64_t now_ns(void) {
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
-}
+static _Atomic int line_ = -1; /* to who says when the program runs */
+static char answers_[RELEASED + 1][ANSWER_BYTES];
+static _Atomic uint32_t owed_; /* what is said when that is reached; RUNS: nothing */
 
 /* Look at others, and at what is shared with them; return when to look again. */
 static uint64_t look(void) {
-    uint64_t begin = now_ns();
+    uint64_t begin = guard_now_ns();
     processes_look_around();
     guard_measure_shared();
-    uint64_t took = now_ns() - begin, pause = took * MEASURE_SHARE;
+    uint64_t took = guard_now_ns() - begin, pause = took * MEASURE_SHARE;
     return begin + (pause > LOOK_NS ? pause : LOOK_NS);
 }
 
-static void obey_pause(void) {
+void service_pause_and_say(enum pause_state state) {
+    processes_want_pause(state);
+    atomic_store(&owed_, state);
+}
+
+void service_resume(void) {
+    atomic_store(&owed_, RUNS);
+    processes_want_pause(RUNS);
+}
+
+/* Return what the last of some lines commands (`port_agent.worker.protocol`): a program that is to clean up or to go on runs. */
+static enum pause_state commanded(const char *lines) {
+    const char *last = NULL;
+    for (const char *next = lines; (next = strstr(next, "\"cmd\":\"")); next++) /* no quoted text can hold these quotes */
+        last = next + sizeof "\"cmd\":\"" - 1;
+    if (last && !strncmp(last, "pause\"", 6))
+        return HELD;
+    return last && !strncmp(last, "release\"", 8) ? RELEASED : RUNS;
+}
+
+/* Obey what is said on the line and nobody reads: the one that listens may want the interpreter's lock from a thread that computes with
+ * it, or waits with it for the end of this very pause. */
+static void obey_line(enum pause_state reached) {
+    static unsigned unread;
+    char lines[4096];
+    int line = atomic_load(&line_);
+    if (line < 0)
+        return;
+    ssize_t length = recv(line, lines, sizeof lines - 1, MSG_PEEK | MSG_DONTWAIT);
+    lines[length > 0 ? length : 0] = '\0';
+    enum pause_state wanted = commanded(lines);
+    if (length < 0)
+        unread = 0;
+    else if (wanted == RUNS) /* or the line has ended: without it nobody could go on */
+        service_resume();
+    else if (++unread == PATIENCE_TICKS)
+        service_pause_and_say(wanted);
+    enum pause_state owed = atomic_load(&owed_);
+    if (owed != RUNS && reached >= owed && atomic_compare_exchange_strong(&owed_, &owed, RUNS))
+        send(line, answers_[owed], strlen(answers_[owed]), MSG_DONTWAIT | MSG_NOSIGNAL);
+}
+
+static enum pause_state obey_pause(void) {
     static enum pause_state state;
-    if (processes_paused()) {
+    static bool trimmed;
+    enum pause_state wanted = processes_wanted_pause();
+    if (wanted != RUNS) {
         guard_hold();
         if (state == RUNS)
             processes_say_paused(HELD);
-        bool all = guard_release();
-        if (state == RUNS)
+        state = wanted == RELEASED && guard_release() ? RELEASED : HELD;
+        if (wanted == RELEASED && !trimmed)
             malloc_trim(0);
-        state = all ? RELEASED : HELD;
+        trimmed = wanted == RELEASED;
     } else if (state != RUNS) {
         guard_resume();
         state = RUNS;
     }
     guard_tick();
     processes_say_paused(state);
+    return state;
 }
 
 static void *serve(void *nothing) {
+    enum pause_state reached = RUNS;
     for (uint64_t next_look = 0;;) {
-        if (processes_all() && now_ns() >= next_look)
+        if (processes_all() && guard_now_ns() >= next_look)
             next_look = look();
-        obey_pause();
+        obey_line(reached);
+        reached = obey_pause();
         processes_say_need();
-        struct timespec tick = {0, guard_active() ? TICK_NS : TICK_NS_WITHOUT_BLOCKS};
+        bool quiet = !guard_active() || processes_wanted_pause() != RUNS;
+        struct timespec tick = {0, quiet ? QUIET_TICK_NS : TICK_NS};
         nanosleep(&tick, NULL);
     }
     return nothing;
@@ -83,4 +133,17 @@ void service_begin(void) {
     pthread_attr_destroy(&attributes);
 }
 
-void service_in_child(void) { atomic_store(&runs_, false); }
+void service_watch_line(int line, const char *held, const char *released) {
+    atomic_store(&line_, -1);
+    if (line < 0)
+        return;
+    snprintf(answers_[HELD], ANSWER_BYTES, "%s", held);
+    snprintf(answers_[RELEASED], ANSWER_BYTES, "%s", released);
+    atomic_store(&line_, line);
+    service_begin();
+}
+
+void service_in_child(void) {
+    atomic_store(&runs_, false);
+    atomic_store(&line_, -1);
+}

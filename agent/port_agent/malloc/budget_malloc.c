@@ -44,6 +44,8 @@ static void *allocate_block(size_t bytes, size_t alignment, bool *zeroed) {
     if (guard_active())
         guard_make_way(bytes);
     void *address = block_cache_allocate(&blocks, bytes, alignment, zeroed);
+    if (address && guard_active())
+        guard_expect(address, bytes);
     errno = address ? saved : ENOMEM;
     return address;
 }
@@ -335,6 +337,10 @@ EXPORT void port_guard_set_process_limit(size_t bytes) { guard_set_process_limit
 EXPORT void port_guard_pause(void) { guard_pause(); }
 
 EXPORT void port_guard_resume(void) { guard_resume(); }
+
+EXPORT void port_guard_watch_line(int line, const char *held, const char *released) { service_watch_line(line, held, released); }
+
+EXPORT void port_guard_pause_and_say(unsigned state) { service_pause_and_say((enum pause_state)state); }
 
 EXPORT void port_guard_counters(struct guard_counters *out) { guard_read_counters(out); }
 

@@ -117,7 +117,9 @@ def test_processes_that_compute_at_the_same_time_share_one_budget(tmp_path: Path
     assert (done.code, done.output) == (0, whole.output), done.said
     assert free["peak_tensor_bytes"] > 100 << 20, free
     assert report["peak_together_bytes"] <= ram_mib << 20 and report["needed_bytes"] == 0, report
-    assert all(child["written_bytes"] > 10 << 20 for child in report["children"]), "each gave up a part"
+    assert sum(child["written_bytes"] for child in report["children"]) > 20 << 20, (
+        "together they gave up what did not fit"
+    )
 
 
 FORKED = """

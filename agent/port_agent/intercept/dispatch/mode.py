@@ -1,7 +1,9 @@
 """The dispatch mode: every ATen operator of the program passes through here."""
 
+import _thread
 import contextlib
 import functools
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -487,12 +489,25 @@ class Interceptor:
 
     # -- held from another thread: `port_agent.intercept.exec.opportunistic`
 
-    def hold(self) -> str:
-        """Let no operator begin from here on, and return once the one at hand has ended: its name."""
-        self._held, at_hand = True, self._at_hand
-        with self.lock:
+    @property
+    def operator_at_hand(self) -> str:
+        """Return the name of the operator that was begun last, "" where none was."""
+        at_hand = self._at_hand
+        return "" if at_hand is None else str(at_hand._schema.name)
+
+    def hold(self, patience_s: float = threading.TIMEOUT_MAX) -> bool:
+        """Let no operator begin from here on, and return once the one at hand has ended.
+
+        False where it has not within `patience_s`, or operators do not pass here any more: the program may run on.
+        """
+        self._held = True
+        if not self.lock.acquire_within(patience_s):
+            return False
+        try:
             self.planner.interrupt()
-            return "" if at_hand is None else str(at_hand._schema.name)
+            return not self.aside
+        finally:
+            self.lock.release()
 
     def give_back(self) -> None:
         """Give back the memory of a program that is held: tensors go to the page file. Raises PageError."""
@@ -507,20 +522,31 @@ class Interceptor:
                 release_code_pages()
 
     def go_on(self) -> None:
-        """Let operators run again."""
+        """Let operators run again. Does not wait for one that has not ended since `hold`."""
+        self._held = False
+        if self.lock.acquire_if_free():
+            self._notify()
+            self.lock.release()
+        else:
+            _thread.start_new_thread(self._notify_later, ())
+
+    def _notify_later(self) -> None:
         with self.lock:
-            self._held = False
-            self._may_run.notify_all()
+            self._notify()
+
+    def _notify(self) -> None:
+        self.planner.interrupt()
+        self._may_run.notify_all()
 
     def limit_cpu(self, cpu_percent: float) -> None:
-        """Take so much of all CPUs from here on; 100 is no limit."""
-        with self.lock:
-            self._pace = CpuPace(cpu_percent) if cpu_percent < 100 else None
+        """Take so much of all CPUs from here on; 100 is no limit. An operator that has not ended since `hold` is not waited for."""
+        self._pace = CpuPace(cpu_percent) if cpu_percent < 100 else None
 
     def _wait_while_held(self) -> None:
         """Wait where nothing is under way; what a signal's handler raises here ends the program."""
         try:
-            if self._pace is not None and (delay_s := self._pace.delay_s()) > 0:
+            pace = self._pace  # another thread sets it
+            if pace is not None and (delay_s := pace.delay_s()) > 0:
                 self._may_run.wait(delay_s)
             while self._held:
                 self._may_run.wait()

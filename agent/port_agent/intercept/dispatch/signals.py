@@ -38,6 +38,10 @@ class SignalSafeLock:
     def acquire(self) -> None:
         self._lock.acquire()
 
+    def acquire_within(self, patience_s: float) -> bool:
+        """Take the lock, and return whether that was possible in so many seconds."""
+        return self._lock.acquire(timeout=patience_s)
+
     def acquire_if_free(self) -> bool:
         """Take the lock if no thread has it, not this one either, and tell whether that was so."""
         return not self._held() and self._lock.acquire(blocking=False)

@@ -162,7 +162,8 @@ class ExecBudget:
 
         budget.interceptor.begin(near=True)  # it is held between two operators
         attach = AttachOptions(options.socket, options.name, options.ram_bytes)
-        attached = Opportunistic(attach, budget.interceptor, lambda: budget.report, _emit)
+        table = None if options.processes is None else ProcessTable(Path(options.processes))
+        attached = Opportunistic(attach, budget.interceptor, lambda: budget.report, _emit, table)
         attached.start()
         self._attached = attached
 
@@ -193,7 +194,7 @@ class ExecBudget:
         _emit(_summary(report, self._options, time.perf_counter() - self._begin, run))
         facts = asdict(report)
         if run is not None and run.children:
-            facts |= {name: value for name, value in run.facts().items() if name in _OF_CHILDREN}
+            facts |= {name: value for name, value in run.facts(self._options.ram_bytes).items() if name in _OF_CHILDREN}
         guard = active_guard()
         if guard is not None:
             facts |= {"faults": asdict(guard.counters())}
@@ -215,7 +216,7 @@ class ExecBudget:
 
     def _say_guarded(self, run: GuardedRun, wall_s: float | None) -> None:
         _emit(run.summary(self._options.ram_bytes, self._options.tensors_bytes, wall_s))
-        self._write_report(run.facts())
+        self._write_report(run.facts(self._options.ram_bytes))
 
     def _write_report(self, facts: Mapping[str, Any]) -> None:
         if self._options.report is None:

@@ -70,8 +70,8 @@ class GuardedRun:
         found = [use for use in (*self.children, self.program) if use is not None and not use.guarded]
         return tuple(sorted(found, key=lambda use: -use.peak_bytes))
 
-    def facts(self) -> dict[str, Any]:
-        """Return the figures for the report."""
+    def facts(self, ram_bytes: int | None) -> dict[str, Any]:
+        """Return the figures for the report. A budget held where it was kept, and by every process."""
         facts: dict[str, Any] = {
             "peak_resident_bytes": self.peak_bytes,
             "peak_together_bytes": self.together_bytes,
@@ -80,7 +80,7 @@ class GuardedRun:
             "needed_bytes": self.needed_bytes,
             "read_bytes": self._sum("read_bytes"),
             "written_bytes": self._sum("written_bytes"),
-            "budget_held": not self.unguarded,
+            "budget_held": not self.unguarded and (ram_bytes is None or self.together_bytes <= ram_bytes),
             "children": [asdict(use) for use in self.children],
             "children_forgotten": self.forgotten,
         }

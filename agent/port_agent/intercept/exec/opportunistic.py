@@ -1,7 +1,9 @@
 """`exec --opportunistic`: the program attached to the daemon, which says when it runs.
 
-A thread of its own holds the line and obeys. To pause is to hold every operator before it begins and to stop the program's own
-children; to give memory back is to let all tensors leave for the page file besides. Without a daemon nothing runs: the program waits, and attaches again.
+A thread of its own holds the line and obeys. To pause is to hold every operator before it begins, then whoever touches a tensor
+(an operator that takes long, compiled code, a thread past the operators), and to stop the program's own children; to give memory
+back is to let all tensors leave for the page file besides. Where that thread does not get to run, guarded memory obeys in its place.
+Without a daemon nothing runs: the program waits, and attaches again.
 """
 
 import _thread
@@ -17,6 +19,7 @@ from pathlib import Path
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from port_agent.guard import ProcessTable, active_guard
 from port_agent.intercept.budget import Report
 from port_agent.intercept.dispatch.mode import Interceptor
 from port_agent.intercept.exec.children import Children
@@ -37,6 +40,7 @@ from port_agent.worker.protocol import (
     TrainingFinished,
     WorkerPaused,
     WorkerResumed,
+    encode_message,
 )
 
 RETRY_S = 1.0
@@ -44,6 +48,9 @@ RETRY_S = 1.0
 
 CANCEL_PATIENCE_S = 10.0
 """For the clean-up after Ctrl-C, and again after SIGTERM; a program that ignores both is held for good."""
+
+OPERATOR_PATIENCE_S = 0.05
+"""For the operator at hand; one that takes longer is held where it touches its tensors."""
 
 _REPORT_S = 0.02
 """Shorter steps are reported together: a report costs 0.1 ms here, and as much in the daemon."""
@@ -67,14 +74,20 @@ class Opportunistic:
         interceptor: Interceptor,
         report: Callable[[], Report],
         emit: Callable[[str], None],
+        processes: ProcessTable | None = None,
     ) -> None:
+        """`processes`: those of the program, whose tensors guarded memory keeps."""
         self.pauses = 0
         self.paused_s = 0.0
         self._options, self._interceptor, self._report, self._emit = options, interceptor, report, emit
+        self._processes, self._guard = processes, active_guard()
+        self._between_operators = True
+        """Whether the program is held where nothing is under way."""
         self._pid = os.getpid()
         self._ended = threading.Event()
         self._job: int | None = None
         self._channel: Channel | None = None
+        self._line = -1
         self._held_since_s: float | None = None
         self._children = Children()
         self._emitted = False
@@ -86,7 +99,7 @@ class Opportunistic:
     def start(self) -> None:
         """Attach, and let no operator run until the daemon says so. Raises AttachError."""
         attached = self._attach()
-        self._interceptor.when_interrupted = self._children.go_on
+        self._interceptor.when_interrupted = self._interrupted
         self._hold()
         self.pauses, self._emitted = 0, True
         self._emit(f"attached as job {attached.job} ({attached.name}); it runs when `port-agent status` says so")
@@ -114,8 +127,17 @@ class Opportunistic:
             name=options.name, ram_bytes=options.ram_bytes, pid=self._pid, step=self._steps, job=self._job
         )
         attached = attach(Path(options.socket), request)
+        self._line = attached.line.fileno()
+        self._watch_line()
         self._job, self._channel = attached.job, Channel(attached.line.detach())
         return attached
+
+    def _watch_line(self, held: WorkerPaused | None = None, released: MemoryReleased | None = None) -> None:
+        """Have guarded memory obey what this thread does not get to read, and answer so."""
+        if self._guard is not None and self._processes is not None:
+            held = held or WorkerPaused(step=self._steps, waited_s=OPERATOR_PATIENCE_S)
+            released = released or MemoryReleased(step=self._steps, resident_bytes=0, wall_s=OPERATOR_PATIENCE_S)
+            self._guard.watch_line(self._line, encode_message(held), encode_message(released))
 
     def _listen(self) -> None:
         while self._channel is not None:
@@ -125,6 +147,8 @@ class Opportunistic:
                 self._obey(command)
             if self._ended.is_set():
                 return
+            self._line = -1
+            self._watch_line()
             self._channel.close()
             self._wait_for_daemon()
 
@@ -132,6 +156,7 @@ class Opportunistic:
         self._emit(f"the agent at {self._options.socket} is gone; paused until it is back")
         self._emitted = True
         self._hold()
+        self._let_touch()  # who looks for the agent may need what a thread has that would wait
         self._give_back()
         refusal = ""
         while not self._ended.wait(RETRY_S):
@@ -170,30 +195,44 @@ class Opportunistic:
                 self._cancel()
 
     def _stop(self) -> None:
-        begin_s = time.perf_counter()
-        operator = self._hold()
+        paused = self._stopped()
+        if self._guard is None or self._processes is None:
+            self._send(paused)
+        else:
+            self._watch_line(held=paused)
+            self._guard.hold_and_say()
+
+    def _stopped(self) -> WorkerPaused:
+        begin_s, operator = time.perf_counter(), self._interceptor.operator_at_hand
+        self._hold()
         waited_s = time.perf_counter() - begin_s
         self._report_steps()
-        self._send(WorkerPaused(step=self._steps, operator=operator or None, waited_s=waited_s))
+        return WorkerPaused(step=self._steps, operator=operator or None, waited_s=waited_s)
 
     def _release(self, reason: str) -> None:
         begin_s = time.perf_counter()
-        self._stop()
+        paused = self._stopped()
+        if self._between_operators:
+            self._send(paused)
         if reason:
             self._emitted = True
             self._emit(f"paused: {reason}")
         before = self._reported
+        self._let_touch()  # what leaves between two operators may be packed
         self._give_back()
         self._reported = StepFigures.now(self._steps, self._report())
-        self._send(
-            MemoryReleased(
-                step=self._steps,
-                resident_bytes=resident_now(),
-                wall_s=time.perf_counter() - begin_s,
-                paged_out_bytes=self._reported.written_bytes - before.written_bytes,
-                unworn_bytes=self._reported.unworn_bytes - before.unworn_bytes,
-            )
+        released = MemoryReleased(
+            step=self._steps,
+            resident_bytes=resident_now(),
+            wall_s=time.perf_counter() - begin_s,
+            paged_out_bytes=self._reported.written_bytes - before.written_bytes,
+            unworn_bytes=self._reported.unworn_bytes - before.unworn_bytes,
         )
+        if self._guard is None or self._processes is None:
+            self._send(released)
+        else:
+            self._watch_line(released=released)
+            self._guard.release_and_say()
 
     def _cancel(self) -> None:
         self._emit("cancelled: as with Ctrl-C")
@@ -205,15 +244,21 @@ class Opportunistic:
                 return
         self._release("it was cancelled and does not end; kill it")
 
-    def _hold(self) -> str:
-        operator = self._interceptor.hold()
+    def _hold(self) -> None:
+        guarded = self._processes is not None
+        self._between_operators = self._interceptor.hold(OPERATOR_PATIENCE_S if guarded else threading.TIMEOUT_MAX)
         self._children.stop()
         if self._held_since_s is None:
             self._held_since_s = time.perf_counter()
             self.pauses += 1
-        return operator
+
+    def _let_touch(self) -> None:
+        if self._processes is not None:
+            self._processes.resume()
 
     def _give_back(self) -> None:
+        if not self._between_operators:
+            return
         try:
             self._interceptor.give_back()
         except (PageError, MemoryError) as error:
@@ -227,8 +272,13 @@ class Opportunistic:
         if self._emitted:
             self._emitted = False
             self._emit("goes on")
+        self._let_touch()
         self._children.go_on()
         self._interceptor.go_on()
+
+    def _interrupted(self) -> None:
+        self._let_touch()
+        self._children.go_on()
 
     # -- steps
 
@@ -244,4 +294,5 @@ class Opportunistic:
             if now.steps == before.steps:
                 return
             self._reported = now
+        self._watch_line()
         self._send(now.step_since(before))

@@ -42,7 +42,7 @@ def test_while_held_no_operator_runs_and_the_memory_is_away(tmp_path: Path) -> N
         x = torch.randn(1000, 1000)
         y = x @ x
         expected = [(y + 1).sum().item(), x.sum().item()]
-        assert b.interceptor.hold() == "aten::_local_scalar_dense"
+        assert b.interceptor.hold() and b.interceptor.operator_at_hand == "aten::_local_scalar_dense"
         thread = threading.Thread(target=lambda: made.append(y + 1))
         thread.start()
         b.interceptor.give_back()

@@ -39,8 +39,9 @@ def test_figures_are_those_of_all_processes() -> None:
         "peak 600.0 MiB of 700.0 MiB, tensors 40.0 MiB, the rest 270.0 MiB, with 2 child processes, the largest 'python train.py' (200.0 MiB)"
     )
     assert "read 5.0 MiB, wrote 6.0 MiB in 67 faults" in said
-    facts = LAUNCHER.facts()
+    facts = LAUNCHER.facts(600 * MIB)
     assert facts["budget_held"] and facts["peak_together_bytes"] == 600 * MIB and facts["read_bytes"] == 5 * MIB
+    assert not LAUNCHER.facts(600 * MIB - 1)["budget_held"]
     assert [child["pid"] for child in facts["children"]] == [7, 8]
     assert "with 1 child process (200.0 MiB)" in replace(LAUNCHER, children=(CHILD,)).summary(700 * MIB, None, 2.0)
 
@@ -51,7 +52,7 @@ def test_a_budget_that_did_not_hold_for_all_is_not_claimed() -> None:
     said = run.summary(700 * MIB, None, 2.0)
     assert "of 700.0 MiB" not in said and "the budget did not hold for all processes" in said
     assert "outside the budget: './static' (9, 30.0 MiB)" in said
-    assert not run.facts()["budget_held"]
+    assert not run.facts(None)["budget_held"]
     many = replace(LAUNCHER, children=tuple(replace(outside, pid=pid) for pid in range(5)))
     assert " and 2 more: " in many.summary(700 * MIB, None, 2.0)
 
@@ -60,14 +61,14 @@ def test_a_program_whose_place_another_took_is_known_from_outside() -> None:
     program = replace(CHILD, pid=1, written_bytes=9 * MIB)
     run = replace(ALONE, program=program, counters=None)
     assert "wrote 9.0 MiB in 30 faults" in run.summary(700 * MIB, None, None)
-    assert "faults" not in run.facts()
+    assert "faults" not in run.facts(None)
 
 
 def test_a_budget_that_was_too_small_is_said_with_what_suffices() -> None:
     run = replace(ALONE, needed_bytes=319 * MIB + 1)
     said = run.summary(260 * MIB, None, 2.0)
     assert said.endswith("; Python, libraries and your objects take 270.0 MiB of 260.0 MiB: give at least 320M")
-    assert run.facts()["needed_bytes"] == 319 * MIB + 1 and run.facts()["rest_bytes"] == 270 * MIB
+    assert run.facts(None)["needed_bytes"] == 319 * MIB + 1 and run.facts(None)["rest_bytes"] == 270 * MIB
 
 
 def test_what_followed_programs_and_their_children_take_together_is_said() -> None:

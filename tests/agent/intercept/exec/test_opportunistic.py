@@ -180,6 +180,78 @@ def test_paused_by_plug_user_and_loss_of_the_daemon_it_ends_with_the_same_bits(t
         )
 
 
+PAST_OPERATORS = {
+    "an operator that takes long": """
+x = torch.ones(3000, 3000)
+stop = False
+while not stop:
+    stop = os.path.exists("stop")
+    total = torch.linalg.matrix_power(x, 9).sum().item()
+print(total)
+""",
+    "the interpreter's lock is held": """
+x = torch.ones(5_000_000)
+values = memoryview(x.numpy())
+stop = False
+while not stop:
+    stop = os.path.exists("stop")
+    total = sum(values[::512])
+print(total, x.sum().item())
+""",
+    "a thread of the program": """
+x = torch.ones(5_000_000)
+values = x.numpy()
+def add():
+    global total
+    stop = False
+    while not stop:
+        stop = os.path.exists("stop")
+        total = values.sum()
+thread = threading.Thread(target=add)
+thread.start()
+thread.join()
+print(total)
+""",
+}
+
+
+@pytest.mark.parametrize("what", PAST_OPERATORS)
+def test_a_program_is_held_past_the_operators_too(what: str, tmp_path: Path) -> None:
+    with rig(tmp_path) as it:
+        program = it.start("import os, threading, torch\nprint('begins', flush=True)\n" + PAST_OPERATORS[what])
+        assert program.stdout is not None
+        program.stdout.readline()
+        it.wait_for_training()
+        until(lambda: waiting.used_ticks(program.pid) > 0)
+        it.plug(online=False)
+        it.wait_for_release()
+        until(lambda: waiting.used_ticks(program.pid) == 0)
+        assert "does not give" not in it.said()
+        it.plug(online=True)
+        it.wait_for_training()
+        (tmp_path / "stop").touch()
+        rest, _ = program.communicate()
+        assert program.returncode == 0, it.said()
+        assert "begins\n" + rest == plain("train.py", folder=tmp_path).output
+
+
+def test_ctrl_c_ends_a_program_that_waits_where_it_touches_a_tensor(tmp_path: Path) -> None:
+    with rig(tmp_path) as it:
+        program = it.start(
+            "import os, threading, torch\nprint('begins', flush=True)\n"
+            + PAST_OPERATORS["the interpreter's lock is held"]
+        )
+        assert program.stdout is not None
+        program.stdout.readline()
+        it.wait_for_training()
+        it.plug(online=False)
+        it.wait_for_release()
+        until(lambda: waiting.used_ticks(program.pid) == 0)
+        program.send_signal(signal.SIGINT)
+        program.communicate(timeout=PATIENCE_S)
+        assert program.returncode == -signal.SIGINT and "KeyboardInterrupt" in it.said(), it.said()
+
+
 LOADS = """
 import sys, torch
 from torch.utils.data import DataLoader, Dataset

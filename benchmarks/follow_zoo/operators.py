@@ -28,7 +28,9 @@ def torch_functions() -> list[Any]:
     if "expecttest" not in sys.modules:  # a test library of torch's own, of which it wants a base class
         sys.modules["expecttest"] = types.ModuleType("expecttest")
         sys.modules["expecttest"].TestCase = unittest.TestCase  # type: ignore[attr-defined]
-    with mock.patch.object(torch.backends, "disable_global_flags"):  # as it is loaded, it would forbid settings to the whole process
+    with mock.patch.object(
+        torch.backends, "disable_global_flags"
+    ):  # which is called as it loads, for the whole process
         from torch.testing._internal.common_methods_invocations import op_db
 
     return list(op_db)

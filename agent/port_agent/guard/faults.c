@@ -18,6 +18,7 @@ typedef int mask_function(int, const sigset_t *, sigset_t *);
 
 static struct sigaction theirs_; /* what the program wants done at SIGSEGV */
 static bool begun_;
+static _Thread_local const sigset_t *outside_; /* what the thread blocks where it faulted; NULL: it is in no fault */
 
 static void *next_symbol(const char *name) { return dlsym(RTLD_NEXT, name); }
 
@@ -55,11 +56,30 @@ static void pass_on(int number, siginfo_t *info, void *context) {
     }
 }
 
+bool faults_let_signals_in(sigset_t *inside) {
+    bool waited = false;
+    sigset_t pending;
+    if (!outside_ || sigpending(&pending))
+        return false;
+    for (int number = 1; number < NSIG && !waited; number++)
+        waited = sigismember(&pending, number) == 1 && !sigismember(outside_, number);
+    pthread_sigmask(SIG_SETMASK, outside_, inside);
+    return waited;
+}
+
+void faults_keep_signals_out(const sigset_t *inside) {
+    if (outside_)
+        pthread_sigmask(SIG_SETMASK, inside, NULL);
+}
+
 static void on_fault(int number, siginfo_t *info, void *context) {
     int saved = errno;
+    const sigset_t *before = outside_;
+    outside_ = &((const ucontext_t *)context)->uc_sigmask;
     bool known, write = was_write(context, &known);
     if (info->si_code <= 0 || guard_resolve((uintptr_t)info->si_addr, write, known) == NOT_OURS)
         pass_on(number, info, context);
+    outside_ = before;
     errno = saved;
 }
 

@@ -438,8 +438,10 @@ static bool must_wait(void) { return atomic_load(&paused_) && guard_now_ns() >= 
 
 static void wait_for_resume(void) {
     unlock();
-    if (sleep_on(&paused_, 1) == EINTR)
+    sigset_t inside;
+    if (faults_let_signals_in(&inside) || sleep_on(&paused_, 1) == EINTR)
         runs_until_ns_ = guard_now_ns() + AFTER_SIGNAL_NS;
+    faults_keep_signals_out(&inside);
     lock();
 }
 

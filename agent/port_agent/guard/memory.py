@@ -91,6 +91,7 @@ class GuardedMemory:
         for name in ("held_bytes", "measure_live_bytes", "peak_live_bytes"):
             getattr(process, f"port_guard_{name}").restype = ctypes.c_size_t
         process.port_guard_watch_line.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_char_p]
+        process.port_guard_line_is_obeyed.argtypes = [ctypes.c_bool]
         process.port_guard_bear_away.argtypes = [ctypes.c_bool]
         size, address = ctypes.c_size_t, ctypes.c_void_p
         process.port_guard_watch.argtypes = [address, size]
@@ -250,6 +251,15 @@ class GuardedMemory:
         `held` and `released` are the answers.
         """
         self._process.port_guard_watch_line(descriptor, held, released)
+
+    @contextlib.contextmanager
+    def obeying(self) -> Iterator[None]:
+        """Have what is on the line left to this thread for a block, but for a command to go on."""
+        self._process.port_guard_line_is_obeyed(True)
+        try:
+            yield
+        finally:
+            self._process.port_guard_line_is_obeyed(False)
 
     def hold_and_say(self) -> None:
         """Have whoever touches a tensor wait, in all processes, and the line `held` sent when this one does. Returns at once.

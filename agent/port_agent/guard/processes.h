@@ -120,6 +120,8 @@ void service_begin(void);
 /* Have the thread obey commands to pause, to release memory and to go on that come there (a socket; -1: none) and stay unread. The
  * lines are what it answers when this process is held, and when it has released its memory. */
 void service_watch_line(int line, const char *held, const char *released);
+/* Whether who listens obeys what is on the line, and leaves it there until it has. */
+void service_line_is_obeyed(bool now);
 /* Hold all, or have them release theirs, and send that line when this process has. */
 void service_pause_and_say(enum pause_state state);
 void service_resume(void);

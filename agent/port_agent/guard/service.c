@@ -25,6 +25,7 @@
 static _Atomic bool runs_;
 static _Atomic int line_ = -1; /* to who says when the program runs */
 static char answers_[RELEASED + 1][ANSWER_BYTES];
+static _Atomic bool being_obeyed_; /* what is on the line, by who listens */
 static _Atomic uint32_t owed_; /* what is said when that is reached; RUNS: nothing */
 
 /* Look at others, and at what is shared with them; return when to look again. */
@@ -71,7 +72,7 @@ static void obey_line(enum pause_state reached) {
         unread = 0;
     else if (wanted == RUNS) /* or the line has ended: without it nobody could go on */
         service_resume();
-    else if (++unread == PATIENCE_TICKS)
+    else if (!atomic_load(&being_obeyed_) && ++unread == PATIENCE_TICKS)
         service_pause_and_say(wanted);
     enum pause_state owed = atomic_load(&owed_);
     if (owed != RUNS && reached >= owed && atomic_compare_exchange_strong(&owed_, &owed, RUNS))
@@ -142,6 +143,8 @@ void service_watch_line(int line, const char *held, const char *released) {
     atomic_store(&line_, line);
     service_begin();
 }
+
+void service_line_is_obeyed(bool now) { atomic_store(&being_obeyed_, now); }
 
 void service_in_child(void) {
     atomic_store(&runs_, false);

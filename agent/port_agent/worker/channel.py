@@ -6,11 +6,14 @@ Torch-free: both sides use it. A message that this version does not know is skip
 """
 
 import contextlib
+import select
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 from port_agent.worker.protocol import (
+    MAX_LINE_BYTES,
     Command,
     Event,
     LineSplitter,
@@ -19,6 +22,8 @@ from port_agent.worker.protocol import (
     decode_event,
     encode_message,
 )
+
+_REST_S = 0.005
 
 
 class Channel:
@@ -52,6 +57,25 @@ class Channel:
             except ProtocolError:
                 continue
             yield command
+
+    def commands_on_line(self) -> Iterator[Command]:
+        """Yield what the supervisor says until it closes the line. Each stays there, for others to see, until the next is asked for.
+
+        Nothing is taken while this thread waits for the interpreter.
+        """
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        with contextlib.suppress(OSError):
+            while poll.poll() and (data := self._socket.recv(MAX_LINE_BYTES + 1, socket.MSG_PEEK)):
+                line, end, _ = data.partition(b"\n")
+                if not end:
+                    if len(data) > MAX_LINE_BYTES:
+                        return
+                    time.sleep(_REST_S)  # it was cut between two packets
+                    continue
+                with contextlib.suppress(ProtocolError):
+                    yield decode_command(line)
+                self._socket.recv(len(line) + 1)
 
     def listen(self, handle: Callable[[Command], None], gone: Callable[[], None]) -> threading.Thread:
         """Call `handle` for each command in a thread of its own, `gone` when the supervisor has closed."""

@@ -141,10 +141,11 @@ class Opportunistic:
 
     def _listen(self) -> None:
         while self._channel is not None:
-            for command in self._channel.commands():
+            for command in self._channel.commands_on_line():
                 if self._ended.is_set():
                     return
-                self._obey(command)
+                with contextlib.nullcontext() if self._guard is None else self._guard.obeying():
+                    self._obey(command)
             if self._ended.is_set():
                 return
             self._line = -1

@@ -1,0 +1,1 @@
+"""Public programs as they are."""

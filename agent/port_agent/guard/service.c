@@ -20,6 +20,7 @@
 #define LOOK_NS 200000000u
 #define PATIENCE_TICKS 10
 #define ANSWER_BYTES 512
+#define LINES_BYTES 2000
 #define MEASURE_SHARE 200 /* looking takes at most this part of the time */
 
 static _Atomic bool runs_;
@@ -61,7 +62,7 @@ static enum pause_state commanded(const char *lines) {
  * it, or waits with it for the end of this very pause. */
 static void obey_line(enum pause_state reached) {
     static unsigned unread;
-    char lines[4096];
+    char lines[LINES_BYTES];
     int line = atomic_load(&line_);
     if (line < 0)
         return;

@@ -56,18 +56,23 @@ static void pass_on(int number, siginfo_t *info, void *context) {
     }
 }
 
-bool faults_let_signals_in(sigset_t *inside) {
-    bool waited = false;
-    sigset_t pending;
+bool faults_let_user_in(sigset_t *inside) {
+    static const int users[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGTSTP};
+    sigset_t pending, let;
     if (!outside_ || sigpending(&pending))
         return false;
-    for (int number = 1; number < NSIG && !waited; number++)
-        waited = sigismember(&pending, number) == 1 && !sigismember(outside_, number);
-    pthread_sigmask(SIG_SETMASK, outside_, inside);
+    bool waited = false;
+    sigemptyset(&let);
+    for (size_t i = 0; i < sizeof users / sizeof *users; i++)
+        if (!sigismember(outside_, users[i])) {
+            sigaddset(&let, users[i]);
+            waited = waited || sigismember(&pending, users[i]);
+        }
+    pthread_sigmask(SIG_UNBLOCK, &let, inside);
     return waited;
 }
 
-void faults_keep_signals_out(const sigset_t *inside) {
+void faults_keep_user_out(const sigset_t *inside) {
     if (outside_)
         pthread_sigmask(SIG_SETMASK, inside, NULL);
 }

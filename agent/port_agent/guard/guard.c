@@ -162,9 +162,9 @@ static void follow_process(size_t coming) {
     if (measured_at_bytes_ < MEASURE_BYTES && now - measured_at_ns_ < MEASURE_NS)
         return;
     measured_at_ns_ = now;
+    struct untouched untouched = untouched_now(); /* before what is there is measured: what is touched meanwhile counts twice, not never */
     size_t all = processes_resident((uint32_t)getpid());
     use_.now_bytes = beyond(all, atomic_load(&shared_bytes_));
-    struct untouched untouched = untouched_now();
     size_t tensors = beyond(counters_.resident_bytes, untouched.tensor_bytes);
     use_.tensor_bytes = tensors;
     if (forked_ && all) /* pages that are shared lie among tensors and others alike */
@@ -439,9 +439,9 @@ static bool must_wait(void) { return atomic_load(&paused_) && guard_now_ns() >= 
 static void wait_for_resume(void) {
     unlock();
     sigset_t inside;
-    if (faults_let_signals_in(&inside) || sleep_on(&paused_, 1) == EINTR)
+    if (faults_let_user_in(&inside) || sleep_on(&paused_, 1) == EINTR)
         runs_until_ns_ = guard_now_ns() + AFTER_SIGNAL_NS;
-    faults_keep_signals_out(&inside);
+    faults_keep_user_out(&inside);
     lock();
 }
 

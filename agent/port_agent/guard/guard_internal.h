@@ -110,9 +110,10 @@ uint64_t store_bytes(void);
 
 /* faults.c */
 bool faults_begin(void);
-/* Have the program's handlers run while a fault waits for long, without locks; return whether some were due. */
-bool faults_let_signals_in(sigset_t *inside);
-void faults_keep_signals_out(const sigset_t *inside);
+/* Have the program's handlers run for what its user sends (Ctrl-C) while a fault waits for long, without locks; return whether some
+ * were due. */
+bool faults_let_user_in(sigset_t *inside);
+void faults_keep_user_out(const sigset_t *inside);
 
 void guard_unlist_free(struct block *block);  /* a free block that is no longer whole */
 

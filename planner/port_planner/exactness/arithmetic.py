@@ -62,7 +62,7 @@ def _change(before: Arithmetic, after: Arithmetic) -> None:
     if before.threads != after.threads:
         torch.set_num_threads(after.threads)
     if before.onednn != after.onednn:
-        _ONEDNN.set_flags(after.onednn, _fp32_precision=None)  # also where a library of tests froze what can be assigned
+        _ONEDNN.set_flags(after.onednn, _fp32_precision=None)  # what `disable_global_flags` does not forbid
     for kind, old, new in zip(_KINDS, before.precisions, after.precisions, strict=True):
         if old != new:
             kind.fp32_precision = new

@@ -88,6 +88,13 @@ def _code_is_storages() -> None:
     require(PASSES_ADDRESS_ON.co_filename == torch.storage.__file__, "its code is another module's")
 
 
+def _operators_compute_nothing() -> None:
+    kept = torch.ones(2)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        made = (kept + 1) * 2
+    require(isinstance(made, FakeTensor) and kept.tolist() == [1.0, 1.0], "operators compute under FakeTensorMode")
+
+
 use_part("torch.UntypedStorage's methods", "they read past operators", "wrong values silently", _guarded_are_there)
 use_part("torch._C._to_dlpack", "what it hands out stays", "others read memory that was given back")
 use_part("torch._C._to_dlpack_versioned", "what it hands out stays", "others read memory that was given back")
@@ -97,4 +104,9 @@ use_part(
     "torch.TypedStorage._data_ptr", "torch.save compares addresses", "all is brought in at once", _code_is_storages
 )
 use_part("torch.Tensor._is_zerotensor", "has no memory to follow", "gradients of some operators end in an error")
-use_part("torch._subclasses.fake_tensor.FakeTensorMode", "sizes a pass without memory", "`finetune --explain` fails")
+use_part(
+    "torch._subclasses.fake_tensor.FakeTensorMode",
+    "runs a pass for its shapes and its operators alone",
+    "`finetune --explain` fails, and `plan` does not say for how many updates the operators stay the same",
+    _operators_compute_nothing,
+)

@@ -387,39 +387,25 @@ print(sum(b.sum().item() for b in blocks))
     assert "give at least" not in done.ours[0]
 
 
-LATE = {
-    "a tensor": """
-late = torch.empty(25 << 20)
-for _ in range(20): used()
-late.fill_(1)
-""",
-    "an allocation of the program's own": """
-import ctypes
-libc = ctypes.CDLL(None)
-libc.malloc.restype = ctypes.c_void_p
-late = libc.malloc(ctypes.c_size_t(100 << 20))
-end = time.monotonic() + 0.3
-while time.monotonic() < end: time.sleep(0.01)
-ctypes.memset(late, 1, 100 << 20)
-""",
-}
-
-
-@pytest.mark.parametrize("what", LATE)
-def test_memory_that_is_filled_long_after_it_was_given_has_its_place_then(what: str, tmp_path: Path) -> None:
-    """The kernel holds none of it until then, and other tensors would have taken it by the measured figures."""
-    begin = """
+def test_memory_that_is_filled_long_after_it_was_given_has_its_place_then(tmp_path: Path) -> None:
+    """The kernel holds none of it until then, and other tensors would take it by the measured figures: 60 to 95 MiB too much."""
+    program = """
 import time, torch
-blocks = [torch.ones(1 << 20) for _ in range(40)]
-def used():
+blocks = [torch.ones(1 << 20) for _ in range(50)]
+late = torch.empty(50 << 20)
+end = time.monotonic() + 1
+while time.monotonic() < end:
     for b in blocks: b.add_(0)
+late.fill_(1)
+print(sum(b.sum().item() for b in blocks), late.sum().item())
 """
-    written(tmp_path, begin + LATE[what] + "used()")
+    written(tmp_path, program)
     free = followed("train.py", folder=tmp_path, bound=("--ram", "4G", "--guard-only"))
-    ram_mib = int(float(re.search(r"peak ([\d.]+) MiB", free.ours[0])[1])) - 80  # type: ignore[index]
+    ram_mib = int(float(re.search(r"peak ([\d.]+) MiB", free.ours[0])[1])) - 110  # type: ignore[index]
     done = followed("train.py", folder=tmp_path, bound=("--ram", f"{ram_mib}M", "--guard-only"))
-    assert done.code == 0, done.said
-    assert float(re.search(r"peak ([\d.]+) MiB", done.ours[0])[1]) <= ram_mib, done.ours  # type: ignore[index]
+    assert (done.code, done.output) == (0, free.output), done.said
+    # Code that is run for the first time may come in pages of MiBs.
+    assert float(re.search(r"peak ([\d.]+) MiB", done.ours[0])[1]) <= ram_mib + 16, done.ours  # type: ignore[index]
 
 
 def test_a_budget_that_the_process_itself_passes_is_said(tmp_path: Path) -> None:

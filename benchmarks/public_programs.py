@@ -47,13 +47,13 @@ def main() -> int:
     parser.add_argument(
         "--tensors", action="append", default=[], metavar="BYTES", help="budgets for tensors (default: 4M)"
     )
-    parser.add_argument("--only", default="", metavar="NAME", help="programs whose names contain this")
+    parser.add_argument("--only", action="append", default=[], metavar="NAME", help="programs whose names contain this")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table there, too")
     arguments = parser.parse_args()
     rows = [
         (program.name, budget, *judge(program, arguments.checkouts, budget))
         for program in PROGRAMS
-        if arguments.only in program.name
+        if any(part in program.name for part in arguments.only or [""])
         for budget in arguments.tensors or ["4M"]
     ]
     table = Table("program", "--tensors", "verdict", "what exec said", title="public programs under exec")
@@ -76,7 +76,7 @@ def judge(program: PublicProgram, checkouts: Path, budget: str) -> tuple[str, st
     with tempfile.TemporaryDirectory() as root:
         plain = _run(program, checkouts, Path(root) / "plain", [])
         if plain.code:
-            return f"does not run plain: {plain.errors[-200:].strip()}", ""
+            return f"does not run plain: {plain.errors.strip().splitlines()[-1]}", ""
         budgeted = _run(
             program,
             checkouts,
@@ -94,10 +94,13 @@ def _run(program: PublicProgram, checkouts: Path, folder: Path, before: list[str
         shutil.copytree(checkouts / program.repository / program.folder, folder, ignore=shutil.ignore_patterns(".git"))
     else:
         folder.mkdir()
-        shutil.copy(_HERE / "drivers" / program.words[0], folder)
+    driver = _HERE / "drivers" / program.words[0]
+    if driver.exists():
+        shutil.copy(driver, folder)
     program.prepare(folder)
     (folder.parent / "data").mkdir(exist_ok=True)
-    search = os.pathsep.join((str(_HERE / "standins"), str(folder), os.environ.get("PYTHONPATH", "")))
+    standins = [str(_HERE / "standins")] if program.repository else []
+    search = os.pathsep.join((*standins, str(folder), os.environ.get("PYTHONPATH", "")))
     environment = {
         **os.environ,
         "PYTHONPATH": search,
@@ -125,7 +128,7 @@ def _files(folder: Path) -> int:
 def _difference(plain: RunEnd, other: RunEnd) -> str:
     """Return what differs first, "" where nothing does."""
     if plain.code != other.code:
-        return f"ended with {other.code}: {other.errors[-300:].strip()}"
+        return f"ended with {other.code}: {other.errors.strip().splitlines()[-1]}"
     if plain.output != other.output:
         pairs = zip(plain.output.splitlines(), other.output.splitlines(), strict=False)
         return next((f"{a!r} and {b!r}" for a, b in pairs if a != b), "the length of its output")

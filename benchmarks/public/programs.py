@@ -5,8 +5,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-EXAMPLES = "pytorch/examples"
-"""The repository of most scripts; looked for in a directory `examples`."""
 _MNIST = ("--epochs", "1", "--save-model", "--test-batch-size", "64")
 _LANGUAGE = ("--epochs", "1", "--emsize", "128", "--nhid", "128", "--nhead", "2")
 _NANOGPT = (
@@ -70,13 +68,12 @@ PROGRAMS = (
     _example("mnist_rnn", "mnist_rnn", "main.py", *_MNIST),
     _example("mnist_forward_forward", "mnist_forward_forward", "main.py", "--epochs", "2", "--train_size", "512", "--test_size", "128", "--save-model"),
     _example("mnist_hogwild, 1 process", "mnist_hogwild", "main.py", "--epochs", "1", "--num-processes", "1", "--save_model"),
-    _example("siamese_network", "siamese_network", "main.py", *_MNIST),
     _example("vae", "vae", "main.py", "--epochs", "1", prepare=lambda folder: (folder / "results").mkdir(exist_ok=True)),
     _example("dcgan", "dcgan", "main.py", "--dataset", "fake", "--niter", "1", "--ngf", "16", "--ndf", "16", "--batchSize", "8", "--workers", "0", "--manualSeed", "1"),
-    _example("regression, seeded", "regression", "-c", "import runpy, torch; torch.manual_seed(0); runpy.run_path('main.py', run_name='__main__')"),
-    _example("gat", "gat", "main.py", "--epochs", "4", "--val-every", "1", "--no-accel", prepare=_cora),
-    _example("reinforce, 20 episodes", "reinforcement_learning", "-c", "import itertools, runpy; itertools.count = lambda n: range(n, n + 20); runpy.run_path('reinforce.py', run_name='__main__')"),
-    _example("actor_critic, 20 episodes", "reinforcement_learning", "-c", "import itertools, runpy; itertools.count = lambda n: range(n, n + 20); runpy.run_path('actor_critic.py', run_name='__main__')"),
+    _example("regression, seeded, 200 rounds", "regression", "run_seeded.py", "main.py", "200"),
+    _example("gat", "gat", "main.py", "--epochs", "4", "--val-every", "1", "--no-accel", "--num-heads", "2", "--hidden-dim", "16", prepare=_cora),
+    _example("reinforce, 20 episodes", "reinforcement_learning", "run_seeded.py", "reinforce.py", "20"),
+    _example("actor_critic, 20 episodes", "reinforcement_learning", "run_seeded.py", "actor_critic.py", "20"),
     _example("word_language_model, LSTM", "word_language_model", "main.py", *_LANGUAGE, prepare=_language),
     _example("word_language_model, GRU tied", "word_language_model", "main.py", *_LANGUAGE, "--model", "GRU", "--tied", prepare=_language),
     _example("word_language_model, RNN, AdamW", "word_language_model", "main.py", *_LANGUAGE, "--model", "RNN_TANH", "--use-optimizer", "--lr", "0.01", prepare=_language),

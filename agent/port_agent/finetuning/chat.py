@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from port_agent.finetuning.base_record import BaseRecord
-from port_agent.finetuning.federated import give_adapter
+from port_agent.finetuning.federated import give_adapter_of
 from port_agent.finetuning.inputs.chat_options import ChatOptions
-from port_agent.finetuning.inputs.earlier_adapter import ADAPTER_WEIGHTS, adapter_settings
+from port_agent.finetuning.inputs.earlier_adapter import adapter_settings
 from port_agent.finetuning.inputs.libraries import transformers
 from port_agent.finetuning.inputs.options import FinetuneError, FinetuneOptions
 from port_agent.finetuning.text.task import TaskKind, task_of
@@ -117,12 +117,7 @@ def _model_of(options: ChatOptions, note: Callable[[str], None]) -> Any:
         alpha=settings.alpha, rslora=settings.rslora, dora=settings.dora,
     )  # fmt: skip
     model = load_model(asked, task, note)
-    path = adapter / ADAPTER_WEIGHTS
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise FinetuneError(f"{path}: {error.strerror}; give the directory of an adapter") from error
-    give_adapter(model, content, str(path))
+    give_adapter_of(model, adapter)
     return model.eval()
 
 

@@ -12,6 +12,7 @@ import safetensors.torch
 import torch
 from safetensors import SafetensorError
 
+from port_agent.finetuning.inputs.earlier_adapter import ADAPTER_WEIGHTS
 from port_agent.finetuning.inputs.libraries import peft
 from port_agent.finetuning.inputs.options import FinetuneError, FinetuneOptions
 from port_agent.finetuning.job_file import FinetuneJob
@@ -78,6 +79,16 @@ def give_adapter(model: Any, content: bytes, what: str) -> None:
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(given[name])
+
+
+def give_adapter_of(model: Any, folder: Path) -> None:
+    """Have a model's adapters begin as those that a directory holds. Raises FinetuneError where it holds none, and as `give_adapter`."""
+    path = folder / ADAPTER_WEIGHTS
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise FinetuneError(f"{path}: {error.strerror}; give the directory of an adapter") from error
+    give_adapter(model, content, str(path))
 
 
 def federated_job(job: FinetuneJob) -> Iterator[bytes]:

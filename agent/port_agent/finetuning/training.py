@@ -26,8 +26,7 @@ from port_agent.finetuning.checkpoint import Checkpoint, FinetuneProgress
 from port_agent.finetuning.compute import choose_compute
 from port_agent.finetuning.curve import CURVE, Curve, CurvePoint
 from port_agent.finetuning.event_file import EventFile
-from port_agent.finetuning.federated import FederatedRound, give_adapter
-from port_agent.finetuning.inputs.earlier_adapter import ADAPTER_WEIGHTS
+from port_agent.finetuning.federated import FederatedRound, give_adapter_of
 from port_agent.finetuning.inputs.libraries import plain_model
 from port_agent.finetuning.inputs.options import FinetuneError, FinetuneOptions, MicroBatchOrder
 from port_agent.finetuning.inputs.schedule import rate_share
@@ -155,12 +154,7 @@ def _begin_from(folder: Path, model: Any, base: BaseRecord) -> None:
             f"{folder} was trained over other weights than those of {base.model}, or over them on another grid ({record.grid or 'none'}); "
             "give the model and --base that it was trained over"
         )
-    path = folder / ADAPTER_WEIGHTS
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise FinetuneError(f"{path}: {error.strerror}; give the directory of an adapter") from error
-    give_adapter(model, content, str(path))
+    give_adapter_of(model, folder)
 
 
 def _run(

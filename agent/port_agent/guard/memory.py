@@ -13,8 +13,6 @@ from typing import Self
 
 from port_agent.malloc import PreloadMode, preload_environment, preload_mode
 
-_HELD, _RELEASED = 1, 2  # enum pause_state in processes.h
-
 INTERFACE_VERSION = 4
 """GUARD_INTERFACE_VERSION in guard.h."""
 SMALLEST_BLOCK_BYTES = 64 << 10
@@ -63,6 +61,16 @@ class GuardCounters:
     rest_bytes: int
     """Of the process beside blocks: Python, libraries, what the program keeps."""
     peak_rest_bytes: int
+
+
+class PauseState(enum.IntEnum):
+    """How far a process has stopped (enum pause_state in processes.h)."""
+
+    RUNS = 0
+    HELD = 1
+    """Who touches a tensor waits."""
+    RELEASED = 2
+    """And nothing of tensors is resident."""
 
 
 class MappingKind(enum.Enum):
@@ -266,11 +274,11 @@ class GuardedMemory:
 
         Who calls this may not get to run again before all go on: one that waits may have the interpreter's lock.
         """
-        self._process.port_guard_pause_and_say(_HELD)
+        self._process.port_guard_pause_and_say(PauseState.HELD)
 
     def release_and_say(self) -> None:
         """Have all tensors leave besides, and the line `released` sent when this process's have."""
-        self._process.port_guard_pause_and_say(_RELEASED)
+        self._process.port_guard_pause_and_say(PauseState.RELEASED)
 
 
 @cache

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from port_agent.guard.memory import smallest_block_bytes
+from port_agent.guard.memory import PauseState, smallest_block_bytes
 from port_agent.malloc import preload_environment
 
 VERSION = 1
@@ -24,7 +24,6 @@ VARIABLE = "PORT_GUARD_PROCESSES"
 _PATH_BYTES = 4096
 _UNLIMITED = 2**64 - 1
 _STARTED, _GUARDED, _ENDED = 1, 2, 3
-_HELD, _RELEASED = 1, 2
 _FILE = "port-agent-processes"
 _LOW_DESCRIPTORS = 64
 """Programs count on small numbers."""
@@ -188,7 +187,7 @@ class ProcessTable:
 
     def pause(self) -> None:
         """Have all processes stop: from now on whoever touches a tensor waits, and what is resident of tensors leaves."""
-        self._table.paused = _RELEASED
+        self._table.paused = PauseState.RELEASED
 
     def resume(self) -> None:
         """Let all go on."""
@@ -197,12 +196,12 @@ class ProcessTable:
     @property
     def held(self) -> bool:
         """Return whether all that have tensors have stopped."""
-        return all(slot.pause >= _HELD for slot in self._pausable())
+        return all(slot.pause >= PauseState.HELD for slot in self._pausable())
 
     @property
     def released(self) -> bool:
         """Return whether nothing of tensors is resident."""
-        return all(slot.pause == _RELEASED for slot in self._pausable())
+        return all(slot.pause == PauseState.RELEASED for slot in self._pausable())
 
     @property
     def now_bytes(self) -> int:

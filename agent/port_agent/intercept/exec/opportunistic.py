@@ -80,7 +80,8 @@ class Opportunistic:
         self.pauses = 0
         self.paused_s = 0.0
         self._options, self._interceptor, self._report, self._emit = options, interceptor, report, emit
-        self._processes, self._guard = processes, active_guard()
+        self._processes = processes
+        self._guard = None if processes is None else active_guard()
         self._between_operators = True
         """Whether the program is held where nothing is under way."""
         self._pid = os.getpid()
@@ -134,7 +135,7 @@ class Opportunistic:
 
     def _watch_line(self, held: WorkerPaused | None = None, released: MemoryReleased | None = None) -> None:
         """Have guarded memory obey what this thread does not get to read, and answer so."""
-        if self._guard is not None and self._processes is not None:
+        if self._guard is not None:
             held = held or WorkerPaused(step=self._steps, waited_s=OPERATOR_PATIENCE_S)
             released = released or MemoryReleased(step=self._steps, resident_bytes=0, wall_s=OPERATOR_PATIENCE_S)
             self._guard.watch_line(self._line, encode_message(held), encode_message(released))
@@ -197,7 +198,7 @@ class Opportunistic:
 
     def _stop(self) -> None:
         paused = self._stopped()
-        if self._guard is None or self._processes is None:
+        if self._guard is None:
             self._send(paused)
         else:
             self._watch_line(held=paused)
@@ -229,7 +230,7 @@ class Opportunistic:
             paged_out_bytes=self._reported.written_bytes - before.written_bytes,
             unworn_bytes=self._reported.unworn_bytes - before.unworn_bytes,
         )
-        if self._guard is None or self._processes is None:
+        if self._guard is None:
             self._send(released)
         else:
             self._watch_line(released=released)
@@ -246,8 +247,8 @@ class Opportunistic:
         self._release("it was cancelled and does not end; kill it")
 
     def _hold(self) -> None:
-        guarded = self._processes is not None
-        self._between_operators = self._interceptor.hold(OPERATOR_PATIENCE_S if guarded else threading.TIMEOUT_MAX)
+        patience_s = threading.TIMEOUT_MAX if self._guard is None else OPERATOR_PATIENCE_S
+        self._between_operators = self._interceptor.hold(patience_s)
         self._children.stop()
         if self._held_since_s is None:
             self._held_since_s = time.perf_counter()

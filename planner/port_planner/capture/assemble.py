@@ -4,7 +4,7 @@ Updates as early as possible, nothing dead, numbered from zero.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,7 +15,6 @@ from port_planner.capture.recorder import RecordedOp, Tape
 from port_planner.ir.graph import (
     ITEM_BYTES,
     PERSISTENT,
-    Argument,
     Op,
     Phase,
     Ref,
@@ -23,7 +22,8 @@ from port_planner.ir.graph import (
     StepGraph,
     Storage,
     Value,
-    references,
+    operands,
+    with_operands,
 )
 from port_planner.ir.operators import only_checks
 
@@ -81,15 +81,8 @@ def _copy_changed_constants(tape: Tape) -> None:
         tape.ops.insert(first, RecordedOp("aten::clone", (Ref(source),), (), (copy,), (), phase, False))
 
 
-def _operand_values(op: RecordedOp) -> Iterator[int]:
-    for argument in op.args:
-        yield from references(argument)
-    for _, argument in op.kwargs:
-        yield from references(argument)
-
-
 def _touched(tape: Tape, op: RecordedOp) -> set[int]:
-    values = [*_operand_values(op), *(v for v in op.outputs if v is not None)]
+    values = [*operands(op), *(v for v in op.outputs if v is not None)]
     return {tape.values[v].storage for v in values}
 
 
@@ -156,7 +149,7 @@ def _with_updates(tape: Tape, update_ops: UpdateOps, kind: str) -> list[Recorded
     tail: list[RecordedOp] = []
     updating = kind in ("step", "last")
     clipping = update_ops.clipping if updating else ()
-    scaling = {next(_operand_values(op)): op for op in clipping if op.writes}
+    scaling = {next(operands(op)): op for op in clipping if op.writes}
     on_storage = Counter(tape.values[gradient].storage for gradient in update_ops.gradients.values())
     moved: set[int] = set()
     touching: dict[int, list[int]] = defaultdict(list)
@@ -172,7 +165,7 @@ def _with_updates(tape: Tape, update_ops: UpdateOps, kind: str) -> list[Recorded
             after[final].append(_add_into(tape, source, gradient, first=kind == "first"))
         if not updating:
             continue
-        after[final] += [op for op in clipping if not op.writes and source in _operand_values(op)]
+        after[final] += [op for op in clipping if not op.writes and source in operands(op)]
         update = list(update_ops.updates[parameter])
         if clipping:
             tail += [scaling[source], *update]
@@ -242,7 +235,7 @@ def _renumber(
 ) -> tuple[StepGraph, dict[str, torch.Tensor]]:
     used = dict.fromkeys(batch)
     for op in ops:
-        used.update(dict.fromkeys(_operand_values(op)))
+        used.update(dict.fromkeys(operands(op)))
     read = set(used) | {loss, *aux}
     values: dict[int, int] = {}
     storages: dict[int, int] = {}
@@ -253,24 +246,19 @@ def _renumber(
             values[old] = len(values)
         return values[old]
 
-    def convert(argument: Argument) -> Argument:
-        if isinstance(argument, Ref):
-            return Ref(value(argument.value))
-        return tuple(convert(a) for a in argument) if isinstance(argument, tuple) else argument
-
     for v in batch:
         value(v)
     new_ops = []
     alive = {tape.values[r].storage for r in read}
     for op in ops:
-        args, kwargs = tuple(convert(a) for a in op.args), tuple((k, convert(a)) for k, a in op.kwargs)
+        renumbered = with_operands(op, value)
         outputs = tuple(
             value(v) if v is not None and (v in read or tape.values[v].storage in alive) else None for v in op.outputs
         )
         if not any(o is not None for o in outputs) and op.outputs and op.outputs[0] is not None:
             outputs = (value(op.outputs[0]), *outputs[1:])
         writes = tuple(sorted(storages[s] for s in op.writes))
-        new_ops.append(Op(op.name, args, kwargs, outputs, writes, op.phase, op.random))
+        new_ops.append(Op(op.name, renumbered.args, renumbered.kwargs, outputs, writes, op.phase, op.random))
     loss, aux = value(loss), tuple(value(v) for v in aux)
     old_storages = sorted(storages, key=lambda s: storages[s])
     graph = StepGraph(

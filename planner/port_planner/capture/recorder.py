@@ -18,7 +18,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from port_planner.base.errors import CaptureError, program_line
 from port_planner.capture.cross_step_state import StepResults
 from port_planner.ir.device_kinds import CPU
-from port_planner.ir.graph import Argument, Named, Phase, Ref, Role, Value
+from port_planner.ir.graph import Argument, Named, Phase, Ref, Role, Value, operands
 from port_planner.ir.lowering.optimizer_scalars import SETTLED_STEP
 from port_planner.ir.operators import ADD_SCALED, GUARD, OPTIMIZERS, only_checks
 from port_planner.ir.run_op import flatten
@@ -351,7 +351,7 @@ class StepRecorder(TorchDispatchMode):
         return place is not None and self.tape.storages[place.storage].nbytes == tensor.untyped_storage().nbytes()
 
     def _spread_taint(self, op: RecordedOp) -> None:
-        sources = {self.tape.values[v].storage for v in _refs((op.args, op.kwargs))}
+        sources = {self.tape.values[v].storage for v in operands(op)}
         if op.random or sources & self._tainted:
             self._tainted.update(self.tape.values[v].storage for v in op.outputs if v is not None)
             self._tainted.update(op.writes)
@@ -554,14 +554,6 @@ def _require_strided(tensor: torch.Tensor) -> None:
             f"the step uses a {tensor.layout} tensor (or a lazy conjugate or negation); only strided dense tensors are "
             "supported: make embeddings with sparse=False, call .to_dense() or .resolve_conj() in the model"
         )
-
-
-def _refs(item: Any) -> Iterable[int]:
-    if isinstance(item, Ref):
-        yield item.value
-    elif isinstance(item, tuple):
-        for part in item:
-            yield from _refs(part)
 
 
 def _name(func: Any) -> str:

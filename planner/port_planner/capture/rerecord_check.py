@@ -16,7 +16,7 @@ import torch
 
 from port_planner.base.errors import CaptureError
 from port_planner.capture.recorder import RecordedOp, RecordedStorage, Tape
-from port_planner.ir.graph import Argument, Phase, Ref, Role, Value, references
+from port_planner.ir.graph import Argument, Phase, Ref, Role, Value, references, with_operands
 from port_planner.ir.operators import GUARD
 
 _REMEDY = (
@@ -143,16 +143,9 @@ def _without(tape: Tape, ops: Sequence[RecordedOp]) -> Tape:
         storage(tape.values[old].storage)
         return values.setdefault(old, len(values))
 
-    def renumbered(argument: Argument) -> Argument:
-        if isinstance(argument, Ref):
-            return Ref(value(argument.value))
-        return tuple(renumbered(a) for a in argument) if isinstance(argument, tuple) else argument
-
     made = [
         replace(
-            op,
-            args=tuple(renumbered(a) for a in op.args),
-            kwargs=tuple((k, renumbered(a)) for k, a in op.kwargs),
+            with_operands(op, value),
             outputs=tuple(None if v is None else value(v) for v in op.outputs),
             writes=tuple(sorted(storage(s) for s in op.writes)),
         )

@@ -9,7 +9,7 @@ import enum
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
 
 from port_planner.base.bounds import Count, Text
 from port_planner.base.errors import ExitCode, PortError
@@ -153,7 +153,24 @@ class Op:
     team: int = 0
 
 
-def references(argument: Argument) -> Iterator[int]:
+class OperatorCall(Protocol):
+    """What an operator is called with; of a graph or of a tape."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def args(self) -> tuple[Argument, ...]:
+        """By place."""
+
+    @property
+    def kwargs(self) -> tuple[tuple[str, Argument], ...]:
+        """By name."""
+
+
+_Call = TypeVar("_Call", bound=OperatorCall)
+
+
+def references(argument: Any) -> Iterator[int]:
     """Yield the value indices inside an argument."""
     if isinstance(argument, Ref):
         yield argument.value
@@ -162,12 +179,20 @@ def references(argument: Argument) -> Iterator[int]:
             yield from references(item)
 
 
-def operands(op: Op) -> Iterator[int]:
+def operands(op: OperatorCall) -> Iterator[int]:
     """Yield the value indices that `op` takes, in order of appearance, with repetition."""
-    for argument in op.args:
-        yield from references(argument)
-    for _, argument in op.kwargs:
-        yield from references(argument)
+    return references((op.args, op.kwargs))
+
+
+def with_operands(op: _Call, value_of: Callable[[int], int]) -> _Call:
+    """Return an operator that takes other values: `value_of` is asked for each, in order of appearance, with repetition."""
+
+    def changed(argument: Any) -> Any:
+        if isinstance(argument, Ref):
+            return Ref(value_of(argument.value))
+        return tuple(map(changed, argument)) if isinstance(argument, tuple) else argument
+
+    return replace(op, args=changed(op.args), kwargs=changed(op.kwargs))
 
 
 @dataclass(frozen=True)

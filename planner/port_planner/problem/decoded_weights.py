@@ -7,7 +7,19 @@ storages like other weights: a plan keeps them in RAM, or on flash.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from port_planner.ir.graph import ITEM_BYTES, Argument, Named, Op, Ref, Role, StepGraph, Storage, Value, operands
+from port_planner.ir.graph import (
+    ITEM_BYTES,
+    Argument,
+    Named,
+    Op,
+    Ref,
+    Role,
+    StepGraph,
+    Storage,
+    Value,
+    operands,
+    with_operands,
+)
 
 PAIRS = "pairs of levels"
 """Name of the table that a byte of two codes is looked up in, shared by all weights of a graph."""
@@ -109,12 +121,7 @@ class _WeightDecoder:
                 self.values.append(replace(self.values[v], storage=target))
                 moved[v] = len(self.values) - 1
 
-        def there(argument: Argument) -> Argument:
-            if isinstance(argument, Ref):
-                return Ref(moved.get(argument.value, argument.value))
-            return tuple(map(there, argument)) if isinstance(argument, tuple) else argument
-
-        return replace(op, args=tuple(map(there, op.args)), kwargs=tuple((name, there(a)) for name, a in op.kwargs))
+        return with_operands(op, lambda v: moved.get(v, v))
 
     def _decode_for(self, use: int, s: int, weight: CodedWeight, codes: int, scales: int) -> None:
         """Let storage `s` be made of codes and scales ahead of an operator."""

@@ -15,13 +15,13 @@ from port_planner.ir.graph import (
     GraphError,
     Named,
     Op,
-    Ref,
     Role,
     StepGraph,
     Storage,
     Value,
     operands,
     verify_graph,
+    with_operands,
 )
 
 
@@ -81,8 +81,10 @@ class _TransferPlacer:
     def placed(self) -> PlacedStep:
         for i, (op, kind) in enumerate(zip(self.graph.ops, self.kinds, strict=True)):
             there = {s: self._copy(s, kind, op) for s in self.graph.reads[i] if self.homes[s] != kind}
-            moved = {v: self._on(v, there[s]) for v in operands(op) if (s := self.graph.values[v].storage) in there}
-            self._add(_made_there(_with_operands(op, moved), kind), i)
+            values = {
+                v: self._on(v, there[s]) if (s := self.graph.values[v].storage) in there else v for v in operands(op)
+            }
+            self._add(_made_there(with_operands(op, values.__getitem__), kind), i)
             for written in op.writes:
                 for held in [held for held in self.copies if held[0] == written]:
                     del self.copies[held]
@@ -116,15 +118,6 @@ class _TransferPlacer:
     def _value(self, value: Value) -> int:
         self.values.append(value)
         return len(self.values) - 1
-
-
-def _with_operands(op: Op, moved: Mapping[int, int]) -> Op:
-    def other(argument: Argument) -> Argument:
-        if isinstance(argument, Ref):
-            return Ref(moved.get(argument.value, argument.value))
-        return tuple(map(other, argument)) if isinstance(argument, tuple) else argument
-
-    return replace(op, args=tuple(map(other, op.args)), kwargs=tuple((name, other(a)) for name, a in op.kwargs))
 
 
 def _made_there(op: Op, kind: str) -> Op:

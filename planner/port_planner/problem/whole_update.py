@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 
 from port_planner.ir.device_kinds import CPU
 from port_planner.ir.graph import (
-    Argument,
     Named,
     Op,
     Phase,
@@ -25,6 +24,7 @@ from port_planner.ir.graph import (
     Value,
     operands,
     verify_graph,
+    with_operands,
 )
 from port_planner.ir.lowering.rematerialize import effective_operands, pure_arguments
 from port_planner.ir.operators import draws_by_shape
@@ -390,17 +390,10 @@ class _GraphMerger:
     def _op(self, m: int, op: Op) -> Op:
         """Return an operator of one micro-batch on the update's values."""
         return replace(
-            op,
-            args=tuple(self._argument(m, a) for a in op.args),
-            kwargs=tuple((k, self._argument(m, a)) for k, a in op.kwargs),
+            with_operands(op, lambda v: self._value(m, v)),
             outputs=tuple(None if v is None else self._value(m, v) for v in op.outputs),
             writes=tuple(sorted(self._storage(m, s) for s in op.writes)),
         )
-
-    def _argument(self, m: int, argument: Argument) -> Argument:
-        if isinstance(argument, Ref):
-            return Ref(self._value(m, argument.value))
-        return tuple(self._argument(m, a) for a in argument) if isinstance(argument, tuple) else argument
 
     def _value(self, m: int, v: int) -> int:
         value = self._graphs[m].values[v]

@@ -13,12 +13,24 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from port_planner.ir.graph import ITEM_BYTES, GraphError, Op, Ref, Role, StepGraph, Tile, Value, operands, storage_key
+from port_planner.ir.graph import (
+    ITEM_BYTES,
+    GraphError,
+    Op,
+    Ref,
+    Role,
+    StepGraph,
+    Tile,
+    Value,
+    operands,
+    storage_key,
+    with_operands,
+)
 from port_planner.ir.lowering.update_slices import update_groups
 from port_planner.ir.program import UpdateGroup
 from port_planner.operators import base_name, operator_of
 from port_planner.operators.row import PRODUCT_ROWS, VECTOR
-from port_planner.tiling.rewriting import GraphBuilder, Replacement, RewrittenGraph, row_major, substituted
+from port_planner.tiling.rewriting import GraphBuilder, Replacement, RewrittenGraph, row_major
 from port_planner.tiling.tiles import even_bounds
 
 ROWS, COLUMNS = 0, 1
@@ -454,9 +466,7 @@ class _BlockRewriter:
         storages = {self.graph.values[v].storage: self.builder.known(made).storage for v, made in values.items()}
         self.builder.add(
             replace(
-                op,
-                args=tuple(substituted(a, values) for a in op.args),
-                kwargs=tuple((k, substituted(a, values)) for k, a in op.kwargs),
+                with_operands(op, lambda v: values.get(v, v)),
                 outputs=tuple(None if v is None else values.get(v, v) for v in op.outputs),
                 writes=tuple(storages.get(s, s) for s in op.writes),
             )

@@ -7,7 +7,20 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from port_planner.ir.graph import Argument, Named, Op, Phase, Ref, Role, StepGraph, Storage, Tile, Value, operands
+from port_planner.ir.graph import (
+    Argument,
+    Named,
+    Op,
+    Phase,
+    Ref,
+    Role,
+    StepGraph,
+    Storage,
+    Tile,
+    Value,
+    operands,
+    with_operands,
+)
 
 _CPU = (("device", Named("device", "cpu")), ("layout", Named("layout", "strided")))
 
@@ -135,9 +148,7 @@ def compacted(graph: StepGraph) -> StepGraph:
     storages = {s: k for k, s in enumerate(old_storages)}
     ops = tuple(
         replace(
-            op,
-            args=tuple(substituted(a, values) for a in op.args),
-            kwargs=tuple((k, substituted(a, values)) for k, a in op.kwargs),
+            with_operands(op, values.__getitem__),
             outputs=tuple(None if v is None else values[v] for v in op.outputs),
             writes=tuple(storages[s] for s in op.writes),
         )
@@ -162,21 +173,10 @@ def lying(builder: GraphBuilder, graph: StepGraph, op: Op, moved: Mapping[int, i
         if (value := graph.values[v]).storage in moved
     }
     return replace(
-        op,
-        args=tuple(substituted(a, values) for a in op.args),
-        kwargs=tuple((k, substituted(a, values)) for k, a in op.kwargs),
+        with_operands(op, lambda v: values.get(v, v)),
         outputs=tuple(None if v is None else values.get(v, v) for v in op.outputs),
         writes=tuple(moved.get(s, s) for s in op.writes),
     )
-
-
-def substituted(argument: Argument, values: dict[int, int]) -> Argument:
-    """Return an argument with every value in it replaced as `values` says."""
-    if isinstance(argument, Ref):
-        return Ref(values.get(argument.value, argument.value))
-    if isinstance(argument, tuple):
-        return tuple(substituted(a, values) for a in argument)
-    return argument
 
 
 def row_major(shape: Iterable[int]) -> tuple[int, ...]:

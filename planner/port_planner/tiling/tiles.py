@@ -9,11 +9,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from port_planner.ir.graph import ITEM_BYTES, Named, Op, Ref, StepGraph, Tile, Value, operands
+from port_planner.ir.graph import ITEM_BYTES, Named, Op, Ref, StepGraph, Tile, Value, operands, with_operands
 from port_planner.operators import base_name
 from port_planner.tiling.algebra import leading
 from port_planner.tiling.chains import Chain, min_rows, units_of
-from port_planner.tiling.rewriting import GraphBuilder, Replacement, RewrittenGraph, row_major, substituted
+from port_planner.tiling.rewriting import GraphBuilder, Replacement, RewrittenGraph, row_major
 from port_planner.tiling.sums import sums_of
 
 Bounds: TypeAlias = tuple[tuple[int, int], ...]
@@ -237,10 +237,10 @@ class _TileRewriter:
                 results.append(made)
             else:
                 results.append(inputs[v])
-        args = tuple(substituted(a, inputs) for a in op.args)
-        kwargs = tuple((k, substituted(a, inputs)) for k, a in op.kwargs)
         writes = tuple(self._tile(s, tile) if s in self.split else s for s in op.writes)
-        called = self.builder.add(replace(op, args=args, kwargs=kwargs, outputs=tuple(results), writes=writes))
+        called = self.builder.add(
+            replace(with_operands(op, lambda v: inputs.get(v, v)), outputs=tuple(results), writes=writes)
+        )
         for place, made, s in copies:
             self.builder.add(Op("aten::copy_", (Ref(place), Ref(made)), (), (place,), (s,), op.phase))
         if parts:

@@ -7,8 +7,15 @@ import torch
 from torch import nn
 
 from port_planner.capture.step import capture_step
-from port_planner.ir.graph import GraphError, Role, StepGraph, verify_graph
+from port_planner.ir.graph import GraphError, Op, Phase, Ref, Role, StepGraph, operands, verify_graph, with_operands
 from tests.planner.small_classifier import batch, classify, net, sgd
+
+
+def test_values_are_replaced_wherever_an_argument_holds_them() -> None:
+    op = Op("aten::add.Tensor", (Ref(1), (Ref(2), 5), None), (("alpha", Ref(1)),), (3,), (), Phase.FORWARD)
+    other = with_operands(op, {1: 7, 2: 8}.__getitem__)
+    assert other == replace(op, args=(Ref(7), (Ref(8), 5), None), kwargs=(("alpha", Ref(7)),))
+    assert list(operands(other)) == [7, 8, 7]
 
 
 def test_graphs_that_break_their_rules_are_refused() -> None:

@@ -1,7 +1,7 @@
 """A graph in the making keeps the numbers of the one it is made of."""
 
-from port_planner.ir.graph import Ref, Value, verify_graph
-from port_planner.tiling.rewriting import GraphBuilder, compacted, row_major, substituted
+from port_planner.ir.graph import Value, verify_graph
+from port_planner.tiling.rewriting import GraphBuilder, compacted, row_major
 from tests.planner.steps import tiny_step
 
 
@@ -24,10 +24,6 @@ def test_values_are_added_once_and_storages_at_the_end() -> None:
     for op in graph.ops:
         builder.add(op)
     verify_graph(builder.graph())
-
-
-def test_values_are_replaced_wherever_an_argument_holds_them() -> None:
-    assert substituted((Ref(1), (Ref(2), 5), None), {1: 7, 2: 8}) == (Ref(7), (Ref(8), 5), None)
 
 
 def test_strides_of_contiguous_tensors() -> None:

@@ -3,19 +3,18 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from port_planner.base.bounds import MAX_WHOLE
-from port_planner.base.errors import of_the_program
+from port_planner.base.errors import of_the_program, place_of_function
 from port_planner.column_file import Column, as_column
 from port_planner.ir.bundle.manifest import BucketSize
 from port_planner.ir.bundle.safetensors_io import STORED_DTYPES
 from port_planner.job import Bucket, JobError, TrainingJob
 from port_planner.torch_compat.loading import is_compiled
-from port_planner.torch_compat.optimizers import all_step_hooks, own_step_hooks
+from port_planner.torch_compat.optimizers import all_step_hooks, hooks_before_steps
 
 _SHOWN = 3
 """Of many tensors."""
@@ -162,12 +161,16 @@ def _check_clipped(job: TrainingJob) -> None:
 
 
 def _check_hooks(optimizer: torch.optim.Optimizer) -> None:
-    """Raise JobError where something of the program's runs with each step of the optimizer: at any of them it may change what is trained."""
-    of_all = (hook for hook in all_step_hooks() if not _of_a_library(hook))
-    for hook in (*own_step_hooks(optimizer), *of_all):
+    """Raise JobError where something of the program's runs with each step of the optimizer that is not recorded: at any it may change what is trained."""
+    for hook in hooks_before_steps(optimizer):
         raise JobError(
-            f"{_place_of(hook)} is a hook on the optimizer's steps, which a bundle does not run: let the loss function or the model "
-            "do that, or train with `port-agent exec`, which follows the program itself"
+            f"{place_of_function(hook)} is a hook before the optimizer's steps, which a bundle does not run: change gradients in hooks on the "
+            "parameters (register_hook), or train with `port-agent exec`, which follows the program itself"
+        )
+    for hook in (hook for hook in all_step_hooks() if not _of_a_library(hook)):
+        raise JobError(
+            f"{place_of_function(hook)} is a hook on the steps of all optimizers, which a bundle does not run: register what follows a step on the "
+            "job's optimizer (register_step_post_hook), or train with `port-agent exec`, which follows the program itself"
         )
 
 
@@ -175,9 +178,3 @@ def _of_a_library(hook: Any) -> bool:
     """Return whether a hook is an installed library's, or one by which a program is followed while it is planned."""
     code = getattr(hook, "__code__", None)
     return code is not None and not (of_the_program(code.co_filename) or code.co_filename.startswith("<"))
-
-
-def _place_of(hook: Any) -> str:
-    """Return where a function is written, or what else a hook is."""
-    code = getattr(hook, "__code__", None)
-    return type(hook).__name__ if code is None else f"{Path(code.co_filename).name}:{code.co_firstlineno}"

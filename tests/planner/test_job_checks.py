@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from port_planner.job import JobError, TrainingJob
 from port_planner.job_checks import checked_samples
@@ -71,12 +71,13 @@ def test_parts_that_are_something_else_are_named(name: str, message: str) -> Non
 
 
 @pytest.mark.parametrize("of_all", [False, True])
-def test_a_hook_on_the_optimizers_steps_is_refused_whatever_it_does_at_first(of_all: bool) -> None:
+def test_a_hook_before_steps_or_on_all_optimizers_is_refused_whatever_it_does_at_first(of_all: bool) -> None:
     hooked = job()
-    register = register_optimizer_step_pre_hook if of_all else hooked.optimizer.register_step_post_hook
+    register = register_optimizer_step_post_hook if of_all else hooked.optimizer.register_step_pre_hook
     handle = register(lambda *_: None)
+    named = "on the steps of all optimizers" if of_all else "before the optimizer's steps"
     try:
-        with pytest.raises(JobError, match=r"test_job_checks\.py:\d+ is a hook on the optimizer's steps"):
+        with pytest.raises(JobError, match=rf"test_job_checks\.py:\d+ is a hook {named}"):
             prepare(hooked)
     finally:
         handle.remove()

@@ -184,6 +184,18 @@ def hook_on_the_optimizer() -> TrainingJob:
 
 
 @JOBS.add
+def weights_clipped_in_a_hook() -> TrainingJob:
+    made = _with(lambda p: optim.RMSprop(p, 0.01))
+
+    def clip(*_: Any) -> None:
+        for parameter in made.model.parameters():
+            parameter.data.clamp_(-0.1, 0.1)
+
+    made.optimizer.register_step_post_hook(clip)
+    return made
+
+
+@JOBS.add
 def only_the_head() -> TrainingJob:
     model = nn.Sequential(*perceptron())
     model[0].requires_grad_(False)

@@ -69,6 +69,12 @@ def _not_the_program() -> tuple[str, ...]:
     return (*(f"{folder}/" for folder in PACKAGE_FOLDERS), "<", *(f"{sysconfig.get_path(kind)}/" for kind in pythons))
 
 
+def place_of_function(function: object) -> str:
+    """Return where a function is written, as "train.py:12"; of anything else its type."""
+    code = getattr(function, "__code__", None)
+    return type(function).__name__ if code is None else f"{Path(code.co_filename).name}:{code.co_firstlineno}"
+
+
 def program_line() -> str:
     """Return file and line of the program's own innermost call as "train.py:12".
 

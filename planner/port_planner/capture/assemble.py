@@ -34,7 +34,7 @@ class UpdateOps:
 
     `gradients`: parameter -> its gradient. `accumulators`: parameter -> the buffer that sums gradients of micro-batches.
     `updates`: parameter -> its optimizer's ops. `clipping`: ops of the global-norm clip. `scalars`: how many per-step
-    scalars the updates use.
+    scalars the updates use. `after`: ops that follow all updates.
     """
 
     gradients: Mapping[int, int]
@@ -42,6 +42,7 @@ class UpdateOps:
     updates: Mapping[int, tuple[RecordedOp, ...]]
     clipping: tuple[RecordedOp, ...]
     scalars: int
+    after: tuple[RecordedOp, ...] = ()
 
 
 def assemble(
@@ -183,7 +184,7 @@ def _with_updates(tape: Tape, update_ops: UpdateOps, kind: str) -> list[Recorded
         if i not in moved:
             ops.append(op)
         ops += after.get(i, [])
-    return [*ops, *whole, *tail]
+    return [*ops, *whole, *tail, *(update_ops.after if updating else ())]
 
 
 def _reads_gradient(tape: Tape, op: RecordedOp, update_ops: UpdateOps) -> bool:

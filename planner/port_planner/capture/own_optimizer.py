@@ -26,7 +26,7 @@ from port_planner.ir.lowering.optimizer_scalars import RecordedNumbers, Schedule
 from port_planner.operators import operator_of
 from port_planner.operators.row import Filling
 from port_planner.torch_compat.modes import without_modes
-from port_planner.torch_compat.optimizers import is_scheduled_step
+from port_planner.torch_compat.optimizers import drop_step_hooks, is_scheduled_step
 
 _REMEDY = f"a bundle cannot repeat that; {OPTIMIZER_REMEDY}"
 
@@ -186,6 +186,7 @@ class _Shadow:
                 vars(self._shadow).update(copy.deepcopy(contents, memo))
             except _ERRORS as error:
                 raise CaptureError(f"{self.name} cannot be copied ({error}): {_REMEDY}") from error
+            drop_step_hooks(self._shadow)
             for stand_in in stand_ins.values():
                 stand_in.requires_grad_()
         self._groups = {p: g for g, group in enumerate(optimizer.param_groups) for p in group["params"]}

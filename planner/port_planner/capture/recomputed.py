@@ -5,7 +5,7 @@ So it does where random numbers are drawn, if the generator was put back to wher
 """
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from port_planner.base.errors import CaptureError
@@ -25,7 +25,7 @@ def merge_recomputed(tape: Tape, kept: set[int]) -> None:
     tape.ops[:] = [op for i, op in enumerate(tape.ops) if i not in repeated]
     for again, first in twins.items():
         lay_into(tape, again, first)
-    _require_one_stream(tape)
+    require_one_stream(tape.ops, tape.draws_from)
 
 
 def lay_into(tape: Tape, gone: int, into: int) -> None:
@@ -123,9 +123,9 @@ def _settled(tape: Tape, lives: Mapping[int, _Life], twins: dict[int, int]) -> s
             del twins[storage]
 
 
-def _require_one_stream(tape: Tape) -> None:
-    state = tape.draws_from
-    for op in tape.ops:
+def require_one_stream(ops: Iterable[RecordedOp], state: bytes) -> bytes:
+    """Return the state of the generator after operators that draw from this one on. Raises CaptureError where it is set between."""
+    for op in ops:
         if op.random:
             if op.draws_from != state:
                 place = f"{op.line}: " if op.line else ""
@@ -134,3 +134,4 @@ def _require_one_stream(tape: Tape) -> None:
                     "numbers one after the other. Take the seeding out of the step, or train with `port-agent exec`"
                 )
             state = op.draws_to
+    return state

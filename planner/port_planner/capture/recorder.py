@@ -447,7 +447,7 @@ class StepRecorder(TorchDispatchMode):
         if isinstance(result, float):
             raise CaptureError(
                 f"{program_line()} reads the value {result} of a tensor in Python (.item(), float(), printing); it would be frozen "
-                "into the plan. Return it as an extra output instead: loss_fn may return (loss, aux)"
+                "into the plan. Return it as an extra output instead: loss_fn may return (loss, aux); or train with `port-agent exec`"
             )
         place = program_line()
         self.tape.ops.append(RecordedOp(GUARD, (Ref(value), result, place), (), (), (), self.phase, False, place))
@@ -483,7 +483,7 @@ class StepRecorder(TorchDispatchMode):
             value = self.value_of(argument)
             if self.reads_numbers and not argument.is_meta and self._of_the_model(value):
                 raise CaptureError(
-                    f"{program_line()}: the optimizer's step, or a hook on it, reaches the model's tensors past its groups of parameters; "
+                    f"{program_line()}: the optimizer's step reaches the model's tensors past its groups of parameters; "
                     "do it with those of the groups, or train with `port-agent exec`"
                 )
             return Ref(value)

@@ -54,15 +54,15 @@ def require_same_but_for_sums(first: Tape, other: Tape) -> None:
     """
     sums = [op for op in other.ops if _adds_to_gradient(other, op)]
     added = frozenset(other.values[v].storage for op in sums for v in references(op.args[1]))
-    alone = _without(other, [*sums, *_last_copies(other, added)])
+    alone = without_ops(other, [*sums, *_last_copies(other, added)])
     for op in alone.ops:
-        if any(alone.storages[s].role is Role.GRADIENT for s in _touched(alone, op)):
+        if any(alone.storages[s].role is Role.GRADIENT for s in touched_storages(alone, op)):
             raise CaptureError(
                 f"{op.line}{': ' if op.line else ''}{op.name} takes a gradient that an earlier batch of the same update left, besides adding to it: "
                 "a bundle sums gradients of its batches, and nothing else. Read them where the update is made, or train with `port-agent exec`, "
                 "which follows the program itself"
             )
-    require_same(_without(first, _last_copies(first, first.gradients)), alone)
+    require_same(without_ops(first, _last_copies(first, first.gradients)), alone)
 
 
 def constants_of(tape: Tape) -> tuple[str, ...]:
@@ -130,7 +130,7 @@ def _last_copies(tape: Tape, storages: Set[int]) -> list[RecordedOp]:
     return found
 
 
-def _without(tape: Tape, ops: Sequence[RecordedOp]) -> Tape:
+def without_ops(tape: Tape, ops: Sequence[RecordedOp]) -> Tape:
     """Return a tape without these operators, values and storages numbered as they come, and constants named so."""
     left_out = {id(op) for op in ops}
     kept = [op for op in tape.ops if id(op) not in left_out]
@@ -166,7 +166,8 @@ def _without(tape: Tape, ops: Sequence[RecordedOp]) -> Tape:
     )
 
 
-def _touched(tape: Tape, op: RecordedOp) -> set[int]:
+def touched_storages(tape: Tape, op: RecordedOp) -> set[int]:
+    """Return the storages that an operator reads, writes or makes."""
     values = [*references(_arguments(op)), *(v for v in op.outputs if v is not None)]
     return {*op.writes, *(tape.values[v].storage for v in values)}
 

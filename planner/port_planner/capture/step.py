@@ -27,6 +27,7 @@ from port_planner.capture.rerecord_check import (
     require_same,
     require_same_but_for_sums,
 )
+from port_planner.capture.step_hooks import of_one_parameter, record_hooks_after_steps
 from port_planner.ir.bundle.manifest import TensorLayout
 from port_planner.ir.graph import PERSISTENT, Phase, Ref, Role, StepGraph, storage_key, verify_graph
 from port_planner.ir.lowering import optimizer_scalars
@@ -116,6 +117,7 @@ def capture_step(
     with _undisturbed(session) as kept, _accumulations_counted(model) as accumulated:
         loss = session.forward(loss_fn)
         grads = session.backward(loss, _trained(optimizer))
+        session.hooked = record_hooks_after_steps(session.recorder, model, optimizer, schedule)
         kept |= session.end()
         value = loss.item()
         del loss
@@ -128,7 +130,7 @@ def capture_step(
             again.backward(again.forward(loss_fn), _trained(optimizer))
             kept |= again.end()
         require_same(tape, again.recorder.tape)
-    constants = constants_of(tape)
+    constants = constants_of(replace(tape, ops=[*tape.ops, *session.hooked]))
     alone = replace(
         tape, storages=[*tape.storages], values=[*tape.values], ops=[*tape.ops]
     )  # the update is not part of it
@@ -139,7 +141,7 @@ def capture_step(
     tensors: dict[str, torch.Tensor | Fill] = {}
     for kind in kinds:
         graph, data = assemble(tape, session.batch_values, session.loss, session.aux, update_ops, kind)
-        graphs[kind] = _verified(graph, tape)
+        graphs[kind] = _verified(graph, [*tape.ops, *session.hooked])
         tensors |= data
     tensors |= {k: t for k, t in session.persistent.items() if k not in tensors}
     return Capture(
@@ -171,7 +173,7 @@ def capture_evaluation(
     tensors: dict[str, torch.Tensor | Fill] = dict(constants)
     tensors |= {k: t for k, t in session.persistent.items() if k not in tensors}
     return Capture(
-        {"eval": _verified(graph, session.recorder.tape)},
+        {"eval": _verified(graph, session.recorder.tape.ops)},
         tensors,
         None,
         session.layouts(),
@@ -200,10 +202,10 @@ def record_again(
     return loss.detach()
 
 
-def _verified(graph: StepGraph, tape: Tape) -> StepGraph:
-    """Return a graph that holds together. Raises OperatorError for one that no bundle may call, with the line of the `tape` that did."""
+def _verified(graph: StepGraph, recorded: Sequence[RecordedOp]) -> StepGraph:
+    """Return a graph that holds together. Raises OperatorError for one that no bundle may call, with the line that did when it was `recorded`."""
     verify_graph(graph)
-    lines = {op.name: op.line for op in reversed(tape.ops)}
+    lines = {op.name: op.line for op in reversed(recorded)}
     for op in graph.ops:
         try:
             check_operator(op.name)
@@ -331,6 +333,8 @@ class _Session:
         self.before: dict[str, Any] = {}
         """Python's variables when the step began."""
         self.code = StateOfCode()
+        self.hooked: tuple[RecordedOp, ...] = ()
+        """What hooks do after the optimizer's step."""
 
     def _add(self, tensor: torch.Tensor, role: Role, name: str) -> None:
         if is_lazy(tensor):
@@ -452,12 +456,17 @@ class _Session:
         else:
             updates, spec = self._own_ops(optimizer, spec, stand_ins, schedule)
             scalars = len(spec.recorded.numbers) if spec.recorded is not None else 0
+        storages = Counter(recorder.tape.values[v].storage for v in updates)
+        places = {s: v for v in updates if storages[s := recorder.tape.values[v].storage] == 1}
+        following, after = of_one_parameter(recorder.tape, self.hooked, places.keys())
+        updates |= {places[s]: (*updates[places[s]], *ops) for s, ops in following.items()}
         update_ops = UpdateOps(
             {recorder.value_of(p): g for p, g in gradient.items()},
             {recorder.value_of(p): a for p, a in accumulators.items()},
             updates,
             tuple(clipping),
             scalars,
+            tuple(after),
         )
         return update_ops, spec
 

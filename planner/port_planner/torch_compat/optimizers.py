@@ -1,5 +1,6 @@
 """Optimizers: hooks on their steps, and what they note of themselves."""
 
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -16,13 +17,28 @@ def _hooks_are_seen() -> None:
     hooks: list[Any] = [print, repr]
     optimizer.register_step_pre_hook(hooks[0])
     optimizer.register_step_post_hook(hooks[1])
-    require(own_step_hooks(optimizer) == hooks, "hooks on steps are kept elsewhere")
+    require(
+        [*hooks_before_steps(optimizer), *hooks_after_steps(optimizer)] == hooks, "hooks on steps are kept elsewhere"
+    )
+    drop_step_hooks(optimizer)
+    require(not hooks_after_steps(optimizer), "hooks on steps are dropped otherwise")
 
 
 @uses("torch.optim.Optimizer's hooks", "a bundle silently lacks hooks that change what is trained", _hooks_are_seen)
-def own_step_hooks(optimizer: Optimizer) -> list[Callable[..., Any]]:
-    """Return the hooks on the steps of this optimizer, which a bundle does not run."""
-    return [*optimizer._optimizer_step_pre_hooks.values(), *optimizer._optimizer_step_post_hooks.values()]
+def hooks_before_steps(optimizer: Optimizer) -> list[Callable[..., Any]]:
+    """Return the hooks before the steps of this optimizer."""
+    return [*optimizer._optimizer_step_pre_hooks.values()]
+
+
+def hooks_after_steps(optimizer: Optimizer) -> list[Callable[..., Any]]:
+    """Return the hooks after the steps of this optimizer, in the order in which they run."""
+    return [*optimizer._optimizer_step_post_hooks.values()]
+
+
+def drop_step_hooks(optimizer: Optimizer) -> None:
+    """Have a copy of an optimizer no hooks on its steps."""
+    optimizer._optimizer_step_pre_hooks = OrderedDict()
+    optimizer._optimizer_step_post_hooks = OrderedDict()
 
 
 @uses("torch.optim.optimizer._global_optimizer_pre_hooks", "a bundle silently lacks hooks that change what is trained")

@@ -521,6 +521,40 @@ def test_optimizers_whose_code_no_worker_has(name: str, tmp_path: Path) -> None:
         assert not differences(expected, actual), seed
 
 
+def _with_hooks(make: MakeOptimizer) -> MakeOptimizer:
+    """Return what makes an optimizer whose steps are followed by clamps, noise, other data and a sum over all weights."""
+
+    def made(parameters: Any) -> torch.optim.Optimizer:
+        weights = [*parameters]
+        optimizer = make(weights)
+
+        def hook(*_: Any) -> None:
+            for weight in weights:
+                weight.data.clamp_(-0.3, 0.3)
+            weights[0].data = weights[0].data + 0.01 * torch.randn_like(weights[0])
+            with torch.no_grad():
+                weights[1].add_(sum(weight.sum() for weight in weights), alpha=1e-3)
+
+        optimizer.register_step_post_hook(hook)
+        return optimizer
+
+    return made
+
+
+@pytest.mark.parametrize(
+    ("make", "accumulate", "clip"),
+    [(OPTIMIZERS["adamw"], 1, None), (OPTIMIZERS["sgd"], 3, 0.1), (lambda p: own_optimizers.Lion(p, lr=1e-3), 2, None)],
+)
+def test_what_hooks_do_after_steps(make: MakeOptimizer, accumulate: int, clip: float | None, tmp_path: Path) -> None:
+    data, model = batches(6), small()
+    expected = plain(small(), classify, _with_hooks(make), data, accumulate=accumulate, clip=clip)
+    capture = capture_step(
+        model, classify, _with_hooks(make)(model.parameters()), data[0], accumulate=accumulate, clip_grad_norm=clip
+    )
+    plans = {name: random_plan(graph, 2) for name, graph in capture.graphs.items()}
+    assert not differences(expected, planned(capture, plans, data, tmp_path, accumulate=accumulate))
+
+
 @pytest.mark.parametrize("clip", [None, 0.1])
 @pytest.mark.parametrize("cls", [own_optimizers.OldSgd, own_optimizers.OwnAdamW])
 def test_their_gradients_are_accumulated_and_clipped(cls: Any, clip: float | None, tmp_path: Path) -> None:

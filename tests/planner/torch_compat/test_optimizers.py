@@ -9,9 +9,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from port_planner.torch_compat.optimizers import (
     all_step_hooks,
+    drop_step_hooks,
+    hooks_after_steps,
+    hooks_before_steps,
     is_scheduled_step,
     note_step,
-    own_step_hooks,
     skip_fused_check,
     take_state,
 )
@@ -29,7 +31,10 @@ def test_hooks_of_one_and_of_all_are_listed(optimizer: torch.optim.AdamW) -> Non
     optimizer.register_step_post_hook(hook)
     before = len(all_step_hooks())
     handles = register_optimizer_step_pre_hook(hook), register_optimizer_step_post_hook(hook)
-    assert own_step_hooks(optimizer) == [hook] and len(all_step_hooks()) == before + 2
+    assert hooks_after_steps(optimizer) == [hook] and len(all_step_hooks()) == before + 2
+    assert not hooks_before_steps(optimizer)
+    drop_step_hooks(optimizer)
+    assert not hooks_after_steps(optimizer)
     for handle in handles:
         handle.remove()
     assert len(all_step_hooks()) == before

@@ -1,7 +1,7 @@
 """Whether the steps that no comparison reaches stay the steps that they were.
 
 A script may decide by something of Python's that no list of hiding places has. So its loss is run for further updates on tensors without
-contents, forward and backward, and what each operator is called with is compared with the first such step on a batch of as many rows.
+contents, forward and backward and the hooks after the optimizer's step, and what each operator is called with is compared with the first such step on a batch of as many rows.
 Neither weights nor the optimizer go on meanwhile.
 """
 
@@ -23,7 +23,7 @@ from port_planner.job_device import kind_of_job, on_device
 from port_planner.plain_steps import model_state, plain_pass
 from port_planner.torch_compat.contentless import has_contents, without_contents
 from port_planner.torch_compat.modes import OperatorMode, pytree, without_modes
-from port_planner.torch_compat.optimizers import note_step
+from port_planner.torch_compat.optimizers import hooks_after_steps, note_step
 
 _ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 """What code may raise that asks a tensor for contents."""
@@ -51,22 +51,29 @@ def unchanged_updates(
     start, began = first * job.accumulate, time.process_time()
     batches = bucket_batches(job.seed, sizes, drop_last=[job.drop_last] * len(sizes), start=start)
     known: dict[tuple[int, int], list[Call]] = {}
+    known_hooks: list[list[Call]] = []
     updates = 0
     note_step(job.optimizer)  # its schedule warns where it never made one
     for number, (_, bucket, rows) in zip(range(start, last * job.accumulate), batches, strict=False):
         batch = on_device((c[: len(rows)] for c in columns[bucket]), kind_of_job(job))
-        calls = _Calls(job, batch, known.get((bucket, len(rows))))
+        ends_update = (number + 1) % job.accumulate == 0
         try:
+            calls = _Calls(job, batch, known.get((bucket, len(rows))))
             with without_contents(), calls:
                 plain_pass(job, batch, number, bucket)
-            calls.require_all()
+            known[bucket, len(rows)] = calls.finished()
+            if ends_update:
+                calls = _Calls(job, (), known_hooks[0] if known_hooks else None)
+                with without_contents(), calls:
+                    for hook in hooks_after_steps(job.optimizer):
+                        hook(job.optimizer, (), {})
+                known_hooks[:] = [calls.finished()]
         except ChangedStepError as error:
             raise ChangedStepError(f"update {number // job.accumulate + 1}: {error}") from None
         except _ERRORS:
             return updates
-        known[bucket, len(rows)] = calls.calls
         job.model.zero_grad(set_to_none=True)
-        if (number + 1) % job.accumulate == 0:
+        if ends_update:
             updates += 1
             if job.scheduler is not None:
                 job.scheduler.step()
@@ -101,10 +108,11 @@ class _Calls(OperatorMode):
             self._described(tensor)
         return made
 
-    def require_all(self) -> None:
-        """Raise ChangedStepError where less ran than was expected."""
+    def finished(self) -> list[Call]:
+        """Return what ran. Raises ChangedStepError where it is less than was expected."""
         if self._expected is not None and len(self.calls) < len(self._expected):
             raise ChangedStepError(f"{self._expected[len(self.calls)][0]} does not run any more")
+        return self.calls
 
     def _described(self, part: Any) -> Any:
         if not isinstance(part, torch.Tensor):

@@ -1,5 +1,6 @@
 """What a script decides by Python's state after any number of updates shows in the operators that it calls, without their contents."""
 
+import io
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -54,6 +55,19 @@ def test_steps_that_stay_the_same_are_counted_and_leave_weights_alone(accumulate
     before = [p.detach().clone() for p in job.model.parameters()]
     assert unchanged_updates(job, [job.data], 2, 6, 600.0) == 4
     assert all(torch.equal(p, was) for p, was in zip(job.model.parameters(), before, strict=True))
+
+
+def test_a_hook_after_steps_that_becomes_another_is_named_with_its_line_and_update() -> None:
+    job, updates = make_job(accumulate=2), io.StringIO()
+
+    def hook(*_: Any) -> None:
+        updates.write("x")
+        for parameter in job.model.parameters():
+            parameter.data.mul_(0.5 if updates.tell() > _LATE else 1.0)
+
+    job.optimizer.register_step_post_hook(hook)
+    with pytest.raises(ChangedStepError, match=rf"update {_LATE + 1}: test_unchanged_steps\.py:\d+: aten\.mul_"):
+        unchanged_updates(job, [job.data], 0, 2 * _LATE, 600.0)
 
 
 def test_a_loss_that_asks_for_contents_is_not_looked_at() -> None:

@@ -2,14 +2,14 @@
 
 import ast
 from collections.abc import Iterator
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-PRODUCT = ("agent/port_agent", "planner/port_planner")
+from tests.house import ROOT, product_files
 
 
 def kept_for_the_end(text: str) -> Iterator[int]:
     """Yield the lines that make a `weakref.finalize` and leave it its turn when the interpreter ends."""
+    if "finalize" not in text:
+        return
     tree = ast.parse(text)
     excepted: set[ast.AST] = set()
     names: set[str] = set()
@@ -34,10 +34,7 @@ def kept_for_the_end(text: str) -> Iterator[int]:
 
 def test_none_waits_for_the_end() -> None:
     found = [
-        f"{path.relative_to(ROOT)}:{line}"
-        for root in PRODUCT
-        for path in sorted((ROOT / root).rglob("*.py"))
-        for line in kept_for_the_end(path.read_text())
+        f"{path.relative_to(ROOT)}:{line}" for path in product_files() for line in kept_for_the_end(path.read_text())
     ]
     assert not found, "finalizers that run before the report at the end; set .atexit = False: " + ", ".join(found)
 

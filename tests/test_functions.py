@@ -3,9 +3,9 @@
 import ast
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.house import ROOT, product_files, tree_of
+
 MOST_LINES = 60
 MOST_PARAMETERS = 8
 """`self` and `cls` beside them."""
@@ -23,14 +23,15 @@ YET = frozenset(
 
 def functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
     """Yield the functions of the product, each by its module, class and name."""
-    for root in ("agent", "planner"):
-        for path in sorted((ROOT / root / f"port_{root}").rglob("*.py")):
-            module = ".".join(path.relative_to(ROOT / root).with_suffix("").parts)
-            yield from _below(ast.parse(path.read_text()), module)
+    for path in product_files():
+        _, *module = path.relative_to(ROOT).with_suffix("").parts
+        yield from _below(tree_of(path), ".".join(module))
 
 
 def _below(node: ast.AST, name: str) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
     for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.expr):
+            continue
         named = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
         inner = f"{name}.{child.name}" if isinstance(child, named) else name
         if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.house import ROOT, parse
 
 HEAVY = ("torch", "numpy", "rich", "transformers", "zeroconf")
 """What the idle daemon must not carry: `import torch` alone is 218 MB; zeroconf comes only where discovery is on."""
@@ -94,7 +94,7 @@ SOURCES = {
 def import_statements(path: Path) -> tuple[ast.Import | ast.ImportFrom, ...]:
     """Return the imports of a file, wherever they stand: inside functions and for types alike."""
     found: list[ast.Import | ast.ImportFrom] = []
-    bodies: list[ast.AST] = [ast.parse(path.read_text())]
+    bodies: list[ast.AST] = [parse(path)]
     while bodies:
         statement = bodies.pop()
         if isinstance(statement, ast.Import | ast.ImportFrom):

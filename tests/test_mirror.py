@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.house import ROOT, parse
+
 PACKAGES = {"agent": "port_agent", "planner": "port_planner"}
 """Source roots, and the package in each."""
 
@@ -58,7 +59,7 @@ def test_what_is_tested_together_is_there_and_has_no_test_module_of_its_own(test
 
 def test_no_test_imports_a_test() -> None:
     for path in sorted((ROOT / "tests").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parse(path)):
             if isinstance(node, ast.ImportFrom):
                 assert node.level == 0, f"{path.relative_to(ROOT)} imports relatively"
                 names = [node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)]

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.house import ROOT, parse
+
 SIZES = frozenset({4095, 4096})
 
 NO_PAGES = {
@@ -39,15 +40,10 @@ NO_PAGES = {
 
 def sizes_in(path: Path) -> set[int]:
     """Return the numbers in a source that a size of a page may be."""
-    text = path.read_text()
     if path.suffix == ".py":
-        found = {
-            node.value
-            for node in ast.walk(ast.parse(text))
-            if isinstance(node, ast.Constant) and type(node.value) is int
-        }
-        return found & SIZES
-    code = re.sub(r"/\*.*?\*/|//[^\n]*", "", text, flags=re.DOTALL)
+        constants = (node.value for node in ast.walk(parse(path)) if isinstance(node, ast.Constant))
+        return {value for value in constants if type(value) is int} & SIZES
+    code = re.sub(r"/\*.*?\*/|//[^\n]*", "", path.read_text(), flags=re.DOTALL)
     return {int(word) for word in re.findall(r"\b\d+\b", code)} & SIZES
 
 

@@ -3,10 +3,8 @@
 import ast
 from collections import defaultdict
 from collections.abc import Iterator
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("agent/port_agent", "planner/port_planner")
+from tests.house import ROOT, product_files, tree_of
 
 RIGHT = {
     "add_commands": "every area of the command line offers it to `port_agent.cli.build_parser`",
@@ -24,12 +22,11 @@ NO_ERRORS = ("NotImplementedError", "SystemExit")
 def public_names() -> dict[str, list[str]]:
     """Return the modules that define each public class or function at their top level."""
     found: dict[str, list[str]] = defaultdict(list)
-    for package in PACKAGES:
-        for path in sorted((ROOT / package).rglob("*.py")):
-            for node in ast.parse(path.read_text()).body:
-                named = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-                if isinstance(node, named) and not node.name.startswith("_"):
-                    found[node.name].append(str(path.relative_to(ROOT)))
+    for path in product_files():
+        for node in tree_of(path).body:
+            named = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+            if isinstance(node, named) and not node.name.startswith("_"):
+                found[node.name].append(str(path.relative_to(ROOT)))
     return found
 
 
@@ -65,9 +62,8 @@ def raised_by(node: ast.AST) -> Iterator[str]:
 def test_public_functions_name_the_errors_that_they_raise() -> None:
     silent = [
         f"{path.relative_to(ROOT)}:{function.lineno} {function.name}: {name}"
-        for package in PACKAGES
-        for path in sorted((ROOT / package).rglob("*.py"))
-        for function in public_functions(ast.parse(path.read_text()))
+        for path in product_files()
+        for function in public_functions(tree_of(path))
         for name in sorted(set(raised_by(function)))
         if name not in (ast.get_docstring(function) or "")
     ]

@@ -3,9 +3,9 @@
 import ast
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.house import ROOT, parse
+
 CLOCKS = frozenset({"monotonic", "perf_counter", "monotonic_ns", "perf_counter_ns"})
 
 SLEEPS = frozenset(
@@ -37,7 +37,7 @@ SLEEPS = frozenset(
 def functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
     """Yield the outermost functions and methods of the tests and their helpers."""
     for path in sorted((ROOT / "tests").rglob("*.py")):
-        for node in _outermost(ast.parse(path.read_text())):
+        for node in _outermost(parse(path)):
             yield f"{path.relative_to(ROOT)}::{node.name}", node
 
 

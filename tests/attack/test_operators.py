@@ -18,6 +18,7 @@ TRUSTING = (
 """Functions of torch whose operators crashed before they were checked."""
 
 
+@pytest.mark.slow
 def test_calls_that_are_right_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else their hostile kin would all be refused for another reason than theirs."""
     monkeypatch.setenv("SETUPTOOLS_USE_DISTUTILS", "stdlib")  # torch's tests load setuptools, which wants to be first

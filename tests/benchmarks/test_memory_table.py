@@ -32,6 +32,7 @@ def test_a_fused_graph_takes_its_outputs_and_twice_its_parameters() -> None:
     assert tflite_bytes(graph) == 4 * (8 + 4 + 2 * (8 * 4 + 4) + 12)
 
 
+@pytest.mark.slow
 def test_every_way_takes_less_than_the_one_before_and_only_bands_cost_energy() -> None:
     torch.manual_seed(0)
     rows = network_rows(Network("digits", "digits", DigitsNet(), (1, 8, 8), last_five, "mkr1000"))

@@ -8,6 +8,7 @@ from port_planner.search.placement.operator_devices import on_one_device
 from tests.planner.steps import tiny_step
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [[], ["--unified"]])
 def test_it_prints_a_table_and_nothing_is_worse(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["gpt2", "--time-limit", "10", *words]) == 0

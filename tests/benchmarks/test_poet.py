@@ -16,6 +16,7 @@ from tests.benchmarks.instances import HEAVY, OWN, QUICK, best_known, checker, r
 LONG = [pytest.param(name, marks=pytest.mark.long) for name in HEAVY]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*QUICK, *LONG])
 def test_reference_problems_reach_the_best_known(name: str) -> None:
     path = reference_path(name)
@@ -31,6 +32,7 @@ def test_reference_problems_reach_the_best_known(name: str) -> None:
         assert solution.outcome is Outcome.OPTIMAL
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*QUICK, *LONG])
 def test_real_semantics_keep_the_physical_peak_and_the_deadline(name: str) -> None:
     path = reference_path(name)
@@ -54,6 +56,7 @@ def test_own_problems(path: Path) -> None:
     assert solution.overhead_joules == pytest.approx(data["optimum_J"], abs=1e-9)
 
 
+@pytest.mark.slow
 def test_bert_hides_its_transfers_within_the_deadline() -> None:
     problem = read_instance(reference_path("bert__a72__ram50__rt110"), Semantics.REAL).problem
     solution = solve(problem, time_limit_s=9.0)

@@ -28,6 +28,7 @@ def test_twelve_blocks_are_the_reference_problem() -> None:
             assert mine[key] == pytest.approx(theirs[key], rel=1e-6), (mine["id"], key)
 
 
+@pytest.mark.slow
 def test_residual_nets_have_a_gradient_per_operand() -> None:
     data = residual_net(3)
     problem = parse_instance(data, "residual").problem

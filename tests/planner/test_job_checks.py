@@ -14,6 +14,7 @@ from port_planner.make_bundle import prepare
 from tests.planner.tied_job import ROWS, job
 
 
+@pytest.mark.slow
 def test_arrays_and_lists_are_data_too() -> None:
     x = np.arange(4.0 * ROWS, dtype=np.float32).reshape(ROWS, 4)
     prepared = prepare(job(data=(x, x.tolist())))

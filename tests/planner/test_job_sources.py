@@ -190,6 +190,7 @@ def trainer(folder: Path, *, masked: bool = False, **arguments: Any) -> Any:
     return transformers.Trainer(model, told, train_dataset=Rows(masked=masked))
 
 
+@pytest.mark.slow
 def test_a_trainers_default_optimizer_is_fused_and_recorded(tmp_path: Path) -> None:
     job = as_job(trainer(tmp_path))
     assert job is not None and job.optimizer.param_groups[0]["fused"]
@@ -248,6 +249,7 @@ def port_job():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("interval", ["step", "epoch"])
 def test_a_lightning_module_with_its_data(tmp_path: Path, interval: str) -> None:
     pytest.importorskip("lightning")

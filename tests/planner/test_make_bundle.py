@@ -25,6 +25,7 @@ NO_TRAINING = MeasuredCosts((), 0, 0)
 DEVICE = DeviceCosts("test", 0, 1.0, 1.0, Flash("card", 1e8, 1e8, 1e-4, 1e-9, 1e-9))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "graphs"),
     [
@@ -67,6 +68,7 @@ def test_capturing_changes_neither_the_model_nor_the_generator() -> None:
     assert (made.optimizer.param_groups[0]["lr"], made.scheduler.last_epoch) == (lr, last)
 
 
+@pytest.mark.slow
 def test_the_schedule_is_what_plain_training_would_see() -> None:
     def warm_up(optimizer: torch.optim.Optimizer) -> Any:
         return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: min(1.0, (update + 1) / 3))
@@ -77,6 +79,7 @@ def test_the_schedule_is_what_plain_training_would_see() -> None:
     assert prepare(job()).schedule == ()
 
 
+@pytest.mark.slow
 def test_a_schedule_is_known_for_some_epochs_more_as_far_as_it_goes() -> None:
     """Three batches an epoch: training takes another number of epochs than `plan` was told, more often than not."""
     assert len(prepare(job(lambda o: torch.optim.lr_scheduler.StepLR(o, 1)), updates=3).schedule) == 30
@@ -86,6 +89,7 @@ def test_a_schedule_is_known_for_some_epochs_more_as_far_as_it_goes() -> None:
         prepare(job(ends), updates=8)
 
 
+@pytest.mark.slow
 def test_weights_that_no_file_holds_are_refused_before_anything_is_trained() -> None:
     complex64, complex128 = job(), job()
     complex64.model.register_buffer("phase", torch.ones(2, dtype=torch.complex64))
@@ -95,6 +99,7 @@ def test_weights_that_no_file_holds_are_refused_before_anything_is_trained() -> 
         prepare(complex128)
 
 
+@pytest.mark.slow
 def test_a_teacher_that_follows_is_as_before_though_the_optimizer_does_not_have_it() -> None:
     made = job()
     made.model.spare.requires_grad_(False)
@@ -125,12 +130,14 @@ def with_hooks(pack: Callable[[torch.Tensor], torch.Tensor]) -> TrainingJob:
     return hooked
 
 
+@pytest.mark.slow
 def test_saved_tensors_that_are_exchanged_for_others_are_refused_when_planned() -> None:
     """The backward pass would read labels that no operator of the bundle checks."""
     with pytest.raises(GraphError, match=r"nll_loss_backward.*saved_tensors_hooks"):
         prepare(with_hooks(lambda t: t * 1))
 
 
+@pytest.mark.slow
 def test_saved_tensors_may_be_exchanged_for_copies() -> None:
     names = [op.name for op in prepare(with_hooks(torch.clone)).graphs["step"].ops]
     assert names.index("aten::clone") < names.index("aten::nll_loss_backward")
@@ -153,6 +160,7 @@ def flat(graphs: Sequence[Any]) -> MeasuredCosts:
     return MeasuredCosts(tuple(tuple(OpCost(1e-4, 0, 1e-4) for _ in graph.ops) for graph in graphs), 0, 0)
 
 
+@pytest.mark.slow
 def test_a_bundle_holds_what_was_prepared(tmp_path: Path) -> None:
     held_out = [torch.randn(3, 4), torch.randn(3, 4)]
     prepared = prepare(job(seed=7, eval_data=held_out, name="birds"), updates=2)
@@ -212,6 +220,7 @@ def test_the_error_names_what_would_do_and_whether_that_was_tried() -> None:
     assert str(InfeasibleError("too slow", None, remedy="move the deadline")) == "too slow; move the deadline"
 
 
+@pytest.mark.slow
 def test_a_deadline_is_for_training_and_not_for_evaluation() -> None:
     prepared = prepare(job(eval_data=[torch.randn(ROWS, 4)] * 2))
     asked = default_planner(strategy="greedy", time_limit_s=1.0, limits=PlannedLimits(step_s=1e-9))

@@ -20,6 +20,7 @@ from tests.planner.estimated_steps import captured
 from tests.planner.steps import costs_of, tiny_step
 
 
+@pytest.mark.slow
 def test_costs_of_another_board_are_scaled_and_say_estimated() -> None:
     graph, costs = captured()
     measured = MeasuredCosts((costs.ops,), costs.device.base_bytes, 0)
@@ -67,6 +68,7 @@ def test_variants_of_an_operator_are_apart_and_what_is_reordered_says_so() -> No
     assert {(one.variant, one.exactness) for one in apart} == {("4 pieces", REORDERED), ("4 pieces", BITWISE)}
 
 
+@pytest.mark.slow
 def test_the_plot_of_operators_is_written_beside_the_table(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -69,6 +69,7 @@ def shown(capsys: pytest.CaptureFixture[str], summary: TrainReport, manifest: Ma
     return " ".join(capsys.readouterr().out.replace("│", " ").split())
 
 
+@pytest.mark.slow
 def test_a_report_says_what_the_run_did(
     capsys: pytest.CaptureFixture[str], manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:

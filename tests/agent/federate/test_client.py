@@ -49,6 +49,7 @@ def order(folder: Path, bundle: Path) -> ClientOrder:
     return client_order(folder, bundle, FederationTerms(), folder)
 
 
+@pytest.mark.slow
 def test_training_comes_before_the_reply(tmp_path: Path, bundle: Path) -> None:
     put(tmp_path, bundle, "train", shift=0.5)
     assert answer_message(order(tmp_path, bundle)).trains_first and not (tmp_path / REPLY_FILE).exists()

@@ -47,6 +47,7 @@ def measured(exponents: Any) -> Message:
     return Message(RecordDict({"metrics": MetricRecord({SAMPLES: 5, LOSS: 0.5, EXPONENTS: exponents})}), 1, "train")
 
 
+@pytest.mark.slow
 def test_sizes_of_a_change_are_one_for_each_tensor_and_numbers(average: MaskedAverage) -> None:
     average.check(measured([-3] * tensors(average)))
     for wrong in ([-3], [-3.0] * tensors(average), [4000] * tensors(average), 7):

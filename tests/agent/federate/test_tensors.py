@@ -23,6 +23,7 @@ def tensors(tmp_path_factory: pytest.TempPathFactory) -> FederatedTensors:
     return federated_tensors(gestures_bundle(tmp_path_factory.mktemp("bundle"), 0))
 
 
+@pytest.mark.slow
 def test_what_training_changes_is_averaged_and_nothing_else(tensors: FederatedTensors) -> None:
     assert list(tensors.layouts) == [
         "head.bias",
@@ -63,6 +64,7 @@ def test_other_tensors_are_refused(tensors: FederatedTensors, tmp_path: Path) ->
         tensors.read(tmp_path / "junk")
 
 
+@pytest.mark.slow
 def test_other_shapes_have_another_fingerprint(tensors: FederatedTensors, tmp_path: Path) -> None:
     other = federated_tensors(gestures_bundle(tmp_path, 1))
     assert other.fingerprint == tensors.fingerprint
@@ -70,6 +72,7 @@ def test_other_shapes_have_another_fingerprint(tensors: FederatedTensors, tmp_pa
     assert fewer.fingerprint != tensors.fingerprint
 
 
+@pytest.mark.slow
 def test_data_of_its_own_is_counted_and_known_wherever_it_lies(tmp_path: Path) -> None:
     one, other = gestures_bundle(tmp_path, 0), gestures_bundle(tmp_path, 1)
     rows, labels = (column.numpy() for column in gestures_job(1, 3).data)

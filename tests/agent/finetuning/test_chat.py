@@ -43,6 +43,7 @@ def quiet(text: str) -> None:
     """Take note of nothing."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adapted", [False, True])
 def test_each_answer_is_the_one_of_transformers_and_peft(adapted: bool, folder: Path) -> None:
     asked = options(folder, adapter=str(folder / "adapter") if adapted else None, system="in the mind")
@@ -77,6 +78,7 @@ def test_an_answer_ends_with_what_the_template_writes_behind_it(folder: Path, tm
     assert end not in answer_ends(model, transformers.AutoTokenizer.from_pretrained(folder / "model"))
 
 
+@pytest.mark.slow
 def test_what_cannot_answer_is_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(FinetuneError, match="writes no text by itself"):
         Chat(options(folder, model=str(make_model(tmp_path / "bert", kind="bert"))), quiet)

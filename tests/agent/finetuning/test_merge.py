@@ -97,6 +97,7 @@ def by_peft(base: Any, adapter: Path, out: Path) -> dict[str, tuple[str, bytes]]
     return contents(out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_trained_magnitudes_are_merged_as_peft_does(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("port_agent.finetuning.merge.ENCODED_ITEMS", 1 << 12)  # weights in several blocks

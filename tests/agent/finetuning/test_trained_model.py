@@ -113,6 +113,7 @@ def test_an_adapter_of_a_head_that_is_the_embeddings_is_refused_before_training(
         load_model(replace(tied, targets=("lm_head",)), CAUSAL, report)
 
 
+@pytest.mark.slow
 def test_layers_that_return_more_than_a_product_get_no_adapters(tmp_path: Path) -> None:
     model = load_model(FinetuneOptions(str(make_model(tmp_path / "phimoe", kind="phimoe")), ("",), ""), CAUSAL, report)
     adapted = {name.split(".lora_")[0].rpartition(".")[2] for name, _ in model.named_parameters() if ".lora_" in name}

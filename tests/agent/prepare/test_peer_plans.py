@@ -60,6 +60,7 @@ def test_a_plan_solved_elsewhere_is_the_one_of_here() -> None:
     assert (report, here, others.accused) == (["1 plan solved on attic"], 0, [])
 
 
+@pytest.mark.slow
 def test_a_refusal_is_told_and_the_plan_is_made_here() -> None:
     result, report, here = planned(Others())
     assert result.plan == own() and here == 1

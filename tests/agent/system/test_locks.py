@@ -17,6 +17,7 @@ def _hold_lock(path: str, ready: "multiprocessing.synchronize.Event", end: "mult
     end.wait()
 
 
+@pytest.mark.process
 def test_locks_die_with_their_holder(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     ready, end = context.Event(), context.Event()

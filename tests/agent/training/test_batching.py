@@ -49,6 +49,7 @@ def test_too_few_samples_are_refused_with_their_number() -> None:
         next(Batching(Bundle(small_bundle()), [1], compared=0).runs(0, 1))
 
 
+@pytest.mark.slow
 def test_an_update_runs_as_one_but_for_short_batches_and_where_the_comparison_ends_within(tmp_path: Path) -> None:
     write_job(tmp_path / "job.port", make_job(accumulate=2), remake=False, seeds=(0,))
     bundle = Bundle(tmp_path / "job.port")

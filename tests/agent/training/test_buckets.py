@@ -79,6 +79,7 @@ def trained(trainer: Trainer) -> list[StepEvent]:
     return events
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("plan", [0, 1])
 def test_steps_of_all_shapes_are_plain_pytorchs(tmp_path: Path, accumulate: int, plan: int) -> None:
@@ -117,6 +118,7 @@ def branches_job() -> TrainingJob:
     return job
 
 
+@pytest.mark.slow
 def test_each_branch_that_a_batch_names_is_trained_as_plain_pytorch_does(tmp_path: Path) -> None:
     path, expected = tmp_path / "job.port", expected_losses(branches_job(), STEPS)
     write_job(path, branches_job(), compared=STEPS)
@@ -144,6 +146,7 @@ def test_the_steps_that_are_compared_show_every_bucket() -> None:
         assert (e, b) == (epoch, bucket) and torch.equal(t, taken)
 
 
+@pytest.mark.slow
 def test_a_neighbours_plan_is_made_in_a_moment() -> None:
     """What a further shape costs beyond its recording: its plan is a quick one, or the neighbour's."""
     prepared = make_bundle.prepare(make_job())
@@ -159,6 +162,7 @@ def test_a_neighbours_plan_is_made_in_a_moment() -> None:
     assert len(asked) == 1 and plans.keys() == prepared.graphs.keys()
 
 
+@pytest.mark.slow
 def test_samples_that_arrive_go_to_the_bucket_of_their_shape(tmp_path: Path) -> None:
     path, inbox = tmp_path / "job.port", tmp_path / "in"
     write_job(path, make_job(), compared=0)
@@ -176,6 +180,7 @@ def test_samples_that_arrive_go_to_the_bucket_of_their_shape(tmp_path: Path) -> 
         Trainer(Bundle(path), train_options(tmp_path / "t", tmp_path, steps=8, data=inbox))
 
 
+@pytest.mark.slow
 def test_samples_that_arrive_for_one_of_several_branches_are_refused(tmp_path: Path) -> None:
     path, inbox = tmp_path / "job.port", tmp_path / "in"
     write_job(path, branches_job(), compared=0)
@@ -187,6 +192,7 @@ def test_samples_that_arrive_for_one_of_several_branches_are_refused(tmp_path: P
         Trainer(Bundle(path), train_options(tmp_path / "s", tmp_path, steps=8, data=inbox))
 
 
+@pytest.mark.slow
 def test_a_manifest_that_promises_other_buckets_is_refused(tmp_path: Path) -> None:
     write_job(tmp_path / "job.port", make_job(), compared=0)
     bundle = Bundle(tmp_path / "job.port")
@@ -201,6 +207,7 @@ def test_a_manifest_that_promises_other_buckets_is_refused(tmp_path: Path) -> No
             bundle.with_plans(bundle.manifest.plans, bundle.plans, bundle.costs)
 
 
+@pytest.mark.slow
 def test_shapes_that_train_other_weights_are_refused() -> None:
     """The optimizer's counts of updates would be one for each weight."""
 

@@ -75,6 +75,7 @@ def small(seed: int = 0) -> Small:
 # -- random plans
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("name", FAST)
 def test_random_plans_on_small_models(name: str, optimizer: str, tmp_path: Path) -> None:
@@ -82,6 +83,7 @@ def test_random_plans_on_small_models(name: str, optimizer: str, tmp_path: Path)
     compare(w.model, w.loss_fn, OPTIMIZERS[optimizer], [w.batch(i) for i in range(2)], tmp_path, (0, 1))
 
 
+@pytest.mark.slow
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "name",
@@ -101,6 +103,7 @@ def test_more_random_plans_on_all_small_models(name: str, optimizer: str, tmp_pa
     compare(w.model, w.loss_fn, OPTIMIZERS[optimizer], [w.batch(i) for i in range(3)], tmp_path, range(5))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_many_random_plans_on_one_tiny_model(optimizer: str, tmp_path: Path) -> None:
     make, data = OPTIMIZERS[optimizer], batches(2)
@@ -118,6 +121,7 @@ def test_many_random_plans_on_one_tiny_model(optimizer: str, tmp_path: Path) -> 
     assert seen >= {Action.PAGE, Action.RECOMPUTE}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_updates_in_several_slices(optimizer: str, tmp_path: Path) -> None:
     """Weights of 2.3 MB in slices of 1 MiB, the last one short; whole on flash, half there, or resident."""
@@ -142,6 +146,7 @@ def test_updates_in_several_slices(optimizer: str, tmp_path: Path) -> None:
 # -- recomputation repeats no side effect
 
 
+@pytest.mark.slow
 def test_relu_and_pooling_go_backward_from_signs_alone(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(
@@ -219,6 +224,7 @@ class Bounded(nn.Module):
         return self.last(functional.grid_sample(x, grid, align_corners=False).flatten(1))
 
 
+@pytest.mark.slow
 def test_weights_that_the_forward_pass_bounds_and_grids_that_it_computes(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = Bounded()
@@ -335,6 +341,7 @@ def test_recomputed_batch_norm_updates_running_statistics_once(tmp_path: Path) -
 # -- twenty steps, schedules, clipping, accumulation
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_twenty_steps_with_a_cosine_schedule(optimizer: str, tmp_path: Path) -> None:
     def cosine(o: torch.optim.Optimizer) -> Any:
@@ -349,6 +356,7 @@ def test_twenty_steps_with_a_cosine_schedule(optimizer: str, tmp_path: Path) -> 
     assert not differences(expected, actual)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cls", [torch.optim.NAdam, torch.optim.RAdam])
 def test_a_schedule_of_rate_and_momentum(cls: Any, tmp_path: Path) -> None:
     def one_cycle(o: torch.optim.Optimizer) -> Any:
@@ -367,6 +375,7 @@ def test_a_schedule_of_rate_and_momentum(cls: Any, tmp_path: Path) -> None:
     assert not differences(expected, actual)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [0.05, 1e6])
 def test_clipping_of_the_global_norm(limit: float, tmp_path: Path) -> None:
     make, data = OPTIMIZERS["adamw"], batches(3)
@@ -379,6 +388,7 @@ def test_clipping_of_the_global_norm(limit: float, tmp_path: Path) -> None:
         assert not differences(expected, actual), seed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clip", [None, 0.05])
 def test_accumulated_gradients(clip: float | None, tmp_path: Path) -> None:
     make, data = OPTIMIZERS["adamw"], batches(6)
@@ -425,6 +435,7 @@ class Joined(nn.Module):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("clip", [None, 0.05])
 def test_gradients_that_are_parts_of_one_tensor(clip: float | None, accumulate: int, tmp_path: Path) -> None:
@@ -476,6 +487,7 @@ def _others() -> dict[str, MakeOptimizer]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.sample(12)
 @pytest.mark.parametrize("name", _others())
 def test_every_supported_optimizer(name: str, tmp_path: Path) -> None:
@@ -503,6 +515,7 @@ def _own() -> dict[str, MakeOptimizer]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", _own())
 def test_optimizers_whose_code_no_worker_has(name: str, tmp_path: Path) -> None:
     def decaying(o: torch.optim.Optimizer) -> Any:
@@ -541,6 +554,7 @@ def _with_hooks(make: MakeOptimizer) -> MakeOptimizer:
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "accumulate", "clip"),
     [(OPTIMIZERS["adamw"], 1, None), (OPTIMIZERS["sgd"], 3, 0.1), (lambda p: own_optimizers.Lion(p, lr=1e-3), 2, None)],
@@ -555,6 +569,7 @@ def test_what_hooks_do_after_steps(make: MakeOptimizer, accumulate: int, clip: f
     assert not differences(expected, planned(capture, plans, data, tmp_path, accumulate=accumulate))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clip", [None, 0.1])
 @pytest.mark.parametrize("cls", [own_optimizers.OldSgd, own_optimizers.OwnAdamW])
 def test_their_gradients_are_accumulated_and_clipped(cls: Any, clip: float | None, tmp_path: Path) -> None:
@@ -575,6 +590,7 @@ def _rate(make: MakeOptimizer) -> float:
     return float(make([torch.nn.Parameter(torch.zeros(1, 1))]).param_groups[0]["lr"])
 
 
+@pytest.mark.slow
 def test_groups_with_their_own_hyperparameters(tmp_path: Path) -> None:
     def make(parameters: Any) -> torch.optim.Optimizer:
         first, *rest = list(parameters)
@@ -663,11 +679,13 @@ def _tight(name: str, optimizer: str, tmp_path: Path, *, small: bool, share: flo
     assert not differences(expected, actual), differences(expected, actual)[:8]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "optimizer"), [("resnet18", "sgd"), ("bert", "adamw")])
 def test_tight_plans_of_the_planner(name: str, optimizer: str, tmp_path: Path) -> None:
     _tight(name, optimizer, tmp_path, small=True, share=0.05, steps=2)
 
 
+@pytest.mark.slow
 def test_pages_lie_on_two_media_as_planned(tmp_path: Path) -> None:
     """What lives within a step goes to the second, which costs less; what outlives it stays on the first."""
     torch.manual_seed(0)

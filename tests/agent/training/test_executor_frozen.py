@@ -28,6 +28,7 @@ def frozen(trained: frozenset[str]) -> nn.Module:
 BIASES = frozenset({"stem.bias", "body.bias", "head.bias"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", list(OPTIMIZERS))
 @pytest.mark.parametrize(
     "trained",
@@ -43,6 +44,7 @@ def test_frozen_parameters(trained: frozenset[str], optimizer: str, tmp_path: Pa
         assert not differences(expected, actual)
 
 
+@pytest.mark.slow
 def test_tied_weights_with_clipping(tmp_path: Path) -> None:
     # the tied weight's gradient is a sum that overwrites a summand; clipping must scale the sum
     model, make = Residual(), OPTIMIZERS["sgd"]

@@ -8,6 +8,7 @@ from port_agent.training.step_values import GraphChangedError
 from tests.agent.training.trained_job import trainer
 
 
+@pytest.mark.slow
 def test_a_plan_has_one_executor_of_a_graph_and_plans_share_its_scratch_files(tmp_path: Path) -> None:
     t = trainer(tmp_path)
     t.start()
@@ -24,6 +25,7 @@ def test_a_plan_has_one_executor_of_a_graph_and_plans_share_its_scratch_files(tm
     t.close()
 
 
+@pytest.mark.slow
 def test_an_interruption_reaches_executors_that_are_there_and_those_to_come_and_ends_at_the_gate(
     tmp_path: Path,
 ) -> None:

@@ -38,6 +38,7 @@ def test_a_program_is_made_once_for_each_plan() -> None:
         programs.of("other")
 
 
+@pytest.mark.slow
 def test_a_switch_of_plans_changes_no_bit(tmp_path: Path, reference: tuple[list[float], str]) -> None:
     t = trainer(tmp_path, plan=0)
     t.start()
@@ -73,6 +74,7 @@ def _packs(graph: StepGraph, _: int) -> Plan:
     )
 
 
+@pytest.mark.slow
 def test_where_tensors_overflow_step_after_step_a_new_plan_goes_on_and_outlives_a_kill(
     reference: tuple[list[float], str], tmp_path: Path
 ) -> None:
@@ -125,6 +127,7 @@ def _packs_and_pages(graph: StepGraph, _: int) -> Plan:
     )
 
 
+@pytest.mark.slow
 def test_where_room_stays_unused_for_long_a_new_plan_pages_less(
     reference: tuple[list[float], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

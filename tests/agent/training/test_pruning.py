@@ -68,6 +68,7 @@ def trained(folder: Path, *, stop_after: int | None = None, plan: int = 1) -> tu
     return t, losses
 
 
+@pytest.mark.slow
 def test_a_pruned_training_equals_the_same_loop_in_plain_pytorch_and_goes_on_after_a_kill(tmp_path: Path) -> None:
     job = make_job()
     job.pruning = CHOICE

@@ -81,6 +81,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[Event]:
     return train(given(folder, out=folder / "out.safetensors", digest=True))
 
 
+@pytest.mark.slow
 def test_the_order_of_an_undisturbed_run(undisturbed: list[Event]) -> None:
     """Evaluated before the first step and after each pass; committed every four steps and at the end."""
     assert kinds(undisturbed) == "REssssCssEssCsCF"
@@ -103,6 +104,7 @@ def test_the_best_weights_so_far_are_kept(undisturbed: list[Event]) -> None:
             assert set(kept.keys()) == set(last.keys())
 
 
+@pytest.mark.slow
 def test_a_run_that_is_taken_up_does_not_evaluate_again(tmp_path: Path, undisturbed: list[Event]) -> None:
     assert kinds(train(given(tmp_path), {5: StopAfterStep()})) == "REssssCsCL"
     rest = train(given(tmp_path, digest=True))
@@ -113,6 +115,7 @@ def test_a_run_that_is_taken_up_does_not_evaluate_again(tmp_path: Path, undistur
     assert finished.digest == undisturbed[-1].digest
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_written_after_the_step_at_hand(tmp_path: Path) -> None:
     events = train(given(tmp_path, checkpoint_every=100), {3: WriteCheckpoint()})
     assert kinds(events) == "REsssCsssEsssCF"
@@ -120,6 +123,7 @@ def test_a_checkpoint_is_written_after_the_step_at_hand(tmp_path: Path) -> None:
     assert isinstance(written, CheckpointWritten) and written.step == 3 and written.bytes > 0
 
 
+@pytest.mark.slow
 def test_a_switch_of_plans_holds_from_the_next_step(tmp_path: Path, undisturbed: list[Event]) -> None:
     events = train(given(tmp_path, checkpoint_every=100, digest=True), {2: SwitchPlan(plan=1, reason="heat")})
     assert kinds(events) == "REssPssssEsssCF"
@@ -131,10 +135,12 @@ def test_a_switch_of_plans_holds_from_the_next_step(tmp_path: Path, undisturbed:
     assert finished.digest == undisturbed[-1].digest
 
 
+@pytest.mark.slow
 def test_leaving_commits_nothing(tmp_path: Path) -> None:
     assert kinds(train(given(tmp_path), {2: LeaveNow()})) == "REssWL"
 
 
+@pytest.mark.slow
 def test_a_job_without_evaluation_data_evaluates_nothing(tmp_path: Path) -> None:
     write_job(tmp_path / "plain.port", make_job(eval_data=()), seeds=(0,))
     events = train(given(tmp_path, bundle=tmp_path / "plain.port"))
@@ -172,6 +178,7 @@ def test_freed_blocks_are_kept_up_to_the_plan_or_the_peak_of_live_ones(
     assert allocator.limit == limit_mib << 20
 
 
+@pytest.mark.slow
 def test_revised_plans_train_to_the_same_bits(tmp_path: Path) -> None:
     bundle = Bundle(small_bundle())
     revision = tmp_path / "plans"
@@ -185,6 +192,7 @@ def test_revised_plans_train_to_the_same_bits(tmp_path: Path) -> None:
     assert ends[0].digest == ends[1].digest is not None
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_under_revised_plans(tmp_path: Path) -> None:
     revision = tmp_path / "plans"
     write_revision(revision, revise(Bundle(small_bundle()), Speeds(1.0, 1e5, 1e5), 1.0))

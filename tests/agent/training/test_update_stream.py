@@ -84,6 +84,7 @@ def test_what_an_update_raises_reaches_who_waits_for_it() -> None:
     updates.close()
 
 
+@pytest.mark.slow
 def test_a_buffer_is_filled_again_once_what_was_in_it_is_written_and_no_write_outlives_its_update(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -122,6 +122,7 @@ def test_figures_that_deny_this_processs_own_pages_are_not_believed(
     assert not tells_own_pages(smaps, 0x7F0000000010), "an address in a file's clean mapping"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="smaps is Linux's")
 def test_nothing_is_given_back_where_they_are_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[tuple[int, int]] = []

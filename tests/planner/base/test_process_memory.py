@@ -58,6 +58,7 @@ def test_no_more_is_available_than_the_machine_has(platform: str, monkeypatch: p
     assert 0 < process_memory.available_bytes() <= psutil.virtual_memory().total
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not process_memory._HUGE_PAGE_BYTES.exists(), reason="huge pages are asked for on Linux only")
 def test_what_huge_pages_may_fill_is_the_rest_of_those_that_are_touched(monkeypatch: pytest.MonkeyPatch) -> None:
     before, huge = process_memory.untouched_block_bytes(), int(process_memory._HUGE_PAGE_BYTES.read_text())

@@ -30,6 +30,7 @@ def last_backward(graph: StepGraph) -> int:
     return max(i for i, op in enumerate(graph.ops) if op.phase is Phase.BACKWARD)
 
 
+@pytest.mark.slow
 def test_the_last_layer_is_updated_before_the_first_ones_gradient_is_made() -> None:
     graph = step_of(momentum=0.9)
     assert first_update(graph) < last_backward(graph)

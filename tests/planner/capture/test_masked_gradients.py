@@ -47,6 +47,7 @@ def read_backward(graph: StepGraph, names: tuple[str, ...]) -> set[int]:
     return {graph.values[v].storage for op in later for v in operands(op)}
 
 
+@pytest.mark.slow
 def test_inputs_are_kept_for_trained_weights_only() -> None:
     every = captured(tuple(name for name, _ in net().named_parameters()))
     assert convolution_inputs(every) <= read_backward(every, (BACKWARD,))

@@ -55,6 +55,7 @@ def test_what_counts_its_steps_is_known_for_those_planned() -> None:
         scalars.advance()
 
 
+@pytest.mark.slow
 def test_neither_optimizer_nor_model_changes() -> None:
     model = _net()
     optimizer = own.OwnAdamW(model.parameters())
@@ -152,6 +153,7 @@ class CountsOutside(own.Lion):
         return super().step(closure)
 
 
+@pytest.mark.slow
 def test_what_an_optimizer_counts_outside_of_itself_is_named() -> None:
     with pytest.raises(
         CaptureError,

@@ -41,6 +41,7 @@ def captured(model: nn.Module) -> StepGraph:
     return capture_step(model, entropy, optimizer, batch, repetition=Repetition(others)).graphs["step"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_a_checkpointed_step_is_the_step_without_checkpoints(reentrant: bool) -> None:
     plain, twice = captured(Layers(False)), captured(Layers(True, reentrant=reentrant))

@@ -110,6 +110,7 @@ def test_reading_a_float_in_the_model_is_refused_with_its_line() -> None:
         capture_step(net(), loss_fn, sgd(net()), batch())
 
 
+@pytest.mark.slow
 def test_gradients_that_are_recorded_by_another_formula_are_named_with_their_line() -> None:
     def by_determinant(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return torch.linalg.det(model(x).t() @ model(x) + torch.eye(model(x).shape[1])) * model(x).sigmoid().prod()

@@ -328,6 +328,7 @@ def test_inference_leaves_out_what_only_training_pages(
     assert all(row.training or is_parameters(row.page) for row in paged.memory.rows[:loss] if row.page)
 
 
+@pytest.mark.slow
 def test_every_byte_of_the_parameters_is_in_a_page(paged: CompiledModel) -> None:
     pages = list(paged.memory.parameters.pages.values())
     assert [page.offset for page in pages] == [0, *(page.offset + page.size_bytes for page in pages[:-1])]

@@ -125,6 +125,7 @@ def test_every_documented_name_occurs_in_a_model() -> None:
     assert set(documented("Rows")) == used
 
 
+@pytest.mark.slow
 def test_names_are_unique() -> None:
     for model in models():
         assert len(set(model.names)) == model.columns

@@ -3,7 +3,6 @@
 import ast
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -11,10 +10,10 @@ from port_planner.ir.operators import OperatorError, check_operator
 from port_planner.operators import base_name, operator_of, overload_name
 from port_planner.operators.row import Operator
 from port_planner.operators.table import OPERATORS, ROWS
+from tests.house import ROOT, product_files, tree_of
 from tests.planner.steps import tiny_step
 from tests.planner.tiling.language_step import language_step
 
-ROOT = Path(__file__).resolve().parents[3]
 ROOM = ROOT / "planner/port_planner/operators"
 FEW = 2
 """Names of operators that make a table."""
@@ -56,9 +55,9 @@ def test_what_is_allowed_is_what_a_bundle_may_call() -> None:
                 check_operator(f"aten::{name}")
 
 
-def tables(source: str) -> Iterator[tuple[int, list[str]]]:
+def tables(tree: ast.Module) -> Iterator[tuple[int, list[str]]]:
     """Yield the literals of a module that name operators and little else: their lines, and the names."""
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Set | ast.Tuple | ast.List):
             items: list[ast.expr | None] = [*node.elts]
         elif isinstance(node, ast.Dict):
@@ -74,17 +73,18 @@ def tables(source: str) -> Iterator[tuple[int, list[str]]]:
 def test_no_other_room_has_a_table_of_operators() -> None:
     found = [
         f"{path.relative_to(ROOT)}:{line} {names[:3]}"
-        for top in ("planner/port_planner", "agent/port_agent")
-        for path in sorted((ROOT / top).rglob("*.py"))
+        for path in product_files()
         if ROOM not in path.parents
-        for line, names in tables(path.read_text())
+        for line, names in tables(tree_of(path))
     ]
     assert not found, f"what is known of operators belongs in {ROOM.relative_to(ROOT)}/table.py: {found}"
 
 
 def test_a_table_would_be_found() -> None:
-    assert sorted(tables('NAMES = frozenset(("aten::mm", "aten::addmm"))\nOTHERS = {"bmm": 1, "clone": 2}')) == [
+    assert sorted(
+        tables(ast.parse('NAMES = frozenset(("aten::mm", "aten::addmm"))\nOTHERS = {"bmm": 1, "clone": 2}'))
+    ) == [
         (1, ["aten::mm", "aten::addmm"]),
         (2, ["bmm", "clone"]),
     ]
-    assert not [*tables('WORDS = ("mode", "name", "shape", "seconds")\nif name == "aten::clone":\n    pass')]
+    assert not [*tables(ast.parse('WORDS = ("mode", "name", "shape", "seconds")\nif name == "aten::clone":\n    pass'))]

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from port_planner.ir.lowering.lower import lower
 from port_planner.ir.plan import Plan
 from port_planner.problem.coarsen import coarsen
@@ -10,6 +12,7 @@ from port_planner.problem.replay import replay
 from tests.planner.estimated_steps import captured
 
 
+@pytest.mark.slow
 def test_coarsening_keeps_the_memory_exact() -> None:
     graph, costs = captured()
     problem = coarsen(graph, costs, ram_bytes=1 << 40).problem

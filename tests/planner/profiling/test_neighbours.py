@@ -32,6 +32,7 @@ def test_what_lies_between_two_that_are_near_needs_no_measuring() -> None:
     assert between([*graphs, others]) == {2, 3, 4}
 
 
+@pytest.mark.slow
 def test_the_same_batches_in_other_ways_are_all_measured() -> None:
     graphs = steps()
     assert between([*graphs, graphs[3]]) == frozenset()

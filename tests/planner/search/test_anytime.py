@@ -58,6 +58,7 @@ def started(problem: Problem) -> Climb:
     return state
 
 
+@pytest.mark.slow
 def test_the_smallest_relaxation_bounds_from_below() -> None:
     positive = 0
     for problem, best in solvable():
@@ -152,6 +153,7 @@ def test_progress_is_in_joules_and_never_worse_than_known() -> None:
     assert seen == [(state.cost, state.bound), (pytest.approx(0.5 * state.cost), state.bound)] and best > 0
 
 
+@pytest.mark.slow
 def test_a_captured_step_is_bounded_and_never_above_greedy() -> None:
     graph, costs = captured()
     problem = coarsen(graph, costs, ram_bytes=budget(0.5)).problem

@@ -59,6 +59,7 @@ def steps(name: str) -> tuple[StepGraph, CostTable]:
 LONG = ("resnet18", "vgg16bn", "mobilenetv2", "pieces", "resnet50", "bert", "gpt2", "vit")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["attention", *(pytest.param(name, marks=pytest.mark.long) for name in LONG)])
 def test_no_budget_above_the_floor_is_refused_and_more_never_has_a_lower_peak(
     name: str, monkeypatch: pytest.MonkeyPatch
@@ -80,6 +81,7 @@ def test_no_budget_above_the_floor_is_refused_and_more_never_has_a_lower_peak(
     assert kept[0].joules <= min(p.joules for p in points) * (1 + 1e-9)
 
 
+@pytest.mark.slow
 def test_another_order_that_makes_room_for_everything_is_found_within_what_it_needs() -> None:
     graph, costs = captured("resnet50")
     least, most = floor_of(graph, costs).nbytes, lower(graph, costs, Plan()).peak_bytes
@@ -90,6 +92,7 @@ def test_another_order_that_makes_room_for_everything_is_found_within_what_it_ne
     assert (smaller.peak_bytes, smaller.decisions) == (larger.peak_bytes, ())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["greedy", "milp"])
 def test_a_step_of_small_tensors_is_planned_near_what_keeping_everything_takes(strategy: str) -> None:
     graph, costs = attention()
@@ -110,6 +113,7 @@ def test_below_the_floor_the_refusal_names_it_and_what_lowers_it() -> None:
     assert str(floor.holders[0]) in str(floor) and floor.held in found.message
 
 
+@pytest.mark.slow
 def test_no_operator_needs_more_than_the_floor_and_one_needs_it() -> None:
     graph, costs = captured("vgg16bn")
     needed = [

@@ -42,6 +42,7 @@ def optimum(seed: int) -> float:
     return best
 
 
+@pytest.mark.slow
 def test_it_reaches_what_greedy_misses_and_makes_nothing_worse() -> None:
     reached = 0
     for seed in MISSED:

@@ -15,6 +15,7 @@ def test_the_frontier_holds_no_beaten_plan() -> None:
     assert all(point.peak_bytes <= point.plan.ram_bytes for point in points)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["gpt2", *(pytest.param(name, marks=pytest.mark.long) for name in ("resnet18", "bert", "vit"))]
 )

@@ -36,6 +36,7 @@ def solved(asked: PlanProblem) -> Plan:
     return plan
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["greedy", "milp"])
 def test_the_same_plan_from_the_problem_as_it_is_sent(strategy: str) -> None:
     asked = problem(strategy)
@@ -108,6 +109,7 @@ def test_what_is_no_answer() -> None:
             plan_in(content)
 
 
+@pytest.mark.slow
 def test_what_is_no_problem() -> None:
     asked = problem()
     whole = pack_problem(asked)

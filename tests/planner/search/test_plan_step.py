@@ -30,6 +30,7 @@ from tests.planner.estimated_steps import budget, captured
 from tests.planner.steps import costs_of, wide_step
 
 
+@pytest.mark.slow
 def test_a_deadline_makes_the_plan_faster_or_says_by_how_much_it_cannot() -> None:
     graph, costs = captured()
     limit = budget(0.3)
@@ -55,6 +56,7 @@ def test_a_deadline_below_the_steps_own_time_is_infeasible_with_figures() -> Non
     assert "deadline leaves" in result.message and "raise --ram" in result.message
 
 
+@pytest.mark.slow
 def test_which_budget_would_do() -> None:
     graph, costs = captured()
     small, large = budget(0.05), budget(2.0)
@@ -68,6 +70,7 @@ def test_which_budget_would_do() -> None:
     assert budget_for(graph, costs, least * 0.5, [small, large]) is None
 
 
+@pytest.mark.slow
 def test_the_best_verified_of_all_answers_is_taken() -> None:
     graph, costs = captured()
     limit = budget(0.5)
@@ -81,6 +84,7 @@ def test_the_best_verified_of_all_answers_is_taken() -> None:
     assert same.plan is better.plan
 
 
+@pytest.mark.slow
 def test_a_bound_without_coarsening_holds() -> None:
     graph, costs = captured()
     limit = budget(0.5)
@@ -93,6 +97,7 @@ def test_a_bound_without_coarsening_holds() -> None:
     assert 0 < bound <= plan.overhead_joules * (1 + 1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mobilenetv2", "bert"])
 def test_no_program_beats_the_bound(name: str) -> None:
     graph, costs = captured(name)
@@ -122,6 +127,7 @@ def test_a_plan_that_moves_nothing_has_no_overhead_not_even_one_below_zero() -> 
         assert plan is not None and plan.overhead_joules >= 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.1, 0.4, 0.8])
 @pytest.mark.parametrize("strategy", ["greedy", "milp", *(s for s in STRATEGIES if s not in ("greedy", "milp"))])
 def test_every_plan_lowers_within_its_budget(strategy: str, share: float) -> None:
@@ -149,6 +155,7 @@ def packed_costs() -> tuple[StepGraph, CostTable]:
     return graph, replace(costs, packings=packings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.6, 0.9])
 def test_packing_where_it_is_cheap_takes_less_energy_than_doing_without(share: float) -> None:
     graph, costs = packed_costs()
@@ -224,6 +231,7 @@ def test_packing_may_take_a_little_time_to_spare_flash_that_wears_out() -> None:
     assert bare.seconds < packing.seconds <= SPARING_TIME * bare.seconds
 
 
+@pytest.mark.slow
 def test_the_search_with_packing_looks_within_what_a_plan_without_takes() -> None:
     """Where packing takes time, the plan of least energy takes more of it than one without: then the next best is wanted, not none."""
     graph, costs = packed_costs()
@@ -254,6 +262,7 @@ def test_bittrain_packs_all_that_can_be_packed_and_nothing_else() -> None:
     assert lower(graph, costs, everything).peak_bytes < lower(graph, costs, Plan()).peak_bytes
 
 
+@pytest.mark.slow
 def test_ours_is_never_above_a_baseline() -> None:
     graph, costs = captured()
     limit = budget(0.5)
@@ -272,6 +281,7 @@ def test_too_little_memory_names_the_op_and_what_it_needs() -> None:
     assert "resident" in result.message and result.remedy.startswith("lower the floor: ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("uncounted_bytes", [0, 300_000])
 def test_the_budget_that_a_refusal_names_is_enough(uncounted_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where programs need more than the coarse problem counts."""
@@ -317,6 +327,7 @@ def paging(costs: CostTable, wear_joules_per_byte: float = 0.0) -> CostTable:
     return replace(costs, device=replace(costs.device, flash=flash))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.5, 0.7])
 def test_flash_that_wears_out_is_spared_at_little_more_time(share: float) -> None:
     graph, costs = captured()
@@ -336,6 +347,7 @@ def test_flash_that_wears_out_is_spared_at_little_more_time(share: float) -> Non
     assert result.bound_joules is None or result.bound_joules <= result.plan.overhead_joules * (1 + 1e-6)
 
 
+@pytest.mark.slow
 def test_a_limit_of_written_bytes_is_kept_or_named() -> None:
     graph, costs = captured()
     careless = plan_step(graph, paging(costs), ram_bytes=budget(0.5), time_limit_s=2.0).plan

@@ -32,6 +32,7 @@ def test_costs_at_measured_speeds() -> None:
     assert in_proportion(costs, all_slower)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_a_medium_that_turned_out_slow_is_used_less(accumulate: int) -> None:
     bundle, revision = of_small(SLOW_CARD, accumulate)

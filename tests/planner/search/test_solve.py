@@ -25,6 +25,7 @@ from tests.planner.brute_force import (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("block", range(10))
 def test_the_optimum_equals_brute_force(block: int) -> None:
@@ -47,6 +48,7 @@ def test_the_optimum_equals_brute_force_with_real_transfers_and_packing(seed: in
         _compare(solve(problem, time_limit_s=10), best, seed)
 
 
+@pytest.mark.slow
 def test_what_is_packed_and_paged_is_what_brute_force_packs_and_pages() -> None:
     away = 0
     for seed in range(60):
@@ -69,6 +71,7 @@ def test_packing_never_makes_the_quick_answer_dearer() -> None:
         assert without is None or (found is not None and found <= without * (1 + 1e-9))
 
 
+@pytest.mark.slow
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("semantics", [Semantics.POET, Semantics.REAL])
 @pytest.mark.parametrize("block", range(4))
@@ -84,6 +87,7 @@ def test_with_two_pools_and_three_levels_the_optimum_equals_brute_force(block: i
     assert tried >= 4
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("copied", [False, True])
 def test_with_two_pools_and_a_weight_that_is_paged_the_optimum_equals_brute_force(copied: bool) -> None:
@@ -107,6 +111,7 @@ def test_with_two_pools_and_a_weight_that_is_paged_the_optimum_equals_brute_forc
     assert tried >= 40 and wrapped >= 5 and (at_host >= 3) == copied
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("semantics", [Semantics.POET, Semantics.REAL])
 def test_with_groups_of_stages_that_have_alternatives_the_optimum_equals_brute_force(semantics: Semantics) -> None:
     _compare_with_alternatives(semantics, range(14), 0)

@@ -34,6 +34,7 @@ def planned(rows: int, share: float) -> tuple[Plan, int]:
     return plan, ram
 
 
+@pytest.mark.slow
 def test_what_fits_as_it_is_keeps_everything() -> None:
     plan, ram = planned(BIG, 0.8)
     found = transferred(*step(SMALL), PlanLimits(ram), plan)

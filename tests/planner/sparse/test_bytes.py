@@ -39,6 +39,7 @@ def test_parameters_come_in_the_order_of_the_forward_pass() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"clip_grad_norm": 1.0}, {"accumulate": 2}], ids=str)
 def test_the_count_is_that_of_a_capture_of_the_set(options: dict[str, float]) -> None:
     full = capture(None, **options)

@@ -128,6 +128,7 @@ def put_together(found: Outcome) -> Outcome:
     return replace(found, contents={k: torch.cat(t) if len(t) > 1 else t[0] for k, t in whole.items()})
 
 
+@pytest.mark.slow
 def test_they_train_as_plain_pytorch_does_under_random_plans(tmp_path: Path) -> None:
     batches = [adapted_batch(i) for i in range(2)]
     expected = plain_of_adapted(batches)
@@ -242,6 +243,7 @@ def test_a_trained_table_its_state_and_gradient_exist_in_rows_alone(optimizer: s
     assert floor_of(small, costs_of(small)).nbytes < floor_of(graph, costs_of(graph)).nbytes / 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 def test_it_trains_as_plain_pytorch_does_under_random_plans(optimizer: str, tmp_path: Path) -> None:
     batches = [reader_batch(i) for i in range(3)]
@@ -319,6 +321,7 @@ def test_a_trained_head_that_is_the_embedding_too_exists_in_rows_alone(optimizer
     assert least.nbytes < whole.nbytes * 0.6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 def test_a_tied_weight_trains_as_plain_pytorch_does_under_random_plans(optimizer: str, tmp_path: Path) -> None:
     batches = [adapted_batch(i) for i in range(3)]

@@ -23,6 +23,7 @@ from tests.planner.tiling.language_step import language_step
 FAT_BYTES = 200_000
 
 
+@pytest.mark.slow
 def test_a_chain_goes_from_fat_to_fat_and_holds_no_operator_twice() -> None:
     graph = language_step().graphs["step"]
     seen: set[int] = set()
@@ -46,6 +47,7 @@ def test_the_loss_ends_the_forward_chain() -> None:
     assert head.drawn  # dropout within
 
 
+@pytest.mark.slow
 def test_a_chain_split_at_any_operator_has_the_same_bits_and_its_masks_stay_with_what_draws_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -102,6 +102,7 @@ def test_halves_that_are_both_the_backward_pass_do_not_read_the_input_for_its_ow
     assert split_gradients_by_mask(split_gradients(graph).graph).replacements == (), "what is in halves stays so"
 
 
+@pytest.mark.slow
 def test_they_train_as_plain_pytorch_does_under_random_plans(tmp_path: Path) -> None:
     model, capture, batches = captured()
     make = OPTIMIZERS["sgd"]
@@ -114,6 +115,7 @@ def test_they_train_as_plain_pytorch_does_under_random_plans(tmp_path: Path) -> 
         assert not differences(expected, actual), seed
 
 
+@pytest.mark.slow
 def test_the_halves_hold_less_at_once() -> None:
     made = workload("resnet18", small=True)
     optimizer = torch.optim.SGD(made.model.parameters(), lr=0.1)

@@ -74,6 +74,7 @@ def test_results_lie_where_an_operand_lay_and_the_graph_stays_one() -> None:
     assert len(small.ops) == len(graph.ops)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 2])
 def test_they_have_the_bits_of_new_tensors(threads: int) -> None:
     torch.set_num_threads(threads)
@@ -84,6 +85,7 @@ def test_they_have_the_bits_of_new_tensors(threads: int) -> None:
         torch.set_num_threads(1)
 
 
+@pytest.mark.slow
 def test_they_train_as_plain_pytorch_does_under_random_plans(tmp_path: Path) -> None:
     model, capture, batches = captured()
     expected = plain(model, lambda m, x: m(x).square().mean(), OPTIMIZERS["sgd"], batches)
@@ -142,6 +144,7 @@ def test_an_operand_that_is_still_needed_is_missed_by_a_step(monkeypatch: pytest
     assert differences(expected, actual)
 
 
+@pytest.mark.slow
 def test_operands_the_other_way_round_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of `h - e(h)` only what is taken off dies."""
     assert differing(step(), write_in_place(step())) == ()

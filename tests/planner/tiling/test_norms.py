@@ -52,6 +52,7 @@ def test_the_floor_of_a_norm_is_lower_and_what_is_thin_or_asked_for_stays_whole(
     assert floor_of(small, costs_of(small)).nbytes < floor_of(graph, costs_of(graph)).nbytes
 
 
+@pytest.mark.slow
 def test_they_train_as_plain_pytorch_does_under_random_plans(tmp_path: Path) -> None:
     batches = [normed_batch(i) for i in range(2)]
     expected = plain(normed(), normed_loss, OPTIMIZERS["sgd"], batches)

@@ -61,6 +61,7 @@ def test_those_of_all_channels_that_move_by_pixels_are_products_and_the_graph_st
     assert {r.old[0] for r in as_products(graph, some).replacements}.isdisjoint(some)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 2])
 def test_they_have_the_bits_of_the_convolutions(threads: int) -> None:
     graph = captured()[1].graphs["step"]

@@ -94,6 +94,7 @@ def test_what_only_sums_read_need_not_exist_whole() -> None:
     assert floors == sorted(floors) and floors[0] < floors[1]
 
 
+@pytest.mark.slow
 def test_they_train_nearly_as_plain_pytorch_does(tmp_path: Path) -> None:
     make, batches = OPTIMIZERS["sgd"], [language_batch(i) for i in range(2)]
     expected = plain(language_model(), language_loss, make, batches)

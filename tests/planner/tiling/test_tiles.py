@@ -56,6 +56,7 @@ def test_what_lies_inside_a_chain_never_exists_whole_and_the_floor_sinks() -> No
     assert floor_of(rewritten.graph, costs_of(rewritten.graph)).nbytes < floor_of(graph, costs_of(graph)).nbytes
 
 
+@pytest.mark.slow
 def test_they_train_as_plain_pytorch_does_under_random_plans(tmp_path: Path) -> None:
     make, batches = OPTIMIZERS["adamw"], [language_batch(i) for i in range(2)]
     expected = plain(language_model(), language_loss, make, batches)

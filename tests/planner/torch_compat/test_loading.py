@@ -20,6 +20,7 @@ def run(code: str) -> str:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
 
+@pytest.mark.slow
 def test_torch_is_imported_without_kernels_for_the_meta_device_and_has_them_later() -> None:
     assert (
         run(

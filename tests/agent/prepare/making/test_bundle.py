@@ -15,6 +15,7 @@ from tests.agent.prepare.making.small_bundles import fake_trials, shallow, small
 from tests.planner.steps import costs_of
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("unplanned", "leaves_room"), [(900 << 10, True), (1 << 40, False)])
 def test_a_refusal_says_what_a_trial_found_beside_the_step_if_that_leaves_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unplanned: int, leaves_room: bool

@@ -25,6 +25,7 @@ def beside_the_plan(unplanned_bytes: Callable[[int], int], start_bytes: int) -> 
     return dry_run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("captured", [shallow, deep])
 @pytest.mark.parametrize(
     ("unplanned_bytes", "start_bytes"),
@@ -52,6 +53,7 @@ def test_a_budget_that_a_refusal_names_is_taken(
     assert made.measured_peak_bytes <= parse_bytes(named) <= 1.2 * max(made.measured_peak_bytes, start_bytes)
 
 
+@pytest.mark.slow
 def test_where_no_trial_can_be_run_the_figure_is_said_to_be_the_least(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -101,11 +101,13 @@ def test_what_cannot_be_run_alone_says_why(
     assert re.search(reason, run_alone(prepared, script).unchecked)
 
 
+@pytest.mark.slow
 def test_other_numbers_that_were_asked_for_are_no_scripts() -> None:
     prepared = replace(prepare(make_job()), reordered=("aten::index_add",))
     assert "another order" in run_alone(prepared, Script(Path(), Path(), 0, 1, 0)).unchecked
 
 
+@pytest.mark.slow
 def test_no_more_updates_are_compared_than_a_bundle_has_numbers_for() -> None:
     job = make_job()
     counting = replace(job, optimizer=OwnAdamW(job.model.parameters()), scheduler=None)

@@ -41,6 +41,7 @@ _CHANGES: dict[str, tuple[Callable[[torch.Tensor, bool], torch.Tensor], str]] = 
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", _CHANGES)
 def test_a_later_step_that_is_another_is_named_with_its_line_and_update(what: str) -> None:
     change, named = _CHANGES[what]
@@ -49,6 +50,7 @@ def test_a_later_step_that_is_another_is_named_with_its_line_and_update(what: st
         unchanged_updates(job, [job.data], 0, 2 * _LATE, 600.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_steps_that_stay_the_same_are_counted_and_leave_weights_alone(accumulate: int) -> None:
     job = make_job(accumulate=accumulate)
@@ -80,6 +82,7 @@ def test_no_more_are_run_than_the_time_allows() -> None:
     assert unchanged_updates(job, [job.data], 0, 1000, 0.0) == 1
 
 
+@pytest.mark.slow
 def test_the_script_alone_goes_on_without_contents_for_what_will_be_trained() -> None:
     job = _job(_CHANGES["another number"][0])
     follow = Follow("", "", "", "cpu", 1, (len(job.data[0]),), True, 2, 2, 0.0, 0, 4, 600.0)

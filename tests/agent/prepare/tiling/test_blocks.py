@@ -184,6 +184,7 @@ def test_a_bundle_whose_blocks_do_not_make_up_the_weight_is_refused(
         Bundle(tmp_path / "other.port")
 
 
+@pytest.mark.slow
 def test_blocks_that_differ_here_leave_the_weight_whole_and_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     prepared = make_bundle.prepare(adapted_job(adapted_model()))
 

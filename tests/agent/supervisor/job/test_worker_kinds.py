@@ -3,6 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from port_agent.finetuning.inputs.options import FinetuneOptions
 from port_agent.finetuning.job_file import FinetuneJob
 from port_agent.jobs.job import Job, JobKind, JobMeasurements, JobSpec
@@ -59,6 +61,7 @@ def test_steps_between_checkpoints() -> None:
     assert checkpoint_steps(replace(job, spec=replace(job.spec, kind=JobKind.MCU)), budget) is None
 
 
+@pytest.mark.process
 def test_a_torch_worker_gets_its_allocator_and_its_threads() -> None:
     environment = torch_environment(BundleFacts(FRONTIER, threads=3), FRONTIER[0])
     assert environment["OMP_NUM_THREADS"] == environment["MKL_NUM_THREADS"] == "3"

@@ -51,6 +51,7 @@ def wide_job() -> TrainingJob:
     return TrainingJob(model, classify, torch.optim.AdamW(model.parameters(), lr=1e-3), data, 8)
 
 
+@pytest.mark.slow
 def test_state_that_lies_packed_gives_the_same_training_from_fewer_bytes_and_resumes(tmp_path: Path) -> None:
     digests, written = [], []
     for packs, version in ((False, 1), (True, 2)):
@@ -70,6 +71,7 @@ def test_state_that_lies_packed_gives_the_same_training_from_fewer_bytes_and_res
     assert digests[0] == digests[1] and written[1] < 0.9 * written[0]
 
 
+@pytest.mark.slow
 def test_the_zeros_that_an_optimizer_begins_with_are_not_written(tmp_path: Path) -> None:
     path, folder = tmp_path / "wide.port", tmp_path / "state"
     write_job(path, wide_job())
@@ -91,6 +93,7 @@ def test_the_zeros_that_an_optimizer_begins_with_are_not_written(tmp_path: Path)
     begun.close()
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_in_the_state_costs_one_commit(tmp_path: Path, reference: tuple[list[float], str]) -> None:
     train(tmp_path, stop_after=6)
     _, record = _latest(tmp_path)
@@ -104,6 +107,7 @@ def test_a_flipped_bit_in_the_state_costs_one_commit(tmp_path: Path, reference: 
     assert len(losses) == STEPS - record["step"] + 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["cut", "flip", "empty", "gone", "other version"])
 def test_a_torn_commit_record_leaves_the_one_before(
     damage: str, tmp_path: Path, reference: tuple[list[float], str]
@@ -129,6 +133,7 @@ def test_a_torn_commit_record_leaves_the_one_before(
     assert train(tmp_path)[1] == reference[1]
 
 
+@pytest.mark.slow
 def test_the_state_of_another_job_is_refused(tmp_path: Path) -> None:
     train(tmp_path, stop_after=2)
     t = trainer(tmp_path, accumulate=3)

@@ -60,6 +60,7 @@ def _diverging(rate: float, *, allow: bool = False) -> TrainingJob:
     return TrainingJob(model, _loss, optimizer, [torch.ones(8, 1)], 1, seed=1, allow_nonfinite=allow)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [1e8, 1e25])
 @pytest.mark.parametrize("paged", [False, True])
 def test_training_stops_and_the_last_good_state_stays(rate: float, paged: bool, tmp_path: Path) -> None:
@@ -84,6 +85,7 @@ def test_training_stops_and_the_last_good_state_stays(rate: float, paged: bool, 
         again.close()
 
 
+@pytest.mark.slow
 def test_a_job_may_say_that_it_goes_on(tmp_path: Path) -> None:
     write_job(tmp_path / "job.port", _diverging(1e25, allow=True))
     t = Trainer(Bundle(tmp_path / "job.port"), train_options(tmp_path / "state", tmp_path, steps=12))

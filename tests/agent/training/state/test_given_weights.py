@@ -35,6 +35,7 @@ def test_given_tensors_take_the_place_of_the_bundles_and_others_stay(tmp_path: P
     assert filled(bundle, tmp_path / "given.safetensors", other) == plain
 
 
+@pytest.mark.slow
 def test_copies_of_the_bundles_own_weights_are_not_trained_beside_others(tmp_path: Path) -> None:
     job = make_job()
     write_job(tmp_path / "job.port", replace(job, optimizer=ScheduleFree(job.model.parameters()), scheduler=None))

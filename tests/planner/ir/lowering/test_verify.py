@@ -31,6 +31,7 @@ def _programs(count: int) -> list[Program]:
     return [lower(graph, flat_costs(graph), plan) for plan in (Plan(), *plans)]
 
 
+@pytest.mark.slow
 def test_programs_of_random_plans_are_in_order() -> None:
     for program in _programs(12):
         verify_lowered(program)

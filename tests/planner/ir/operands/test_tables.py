@@ -55,6 +55,7 @@ def test_rows_of_a_gradient_are_not_written_once_they_are_bounded() -> None:
         verify_operands(replace(graph, ops=(*graph.ops[:gradient], spoilt, *graph.ops[gradient:])))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [

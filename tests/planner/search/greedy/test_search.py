@@ -16,6 +16,7 @@ from tests.planner.search.greedy.chains import HIDDEN, INPUT, WEIGHT, chain, gap
 SEEDS = st.integers(0, 10_000)
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(SEEDS, st.booleans())
 def test_greedy_is_valid_or_says_no(seed: int, packing: bool) -> None:

@@ -85,6 +85,7 @@ def every_choice(problem: DeviceProblem) -> list[DeviceChoice]:
     return found
 
 
+@pytest.mark.slow
 def test_the_choice_is_the_best_that_memories_have_room_for() -> None:
     paged = divided = impossible = 0
     for seed in range(16):

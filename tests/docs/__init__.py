@@ -1,0 +1,1 @@
+"""The documents for people: their commands run, their links lead somewhere, their site builds."""

@@ -1,0 +1,60 @@
+"""The documents for people, and what they tell them to type."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+LANGUAGES_OF_COMMANDS = ("", "sh", "console")
+"""Of the fenced blocks that a reader types into a shell; others are code, settings or output."""
+_FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
+
+
+@dataclass(frozen=True, slots=True)
+class TypedCommand:
+    """A line that a document tells its reader to type: its words without comment, and the document's path."""
+
+    page: str
+    words: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.page}: {shlex.join(self.words)}"
+
+
+def pages() -> list[Path]:
+    """Return the Markdown documents of the site and of the repository's front page."""
+    own = [ROOT / name for name in ("README.md", "deploy/README.md", "SECURITY.md", "CONTRIBUTING.md")]
+    return [*own, *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def blocks(page: Path, languages: tuple[str, ...]) -> list[str]:
+    """Return the fenced blocks of a page that are written in one of these languages."""
+    return [text for language, text in _FENCE.findall(page.read_text()) if language in languages]
+
+
+def typed_commands() -> Iterator[TypedCommand]:
+    """Yield each `port-agent` line of the documents; a shell's `&` and `sudo` are not part of it."""
+    for page in pages():
+        for block in blocks(page, LANGUAGES_OF_COMMANDS):
+            for line in block.splitlines():
+                words = [word for word in shlex.split(line, comments=True) if word not in ("&", "sudo")]
+                if words[:1] == ["port-agent"]:
+                    yield TypedCommand(str(page.relative_to(ROOT)), tuple(words[1:]))
+
+
+def linked(page: Path) -> Iterator[tuple[str, Path, str]]:
+    """Yield the links of a page to other files: as written, the file, and the heading in it or ""."""
+    prose = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(), flags=re.S)
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose):
+        if not target.startswith(("http://", "https://")):
+            file, _, heading = target.partition("#")
+            yield target, (page.parent / file).resolve() if file else page, heading
+
+
+def headings(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub and the site make them."""
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
+    titles = re.findall(r"^#+ (.+)$", text, re.M)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}

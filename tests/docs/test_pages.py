@@ -1,0 +1,50 @@
+"""Links lead somewhere, README is short, and what left it is found where it went."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import ROOT, headings, linked, pages
+
+MAX_README_LINES = 150
+MAX_LINE = 160
+
+MOVED = {
+    "docs/how-to/run-a-script.md": ("--opportunistic", "--guard-only", "--no-recompute", "--step-deadline 1.5s", "PlanRequest", "torchrun"),
+    "docs/how-to/plan-a-bundle.md": (
+        "port_job()", "TrainingJob.buckets", "16 kinds", "rows and by columns", "NF4 or int8 grid", "10 % headroom", "Huffman", "--place cuda",
+        "--recording-gpu-ram", "--prune 0.8", "--sparse-update", "--flash-life 3y", "profile --ops", "Gradient checkpointing",
+    ),
+    "docs/how-to/fine-tune.md": (
+        "--accumulate", "16 MiB", "--base nf4", "--explain", "--dpo", "--dora", "--borders", "convert_hf_to_gguf", "--settings",
+    ),
+    "docs/how-to/run-the-service.md": ("why --since yesterday", "doctor", "within 100 ms", "plans\nagain beside the training"),
+    "docs/how-to/several-devices.md": ("recall job", "--solve-on any", "--require-secure", "1.8 MB", "introducer", "--min-share"),
+    "docs/boards.md": ("--choose-rate", "--per-joule", "--dynamic-update 0.25", "--shard 2/3", "--page psram", "--q88", "mcu library"),
+    "docs/concepts/federation.md": ("127 MB", "Balle and Wang", "SecAgg+", "7 of 10", "9478", "Syncthing", "--force"),
+    "docs/reference/support.md": ("Rprop", "LBFGS", "370 in\n2.15", "16k kernel", "systemd 252", "sensors, throttling", "simulated_device"),
+    "benchmarks/README.md": ("1,187 MiB", "592 MiB", "3.75x", "ResNet-18, 32 | 546", "BERT-base, 8 x 128 | 2,452"),
+}  # fmt: skip
+"""Pages, and what they have of a README that was twice as long."""
+
+
+def test_readme_is_read_in_minutes() -> None:
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert len(lines) <= MAX_README_LINES
+    assert not [line for line in lines if len(line) > MAX_LINE and not line.startswith("|")]
+
+
+@pytest.mark.parametrize("page", MOVED)
+def test_what_left_readme_is_there(page: str) -> None:
+    text = (ROOT / page).read_text()
+    assert not [what for what in MOVED[page] if what not in text]
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    broken = [
+        target
+        for target, file, heading in linked(page)
+        if not file.exists() or (heading and heading not in headings(file))
+    ]
+    assert not broken, f"{page.relative_to(ROOT)} links to {broken}"

@@ -1,0 +1,103 @@
+"""What README begins with, typed as it stands: a script, a loop, a language model, and the service with a bundle."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from port_agent.cli import main
+from port_agent.control import places
+from tests.agent.finetuning.tiny_model import TEXT, make_model
+from tests.docs.pages import ROOT, blocks
+from tests.waiting import until
+
+pytestmark = pytest.mark.process
+
+TRAIN = """\
+import torch
+from torch import nn
+from port_agent import TrainingJob
+
+def loss_of(model, x, y):
+    return nn.functional.cross_entropy(model(x), y)
+
+def port_job():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
+    data = torch.randn(16, 16), torch.arange(16) % 4
+    return TrainingJob(model, loss_of, torch.optim.AdamW(model.parameters()), data, 4)
+
+if __name__ == "__main__":
+    job = port_job()
+    for _ in range(3):
+        loss_of(job.model, *job.data).backward()
+        job.optimizer.step()
+        job.optimizer.zero_grad()
+    torch.save(job.model.state_dict(), "weights.pt")
+"""
+
+
+def port_agent_lines(index: int) -> list[list[str]]:
+    """Return the words of the commands in one of README's blocks."""
+    lines = blocks(ROOT / "README.md", ("",))[index].splitlines()
+    return [line.partition("#")[0].split()[1:] for line in lines if line.startswith("port-agent ")]
+
+
+def typed(folder: Path, words: list[str]) -> str:
+    """Run a command of README and return what it printed."""
+    command = [sys.executable, "-P", "-m", "port_agent.cli", *words]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.usefixtures("torch_forks")
+def test_the_first_commands(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAIN)
+    make_model(tmp_path / "SmolLM2-135M")
+    (tmp_path / "notes.txt").write_text(TEXT * 40)
+    script, finetune = port_agent_lines(0)
+    typed(tmp_path, script)
+    assert (tmp_path / "weights.pt").is_file()
+    typed(tmp_path, finetune)
+    assert (tmp_path / "my-adapter" / "adapter_model.safetensors").is_file()
+
+
+@pytest.mark.usefixtures("torch_forks")
+def test_the_loop(tmp_path: Path) -> None:
+    (code,) = blocks(ROOT / "README.md", ("python",))
+    step = "loss_of(job.model, *batch).backward(), job.optimizer.step()"
+    job = TRAIN.partition("if __name__")[0] + "job = port_job()\nloader = [job.data] * 2\n"
+    (tmp_path / "loop.py").write_text(job + code.replace("...", step))
+    command = [sys.executable, "-P", "loop.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "peak" in done.stdout
+
+
+@pytest.mark.slow
+def test_the_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where the policy would wait for the plug, `run-now` says that it need not."""
+    plan, run, submit, status, result = port_agent_lines(1)
+    (tmp_path / "train.py").write_text(TRAIN)
+    for name in ("STATE_DIRECTORY", "RUNTIME_DIRECTORY"):
+        monkeypatch.setenv(name, str(tmp_path / name.lower()))
+        (tmp_path / name.lower()).mkdir()
+    monkeypatch.setattr(places, "SYSTEM_RUNTIME_DIR", tmp_path / "runtime_directory")
+    monkeypatch.chdir(tmp_path)
+    assert main(plan) == 0
+    words = [word for word in run if word != "&"]
+    daemon = subprocess.Popen([sys.executable, "-P", "-m", "port_agent.cli", *words], cwd=tmp_path)
+    try:
+        until(lambda: list(tmp_path.rglob("*.sock")))
+        assert main(submit) == 0
+        assert main(status) == 0
+        assert main(["run-now", "job"]) == 0
+        until(lambda: main(["job", "job"]) == 0 and "finished" in capsys.readouterr().out)
+        assert main(result) == 0
+        assert (tmp_path / "weights.safetensors").is_file()
+    finally:
+        daemon.send_signal(signal.SIGTERM)
+        daemon.wait()

@@ -2,7 +2,6 @@
 
 import platform
 import re
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -74,7 +73,6 @@ class MacPlatform:
         self._power = PowerReading(Power.UNKNOWN, None, "pmset was not asked yet")
         self._throttle = ThrottleReading(Answer.UNKNOWN)
         self._hid_idle_s: float | None = None
-        self._asked_at_s = time.monotonic()
         self._slow_faults: tuple[Fault, ...] = ()
         self._previous_cpu: tuple[float, float, float] | None = None
         self._others_percent: float | None = None
@@ -97,7 +95,6 @@ class MacPlatform:
             self._hid_idle_s = parse_hid_idle(await run_command("ioreg", "-c", "IOHIDSystem", "-d", "4"))
         except OSError as error:
             faults.append(Fault("input", str(error)))
-        self._asked_at_s = time.monotonic()
         self._slow_faults = tuple(faults)
 
     def read(self, options: SensorOptions, own: OwnUse, now_s: float) -> Facts:

@@ -108,9 +108,3 @@ def read_throttled(tree: Tree) -> ThrottleReading | None:
     if reading is None:
         tree.fault("throttling", f"{place}: cannot read {text[:40]!r}")
     return reading
-
-
-def parse_measure_temp(text: str) -> float | None:
-    """Return degrees Celsius from `temp=48.3'C`."""
-    match = re.fullmatch(r"temp=(-?\d+(?:\.\d+)?)'C", text.strip())
-    return float(match[1]) if match else None

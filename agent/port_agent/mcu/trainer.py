@@ -88,7 +88,6 @@ class Progress:
     """After each request."""
 
     position: TrainingPosition
-    epoch_samples: int
     wall_s: float
     """Of this request, wire included."""
     samples: int
@@ -344,7 +343,7 @@ class BoardTrainer:
         self.position = TrainingPosition(
             old.epoch, index, old.step + result.done, old.loss_sum + result.loss_sum, old.correct + result.correct
         )
-        self._emit(Progress(self.position, len(self._samples), time.monotonic() - start, result.done))
+        self._emit(Progress(self.position, time.monotonic() - start, result.done))
         if index >= len(self._samples):
             self.position = replace(self.position, epoch=old.epoch + 1, index=0, loss_sum=0.0, correct=0)
 

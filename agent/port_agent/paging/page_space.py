@@ -69,11 +69,6 @@ class PageSpace:
                 error.errno,
             ) from error
 
-    @property
-    def used_bytes(self) -> int:
-        """Bytes of the file that hold or held pages."""
-        return self._end
-
     def take(self, nbytes: int) -> Slot:
         """Return a region for `nbytes`. Raises PageError where the disk is full."""
         size = padded(nbytes)

@@ -67,8 +67,6 @@ _GONE_S = 0.5
 MAX_SCRAPERS = 8
 """Connections to the metrics port, which every user of this machine may open."""
 
-Route = tuple[str, re.Pattern[str], Callable[..., Awaitable[HttpResponse]]]
-
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:

@@ -9,7 +9,7 @@ import pytest
 
 from port_agent.facts import Answer
 from port_agent.facts.sysfs import Tree
-from port_agent.facts.thermal import SENSOR, TemperatureSensor, parse_measure_temp, parse_throttled, read_throttled
+from port_agent.facts.thermal import SENSOR, TemperatureSensor, parse_throttled, read_throttled
 from tests.agent.trees import recorded, write_tree
 
 
@@ -93,7 +93,6 @@ def test_throttled_bits(text: str, now: Answer, since_boot: Answer, detail: str)
 def test_what_vcgencmd_says_of_its_own_trouble_is_no_state(text: str) -> None:
     """Some of these end in letters that are hexadecimal digits, too."""
     assert parse_throttled(text) is None
-    assert parse_measure_temp(f"{text} temp=48.3'C") is None
 
 
 @pytest.mark.parametrize("bus", ["soc/soc:firmware", "soc@107c000000/soc@107c000000:firmware"])
@@ -130,5 +129,3 @@ def test_recorded_vcgencmd() -> None:
     lines = recorded("rpi/vcgencmd_samples.txt").splitlines()
     readings = [parse_throttled(line) for line in lines if line.startswith("throttled=")]
     assert [reading.now for reading in readings if reading] == [Answer.NO, Answer.YES, Answer.NO]
-    temperatures = [parse_measure_temp(line) for line in lines if line.startswith("temp=")]
-    assert temperatures == [39.2, 38.6, 62.3]

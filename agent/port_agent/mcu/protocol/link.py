@@ -47,7 +47,6 @@ class Link:
         self._patience = patience
         self._opener = opener
         self._device: Device | None = None
-        self.reconnects = 0
 
     @property
     def device(self) -> Device:
@@ -94,7 +93,6 @@ class Link:
             except DisconnectedError:
                 wait(POLL_S)
                 continue
-            self.reconnects += 1
             return True
         return False
 

@@ -24,7 +24,7 @@ from port_agent.mcu.board.errors import (
     SequenceError,
 )
 from port_agent.mcu.protocol.effects import Reset
-from port_agent.mcu.protocol.framing import ATTENTION, DELIMITER, FrameDecoder, encode_frame
+from port_agent.mcu.protocol.framing import DELIMITER, FrameDecoder, encode_frame
 from port_agent.mcu.protocol.messages import (
     PROTOCOL_VERSION,
     MessageType,
@@ -93,7 +93,6 @@ class SessionCounters:
     retries: int = 0
     stray_replies: int = 0
     damaged_replies: int = 0
-    attaches: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,10 +207,6 @@ class Session:
         """Return the effect whose outcome is unknown, to be given again, or None."""
         return self._pending.request if self._pending else None
 
-    def ask_attention(self) -> None:
-        """Ask a running TRAIN or EVAL to stop after the sample in work."""
-        self._transport.write(ATTENTION)
-
     def _finish(self, request: Request[R], sequence: int, header: ReplyHeader, payload: bytes) -> R:
         match header.status:
             case ReplyStatus.OK:
@@ -294,7 +289,6 @@ class Session:
 
         Each repetition has its own token and number.
         """
-        self.counters.attaches += 1
         self._transport.write(DELIMITER * 2)
         start = self._clock()
         wait, tries = self._patience.first_s, 0

@@ -13,7 +13,7 @@ ROOMS = $(or $(wildcard $(filter tests tests/%,$(ROOM))),$(shell find tests -typ
 QUICK := not long and not slow and not process and not root and not attack
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-llm demo-mcu test fast check-long check-systemd check-arm check-peers check-gpu check-torch screenshots deb lint format clean
+.PHONY: help setup demo demo-llm demo-mcu test fast check-long check-systemd check-arm check-peers check-gpu check-torch docs screenshots deb lint format clean
 
 help: ## what can be made
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1\t\2/p' Makefile | while IFS="$$(printf '\t')" read -r name text; do printf '  make %-14s %s\n' "$$name" "$$text"; done
@@ -95,6 +95,11 @@ check-torch: ## another version of torch: make check-torch VERSION=2.14.1
 	$(TORCH)/bin/pytest -m "not long" tests/agent/intercept/patches
 	for kind in "--features --sample 12" "--operators --sample 24" "--operators --bundles --sample 12"; do \
 	$(TORCH)/bin/python -m benchmarks.zoo $$kind --results $(TORCH)/zoo.jsonl || exit 1; rm -f $(TORCH)/zoo.*; done
+
+# Sphinx makes the pages; nothing is fetched but its packages, once.
+docs: setup ## the documentation as a site in build/site; warnings are errors
+	$(BIN)/pip install -q --group docs
+	$(BIN)/python docs/build_site.py
 
 # The live page, the page of a plan and the terminal, wide, narrow and dark; needs chromium, takes some minutes.
 screenshots: setup ## photograph the running program for the documents

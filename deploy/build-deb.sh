@@ -52,6 +52,8 @@ completion() {
 }
 completion bash usr/share/bash-completion/completions/port-agent
 completion zsh usr/share/zsh/vendor-completions/_port-agent
+mkdir -p "$root/usr/share/man/man1"
+(cd "$source" && "$python" -m port_agent.cli manual) | gzip -9n >"$root/usr/share/man/man1/port-agent.1.gz"
 
 version=$(sed -n 's/^Version: //p' "$payload"/app/port_agent-*.dist-info/METADATA)
 architecture=all

@@ -1,10 +1,14 @@
 """The documents for people, and what they tell them to type."""
 
+import importlib
 import re
 import shlex
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 ROOT = Path(__file__).parents[2]
 LANGUAGES_OF_COMMANDS = ("", "sh", "console")
@@ -58,3 +62,17 @@ def headings(page: Path) -> set[str]:
     text = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
     titles = re.findall(r"^#+ (.+)$", text, re.M)
     return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@contextmanager
+def script(name: str) -> Iterator[ModuleType]:
+    """Import a script of docs/ for a while; afterwards neither it nor its folder is known."""
+    before, folder = set(sys.modules), str(ROOT / "docs")
+    sys.path.insert(0, folder)
+    try:
+        yield importlib.import_module(name)
+    finally:
+        sys.path.remove(folder)
+        for module in set(sys.modules) - before:
+            if str(getattr(sys.modules[module], "__file__", "")).startswith(folder):
+                del sys.modules[module]

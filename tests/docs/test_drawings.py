@@ -1,20 +1,17 @@
 """The drawings of the concepts are those that their script draws, one for each page."""
 
-import importlib.util
+from collections.abc import Iterator
 from types import ModuleType
 
 import pytest
 
-from tests.docs.pages import ROOT
+from tests.docs.pages import ROOT, script
 
 
 @pytest.fixture(scope="module")
-def drawings() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("drawings", ROOT / "docs" / "drawings.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def drawings() -> Iterator[ModuleType]:
+    with script("drawings") as module:
+        yield module
 
 
 def test_each_concept_has_its_drawing_as_it_is_drawn_now(drawings: ModuleType) -> None:

@@ -13,7 +13,7 @@ from tests.agent.finetuning.tiny_model import TEXT, make_model
 from tests.docs.pages import ROOT, blocks
 from tests.waiting import until
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 TRAIN = """\
 import torch
@@ -77,7 +77,6 @@ def test_the_loop(tmp_path: Path) -> None:
     assert "peak" in done.stdout
 
 
-@pytest.mark.slow
 def test_the_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Where the policy would wait for the plug, `run-now` says that it need not."""
     plan, run, submit, status, result = port_agent_lines(1)

@@ -44,6 +44,7 @@ AREAS: Mapping[str, tuple[str, ...]] = {
         "doctor",
         "completion",
     ),
+    "manual": ("manual",),
     "session": ("session",),
     "peers.pairing": ("peers", "pair", "unpair"),
     "peers.federate": ("federate",),

@@ -21,7 +21,9 @@ class ExitCode(IntEnum):
     """
 
     DONE = 0
+    """What was asked is done."""
     FAILED = 1
+    """It did not work this time; the message says why, and what to do."""
     IMPOSSIBLE = 2
     """As asked it can never work: a wrong argument, a broken bundle, a budget below the possible."""
     UNREACHABLE = 3

@@ -33,13 +33,15 @@ from tests.agent.training.options import train_options
 from tests.agent.training.trained_job import STEPS, paging_trainer, train, trainer
 from tests.planner import own_optimizers
 
+pytestmark = pytest.mark.slow
+"""Each makes a bundle and trains it."""
+
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[float], str]:
     return train(tmp_path_factory.mktemp("reference"), plan=0)
 
 
-@pytest.mark.slow
 @pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "cls",
@@ -74,7 +76,6 @@ def test_a_job_goes_on_from_any_commit_with_the_optimizers_own_numbers(
     assert digests[0] == digests[-1] != digests[1]
 
 
-@pytest.mark.slow
 def test_gradients_are_clipped_in_the_models_order_of_parameters(tmp_path: Path) -> None:
     """Their norms are added in an order, and two groups of an optimizer have another."""
     job = make_job(clip_grad_norm=0.1)
@@ -95,7 +96,6 @@ def test_a_state_beyond_the_end_is_told_and_left(tmp_path: Path) -> None:
     assert train(tmp_path, steps=4)[0] == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
 def test_an_lstm_is_plain_pytorchs(kind: torch.dtype, tmp_path: Path) -> None:
     torch.manual_seed(0)
@@ -116,7 +116,6 @@ def test_an_lstm_is_plain_pytorchs(kind: torch.dtype, tmp_path: Path) -> None:
         t.close()
 
 
-@pytest.mark.slow
 def test_more_updates_than_the_optimizers_numbers_are_known_for_are_refused_at_once(tmp_path: Path) -> None:
     job = make_job(scheduler=None)
     optimizer = own_optimizers.OwnAdamW(job.model.parameters())
@@ -131,7 +130,6 @@ def test_more_updates_than_the_optimizers_numbers_are_known_for_are_refused_at_o
     t.close()
 
 
-@pytest.mark.slow
 def test_a_bundle_that_pages_to_two_media_wants_a_directory_on_each(
     reference: tuple[list[float], str], tmp_path: Path
 ) -> None:
@@ -192,7 +190,6 @@ def test_a_flipped_bit_in_the_data_ends_training_before_the_step_that_reads_it(t
     t.close()
 
 
-@pytest.mark.slow
 def test_a_label_that_does_not_exist_is_named_with_its_step(tmp_path: Path) -> None:
     """`plan` does not look at every row."""
     job = make_job(eval_data=())
@@ -206,7 +203,6 @@ def test_a_label_that_does_not_exist_is_named_with_its_step(tmp_path: Path) -> N
     t.close()
 
 
-@pytest.mark.slow
 def test_a_state_is_refused_by_a_bundle_with_other_weights_and_back(tmp_path: Path) -> None:
     other = make_job()
     with torch.no_grad():
@@ -224,7 +220,6 @@ def test_a_state_is_refused_by_a_bundle_with_other_weights_and_back(tmp_path: Pa
         t.close()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_losses_and_weights_are_plain_pytorchs(accumulate: int, tmp_path: Path) -> None:
     job = make_job(accumulate=accumulate, clip_grad_norm=1.0 if accumulate > 1 else None)

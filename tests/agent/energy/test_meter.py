@@ -98,7 +98,7 @@ def trapezoid(watts: list[float]) -> float:
 def replay(bench: MeasurementWorker, lines: list[str], show: Callable[[Mapping[str, float]], None]) -> Iterator[int]:
     """Show each line's rails to the sensor tree, one per second, and give its number after the tick."""
     for number, line in enumerate(lines):
-        show({rail.name: rail.watts for rail in parse_line(line).rails})
+        show(parse_line(line).rails)
         bench.tick()
         yield number
 
